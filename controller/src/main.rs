@@ -1,0 +1,2 @@
+//! The controller.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The parser.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The shared-memory contract between mem-profiler's agent and its readers.

@@ -1,0 +1,1 @@
+//! Lock-free, allocation-free stack unwinding from inside a malloc call.
