@@ -1,1 +1,46 @@
-//! The shared-memory contract between mem-profiler's agent and its readers.
+//! The contract between mem-profiler's agent, which lives inside the profiled
+//! process, and everything that reads what it counted.
+//!
+//! # Promises
+//! - One file per process, laid out as [`layout`] says, holds all that a
+//!   profile needs: identity, commands, counters, the calling-context tree,
+//!   the per-stack counters, the modules. It stays readable after the process
+//!   is gone, however it ended.
+//! - The writer side ([`Tree`], [`Records`]) takes no lock, allocates nothing,
+//!   makes no system call and never waits for another thread.
+//! - The reader side ([`snapshot`]) works on a private copy of the bytes and
+//!   treats each one as hostile: no index is followed unchecked, no loop is
+//!   longer than the table.
+//!
+//! # The caller must
+//! - write only from the process that created the segment;
+//! - reserve a bank ([`segment::SegmentFile::prepare_bank`]) before publishing
+//!   a session that uses it, so that a full filesystem is an error there and
+//!   not a `SIGBUS` in the target;
+//! - publish commands through [`segment::SegmentFile::publish`], which writes
+//!   a single byte last: a reader can never see half a command.
+//!
+//! # Limits
+//! Little-endian 64-bit machines; addresses of at most 2^64; sessions of up to
+//! about 100 days (ticks of 4.19 ms in 31 bits).
+//!
+//! There is no policy here: who may start a session, for how long, and what a
+//! dump looks like, is the controller's business.
+#![no_std]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod bank;
+pub mod clock;
+pub mod layout;
+pub mod record;
+pub mod segment;
+pub mod snapshot;
+mod sync;
+pub mod tree;
+
+pub use bank::{Bank, Geometry};
+pub use layout::{ABI_VERSION, MAGIC};
+pub use record::{FreeSample, NewSample, RecordId, Records};
+pub use tree::{NodeId, Tree};

@@ -1,0 +1,226 @@
+//! A bank: the table of one session, carved out of the segment.
+
+use crate::layout::{
+    BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, Node, RESERVE_STEPS, Record, ShardTotals,
+};
+use crate::record::{FreeSample, MAX_RECORDS, NewSample, RecordId, Records, TABLE_FULL, add};
+use crate::sync::{AtomicU32, Ordering};
+use crate::tree::{MAX_NODES, Tree};
+use core::mem::size_of;
+
+/// How a bank of a given size is divided: an eighth or so for slots, two slots a
+/// node, the rest for records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes of the whole bank.
+    pub bank_bytes: usize,
+    /// Slots of the tree, a power of two.
+    pub slots: usize,
+    /// Nodes of the tree.
+    pub nodes: usize,
+    /// Records.
+    pub records: usize,
+}
+
+impl Geometry {
+    /// The geometry of the banks of a segment of `segment_bytes`.
+    #[must_use]
+    pub fn of_segment(segment_bytes: usize) -> Self {
+        let banks = segment_bytes.saturating_sub(HEADER_BYTES);
+        let bank_bytes = (banks / 2) & !0xffff;
+        let slots = (bank_bytes / 48)
+            .next_power_of_two()
+            .min(2 * MAX_NODES as usize + 2);
+        let nodes = (slots / 2).min((MAX_NODES & !63) as usize);
+        let used = BANK_HEADER_BYTES + slots * 4 + nodes * size_of::<Node>();
+        let records = bank_bytes.saturating_sub(used) / size_of::<Record>();
+        Self {
+            bank_bytes,
+            slots,
+            nodes,
+            records: records.min(MAX_RECORDS as usize),
+        }
+    }
+
+    /// Offset of a bank in the segment.
+    #[must_use]
+    pub fn bank_offset(&self, bank: u64) -> usize {
+        HEADER_BYTES + (bank & 1) as usize * self.bank_bytes
+    }
+
+    /// Offset of the slots in the bank.
+    #[must_use]
+    pub fn slots_offset(&self) -> usize {
+        BANK_HEADER_BYTES
+    }
+
+    /// Offset of the nodes in the bank.
+    #[must_use]
+    pub fn nodes_offset(&self) -> usize {
+        self.slots_offset() + self.slots * 4
+    }
+
+    /// Offset of the records in the bank.
+    #[must_use]
+    pub fn records_offset(&self) -> usize {
+        self.nodes_offset() + self.nodes * size_of::<Node>()
+    }
+
+    /// Nodes usable when `steps` of [`RESERVE_STEPS`] are reserved.
+    #[inline]
+    #[must_use]
+    pub fn nodes_in(&self, steps: u8) -> u32 {
+        portion(self.nodes, steps)
+    }
+
+    /// Records usable when `steps` of [`RESERVE_STEPS`] are reserved.
+    #[inline]
+    #[must_use]
+    pub fn records_in(&self, steps: u8) -> u32 {
+        portion(self.records, steps)
+    }
+}
+
+#[inline]
+fn portion(all: usize, steps: u8) -> u32 {
+    (all / usize::from(RESERVE_STEPS) * usize::from(steps.min(RESERVE_STEPS))) as u32
+}
+
+/// The writer's view of a bank.
+#[derive(Clone, Copy)]
+pub struct Bank<'a> {
+    /// Its header.
+    pub header: &'a BankHeader,
+    /// The calling-context tree.
+    pub tree: Tree<'a>,
+    /// The counters.
+    pub records: Records<'a>,
+    geometry: Geometry,
+}
+
+impl<'a> Bank<'a> {
+    /// The bank at `base`.
+    ///
+    /// # Safety
+    /// `base` is page-aligned and `geometry.bank_bytes` from it are mapped shared,
+    /// readable and writable, for `'a`; and the reserved parts have memory behind them.
+    #[must_use]
+    pub unsafe fn at(base: *const u8, geometry: Geometry) -> Self {
+        // SAFETY: the caller vouches for the mapping; Geometry keeps every part inside
+        // it and aligned; all types are atomics for which any bytes are valid.
+        unsafe {
+            let header = &*base.cast::<BankHeader>();
+            let slots = core::slice::from_raw_parts(
+                base.add(geometry.slots_offset()).cast::<AtomicU32>(),
+                geometry.slots,
+            );
+            let nodes = core::slice::from_raw_parts(
+                base.add(geometry.nodes_offset()).cast::<Node>(),
+                geometry.nodes,
+            );
+            let records = core::slice::from_raw_parts(
+                base.add(geometry.records_offset()).cast::<Record>(),
+                geometry.records,
+            );
+            Self {
+                header,
+                tree: Tree::new(slots, nodes, &header.node_count),
+                records: Records::new(records, &header.record_count),
+                geometry,
+            }
+        }
+    }
+
+    /// Nodes with memory behind them.
+    #[inline]
+    #[must_use]
+    pub fn node_limit(&self) -> u32 {
+        self.geometry.nodes_in(
+            self.header
+                .reserved_steps
+                .load(core::sync::atomic::Ordering::Relaxed),
+        )
+    }
+
+    /// The record of `shard` for the stack ending in `leaf`; [`TABLE_FULL`] if there is no room.
+    #[must_use]
+    pub fn record_of(&self, leaf: u32, shard: u32) -> RecordId {
+        let steps = self
+            .header
+            .reserved_steps
+            .load(core::sync::atomic::Ordering::Relaxed);
+        self.tree
+            .node(leaf)
+            .and_then(|node| {
+                self.records
+                    .of_shard(node, leaf, shard, self.geometry.records_in(steps))
+            })
+            .unwrap_or(TABLE_FULL)
+    }
+
+    /// Counts a sampled allocation in its record and in the shard's totals.
+    #[inline]
+    pub fn count_new(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
+        self.records
+            .count_new(id, sample, exclusive && id != TABLE_FULL);
+        let totals = self.totals(shard);
+        add(&totals.samples, 1, exclusive);
+        add(
+            &totals.alloc_bytes,
+            crate::record::estimated_bytes(sample),
+            exclusive,
+        );
+        if id == TABLE_FULL {
+            self.header
+                .counters
+                .table_full
+                .fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts the free of a sampled object.
+    #[inline]
+    pub fn count_free(&self, id: RecordId, shard: u32, sample: &FreeSample, exclusive: bool) {
+        let bytes = self
+            .records
+            .count_free(id, sample, exclusive && id != TABLE_FULL);
+        add(&self.totals(shard).freed_bytes, bytes, exclusive);
+    }
+
+    /// The running totals of a shard.
+    #[inline]
+    #[must_use]
+    pub fn totals(&self, shard: u32) -> &'a ShardTotals {
+        let last = self.header.totals.len() - 1;
+        &self.header.totals[(shard as usize).min(last)]
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::layout::{DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+
+    #[test]
+    fn geometry_fits_every_size() {
+        let mut bytes = MIN_SEGMENT_BYTES;
+        while bytes <= MAX_SEGMENT_BYTES {
+            for odd in [0, 4096, 65536 + 5] {
+                let g = Geometry::of_segment(bytes + odd);
+                let end = g.records_offset() + g.records * size_of::<Record>();
+                assert!(end <= g.bank_bytes, "{bytes}: {g:?}");
+                assert!(g.bank_offset(1) + g.bank_bytes <= bytes + odd);
+                assert!(g.records >= 128 && g.nodes >= 1024, "{bytes}: {g:?}");
+                assert!(g.slots.is_power_of_two() && g.slots >= 2 * g.nodes);
+                assert_eq!(g.records_offset() % 64, 0);
+            }
+            bytes *= 2;
+        }
+    }
+
+    #[test]
+    fn default_segment_holds_a_hundred_thousand_stacks() {
+        let g = Geometry::of_segment(DEFAULT_SEGMENT_BYTES);
+        assert!(g.records > 100_000 && g.nodes > 500_000, "{g:?}");
+    }
+}

@@ -1,0 +1,349 @@
+//! The bytes of a segment. `repr(C)`, little-endian, pinned by tests: any
+//! change here is a change of [`ABI_VERSION`].
+//!
+//! ```text
+//! 0            Control      one page; the agent maps it over a static as well
+//! 4096         Identity     written once, before the magic is published
+//! 8192         Status       what the agent tells: session ended, statistics
+//! 12288        ModuleTable  executable mappings, then their paths
+//! 256 KiB      bank 0       even sessions
+//! 256 KiB + B  bank 1       odd sessions
+//! ```
+//! Sessions alternate between two banks, so a new one never waits for, nor
+//! wipes, what a slow thread is still adding to the one before.
+
+use crate::sync::{AtomicU32, AtomicU64};
+use core::sync::atomic::AtomicU8;
+
+/// "MEMPROF\n", little-endian, at the start of [`Identity`].
+pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
+/// Version of this layout. Readers refuse any other.
+pub const ABI_VERSION: u32 = 1;
+/// Bytes of a control page's view, whatever the machine's page size.
+pub const PAGE: usize = 4096;
+/// Where the banks begin. A multiple of the largest page size (64 KiB).
+pub const HEADER_BYTES: usize = 256 << 10;
+/// Offset of [`Identity`].
+pub const IDENTITY_OFFSET: usize = PAGE;
+/// Offset of [`Status`].
+pub const STATUS_OFFSET: usize = 2 * PAGE;
+/// Offset of [`ModuleTable`].
+pub const MODULES_OFFSET: usize = 3 * PAGE;
+/// Default size of a segment, sparse: only what a session uses takes memory.
+pub const DEFAULT_SEGMENT_BYTES: usize = 64 << 20;
+/// Smallest usable segment.
+pub const MIN_SEGMENT_BYTES: usize = 1 << 20;
+/// Largest accepted segment.
+pub const MAX_SEGMENT_BYTES: usize = 4 << 30;
+
+/// The first page: commands from the controller to the agent.
+#[repr(C)]
+pub struct Control {
+    /// 0: sampling is off. Otherwise the epoch, 1 to 255: each start and each change
+    /// of parameters takes the next one, and `params[epoch & 1]` are in force.
+    /// One byte, so that no write to it can be seen half done.
+    pub epoch: AtomicU8,
+    /// The last epoch that was published, so that the next one differs from it.
+    pub last_epoch: AtomicU8,
+    /// Zero.
+    pub reserved: [u8; 62],
+    /// The parameters of even and odd epochs.
+    pub params: [Params; 2],
+}
+
+/// The parameters of an epoch. Written while no epoch that uses them is published.
+#[repr(C)]
+pub struct Params {
+    /// Number of the session, from 1. Its lowest bit names the bank.
+    pub session: AtomicU64,
+    /// Mean bytes between samples; 1 samples every allocation.
+    pub interval: AtomicU64,
+    /// End of the session in ns of [`crate::clock::now_ns`]; 0: none.
+    pub deadline_ns: AtomicU64,
+    /// Start of the session in ns of [`crate::clock::now_ns`].
+    pub start_ns: AtomicU64,
+    /// Start of the session, Unix ns.
+    pub start_unix_ns: AtomicU64,
+    /// Pid of the controller that started it (its own pid namespace); 0: the agent itself.
+    pub controller_pid: AtomicU64,
+    /// Zero.
+    pub reserved: [u64; 2],
+}
+
+/// Who the process is. Written once by the agent; `magic` is stored last.
+#[repr(C)]
+pub struct Identity {
+    /// [`MAGIC`] once everything else here is valid.
+    pub magic: AtomicU64,
+    /// [`ABI_VERSION`].
+    pub abi_version: u32,
+    /// [`HEADER_BYTES`].
+    pub header_bytes: u32,
+    /// Size of the whole segment.
+    pub segment_bytes: u64,
+    /// Pid as the process sees it (its own pid namespace).
+    pub pid: u32,
+    /// Effective user at creation.
+    pub uid: u32,
+    /// Field 22 of `/proc/self/stat`: with pid and boot id it names the process for ever.
+    pub start_time: u64,
+    /// Kernel's boot id, binary.
+    pub boot_id: [u8; 16],
+    /// Creation, Unix ns.
+    pub created_unix_ns: u64,
+    /// Creation, ns of [`crate::clock::now_ns`].
+    pub created_ns: u64,
+    /// 0: jemalloc inside; 1: the program's own allocator.
+    pub allocator: u32,
+    /// Bytes used in `exe_build_id`.
+    pub exe_build_id_len: u32,
+    /// Build id of the executable.
+    pub exe_build_id: [u8; 32],
+    /// Version of the agent, zero-padded UTF-8.
+    pub agent_version: [u8; 32],
+    /// Bytes used in `exe`.
+    pub exe_len: u32,
+    /// Pid of the parent when this is a forked child's segment, else 0.
+    pub forked_from: u32,
+    /// Path of the executable as the process saw it.
+    pub exe: [u8; 1024],
+}
+
+/// What the agent tells while it runs.
+#[repr(C)]
+pub struct Status {
+    /// Last session that the agent ended by itself at its deadline.
+    pub expired_session: AtomicU64,
+    /// When it did, ns of [`crate::clock::now_ns`].
+    pub expired_ns: AtomicU64,
+    /// Last session that a controller wrote out (the controller's word).
+    pub collected_session: AtomicU64,
+    /// 1: the process ended in order (its destructors ran).
+    pub exited: AtomicU64,
+    /// Bytes of address space reserved for sampled objects.
+    pub range_bytes: AtomicU64,
+    /// The allocator's own statistics, refreshed at most once a second while sampling.
+    pub allocator: AllocatorStats,
+    /// Modules that found no room in the table.
+    pub modules_lost: AtomicU64,
+}
+
+/// jemalloc's `stats.*`, bytes.
+#[repr(C)]
+pub struct AllocatorStats {
+    /// When they were taken, ns of [`crate::clock::now_ns`]; 0: never.
+    pub taken_ns: AtomicU64,
+    /// Bytes in live objects, as the allocator rounds them.
+    pub allocated: AtomicU64,
+    /// Bytes in pages that hold live objects.
+    pub active: AtomicU64,
+    /// Bytes of the allocator's own bookkeeping.
+    pub metadata: AtomicU64,
+    /// Bytes physically mapped by the allocator.
+    pub resident: AtomicU64,
+    /// Bytes in active extents.
+    pub mapped: AtomicU64,
+    /// Address space kept for reuse.
+    pub retained: AtomicU64,
+}
+
+/// Most modules kept.
+pub const MODULE_CAPACITY: usize = 1024;
+/// Bytes for the modules' paths.
+pub const MODULE_PATH_BYTES: usize = HEADER_BYTES - MODULES_OFFSET - 64 - MODULE_CAPACITY * 80;
+
+/// The executable mappings that stacks may point into, present and past.
+#[repr(C)]
+pub struct ModuleTable {
+    /// Entries claimed.
+    pub count: AtomicU32,
+    /// Bytes of `paths` claimed.
+    pub path_bytes: AtomicU32,
+    /// Zero.
+    pub reserved: [u64; 7],
+    /// The entries; those with `ready == 0` are being written.
+    pub entries: [Module; MODULE_CAPACITY],
+    /// Paths, back to back, not terminated.
+    pub paths: [u8; MODULE_PATH_BYTES],
+}
+
+/// One executable mapping.
+#[repr(C)]
+pub struct Module {
+    /// First address.
+    pub start: u64,
+    /// One past the last.
+    pub end: u64,
+    /// Offset of `start` in the file.
+    pub file_offset: u64,
+    /// Where the path is in [`ModuleTable::paths`].
+    pub path_offset: u32,
+    /// Its length.
+    pub path_len: u32,
+    /// 1 once the entry is valid.
+    pub ready: AtomicU32,
+    /// Tick at which it was found unloaded, or 0 while it is mapped.
+    pub unloaded_tick: AtomicU32,
+    /// Bytes used in `build_id`.
+    pub build_id_len: u32,
+    /// Build id.
+    pub build_id: [u8; 32],
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Size of a bank's header.
+pub const BANK_HEADER_BYTES: usize = 8192;
+/// Threads with counters of their own; the others share one shard.
+pub const EXCLUSIVE_SHARDS: u32 = 32;
+/// The shard of all other threads, written with locked instructions.
+pub const SHARED_SHARD: u32 = EXCLUSIVE_SHARDS;
+
+/// Steps in which a bank's nodes and records are reserved.
+pub const RESERVE_STEPS: u8 = 64;
+
+/// Start of a bank. All zero is a valid empty bank whose session is 0.
+#[repr(C)]
+pub struct BankHeader {
+    /// Session whose data this bank holds.
+    pub session: AtomicU64,
+    /// How many of [`RESERVE_STEPS`] parts of the nodes and records have memory behind them.
+    pub reserved_steps: AtomicU8,
+    /// Zero.
+    pub reserved: [u8; 7],
+    /// Nodes claimed after the fixed ones.
+    pub node_count: AtomicU32,
+    /// Records claimed after the fixed one.
+    pub record_count: AtomicU32,
+    /// Zero.
+    pub reserved2: [u64; 5],
+    /// What went wrong and how often.
+    pub counters: Counters,
+    /// Running totals per shard; the last is the shared one.
+    pub totals: [ShardTotals; EXCLUSIVE_SHARDS as usize + 1],
+}
+
+/// Counted with locked instructions; all are rare but the first.
+#[repr(C)]
+pub struct Counters {
+    /// Threads that met the session (each counts once per epoch).
+    pub threads: AtomicU64,
+    /// Samples that went to `[table full]`.
+    pub table_full: AtomicU64,
+    /// Samples whose free could not be followed: no room in the range.
+    pub untracked: AtomicU64,
+    /// Samples without a stack, taken where unwinding was not possible.
+    pub no_stack: AtomicU64,
+    /// Stacks cut, by cause: see [`TRUNCATION_CAUSES`].
+    pub truncated: [AtomicU64; 8],
+    /// Nanoseconds of CPU spent in the agent, estimated from timed samples.
+    pub agent_ns: AtomicU64,
+    /// Zero.
+    pub reserved: [u64; 3],
+}
+
+/// Names of the entries of [`Counters::truncated`], in order.
+pub const TRUNCATION_CAUSES: [&str; 8] = [
+    "no_module",    // code outside every module: JIT, generated
+    "no_rule",      // a module without unwind data for this address
+    "unsupported",  // unwind data beyond what we follow
+    "bad_frame",    // the stack pointer would not grow
+    "out_of_stack", // a word outside the readable stack
+    "too_deep",     // more frames than we keep
+    "reserved_6",
+    "reserved_7",
+];
+
+/// What one shard has counted in this bank. Single writer, except the shared one.
+#[repr(C, align(64))]
+pub struct ShardTotals {
+    /// Samples.
+    pub samples: AtomicU64,
+    /// Estimated bytes allocated, fixed point (see [`crate::record`]).
+    pub alloc_bytes: AtomicU64,
+    /// Estimated bytes freed, fixed point.
+    pub freed_bytes: AtomicU64,
+    /// Nanoseconds spent in the agent, as timed samples tell.
+    pub agent_ns: AtomicU64,
+    /// Samples timed.
+    pub timed: AtomicU64,
+    /// Zero.
+    pub reserved: [u64; 3],
+}
+
+/// A node of the calling-context tree.
+#[repr(C)]
+pub struct Node {
+    /// Return address of this frame.
+    pub address: AtomicU64,
+    /// Index of the caller's node, always smaller than this node's.
+    pub parent: AtomicU32,
+    /// First of this stack's records, or 0.
+    pub records: AtomicU32,
+}
+
+/// The counters of one stack, as one shard saw it. Two cache lines: what allocation
+/// touches, what free touches.
+#[repr(C, align(64))]
+pub struct Record {
+    /// Leaf of the stack.
+    pub node: AtomicU32,
+    /// Next record of the same stack, or 0.
+    pub next: AtomicU32,
+    /// Shard that owns it.
+    pub shard: AtomicU32,
+    /// Zero.
+    pub reserved: u32,
+    /// Samples.
+    pub alloc_samples: AtomicU64,
+    /// Estimated objects allocated, fixed point.
+    pub alloc_objects: AtomicU64,
+    /// Estimated bytes allocated, fixed point.
+    pub alloc_bytes: AtomicU64,
+    /// Sum of weight x birth tick (since the session's start).
+    pub alloc_birth: AtomicU64,
+    /// Variance of `alloc_bytes`, fixed point.
+    pub alloc_variance: AtomicU64,
+    /// Zero.
+    pub reserved2: u64,
+    /// Samples freed.
+    pub free_samples: AtomicU64,
+    /// Estimated objects freed, fixed point.
+    pub free_objects: AtomicU64,
+    /// Estimated bytes freed, fixed point.
+    pub free_bytes: AtomicU64,
+    /// Sum of weight x birth tick of what was freed.
+    pub free_birth: AtomicU64,
+    /// Sum of weight x death tick.
+    pub free_death: AtomicU64,
+    /// The part of the variance that left with the freed objects.
+    pub free_variance: AtomicU64,
+    /// Zero.
+    pub reserved3: [u64; 2],
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use core::mem::{offset_of, size_of};
+
+    #[test]
+    fn layout_is_pinned() {
+        assert_eq!(size_of::<Params>(), 64);
+        assert_eq!(size_of::<Control>(), 192);
+        assert_eq!(offset_of!(Control, epoch), 0);
+        assert_eq!(size_of::<Identity>(), 1176);
+        assert_eq!(offset_of!(Identity, exe), 152);
+        assert_eq!(size_of::<AllocatorStats>(), 56);
+        assert_eq!(size_of::<Status>(), 104);
+        assert_eq!(size_of::<Module>(), 80);
+        assert_eq!(size_of::<ModuleTable>(), HEADER_BYTES - MODULES_OFFSET);
+        assert_eq!(size_of::<Counters>(), 128);
+        assert_eq!(size_of::<ShardTotals>(), 64);
+        assert_eq!(offset_of!(BankHeader, totals), 192);
+        assert!(size_of::<BankHeader>() <= BANK_HEADER_BYTES);
+        assert_eq!(size_of::<Node>(), 16);
+        assert_eq!(size_of::<Record>(), 128);
+        assert_eq!(offset_of!(Record, free_samples), 64);
+    }
+}

@@ -1,0 +1,330 @@
+//! What is counted per stack.
+//!
+//! Each thread with a shard of its own writes its own records, with plain loads
+//! and stores: threads that sample one stack share no cache line. Other threads
+//! share the records of [`SHARED_SHARD`] and use locked additions. A free by
+//! another thread than the allocating one counts in a record of the freeing
+//! thread; only sums over a stack's records mean something.
+//!
+//! Fixed point: objects 12 fractional bits, bytes 8, weights in time sums 4,
+//! variances in units of 256 bytes². Sums wrap modulo 2^64; differences
+//! (allocated - freed) stay right.
+
+use crate::layout::{Node, Record, SHARED_SHARD};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Index of a record.
+pub type RecordId = u32;
+
+/// The record that takes what finds no room: `[table full]`. Always shared.
+pub const TABLE_FULL: RecordId = 0;
+/// First record that is handed out.
+pub const FIRST_RECORD: RecordId = 1;
+/// Most records a sampled object's header can name.
+pub const MAX_RECORDS: u32 = 1 << 24;
+
+/// One object in the objects' sums.
+pub const OBJECT_ONE: f64 = 4096.0;
+/// One byte in the bytes' sums.
+pub const BYTE_ONE: f64 = 256.0;
+/// One object in the time sums.
+pub const TIME_ONE: f64 = 16.0;
+/// One byte² in the variances.
+pub const VARIANCE_ONE: f64 = 1.0 / 256.0;
+
+/// A sampled allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct NewSample {
+    /// Requested bytes.
+    pub bytes: u64,
+    /// Objects it stands for: 1 / (1 - exp(-bytes / interval)).
+    pub weight: f32,
+    /// Birth, in ticks since the session's start.
+    pub tick: u32,
+}
+
+/// The end of a sampled allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct FreeSample {
+    /// What was counted at its birth.
+    pub born: NewSample,
+    /// Death, in ticks since the session's start.
+    pub tick: u32,
+}
+
+/// The same sums for birth and death, so that what is subtracted is what was added.
+struct Amounts {
+    objects: u64,
+    bytes: u64,
+    time_weight: u64,
+    variance: u64,
+}
+
+impl Amounts {
+    #[inline]
+    fn of(sample: &NewSample) -> Self {
+        let weight = f64::from(sample.weight);
+        let own = sample.bytes as f64;
+        let estimate = own * weight;
+        Self {
+            objects: fixed(weight * OBJECT_ONE),
+            bytes: fixed(estimate * BYTE_ONE),
+            time_weight: fixed(weight * TIME_ONE),
+            variance: fixed(estimate * (estimate - own) * VARIANCE_ONE),
+        }
+    }
+}
+
+/// Rounds a value that is never negative; saturates at 2^63.
+#[inline]
+fn fixed(value: f64) -> u64 {
+    (value + 0.5) as i64 as u64
+}
+
+/// The estimated bytes of a sample, fixed point, as its record counts them.
+#[inline]
+#[must_use]
+pub fn estimated_bytes(sample: &NewSample) -> u64 {
+    Amounts::of(sample).bytes
+}
+
+/// The records of one bank.
+#[derive(Clone, Copy)]
+pub struct Records<'a> {
+    records: &'a [Record],
+    count: &'a AtomicU32,
+}
+
+impl<'a> Records<'a> {
+    /// Records over zeroed or already used memory.
+    #[must_use]
+    pub fn new(records: &'a [Record], count: &'a AtomicU32) -> Self {
+        Self { records, count }
+    }
+
+    /// The record of `shard` for the stack that ends in `leaf`, made if it is new.
+    ///
+    /// `limit` is the number of records with memory behind them. When less than half
+    /// of the room is left, shards no longer get records of their own. `None` when
+    /// there is no room at all.
+    pub fn of_shard(&self, node: &Node, leaf: u32, shard: u32, limit: u32) -> Option<RecordId> {
+        let limit = limit.min(self.records.len() as u32).min(MAX_RECORDS);
+        let crowded = self.count.load(Ordering::Relaxed) >= limit / 2;
+        if let Some(found) = self.find(node, shard) {
+            return Some(found);
+        }
+        let shard = if crowded { SHARED_SHARD } else { shard };
+        if let Some(found) = crowded.then(|| self.find(node, shard)).flatten() {
+            return Some(found);
+        }
+        let id = self.claim(leaf, shard, limit)?;
+        self.link(node, id);
+        Some(id)
+    }
+
+    /// Counts an allocation. `exclusive`: the calling thread owns the record's shard.
+    #[inline]
+    pub fn count_new(&self, id: RecordId, sample: &NewSample, exclusive: bool) {
+        let Some(record) = self.records.get(id as usize) else {
+            return;
+        };
+        let amounts = Amounts::of(sample);
+        let births = amounts.time_weight.wrapping_mul(u64::from(sample.tick));
+        add(&record.alloc_samples, 1, exclusive);
+        add(&record.alloc_objects, amounts.objects, exclusive);
+        add(&record.alloc_bytes, amounts.bytes, exclusive);
+        add(&record.alloc_birth, births, exclusive);
+        add(&record.alloc_variance, amounts.variance, exclusive);
+    }
+
+    /// Counts a free. `exclusive` as above; returns the estimated bytes, fixed point.
+    #[inline]
+    pub fn count_free(&self, id: RecordId, sample: &FreeSample, exclusive: bool) -> u64 {
+        let Some(record) = self.records.get(id as usize) else {
+            return 0;
+        };
+        let amounts = Amounts::of(&sample.born);
+        let births = amounts
+            .time_weight
+            .wrapping_mul(u64::from(sample.born.tick));
+        let deaths = amounts.time_weight.wrapping_mul(u64::from(sample.tick));
+        add(&record.free_samples, 1, exclusive);
+        add(&record.free_objects, amounts.objects, exclusive);
+        add(&record.free_bytes, amounts.bytes, exclusive);
+        add(&record.free_birth, births, exclusive);
+        add(&record.free_death, deaths, exclusive);
+        add(&record.free_variance, amounts.variance, exclusive);
+        amounts.bytes
+    }
+
+    /// The record behind an index.
+    #[inline]
+    #[must_use]
+    pub fn record(&self, id: RecordId) -> Option<&'a Record> {
+        self.records.get(id as usize)
+    }
+
+    fn find(&self, node: &Node, shard: u32) -> Option<RecordId> {
+        let mut id = node.records.load(Ordering::Acquire);
+        // A list longer than one record a shard can only be damage: stop.
+        for _ in 0..=SHARED_SHARD {
+            let record = self.records.get(id as usize).filter(|_| id != 0)?;
+            if record.shard.load(Ordering::Relaxed) == shard {
+                return Some(id);
+            }
+            id = record.next.load(Ordering::Relaxed);
+        }
+        None
+    }
+
+    fn claim(&self, leaf: u32, shard: u32, limit: u32) -> Option<RecordId> {
+        if self
+            .count
+            .load(Ordering::Relaxed)
+            .saturating_add(FIRST_RECORD)
+            >= limit
+        {
+            return None;
+        }
+        let id = self
+            .count
+            .fetch_add(1, Ordering::Relaxed)
+            .saturating_add(FIRST_RECORD);
+        let record = self.records.get(id as usize).filter(|_| id < limit)?;
+        record.node.store(leaf, Ordering::Relaxed);
+        record.shard.store(shard, Ordering::Relaxed);
+        Some(id)
+    }
+
+    /// Pushes a record on its node's list. Two records of the shared shard may race
+    /// in; both count, and readers add them up.
+    fn link(&self, node: &Node, id: RecordId) {
+        let Some(record) = self.records.get(id as usize) else {
+            return;
+        };
+        let mut head = node.records.load(Ordering::Relaxed);
+        loop {
+            record.next.store(head, Ordering::Relaxed);
+            match node
+                .records
+                .compare_exchange_weak(head, id, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+/// Adds to a counter: plain for the only writer, locked for one of many.
+#[inline]
+pub(crate) fn add(counter: &AtomicU64, amount: u64, exclusive: bool) {
+    if exclusive {
+        counter.store(
+            counter.load(Ordering::Relaxed).wrapping_add(amount),
+            Ordering::Relaxed,
+        );
+    } else {
+        counter.fetch_add(amount, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::layout::Node;
+    use std::vec::Vec;
+
+    fn zeroed<T>() -> T {
+        // SAFETY: used for Record and Node only, for which all zero is valid.
+        unsafe { core::mem::zeroed() }
+    }
+
+    fn memory(n: usize) -> (Vec<Record>, AtomicU32, Node) {
+        (
+            (0..n).map(|_| zeroed()).collect(),
+            AtomicU32::new(0),
+            zeroed(),
+        )
+    }
+
+    #[test]
+    fn each_shard_has_a_record_and_keeps_it() {
+        let (records, count, node) = memory(64);
+        let records = Records::new(&records, &count);
+        let a = records.of_shard(&node, 5, 0, 64).unwrap();
+        let b = records.of_shard(&node, 5, 1, 64).unwrap();
+        assert_ne!(a, b);
+        assert_eq!(records.of_shard(&node, 5, 0, 64), Some(a));
+        assert_eq!(records.of_shard(&node, 5, 1, 64), Some(b));
+        assert_eq!(records.record(b).unwrap().node.load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
+    fn crowded_bank_shares_and_full_bank_refuses() {
+        let (records, count, node) = memory(8);
+        let records = Records::new(&records, &count);
+        let nodes: Vec<Node> = (0..8).map(|_| zeroed()).collect();
+        for (i, other) in nodes.iter().enumerate().take(4) {
+            records.of_shard(other, i as u32, 0, 8).unwrap();
+        }
+        let shared = records.of_shard(&node, 9, 3, 8).unwrap();
+        assert_eq!(
+            records
+                .record(shared)
+                .unwrap()
+                .shard
+                .load(Ordering::Relaxed),
+            SHARED_SHARD
+        );
+        assert_eq!(records.of_shard(&node, 9, 4, 8), Some(shared));
+        while records.claim(0, 0, 8).is_some() {}
+        assert_eq!(records.of_shard(&nodes[7], 7, 0, 8), None);
+    }
+
+    #[test]
+    fn what_is_freed_is_what_was_added() {
+        let (records, count, node) = memory(8);
+        let records = Records::new(&records, &count);
+        let id = records.of_shard(&node, 1, 0, 8).unwrap();
+        for bytes in [0u64, 1, 16, 1000, 1 << 20, 1 << 40] {
+            let born = NewSample {
+                bytes,
+                weight: 1.0 + 1.0 / (bytes as f32 + 0.3),
+                tick: 77,
+            };
+            records.count_new(id, &born, true);
+            records.count_free(id, &FreeSample { born, tick: 80 }, bytes % 2 == 0);
+        }
+        let r = records.record(id).unwrap();
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        assert_eq!(get(&r.alloc_samples), 6);
+        assert_eq!(get(&r.alloc_samples), get(&r.free_samples));
+        assert_eq!(get(&r.alloc_objects), get(&r.free_objects));
+        assert_eq!(get(&r.alloc_bytes), get(&r.free_bytes));
+        assert_eq!(get(&r.alloc_birth), get(&r.free_birth));
+        assert_eq!(get(&r.alloc_variance), get(&r.free_variance));
+    }
+
+    #[test]
+    fn exact_sampling_counts_exactly() {
+        let (records, count, node) = memory(8);
+        let records = Records::new(&records, &count);
+        let id = records.of_shard(&node, 1, 0, 8).unwrap();
+        for bytes in 0..1000u64 {
+            records.count_new(
+                id,
+                &NewSample {
+                    bytes,
+                    weight: 1.0,
+                    tick: 0,
+                },
+                true,
+            );
+        }
+        let r = records.record(id).unwrap();
+        assert_eq!(r.alloc_objects.load(Ordering::Relaxed), 1000 << 12);
+        assert_eq!(r.alloc_bytes.load(Ordering::Relaxed), 499_500 << 8);
+        assert_eq!(r.alloc_variance.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,311 @@
+//! The segment as a file: made by the agent, opened by the controller.
+//!
+//! Both sides use plain system calls and no memory of their own, so that the agent
+//! can make a segment from inside a `malloc`. The controller never maps a segment:
+//! it reads with `pread` and writes with `pwrite`, so a target that shrinks or
+//! scribbles over its file cannot make it fault.
+
+use crate::bank::Geometry;
+use crate::layout::{
+    BANK_HEADER_BYTES, BankHeader, Control, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES,
+    MODULES_OFFSET, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
+};
+use core::ffi::CStr;
+use core::mem::{offset_of, size_of};
+
+/// Default folder of the segments.
+pub const DEFAULT_DIR: &str = "/dev/shm";
+/// Environment variable that names another folder.
+pub const DIR_VARIABLE: &str = "MEM_PROFILER_DIR";
+/// Segment files are named `mem_profiler.<pid>.<start time>.<n>`; `n` tells apart the
+/// images that one process executed one after another.
+pub const FILE_PREFIX: &str = "mem_profiler.";
+
+/// A failed system call: `errno`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl core::fmt::Display for Errno {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "errno {}", self.0)
+    }
+}
+
+impl core::error::Error for Errno {}
+
+/// The `errno` of the call that just failed.
+fn last_error() -> Errno {
+    // SAFETY: errno's location is valid for the calling thread.
+    Errno(unsafe { *libc::__errno_location() })
+}
+
+fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
+    if result < 0 {
+        Err(last_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// A mapped, fresh segment in the process that owns it.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapping {
+    /// Where it is mapped.
+    pub base: *mut u8,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// Makes the file `path`, exclusively and readable by its owner only, gives it `bytes`
+/// (sparse; identity and status reserved, so that writing them cannot fault) and maps it.
+/// The file is closed again: the mapping alone stays. All zero, so no session, no magic.
+/// With `session`, the bank of that session is prepared in full, for a process that
+/// starts to sample by itself.
+///
+/// # Errors
+/// `EEXIST` if the name is taken, `ENOSPC` if the folder is full, `ENOMEM` if the
+/// address space is.
+pub fn create(path: &CStr, bytes: usize, session: Option<u64>) -> Result<Mapping, Errno> {
+    let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    // SAFETY: `path` is NUL-terminated.
+    let fd = check(unsafe { libc::open(path.as_ptr(), flags, 0o600) })?;
+    let made = size_and_map(fd, bytes, session);
+    // SAFETY: `fd` is ours, and `path` NUL-terminated.
+    unsafe {
+        libc::close(fd);
+        if made.is_err() {
+            libc::unlink(path.as_ptr());
+        }
+    }
+    made
+}
+
+fn size_and_map(fd: libc::c_int, bytes: usize, session: Option<u64>) -> Result<Mapping, Errno> {
+    // SAFETY: plain calls on a descriptor that we own.
+    unsafe {
+        check(libc::ftruncate(fd, bytes as libc::off_t))?;
+        reserve(fd, 0, MODULES_OFFSET)?;
+        if let (Some(session), Some(file)) = (session, SegmentFile::new(fd, bytes as u64)) {
+            file.prepare_bank(session, RESERVE_STEPS)?;
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let base = libc::mmap(core::ptr::null_mut(), bytes, protection, flags, fd, 0);
+        if base == libc::MAP_FAILED {
+            return Err(last_error());
+        }
+        Ok(Mapping {
+            base: base.cast(),
+            bytes,
+        })
+    }
+}
+
+/// Puts memory behind a part of the file.
+fn reserve(fd: libc::c_int, from: usize, len: usize) -> Result<(), Errno> {
+    loop {
+        // SAFETY: a plain call; a bad descriptor is an error, not undefined.
+        let done = unsafe { libc::fallocate(fd, 0, from as libc::off_t, len as libc::off_t) };
+        match check(done) {
+            Err(Errno(libc::EINTR)) => {}
+            other => return other.map(|_| ()),
+        }
+    }
+}
+
+/// What a segment's owner and a session's starter agree on.
+#[derive(Clone, Copy, Debug)]
+pub struct Session {
+    /// Number, from 1, one more than the last.
+    pub number: u64,
+    /// Mean bytes between samples, at least 1.
+    pub interval: u64,
+    /// End, ns of [`crate::clock::now_ns`]; 0: none.
+    pub deadline_ns: u64,
+    /// Start, ns of [`crate::clock::now_ns`].
+    pub start_ns: u64,
+    /// Start, Unix ns.
+    pub start_unix_ns: u64,
+    /// Pid of the controller; 0: the agent itself.
+    pub controller_pid: u64,
+}
+
+/// An open segment. Closes nothing and owns nothing: the descriptor is the caller's.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentFile {
+    fd: libc::c_int,
+    bytes: usize,
+}
+
+impl SegmentFile {
+    /// Uses an open descriptor (read-write to command, read-only to read) of a file of
+    /// `bytes`. The caller has checked that it is a regular file of the right owner.
+    /// `None` if no segment has this size.
+    #[must_use]
+    pub fn new(fd: libc::c_int, bytes: u64) -> Option<Self> {
+        let bytes = usize::try_from(bytes).ok()?;
+        (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES)
+            .contains(&bytes)
+            .then_some(Self { fd, bytes })
+    }
+
+    /// Size of the file when it was opened.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How its banks are divided.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        Geometry::of_segment(self.bytes)
+    }
+
+    /// Reads at an offset. The count is short only at the end of the file.
+    ///
+    /// # Errors
+    /// Those of `pread`.
+    pub fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let rest = &mut buffer[done..];
+            // SAFETY: `rest` is writable for its length.
+            let n = unsafe {
+                let at = (offset + done) as libc::off_t;
+                libc::pread(self.fd, rest.as_mut_ptr().cast(), rest.len(), at)
+            };
+            match n {
+                0 => break,
+                n if n > 0 => done += n as usize,
+                _ if last_error() == Errno(libc::EINTR) => {}
+                _ => return Err(last_error()),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
+        // SAFETY: `bytes` is readable for its length.
+        let n = unsafe {
+            libc::pwrite(
+                self.fd,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                offset as libc::off_t,
+            )
+        };
+        match n {
+            n if n == bytes.len() as isize => Ok(()),
+            n if n < 0 => Err(last_error()),
+            _ => Err(Errno(libc::ENOSPC)),
+        }
+    }
+
+    fn write_word(&self, offset: usize, value: u64) -> Result<(), Errno> {
+        self.write_at(offset, &value.to_le_bytes())
+    }
+
+    /// Empties the session's bank and puts memory behind the module table, the slots and
+    /// `steps` of [`RESERVE_STEPS`] of nodes and records.
+    ///
+    /// # Errors
+    /// `ENOSPC` when the folder is full: nothing was started.
+    pub fn prepare_bank(&self, session: u64, steps: u8) -> Result<(), Errno> {
+        let geometry = self.geometry();
+        let base = geometry.bank_offset(session);
+        self.punch(base, geometry.bank_bytes)?;
+        reserve(self.fd, 0, HEADER_BYTES)?;
+        reserve(self.fd, base, BANK_HEADER_BYTES)?;
+        reserve(self.fd, base + geometry.slots_offset(), geometry.slots * 4)?;
+        self.reserve_steps(session, steps)?;
+        self.write_word(base + offset_of!(BankHeader, session), session)
+    }
+
+    /// Puts memory behind `steps` of [`RESERVE_STEPS`] of nodes and records, then lets the
+    /// agent use them.
+    ///
+    /// # Errors
+    /// `ENOSPC` when the folder is full: the agent goes on with what it had.
+    pub fn reserve_steps(&self, session: u64, steps: u8) -> Result<(), Errno> {
+        let geometry = self.geometry();
+        let base = geometry.bank_offset(session);
+        let steps = steps.min(RESERVE_STEPS);
+        let nodes = geometry.nodes_in(steps) as usize * size_of::<crate::layout::Node>();
+        let records = geometry.records_in(steps) as usize * size_of::<Record>();
+        reserve(self.fd, base + geometry.nodes_offset(), nodes.max(PAGE))?;
+        reserve(self.fd, base + geometry.records_offset(), records.max(PAGE))?;
+        self.write_at(base + offset_of!(BankHeader, reserved_steps), &[steps])
+    }
+
+    /// Frees the memory of the bank of `session` (after it was collected).
+    ///
+    /// # Errors
+    /// Those of `fallocate`.
+    pub fn release_bank(&self, session: u64) -> Result<(), Errno> {
+        let geometry = self.geometry();
+        self.write_at(
+            geometry.bank_offset(session) + offset_of!(BankHeader, reserved_steps),
+            &[0],
+        )?;
+        self.punch(geometry.bank_offset(session), geometry.bank_bytes)
+    }
+
+    fn punch(&self, from: usize, len: usize) -> Result<(), Errno> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a plain call on a descriptor.
+        check(unsafe { libc::fallocate(self.fd, mode, from as libc::off_t, len as libc::off_t) })
+            .map(|_| ())
+    }
+
+    /// Writes the parameters of the next epoch, then its number: sampling runs by them
+    /// from each thread's next allocation. Returns the new epoch.
+    ///
+    /// Starts a session, or changes interval or deadline of the one that runs
+    /// (`session.number` unchanged). A bank must have been prepared for it.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub fn publish(&self, session: &Session) -> Result<u8, Errno> {
+        let epoch = self.next_epoch()?;
+        let at = offset_of!(Control, params) + usize::from(epoch & 1) * size_of::<Params>();
+        for (field, value) in [
+            (offset_of!(Params, session), session.number),
+            (offset_of!(Params, interval), session.interval),
+            (offset_of!(Params, deadline_ns), session.deadline_ns),
+            (offset_of!(Params, start_ns), session.start_ns),
+            (offset_of!(Params, start_unix_ns), session.start_unix_ns),
+            (offset_of!(Params, controller_pid), session.controller_pid),
+        ] {
+            self.write_word(at + field, value)?;
+        }
+        self.write_at(offset_of!(Control, last_epoch), &[epoch])?;
+        self.write_at(offset_of!(Control, epoch), &[epoch])?;
+        Ok(epoch)
+    }
+
+    /// Turns sampling off. The session's data stay.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub fn stop(&self) -> Result<(), Errno> {
+        self.write_at(offset_of!(Control, epoch), &[0])
+    }
+
+    /// Notes that a session was written out, so that nobody need recover it.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub fn mark_collected(&self, session: u64) -> Result<(), Errno> {
+        self.write_word(
+            STATUS_OFFSET + offset_of!(Status, collected_session),
+            session,
+        )
+    }
+
+    fn next_epoch(&self) -> Result<u8, Errno> {
+        let mut last = [0];
+        self.read_at(offset_of!(Control, last_epoch), &mut last)?;
+        // Parities alternate, so that the parameters in force are never the ones rewritten.
+        Ok(if last[0] == u8::MAX { 2 } else { last[0] + 1 })
+    }
+}
