@@ -1,0 +1,133 @@
+//! What the head of a bank says: how full it is, what was lost, running totals.
+
+use super::{Invalid, u32_at, u64_at};
+use crate::bank::Geometry;
+use crate::layout::{BANK_HEADER_BYTES, BankHeader, Counters, ShardTotals};
+use crate::record::{BYTE_ONE, FIRST_RECORD};
+use crate::tree::FIRST_NODE;
+use core::mem::{offset_of, size_of};
+
+/// What a bank's header says.
+#[derive(Clone, Copy)]
+pub struct BankSummary<'a> {
+    bytes: &'a [u8],
+    geometry: Geometry,
+}
+
+impl<'a> BankSummary<'a> {
+    /// Over a copy of the bank's first [`BANK_HEADER_BYTES`].
+    ///
+    /// # Errors
+    /// [`Invalid::TooShort`].
+    pub fn new(bytes: &'a [u8], geometry: Geometry) -> Result<Self, Invalid> {
+        if bytes.len() < BANK_HEADER_BYTES {
+            return Err(Invalid::TooShort);
+        }
+        Ok(Self { bytes, geometry })
+    }
+
+    /// The session whose data the bank holds; 0: none.
+    #[must_use]
+    pub fn session(&self) -> u64 {
+        u64_at(self.bytes, offset_of!(BankHeader, session))
+    }
+
+    /// Steps reserved, of [`crate::layout::RESERVE_STEPS`].
+    #[must_use]
+    pub fn reserved_steps(&self) -> u8 {
+        self.bytes[offset_of!(BankHeader, reserved_steps)]
+    }
+
+    /// Nodes to read, fixed ones included.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        let made = u32_at(self.bytes, offset_of!(BankHeader, node_count)) as usize;
+        let limit = self.geometry.nodes_in(self.reserved_steps()) as usize;
+        (made + FIRST_NODE as usize).min(limit)
+    }
+
+    /// Records to read, the fixed one included.
+    #[must_use]
+    pub fn records(&self) -> usize {
+        let made = u32_at(self.bytes, offset_of!(BankHeader, record_count)) as usize;
+        let limit = self.geometry.records_in(self.reserved_steps()) as usize;
+        (made + FIRST_RECORD as usize).min(limit)
+    }
+
+    /// Counter by its offset in [`Counters`].
+    fn counter(&self, field: usize) -> u64 {
+        u64_at(self.bytes, offset_of!(BankHeader, counters) + field)
+    }
+
+    /// Threads that met the session's epochs. 0 after a while: nothing allocates through
+    /// the agent.
+    #[must_use]
+    pub fn threads(&self) -> u64 {
+        self.counter(offset_of!(Counters, threads))
+    }
+
+    /// Samples under `[table full]`.
+    #[must_use]
+    pub fn table_full(&self) -> u64 {
+        self.counter(offset_of!(Counters, table_full))
+    }
+
+    /// Samples whose free could not be followed.
+    #[must_use]
+    pub fn untracked(&self) -> u64 {
+        self.counter(offset_of!(Counters, untracked))
+    }
+
+    /// Samples without a stack.
+    #[must_use]
+    pub fn no_stack(&self) -> u64 {
+        self.counter(offset_of!(Counters, no_stack))
+    }
+
+    /// Stacks cut by the cause at an index of [`crate::layout::TRUNCATION_CAUSES`].
+    #[must_use]
+    pub fn truncated(&self, cause: usize) -> u64 {
+        self.counter(offset_of!(Counters, truncated) + cause.min(7) * 8)
+    }
+
+    /// Sums over the shards.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let shards = crate::layout::EXCLUSIVE_SHARDS as usize + 1;
+        let mut totals = Totals::default();
+        let (mut alloc, mut freed) = (0u64, 0u64);
+        for shard in 0..shards {
+            let at = offset_of!(BankHeader, totals) + shard * size_of::<ShardTotals>();
+            let field = |field: usize| u64_at(self.bytes, at + field);
+            totals.samples = totals
+                .samples
+                .wrapping_add(field(offset_of!(ShardTotals, samples)));
+            alloc = alloc.wrapping_add(field(offset_of!(ShardTotals, alloc_bytes)));
+            freed = freed.wrapping_add(field(offset_of!(ShardTotals, freed_bytes)));
+            let (ns, timed) = (
+                field(offset_of!(ShardTotals, agent_ns)),
+                field(offset_of!(ShardTotals, timed)),
+            );
+            totals.timed_ns = totals.timed_ns.wrapping_add(ns);
+            totals.timed = totals.timed.wrapping_add(timed);
+        }
+        totals.alloc_bytes = alloc as f64 / BYTE_ONE;
+        totals.live_bytes = (alloc.wrapping_sub(freed) as i64).max(0) as f64 / BYTE_ONE;
+        totals
+    }
+}
+
+/// Running totals of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// Samples taken.
+    pub samples: u64,
+    /// Estimated bytes allocated.
+    pub alloc_bytes: f64,
+    /// Estimated bytes allocated in the session and still live.
+    pub live_bytes: f64,
+    /// Nanoseconds that the timed samples took in the agent.
+    pub timed_ns: u64,
+    /// Samples that were timed.
+    pub timed: u64,
+}

@@ -1,0 +1,267 @@
+//! What the head of a segment says: identity, commands, status, modules.
+
+use super::{Invalid, text_at, u32_at, u64_at};
+use crate::layout::{
+    ABI_VERSION, AllocatorStats, Control, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC,
+    MODULE_CAPACITY, MODULE_PATH_BYTES, MODULES_OFFSET, Module, ModuleTable, Params, STATUS_OFFSET,
+    Status,
+};
+use crate::segment::Session;
+use core::mem::{offset_of, size_of};
+
+/// A copy of the first [`HEADER_BYTES`] of a segment, checked.
+#[derive(Clone, Copy)]
+pub struct Header<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Header<'a> {
+    /// Checks magic, version and sizes against the file's size.
+    ///
+    /// # Errors
+    /// [`Invalid`], with both versions where they differ.
+    pub fn new(bytes: &'a [u8], file_bytes: usize) -> Result<Self, Invalid> {
+        if bytes.len() < HEADER_BYTES {
+            return Err(Invalid::TooShort);
+        }
+        let identity = |field: usize| IDENTITY_OFFSET + field;
+        if u64_at(bytes, identity(offset_of!(Identity, magic))) != MAGIC {
+            return Err(Invalid::NoMagic);
+        }
+        let version = u32_at(bytes, identity(offset_of!(Identity, abi_version)));
+        if version != ABI_VERSION {
+            return Err(Invalid::Version(version, ABI_VERSION));
+        }
+        let header = u32_at(bytes, identity(offset_of!(Identity, header_bytes)));
+        let segment = u64_at(bytes, identity(offset_of!(Identity, segment_bytes)));
+        if header as usize != HEADER_BYTES || segment != file_bytes as u64 {
+            return Err(Invalid::Sizes);
+        }
+        Ok(Self { bytes })
+    }
+
+    fn identity64(&self, field: usize) -> u64 {
+        u64_at(self.bytes, IDENTITY_OFFSET + field)
+    }
+
+    fn identity32(&self, field: usize) -> u32 {
+        u32_at(self.bytes, IDENTITY_OFFSET + field)
+    }
+
+    /// Pid in the process's own pid namespace.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.identity32(offset_of!(Identity, pid))
+    }
+
+    /// User that the process ran as when it made the segment.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        self.identity32(offset_of!(Identity, uid))
+    }
+
+    /// Field 22 of `/proc/PID/stat`.
+    #[must_use]
+    pub fn start_time(&self) -> u64 {
+        self.identity64(offset_of!(Identity, start_time))
+    }
+
+    /// Boot id of the kernel it ran under.
+    #[must_use]
+    pub fn boot_id(&self) -> &'a [u8] {
+        text_at(
+            self.bytes,
+            IDENTITY_OFFSET + offset_of!(Identity, boot_id),
+            16,
+            16,
+        )
+    }
+
+    /// When the segment was made, Unix ns.
+    #[must_use]
+    pub fn created_unix_ns(&self) -> u64 {
+        self.identity64(offset_of!(Identity, created_unix_ns))
+    }
+
+    /// When the segment was made, ns of [`crate::clock::now_ns`].
+    #[must_use]
+    pub fn created_ns(&self) -> u64 {
+        self.identity64(offset_of!(Identity, created_ns))
+    }
+
+    /// Whether the program kept its own allocator.
+    #[must_use]
+    pub fn system_allocator(&self) -> bool {
+        self.identity32(offset_of!(Identity, allocator)) == 1
+    }
+
+    /// Pid of the parent whose segment this one replaced at fork, or 0.
+    #[must_use]
+    pub fn forked_from(&self) -> u32 {
+        self.identity32(offset_of!(Identity, forked_from))
+    }
+
+    /// Path of the executable, as the process saw it; not checked to be text.
+    #[must_use]
+    pub fn exe(&self) -> &'a [u8] {
+        let len = self.identity32(offset_of!(Identity, exe_len)) as usize;
+        text_at(
+            self.bytes,
+            IDENTITY_OFFSET + offset_of!(Identity, exe),
+            len,
+            1024,
+        )
+    }
+
+    /// Build id of the executable; may be empty.
+    #[must_use]
+    pub fn exe_build_id(&self) -> &'a [u8] {
+        let len = self.identity32(offset_of!(Identity, exe_build_id_len)) as usize;
+        text_at(
+            self.bytes,
+            IDENTITY_OFFSET + offset_of!(Identity, exe_build_id),
+            len,
+            32,
+        )
+    }
+
+    /// Version of the agent.
+    #[must_use]
+    pub fn agent_version(&self) -> &'a [u8] {
+        let at = IDENTITY_OFFSET + offset_of!(Identity, agent_version);
+        let text = text_at(self.bytes, at, 32, 32);
+        text.split(|b| *b == 0).next().unwrap_or_default()
+    }
+
+    /// The epoch in force; 0: sampling is off.
+    #[must_use]
+    pub fn epoch(&self) -> u8 {
+        self.bytes[offset_of!(Control, epoch)]
+    }
+
+    /// The last session that was published, running or not; `None` before the first.
+    #[must_use]
+    pub fn session(&self) -> Option<Session> {
+        let last = self.bytes[offset_of!(Control, last_epoch)];
+        let at = offset_of!(Control, params) + usize::from(last & 1) * size_of::<Params>();
+        let field = |field: usize| u64_at(self.bytes, at + field);
+        let session = Session {
+            number: field(offset_of!(Params, session)),
+            interval: field(offset_of!(Params, interval)),
+            deadline_ns: field(offset_of!(Params, deadline_ns)),
+            start_ns: field(offset_of!(Params, start_ns)),
+            start_unix_ns: field(offset_of!(Params, start_unix_ns)),
+            controller_pid: field(offset_of!(Params, controller_pid)),
+        };
+        (last != 0 && session.number != 0).then_some(session)
+    }
+
+    fn status(&self, field: usize) -> u64 {
+        u64_at(self.bytes, STATUS_OFFSET + field)
+    }
+
+    /// Last session that ended by itself at its deadline, and when (ns of the clock).
+    #[must_use]
+    pub fn expired(&self) -> (u64, u64) {
+        (
+            self.status(offset_of!(Status, expired_session)),
+            self.status(offset_of!(Status, expired_ns)),
+        )
+    }
+
+    /// Last session that was written out.
+    #[must_use]
+    pub fn collected_session(&self) -> u64 {
+        self.status(offset_of!(Status, collected_session))
+    }
+
+    /// Whether the process ended in order.
+    #[must_use]
+    pub fn exited(&self) -> bool {
+        self.status(offset_of!(Status, exited)) != 0
+    }
+
+    /// Address space reserved for sampled objects.
+    #[must_use]
+    pub fn range_bytes(&self) -> u64 {
+        self.status(offset_of!(Status, range_bytes))
+    }
+
+    /// Modules that found no room.
+    #[must_use]
+    pub fn modules_lost(&self) -> u64 {
+        self.status(offset_of!(Status, modules_lost))
+    }
+
+    /// The allocator's statistics by name, in bytes, and when they were taken (ns of the
+    /// clock); `None` if never.
+    #[must_use]
+    pub fn allocator_stats(&self) -> Option<(u64, [(&'static str, u64); 6])> {
+        let field = |field: usize| self.status(offset_of!(Status, allocator) + field);
+        let taken = field(offset_of!(AllocatorStats, taken_ns));
+        (taken != 0).then(|| {
+            let stats = [
+                ("allocated", field(offset_of!(AllocatorStats, allocated))),
+                ("active", field(offset_of!(AllocatorStats, active))),
+                ("metadata", field(offset_of!(AllocatorStats, metadata))),
+                ("resident", field(offset_of!(AllocatorStats, resident))),
+                ("mapped", field(offset_of!(AllocatorStats, mapped))),
+                ("retained", field(offset_of!(AllocatorStats, retained))),
+            ];
+            (taken, stats)
+        })
+    }
+
+    /// The modules, in order of discovery.
+    pub fn modules(&self) -> impl Iterator<Item = ModuleView<'a>> + use<'a> {
+        let bytes = self.bytes;
+        let count = u32_at(bytes, MODULES_OFFSET + offset_of!(ModuleTable, count)) as usize;
+        (0..count.min(MODULE_CAPACITY)).filter_map(move |i| ModuleView::at(bytes, i))
+    }
+}
+
+/// An executable mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModuleView<'a> {
+    /// First address.
+    pub start: u64,
+    /// One past the last.
+    pub end: u64,
+    /// Offset of `start` in the file.
+    pub file_offset: u64,
+    /// Path as the process saw it; not checked to be text.
+    pub path: &'a [u8],
+    /// Build id; may be empty.
+    pub build_id: &'a [u8],
+    /// Tick at which it was found unloaded.
+    pub unloaded_tick: Option<u32>,
+}
+
+impl<'a> ModuleView<'a> {
+    fn at(bytes: &'a [u8], index: usize) -> Option<Self> {
+        let base = MODULES_OFFSET + offset_of!(ModuleTable, entries) + index * size_of::<Module>();
+        let paths = MODULES_OFFSET + offset_of!(ModuleTable, paths);
+        let word = |field: usize| u64_at(bytes, base + field);
+        let half = |field: usize| u32_at(bytes, base + field);
+        if half(offset_of!(Module, ready)) != 1 {
+            return None;
+        }
+        let path_at = (half(offset_of!(Module, path_offset)) as usize).min(MODULE_PATH_BYTES);
+        let path_len = half(offset_of!(Module, path_len)) as usize;
+        let id_len = half(offset_of!(Module, build_id_len)) as usize;
+        let module = Self {
+            start: word(offset_of!(Module, start)),
+            end: word(offset_of!(Module, end)),
+            file_offset: word(offset_of!(Module, file_offset)),
+            path: text_at(
+                bytes,
+                paths + path_at,
+                path_len,
+                MODULE_PATH_BYTES - path_at,
+            ),
+            build_id: text_at(bytes, base + offset_of!(Module, build_id), id_len, 32),
+            unloaded_tick: Some(half(offset_of!(Module, unloaded_tick))).filter(|tick| *tick != 0),
+        };
+        (module.start < module.end).then_some(module)
+    }
+}

@@ -1,0 +1,72 @@
+//! Reading a segment: views over private copies of its bytes.
+//!
+//! Every byte is the target's word and may be a lie. Views check each index before
+//! use, so wrong bytes give wrong numbers or an [`Invalid`], never a fault, a hang or
+//! a read elsewhere. Strings come out as raw bytes; who prints them escapes them.
+
+mod bank;
+mod header;
+mod table;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use bank::{BankSummary, Totals};
+pub use header::{Header, ModuleView};
+pub use table::{RecordView, StackSums, Table};
+
+use crate::tree::NodeId;
+
+/// Why bytes are not a segment of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invalid {
+    /// Fewer bytes than a header.
+    TooShort,
+    /// No magic: not a segment, or its agent has not finished making it.
+    NoMagic,
+    /// Another version of the layout: theirs, ours.
+    Version(u32, u32),
+    /// The sizes in the header contradict the file's.
+    Sizes,
+    /// A node whose caller is not older than itself.
+    Cycle(NodeId),
+}
+
+impl core::fmt::Display for Invalid {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::TooShort => write!(f, "the file is shorter than a segment's header"),
+            Self::NoMagic => write!(f, "it does not begin like a segment of mem-profiler"),
+            Self::Version(theirs, ours) => {
+                write!(
+                    f,
+                    "its agent speaks protocol version {theirs}, this program {ours}"
+                )
+            }
+            Self::Sizes => write!(f, "the sizes in its header contradict the file's size"),
+            Self::Cycle(node) => write!(f, "the tree is damaged at node {node}"),
+        }
+    }
+}
+
+impl core::error::Error for Invalid {}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    if let Some(part) = at.checked_add(8).and_then(|end| bytes.get(at..end)) {
+        word.copy_from_slice(part);
+    }
+    u64::from_le_bytes(word)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    if let Some(part) = at.checked_add(4).and_then(|end| bytes.get(at..end)) {
+        word.copy_from_slice(part);
+    }
+    u32::from_le_bytes(word)
+}
+
+fn text_at(bytes: &[u8], at: usize, len: usize, room: usize) -> &[u8] {
+    let end = at.saturating_add(len.min(room));
+    bytes.get(at..end).unwrap_or_default()
+}

@@ -1,0 +1,168 @@
+//! The stacks of a bank and what was counted for each.
+
+use super::{Invalid, u32_at, u64_at};
+use crate::layout::{Node, Record};
+use crate::record::{BYTE_ONE, OBJECT_ONE, TIME_ONE, VARIANCE_ONE};
+use crate::tree::{FIRST_NODE, NodeId, TRUNCATED};
+use core::mem::{offset_of, size_of};
+
+/// The tree and the records of a bank, from private copies.
+#[derive(Clone, Copy)]
+pub struct Table<'a> {
+    nodes: &'a [u8],
+    records: &'a [u8],
+}
+
+impl<'a> Table<'a> {
+    /// Over copies of the first [`BankSummary::nodes`] nodes and [`BankSummary::records`]
+    /// records.
+    #[must_use]
+    pub fn new(nodes: &'a [u8], records: &'a [u8]) -> Self {
+        Self { nodes, records }
+    }
+
+    /// Number of nodes, fixed ones included.
+    #[must_use]
+    pub fn node_count(&self) -> usize {
+        self.nodes.len() / size_of::<Node>()
+    }
+
+    /// The caller's node and the return address of a node. `None` for the fixed nodes and
+    /// for one that was claimed but never filled in.
+    ///
+    /// # Errors
+    /// [`Invalid::Cycle`] if its caller is not older.
+    pub fn node(&self, id: NodeId) -> Result<Option<(NodeId, u64)>, Invalid> {
+        if id < FIRST_NODE || id as usize >= self.node_count() {
+            return Ok(None);
+        }
+        let at = id as usize * size_of::<Node>();
+        let address = u64_at(self.nodes, at + offset_of!(Node, address));
+        let parent = u32_at(self.nodes, at + offset_of!(Node, parent));
+        match (address, parent < id) {
+            (0, _) => Ok(None),
+            (_, false) => Err(Invalid::Cycle(id)),
+            (_, true) => Ok(Some((parent, address))),
+        }
+    }
+
+    /// Appends the addresses of the stack that ends in `leaf`, leaf first; tells whether
+    /// it is truncated.
+    ///
+    /// # Errors
+    /// [`Invalid::Cycle`] on a damaged tree.
+    pub fn stack(&self, leaf: NodeId, mut push: impl FnMut(u64)) -> Result<bool, Invalid> {
+        let mut at = leaf;
+        while let Some((parent, address)) = self.node(at)? {
+            push(address);
+            at = parent;
+        }
+        Ok(at == TRUNCATED)
+    }
+
+    /// All records that were filled in; the first is `[table full]`. A stack may have
+    /// several.
+    pub fn records(&self) -> impl Iterator<Item = RecordView> + use<'a> {
+        let bytes = self.records;
+        (0..bytes.len() / size_of::<Record>()).map(move |i| RecordView::at(bytes, i))
+    }
+}
+
+/// The sums of a record, still in fixed point: add those of one stack with
+/// [`RecordView::merge`] before converting them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordView {
+    /// Leaf of the stack; 0 for `[table full]`.
+    pub node: NodeId,
+    sums: [u64; 11],
+}
+
+const FIELDS: [usize; 11] = [
+    offset_of!(Record, alloc_samples),
+    offset_of!(Record, alloc_objects),
+    offset_of!(Record, alloc_bytes),
+    offset_of!(Record, alloc_birth),
+    offset_of!(Record, alloc_variance),
+    offset_of!(Record, free_samples),
+    offset_of!(Record, free_objects),
+    offset_of!(Record, free_bytes),
+    offset_of!(Record, free_birth),
+    offset_of!(Record, free_death),
+    offset_of!(Record, free_variance),
+];
+
+/// What a stack's records say, in plain units.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StackSums {
+    /// Samples of allocations.
+    pub alloc_samples: u64,
+    /// Of those, freed.
+    pub free_samples: u64,
+    /// Estimated objects allocated.
+    pub alloc_objects: f64,
+    /// Estimated bytes allocated.
+    pub alloc_bytes: f64,
+    /// Variance of `alloc_bytes`, bytes².
+    pub alloc_variance: f64,
+    /// Estimated objects freed.
+    pub free_objects: f64,
+    /// Estimated bytes freed.
+    pub free_bytes: f64,
+    /// Variance of the live bytes, bytes².
+    pub live_variance: f64,
+    /// Sum over live objects of their age, in object-ticks.
+    pub live_age_ticks: f64,
+    /// Sum over freed objects of their lifetime, in object-ticks.
+    pub freed_lifetime_ticks: f64,
+}
+
+impl RecordView {
+    fn at(bytes: &[u8], index: usize) -> Self {
+        let base = index * size_of::<Record>();
+        Self {
+            node: u32_at(bytes, base + offset_of!(Record, node)),
+            sums: FIELDS.map(|field| u64_at(bytes, base + field)),
+        }
+    }
+
+    /// Adds another record of the same stack.
+    pub fn merge(&mut self, other: &Self) {
+        for (sum, more) in self.sums.iter_mut().zip(other.sums) {
+            *sum = sum.wrapping_add(more);
+        }
+    }
+
+    /// In plain units, `now_tick` ticks after the session's start. Sums that a torn copy
+    /// or a hostile target made negative come out as zero.
+    #[must_use]
+    pub fn sums(&self, now_tick: u32) -> StackSums {
+        let [
+            n,
+            objects,
+            bytes,
+            birth,
+            variance,
+            f_n,
+            f_objects,
+            f_bytes,
+            f_birth,
+            death,
+            f_var,
+        ] = self.sums;
+        let left = |all: u64, gone: u64| (all.wrapping_sub(gone) as i64).max(0) as f64;
+        let live_objects = left(objects, f_objects) / OBJECT_ONE;
+        let births = birth.wrapping_sub(f_birth) as i64 as f64 / TIME_ONE;
+        StackSums {
+            alloc_samples: n,
+            free_samples: f_n.min(n),
+            alloc_objects: objects as f64 / OBJECT_ONE,
+            alloc_bytes: bytes as f64 / BYTE_ONE,
+            alloc_variance: variance as f64 / VARIANCE_ONE,
+            free_objects: f_objects.min(objects) as f64 / OBJECT_ONE,
+            free_bytes: f_bytes.min(bytes) as f64 / BYTE_ONE,
+            live_variance: left(variance, f_var) / VARIANCE_ONE,
+            live_age_ticks: (live_objects * f64::from(now_tick) - births).max(0.0),
+            freed_lifetime_ticks: left(death, f_birth) / TIME_ONE,
+        }
+    }
+}

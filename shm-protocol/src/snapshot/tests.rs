@@ -1,0 +1,137 @@
+use super::*;
+use crate::bank::{Bank, Geometry};
+use crate::layout::RESERVE_STEPS;
+use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
+use crate::record::{FreeSample, NewSample, VARIANCE_ONE};
+use crate::sync::Ordering;
+use crate::tree::{ROOT, TRUNCATED};
+use proptest::prelude::*;
+use std::vec;
+use std::vec::Vec;
+
+const SEGMENT: usize = 1 << 20;
+
+fn bank_memory(geometry: Geometry) -> Vec<u64> {
+    vec![0u64; geometry.bank_bytes / 8 + 8]
+}
+
+fn as_bytes(words: &[u64]) -> &[u8] {
+    // SAFETY: any initialised u64s are valid bytes.
+    unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 8) }
+}
+
+fn aligned(words: &mut Vec<u64>) -> usize {
+    let at = words.as_ptr() as usize;
+    (at.next_multiple_of(64) - at) / 8
+}
+
+#[test]
+fn what_the_writer_counts_the_reader_reads() {
+    let geometry = Geometry::of_segment(SEGMENT);
+    let mut words = bank_memory(geometry);
+    let skip = aligned(&mut words);
+    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
+    bank.header
+        .reserved_steps
+        .store(RESERVE_STEPS, core::sync::atomic::Ordering::Relaxed);
+    bank.header.session.store(3, Ordering::Relaxed);
+    let outer = bank.tree.child(ROOT, 0x10, bank.node_limit()).unwrap();
+    let leaf = bank.tree.child(outer, 0x20, bank.node_limit()).unwrap();
+    let cut = bank.tree.child(TRUNCATED, 0x30, bank.node_limit()).unwrap();
+    let born = NewSample {
+        bytes: 100,
+        weight: 2.5,
+        tick: 10,
+    };
+    for shard in [0, 1] {
+        bank.count_new(bank.record_of(leaf, shard), shard, &born, true);
+    }
+    bank.count_free(
+        bank.record_of(leaf, 1),
+        1,
+        &FreeSample { born, tick: 30 },
+        true,
+    );
+    bank.count_new(bank.record_of(cut, 0), 0, &born, true);
+
+    let bytes = &as_bytes(&words)[skip * 8..];
+    let summary = BankSummary::new(bytes, geometry).unwrap();
+    assert_eq!(
+        (summary.session(), summary.nodes(), summary.records()),
+        (3, 5, 4)
+    );
+    assert_eq!(summary.totals().alloc_bytes, 750.0);
+    assert_eq!(summary.totals().live_bytes, 500.0);
+    let nodes = &bytes[geometry.nodes_offset()..][..summary.nodes() * 16];
+    let records = &bytes[geometry.records_offset()..][..summary.records() * 128];
+    let table = Table::new(nodes, records);
+    let mut addresses = Vec::new();
+    assert_eq!(table.stack(leaf, |a| addresses.push(a)), Ok(false));
+    assert_eq!(addresses, [0x20, 0x10]);
+    assert_eq!(table.stack(cut, |_| ()), Ok(true));
+    let mut sum = RecordView::default();
+    table
+        .records()
+        .filter(|r| r.node == leaf)
+        .for_each(|r| sum.merge(&r));
+    let sums = sum.sums(110);
+    assert_eq!((sums.alloc_samples, sums.free_samples), (2, 1));
+    assert_eq!((sums.alloc_objects, sums.alloc_bytes), (5.0, 500.0));
+    assert_eq!((sums.free_objects, sums.free_bytes), (2.5, 250.0));
+    assert_eq!(sums.live_age_ticks, 250.0);
+    assert_eq!(sums.freed_lifetime_ticks, 50.0);
+    assert!((sums.live_variance - 250.0 * 150.0).abs() <= 0.5 / VARIANCE_ONE);
+}
+
+proptest! {
+    /// Hostile bytes: views may answer anything, but answer.
+    #[test]
+    fn arbitrary_bytes_never_panic(seed in any::<u64>(), flips in 0usize..4000) {
+        let geometry = Geometry::of_segment(SEGMENT);
+        let mut bytes = vec![0u8; HEADER_BYTES];
+        let mut state = seed | 1;
+        let mut next = || { state ^= state << 13; state ^= state >> 7; state ^= state << 17; state };
+        for _ in 0..flips {
+            let at = next() as usize % bytes.len();
+            bytes[at] = next() as u8;
+        }
+        bytes[IDENTITY_OFFSET..IDENTITY_OFFSET + 8].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[IDENTITY_OFFSET + 8..IDENTITY_OFFSET + 12].copy_from_slice(&ABI_VERSION.to_le_bytes());
+        bytes[IDENTITY_OFFSET + 12..IDENTITY_OFFSET + 16].copy_from_slice(&(HEADER_BYTES as u32).to_le_bytes());
+        bytes[IDENTITY_OFFSET + 16..IDENTITY_OFFSET + 24].copy_from_slice(&(SEGMENT as u64).to_le_bytes());
+        let header = Header::new(&bytes, SEGMENT).unwrap();
+        let _ = (header.exe(), header.exe_build_id(), header.agent_version(), header.session());
+        for module in header.modules() {
+            prop_assert!(module.start < module.end && module.build_id.len() <= 32);
+        }
+        let summary = BankSummary::new(&bytes, geometry).unwrap();
+        prop_assert!(summary.nodes() <= geometry.nodes && summary.records() <= geometry.records);
+        let _ = summary.totals();
+        let table = Table::new(&bytes[..16 * 1000], &bytes);
+        for id in 0..1000 {
+            let mut frames = 0;
+            let _ = table.stack(id, |_| frames += 1);
+            prop_assert!(frames <= 1000);
+        }
+        for record in table.records() { let _ = record.sums(1); }
+    }
+}
+
+#[test]
+fn other_versions_are_refused_with_both_numbers() {
+    let mut bytes = vec![0u8; HEADER_BYTES];
+    assert_eq!(
+        Header::new(&bytes[..100], SEGMENT).err(),
+        Some(Invalid::TooShort)
+    );
+    assert_eq!(Header::new(&bytes, SEGMENT).err(), Some(Invalid::NoMagic));
+    bytes[IDENTITY_OFFSET..IDENTITY_OFFSET + 8].copy_from_slice(&MAGIC.to_le_bytes());
+    bytes[IDENTITY_OFFSET + 8] = 9;
+    assert_eq!(
+        Header::new(&bytes, SEGMENT).err(),
+        Some(Invalid::Version(9, ABI_VERSION))
+    );
+    bytes[IDENTITY_OFFSET + 8] = ABI_VERSION as u8;
+    assert_eq!(Header::new(&bytes, SEGMENT).err(), Some(Invalid::Sizes));
+}
