@@ -1,1 +1,90 @@
 //! Heap profiles as data, and the dump formats they are read from and written to.
+//!
+//! Promises
+//! - [`open`] and [`read`] recognise a format by its content and give a
+//!   [`Profile`]. Whatever the bytes, they return a profile or a [`ReadError`]
+//!   that names the file and, for text, the line: no panic, no hang, memory
+//!   within a small multiple of the input. Text is streamed, never held.
+//! - Sampled counts are un-sampled on the way in, stack by stack, with the
+//!   formula and the rounding of pprof; this project's own dumps carry exact
+//!   values, which are taken instead.
+//! - [`dump::write`] writes text that pprof, jeprof and google-pprof read with
+//!   the same totals, and that [`read`] gives back unchanged.
+//!
+//! The caller must
+//! - treat addresses as *lookup addresses*: return addresses minus one. Readers
+//!   and [`ProfileBuilder`] have subtracted it already;
+//! - treat names and paths in a profile as hostile text.
+//!
+//! Limits: at most 2³² − 1 distinct locations; lines of text up to 64 MiB.
+
+mod builder;
+pub mod dump;
+mod error;
+mod frames;
+mod heap_text;
+mod intern;
+mod jemalloc;
+mod lines;
+pub mod maps;
+mod profile;
+mod scale;
+mod scan;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+pub use builder::ProfileBuilder;
+pub use error::ReadError;
+pub use profile::{
+    BuildId, Detail, Facts, Format, Function, Label, LabelValue, Line, Location, MARKERS, Mapping,
+    Marker, NO_MAPPING, Profile, Stacks, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, ValueType,
+    heap_sample_types, marker_at,
+};
+pub use scale::unsample;
+
+use error::Fault;
+use lines::Lines;
+
+/// Reads the profile in a file.
+pub fn open(path: &Path) -> Result<Profile, ReadError> {
+    let name = path.display().to_string();
+    let io = |source| ReadError::Io {
+        name: name.clone(),
+        source,
+    };
+    let file = File::open(path).map_err(io)?;
+    if file.metadata().map_err(io)?.is_dir() {
+        return Err(Fault::whole("is a folder, not a profile").into_error(&name, 0));
+    }
+    read_from(file, &name)
+}
+
+/// Reads a profile from bytes; `name` is what errors call them.
+pub fn read(bytes: &[u8], name: &str) -> Result<Profile, ReadError> {
+    read_from(bytes, name)
+}
+
+/// Reads a profile from a stream; `name` is what errors call it.
+pub fn read_from(reader: impl Read, name: &str) -> Result<Profile, ReadError> {
+    let mut lines = Lines::new(reader);
+    recognise(&mut lines).map_err(|fault| fault.into_error(name, lines.number()))
+}
+
+fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
+    let start = lines.peek(64)?;
+    if start.is_empty() {
+        return Err(Fault::whole("is empty"));
+    }
+    if start.starts_with(heap_text::START) {
+        return heap_text::read(lines);
+    }
+    if start.starts_with(jemalloc::START) {
+        return jemalloc::read(lines);
+    }
+    let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
+    Err(Fault::whole(format!(
+        "is no profile: it starts with {shown:?}, as no known format does"
+    )))
+}

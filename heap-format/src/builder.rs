@@ -1,0 +1,99 @@
+//! Building a heap profile stack by stack.
+
+use crate::intern::Interner;
+use crate::maps;
+use crate::profile::{
+    Detail, Facts, Format, Location, Mapping, NO_MAPPING, Profile, ValueType, heap_sample_types,
+};
+
+/// Builds a heap [`Profile`] from stacks of return addresses.
+///
+/// ```
+/// use heap_format::{Detail, ProfileBuilder};
+/// let mut builder = ProfileBuilder::new(1024);
+/// let detail = Detail { alloc_samples: 1, alloc_objects: 1.0, alloc_bytes: 4096.0, ..Detail::default() };
+/// builder.stack([0x40_1234, 0x40_1000], &detail);
+/// let profile = builder.finish();
+/// assert_eq!(profile.values_of(0), [1, 4096, 1, 4096]);
+/// ```
+pub struct ProfileBuilder {
+    profile: Profile,
+    interner: Interner,
+}
+
+impl ProfileBuilder {
+    /// A heap profile sampled once every `interval` bytes.
+    pub fn new(interval: u64) -> Self {
+        let profile = Profile {
+            format: Format::Dump,
+            sample_types: heap_sample_types(),
+            default_type: 3,
+            period: interval.min(i64::MAX as u64) as i64,
+            period_type: Some(ValueType::new("space", "bytes")),
+            drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),
+            keep_frames: crate::frames::ALLOCATOR_KEEP.into(),
+            ..Profile::default()
+        };
+        Self {
+            profile,
+            interner: Interner::new(),
+        }
+    }
+
+    /// Adds a stack of return addresses, leaf first. A pseudo-frame is added by
+    /// its address ([`TRUNCATED_ADDRESS`](crate::TRUNCATED_ADDRESS) behind the
+    /// outermost known frame, [`TABLE_FULL_ADDRESS`](crate::TABLE_FULL_ADDRESS)
+    /// alone).
+    ///
+    /// Stacks should differ; equal ones stay separate.
+    pub fn stack(&mut self, addresses: impl IntoIterator<Item = u64>, detail: &Detail) {
+        for address in addresses {
+            self.push(address.wrapping_sub(1));
+        }
+        self.profile.stacks.close();
+        self.profile.values.extend(detail.values());
+        self.profile.details.push(*detail);
+    }
+
+    /// What the dump says about itself. The text of the maps, when given here,
+    /// is written as is; otherwise one is made from the modules.
+    pub fn facts(&mut self, facts: Facts) {
+        self.profile.facts = facts;
+    }
+
+    /// Adds a module of the target.
+    pub fn module(&mut self, module: Mapping) {
+        self.profile.mappings.push(module);
+    }
+
+    /// The profile, with each location assigned to its module.
+    pub fn finish(self) -> Profile {
+        let mut profile = self.profile;
+        if !profile.facts.maps_text.is_empty() {
+            let modules = std::mem::take(&mut profile.mappings);
+            profile.mappings = maps::with_modules(maps::parse(&profile.facts.maps_text), modules);
+        }
+        maps::assign(&mut profile);
+        profile
+    }
+
+    /// Appends a frame by its lookup address to the stack under construction.
+    fn push(&mut self, lookup: u64) {
+        let number = intern(&mut self.profile, &mut self.interner, lookup);
+        self.profile.stacks.push_frame(number);
+    }
+}
+
+/// The location of a lookup address, made on first sight.
+pub(crate) fn intern(profile: &mut Profile, interner: &mut Interner, lookup: u64) -> u32 {
+    let (number, new) = interner.intern(lookup);
+    if new {
+        profile.locations.push(Location {
+            address: lookup,
+            mapping: NO_MAPPING,
+            first_line: 0,
+            line_count: 0,
+        });
+    }
+    number
+}

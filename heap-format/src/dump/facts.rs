@@ -1,0 +1,303 @@
+//! The facts at the end of a dump: one line each, `# NAME VALUE`.
+
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use super::{FACTS, VERSION};
+use crate::maps::hex;
+use crate::profile::{BuildId, Function, Line, MARKERS, Mapping, Profile};
+
+/// Appends the facts of `profile`, from the section's first line on.
+pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
+    buffer.extend_from_slice(FACTS);
+    buffer.extend_from_slice(VERSION.to_string().as_bytes());
+    buffer.push(b'\n');
+    let mut writer = Writer { buffer };
+    writer.origin(profile);
+    writer.session(profile);
+    for module in &profile.mappings {
+        writer.module(module);
+    }
+    for marker in MARKERS {
+        let range = format!("{:x} {:x} {}", marker.address, marker.len, marker.name);
+        writer.fact("marker", range.as_bytes());
+    }
+    writer.symbols(profile);
+}
+
+struct Writer<'a> {
+    buffer: &'a mut Vec<u8>,
+}
+
+impl Writer<'_> {
+    fn fact(&mut self, name: &str, value: &[u8]) {
+        self.buffer.extend_from_slice(b"# ");
+        self.buffer.extend_from_slice(name.as_bytes());
+        self.buffer.push(b' ');
+        escape(self.buffer, value);
+        self.buffer.push(b'\n');
+    }
+
+    fn number(&mut self, name: &str, value: Option<u64>) {
+        if let Some(value) = value {
+            self.fact(name, value.to_string().as_bytes());
+        }
+    }
+
+    fn text(&mut self, name: &str, value: Option<&str>) {
+        if let Some(value) = value {
+            self.fact(name, value.as_bytes());
+        }
+    }
+
+    fn origin(&mut self, profile: &Profile) {
+        let facts = &profile.facts;
+        self.number("pid", facts.pid.map(u64::from));
+        self.text("process", facts.process.as_deref());
+        if let Some(exe) = &facts.exe {
+            self.fact("exe", exe.as_os_str().as_bytes());
+        }
+        if !facts.exe_build_id.is_empty() {
+            self.fact("exe_build_id", facts.exe_build_id.to_string().as_bytes());
+        }
+        for argument in &facts.command_line {
+            self.fact("argument", argument.as_bytes());
+        }
+        self.text("boot_id", facts.boot_id.as_deref());
+    }
+
+    fn session(&mut self, profile: &Profile) {
+        let facts = &profile.facts;
+        self.number("start_unix_ns", facts.start_unix_ns);
+        self.number("end_unix_ns", facts.end_unix_ns);
+        self.number("duration_ns", facts.duration_ns);
+        for (from, interval) in &facts.intervals {
+            self.fact("interval", format!("{from} {interval}").as_bytes());
+        }
+        self.number("sequence", facts.sequence);
+        self.text("trigger", facts.trigger.as_deref());
+        self.text("ended", facts.ended.as_deref());
+        for (name, value) in &facts.counters {
+            self.fact("counter", format!("{value} {name}").as_bytes());
+        }
+        for (name, value) in &facts.allocator {
+            self.fact("allocator", format!("{value} {name}").as_bytes());
+        }
+        for comment in &profile.comments {
+            self.fact("comment", comment.as_bytes());
+        }
+    }
+
+    fn module(&mut self, m: &Mapping) {
+        let id = if m.build_id.is_empty() {
+            "-".into()
+        } else {
+            m.build_id.to_string()
+        };
+        let state = if m.past { "past" } else { "loaded" };
+        let mut value = format!(
+            "{:x} {:x} {:x} {id} {state} ",
+            m.start, m.end, m.file_offset
+        )
+        .into_bytes();
+        value.extend_from_slice(m.path.as_os_str().as_bytes());
+        self.fact("module", &value);
+    }
+
+    fn symbols(&mut self, profile: &Profile) {
+        for f in &profile.functions {
+            let clean = |s: &str| s.replace('\t', " ");
+            let (name, system, file) = (clean(&f.name), clean(&f.system_name), clean(&f.file));
+            let value = format!("{}\t{name}\t{system}\t{file}", f.start_line);
+            self.buffer.extend_from_slice(b"# function ");
+            for (i, part) in value.split('\t').enumerate() {
+                if i > 0 {
+                    self.buffer.push(b'\t');
+                }
+                escape(self.buffer, part.as_bytes());
+            }
+            self.buffer.push(b'\n');
+        }
+        for location in profile.locations.iter().filter(|l| l.line_count > 0) {
+            let mut value = format!("{:x}", location.address);
+            for line in profile.lines_of(location) {
+                value += &format!(" {}:{}:{}", line.function, line.line, line.column);
+            }
+            self.fact("location", value.as_bytes());
+        }
+    }
+}
+
+/// Appends text with backslashes, control characters and bytes that are not
+/// UTF-8 as `\xNN`.
+fn escape(out: &mut Vec<u8>, text: &[u8]) {
+    for chunk in text.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c == '\\' || c.is_control() {
+                let mut bytes = [0; 4];
+                c.encode_utf8(&mut bytes)
+                    .bytes()
+                    .for_each(|b| hex_escape(out, b));
+            } else {
+                out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+            }
+        }
+        chunk.invalid().iter().for_each(|&b| hex_escape(out, b));
+    }
+}
+
+fn hex_escape(out: &mut Vec<u8>, byte: u8) {
+    out.extend_from_slice(format!("\\x{byte:02x}").as_bytes());
+}
+
+/// The inverse of [`escape`]; anything else behind a backslash stays.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&c, tail)) = rest.split_first() {
+        let escaped = match rest {
+            [b'\\', b'x', a, b, ..] => hex(&[*a, *b]),
+            _ => None,
+        };
+        match escaped {
+            Some(byte) => {
+                out.push(byte as u8);
+                rest = &rest[4..];
+            }
+            None => {
+                out.push(c);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+fn string(value: &[u8]) -> String {
+    String::from_utf8_lossy(&unescape(value)).into_owned()
+}
+
+fn path(value: &[u8]) -> PathBuf {
+    PathBuf::from(std::ffi::OsString::from_vec(unescape(value)))
+}
+
+/// Facts as they are read: what goes straight into the profile, and what can
+/// only be placed once all lines are known.
+#[derive(Default)]
+pub(crate) struct FactsReader {
+    pub(crate) modules: Vec<Mapping>,
+    pub(crate) functions: Vec<Function>,
+    /// Lookup address and lines of each symbolized location.
+    pub(crate) symbols: Vec<(u64, Vec<Line>)>,
+}
+
+impl FactsReader {
+    /// Takes one line behind `# `. The error says what is wrong with it.
+    pub(crate) fn line(&mut self, profile: &mut Profile, line: &[u8]) -> Result<(), String> {
+        let end = line.iter().position(|&c| c == b' ').unwrap_or(line.len());
+        let (name, value) = line.split_at(end);
+        let value = value.strip_prefix(b" ").unwrap_or(value);
+        let taken = match name {
+            b"module" => self.module(value),
+            b"function" => self.function(value),
+            b"location" => self.location(value),
+            b"comment" => {
+                profile.comments.push(string(value));
+                Some(())
+            }
+            _ => fact(&mut profile.facts, name, value),
+        };
+        let name = String::from_utf8_lossy(name);
+        taken.ok_or_else(|| format!("the value of \u{201c}{name}\u{201d} is malformed"))
+    }
+
+    fn module(&mut self, value: &[u8]) -> Option<()> {
+        let mut fields = value.splitn(6, |&c| c == b' ');
+        let mut number = || hex(fields.next()?);
+        let (start, end, file_offset) = (number()?, number()?, number()?);
+        let id = fields.next()?;
+        let build_id = match id {
+            b"-" => BuildId::default(),
+            id => BuildId::from_hex(std::str::from_utf8(id).ok()?)?,
+        };
+        let past = fields.next()? == b"past";
+        let path = path(fields.next()?);
+        self.modules.push(Mapping {
+            start,
+            end,
+            file_offset,
+            build_id,
+            path,
+            past,
+        });
+        Some(())
+    }
+
+    fn function(&mut self, value: &[u8]) -> Option<()> {
+        let mut fields = value.split(|&c| c == b'\t');
+        let start_line = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+        let mut text = || fields.next().map(string);
+        let (name, system_name, file) = (text()?, text()?, text()?);
+        self.functions.push(Function {
+            name,
+            system_name,
+            file,
+            start_line,
+        });
+        Some(())
+    }
+
+    fn location(&mut self, value: &[u8]) -> Option<()> {
+        let mut words = std::str::from_utf8(value).ok()?.split(' ');
+        let address = hex(words.next()?.as_bytes())?;
+        let line = |word: &str| {
+            let mut numbers = word.split(':').map(|n| n.parse::<u32>().ok());
+            let (function, line, column) = (numbers.next()??, numbers.next()??, numbers.next()??);
+            ((function as usize) < self.functions.len()).then_some(Line {
+                function,
+                line,
+                column,
+            })
+        };
+        let lines = words.map(line).collect::<Option<Vec<Line>>>()?;
+        self.symbols.push((address, lines));
+        Some(())
+    }
+}
+
+/// Takes a fact about the origin or the session; unknown names are ignored.
+fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<()> {
+    let number = || std::str::from_utf8(value).ok()?.parse::<u64>().ok();
+    let named = || {
+        let text = string(value);
+        let (count, name) = text.split_once(' ')?;
+        Some((name.to_owned(), count.parse::<u64>().ok()?))
+    };
+    match name {
+        b"pid" => facts.pid = Some(number()?.try_into().ok()?),
+        b"process" => facts.process = Some(string(value)),
+        b"exe" => facts.exe = Some(path(value)),
+        b"exe_build_id" => {
+            facts.exe_build_id = BuildId::from_hex(std::str::from_utf8(value).ok()?)?;
+        }
+        b"argument" => facts.command_line.push(string(value)),
+        b"boot_id" => facts.boot_id = Some(string(value)),
+        b"start_unix_ns" => facts.start_unix_ns = Some(number()?),
+        b"end_unix_ns" => facts.end_unix_ns = Some(number()?),
+        b"duration_ns" => facts.duration_ns = Some(number()?),
+        b"interval" => {
+            let text = string(value);
+            let (from, interval) = text.split_once(' ')?;
+            facts
+                .intervals
+                .push((from.parse().ok()?, interval.parse().ok()?));
+        }
+        b"sequence" => facts.sequence = Some(number()?),
+        b"trigger" => facts.trigger = Some(string(value)),
+        b"ended" => facts.ended = Some(string(value)),
+        b"counter" => facts.counters.extend([named()?]),
+        b"allocator" => facts.allocator.extend([named()?]),
+        _ => {}
+    }
+    Some(())
+}

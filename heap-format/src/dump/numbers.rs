@@ -1,0 +1,117 @@
+//! Fast formatting into a byte buffer.
+
+/// Appends a decimal number.
+pub(crate) fn decimal(out: &mut Vec<u8>, mut value: u64) {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (value % 10) as u8;
+        value /= 10;
+        if value == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[at..]);
+}
+
+/// A hex number as text, made once for each address and copied for each use.
+#[derive(Clone, Copy)]
+pub(crate) struct HexText {
+    text: [u8; 19],
+    length: u8,
+}
+
+impl HexText {
+    /// ` 0x…`, with the blank before it.
+    pub(crate) fn new(value: u64) -> Self {
+        let digits = (64 - value.leading_zeros()).div_ceil(4).max(1) as usize;
+        let mut text = [0u8; 19];
+        text[..3].copy_from_slice(b" 0x");
+        for (i, c) in text[3..3 + digits].iter_mut().enumerate() {
+            let nibble = value >> (4 * (digits - 1 - i)) & 15;
+            *c = b"0123456789abcdef"[nibble as usize];
+        }
+        Self {
+            text,
+            length: 3 + digits as u8,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.text[..self.length as usize]
+    }
+}
+
+/// Appends a number to a thousandth, without zeros at its end; large ones in
+/// exponent form, to the last bit. What is not finite becomes 0.
+pub(crate) fn fraction(out: &mut Vec<u8>, value: f64) {
+    if !value.is_finite() {
+        return out.push(b'0');
+    }
+    if value.abs() >= 9e15 {
+        return out.extend_from_slice(format!("{value:e}").as_bytes());
+    }
+    let whole = value.abs().trunc();
+    // Thousandths of what is left, which is exact for every double below 2^53.
+    let thousandths = ((value.abs() - whole) * 1000.0).round() as u64;
+    let (whole, thousandths) = if thousandths == 1000 {
+        (whole as u64 + 1, 0)
+    } else {
+        (whole as u64, thousandths)
+    };
+    if value < 0.0 && (whole, thousandths) != (0, 0) {
+        out.push(b'-');
+    }
+    decimal(out, whole);
+    if thousandths != 0 {
+        let digits = [thousandths / 100, thousandths / 10 % 10, thousandths % 10];
+        let used = digits.iter().rposition(|&d| d != 0).map_or(0, |at| at + 1);
+        out.push(b'.');
+        out.extend(digits[..used].iter().map(|&d| b'0' + d as u8));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shown(value: f64) -> String {
+        let mut out = Vec::new();
+        fraction(&mut out, value);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn fractions_are_short() {
+        assert_eq!(shown(0.0), "0");
+        assert_eq!(shown(-0.0), "0");
+        assert_eq!(shown(12.5), "12.5");
+        assert_eq!(shown(-1.25), "-1.25");
+        assert_eq!(shown(0.9996), "1");
+        assert_eq!(shown(3.001), "3.001");
+        assert_eq!(shown(f64::NAN), "0");
+    }
+
+    proptest! {
+        #[test]
+        fn fractions_come_back(value in prop::num::f64::NORMAL) {
+            let back: f64 = shown(value).parse().unwrap();
+            prop_assert!((back - value).abs() <= 0.000_501);
+        }
+
+        #[test]
+        fn hex_is_as_printf_writes_it(value: u64) {
+            let text = HexText::new(value).bytes().to_vec();
+            prop_assert_eq!(text, format!(" {value:#x}").into_bytes());
+        }
+
+        #[test]
+        fn decimals_are_as_printf_writes_them(value: u64) {
+            let mut out = Vec::new();
+            decimal(&mut out, value);
+            prop_assert_eq!(out, value.to_string().into_bytes());
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Integer records whose scaled values give an estimate back.
+//!
+//! Readers scale a record of `c` samples and `s` bytes by `g(s / c)` with
+//! `g(a) = 1 / (1 - exp(-a / T))`. For one size this inverts exactly. Over
+//! mixed sizes `g` of the average is not the average of `g`, so one record
+//! cannot give both the objects and the bytes; two records can: the points
+//! `(g(a), a·g(a))` lie on a convex curve, an estimate lies above it, and for
+//! each pair of counts a chord through the estimate cuts the curve in two
+//! sizes that the counts weigh out.
+
+use crate::scale::{inverse_weight, weight};
+
+/// One record: sampled objects and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) count: u64,
+    pub(crate) size: u64,
+}
+
+/// One or two records for `samples` samples that stand for `objects` and
+/// `bytes`. The second is zero when one is enough.
+pub(crate) fn split(samples: u64, objects: f64, bytes: f64, interval: u64) -> [Record; 2] {
+    let usable = |v: f64| v.is_finite() && v > 0.0 && v < 9e18;
+    if interval <= 1 {
+        let whole = |v: f64| if usable(v) { v.round() as u64 } else { 0 };
+        return one(
+            whole(objects),
+            if whole(objects) == 0 { 0 } else { whole(bytes) },
+        );
+    }
+    if !usable(objects) || !usable(bytes) {
+        return [Record::default(); 2];
+    }
+    // From here on sizes are in units of the interval.
+    let estimate = Estimate {
+        objects,
+        units: bytes / interval as f64,
+        interval: interval as f64,
+    };
+    let single = estimate.single(samples.max(1));
+    if estimate.objects_error(&[single]) <= estimate.tolerance() {
+        return [single, Record::default()];
+    }
+    estimate.double(samples).unwrap_or_else(|| {
+        let fitting = (estimate.objects / weight(estimate.units / estimate.objects)).round();
+        [estimate.single((fitting as u64).max(1)), Record::default()]
+    })
+}
+
+fn one(count: u64, size: u64) -> [Record; 2] {
+    [Record { count, size }, Record::default()]
+}
+
+struct Estimate {
+    objects: f64,
+    units: f64,
+    interval: f64,
+}
+
+impl Estimate {
+    /// Largest error of the objects that is not worth a better split.
+    fn tolerance(&self) -> f64 {
+        (self.objects * 1e-4).max(0.5)
+    }
+
+    /// What the readers make of records, in objects and units.
+    fn scaled(&self, records: &[Record]) -> (f64, f64) {
+        records
+            .iter()
+            .filter(|r| r.count > 0 && r.size > 0)
+            .fold((0.0, 0.0), |(o, b), r| {
+                let (count, size) = (r.count as f64, r.size as f64 / self.interval);
+                let scale = weight(size / count);
+                (o + count * scale, b + size * scale)
+            })
+    }
+
+    fn objects_error(&self, records: &[Record]) -> f64 {
+        (self.scaled(records).0 - self.objects).abs()
+    }
+
+    /// The record of `count` samples that gives the bytes back.
+    fn single(&self, count: u64) -> Record {
+        self.record(count, average_for(self.units / count as f64))
+    }
+
+    /// A record of `count` samples with this average size in units.
+    fn record(&self, count: u64, average: f64) -> Record {
+        let size = (average * count as f64 * self.interval).round().max(1.0);
+        Record {
+            count,
+            size: size as u64,
+        }
+    }
+
+    /// Two records that give objects and bytes back. Several ways to share
+    /// the count are tried, for the one that loses least in rounding sizes.
+    fn double(&self, samples: u64) -> Option<[Record; 2]> {
+        // With more samples than this, no sizes give so few objects.
+        let most = self.objects / weight(self.units / self.objects);
+        let count = samples.min(most as u64);
+        if count < 2 {
+            return None;
+        }
+        let mut best: Option<(f64, [Record; 2])> = None;
+        let shares = [0.5, 0.25, 0.75, 0.1, 0.9, 0.35, 0.65, 0.02];
+        for share in shares {
+            let small = ((count as f64 * share) as u64).clamp(1, count - 1);
+            for records in self.chord(small, count - small).into_iter().flatten() {
+                let error = self.objects_error(&records);
+                if best.as_ref().is_none_or(|(least, _)| error < *least) {
+                    best = Some((error, records));
+                }
+            }
+            if best
+                .as_ref()
+                .is_some_and(|(error, _)| *error <= self.tolerance())
+            {
+                break;
+            }
+        }
+        best.map(|(_, records)| records)
+    }
+
+    /// The two ways of rounding the split with `small` samples of the smaller
+    /// size and `large` of the larger one.
+    fn chord(&self, small: u64, large: u64) -> [Option<[Record; 2]>; 2] {
+        let Some(average) = self.smaller_size(small as f64, large as f64) else {
+            return [None, None];
+        };
+        let size = average * small as f64 * self.interval;
+        [size.floor(), size.ceil()].map(|size| {
+            let first = Record {
+                count: small,
+                size: (size as u64).max(1),
+            };
+            let rest = self.units - self.scaled(&[first]).1;
+            (rest > large as f64)
+                .then(|| [first, self.record(large, average_for(rest / large as f64))])
+        })
+    }
+
+    /// The smaller of the two sizes, in units: the root of the bytes that both
+    /// records give, over the weight of the smaller size, which decides the
+    /// other's through the objects.
+    fn smaller_size(&self, small: f64, large: f64) -> Option<f64> {
+        let excess = |g: f64| {
+            let other = (self.objects - small * g) / large;
+            small * g * inverse_weight(g) + large * other * inverse_weight(other) - self.units
+        };
+        // Equal sizes give the fewest bytes for these objects; the more they
+        // differ, the more bytes, without bound as the larger weight nears 1.
+        let mut low = self.objects / (small + large);
+        let mut high = (self.objects - large) / small;
+        if !(low > 1.0 && high > low) {
+            return None;
+        }
+        let (mut f_low, mut f_high) = (excess(low), f64::INFINITY);
+        if f_low > 0.0 {
+            return None;
+        }
+        for _ in 0..200 {
+            let secant = low - f_low * (high - low) / (f_high - f_low);
+            let middle = if f_high.is_finite() && secant > low && secant < high {
+                // Stay off the ends, where false position creeps.
+                secant.clamp(low + (high - low) * 1e-3, high - (high - low) * 1e-3)
+            } else {
+                (low + high) / 2.0
+            };
+            let f = excess(middle);
+            if f.abs() <= self.units * 1e-12 || high - low <= low * 1e-14 {
+                return Some(inverse_weight(middle));
+            }
+            if f < 0.0 {
+                (low, f_low) = (middle, f);
+                f_high /= 2.0;
+            } else {
+                (high, f_high) = (middle, f);
+                f_low /= 2.0;
+            }
+        }
+        Some(inverse_weight((low + high) / 2.0))
+    }
+}
+
+/// The average size `u` in units at which `u·g(u)` is `h`; tiny when `h` is
+/// not above 1, which no size reaches.
+fn average_for(h: f64) -> f64 {
+    if h >= 40.0 {
+        return h;
+    }
+    // u·g(u) is 1 + u/2 + u²/12 near 0 and convex everywhere, so Newton's
+    // method from above converges monotonically.
+    let mut u = h;
+    for _ in 0..60 {
+        let shrink = (-u).exp();
+        let g = weight(u);
+        let slope = g * (1.0 - u * shrink * g);
+        let next = u - (u * g - h) / slope;
+        if next <= 0.0 {
+            return f64::MIN_POSITIVE;
+        }
+        if (next - u).abs() <= u * 1e-13 {
+            return next;
+        }
+        u = next;
+    }
+    u
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What readers make of the records, in objects and bytes.
+    fn read_back(records: &[Record; 2], interval: u64) -> (f64, f64) {
+        records
+            .iter()
+            .filter(|r| r.count > 0 && r.size > 0)
+            .fold((0.0, 0.0), |(o, b), r| {
+                let average = r.size as f64 / r.count as f64;
+                let scale = if interval <= 1 {
+                    1.0
+                } else {
+                    1.0 / (1.0 - (-average / interval as f64).exp())
+                };
+                (o + r.count as f64 * scale, b + r.size as f64 * scale)
+            })
+    }
+
+    fn estimate(sizes: &[u64], interval: u64) -> (f64, f64) {
+        sizes.iter().fold((0.0, 0.0), |(o, b), &size| {
+            let scale = 1.0 / (1.0 - (-(size as f64) / interval as f64).exp());
+            (o + scale, b + size as f64 * scale)
+        })
+    }
+
+    #[test]
+    fn one_size_is_one_exact_record() {
+        for (size, n) in [(1, 1), (16, 7), (1000, 1_000_000), (1 << 30, 3)] {
+            let (objects, bytes) = estimate(&[size], 1024);
+            let records = split(n, objects * n as f64, bytes * n as f64, 1024);
+            assert_eq!(records, one(n, n * size));
+        }
+    }
+
+    #[test]
+    fn interval_one_is_exact() {
+        assert_eq!(split(3, 3.0, 1234.0, 1), one(3, 1234));
+        assert_eq!(split(0, 0.0, 0.0, 1), one(0, 0));
+        assert_eq!(
+            split(2, 0.0, 5.0, 1),
+            one(0, 0),
+            "readers refuse bytes without objects"
+        );
+    }
+
+    #[test]
+    fn senseless_estimates_give_records_that_readers_accept() {
+        for (o, b) in [
+            (f64::NAN, 1.0),
+            (-1.0, 5.0),
+            (1.0, f64::INFINITY),
+            (0.0, 3.0),
+        ] {
+            assert_eq!(split(5, o, b, 1024), [Record::default(); 2]);
+        }
+        // Fewer bytes than any sampled object can stand for.
+        let records = split(5, 1000.0, 3.0, 1024);
+        assert!(records.iter().all(|r| (r.count == 0) == (r.size == 0)));
+    }
+
+    proptest! {
+        #[test]
+        fn mixtures_come_back_within_rounding(
+            sizes in prop::collection::vec((0u32..24, 1u64..64), 2..60),
+            log_interval in 0u32..20,
+        ) {
+            let interval = 1u64 << log_interval;
+            let sizes: Vec<u64> = sizes.iter().map(|&(e, m)| (m << e) / 8 + 1).collect();
+            let (objects, bytes) = estimate(&sizes, interval);
+            let (objects, bytes) = if interval == 1 {
+                (sizes.len() as f64, sizes.iter().sum::<u64>() as f64)
+            } else { (objects, bytes) };
+            let records = split(sizes.len() as u64, objects, bytes, interval);
+            let (o, b) = read_back(&records, interval);
+            prop_assert!((b - bytes).abs() <= 1.0 + bytes * 1e-9, "bytes {bytes} came back as {b}");
+            // A whole byte of the smaller record moves the objects by up to
+            // g'(a) = T / a^2, a the smallest average that the mix allows.
+            let smallest = *sizes.iter().min().unwrap() as f64;
+            let step = interval as f64 / (smallest * smallest);
+            prop_assert!((o - objects).abs() <= 1.0 + objects * 1e-3 + step,
+                "objects {objects} came back as {o}");
+        }
+    }
+}

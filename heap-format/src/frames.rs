@@ -1,0 +1,59 @@
+//! Names of allocator entry points, which heap reports leave out of stacks.
+
+use std::sync::LazyLock;
+
+/// The pattern of allocator frames that pprof removes from the leaf end of
+/// heap stacks; equal numbers need an equal set.
+pub(crate) static ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {
+    let posix = [
+        "calloc",
+        "cfree",
+        "malloc",
+        "free",
+        "memalign",
+        "do_memalign",
+    ];
+    let posix_rest = [
+        "(__)?posix_memalign",
+        "pvalloc",
+        "valloc",
+        "realloc",
+        "__libc_malloc",
+    ];
+    let tcmalloc = [
+        "tcmalloc::.*",
+        "tc_(c|p?v|re|m)alloc",
+        "tc_c?free",
+        "tc_(posix_)?memalign",
+    ];
+    let tcmalloc_new = ["tc_new(array)?(_nothrow)?", "tc_delete(array)?"];
+    let darwin = ["malloc_zone_(malloc|calloc|valloc|realloc|memalign|free)"];
+    let other = [
+        r"runtime\..*",
+        "BaseArena::.*",
+        "(::)?do_malloc(_no_errno|_pages)?",
+        "DoSampledAllocation",
+        "MallocedMemBlock::MallocedMemBlock",
+        "_M_allocate",
+        "__builtin_(vec_)?(new|delete)",
+        "__gnu_cxx::new_allocator::allocate",
+        "__malloc_alloc_template::allocate",
+        "allocate",
+        "cpp_alloc",
+        r"operator new(\[\])?",
+        "simple_alloc::allocate",
+    ];
+    let groups: [&[&str]; 6] = [
+        &posix,
+        &posix_rest,
+        &tcmalloc,
+        &tcmalloc_new,
+        &darwin,
+        &other,
+    ];
+    groups.concat().join("|")
+});
+
+/// Exceptions from [`ALLOCATOR_FRAMES`]: Go runtime frames that stand in the
+/// middle of stacks.
+pub(crate) const ALLOCATOR_KEEP: &str = r"runtime\.panic|runtime\.reflectcall|runtime\.call[0-9]*";

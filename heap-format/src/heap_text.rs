@@ -1,0 +1,378 @@
+//! Reading `heap profile:` text: this project's dumps and those of gperftools
+//! and tcmalloc.
+
+use std::io::Read;
+
+use crate::builder::intern;
+use crate::dump::facts::FactsReader;
+use crate::dump::{END, FACTS, SIGNATURE, STACK, VERSION};
+use crate::error::Fault;
+use crate::intern::Interner;
+use crate::lines::{Line, Lines};
+use crate::maps;
+use crate::profile::{
+    Detail, Format, Location, MARKERS, NO_MAPPING, Profile, ValueType, heap_sample_types,
+};
+use crate::scale::unsample;
+use crate::scan::Scan;
+
+/// How this kind of file starts.
+pub(crate) const START: &[u8] = b"heap profile:";
+
+/// The four numbers of a record: in use and allocated, objects and bytes.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Record {
+    live: (i64, i64),
+    allocated: (i64, i64),
+}
+
+impl Record {
+    fn parse(scan: &mut Scan) -> Option<Self> {
+        let mut number = |before: &[u8]| {
+            scan.blanks().literal(before)?;
+            scan.blanks().int()
+        };
+        let live = (number(b"")?, number(b":")?);
+        let allocated = (number(b"[")?, number(b":")?);
+        scan.blanks().literal(b"]")?;
+        Some(Self { live, allocated })
+    }
+
+    fn add(&mut self, other: &Record) {
+        let sum = |a: &mut (i64, i64), b: (i64, i64)| {
+            *a = (a.0.saturating_add(b.0), a.1.saturating_add(b.1));
+        };
+        sum(&mut self.live, other.live);
+        sum(&mut self.allocated, other.allocated);
+    }
+}
+
+/// What the first line says.
+struct Header {
+    totals: Record,
+    period: i64,
+    /// Whether counts are samples, to be scaled.
+    sampled: bool,
+}
+
+/// Reads the file that `lines` stands at the start of.
+pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
+    let Some(first) = lines.next()? else {
+        return Err(Fault::whole("is empty"));
+    };
+    if !first.complete {
+        return Err(cut("its first line"));
+    }
+    let header = parse_header(first.text)?;
+    let mut reader = Reader::new(header);
+    reader.run(lines)?;
+    reader.finish()
+}
+
+fn cut(at: &str) -> Fault {
+    Fault::here(format!(
+        "the file ends in {at}: it was cut off; fetch or copy the dump again"
+    ))
+}
+
+fn parse_header(text: &[u8]) -> Result<Header, Fault> {
+    let malformed = || Fault::here("is no complete \u{201c}heap profile:\u{201d} header");
+    let mut scan = Scan::new(text);
+    scan.literal(START).ok_or_else(malformed)?;
+    let totals = Record::parse(&mut scan).ok_or_else(malformed)?;
+    scan.blanks().literal(b"@").ok_or_else(malformed)?;
+    let kind = scan.blanks().rest().trim_ascii_end();
+    let (kind, period) = match kind.iter().position(|&c| c == b'/') {
+        Some(slash) => (&kind[..slash], Scan::new(&kind[slash + 1..]).int()),
+        None => (kind, None),
+    };
+    let (period, sampled) = match (kind, period) {
+        (b"heap_v2" | b"heapz_v2", Some(period)) => (period, true),
+        // The oldest format gives twice the mean distance between samples.
+        (b"heap", Some(period)) => (period / 2, true),
+        (b"heapprofile" | b"growth" | b"growthz" | b"fragmentation" | b"fragmentationz", _) => {
+            (1, false)
+        }
+        _ => {
+            let kind = String::from_utf8_lossy(kind);
+            return Err(Fault::here(format!(
+                "has the unknown heap profile kind \u{201c}{kind}\u{201d}"
+            )));
+        }
+    };
+    Ok(Header {
+        totals,
+        period,
+        sampled,
+    })
+}
+
+struct Reader {
+    header: Header,
+    profile: Profile,
+    interner: Interner,
+    /// Whether the values of stacks include allocated ones.
+    has_allocated: bool,
+    /// Sum of the records, to compare with the header.
+    seen: Record,
+    /// Set by the second line of this project's dumps.
+    ours: bool,
+    /// Whether the last stack still awaits its exact values.
+    open: bool,
+    facts: FactsReader,
+}
+
+impl Reader {
+    fn new(header: Header) -> Self {
+        let Record { live, allocated } = header.totals;
+        let has_allocated = (allocated.0 != live.0 && allocated.0 != 0)
+            || (allocated.1 != live.1 && allocated.1 != 0);
+        let profile = Profile {
+            format: Format::HeapText,
+            period: header.period,
+            period_type: Some(ValueType::new("space", "bytes")),
+            drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),
+            keep_frames: crate::frames::ALLOCATOR_KEEP.into(),
+            ..Profile::default()
+        };
+        Self {
+            header,
+            profile,
+            interner: Interner::new(),
+            has_allocated,
+            seen: Record::default(),
+            ours: false,
+            open: false,
+            facts: FactsReader::default(),
+        }
+    }
+
+    fn run<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
+        let mut number = 1;
+        while let Some(line) = lines.next()? {
+            number += 1;
+            let text = line.text.trim_ascii();
+            if is_maps_sentinel(text) {
+                return self.maps_and_facts(lines);
+            }
+            self.record_line(number, Line { text, ..line })?;
+        }
+        if self.ours || self.seen != self.header.totals || number == 1 {
+            return Err(cut("the stacks"));
+        }
+        Ok(())
+    }
+
+    fn record_line(&mut self, number: u64, line: Line) -> Result<(), Fault> {
+        let text = line.text;
+        if let Some(version) = text.strip_prefix(SIGNATURE).filter(|_| number == 2) {
+            return self.signature(version);
+        }
+        if self.ours && text.starts_with(STACK) {
+            return self.exact(&text[STACK.len()..]);
+        }
+        if text.is_empty() || text[0] == b'#' {
+            return Ok(());
+        }
+        if !line.complete {
+            return Err(cut("this line"));
+        }
+        self.stack(text)
+    }
+
+    fn signature(&mut self, version: &[u8]) -> Result<(), Fault> {
+        let version = std::str::from_utf8(version)
+            .ok()
+            .and_then(|v| v.parse::<u32>().ok());
+        match version {
+            Some(v) if v <= VERSION => {
+                self.ours = true;
+                self.has_allocated = true;
+                self.profile.format = Format::Dump;
+                Ok(())
+            }
+            Some(v) => Err(Fault::here(format!(
+                "the dump has version {v}, this program reads up to {VERSION}: use a newer one"
+            ))),
+            None => Err(Fault::here(
+                "the version of the dump is not a number: cut off or damaged",
+            )),
+        }
+    }
+
+    /// A stack. A second line with the same addresses belongs to the one
+    /// before: estimates over mixed sizes are written that way.
+    fn stack(&mut self, text: &[u8]) -> Result<(), Fault> {
+        let mut scan = Scan::new(text);
+        let malformed = || Fault::here("is neither a stack nor a comment");
+        let record = Record::parse(&mut scan).ok_or_else(malformed)?;
+        scan.blanks().literal(b"@").ok_or_else(malformed)?;
+        while !scan.blanks().rest().is_empty() {
+            let address = scan
+                .hex()
+                .ok_or_else(|| Fault::here("holds a malformed address"))?;
+            let number = intern(
+                &mut self.profile,
+                &mut self.interner,
+                address.wrapping_sub(1),
+            );
+            self.profile.stacks.push_frame(number);
+        }
+        self.seen.add(&record);
+        let (live, allocated) = (self.scaled(record.live), self.scaled(record.allocated));
+        let values = [allocated.0, allocated.1, live.0, live.1];
+        let values = if self.has_allocated {
+            &values[..]
+        } else {
+            &values[2..]
+        };
+        if self.open && self.repeats_last() {
+            self.profile.stacks.discard_open();
+            let start = self.profile.values.len() - values.len();
+            for (sum, value) in self.profile.values[start..].iter_mut().zip(values) {
+                *sum = sum.saturating_add(*value);
+            }
+            return Ok(());
+        }
+        self.profile.stacks.close();
+        self.profile.values.extend_from_slice(values);
+        self.open = self.ours;
+        Ok(())
+    }
+
+    fn scaled(&self, (objects, bytes): (i64, i64)) -> (i64, i64) {
+        if self.header.sampled && objects != 0 {
+            unsample(objects, bytes, self.header.period)
+        } else {
+            (objects, bytes)
+        }
+    }
+
+    fn repeats_last(&self) -> bool {
+        let stacks = &self.profile.stacks;
+        !stacks.is_empty() && stacks.get(stacks.len() - 1) == stacks.open_frames()
+    }
+
+    /// The exact values of the stack before.
+    fn exact(&mut self, fields: &[u8]) -> Result<(), Fault> {
+        if !self.open {
+            return Err(Fault::here("gives exact values without a stack before it"));
+        }
+        let mut scan = Scan::new(fields);
+        let mut values = [0.0; 10];
+        let mut used = 0;
+        while !scan.blanks().rest().is_empty() {
+            let slot = values.get_mut(used);
+            match (slot, scan.float()) {
+                (Some(slot), Some(value)) => *slot = value,
+                _ => return Err(Fault::here("holds malformed exact values")),
+            }
+            used += 1;
+        }
+        let detail = Detail::from_fields(values);
+        let start = self.profile.values.len() - 4;
+        self.profile.values[start..].copy_from_slice(&detail.values());
+        self.profile.details.push(detail);
+        self.open = false;
+        Ok(())
+    }
+
+    fn maps_and_facts<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
+        let mut maps = Vec::new();
+        let mut in_facts = false;
+        let mut ended = false;
+        while let Some(line) = lines.next()? {
+            let text = line.text;
+            if self.ours && text == END && line.complete {
+                ended = true;
+            } else if ended && !text.is_empty() {
+                return Err(Fault::here("something follows the end of the dump"));
+            } else if self.ours && text.starts_with(FACTS) {
+                in_facts = true;
+            } else if in_facts {
+                let Some(fact) = text.strip_prefix(b"# ").filter(|_| line.complete) else {
+                    return Err(cut("the facts"));
+                };
+                self.facts
+                    .line(&mut self.profile, fact)
+                    .map_err(Fault::Here)?;
+            } else if !(self.ours && is_marker(text)) {
+                maps.extend_from_slice(text);
+                maps.push(b'\n');
+            }
+        }
+        if self.ours && !ended {
+            return Err(cut(if in_facts { "the facts" } else { "the maps" }));
+        }
+        let used = maps.trim_ascii_end().len();
+        maps.truncate(used);
+        self.profile.facts.maps_text = maps;
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Profile, Fault> {
+        let mut profile = self.profile;
+        let types = heap_sample_types();
+        profile.sample_types = if self.has_allocated {
+            types
+        } else {
+            types[2..].to_vec()
+        };
+        profile.default_type = profile.sample_types.len() - 1;
+        if !profile.details.is_empty() && profile.details.len() != profile.stacks.len() {
+            return Err(Fault::whole(
+                "some stacks lack their exact values: the dump is damaged",
+            ));
+        }
+        let mappings = maps::parse(&profile.facts.maps_text);
+        profile.mappings = maps::with_modules(mappings, self.facts.modules);
+        place_symbols(
+            &mut profile,
+            self.interner,
+            self.facts.functions,
+            self.facts.symbols,
+        );
+        maps::assign(&mut profile);
+        Ok(profile)
+    }
+}
+
+/// Gives locations the source-level frames that the dump carries.
+fn place_symbols(
+    profile: &mut Profile,
+    mut interner: Interner,
+    functions: Vec<crate::profile::Function>,
+    symbols: Vec<(u64, Vec<crate::profile::Line>)>,
+) {
+    profile.functions = functions;
+    for (address, lines) in symbols {
+        let known = profile.locations.len();
+        let number = interner.intern(address).0 as usize;
+        if number >= known {
+            // Symbols of an address in no stack: keep numbers and places equal.
+            let mapping = NO_MAPPING;
+            profile.locations.push(Location {
+                address,
+                mapping,
+                first_line: 0,
+                line_count: 0,
+            });
+        }
+        let location = &mut profile.locations[number];
+        location.first_line = profile.lines.len() as u32;
+        location.line_count = lines.len() as u32;
+        profile.lines.extend(lines);
+    }
+}
+
+pub(crate) fn is_maps_sentinel(text: &[u8]) -> bool {
+    text == b"MAPPED_LIBRARIES:" || text == b"--- Memory map: ---"
+}
+
+/// Whether a line of the maps is the range of a pseudo-frame.
+fn is_marker(text: &[u8]) -> bool {
+    let starts = |m: &crate::profile::Marker| {
+        text.starts_with(format!("{:08x}-{:08x} ", m.address, m.address + m.len).as_bytes())
+    };
+    text.starts_with(b"00000") && MARKERS.iter().any(starts)
+}

@@ -1,0 +1,177 @@
+//! Reading jemalloc's own `heap_v2` text.
+
+use std::io::Read;
+
+use crate::builder::intern;
+use crate::error::Fault;
+use crate::heap_text::is_maps_sentinel;
+use crate::intern::Interner;
+use crate::lines::Lines;
+use crate::maps;
+use crate::profile::{Format, Profile, ValueType, heap_sample_types};
+use crate::scale::unsample;
+use crate::scan::Scan;
+
+/// How this kind of file starts.
+pub(crate) const START: &[u8] = b"heap_v2/";
+
+/// Reads the file that `lines` stands at the start of.
+pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
+    let Some(first) = lines.next()? else {
+        return Err(Fault::whole("is empty"));
+    };
+    let period = first
+        .text
+        .strip_prefix(START)
+        .filter(|_| first.complete)
+        .and_then(|text| {
+            let mut scan = Scan::new(text);
+            scan.int().filter(|_| scan.rest().is_empty())
+        })
+        .filter(|&period| period > 0)
+        .ok_or_else(|| Fault::here("is no complete \u{201c}heap_v2/INTERVAL\u{201d} header"))?;
+    let mut reader = Reader {
+        profile: empty(period),
+        interner: Interner::new(),
+        has_allocated: None,
+        awaiting: false,
+    };
+    reader.contexts(lines)?;
+    Ok(reader.finish())
+}
+
+fn empty(period: i64) -> Profile {
+    Profile {
+        format: Format::Jemalloc,
+        period,
+        period_type: Some(ValueType::new("space", "bytes")),
+        drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),
+        keep_frames: crate::frames::ALLOCATOR_KEEP.into(),
+        ..Profile::default()
+    }
+}
+
+struct Reader {
+    profile: Profile,
+    interner: Interner,
+    /// Whether accumulated values were kept; known from the totals.
+    has_allocated: Option<bool>,
+    /// Whether the last context still awaits its totals.
+    awaiting: bool,
+}
+
+impl Reader {
+    /// Everything from the totals to the end of the file.
+    fn contexts<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
+        while let Some(line) = lines.next()? {
+            let text = line.text.trim_ascii();
+            if is_maps_sentinel(text) {
+                self.complete_context()?;
+                return self.maps(lines);
+            }
+            if !line.complete {
+                break;
+            }
+            match text {
+                [] => {}
+                [b'@', stack @ ..] => self.context(stack)?,
+                [b't', b'*', b':', values @ ..] => self.values(values)?,
+                // A thread's share of the totals before.
+                [b't', b'0'..=b'9', ..] => {}
+                _ => return Err(Fault::here("is neither a stack nor its values")),
+            }
+        }
+        Err(Fault::here(
+            "the file ends before \u{201c}MAPPED_LIBRARIES:\u{201d}: it was cut off; copy the dump again",
+        ))
+    }
+
+    fn complete_context(&self) -> Result<(), Fault> {
+        if self.awaiting {
+            return Err(Fault::here(
+                "the stack before it has no \u{201c}t*:\u{201d} values",
+            ));
+        }
+        Ok(())
+    }
+
+    fn context(&mut self, stack: &[u8]) -> Result<(), Fault> {
+        self.complete_context()?;
+        if self.has_allocated.is_none() {
+            return Err(Fault::here(
+                "a stack comes before the \u{201c}t*:\u{201d} totals",
+            ));
+        }
+        let mut scan = Scan::new(stack);
+        while !scan.blanks().rest().is_empty() {
+            let address = scan
+                .hex()
+                .ok_or_else(|| Fault::here("holds a malformed address"))?;
+            let number = intern(
+                &mut self.profile,
+                &mut self.interner,
+                address.wrapping_sub(1),
+            );
+            self.profile.stacks.push_frame(number);
+        }
+        self.profile.stacks.close();
+        self.awaiting = true;
+        Ok(())
+    }
+
+    /// The totals of the file, or of the last context.
+    fn values(&mut self, text: &[u8]) -> Result<(), Fault> {
+        let [objects, bytes, all_objects, all_bytes] =
+            four(text).ok_or_else(|| Fault::here("holds malformed values"))?;
+        let Some(has_allocated) = self.has_allocated else {
+            self.has_allocated = Some((all_objects, all_bytes) != (0, 0));
+            return Ok(());
+        };
+        if !std::mem::take(&mut self.awaiting) {
+            return Err(Fault::here("gives values without a stack before it"));
+        }
+        let period = self.profile.period;
+        if has_allocated {
+            let (objects, bytes) = unsample(all_objects, all_bytes, period);
+            self.profile.values.extend([objects, bytes]);
+        }
+        let (objects, bytes) = unsample(objects, bytes, period);
+        self.profile.values.extend([objects, bytes]);
+        Ok(())
+    }
+
+    fn maps<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
+        let text = &mut self.profile.facts.maps_text;
+        while let Some(line) = lines.next()? {
+            text.extend_from_slice(line.text);
+            text.push(b'\n');
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Profile {
+        let mut profile = self.profile;
+        let types = heap_sample_types();
+        let has_allocated = self.has_allocated == Some(true);
+        profile.sample_types = if has_allocated {
+            types
+        } else {
+            types[2..].to_vec()
+        };
+        profile.default_type = profile.sample_types.len() - 1;
+        profile.mappings = maps::parse(&profile.facts.maps_text);
+        maps::assign(&mut profile);
+        profile
+    }
+}
+
+/// `N: B [N: B]`, perhaps followed by the name of a thread.
+fn four(text: &[u8]) -> Option<[i64; 4]> {
+    let mut scan = Scan::new(text);
+    let mut number = |before: &[u8]| {
+        scan.blanks().literal(before)?;
+        scan.blanks().int()
+    };
+    Some([number(b"")?, number(b":")?, number(b"[")?, number(b":")?])
+        .filter(|_| scan.blanks().literal(b"]").is_some())
+}

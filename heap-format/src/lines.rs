@@ -1,0 +1,136 @@
+//! Reading lines from a stream without keeping the stream.
+
+use std::io::{self, Read};
+
+const CHUNK: usize = 1 << 20;
+
+/// Longest line that is taken for one: a stack of millions of frames.
+const LONGEST: usize = 64 << 20;
+
+/// A line without its newline.
+#[derive(Clone, Copy)]
+pub(crate) struct Line<'a> {
+    pub(crate) text: &'a [u8],
+    /// Whether a newline ended it; the last line of a cut file has none.
+    pub(crate) complete: bool,
+}
+
+/// Lines of a stream, with their numbers.
+pub(crate) struct Lines<R> {
+    reader: R,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    eof: bool,
+    number: u64,
+}
+
+impl<R: Read> Lines<R> {
+    pub(crate) fn new(reader: R) -> Self {
+        Self {
+            reader,
+            buffer: Vec::new(),
+            start: 0,
+            end: 0,
+            eof: false,
+            number: 0,
+        }
+    }
+
+    /// Number of the line last returned, from 1.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The first bytes of what is still to be read, without consuming them.
+    pub(crate) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
+        while self.end - self.start < length && !self.eof {
+            self.fill()?;
+        }
+        Ok(&self.buffer[self.start..self.end.min(self.start + length)])
+    }
+
+    /// The next line, without a carriage return at its end.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
+        let mut scanned = 0;
+        let length = loop {
+            let pending = &self.buffer[self.start..self.end];
+            if let Some(at) = memchr::memchr(b'\n', &pending[scanned..]) {
+                break scanned + at;
+            }
+            scanned = pending.len();
+            if self.eof {
+                break scanned;
+            }
+            if scanned > LONGEST {
+                self.number += 1;
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("line {} is longer than {} MiB", self.number, LONGEST >> 20),
+                ));
+            }
+            self.fill()?;
+        };
+        let from = self.start;
+        let complete = from + length < self.end;
+        if length == 0 && !complete {
+            return Ok(None);
+        }
+        self.number += 1;
+        self.start = from + length + usize::from(complete);
+        let text = &self.buffer[from..from + length];
+        let text = text.strip_suffix(b"\r").unwrap_or(text);
+        Ok(Some(Line { text, complete }))
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.buffer.len() - self.end < CHUNK {
+            self.buffer.resize(self.end + CHUNK.max(self.end), 0);
+        }
+        loop {
+            match self.reader.read(&mut self.buffer[self.end..]) {
+                Ok(0) => self.eof = true,
+                Ok(n) => self.end += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            }
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reader that hands out one byte at a time.
+    struct Trickle<'a>(&'a [u8]);
+
+    impl Read for Trickle<'_> {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            let Some((&first, rest)) = self.0.split_first() else {
+                return Ok(0);
+            };
+            out[0] = first;
+            self.0 = rest;
+            Ok(1)
+        }
+    }
+
+    #[test]
+    fn lines_survive_any_chunking() {
+        let mut lines = Lines::new(Trickle(b"one\r\n\nthree"));
+        let mut seen = Vec::new();
+        while let Some(line) = lines.next().unwrap() {
+            seen.push((line.text.to_vec(), line.complete));
+        }
+        let expected: [(&[u8], bool); 3] = [(b"one", true), (b"", true), (b"three", false)];
+        assert_eq!(seen, expected.map(|(t, c)| (t.to_vec(), c)));
+        assert_eq!(lines.number(), 3);
+    }
+}

@@ -1,0 +1,246 @@
+//! The text of `/proc/PID/maps`, and assigning addresses to its ranges.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::profile::{BuildId, Mapping, NO_MAPPING, Profile};
+
+/// The executable ranges of a maps text, in its order. Lines that are no maps
+/// entry are skipped, as other readers skip them.
+pub fn parse(text: &[u8]) -> Vec<Mapping> {
+    text.split(|&c| c == b'\n').filter_map(parse_line).collect()
+}
+
+/// Parses one line, `None` when it is no entry or not executable.
+fn parse_line(line: &[u8]) -> Option<Mapping> {
+    let line = line.trim_ascii();
+    let (range, rest) = split_field(line);
+    let (start, rest, brief) = match range.iter().position(|&c| c == b'-') {
+        Some(dash) => (
+            (&range[..dash], &range[dash + 1..]),
+            rest,
+            range.ends_with(b":"),
+        ),
+        None => return None,
+    };
+    let end = start.1.strip_suffix(b":").unwrap_or(start.1);
+    let (start, end) = (hex(start.0)?, hex(end)?);
+    if brief {
+        return Some(brief_entry(start, end, rest));
+    }
+    let (permissions, rest) = split_field(rest);
+    if !permissions.iter().all(|c| b"-rwxps".contains(c)) || permissions.is_empty() {
+        return Some(brief_entry(
+            start,
+            end,
+            [permissions, rest].concat().as_slice(),
+        ));
+    }
+    if !permissions.contains(&b'x') {
+        return None;
+    }
+    let (offset, rest) = split_field(rest);
+    let (_device, rest) = split_field(rest);
+    let (_inode, path) = split_field(rest);
+    Some(Mapping {
+        start,
+        end,
+        file_offset: hex(offset).unwrap_or(0),
+        path: path_of(path),
+        ..Mapping::default()
+    })
+}
+
+/// `START-END: path (@offset) build-id`, the form without permissions.
+fn brief_entry(start: u64, end: u64, rest: &[u8]) -> Mapping {
+    let (path, rest) = split_field(rest);
+    let (at, rest) = split_field(rest);
+    let offset = at
+        .strip_prefix(b"(@")
+        .and_then(|o| o.strip_suffix(b")"))
+        .and_then(hex);
+    let id = if offset.is_some() {
+        split_field(rest).0
+    } else {
+        at
+    };
+    let build_id = std::str::from_utf8(id)
+        .ok()
+        .and_then(BuildId::from_hex)
+        .unwrap_or_default();
+    Mapping {
+        start,
+        end,
+        file_offset: offset.unwrap_or(0),
+        path: path_of(path),
+        build_id,
+        past: false,
+    }
+}
+
+/// The first blank-separated field, and the rest without leading blanks.
+fn split_field(text: &[u8]) -> (&[u8], &[u8]) {
+    let end = text
+        .iter()
+        .position(u8::is_ascii_whitespace)
+        .unwrap_or(text.len());
+    (&text[..end], text[end..].trim_ascii_start())
+}
+
+fn path_of(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(bytes))
+}
+
+/// A hex number of up to 16 digits, with or without `0x`.
+pub(crate) fn hex(text: &[u8]) -> Option<u64> {
+    let digits = text.strip_prefix(b"0x").unwrap_or(text);
+    if digits.is_empty() || digits.len() > 16 {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, &c| {
+        Some(value << 4 | u64::from(char::from(c).to_digit(16)?))
+    })
+}
+
+/// The path without the kernel's mark for a file that no longer exists, and
+/// whether it carried that mark.
+pub fn strip_deleted(path: &Path) -> (&Path, bool) {
+    match path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
+        Some(bytes) => (Path::new(OsStr::from_bytes(bytes)), true),
+        None => (path, false),
+    }
+}
+
+/// Adds what the modules know (build ids, unloaded ones) to the ranges of a
+/// maps text.
+pub(crate) fn with_modules(mut mappings: Vec<Mapping>, modules: Vec<Mapping>) -> Vec<Mapping> {
+    mappings.sort_by_key(|m| m.start);
+    let mut added = Vec::new();
+    for module in modules {
+        let first = mappings.partition_point(|m| m.end <= module.start);
+        let mut known = false;
+        if !module.past {
+            for mapping in mappings[first..]
+                .iter_mut()
+                .take_while(|m| m.start < module.end)
+            {
+                if strip_deleted(&mapping.path).0 == strip_deleted(&module.path).0 {
+                    mapping.build_id = module.build_id.clone();
+                    known |= mapping.contains(module.start);
+                }
+            }
+        }
+        if !known {
+            added.push(module);
+        }
+    }
+    mappings.extend(added);
+    mappings
+}
+
+/// Assigns each location that has none the mapping that holds its address.
+///
+/// Loaded modules win over unloaded ones, earlier entries over later ones. An
+/// address before a mapping that starts inside its file belongs to it too: some
+/// writers list only the second half of a range.
+pub(crate) fn assign(profile: &mut Profile) {
+    let mappings = &profile.mappings;
+    let mut order: Vec<u32> = (0..mappings.len() as u32).collect();
+    order.sort_by_key(|&i| mappings[i as usize].start);
+    let longest = order
+        .iter()
+        .map(|&i| span(&mappings[i as usize]))
+        .max()
+        .unwrap_or(0);
+    for location in &mut profile.locations {
+        if location.mapping == NO_MAPPING && location.address != 0 {
+            let found = find(mappings, &order, longest, location.address);
+            location.mapping = found.unwrap_or(NO_MAPPING);
+        }
+    }
+}
+
+fn span(mapping: &Mapping) -> u64 {
+    mapping.end.saturating_sub(mapping.start)
+}
+
+/// The best mapping for `address`. `order` is sorted by start, so that only
+/// those within `longest` before the address can hold it.
+fn find(mappings: &[Mapping], order: &[u32], longest: u64, address: u64) -> Option<u32> {
+    let behind = order.partition_point(|&i| mappings[i as usize].start <= address);
+    let holding = order[..behind]
+        .iter()
+        .rev()
+        .take(64)
+        .copied()
+        .take_while(|&i| address - mappings[i as usize].start < longest)
+        .filter(|&i| mappings[i as usize].contains(address))
+        .min_by_key(|&i| (mappings[i as usize].past, i));
+    holding.or_else(|| {
+        order[behind..].iter().take(1).copied().find(|&i| {
+            let m = &mappings[i as usize];
+            m.file_offset != 0 && m.start - address <= m.file_offset
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_executable_entries_are_taken() {
+        let text = b"55d0-55e0 r-xp 00001000 08:01 42 /usr/bin/x y (deleted)\n\
+            55e0-55f0 rw-p 00002000 08:01 42 /usr/bin/x\n\
+            MAPPED\n7ffe-7fff r-xp 00000000 00:00 0 [vdso]\nfoo=bar\n";
+        let maps = parse(text);
+        assert_eq!(maps.len(), 2);
+        assert_eq!(maps[0].path, Path::new("/usr/bin/x y (deleted)"));
+        assert_eq!(
+            (maps[0].start, maps[0].end, maps[0].file_offset),
+            (0x55d0, 0x55e0, 0x1000)
+        );
+        assert_eq!(maps[1].path, Path::new("[vdso]"));
+    }
+
+    #[test]
+    fn entries_without_permissions_are_taken_with_their_build_id() {
+        let maps = parse(b"0x40000-0x80000: /path/to/binary (@FF00) abc12345\n");
+        assert_eq!(maps.len(), 1);
+        assert_eq!(
+            (maps[0].start, maps[0].end, maps[0].file_offset),
+            (0x40000, 0x80000, 0xff00)
+        );
+        assert_eq!(maps[0].build_id.to_string(), "abc12345");
+        assert_eq!(maps[0].path, Path::new("/path/to/binary"));
+    }
+
+    #[test]
+    fn modules_give_build_ids_and_unloaded_ranges() {
+        let maps = parse(b"1000-2000 r-xp 0 0:0 1 /a\n3000-4000 r-xp 0 0:0 2 /b\n");
+        let id = BuildId(vec![1]);
+        let module = |start, path: &str, past| Mapping {
+            start,
+            end: start + 0x1000,
+            path: path.into(),
+            build_id: id.clone(),
+            past,
+            ..Mapping::default()
+        };
+        let merged = with_modules(
+            maps,
+            vec![module(0x1000, "/a", false), module(0x3000, "/gone", true)],
+        );
+        assert_eq!(merged.len(), 3);
+        assert_eq!(merged[0].build_id, id);
+        assert!(merged[1].build_id.is_empty());
+        assert!(merged[2].past);
+        let order: Vec<u32> = vec![0, 1, 2];
+        assert_eq!(
+            find(&merged, &order, 0x1000, 0x3800),
+            Some(1),
+            "loaded wins over unloaded"
+        );
+    }
+}

@@ -1,0 +1,500 @@
+//! The profile as data: what every reader fills and every report consumes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Index value that means "no mapping" in [`Location::mapping`].
+pub const NO_MAPPING: u32 = u32::MAX;
+
+/// Address, as written in a dump, of the pseudo-frame that stands outermost in
+/// a stack which could not be unwound to its end.
+pub const TRUNCATED_ADDRESS: u64 = 0x101;
+
+/// Address, as written in a dump, of the single pseudo-frame that collects the
+/// samples which found the target's table full.
+pub const TABLE_FULL_ADDRESS: u64 = 0x201;
+
+/// The pseudo-frames: lookup address, length of the range that stands for it
+/// in the dump's maps, and the name people see. The kernel keeps the first
+/// page of an address space unmapped, so no module can claim these.
+pub const MARKERS: [Marker; 2] = [
+    Marker {
+        address: TRUNCATED_ADDRESS - 1,
+        len: 0x100,
+        name: "[truncated]",
+    },
+    Marker {
+        address: TABLE_FULL_ADDRESS - 1,
+        len: 0x100,
+        name: "[table full]",
+    },
+];
+
+/// A pseudo-frame with a reserved address; see [`MARKERS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marker {
+    /// Lookup address, also the start of the marker's range.
+    pub address: u64,
+    /// Length of the marker's range.
+    pub len: u64,
+    /// What reports print.
+    pub name: &'static str,
+}
+
+/// The marker that a lookup address stands for.
+pub fn marker_at(address: u64) -> Option<&'static Marker> {
+    MARKERS
+        .iter()
+        .find(|m| address.wrapping_sub(m.address) < m.len)
+}
+
+/// What a column of sample values counts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ValueType {
+    /// `inuse_space`, `alloc_objects`, `cpu`, …
+    pub kind: String,
+    /// `bytes`, `count`, `nanoseconds`, …
+    pub unit: String,
+}
+
+impl ValueType {
+    /// A value type from its two names.
+    pub fn new(kind: &str, unit: &str) -> Self {
+        Self {
+            kind: kind.into(),
+            unit: unit.into(),
+        }
+    }
+}
+
+/// The four columns of a heap profile, in pprof's order.
+pub fn heap_sample_types() -> Vec<ValueType> {
+    [
+        ("alloc_objects", "count"),
+        ("alloc_space", "bytes"),
+        ("inuse_objects", "count"),
+        ("inuse_space", "bytes"),
+    ]
+    .map(|(kind, unit)| ValueType::new(kind, unit))
+    .to_vec()
+}
+
+/// The format that a profile was read from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// This project's dump, with its section of exact values and facts.
+    #[default]
+    Dump,
+    /// gperftools or tcmalloc heap text, or a dump whose section was removed.
+    HeapText,
+    /// jemalloc's own `heap_v2` text.
+    Jemalloc,
+    /// pprof's protobuf, gzipped or not.
+    Pprof,
+    /// gperftools' binary CPU profile.
+    CpuProfile,
+    /// Folded stacks.
+    Folded,
+    /// The text that `perf script` prints.
+    PerfScript,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Format::Dump => "heap dump",
+            Format::HeapText => "gperftools heap text",
+            Format::Jemalloc => "jemalloc heap text",
+            Format::Pprof => "pprof protobuf",
+            Format::CpuProfile => "gperftools CPU profile",
+            Format::Folded => "folded stacks",
+            Format::PerfScript => "perf script text",
+        })
+    }
+}
+
+/// A GNU build id. Empty means unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BuildId(pub Vec<u8>);
+
+impl BuildId {
+    /// Parses lower- or upper-case hex; `None` for anything else.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let digits = text.as_bytes();
+        if !digits.len().is_multiple_of(2) || digits.len() > 128 {
+            return None;
+        }
+        let nibble = |c: u8| char::from(c).to_digit(16).map(|d| d as u8);
+        let bytes: Option<Vec<u8>> = digits
+            .chunks(2)
+            .map(|pair| Some(nibble(pair[0])? << 4 | nibble(pair[1])?))
+            .collect();
+        bytes.map(Self)
+    }
+
+    /// Whether no build id is known.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// An executable range of the target's address space.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mapping {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// Offset in the file that `start` corresponds to.
+    pub file_offset: u64,
+    /// Build id of the file; empty when unknown.
+    pub build_id: BuildId,
+    /// The file as the target named it; empty for anonymous memory.
+    pub path: PathBuf,
+    /// Unmapped before the dump was taken (`dlclose`).
+    pub past: bool,
+}
+
+impl Mapping {
+    /// Whether the range holds `address`.
+    pub fn contains(&self, address: u64) -> bool {
+        self.start <= address && address < self.end
+    }
+}
+
+/// A place in the code.
+///
+/// `address` is the *lookup address*: for a return address, the address minus
+/// one, so that it lies inside the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// Lookup address; 0 when the format carries names only.
+    pub address: u64,
+    /// Index into [`Profile::mappings`], or [`NO_MAPPING`].
+    pub mapping: u32,
+    /// First of this location's entries in [`Profile::lines`].
+    pub first_line: u32,
+    /// Number of entries; more than one when functions were inlined, innermost
+    /// first. 0 when the location is not symbolized.
+    pub line_count: u32,
+}
+
+/// One source-level frame of a symbolized location.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Line {
+    /// Index into [`Profile::functions`].
+    pub function: u32,
+    /// Line number; 0 when unknown.
+    pub line: u32,
+    /// Column; 0 when unknown.
+    pub column: u32,
+}
+
+/// A function of the target.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Function {
+    /// Name for people, demangled.
+    pub name: String,
+    /// Name in the symbol table; may be empty.
+    pub system_name: String,
+    /// Source file; may be empty.
+    pub file: String,
+    /// Line that the function starts at; 0 when unknown.
+    pub start_line: u32,
+}
+
+/// What our own dumps know of a stack beyond the four pprof values.
+///
+/// Objects and bytes are unbiased estimates: each sample counts for
+/// `W = 1 / (1 - exp(-size / interval))` objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Detail {
+    /// Samples taken.
+    pub alloc_samples: u64,
+    /// Of these, freed again.
+    pub free_samples: u64,
+    /// Objects allocated.
+    pub alloc_objects: f64,
+    /// Bytes allocated.
+    pub alloc_bytes: f64,
+    /// Objects freed.
+    pub freed_objects: f64,
+    /// Bytes freed.
+    pub freed_bytes: f64,
+    /// Sum over live objects of weight × age, in object-milliseconds.
+    pub live_age_ms_sum: f64,
+    /// Sum over freed objects of weight × lifetime, in object-milliseconds.
+    pub freed_lifetime_ms_sum: f64,
+    /// Variance of `alloc_bytes`.
+    pub alloc_variance: f64,
+    /// Variance of the live bytes.
+    pub live_variance: f64,
+}
+
+impl Detail {
+    /// Samples whose objects are still live.
+    pub fn live_samples(&self) -> u64 {
+        self.alloc_samples.saturating_sub(self.free_samples)
+    }
+
+    /// Live objects. Exactly 0 when no sample is live, whatever rounding left.
+    pub fn live_objects(&self) -> f64 {
+        self.live(self.alloc_objects - self.freed_objects)
+    }
+
+    /// Live bytes. Exactly 0 when no sample is live, whatever rounding left.
+    pub fn live_bytes(&self) -> f64 {
+        self.live(self.alloc_bytes - self.freed_bytes)
+    }
+
+    fn live(&self, difference: f64) -> f64 {
+        if self.live_samples() == 0 {
+            0.0
+        } else {
+            difference.max(0.0)
+        }
+    }
+
+    /// The four pprof values, rounded, in the order of [`heap_sample_types`].
+    pub fn values(&self) -> [i64; 4] {
+        [
+            self.alloc_objects,
+            self.alloc_bytes,
+            self.live_objects(),
+            self.live_bytes(),
+        ]
+        .map(|v| v.round() as i64)
+    }
+
+    /// The fields as floats, in the order in which a dump stores them.
+    pub(crate) fn to_fields(self) -> [f64; 10] {
+        [
+            self.alloc_samples as f64,
+            self.free_samples as f64,
+            self.alloc_objects,
+            self.alloc_bytes,
+            self.freed_objects,
+            self.freed_bytes,
+            self.live_age_ms_sum,
+            self.freed_lifetime_ms_sum,
+            self.alloc_variance,
+            self.live_variance,
+        ]
+    }
+
+    /// The inverse of [`Detail::to_fields`].
+    pub(crate) fn from_fields(f: [f64; 10]) -> Self {
+        Self {
+            alloc_samples: f[0] as u64,
+            free_samples: f[1] as u64,
+            alloc_objects: f[2],
+            alloc_bytes: f[3],
+            freed_objects: f[4],
+            freed_bytes: f[5],
+            live_age_ms_sum: f[6],
+            freed_lifetime_ms_sum: f[7],
+            alloc_variance: f[8],
+            live_variance: f[9],
+        }
+    }
+
+    /// Adds `other`, as when two dumps are merged.
+    pub fn add(&mut self, other: &Detail) {
+        let (a, b) = (self.to_fields(), other.to_fields());
+        *self = Detail::from_fields(std::array::from_fn(|i| a[i] + b[i]));
+    }
+}
+
+/// A label on a stack, as pprof profiles carry them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Label {
+    /// Index of the stack.
+    pub stack: u32,
+    /// Name of the label.
+    pub key: String,
+    /// Its value.
+    pub value: LabelValue,
+}
+
+/// The value of a [`Label`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum LabelValue {
+    /// Text.
+    Text(String),
+    /// A number and its unit.
+    Number(i64, String),
+}
+
+/// What a dump says about where it comes from. Every fact is optional.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Process id of the target.
+    pub pid: Option<u32>,
+    /// Short name of the process.
+    pub process: Option<String>,
+    /// Path of the executable.
+    pub exe: Option<PathBuf>,
+    /// Build id of the executable; empty when unknown.
+    pub exe_build_id: BuildId,
+    /// Command line; empty when unknown.
+    pub command_line: Vec<String>,
+    /// Boot id of the host.
+    pub boot_id: Option<String>,
+    /// Start of the session, Unix time in nanoseconds.
+    pub start_unix_ns: Option<u64>,
+    /// End of the session, Unix time in nanoseconds.
+    pub end_unix_ns: Option<u64>,
+    /// Length of the session.
+    pub duration_ns: Option<u64>,
+    /// Earlier intervals, when the interval changed: Unix time in nanoseconds
+    /// from which each was valid, and the interval in bytes.
+    pub intervals: Vec<(u64, u64)>,
+    /// Number of this dump among those of its process.
+    pub sequence: Option<u64>,
+    /// What caused the dump.
+    pub trigger: Option<String>,
+    /// How the session ended: `live`, `target died`, …
+    pub ended: Option<String>,
+    /// Counters of the agent by name.
+    pub counters: BTreeMap<String, u64>,
+    /// Statistics of the allocator by name.
+    pub allocator: BTreeMap<String, u64>,
+    /// The text of `/proc/PID/maps`, or what stood in its place.
+    pub maps_text: Vec<u8>,
+}
+
+/// Stacks, flattened: frames of all of them in one array.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stacks {
+    ends: Vec<u64>,
+    frames: Vec<u32>,
+}
+
+impl Stacks {
+    /// Number of stacks.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The frames of stack `index`, leaf first: indices into
+    /// [`Profile::locations`].
+    pub fn get(&self, index: usize) -> &[u32] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.frames[start as usize..self.ends[index] as usize]
+    }
+
+    /// All stacks in order.
+    pub fn iter(&self) -> impl Iterator<Item = &[u32]> + '_ {
+        (0..self.len()).map(|i| self.get(i))
+    }
+
+    /// Appends one frame to the stack under construction.
+    pub(crate) fn push_frame(&mut self, location: u32) {
+        self.frames.push(location);
+    }
+
+    /// Ends the stack under construction.
+    pub(crate) fn close(&mut self) {
+        self.ends.push(self.frames.len() as u64);
+    }
+
+    /// The frames pushed since the last [`Stacks::close`].
+    pub(crate) fn open_frames(&self) -> &[u32] {
+        &self.frames[self.ends.last().map_or(0, |&end| end as usize)..]
+    }
+
+    /// Drops the frames pushed since the last [`Stacks::close`].
+    pub(crate) fn discard_open(&mut self) {
+        self.frames
+            .truncate(self.ends.last().map_or(0, |&end| end as usize));
+    }
+
+    /// Total number of frames.
+    pub fn frame_count(&self) -> usize {
+        self.frames.len()
+    }
+}
+
+/// A profile: stacks with values, and what is known about their addresses.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Profile {
+    /// Where it was read from.
+    pub format: Format,
+    /// What the values count.
+    pub sample_types: Vec<ValueType>,
+    /// The column that reports show unless told otherwise.
+    pub default_type: usize,
+    /// Sampling interval in the unit of `period_type`; 0 when unknown.
+    pub period: i64,
+    /// What `period` counts.
+    pub period_type: Option<ValueType>,
+    /// Distinct places in the code.
+    pub locations: Vec<Location>,
+    /// Source-level frames of symbolized locations.
+    pub lines: Vec<Line>,
+    /// Functions that `lines` refer to.
+    pub functions: Vec<Function>,
+    /// Executable ranges, in the order in which the dump lists them.
+    pub mappings: Vec<Mapping>,
+    /// The stacks.
+    pub stacks: Stacks,
+    /// Values, `sample_types.len()` for each stack.
+    pub values: Vec<i64>,
+    /// One for each stack, or none at all.
+    pub details: Vec<Detail>,
+    /// Labels, in ascending order of stack.
+    pub labels: Vec<Label>,
+    /// Regular expression of frames that reports leave out together with all
+    /// they called, as pprof defines it; empty for none.
+    pub drop_frames: String,
+    /// Exceptions from `drop_frames`; empty for none.
+    pub keep_frames: String,
+    /// Comments.
+    pub comments: Vec<String>,
+    /// What the dump says about itself.
+    pub facts: Facts,
+}
+
+impl Profile {
+    /// The values of stack `index`, one for each sample type.
+    pub fn values_of(&self, index: usize) -> &[i64] {
+        let n = self.sample_types.len();
+        &self.values[index * n..(index + 1) * n]
+    }
+
+    /// Column of the sample type called `kind`.
+    pub fn type_index(&self, kind: &str) -> Option<usize> {
+        self.sample_types.iter().position(|t| t.kind == kind)
+    }
+
+    /// The source-level frames of a location, innermost first.
+    pub fn lines_of(&self, location: &Location) -> &[Line] {
+        let first = location.first_line as usize;
+        &self.lines[first..first + location.line_count as usize]
+    }
+
+    /// Sum of a column; saturates.
+    pub fn total(&self, column: usize) -> i64 {
+        let n = self.sample_types.len();
+        let sum: i128 = self
+            .values
+            .iter()
+            .skip(column)
+            .step_by(n)
+            .map(|&v| i128::from(v))
+            .sum();
+        sum.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+    }
+}

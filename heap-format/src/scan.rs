@@ -1,0 +1,123 @@
+//! Scanning numbers in a line.
+
+/// A position in a line.
+pub(crate) struct Scan<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Scan<'a> {
+    pub(crate) fn new(text: &'a [u8]) -> Self {
+        Self { rest: text }
+    }
+
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    pub(crate) fn blanks(&mut self) -> &mut Self {
+        while let [b' ' | b'\t', rest @ ..] = self.rest {
+            self.rest = rest;
+        }
+        self
+    }
+
+    /// Consumes `text` if it comes next.
+    pub(crate) fn literal(&mut self, text: &[u8]) -> Option<()> {
+        self.rest = self.rest.strip_prefix(text)?;
+        Some(())
+    }
+
+    /// A decimal number, perhaps negative.
+    pub(crate) fn int(&mut self) -> Option<i64> {
+        let (negative, digits) = match self.rest {
+            [b'-', rest @ ..] => (true, rest),
+            _ => (false, self.rest),
+        };
+        let mut value: i64 = 0;
+        let mut used = 0;
+        for &c in digits {
+            if !c.is_ascii_digit() {
+                break;
+            }
+            value = value.checked_mul(10)?.checked_sub(i64::from(c - b'0'))?;
+            used += 1;
+        }
+        if used == 0 {
+            return None;
+        }
+        self.rest = &digits[used..];
+        if negative {
+            Some(value)
+        } else {
+            value.checked_neg()
+        }
+    }
+
+    /// A hex number, with or without `0x`, up to the next blank.
+    pub(crate) fn hex(&mut self) -> Option<u64> {
+        let digits = self.rest.strip_prefix(b"0x").unwrap_or(self.rest);
+        let mut value: u64 = 0;
+        let mut used = 0;
+        for &c in digits {
+            let digit = HEX[c as usize];
+            if digit > 15 {
+                break;
+            }
+            value = value << 4 | u64::from(digit);
+            used += 1;
+        }
+        if used == 0 || used > 16 {
+            return None;
+        }
+        self.rest = &digits[used..];
+        Some(value)
+    }
+
+    /// A number with an optional fraction or exponent.
+    pub(crate) fn float(&mut self) -> Option<f64> {
+        let end = self
+            .rest
+            .iter()
+            .position(|&c| c == b' ')
+            .unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        std::str::from_utf8(word)
+            .ok()?
+            .parse()
+            .ok()
+            .filter(|v: &f64| v.is_finite())
+    }
+}
+
+const HEX: [u8; 256] = {
+    let mut table = [0xff; 256];
+    let mut i = 0;
+    while i < 10 {
+        table[b'0' as usize + i] = i as u8;
+        i += 1;
+    }
+    let mut i = 0;
+    while i < 6 {
+        table[b'a' as usize + i] = 10 + i as u8;
+        table[b'A' as usize + i] = 10 + i as u8;
+        i += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_bounded() {
+        assert_eq!(Scan::new(b"-9223372036854775808").int(), Some(i64::MIN));
+        assert_eq!(Scan::new(b"9223372036854775808").int(), None);
+        assert_eq!(Scan::new(b"0xffffffffffffffff ").hex(), Some(u64::MAX));
+        assert_eq!(Scan::new(b"0x10000000000000000").hex(), None);
+        assert_eq!(Scan::new(b"x").hex(), None);
+        assert_eq!(Scan::new(b"1.5 2").float(), Some(1.5));
+        assert_eq!(Scan::new(b"inf").float(), None);
+    }
+}

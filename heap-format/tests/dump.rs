@@ -1,0 +1,218 @@
+//! What is written is read back, and a damaged dump is refused.
+
+use heap_format::{
+    BuildId, Detail, Facts, Format, Function, Line, Mapping, Profile, ProfileBuilder,
+    TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump, read,
+};
+use proptest::prelude::*;
+
+fn written(profile: &Profile) -> Vec<u8> {
+    let mut out = Vec::new();
+    dump::write(profile, &mut out).unwrap();
+    out
+}
+
+/// A detail of samples of these sizes, of which some are freed.
+fn detail(sizes: &[(u64, bool)], interval: u64) -> Detail {
+    let mut d = Detail::default();
+    for &(size, freed) in sizes {
+        let n = size as f64;
+        let weight = if interval <= 1 {
+            1.0
+        } else {
+            1.0 / (1.0 - (-n / interval as f64).exp())
+        };
+        d.alloc_samples += 1;
+        d.alloc_objects += weight;
+        d.alloc_bytes += weight * n;
+        d.alloc_variance += weight * n * (weight * n - n);
+        if freed {
+            d.free_samples += 1;
+            d.freed_objects += weight;
+            d.freed_bytes += weight * n;
+            d.freed_lifetime_ms_sum += weight * 12.0;
+        } else {
+            d.live_age_ms_sum += weight * 40.0;
+            d.live_variance += weight * n * (weight * n - n);
+        }
+    }
+    d
+}
+
+fn sample() -> Profile {
+    let mut builder = ProfileBuilder::new(1024);
+    builder.module(Mapping {
+        start: 0x55d0_0000_0000,
+        end: 0x55d0_0010_0000,
+        file_offset: 0x2000,
+        build_id: BuildId(vec![0xab, 0xcd]),
+        path: "/usr/bin/a server".into(),
+        past: false,
+    });
+    builder.module(Mapping {
+        start: 0x7f00_0000_0000,
+        end: 0x7f00_0010_0000,
+        path: "/lib/unloaded.so".into(),
+        past: true,
+        ..Mapping::default()
+    });
+    builder.facts(Facts {
+        pid: Some(4711),
+        process: Some("a server".into()),
+        exe: Some("/usr/bin/a server".into()),
+        exe_build_id: BuildId(vec![0xab, 0xcd]),
+        command_line: vec!["./a server".into(), "--line\nbreak\\x41".into(), "".into()],
+        start_unix_ns: Some(1_700_000_000_000_000_000),
+        duration_ns: Some(60_000_000_000),
+        intervals: vec![(1_700_000_000_000_000_000, 2048)],
+        trigger: Some("timer".into()),
+        ended: Some("target died".into()),
+        counters: [("samples".into(), 17), ("table full".into(), 0)].into(),
+        allocator: [("resident".into(), 1 << 30)].into(),
+        ..Facts::default()
+    });
+    let a = 0x55d0_0000_1000;
+    builder.stack(
+        [a, a + 0x20, a + 0x40],
+        &detail(&[(64, false), (64, true)], 1024),
+    );
+    builder.stack(
+        [a + 8, a + 0x20, TRUNCATED_ADDRESS],
+        &detail(&[(16, false), (5000, false)], 1024),
+    );
+    builder.stack([TABLE_FULL_ADDRESS], &detail(&[(100, true)], 1024));
+    builder.stack([], &detail(&[(100_000, false)], 1024));
+    builder.finish()
+}
+
+#[test]
+fn a_dump_comes_back_exactly() {
+    let profile = sample();
+    let back = read(&written(&profile), "x.heap").unwrap();
+    assert_eq!(back.format, Format::Dump);
+    assert_eq!(back.values, profile.values);
+    assert_eq!(back.stacks, profile.stacks);
+    for (a, b) in back.details.iter().zip(&profile.details) {
+        assert_eq!(
+            (a.alloc_samples, a.free_samples),
+            (b.alloc_samples, b.free_samples)
+        );
+        assert!((a.alloc_bytes - b.alloc_bytes).abs() < 0.001);
+        assert!((a.live_variance - b.live_variance).abs() < 0.001);
+    }
+    let mut facts = back.facts.clone();
+    assert_eq!(
+        facts.maps_text,
+        b"55d000000000-55d000100000 r-xp 00002000 00:00 0 /usr/bin/a server"
+    );
+    facts.maps_text.clear();
+    assert_eq!(facts, profile.facts);
+    assert_eq!(back.mappings, profile.mappings);
+    assert_eq!(
+        written(&back),
+        written(&read(&written(&back), "x.heap").unwrap())
+    );
+}
+
+#[test]
+fn symbols_travel_in_the_dump() {
+    let mut profile = sample();
+    profile.functions = vec![
+        Function {
+            name: "a<b>\tc".into(),
+            system_name: "_Za".into(),
+            ..Function::default()
+        },
+        Function {
+            name: "main".into(),
+            file: "/src/main.c".into(),
+            start_line: 3,
+            ..Function::default()
+        },
+    ];
+    profile.lines = vec![
+        Line {
+            function: 0,
+            line: 7,
+            column: 1,
+        },
+        Line {
+            function: 1,
+            line: 9,
+            column: 0,
+        },
+    ];
+    profile.locations[1].line_count = 2;
+    let back = read(&written(&profile), "x.heap").unwrap();
+    assert_eq!(back.functions[0].name, "a<b> c");
+    assert_eq!(back.functions[1], profile.functions[1]);
+    assert_eq!(back.lines_of(&back.locations[1]), &profile.lines[..]);
+    assert!(back.lines_of(&back.locations[0]).is_empty());
+}
+
+#[test]
+fn a_dump_cut_anywhere_is_refused() {
+    let dump = written(&sample());
+    for length in 0..dump.len() {
+        let error = match read(&dump[..length], "cut.heap") {
+            Err(error) => error.to_string(),
+            // The newline behind the end marker carries nothing.
+            Ok(_) => panic!("{length} of {} bytes were accepted", dump.len()),
+        };
+        assert!(error.contains("cut.heap"), "{error}");
+        assert!(length < 13 || error.contains("line "), "{length}: {error}");
+    }
+    assert!(read(&dump, "whole.heap").is_ok());
+}
+
+#[test]
+fn without_its_comments_a_dump_reads_within_rounding() {
+    let profile = sample();
+    let text = String::from_utf8(written(&profile)).unwrap();
+    let plain: String = text
+        .lines()
+        .filter(|l| !l.starts_with('#'))
+        .map(|l| l.to_owned() + "\n")
+        .collect();
+    let back = read(plain.as_bytes(), "x.heap").unwrap();
+    assert_eq!(back.format, Format::HeapText);
+    for column in 0..4 {
+        let (a, b) = (back.total(column), profile.total(column));
+        // Each line's scaled values are truncated.
+        assert!((a - b).abs() <= 6, "column {column}: {a} for {b}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_profile_comes_back(
+        stacks in prop::collection::vec(
+            (
+                prop::collection::vec(1u64..u64::MAX, 0..12),
+                prop::collection::vec((1u64..1 << 30, any::<bool>()), 1..20),
+            ),
+            0..20,
+        ),
+        log_interval in 0u32..22,
+    ) {
+        let interval = 1 << log_interval;
+        let mut builder = ProfileBuilder::new(interval);
+        for (addresses, sizes) in &stacks {
+            builder.stack(addresses.iter().copied(), &detail(sizes, interval));
+        }
+        let profile = builder.finish();
+        let back = read(&written(&profile), "x.heap").unwrap();
+        prop_assert_eq!(&back.stacks, &profile.stacks);
+        for (a, b) in back.values.iter().zip(&profile.values) {
+            prop_assert!((a - b).abs() <= 1);
+        }
+    }
+
+    #[test]
+    fn mangled_dumps_never_panic(at in any::<prop::sample::Index>(), byte: u8) {
+        let mut dump = written(&sample());
+        let at = at.index(dump.len());
+        dump[at] = byte;
+        let _ = read(&dump, "x.heap");
+    }
+}
