@@ -1,1 +1,87 @@
-//! Lock-free, allocation-free stack unwinding from inside a malloc call.
+//! Stack unwinding from inside a `malloc` call.
+//!
+//! # Promises
+//! - No lock, no allocation, no call into the loader, no wait: an unwind is
+//!   arithmetic on the caller's registers, reads of its stack and reads of the
+//!   modules' `.eh_frame`.
+//! - Every stack word is read inside memory that was found readable
+//!   ([`stack::Stack`]); a damaged frame ends one stack, never the process.
+//! - Rules are compiled once per return address by `gimli` and kept in a table
+//!   shared by all threads ([`cache::RuleCache`]), about 5 ns a step.
+//! - A stack whose outer part is unchanged since the thread's last one costs
+//!   one or two compares for each unchanged frame ([`walk::Walker`]), and the
+//!   result is the same as without that memory, with certainty: an unwind is a
+//!   pure function of (ip, sp, fp) and the words it read, and those are compared.
+//!
+//! # The caller must
+//! - give registers that belong together: the return address, the stack pointer
+//!   after the return, the frame pointer;
+//! - keep the modules' tables mapped while their code is on the stack (the loader
+//!   does), and bump the generation when a module's address range is used anew;
+//! - use a [`walk::Walker`] from one thread at a time.
+//!
+//! # Limits
+//! x86-64 and aarch64, little-endian, DWARF call-frame information as compilers
+//! emit it (System V ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are
+//! followed: a frame whose CFA hangs on another register ends the stack with
+//! [`Cause::Unsupported`]. Code without `.eh_frame` (JIT) ends it with
+//! [`Cause::NoModule`].
+#![no_std]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod cache;
+pub mod compile;
+pub mod elf;
+pub mod rule;
+pub mod stack;
+pub mod walk;
+
+/// The registers that are followed.
+///
+/// `ip` is always a *return address*: one more than an address inside the calling
+/// instruction. Where a signal interrupted a frame, its exact pc plus one stands in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Registers {
+    /// Return address.
+    pub ip: u64,
+    /// Stack pointer after the return.
+    pub sp: u64,
+    /// Frame pointer (rbp, x29).
+    pub fp: u64,
+}
+
+/// Why a stack could not be followed to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Cause {
+    /// Code outside every module: JIT, generated.
+    NoModule = 0,
+    /// A module without unwind data for this address.
+    NoRule = 1,
+    /// Unwind data beyond what is followed.
+    Unsupported = 2,
+    /// A frame that does not lie above the one before.
+    BadFrame = 3,
+    /// A word outside the readable stack.
+    OutOfStack = 4,
+    /// More frames than are kept.
+    TooDeep = 5,
+}
+
+impl Cause {
+    /// From its number.
+    #[must_use]
+    pub fn from_index(index: u8) -> Self {
+        match index {
+            0 => Self::NoModule,
+            1 => Self::NoRule,
+            3 => Self::BadFrame,
+            4 => Self::OutOfStack,
+            5 => Self::TooDeep,
+            _ => Self::Unsupported,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The rules found so far, shared by all threads.
+//!
+//! Four-way set-associative; a set is one cache line. An entry is a key (return
+//! address and generation) and a rule. A writer takes an entry by replacing its key
+//! with [`BUSY`], stores the rule, then the new key; a reader takes the rule only if
+//! the key is its own before and after. Within one generation the rule of a key never
+//! changes, so the key may come and go between: the rule is still the right one.
+//!
+//! Cost of a hit: one line, one to four compares.
+
+use crate::rule::Rule;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+const WAYS: usize = 4;
+const SETS: usize = 4096;
+const BUSY: u64 = u64::MAX;
+
+#[repr(C, align(64))]
+struct Set {
+    keys: [AtomicU64; WAYS],
+    rules: [AtomicU64; WAYS],
+}
+
+impl Set {
+    const fn new() -> Self {
+        let keys = [const { AtomicU64::new(0) }; WAYS];
+        let rules = [const { AtomicU64::new(0) }; WAYS];
+        Self { keys, rules }
+    }
+}
+
+/// 16,384 rules, 256 KiB; zeroed memory is an empty one.
+pub struct RuleCache {
+    sets: [Set; SETS],
+}
+
+impl RuleCache {
+    /// An empty cache, for a static.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "too large to be made by value")]
+    pub const fn new() -> Self {
+        Self {
+            sets: [const { Set::new() }; SETS],
+        }
+    }
+
+    /// The rule of a return address in a generation, if it is known.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, ip: u64, generation: u16) -> Option<Rule> {
+        let key = key(ip, generation);
+        let set = &self.sets[set_of(ip)];
+        for way in 0..WAYS {
+            if set.keys[way].load(Ordering::Acquire) == key {
+                let rule = set.rules[way].load(Ordering::Relaxed);
+                fence(Ordering::Acquire);
+                if set.keys[way].load(Ordering::Relaxed) == key {
+                    return Some(Rule::from_bits(rule));
+                }
+            }
+        }
+        None
+    }
+
+    /// Remembers a rule, in place of another if the set is full. May do nothing when
+    /// threads race.
+    pub fn put(&self, ip: u64, generation: u16, rule: Rule) {
+        let key = key(ip, generation);
+        let set = &self.sets[set_of(ip)];
+        let stale = |k: u64| k == 0 || (k >> 48) as u16 != generation;
+        let keys = || set.keys.iter().map(|k| k.load(Ordering::Relaxed));
+        if keys().any(|k| k == key) {
+            return;
+        }
+        let victim = keys()
+            .position(|k| k != BUSY && stale(k))
+            .unwrap_or((rule.bits().wrapping_add(ip >> 3) % WAYS as u64) as usize);
+        let old = set.keys[victim].load(Ordering::Relaxed);
+        if old == BUSY {
+            return;
+        }
+        let taken =
+            set.keys[victim].compare_exchange(old, BUSY, Ordering::Acquire, Ordering::Relaxed);
+        if taken.is_ok() {
+            // The rule must not become visible before the key is gone.
+            fence(Ordering::Release);
+            set.rules[victim].store(rule.bits(), Ordering::Relaxed);
+            set.keys[victim].store(key, Ordering::Release);
+        }
+    }
+}
+
+#[inline]
+fn key(ip: u64, generation: u16) -> u64 {
+    (ip & 0xffff_ffff_ffff) | u64::from(generation) << 48
+}
+
+#[inline]
+fn set_of(ip: u64) -> usize {
+    (ip.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48) as usize % SETS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::Kind;
+    use std::sync::Arc;
+
+    fn cache() -> Arc<RuleCache> {
+        // SAFETY: all zero is a valid, empty cache.
+        unsafe { Arc::<RuleCache>::new_zeroed().assume_init() }
+    }
+
+    fn rule_for(ip: u64) -> Rule {
+        Rule::new(Kind::Sp, (ip % 1000) as i64 * 8 + 8, Some(-8), None)
+    }
+
+    #[test]
+    fn a_generation_forgets_the_one_before() {
+        let cache = cache();
+        cache.put(0x1234, 1, rule_for(1));
+        assert_eq!(cache.get(0x1234, 1), Some(rule_for(1)));
+        assert_eq!(cache.get(0x1234, 2), None);
+        cache.put(0x1234, 2, rule_for(2));
+        assert_eq!(cache.get(0x1234, 2), Some(rule_for(2)));
+    }
+
+    #[test]
+    fn holds_eight_thousand_rules_with_few_losses() {
+        let cache = cache();
+        for ip in 0..8192u64 {
+            cache.put(0x7f00_0000_0000 + ip * 37, 1, rule_for(ip));
+        }
+        let kept = (0..8192u64)
+            .filter(|ip| cache.get(0x7f00_0000_0000 + ip * 37, 1) == Some(rule_for(*ip)))
+            .count();
+        assert!(kept > 7300, "{kept}");
+    }
+
+    #[test]
+    fn racing_writers_never_give_a_wrong_rule() {
+        let cache = cache();
+        // All in a handful of sets, so that entries are replaced all the time.
+        let ips: std::vec::Vec<u64> = (1u64..).filter(|ip| set_of(*ip) < 4).take(64).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (cache, ips) = (&cache, &ips);
+                scope.spawn(move || {
+                    for i in 0..200_000usize {
+                        let ip = ips[(i * 7 + thread * 13) % ips.len()];
+                        match cache.get(ip, 3) {
+                            Some(rule) => assert_eq!(rule, rule_for(ip)),
+                            None => cache.put(ip, 3, rule_for(ip)),
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

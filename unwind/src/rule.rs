@@ -1,0 +1,414 @@
+//! One frame's rule, in 64 bits, and how it is applied.
+//!
+//! A rule says where the canonical frame address (CFA, DWARF 5 §6.4.1) is, where
+//! the return address and the frame pointer were saved, and nothing else.
+
+use crate::stack::Stack;
+use crate::{Cause, Registers};
+
+/// How to find the CFA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// The stack cannot be followed; `cfa` holds the [`Cause`].
+    Failed = 1,
+    /// The outermost frame.
+    End = 2,
+    /// CFA = sp + cfa.
+    Sp = 3,
+    /// CFA = fp + cfa.
+    Fp = 4,
+    /// CFA = word at (fp + cfa); fp was saved at (fp + fp_at). Realigned stacks.
+    FpDeref = 5,
+    /// CFA = word at (sp + cfa), others relative to sp. Signal frames: the kernel
+    /// saved all registers, and ip is exact.
+    Context = 6,
+    /// x86-64 PLT entry: CFA = sp + 8, and 8 more from offset `cfa` of the 16 on.
+    Plt = 7,
+}
+
+/// A packed rule. `kind:8 | cfa:24 (words, signed) | ra:16 | fp:16 (words, signed)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule(u64);
+
+/// `ra` or `fp` when the register still holds the caller's value.
+pub const KEPT: i16 = i16::MIN;
+
+const CFA_LIMIT: i64 = 1 << 23;
+
+impl Rule {
+    /// The outermost frame.
+    pub const END: Self = Self((Kind::End as u64) << 56);
+
+    /// A rule from byte offsets: `ra_at` and `fp_at` relative to the CFA (or to fp, sp for
+    /// [`Kind::FpDeref`], [`Kind::Context`]); `None` where the register is kept.
+    /// [`Cause::Unsupported`] if an offset is out of reach or not a multiple of 8.
+    #[must_use]
+    pub fn new(kind: Kind, cfa: i64, ra_at: Option<i64>, fp_at: Option<i64>) -> Self {
+        let words = |offset: Option<i64>| match offset {
+            None => Some(KEPT),
+            Some(bytes) if bytes % 8 == 0 => {
+                i16::try_from(bytes / 8).ok().filter(|words| *words != KEPT)
+            }
+            Some(_) => None,
+        };
+        let cfa = if kind == Kind::Plt { cfa * 8 } else { cfa };
+        match (words(ra_at), words(fp_at)) {
+            (Some(ra), Some(fp)) if cfa % 8 == 0 && (cfa / 8).abs() < CFA_LIMIT => {
+                let cfa = (cfa / 8) as u64 & 0xff_ffff;
+                let (ra, fp) = (u64::from(ra as u16), u64::from(fp as u16));
+                Self((kind as u64) << 56 | cfa << 32 | ra << 16 | fp)
+            }
+            _ => Self::failed(Cause::Unsupported),
+        }
+    }
+
+    /// The rule of an address whose frame cannot be unwound.
+    #[must_use]
+    pub fn failed(cause: Cause) -> Self {
+        Self((Kind::Failed as u64) << 56 | (cause as u64) << 32)
+    }
+
+    /// From its bits, as [`bits`](Self::bits) gave them.
+    #[inline]
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Its bits; never 0.
+    #[inline]
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// CFA offset in bytes (or cause, or PLT threshold, unscaled).
+    #[inline]
+    fn cfa(self) -> i64 {
+        (self.0 << 8) as i64 >> 40 << 3
+    }
+
+    /// Offset of the return address in bytes; `None`: it is in the link register.
+    #[inline]
+    fn ra(self) -> Option<i64> {
+        Some((self.0 >> 16) as i16)
+            .filter(|w| *w != KEPT)
+            .map(|w| i64::from(w) * 8)
+    }
+
+    /// Offset of the saved frame pointer in bytes; `None`: it is unchanged.
+    #[inline]
+    fn fp(self) -> Option<i64> {
+        Some(self.0 as i16)
+            .filter(|w| *w != KEPT)
+            .map(|w| i64::from(w) * 8)
+    }
+
+    /// Whether this frame is all of the words at (next sp + constants): if so a remembered
+    /// step can be checked by comparing two words.
+    #[inline]
+    #[must_use]
+    pub fn is_plain(self) -> bool {
+        let kind = (self.0 >> 56) as u8;
+        kind == Kind::Sp as u8 || kind == Kind::Fp as u8
+    }
+}
+
+/// The outcome of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The caller's frame, and where its return address and frame pointer were read
+    /// (0: not read).
+    Caller {
+        /// The caller's registers.
+        registers: Registers,
+        /// Address of the word that held the return address.
+        ra_at: u64,
+        /// Address of the word that held the frame pointer, or 0.
+        fp_at: u64,
+    },
+    /// This was the outermost frame.
+    End {
+        /// Address of the zero that stood for its return address; 0: its rule says so.
+        ra_at: u64,
+    },
+    /// The stack cannot be followed further.
+    Cut(Cause),
+}
+
+/// Where a step reads, before it does.
+struct Places {
+    cfa: u64,
+    ra_at: u64,
+    fp_at: u64,
+}
+
+/// Applies `rule` to the frame in `at`. `link` is the link register of the innermost
+/// frame (aarch64), 0 elsewhere.
+#[inline]
+pub fn step(rule: Rule, at: &Registers, link: u64, stack: &mut Stack) -> Step {
+    match apply(rule, at, link, stack) {
+        Ok(step) => step,
+        Err(cause) => Step::Cut(cause),
+    }
+}
+
+#[inline]
+fn apply(rule: Rule, at: &Registers, link: u64, stack: &mut Stack) -> Result<Step, Cause> {
+    let kind = (rule.bits() >> 56) as u8;
+    let places = if kind == Kind::Sp as u8 {
+        relative(at.sp.wrapping_add_signed(rule.cfa()), rule)
+    } else if kind == Kind::Fp as u8 {
+        relative(at.fp.wrapping_add_signed(rule.cfa()), rule)
+    } else {
+        return apply_rare(rule, at, stack);
+    };
+    // The callee may not have moved sp at all, but only where the return address is in a register.
+    if places.cfa < at.sp || (places.cfa == at.sp && (link == 0 || places.ra_at != 0)) {
+        return Err(Cause::BadFrame);
+    }
+    let ip = if places.ra_at == 0 {
+        link
+    } else {
+        stack.read(places.ra_at)?
+    };
+    let fp = if places.fp_at == 0 {
+        at.fp
+    } else {
+        stack.read(places.fp_at)?
+    };
+    Ok(caller(
+        Registers {
+            ip: strip(ip),
+            sp: places.cfa,
+            fp,
+        },
+        &places,
+    ))
+}
+
+#[inline]
+fn relative(cfa: u64, rule: Rule) -> Places {
+    let at = |offset: Option<i64>| offset.map_or(0, |bytes| cfa.wrapping_add_signed(bytes));
+    Places {
+        cfa,
+        ra_at: at(rule.ra()),
+        fp_at: at(rule.fp()),
+    }
+}
+
+#[inline]
+fn caller(registers: Registers, places: &Places) -> Step {
+    if registers.ip == 0 {
+        return Step::End {
+            ra_at: places.ra_at,
+        };
+    }
+    Step::Caller {
+        registers,
+        ra_at: places.ra_at,
+        fp_at: places.fp_at,
+    }
+}
+
+#[cold]
+fn apply_rare(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
+    match (rule.bits() >> 56) as u8 {
+        k if k == Kind::End as u8 => Ok(Step::End { ra_at: 0 }),
+        k if k == Kind::Failed as u8 => Err(Cause::from_index((rule.cfa() / 8) as u8)),
+        k if k == Kind::Context as u8 => context(rule, at, stack),
+        k if k == Kind::FpDeref as u8 => realigned(rule, at, stack),
+        k if k == Kind::Plt as u8 => {
+            let late = (at.ip.wrapping_sub(1) & 15) as i64 >= rule.cfa() / 8;
+            let cfa = at.sp.wrapping_add(if late { 16 } else { 8 });
+            let ip = stack.read(cfa.wrapping_sub(8))?;
+            let places = Places {
+                cfa,
+                ra_at: cfa.wrapping_sub(8),
+                fp_at: 0,
+            };
+            Ok(caller(
+                Registers {
+                    ip,
+                    sp: cfa,
+                    fp: at.fp,
+                },
+                &places,
+            ))
+        }
+        _ => Err(Cause::Unsupported),
+    }
+}
+
+fn realigned(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
+    let cfa = stack.read(at.fp.wrapping_add_signed(rule.cfa()))?;
+    if cfa <= at.sp {
+        return Err(Cause::BadFrame);
+    }
+    let ra_at = cfa.wrapping_add_signed(rule.ra().ok_or(Cause::Unsupported)?);
+    let fp_at = rule
+        .fp()
+        .map_or(0, |offset| at.fp.wrapping_add_signed(offset));
+    let ip = stack.read(ra_at)?;
+    let fp = if fp_at == 0 {
+        at.fp
+    } else {
+        stack.read(fp_at)?
+    };
+    Ok(caller(
+        Registers {
+            ip: strip(ip),
+            sp: cfa,
+            fp,
+        },
+        &Places { cfa, ra_at, fp_at },
+    ))
+}
+
+/// A signal frame. The interrupted frame may be on another stack, below or above.
+fn context(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
+    let word = |offset: i64, stack: &mut Stack| stack.read(at.sp.wrapping_add_signed(offset));
+    let sp = word(rule.cfa(), stack)?;
+    let ra_offset = rule.ra().ok_or(Cause::Unsupported)?;
+    let ip = word(ra_offset, stack)?;
+    let fp_offset = rule.fp().ok_or(Cause::Unsupported)?;
+    let fp = word(fp_offset, stack)?;
+    stack.move_to(sp)?;
+    let places = Places {
+        cfa: sp,
+        ra_at: at.sp.wrapping_add_signed(ra_offset),
+        fp_at: at.sp.wrapping_add_signed(fp_offset),
+    };
+    Ok(caller(
+        Registers {
+            ip: ip.wrapping_add(1),
+            sp,
+            fp,
+        },
+        &places,
+    ))
+}
+
+/// The return address that a stack word stands for.
+#[inline]
+#[must_use]
+pub fn return_address(word: u64) -> u64 {
+    strip(word)
+}
+
+/// Removes a pointer-authentication code. User addresses have at most 48 bits there.
+#[inline]
+fn strip(ip: u64) -> u64 {
+    if cfg!(target_arch = "aarch64") {
+        ip & 0xffff_ffff_ffff
+    } else {
+        ip
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_survive_packing() {
+        for cfa in [8i64, 16, 8 << 20, -8, -64] {
+            for (ra, fp) in [(Some(-8), None), (None, Some(-16)), (Some(-8000), Some(80))] {
+                let rule = Rule::new(Kind::Sp, cfa, ra, fp);
+                assert_eq!((rule.cfa(), rule.ra(), rule.fp()), (cfa, ra, fp));
+                assert!(rule.is_plain());
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_packed_fails_as_unsupported() {
+        let unsupported = Rule::failed(Cause::Unsupported);
+        assert_eq!(Rule::new(Kind::Sp, 12, None, None), unsupported);
+        assert_eq!(Rule::new(Kind::Sp, 1 << 40, None, None), unsupported);
+        assert_eq!(Rule::new(Kind::Sp, 16, Some(1 << 30), None), unsupported);
+    }
+
+    fn frame(words: &[u64]) -> (u64, Stack) {
+        let sp = words.as_ptr() as u64;
+        (sp, Stack::at(sp, 0))
+    }
+
+    #[test]
+    fn a_plain_step_reads_return_address_and_frame_pointer() {
+        let words = [1u64, 2, 0xf9, 0x1234, 5];
+        let (sp, mut stack) = frame(&words);
+        let rule = Rule::new(Kind::Sp, 32, Some(-8), Some(-16));
+        let at = Registers { ip: 9, sp, fp: 7 };
+        let expected = Registers {
+            ip: 0x1234,
+            sp: sp + 32,
+            fp: 0xf9,
+        };
+        let Step::Caller {
+            registers,
+            ra_at,
+            fp_at,
+        } = step(rule, &at, 0, &mut stack)
+        else {
+            panic!("no caller")
+        };
+        assert_eq!((registers, ra_at, fp_at), (expected, sp + 24, sp + 16));
+    }
+
+    #[test]
+    fn frames_that_do_not_grow_are_cut() {
+        let words = [1u64, 2, 3, 4];
+        let (sp, mut stack) = frame(&words);
+        let at = Registers {
+            ip: 9,
+            sp,
+            fp: sp - 64,
+        };
+        let below = Rule::new(Kind::Fp, 16, Some(-8), None);
+        assert_eq!(step(below, &at, 0, &mut stack), Step::Cut(Cause::BadFrame));
+        let same = Rule::new(Kind::Sp, 0, Some(8), None);
+        assert_eq!(step(same, &at, 0, &mut stack), Step::Cut(Cause::BadFrame));
+    }
+
+    #[test]
+    fn a_leaf_returns_through_the_link_register_once() {
+        let words = [1u64, 2, 3, 4];
+        let (sp, mut stack) = frame(&words);
+        let at = Registers { ip: 9, sp, fp: 3 };
+        let leaf = Rule::new(Kind::Sp, 0, None, None);
+        let caller = Registers {
+            ip: 0x77,
+            sp,
+            fp: 3,
+        };
+        let Step::Caller { registers, .. } = step(leaf, &at, 0x77, &mut stack) else {
+            panic!("no caller")
+        };
+        assert_eq!(registers, caller);
+        assert_eq!(step(leaf, &at, 0, &mut stack), Step::Cut(Cause::BadFrame));
+    }
+
+    #[test]
+    fn a_zero_return_address_ends_the_stack() {
+        let words = [1u64, 0, 3, 4];
+        let (sp, mut stack) = frame(&words);
+        let rule = Rule::new(Kind::Sp, 16, Some(-8), None);
+        let at = Registers { ip: 9, sp, fp: 3 };
+        assert_eq!(step(rule, &at, 0, &mut stack), Step::End { ra_at: sp + 8 });
+    }
+
+    #[test]
+    fn a_wild_frame_pointer_is_cut_not_followed() {
+        let words = [1u64, 2, 3, 4];
+        let (sp, mut stack) = frame(&words);
+        let at = Registers {
+            ip: 9,
+            sp,
+            fp: 0x7fff_ffff_f000,
+        };
+        let rule = Rule::new(Kind::Fp, 16, Some(-8), Some(-16));
+        assert_eq!(step(rule, &at, 0, &mut stack), Step::Cut(Cause::OutOfStack));
+    }
+}
