@@ -1,0 +1,124 @@
+//! Compares our call graphs with graphviz's, on the same graphs.
+//!
+//! ```text
+//! callgraph_compare [--svg DIR] [FILE.dot]...
+//! ```
+//!
+//! Each FILE is what `go tool pprof -dot` writes; the synthetic graphs of the tests are added.
+//! `dot` gets boxes and labels of exactly our sizes, so that only the layouts differ; its result
+//! and ours are measured by the same code. With `--svg` both pictures of each graph are left in
+//! DIR. Needs `dot` (graphviz).
+
+mod dot;
+// The layout is a module of the program, not a library: it is compiled in here.
+#[path = "../../src/callgraph/mod.rs"]
+mod callgraph;
+#[path = "../../src/callgraph/check.rs"]
+mod check;
+#[path = "../../src/callgraph/synthetic.rs"]
+mod synthetic;
+
+use callgraph::{Edge, Graph, Node, geometry, layout};
+use check::{Arrow, Picture, Report};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+fn main() -> anyhow::Result<()> {
+    let mut arguments: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    let mut out = None;
+    if arguments.first().is_some_and(|a| a.as_os_str() == "--svg") {
+        anyhow::ensure!(arguments.len() > 1, "--svg needs a folder");
+        out = Some(arguments.remove(1));
+        arguments.remove(0);
+    }
+    let mut graphs = Vec::new();
+    for path in &arguments {
+        let name = path.file_stem().map(|s| s.to_string_lossy().into_owned());
+        graphs.push((
+            name.unwrap_or_default(),
+            dot::read(&std::fs::read_to_string(path)?),
+        ));
+    }
+    graphs.extend(synthetic::all());
+    println!(
+        "{:24} {:>9}  {:>13}  {:>11}  {:>11}  {:>9}  {:>15}  {:>6}",
+        "graph", "boxes", "crossings", "thru boxes", "thru labels", "overlaps", "ms", "area"
+    );
+    let mut sums = [[0usize; 4]; 2];
+    for (name, graph) in &graphs {
+        let (ours, our_time) = ours(graph);
+        let (theirs, their_time) = dot::lay_out(graph)?;
+        if let Some(out) = &out {
+            save(out, name, graph)?;
+        }
+        let (a, b) = (check::measure(&ours), check::measure(&theirs));
+        line(name, graph, [&a, &b], [our_time, their_time]);
+        for (sum, r) in sums.iter_mut().zip([a, b]) {
+            let all = [r.crossings, r.through_boxes, r.through_labels, r.overlaps];
+            all.iter().zip(sum).for_each(|(v, s)| *s += v);
+        }
+    }
+    println!("sum of crossings, through boxes, through labels, overlaps: {sums:?}");
+    Ok(())
+}
+
+/// Our layout and the median time of five runs.
+fn ours(graph: &Graph) -> (Picture, Duration) {
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let start = Instant::now();
+        callgraph::render(graph);
+        times.push(start.elapsed());
+    }
+    times.sort();
+    let layout = layout::lay_out(graph);
+    let arrows = graph.edges.iter().enumerate().map(|(e, edge)| Arrow {
+        from: edge.from,
+        to: edge.to,
+        curve: layout.curves[e].clone(),
+        label: layout.labels[e],
+    });
+    let arrows = arrows.collect();
+    (
+        Picture {
+            size: layout.size,
+            title: layout.title,
+            boxes: layout.boxes,
+            arrows,
+        },
+        times[2],
+    )
+}
+
+fn line(name: &str, graph: &Graph, reports: [&Report; 2], times: [Duration; 2]) {
+    let [a, b] = reports;
+    let pair = |a: usize, b: usize| format!("{a} / {b}");
+    let ms = |t: Duration| t.as_secs_f64() * 1e3;
+    let flags = [
+        (a.crossings > b.crossings, " CROSSINGS"),
+        (
+            a.through_boxes + a.through_labels + a.overlaps + a.outside + a.loose > 0,
+            " FAULTS",
+        ),
+        (a.area > 1.2 * b.area, " AREA"),
+        (times[0] * 5 > times[1], " TIME"),
+    ];
+    let flags: String = flags.iter().filter(|f| f.0).map(|f| f.1).collect();
+    println!(
+        "{name:24} {:>9}  {:>13}  {:>11}  {:>11}  {:>9}  {:>15}  {:>6.2}{flags}",
+        format!("{}/{}", graph.nodes.len(), graph.edges.len()),
+        pair(a.crossings, b.crossings),
+        pair(a.through_boxes, b.through_boxes),
+        pair(a.through_labels, b.through_labels),
+        pair(a.overlaps, b.overlaps),
+        format!("{:.1} / {:.0}", ms(times[0]), ms(times[1])),
+        a.area / b.area,
+    );
+}
+
+fn save(out: &Path, name: &str, graph: &Graph) -> anyhow::Result<()> {
+    std::fs::create_dir_all(out)?;
+    std::fs::write(out.join(format!("{name}.svg")), callgraph::render(graph))?;
+    std::fs::write(out.join(format!("{name}.same.dot")), dot::write(graph))?;
+    Ok(())
+}

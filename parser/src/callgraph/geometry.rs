@@ -1,0 +1,124 @@
+//! Points, rectangles and curves in the plane, y downwards.
+
+/// A point.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Point {
+    /// Rightwards.
+    pub x: f64,
+    /// Downwards.
+    pub y: f64,
+}
+
+/// A width and a height.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Size {
+    /// Width.
+    pub w: f64,
+    /// Height.
+    pub h: f64,
+}
+
+/// An upright rectangle.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rect {
+    /// Left edge.
+    pub x: f64,
+    /// Top edge.
+    pub y: f64,
+    /// Width.
+    pub w: f64,
+    /// Height.
+    pub h: f64,
+}
+
+impl Rect {
+    /// The right edge.
+    pub fn right(&self) -> f64 {
+        self.x + self.w
+    }
+
+    /// The bottom edge.
+    pub fn bottom(&self) -> f64 {
+        self.y + self.h
+    }
+
+    /// The rectangle moved.
+    pub fn shifted(&self, dx: f64, dy: f64) -> Rect {
+        Rect {
+            x: self.x + dx,
+            y: self.y + dy,
+            ..*self
+        }
+    }
+
+    /// The rectangle with `by` more on every side (less when negative).
+    pub fn grown(&self, by: f64) -> Rect {
+        Rect {
+            x: self.x - by,
+            y: self.y - by,
+            w: self.w + 2.0 * by,
+            h: self.h + 2.0 * by,
+        }
+    }
+
+    /// Whether the insides meet; touching edges do not count.
+    pub fn overlaps(&self, other: &Rect) -> bool {
+        self.x < other.right()
+            && other.x < self.right()
+            && self.y < other.bottom()
+            && other.y < self.bottom()
+    }
+
+    /// The smallest rectangle around both.
+    pub fn union(&self, other: &Rect) -> Rect {
+        let (x, y) = (self.x.min(other.x), self.y.min(other.y));
+        Rect {
+            x,
+            y,
+            w: self.right().max(other.right()) - x,
+            h: self.bottom().max(other.bottom()) - y,
+        }
+    }
+}
+
+/// One cubic Bezier piece.
+pub type Cubic = [Point; 4];
+
+/// A straight piece in the form of a cubic.
+pub fn straight(a: Point, b: Point) -> Cubic {
+    let at = |t: f64| Point {
+        x: a.x + (b.x - a.x) * t,
+        y: a.y + (b.y - a.y) * t,
+    };
+    [a, at(1.0 / 3.0), at(2.0 / 3.0), b]
+}
+
+/// The point of a cubic at `t` in 0..=1.
+pub fn cubic_at(c: &Cubic, t: f64) -> Point {
+    let s = 1.0 - t;
+    let (a, b, d, e) = (s * s * s, 3.0 * s * s * t, 3.0 * s * t * t, t * t * t);
+    Point {
+        x: a * c[0].x + b * c[1].x + d * c[2].x + e * c[3].x,
+        y: a * c[0].y + b * c[1].y + d * c[2].y + e * c[3].y,
+    }
+}
+
+/// The smallest upright rectangle around the control points, which holds the curve as well.
+pub fn hull(curve: &[Cubic]) -> Option<Rect> {
+    let mut points = curve.iter().flatten();
+    let first = points.next()?;
+    let start = Rect {
+        x: first.x,
+        y: first.y,
+        w: 0.0,
+        h: 0.0,
+    };
+    Some(points.fold(start, |r, p| {
+        r.union(&Rect {
+            x: p.x,
+            y: p.y,
+            w: 0.0,
+            h: 0.0,
+        })
+    }))
+}

@@ -1,0 +1,167 @@
+//! The layered form of one connected part: boxes on even rows, labels on odd rows, and a chain
+//! of placeholders for every arrow through the rows between its ends.
+
+use super::geometry::Size;
+
+/// An arrow to lay out, between boxes of one part; never a self-loop.
+#[derive(Clone, Debug)]
+pub struct Wire {
+    /// The box it leaves.
+    pub from: usize,
+    /// The box it enters.
+    pub to: usize,
+    /// 1 or more: how much a bend or a detour of it hurts.
+    pub weight: i64,
+    /// Size of its label, empty if none.
+    pub label: Size,
+    /// Line width.
+    pub thickness: f64,
+}
+
+/// A box to lay out.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Its size.
+    pub size: Size,
+    /// Room kept free at its right side, for a self-loop and its label.
+    pub beside: f64,
+}
+
+/// What stands in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The box of this index.
+    Block,
+    /// The label of this wire, with the wire at its left.
+    Label(usize),
+    /// This wire passing through.
+    Bend(usize),
+}
+
+/// One thing in a row. It reaches from `x - left` to `x + right`.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// What it is.
+    pub kind: Kind,
+    /// Its row.
+    pub row: usize,
+    /// Room needed at the left of its axis.
+    pub left: f64,
+    /// Room needed at the right of its axis.
+    pub right: f64,
+    /// Neighbours in the row above.
+    pub above: Vec<usize>,
+    /// Neighbours in the row below.
+    pub below: Vec<usize>,
+}
+
+/// A connected part in rows. The first items are the boxes, in their own order.
+#[derive(Clone, Debug)]
+pub struct Layered {
+    /// All items.
+    pub items: Vec<Item>,
+    /// Item indices, row by row, left to right.
+    pub rows: Vec<Vec<usize>>,
+    /// For each wire its items from the upper box to the lower one.
+    pub chains: Vec<Vec<usize>>,
+}
+
+/// Space between a wire and its label.
+pub const LABEL_GAP: f64 = 3.0;
+
+/// Builds the rows from the rank of each block; `ranks` differ at the two ends of every wire.
+pub fn build(blocks: &[Block], wires: &[Wire], ranks: &[usize]) -> Layered {
+    let depth = ranks.iter().max().map_or(0, |r| 2 * r + 1);
+    let mut rows = vec![Vec::new(); depth];
+    let mut items: Vec<Item> = Vec::new();
+    for (block, &rank) in blocks.iter().zip(ranks) {
+        let half = block.size.w / 2.0;
+        rows[2 * rank].push(items.len());
+        items.push(item(Kind::Block, 2 * rank, half, half + block.beside));
+    }
+    let label_rows = choose_label_rows(&items, depth, wires, ranks);
+    let mut chains = Vec::with_capacity(wires.len());
+    for (index, wire) in wires.iter().enumerate() {
+        let (upper, lower) = ends(wire, ranks);
+        let mut chain = vec![upper];
+        let between = 2 * ranks[upper] + 1..2 * ranks[lower];
+        for (row, members) in rows
+            .iter_mut()
+            .enumerate()
+            .take(between.end)
+            .skip(between.start)
+        {
+            let half = wire.thickness / 2.0;
+            let (kind, right) = if label_rows[index] == Some(row) {
+                (Kind::Label(index), half + LABEL_GAP + wire.label.w)
+            } else {
+                (Kind::Bend(index), half)
+            };
+            members.push(items.len());
+            chain.push(items.len());
+            items.push(item(kind, row, half, right));
+        }
+        chain.push(lower);
+        for pair in chain.windows(2) {
+            items[pair[0]].below.push(pair[1]);
+            items[pair[1]].above.push(pair[0]);
+        }
+        chains.push(chain);
+    }
+    Layered {
+        items,
+        rows,
+        chains,
+    }
+}
+
+/// The upper and the lower box of a wire, whichever way it points.
+pub fn ends(wire: &Wire, ranks: &[usize]) -> (usize, usize) {
+    if ranks[wire.from] < ranks[wire.to] {
+        (wire.from, wire.to)
+    } else {
+        (wire.to, wire.from)
+    }
+}
+
+fn item(kind: Kind, row: usize, left: f64, right: f64) -> Item {
+    Item {
+        kind,
+        row,
+        left,
+        right,
+        above: Vec::new(),
+        below: Vec::new(),
+    }
+}
+
+/// Gives every label an odd row: the short wires have no choice, the others take the row that
+/// is least full so far.
+fn choose_label_rows(
+    blocks: &[Item],
+    depth: usize,
+    wires: &[Wire],
+    ranks: &[usize],
+) -> Vec<Option<usize>> {
+    let mut full = vec![0.0; depth];
+    for block in blocks {
+        // A row of labels costs most where the rows of boxes next to it are narrow.
+        full[block.row] += block.left + block.right;
+    }
+    let mut by_length: Vec<usize> = (0..wires.len())
+        .filter(|&w| wires[w].label.w > 0.0)
+        .collect();
+    let span = |w: usize| ranks[wires[w].from].abs_diff(ranks[wires[w].to]);
+    by_length.sort_by_key(|&w| span(w));
+    let mut chosen = vec![None; wires.len()];
+    for w in by_length {
+        let (upper, lower) = ends(&wires[w], ranks);
+        let candidates = (2 * ranks[upper] + 1..2 * ranks[lower]).step_by(2);
+        let row = candidates.min_by(|&a, &b| full[a].total_cmp(&full[b]));
+        if let Some(row) = row {
+            full[row] += wires[w].label.w + LABEL_GAP;
+            chosen[w] = Some(row);
+        }
+    }
+    chosen
+}

@@ -1,0 +1,418 @@
+//! From the graph to coordinates of everything that is drawn.
+
+use super::geometry::{Cubic, Point, Rect, Size, hull};
+use super::layers::{self, Block, Wire};
+use super::route::{self, Drawn};
+use super::style;
+use super::text;
+use super::{Edge, Graph, Node};
+use super::{order, pack, position, rank};
+
+/// Free space around the picture.
+const MARGIN: f64 = 10.0;
+/// Font size of edge labels and of the title.
+pub const LABEL_FONT: f64 = 10.0;
+/// Font size of the title.
+pub const TITLE_FONT: f64 = 12.0;
+/// Height of a line, for a font of size 1.
+pub const LINE: f64 = 1.2;
+/// Space between the border of a box and its text.
+const PADDING: Size = Size { w: 7.0, h: 4.0 };
+/// How far a self-loop reaches out of its box, and how much farther the next one does.
+const LOOP: f64 = 20.0;
+const LOOP_STEP: f64 = 9.0;
+
+/// A line of text in a box.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// What it says.
+    pub text: String,
+    /// Font size.
+    pub font: f64,
+    /// Whether it is a number, not part of the name.
+    pub number: bool,
+}
+
+/// Where everything is.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// Size of the picture.
+    pub size: Size,
+    /// The legend.
+    pub title: Option<Rect>,
+    /// The boxes, by node.
+    pub boxes: Vec<Rect>,
+    /// The texts of the boxes, by node.
+    pub lines: Vec<Vec<Line>>,
+    /// The curves, by edge, caller to callee; empty if the edge names no existing node.
+    pub curves: Vec<Vec<Cubic>>,
+    /// The places of the labels, by edge.
+    pub labels: Vec<Option<Rect>>,
+}
+
+/// Lays out the whole picture.
+pub fn lay_out(graph: &Graph) -> Layout {
+    let lines: Vec<Vec<Line>> = graph.nodes.iter().map(|n| lines(n, graph.total)).collect();
+    let mut layout = Layout {
+        size: Size::default(),
+        title: None,
+        boxes: vec![Rect::default(); graph.nodes.len()],
+        curves: vec![Vec::new(); graph.edges.len()],
+        labels: vec![None; graph.edges.len()],
+        lines,
+    };
+    let parts: Vec<Part> = split(graph);
+    let drawn: Vec<Drawn> = parts
+        .iter()
+        .map(|part| part.lay_out(graph, &layout.lines))
+        .collect();
+    let frames: Vec<Rect> = drawn.iter().map(frame).collect();
+    let sizes: Vec<Size> = frames.iter().map(|f| Size { w: f.w, h: f.h }).collect();
+    for (i, place) in pack::columns(&sizes).iter().enumerate() {
+        let shift = (place.x - frames[i].x, place.y - frames[i].y);
+        layout.insert(
+            &parts[i].drawn_edges(graph),
+            &parts[i].nodes,
+            &drawn[i],
+            shift,
+        );
+    }
+    layout.add_title(&graph.title);
+    layout
+}
+
+/// Label size of an edge; nothing for an empty text.
+pub fn label_size(label: &str) -> Size {
+    if label.is_empty() {
+        return Size::default();
+    }
+    let w = text::width(&text::printable(label)) * LABEL_FONT + 2.0;
+    Size {
+        w,
+        h: LABEL_FONT * LINE,
+    }
+}
+
+/// The texts of a box: name, flat, cum; fonts by the share of the flat weight.
+fn lines(node: &Node, total: f64) -> Vec<Line> {
+    let share = style::share(node.flat, total);
+    let font = (9.0 + 13.0 * share.sqrt()).round();
+    let small = (font * 0.9).max(9.0).round();
+    let cum = format!("of {}", node.cum_label);
+    let numbers = if node.flat_label == node.cum_label || node.cum_label.is_empty() {
+        vec![node.flat_label.clone()]
+    } else if node.flat == 0.0 {
+        vec![format!("{} {cum}", node.flat_label)]
+    } else {
+        vec![node.flat_label.clone(), cum]
+    };
+    let numbers: Vec<Line> = numbers
+        .iter()
+        .filter(|n| !n.trim().is_empty())
+        .map(|n| Line {
+            text: text::printable(n),
+            font: small,
+            number: true,
+        })
+        .collect();
+    // The name may be as wide as the numbers are anyway.
+    let free = numbers
+        .iter()
+        .map(|l| text::width(&l.text) * small / font)
+        .fold(0.0, f64::max);
+    let name = text::wrap_name(&node.name, free).into_iter();
+    name.map(|text| Line {
+        text,
+        font,
+        number: false,
+    })
+    .chain(numbers)
+    .collect()
+}
+
+fn box_size(lines: &[Line]) -> Size {
+    let w = lines
+        .iter()
+        .map(|l| text::width(&l.text) * l.font)
+        .fold(0.0, f64::max);
+    let h: f64 = lines.iter().map(|l| l.font * LINE).sum();
+    Size {
+        w: (w + 2.0 * PADDING.w).ceil(),
+        h: (h + 2.0 * PADDING.h).ceil(),
+    }
+}
+
+/// The size of the legend.
+pub fn title_size(title: &[String]) -> Size {
+    let w = title
+        .iter()
+        .map(|t| text::width(&text::printable(t)))
+        .fold(0.0, f64::max);
+    Size {
+        w: (w * TITLE_FONT + 16.0).ceil(),
+        h: (title.len() as f64 * TITLE_FONT * 1.35 + 12.0).ceil(),
+    }
+}
+
+/// The least rectangle around a drawn part.
+fn frame(drawn: &Drawn) -> Rect {
+    let curves = drawn.curves.iter().filter_map(|c| hull(c));
+    let all = drawn
+        .boxes
+        .iter()
+        .copied()
+        .chain(drawn.labels.iter().flatten().copied());
+    all.chain(curves)
+        .reduce(|a, b| a.union(&b))
+        .unwrap_or_default()
+}
+
+/// A connected part of the graph: indices into its nodes and edges.
+struct Part {
+    nodes: Vec<usize>,
+    /// Edges between different nodes, then those from a node to itself.
+    edges: Vec<usize>,
+    loops: Vec<usize>,
+}
+
+/// The connected parts, in the order of their first nodes.
+fn split(graph: &Graph) -> Vec<Part> {
+    let count = graph.nodes.len();
+    let mut root: Vec<usize> = (0..count).collect();
+    fn find(root: &mut [usize], mut v: usize) -> usize {
+        while root[v] != v {
+            root[v] = root[root[v]];
+            v = root[v];
+        }
+        v
+    }
+    let valid = |e: &Edge| e.from < count && e.to < count;
+    for edge in graph.edges.iter().filter(|e| valid(e)) {
+        let (a, b) = (find(&mut root, edge.from), find(&mut root, edge.to));
+        root[a.max(b)] = a.min(b);
+    }
+    let mut part_of = vec![usize::MAX; count];
+    let mut parts: Vec<Part> = Vec::new();
+    for v in 0..count {
+        let r = find(&mut root, v);
+        if part_of[r] == usize::MAX {
+            part_of[r] = parts.len();
+            parts.push(Part {
+                nodes: Vec::new(),
+                edges: Vec::new(),
+                loops: Vec::new(),
+            });
+        }
+        part_of[v] = part_of[r];
+        parts[part_of[v]].nodes.push(v);
+    }
+    for (index, edge) in graph.edges.iter().enumerate().filter(|(_, e)| valid(e)) {
+        let part = &mut parts[part_of[edge.from]];
+        if edge.from == edge.to {
+            &mut part.loops
+        } else {
+            &mut part.edges
+        }
+        .push(index);
+    }
+    parts
+}
+
+impl Part {
+    /// Lays the part out; the result lists edges, then loops, as the part does.
+    fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> Drawn {
+        let (blocks, wires) = (self.blocks(graph, lines), self.wires(graph));
+        let ranks = rank::assign(&blocks, &wires);
+        let down: Vec<bool> = wires.iter().map(|w| ranks[w.from] < ranks[w.to]).collect();
+        let mut layered = layers::build(&blocks, &wires, &ranks);
+        order::arrange(&mut layered);
+        order::sort_links(&mut layered);
+        let positions = position::place(&layered, &wires);
+        let mut drawn = route::draw(&blocks, &wires, &layered, &positions, &down);
+        self.add_loops(graph, &mut drawn);
+        drawn
+    }
+
+    fn blocks(&self, graph: &Graph, lines: &[Vec<Line>]) -> Vec<Block> {
+        let blocks = self.nodes.iter().map(|&v| {
+            let loops: Vec<&Edge> = self
+                .loops
+                .iter()
+                .map(|&e| &graph.edges[e])
+                .filter(|e| e.from == v)
+                .collect();
+            let mut size = box_size(&lines[v]);
+            let mut beside = 0f64;
+            for (i, edge) in loops.iter().enumerate() {
+                let reach = loop_reach(i) + style::thickness(edge, graph.total);
+                beside = beside.max(reach + layers::LABEL_GAP + label_size(&edge.label).w);
+                size.h = size
+                    .h
+                    .max((i + 1) as f64 * LABEL_FONT * LINE + 2.0 * PADDING.h);
+            }
+            Block { size, beside }
+        });
+        blocks.collect()
+    }
+
+    fn wires(&self, graph: &Graph) -> Vec<Wire> {
+        let mut local = std::collections::HashMap::new();
+        for (i, &v) in self.nodes.iter().enumerate() {
+            local.insert(v, i);
+        }
+        let wires = self.edges.iter().map(|&e| {
+            let edge = &graph.edges[e];
+            let share = style::share(edge.weight, graph.total);
+            Wire {
+                from: local[&edge.from],
+                to: local[&edge.to],
+                weight: 1 + (share * 100.0) as i64,
+                label: label_size(&edge.label),
+                thickness: style::thickness(edge, graph.total),
+            }
+        });
+        wires.collect()
+    }
+
+    /// Self-loops leave and enter at the right side, one around the other, labels stacked.
+    fn add_loops(&self, graph: &Graph, drawn: &mut Drawn) {
+        for (i, &v) in self.nodes.iter().enumerate() {
+            let own: Vec<usize> = self
+                .loops
+                .iter()
+                .copied()
+                .filter(|&e| graph.edges[e].from == v)
+                .collect();
+            let (area, count) = (drawn.boxes[i], own.len() as f64);
+            let widest = own
+                .iter()
+                .map(|&e| style::thickness(&graph.edges[e], graph.total));
+            let widest = widest.fold(0.0, f64::max);
+            for (k, &e) in own.iter().enumerate() {
+                let reach = loop_reach(k);
+                let half = area.h * (0.15 + 0.25 * (k + 1) as f64 / count);
+                drawn.curves.push(loop_curve(&area, reach, half));
+                let size = label_size(&graph.edges[e].label);
+                let x = area.right() + loop_reach(own.len() - 1) + widest / 2.0;
+                let top = area.y + (area.h - count * LABEL_FONT * LINE) / 2.0;
+                let y = top + k as f64 * LABEL_FONT * LINE;
+                let label = Rect {
+                    x: x + layers::LABEL_GAP,
+                    y,
+                    w: size.w,
+                    h: size.h,
+                };
+                drawn.labels.push((size.w > 0.0).then_some(label));
+            }
+        }
+    }
+
+    /// The edges in the order of the drawn part: loops come box by box.
+    fn drawn_edges(&self, graph: &Graph) -> Vec<usize> {
+        let mut edges = self.edges.clone();
+        for &v in &self.nodes {
+            edges.extend(self.loops.iter().filter(|&&e| graph.edges[e].from == v));
+        }
+        edges
+    }
+}
+
+/// How far the loop of this index reaches out of its box.
+fn loop_reach(index: usize) -> f64 {
+    LOOP + LOOP_STEP * index as f64
+}
+
+fn loop_curve(area: &Rect, reach: f64, half: f64) -> Vec<Cubic> {
+    let (x, y) = (area.right(), area.y + area.h / 2.0);
+    // A cubic whose control points stand 4/3 of the reach away just touches the reach.
+    let far = x + reach * 4.0 / 3.0;
+    let start = Point { x, y: y - half };
+    let end = Point { x, y: y + half };
+    vec![[
+        start,
+        Point { x: far, y: start.y },
+        Point { x: far, y: end.y },
+        end,
+    ]]
+}
+
+impl Layout {
+    /// Takes over a drawn part, moved.
+    fn insert(&mut self, edges: &[usize], nodes: &[usize], drawn: &Drawn, (dx, dy): (f64, f64)) {
+        for (&v, area) in nodes.iter().zip(&drawn.boxes) {
+            self.boxes[v] = area.shifted(dx, dy);
+        }
+        for (i, &e) in edges.iter().enumerate() {
+            self.curves[e] = drawn.curves[i].iter().map(|c| moved(c, dx, dy)).collect();
+            self.labels[e] = drawn.labels[i].map(|r| r.shifted(dx, dy));
+        }
+    }
+
+    /// Puts the legend into the top left corner, moves the drawing out of its way, and fits
+    /// the picture around both.
+    fn add_title(&mut self, title: &[String]) {
+        let size = if title.is_empty() {
+            Size::default()
+        } else {
+            title_size(title)
+        };
+        let labels = self.labels.iter().flatten();
+        let mut obstacles: Vec<Rect> = self.boxes.iter().chain(labels).copied().collect();
+        obstacles.extend(self.curves.iter().flatten().filter_map(|c| hull(&[*c])));
+        let Some(all) = obstacles.iter().copied().reduce(|a, b| a.union(&b)) else {
+            self.title = (size.w > 0.0).then_some(Rect {
+                x: MARGIN,
+                y: MARGIN,
+                ..with(size)
+            });
+            self.size = Size {
+                w: size.w + 2.0 * MARGIN,
+                h: size.h + 2.0 * MARGIN,
+            };
+            return;
+        };
+        let placed: Vec<Rect> = obstacles
+            .iter()
+            .map(|r| r.shifted(-all.x, -all.y))
+            .collect();
+        let drawing = Size { w: all.w, h: all.h };
+        let (dx, dy) = pack::beside_title(size, drawing, &placed);
+        self.title = (size.w > 0.0).then_some(Rect {
+            x: MARGIN,
+            y: MARGIN,
+            ..with(size)
+        });
+        self.size = Size {
+            w: (dx + all.w).max(size.w) + 2.0 * MARGIN,
+            h: (dy + all.h).max(size.h) + 2.0 * MARGIN,
+        };
+        self.shift(dx - all.x + MARGIN, dy - all.y + MARGIN);
+    }
+
+    fn shift(&mut self, dx: f64, dy: f64) {
+        self.boxes.iter_mut().for_each(|r| *r = r.shifted(dx, dy));
+        self.labels
+            .iter_mut()
+            .flatten()
+            .for_each(|r| *r = r.shifted(dx, dy));
+        self.curves
+            .iter_mut()
+            .flatten()
+            .for_each(|c| *c = moved(c, dx, dy));
+    }
+}
+
+fn with(size: Size) -> Rect {
+    Rect {
+        w: size.w,
+        h: size.h,
+        ..Rect::default()
+    }
+}
+
+fn moved(c: &Cubic, dx: f64, dy: f64) -> Cubic {
+    c.map(|p| Point {
+        x: p.x + dx,
+        y: p.y + dy,
+    })
+}

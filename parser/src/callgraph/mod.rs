@@ -1,0 +1,92 @@
+//! The call graph picture: boxes for functions, arrows for calls, laid out here.
+//!
+//! Promises: [`render`] returns one complete, standalone SVG for any [`Graph`]. No box or label
+//! overlaps another and no arrow runs through a foreign box. The same graph gives the same
+//! bytes. Every string of the graph is shown as text only: nothing in it can become markup,
+//! style or script.
+//!
+//! The caller must have trimmed the graph to what a person can look at (a few hundred boxes);
+//! layout time grows faster than linearly. Edges that name no existing node are ignored, and
+//! numbers that are not finite count as zero.
+//!
+//! The layout is the layered one of Sugiyama, Gansner and others, a file per step: [`rank`]
+//! breaks cycles and assigns layers, [`order`] removes crossings, [`position`] chooses
+//! coordinates, [`route`] bends the arrows, [`pack`] puts the parts of a graph that are not
+//! connected side by side. [`svg`] draws, with texts measured by [`text`] and colours of
+//! [`style`].
+
+pub mod geometry;
+mod layers;
+pub mod layout;
+mod order;
+mod pack;
+mod position;
+mod rank;
+mod route;
+mod simplex;
+mod style;
+mod svg;
+mod text;
+
+#[cfg(test)]
+pub mod check;
+#[cfg(test)]
+pub mod synthetic;
+#[cfg(test)]
+mod tests;
+
+/// What to draw.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    /// Legend lines, top left.
+    pub title: Vec<String>,
+    /// The boxes.
+    pub nodes: Vec<Node>,
+    /// The arrows.
+    pub edges: Vec<Edge>,
+    /// What 100 % is, in the unit of the weights.
+    pub total: f64,
+}
+
+/// A box: one function, line, file or address.
+#[derive(Clone, Debug, Default)]
+pub struct Node {
+    /// Short name; wrapped and, when very long, shortened in the middle.
+    pub name: String,
+    /// Tooltip: full signature, file.
+    pub detail: String,
+    /// Weight of the function itself; its size decides the font size.
+    pub flat: f64,
+    /// Weight of the function and its callees.
+    pub cum: f64,
+    /// Text of `flat`, such as `12.3MB (4.5%)`.
+    pub flat_label: String,
+    /// Text of `cum`, such as `25.1MB (9.1%)`.
+    pub cum_label: String,
+    /// -1 to 1: how strong the fill is; negative ones (less than the base) are green.
+    pub color_weight: f64,
+}
+
+/// An arrow from caller to callee.
+#[derive(Clone, Debug, Default)]
+pub struct Edge {
+    /// Index of the caller in [`Graph::nodes`].
+    pub from: usize,
+    /// Index of the callee in [`Graph::nodes`].
+    pub to: usize,
+    /// Weight that flows along it; decides thickness, colour and straightness.
+    pub weight: f64,
+    /// Text beside the arrow, such as `1.20MB`.
+    pub label: String,
+    /// Calls between the two were dropped: drawn dashed.
+    pub residual: bool,
+    /// The callee was inlined into the caller.
+    pub inlined: bool,
+    /// Tooltip.
+    pub detail: String,
+}
+
+/// Draws the graph as one complete SVG document.
+pub fn render(graph: &Graph) -> String {
+    svg::write(graph, &layout::lay_out(graph))
+}

@@ -1,0 +1,171 @@
+//! Ranks: which boxes stand above which.
+//!
+//! Cycles are broken by turning the arrows that a depth-first walk along the heaviest arrows
+//! first finds to lead back. Network simplex then makes the weighted sum of lengths least, and
+//! boxes that may stand in several ranks at the same cost go to the narrowest.
+
+use super::layers::{Block, Wire};
+use super::simplex::{self, Constraint};
+
+/// Pivots after which the ranks are good enough.
+const STEPS: usize = 20_000;
+
+/// The rank of each block, from 0; both ends of each wire differ.
+pub fn assign(blocks: &[Block], wires: &[Wire]) -> Vec<usize> {
+    let back = back_wires(blocks.len(), wires);
+    let constraints: Vec<Constraint> = wires
+        .iter()
+        .zip(&back)
+        .map(|(wire, &back)| {
+            let (tail, head) = if back {
+                (wire.to, wire.from)
+            } else {
+                (wire.from, wire.to)
+            };
+            Constraint {
+                tail,
+                head,
+                length: 1,
+                weight: wire.weight,
+            }
+        })
+        .collect();
+    let x = simplex::solve(blocks.len(), &constraints, None, STEPS, false);
+    let least = x.iter().min().copied().unwrap_or(0);
+    let mut ranks: Vec<usize> = x.iter().map(|v| (v - least) as usize).collect();
+    even_out(blocks, &constraints, &mut ranks);
+    ranks
+}
+
+/// Which wires lead back to a block that is still open in a depth-first walk.
+///
+/// The walk starts at blocks that nothing enters, then at those with the most outward weight.
+fn back_wires(count: usize, wires: &[Wire]) -> Vec<bool> {
+    let mut out: Vec<Vec<usize>> = vec![Vec::new(); count];
+    let mut surplus = vec![0i64; count];
+    let mut entered = vec![false; count];
+    for (index, wire) in wires.iter().enumerate() {
+        out[wire.from].push(index);
+        entered[wire.to] = true;
+        surplus[wire.from] += wire.weight;
+        surplus[wire.to] -= wire.weight;
+    }
+    for list in &mut out {
+        list.sort_by_key(|&w| std::cmp::Reverse(wires[w].weight));
+    }
+    let mut starts: Vec<usize> = (0..count).collect();
+    starts.sort_by_key(|&v| (entered[v], std::cmp::Reverse(surplus[v])));
+    let (mut seen, mut open) = (vec![false; count], vec![false; count]);
+    let mut back = vec![false; wires.len()];
+    for start in starts {
+        let mut stack = if seen[start] {
+            vec![]
+        } else {
+            vec![(start, 0)]
+        };
+        seen[start] = true;
+        while let Some((v, i)) = stack.pop() {
+            open[v] = true;
+            let Some(&w) = out[v].get(i) else {
+                open[v] = false;
+                continue;
+            };
+            stack.push((v, i + 1));
+            let to = wires[w].to;
+            if open[to] {
+                back[w] = true;
+            } else if !seen[to] {
+                seen[to] = true;
+                stack.push((to, 0));
+            }
+        }
+    }
+    back
+}
+
+/// Moves blocks whose wires pull equally up and down to the narrowest rank they may have.
+fn even_out(blocks: &[Block], constraints: &[Constraint], ranks: &mut [usize]) {
+    let depth = ranks.iter().max().map_or(0, |r| r + 1);
+    let width = |v: usize| blocks[v].size.w + blocks[v].beside;
+    let mut full = vec![0.0; depth];
+    let mut pull = vec![0i64; blocks.len()];
+    let mut edges: Vec<Vec<usize>> = vec![Vec::new(); blocks.len()];
+    for (v, &rank) in ranks.iter().enumerate() {
+        full[rank] += width(v);
+    }
+    for (e, c) in constraints.iter().enumerate() {
+        pull[c.head] += c.weight;
+        pull[c.tail] -= c.weight;
+        edges[c.head].push(e);
+        edges[c.tail].push(e);
+    }
+    for v in (0..blocks.len()).filter(|&v| pull[v] == 0) {
+        let (mut low, mut high) = (0, depth - 1);
+        for c in edges[v].iter().map(|&e| constraints[e]) {
+            if c.head == v {
+                low = low.max(ranks[c.tail] + 1);
+            } else {
+                high = high.min(ranks[c.head] - 1);
+            }
+        }
+        full[ranks[v]] -= width(v);
+        let best = (low..=high).min_by(|&a, &b| full[a].total_cmp(&full[b]));
+        ranks[v] = best.unwrap_or(ranks[v]);
+        full[ranks[v]] += width(v);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::geometry::Size;
+    use super::*;
+
+    fn wires(list: &[(usize, usize, i64)]) -> Vec<Wire> {
+        list.iter()
+            .map(|&(from, to, weight)| Wire {
+                from,
+                to,
+                weight,
+                label: Size::default(),
+                thickness: 1.0,
+            })
+            .collect()
+    }
+
+    fn ranks(count: usize, list: &[(usize, usize, i64)]) -> Vec<usize> {
+        let block = Block {
+            size: Size { w: 10.0, h: 10.0 },
+            beside: 0.0,
+        };
+        assign(&vec![block; count], &wires(list))
+    }
+
+    #[test]
+    fn callers_stand_above_callees() {
+        assert_eq!(
+            ranks(4, &[(0, 1, 1), (1, 2, 1), (0, 2, 1), (2, 3, 1)]),
+            [0, 1, 2, 3]
+        );
+    }
+
+    #[test]
+    fn in_a_cycle_the_lighter_arrow_points_up() {
+        let list = [(0, 1, 9), (1, 2, 9), (2, 1, 1), (2, 0, 1)];
+        assert_eq!(ranks(3, &list), [0, 1, 2]);
+        assert_eq!(back_wires(3, &wires(&list)), [false, false, true, true]);
+    }
+
+    #[test]
+    fn ends_of_every_wire_differ_even_in_a_complete_graph() {
+        let mut list = Vec::new();
+        for a in 0..9 {
+            for b in 0..9 {
+                if a != b {
+                    list.push((a, b, 1 + (a * 7 + b * 3) as i64 % 5));
+                }
+            }
+        }
+        let ranks = ranks(9, &list);
+        assert!(list.iter().all(|&(a, b, _)| ranks[a] != ranks[b]));
+    }
+}

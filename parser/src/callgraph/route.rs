@@ -1,0 +1,208 @@
+//! Vertical coordinates and the curves of the arrows.
+//!
+//! A row is a horizontal band. Inside a band a wire runs straight down at its own place, which
+//! the coordinates keep free; between bands, where nothing else stands, it bends from one place
+//! to the next with upright ends. So no wire can touch a foreign box or label, and two wires
+//! cross between two rows only if their order there differs.
+
+use super::geometry::{Cubic, Point, Rect, Size, straight};
+use super::layers::{Block, Kind, LABEL_GAP, Layered, Wire};
+use super::position::Positions;
+
+/// Least and greatest distance between bands.
+const GAP: f64 = 15.0;
+const GAP_MOST: f64 = 44.0;
+
+/// A laid-out connected part.
+pub struct Drawn {
+    /// The boxes.
+    pub boxes: Vec<Rect>,
+    /// The curve of each wire, from caller to callee.
+    pub curves: Vec<Vec<Cubic>>,
+    /// The label of each wire that has one.
+    pub labels: Vec<Option<Rect>>,
+}
+
+struct Band {
+    top: f64,
+    bottom: f64,
+}
+
+/// Draws a placed part; `down` says which wires point downwards.
+pub fn draw(
+    blocks: &[Block],
+    wires: &[Wire],
+    layered: &Layered,
+    positions: &Positions,
+    down: &[bool],
+) -> Drawn {
+    let bands = bands(blocks, wires, layered, positions);
+    let boxes: Vec<Rect> = (0..blocks.len())
+        .map(|v| {
+            let (Size { w, h }, band) = (blocks[v].size, &bands[layered.items[v].row]);
+            Rect {
+                x: positions.x[v] - w / 2.0,
+                y: (band.top + band.bottom - h) / 2.0,
+                w,
+                h,
+            }
+        })
+        .collect();
+    let mut curves = Vec::with_capacity(wires.len());
+    let mut labels = Vec::with_capacity(wires.len());
+    for (wire, &down) in down.iter().enumerate() {
+        let mut curve = curve(wire, layered, positions, &boxes, &bands);
+        if !down {
+            curve.reverse();
+            curve.iter_mut().for_each(|piece| piece.reverse());
+        }
+        curves.push(curve);
+        labels.push(label(wire, wires, layered, positions, &bands));
+    }
+    Drawn {
+        boxes,
+        curves,
+        labels,
+    }
+}
+
+fn label(
+    wire: usize,
+    wires: &[Wire],
+    layered: &Layered,
+    positions: &Positions,
+    bands: &[Band],
+) -> Option<Rect> {
+    let item = *layered.chains[wire]
+        .iter()
+        .find(|&&v| layered.items[v].kind == Kind::Label(wire))?;
+    let (Size { w, h }, band) = (wires[wire].label, &bands[layered.items[item].row]);
+    let x = positions.x[item] + wires[wire].thickness / 2.0 + LABEL_GAP;
+    Some(Rect {
+        x,
+        y: (band.top + band.bottom - h) / 2.0,
+        w,
+        h,
+    })
+}
+
+/// Heights of the rows, and gaps that grow with the sideways steps between them.
+fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positions) -> Vec<Band> {
+    let mut steps = vec![0f64; layered.rows.len()];
+    for (wire, chain) in layered.chains.iter().enumerate() {
+        let ends = chain_x(wire, chain, positions);
+        for (pair, x) in chain.windows(2).zip(ends.windows(2)) {
+            let step = &mut steps[layered.items[pair[0]].row];
+            *step = step.max((x[0].1 - x[1].0).abs());
+        }
+    }
+    let mut y = 0.0;
+    let mut bands = Vec::with_capacity(layered.rows.len());
+    for (row, items) in layered.rows.iter().enumerate() {
+        let height = items.iter().map(|&v| match layered.items[v].kind {
+            Kind::Block => blocks[v].size.h,
+            Kind::Label(wire) => wires[wire].label.h,
+            Kind::Bend(_) => 0.0,
+        });
+        let height = height.fold(0.0, f64::max);
+        bands.push(Band {
+            top: y,
+            bottom: y + height,
+        });
+        y += height + (steps[row] * 0.07).clamp(GAP, GAP_MOST);
+    }
+    bands
+}
+
+/// For each item of a chain where the wire enters it from above and leaves it below.
+fn chain_x(wire: usize, chain: &[usize], positions: &Positions) -> Vec<(f64, f64)> {
+    let mut x: Vec<(f64, f64)> = chain
+        .iter()
+        .map(|&v| (positions.x[v], positions.x[v]))
+        .collect();
+    let last = x.len() - 1;
+    x[0].1 += positions.ports[wire][0];
+    x[last].0 += positions.ports[wire][1];
+    x
+}
+
+fn curve(
+    wire: usize,
+    layered: &Layered,
+    positions: &Positions,
+    boxes: &[Rect],
+    bands: &[Band],
+) -> Vec<Cubic> {
+    let chain = &layered.chains[wire];
+    let x = chain_x(wire, chain, positions);
+    let last = chain.len() - 1;
+    let mut pen = Pen::new(Point {
+        x: x[0].1,
+        y: boxes[chain[0]].bottom(),
+    });
+    for i in 1..=last {
+        let (above, below) = (
+            &bands[layered.items[chain[i - 1]].row],
+            &bands[layered.items[chain[i]].row],
+        );
+        pen.down_to(above.bottom);
+        pen.bend_to(Point {
+            x: x[i].0,
+            y: below.top,
+        });
+    }
+    pen.down_to(boxes[chain[last]].y);
+    pen.finish()
+}
+
+/// Draws downwards, joining straight pieces.
+struct Pen {
+    at: Point,
+    /// Where the straight piece that is not yet drawn starts.
+    from: Point,
+    pieces: Vec<Cubic>,
+}
+
+impl Pen {
+    fn new(at: Point) -> Self {
+        Pen {
+            at,
+            from: at,
+            pieces: Vec::new(),
+        }
+    }
+
+    fn down_to(&mut self, y: f64) {
+        self.at.y = y.max(self.at.y);
+    }
+
+    fn bend_to(&mut self, to: Point) {
+        if (to.x - self.at.x).abs() < 0.01 {
+            self.at.y = to.y;
+            return;
+        }
+        self.flush();
+        let (a, h) = (self.at, (to.y - self.at.y) * 0.55);
+        let (b, c) = (
+            Point { x: a.x, y: a.y + h },
+            Point {
+                x: to.x,
+                y: to.y - h,
+            },
+        );
+        self.pieces.push([a, b, c, to]);
+        (self.at, self.from) = (to, to);
+    }
+
+    fn flush(&mut self) {
+        if self.at.y > self.from.y {
+            self.pieces.push(straight(self.from, self.at));
+        }
+        self.from = self.at;
+    }
+
+    fn finish(mut self) -> Vec<Cubic> {
+        self.flush();
+        self.pieces
+    }
+}

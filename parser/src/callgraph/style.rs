@@ -1,0 +1,213 @@
+//! Colours, widths and the style sheet.
+//!
+//! The light colours are attributes, so that viewers without style sheets show them; the style
+//! sheet replaces them in a dark environment, on screens only.
+
+use super::Edge;
+use std::fmt::Write;
+
+/// Steps of a colour scale.
+const STEPS: usize = 12;
+
+type Rgb = [f64; 3];
+
+/// A scale from what hardly weighs to what weighs most.
+#[derive(Clone, Copy)]
+struct Scale {
+    from: Rgb,
+    to: Rgb,
+}
+
+const BOX_UP: Scale = Scale {
+    from: [244.0, 242.0, 238.0],
+    to: [241.0, 135.0, 100.0],
+};
+const BOX_DOWN: Scale = Scale {
+    from: [244.0, 242.0, 238.0],
+    to: [116.0, 190.0, 120.0],
+};
+const EDGE_UP: Scale = Scale {
+    from: [168.0, 164.0, 158.0],
+    to: [190.0, 56.0, 28.0],
+};
+const EDGE_DOWN: Scale = Scale {
+    from: [168.0, 164.0, 158.0],
+    to: [38.0, 128.0, 52.0],
+};
+const DARK_BOX_UP: Scale = Scale {
+    from: [42.0, 45.0, 51.0],
+    to: [150.0, 52.0, 30.0],
+};
+const DARK_BOX_DOWN: Scale = Scale {
+    from: [42.0, 45.0, 51.0],
+    to: [34.0, 104.0, 48.0],
+};
+const DARK_EDGE_UP: Scale = Scale {
+    from: [104.0, 108.0, 116.0],
+    to: [238.0, 112.0, 76.0],
+};
+const DARK_EDGE_DOWN: Scale = Scale {
+    from: [104.0, 108.0, 116.0],
+    to: [96.0, 196.0, 112.0],
+};
+
+impl Scale {
+    fn at(&self, step: usize) -> String {
+        let t = step as f64 / (STEPS - 1) as f64;
+        let mix = |i: usize| (self.from[i] + (self.to[i] - self.from[i]) * t).round() as u8;
+        format!("#{:02x}{:02x}{:02x}", mix(0), mix(1), mix(2))
+    }
+
+    /// A darker (or with a factor above 1, lighter) variant, for borders.
+    fn shaded(&self, step: usize, factor: f64) -> String {
+        let shade = |c: Rgb| c.map(|v| (v * factor).min(255.0));
+        Scale {
+            from: shade(self.from),
+            to: shade(self.to),
+        }
+        .at(step)
+    }
+}
+
+/// Class and light colours of a box or an arrow.
+pub struct Paint {
+    /// Class in the style sheet.
+    pub class: String,
+    /// Fill of a box, stroke of an arrow.
+    pub main: String,
+    /// Border of a box.
+    pub border: String,
+}
+
+/// The part of the total, 0 to 1, whatever the signs; 0 for what is not a number.
+pub fn share(value: f64, total: f64) -> f64 {
+    let share = (value / total).abs();
+    if share.is_finite() {
+        share.min(1.0)
+    } else {
+        0.0
+    }
+}
+
+/// The line width of an edge.
+pub fn thickness(edge: &Edge, total: f64) -> f64 {
+    ((1.0 + 4.0 * share(edge.weight, total)) * 10.0).round() / 10.0
+}
+
+/// The step of a scale for a weight of 0 to 1; small weights are told apart better.
+fn step(weight: f64) -> usize {
+    let weight = if weight.is_finite() {
+        weight.abs().min(1.0)
+    } else {
+        0.0
+    };
+    (weight.sqrt() * (STEPS - 1) as f64).round() as usize
+}
+
+/// Whether there is less than in the base.
+fn is_less(weight: f64) -> bool {
+    weight < 0.0
+}
+
+/// The paint of a box of this colour weight.
+pub fn of_box(weight: f64) -> Paint {
+    let (step, up) = (step(weight), !is_less(weight));
+    let (scale, sign) = if up { (&BOX_UP, 'p') } else { (&BOX_DOWN, 'm') };
+    Paint {
+        class: format!("b{sign}{step}"),
+        main: scale.at(step),
+        border: scale.shaded(step, 0.62),
+    }
+}
+
+/// The paint of an arrow.
+pub fn of_edge(weight: f64, total: f64) -> Paint {
+    let (step, up) = (step(share(weight, total)), !is_less(weight));
+    let (scale, sign) = if up {
+        (&EDGE_UP, 'p')
+    } else {
+        (&EDGE_DOWN, 'm')
+    };
+    Paint {
+        class: format!("e{sign}{step}"),
+        main: scale.at(step),
+        border: scale.at(step),
+    }
+}
+
+/// The style sheet: states that the script sets, and the dark colours.
+pub fn sheet() -> String {
+    let mut dark = String::new();
+    for step in 0..STEPS {
+        for (sign, fill, line) in [
+            ('p', DARK_BOX_UP, DARK_EDGE_UP),
+            ('m', DARK_BOX_DOWN, DARK_EDGE_DOWN),
+        ] {
+            let (fill, border) = (fill.at(step), fill.shaded(step, 1.7));
+            let line = line.at(step);
+            let _ = writeln!(dark, ".b{sign}{step} rect{{fill:{fill};stroke:{border}}}");
+            let _ = writeln!(
+                dark,
+                ".e{sign}{step} .line{{stroke:{line}}}.e{sign}{step} .head{{fill:{line}}}"
+            );
+        }
+    }
+    format!("{STATES}@media screen and (prefers-color-scheme:dark){{\n{dark}{DARK}}}\n")
+}
+
+const STATES: &str = "\
+.node,.edge{transition:opacity .12s}
+.edge .wide{fill:none;stroke:none;stroke-width:10;pointer-events:stroke}
+.live{cursor:grab;touch-action:none;user-select:none;display:block}
+.live .node{cursor:pointer}
+.live.grab,.live.grab .node{cursor:grabbing}
+.focus .node:not(.on),.focus .edge:not(.on){opacity:.15}
+.focus .edge.in .line{stroke:#2f6fd6}.focus .edge.in .head{fill:#2f6fd6}
+.focus .edge.out .line{stroke:#d2491f}.focus .edge.out .head{fill:#d2491f}
+.focus .node.self rect{stroke-width:3}
+.seek .node:not(.hit){opacity:.3}
+.seek .edge:not(.on){opacity:.3}
+.seek .node.hit rect{stroke:#1a5fd0;stroke-width:3}
+.bar{display:flex;gap:4px;justify-content:flex-end;align-items:center;font:13px sans-serif}
+.bar *{font:inherit;color:#1c1b19}
+.bar input{width:150px;padding:4px 7px;border:1px solid #b9b4ab;border-radius:4px;background:#fff}
+.bar input[data-bad]{border-color:#c22;outline-color:#c22}
+.bar button{min-width:28px;padding:4px 7px;border:1px solid #b9b4ab;border-radius:4px;\
+background:#f6f4f0;cursor:pointer}
+.bar .count{padding:3px 6px;border-radius:4px;background:#fff}
+.bar .count:empty{display:none}
+";
+
+const DARK: &str = "\
+.paper{fill:#16181c}
+text{fill:#e9e7e3}
+text.number{fill:#cfccc6}
+text.label{fill:#c3c6cc}
+.legend rect{fill:#1f2228;stroke:#3a3f48}
+.focus .edge.in .line{stroke:#6ea8ff}.focus .edge.in .head{fill:#6ea8ff}
+.focus .edge.out .line{stroke:#ff8a5c}.focus .edge.out .head{fill:#ff8a5c}
+.seek .node.hit rect{stroke:#6ea8ff}
+.bar *{color:#e9e7e3}
+.bar input,.bar button,.bar .count{background:#24272e;border-color:#474c56}
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_weight_is_redder_and_less_is_green() {
+        assert_eq!(of_box(0.0).main, "#f4f2ee");
+        assert_eq!(of_box(1.0).main, "#f18764");
+        assert_eq!(of_box(-1.0).main, "#74be78");
+        assert_eq!(of_box(7.0).class, of_box(1.0).class);
+        assert_eq!(of_box(f64::NAN).class, "bp0");
+    }
+
+    #[test]
+    fn shares_of_nothing_are_nothing() {
+        assert_eq!(share(5.0, 0.0), 0.0);
+        assert_eq!(share(f64::NAN, 1.0), 0.0);
+        assert_eq!(share(-5.0, 10.0), 0.5);
+    }
+}

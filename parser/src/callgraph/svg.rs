@@ -1,0 +1,292 @@
+//! Writes the SVG.
+//!
+//! Without a script it is a plain picture. All texts go through [`escape`], and the script reads
+//! them as text only.
+
+use super::geometry::{Cubic, Point, Rect, cubic_at};
+use super::layout::{LABEL_FONT, LINE, Layout, TITLE_FONT};
+use super::style;
+use super::text;
+use super::{Edge, Graph, Node};
+use std::fmt::Write;
+
+const SCRIPT: &str = include_str!("script.js");
+
+/// The document.
+pub fn write(graph: &Graph, layout: &Layout) -> String {
+    let mut layout = layout.clone();
+    let empty = graph.nodes.is_empty();
+    if empty {
+        layout.size.w = layout.size.w.max(360.0);
+        layout.size.h += 50.0;
+    }
+    let (w, h) = (layout.size.w.ceil(), layout.size.h.ceil());
+    let mut out = String::new();
+    let _ = write!(
+        out,
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+         <svg xmlns=\"http://www.w3.org/2000/svg\" class=\"callgraph\" width=\"{w}\" \
+         height=\"{h}\" viewBox=\"0 0 {w} {h}\" font-family=\"{}\">\n<style>\n{}</style>\n\
+         <rect class=\"paper\" width=\"{w}\" height=\"{h}\" fill=\"#ffffff\"/>\n\
+         <g class=\"view\">\n",
+        text::FONT,
+        style::sheet()
+    );
+    if empty {
+        let y = h - 30.0;
+        let _ = writeln!(
+            out,
+            "<text x=\"20\" y=\"{y}\" font-size=\"14\" fill=\"#1c1b19\">\
+             Nothing to show: the profile has no samples in this view.</text>"
+        );
+    }
+    // Light edges first, so that heavy ones stay whole where they cross.
+    let mut edges: Vec<usize> = (0..graph.edges.len())
+        .filter(|&e| !layout.curves[e].is_empty())
+        .collect();
+    let weight = |e: usize| style::share(graph.edges[e].weight, graph.total);
+    edges.sort_by(|&a, &b| weight(a).total_cmp(&weight(b)));
+    for e in edges {
+        edge(
+            &mut out,
+            graph,
+            &graph.edges[e],
+            &layout.curves[e],
+            layout.labels[e],
+        );
+    }
+    for (v, node) in graph.nodes.iter().enumerate() {
+        write_box(&mut out, v, node, &layout);
+    }
+    legend(&mut out, &graph.title, layout.title);
+    let _ = write!(
+        out,
+        "</g>\n<script><![CDATA[\n{SCRIPT}\n]]></script>\n</svg>\n"
+    );
+    out
+}
+
+/// A text as XML character data or attribute value.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text::printable(text).chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Tooltip lines; line breaks in a detail are kept as such.
+fn tooltip<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+    let lines: Vec<String> = parts
+        .into_iter()
+        .flat_map(str::lines)
+        .filter(|l| !l.is_empty())
+        .map(escape)
+        .collect();
+    format!("<title>{}</title>", lines.join("\n"))
+}
+
+/// A number with at most one decimal.
+fn n(value: f64) -> String {
+    let rounded = (value * 10.0).round() / 10.0;
+    // -0 would print a sign.
+    format!("{}", if rounded == 0.0 { 0.0 } else { rounded })
+}
+
+fn path(curve: &[Cubic]) -> String {
+    let mut d = String::new();
+    for (i, [a, b, c, e]) in curve.iter().enumerate() {
+        if i == 0 {
+            let _ = write!(d, "M{} {}", n(a.x), n(a.y));
+        }
+        let upright = a.x == b.x && b.x == c.x && c.x == e.x;
+        let _ = if upright {
+            write!(d, "V{}", n(e.y))
+        } else {
+            let [b, c, e] = [b, c, e].map(|p| format!("{} {}", n(p.x), n(p.y)));
+            write!(d, "C{b} {c} {e}")
+        };
+    }
+    d
+}
+
+fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Option<Rect>) {
+    let paint = style::of_edge(edge.weight, graph.total);
+    let thickness = style::thickness(edge, graph.total);
+    let (line, head) = with_head(curve, 5.0 + 2.0 * thickness, 2.5 + thickness * 1.1);
+    let dash = if edge.residual {
+        " stroke-dasharray=\"5 3\""
+    } else {
+        ""
+    };
+    let (from, to) = (&graph.nodes[edge.from].name, &graph.nodes[edge.to].name);
+    let inlined = if edge.inlined { " (inlined)" } else { "" };
+    let residual = if edge.residual {
+        " (through functions not shown)"
+    } else {
+        ""
+    };
+    let call = format!(
+        "{} → {}{inlined}{residual}",
+        text::printable(from),
+        text::printable(to)
+    );
+    let d = path(&line);
+    let _ = write!(
+        out,
+        "<g class=\"edge {}\" data-from=\"{}\" data-to=\"{}\">{}<path class=\"wide\" d=\"{d}\" \
+         fill=\"none\"/><path class=\"line\" d=\"{d}\" fill=\"none\" stroke=\"{}\" \
+         stroke-width=\"{}\"{dash}/><path class=\"head\" d=\"{head}\" fill=\"{}\"/>",
+        paint.class,
+        edge.from,
+        edge.to,
+        tooltip([call.as_str(), &edge.label, &edge.detail]),
+        paint.main,
+        n(thickness),
+        paint.main,
+    );
+    if let Some(area) = label {
+        let italic = if edge.inlined {
+            " font-style=\"italic\""
+        } else {
+            ""
+        };
+        let _ = write!(
+            out,
+            "<text class=\"label\" x=\"{}\" y=\"{}\" font-size=\"{LABEL_FONT}\" \
+             fill=\"#4a4742\"{italic}{}>{}</text>",
+            n(area.x + 1.0),
+            n(area.y + area.h * 0.78),
+            length(&edge.label, LABEL_FONT),
+            escape(&edge.label)
+        );
+    }
+    out.push_str("</g>\n");
+}
+
+/// The width that viewers with another font must squeeze the text into.
+fn length(text: &str, font: f64) -> String {
+    let w = text::width(&text::printable(text)) * font;
+    format!(" textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", n(w))
+}
+
+/// Cuts the end of the curve off and puts an arrow head there.
+fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
+    let mut line = curve.to_vec();
+    let Some(tip) = line.last().map(|c| c[3]) else {
+        return (line, String::new());
+    };
+    let far = |p: Point| (p.x - tip.x).hypot(p.y - tip.y);
+    while line.len() > 1 && line.last().is_some_and(|c| far(c[0]) < length) {
+        line.pop();
+    }
+    if let Some(last) = line.last_mut() {
+        // The farthest parameter at which the curve is still a head's length away.
+        let (mut low, mut high) = (0.0, 1.0);
+        for _ in 0..24 {
+            let middle = (low + high) / 2.0;
+            if far(cubic_at(last, middle)) > length {
+                low = middle
+            } else {
+                high = middle
+            }
+        }
+        *last = first_part(last, low);
+    }
+    let base = line.last().map_or(tip, |c| c[3]);
+    let (dx, dy) = (tip.x - base.x, tip.y - base.y);
+    let norm = dx.hypot(dy).max(0.1);
+    let (sx, sy) = (-dy / norm * half, dx / norm * half);
+    let d = format!(
+        "M{} {}L{} {}L{} {}Z",
+        n(tip.x),
+        n(tip.y),
+        n(base.x + sx),
+        n(base.y + sy),
+        n(base.x - sx),
+        n(base.y - sy)
+    );
+    (line, d)
+}
+
+/// The part of a cubic from 0 to `t`.
+fn first_part(c: &Cubic, t: f64) -> Cubic {
+    let mix = |a: Point, b: Point| Point {
+        x: a.x + (b.x - a.x) * t,
+        y: a.y + (b.y - a.y) * t,
+    };
+    let (ab, bc, cd) = (mix(c[0], c[1]), mix(c[1], c[2]), mix(c[2], c[3]));
+    let (abc, bcd) = (mix(ab, bc), mix(bc, cd));
+    [c[0], ab, abc, mix(abc, bcd)]
+}
+
+fn write_box(out: &mut String, index: usize, node: &Node, layout: &Layout) {
+    let (area, lines) = (layout.boxes[index], &layout.lines[index]);
+    let paint = style::of_box(node.color_weight);
+    let cum = format!("flat {}, cum {}", node.flat_label, node.cum_label);
+    let _ = write!(
+        out,
+        "<g class=\"node {}\" data-node=\"{index}\">{}<rect x=\"{}\" y=\"{}\" width=\"{}\" \
+         height=\"{}\" rx=\"3\" fill=\"{}\" stroke=\"{}\"/>",
+        paint.class,
+        tooltip([node.name.as_str(), &cum, &node.detail]),
+        n(area.x),
+        n(area.y),
+        n(area.w),
+        n(area.h),
+        paint.main,
+        paint.border,
+    );
+    let height: f64 = lines.iter().map(|l| l.font * LINE).sum();
+    let mut y = area.y + (area.h - height) / 2.0;
+    for line in lines {
+        let (class, fill) = if line.number {
+            ("number", "#4a4742")
+        } else {
+            ("name", "#1c1b19")
+        };
+        let _ = write!(
+            out,
+            "<text class=\"{class}\" x=\"{}\" y=\"{}\" font-size=\"{}\" text-anchor=\"middle\" \
+             fill=\"{fill}\"{}>{}</text>",
+            n(area.x + area.w / 2.0),
+            n(y + line.font * LINE * 0.78),
+            line.font,
+            length(&line.text, line.font),
+            escape(&line.text)
+        );
+        y += line.font * LINE;
+    }
+    out.push_str("</g>\n");
+}
+
+fn legend(out: &mut String, title: &[String], area: Option<Rect>) {
+    let Some(area) = area else { return };
+    let _ = write!(
+        out,
+        "<g class=\"legend\"><rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" rx=\"3\" \
+         fill=\"#fbfaf8\" stroke=\"#d5d1ca\"/>",
+        n(area.x),
+        n(area.y),
+        n(area.w),
+        n(area.h)
+    );
+    for (i, line) in title.iter().enumerate() {
+        let _ = write!(
+            out,
+            "<text x=\"{}\" y=\"{}\" font-size=\"{TITLE_FONT}\" fill=\"#1c1b19\"{}>{}</text>",
+            n(area.x + 8.0),
+            n(area.y + 6.0 + TITLE_FONT * 1.35 * (i as f64 + 0.75)),
+            length(line, TITLE_FONT),
+            escape(line)
+        );
+    }
+    out.push_str("</g>\n");
+}

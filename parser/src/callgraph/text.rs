@@ -1,0 +1,228 @@
+//! Text without a font: widths from a built-in table, and names broken into lines.
+
+/// Advance widths of Helvetica (and of the fonts made to its measure: Arial, Liberation Sans,
+/// Nimbus Sans) for `' '..='~'`, in thousandths of the font size.
+const WIDTHS: [u16; 95] = [
+    278, 278, 355, 556, 556, 889, 667, 191, 333, 333, 389, 584, 278, 333, 278, 278, // space-/
+    556, 556, 556, 556, 556, 556, 556, 556, 556, 556, 278, 278, 584, 584, 584, 556, // 0-?
+    1015, 667, 667, 722, 722, 667, 611, 778, 722, 278, 500, 667, 556, 833, 722, 778, // @-O
+    667, 778, 722, 667, 611, 722, 667, 944, 667, 667, 611, 278, 278, 278, 469, 556, // P-_
+    333, 556, 556, 500, 556, 556, 278, 556, 556, 222, 222, 500, 222, 833, 556, 556, // `-o
+    556, 556, 333, 500, 278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584, // p-~
+];
+
+/// The font list that has these widths nearly everywhere.
+pub const FONT: &str = "Helvetica, Arial, 'Liberation Sans', 'Nimbus Sans', sans-serif";
+
+/// Names longer than this lose their middle.
+const LONGEST_NAME: usize = 120;
+/// More lines than this are never needed for a name of that length.
+const MOST_LINES: usize = 6;
+
+/// Width of `text` at font size 1.
+pub fn width(text: &str) -> f64 {
+    text.chars().map(char_width).sum()
+}
+
+fn char_width(c: char) -> f64 {
+    match c {
+        ' '..='~' => f64::from(WIDTHS[c as usize - 32]) / 1000.0,
+        '…' | '—' => 1.0,
+        // Latin, Greek and Cyrillic capitals are at most this wide; what is beyond are mostly
+        // ideographs and symbols, a full square.
+        '\u{a0}'..='\u{58f}' => 0.78,
+        _ => 1.0,
+    }
+}
+
+/// Replaces what no viewer shows (control characters) so that it cannot break XML or a line.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if is_shown(c) { c } else { '\u{fffd}' })
+        .collect()
+}
+
+/// Whether XML 1.0 allows the character and it takes part in a line of text.
+fn is_shown(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}')
+        // Marks that turn the direction of the text around could make a name read as another.
+        && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Breaks a function name into lines for a box that is `free` wide anyway (at font size 1),
+/// shortening it first if it is very long.
+pub fn wrap_name(name: &str, free: f64) -> Vec<String> {
+    let name = shorten(&printable(name), LONGEST_NAME);
+    if name.trim().is_empty() {
+        return vec!["?".to_string()];
+    }
+    let pieces = pieces(&name);
+    let widest = pieces.iter().map(|p| width(p)).fold(0.0, f64::max);
+    let total = width(&name);
+    // A box looks best about three times as wide as high; a line is 2 digits' width high.
+    let aim = (total * 3.2)
+        .sqrt()
+        .max(widest)
+        .clamp(7.0, 20.0)
+        .max(free.min(20.0));
+    let mut lines = fill(&pieces, aim);
+    if lines.len() > MOST_LINES {
+        lines = fill(&pieces, total / MOST_LINES as f64 + widest);
+    }
+    lines
+}
+
+/// Fills lines up to a width, breaking between pieces only, or inside one that is too long.
+fn fill(pieces: &[String], aim: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut line = String::new();
+    for piece in pieces {
+        if !line.is_empty() && width(&line) + width(piece.trim_end()) > aim {
+            lines.push(std::mem::take(&mut line));
+        }
+        for c in piece.chars() {
+            // A piece longer than a line and a half has no better place to break.
+            if width(&line) > aim * 1.5 {
+                lines.push(std::mem::take(&mut line));
+            }
+            line.push(c);
+        }
+    }
+    lines.push(line);
+    lines
+        .iter()
+        .map(|l| l.trim().to_string())
+        .filter(|l| !l.is_empty())
+        .collect()
+}
+
+/// Where a name may break: after `::`, `,`, `/`, `.`, spaces and underscores inside long words,
+/// before `<`, `(`, `[` and `{`.
+fn pieces(name: &str) -> Vec<String> {
+    let chars: Vec<char> = name.chars().collect();
+    let mut pieces = Vec::new();
+    let mut piece = String::new();
+    for (i, &c) in chars.iter().enumerate() {
+        let before = i.checked_sub(1).map(|j| chars[j]);
+        let opens = matches!(c, '<' | '(' | '[' | '{') && before.is_some_and(char::is_alphanumeric);
+        let after_path = before == Some(':') && c != ':';
+        let after_mark = matches!(before, Some(',' | '/' | ' ' | '>')) && is_word(c);
+        let after_dot = before == Some('.') && is_word(c) && pieces_word(&piece);
+        let after_underscore = before == Some('_') && c != '_' && piece.chars().count() > 8;
+        if opens || after_path || after_mark || after_dot || after_underscore {
+            pieces.push(std::mem::take(&mut piece));
+        }
+        piece.push(c);
+    }
+    pieces.push(piece);
+    pieces.retain(|p| !p.is_empty());
+    pieces
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '(' | '<' | '[' | '{' | '*' | '~' | '&')
+}
+
+/// Whether a piece that ends in a dot is more than an abbreviation, so that a break is natural.
+fn pieces_word(piece: &str) -> bool {
+    piece.chars().count() > 3
+}
+
+/// Cuts the inside of template and call parentheses, deepest first, then the middle.
+fn shorten(name: &str, most: usize) -> String {
+    let mut name = name.to_string();
+    for _ in 0..64 {
+        if name.chars().count() <= most {
+            return name;
+        }
+        let Some(shorter) = drop_deepest(&name) else {
+            break;
+        };
+        name = shorter;
+    }
+    let chars: Vec<char> = name.chars().collect();
+    if chars.len() <= most {
+        return name;
+    }
+    let (head, tail) = (most * 3 / 5, most * 2 / 5 - 1);
+    let head: String = chars[..head].iter().collect();
+    let tail: String = chars[chars.len() - tail..].iter().collect();
+    format!("{head}…{tail}")
+}
+
+/// Replaces the inside of the longest innermost `<…>` or `(…)`; none if nothing gets shorter.
+fn drop_deepest(name: &str) -> Option<String> {
+    let mut open: Option<usize> = None;
+    let mut best: Option<(usize, usize)> = None;
+    for (at, c) in name.char_indices() {
+        match c {
+            '<' | '(' => open = Some(at + 1),
+            '>' | ')' => {
+                if let Some(from) = open.take()
+                    && at - from > '…'.len_utf8()
+                    && best.is_none_or(|(a, b)| at - from > b - a)
+                {
+                    best = Some((from, at));
+                }
+            }
+            _ => {}
+        }
+    }
+    best.map(|(from, to)| format!("{}…{}", &name[..from], &name[to..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_names_stay_on_one_line() {
+        assert_eq!(wrap_name("main", 0.0), ["main"]);
+        assert_eq!(wrap_name("zmalloc", 0.0), ["zmalloc"]);
+        assert_eq!(wrap_name("   ", 0.0), ["?"]);
+    }
+
+    #[test]
+    fn cpp_names_break_at_their_joints() {
+        let lines = wrap_name(
+            "std::vector<std::string, std::allocator<std::string> >::push_back",
+            0.0,
+        );
+        assert_eq!(lines.concat().replace(' ', ""), {
+            "std::vector<std::string,std::allocator<std::string>>::push_back"
+        });
+        assert!(lines.len() > 1 && lines.len() <= MOST_LINES, "{lines:?}");
+        assert!(
+            lines
+                .iter()
+                .skip(1)
+                .all(|l| !l.starts_with(',') && !l.starts_with(':'))
+        );
+    }
+
+    #[test]
+    fn very_long_names_lose_template_arguments_first() {
+        let name = format!(
+            "ns::map<{}>::insert(int, {})",
+            "a, ".repeat(100),
+            "b, ".repeat(100)
+        );
+        let lines = wrap_name(&name, 0.0).concat();
+        assert!(lines.starts_with("ns::map<…>::insert("), "{lines}");
+        assert!(lines.chars().count() <= LONGEST_NAME);
+    }
+
+    #[test]
+    fn endless_words_are_cut_and_broken() {
+        let lines = wrap_name(&"x".repeat(10_000), 0.0);
+        assert!(lines.len() <= MOST_LINES, "{lines:?}");
+        assert!(lines.iter().all(|l| width(l) < 40.0), "{lines:?}");
+    }
+
+    #[test]
+    fn control_and_direction_characters_do_not_survive() {
+        let shown = printable("a\nb\0c\u{202e}d\u{ffff}");
+        assert_eq!(shown, "a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}");
+    }
+}
