@@ -1,0 +1,212 @@
+//! The few facts of an ELF file that are needed before its symbols: build id
+//! and loaded segments.
+//!
+//! Reads only headers and notes, each bounded; never trusts an offset or a
+//! size of the file.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use heap_format::BuildId;
+
+const PT_LOAD: u32 = 1;
+const PT_NOTE: u32 = 4;
+const NT_GNU_BUILD_ID: u32 = 3;
+const MAX_NOTES: u64 = 1 << 20;
+
+/// Flag of `open`: do not wait for the writer of a FIFO.
+const O_NONBLOCK: i32 = 0o4000;
+
+/// A part of the file that is loaded into memory.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    offset: u64,
+    address: u64,
+    size: u64,
+}
+
+/// What is known of an ELF file.
+#[derive(Clone, Debug, Default)]
+pub struct Elf {
+    /// Its build id; empty when it has none.
+    pub build_id: BuildId,
+    segments: Vec<Segment>,
+}
+
+impl Elf {
+    /// Reads the headers of the file at `path`.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(O_NONBLOCK)
+            .open(path)
+            .with_context(|| format!("{} cannot be opened", path.display()))?;
+        let kind = file.metadata()?.file_type();
+        if !kind.is_file() {
+            bail!("{} is no regular file", path.display());
+        }
+        read(&file).with_context(|| format!("{} is no usable ELF file", path.display()))
+    }
+
+    /// The virtual address that the file gives to the byte at `offset`.
+    pub fn address_of(&self, offset: u64) -> Option<u64> {
+        let holds = |s: &&Segment| offset.checked_sub(s.offset).is_some_and(|at| at < s.size);
+        let segment = self.segments.iter().find(holds)?;
+        segment.address.checked_add(offset - segment.offset)
+    }
+}
+
+/// Byte order and word size of a file.
+#[derive(Clone, Copy)]
+struct Layout {
+    wide: bool,
+    big: bool,
+}
+
+impl Layout {
+    /// The unsigned number in `bytes`, which is at most 8 bytes long.
+    fn number(self, bytes: &[u8]) -> u64 {
+        let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
+        if self.big {
+            bytes.iter().fold(0, add)
+        } else {
+            bytes.iter().rev().fold(0, add)
+        }
+    }
+}
+
+fn read(file: &File) -> Result<Elf> {
+    let mut header = [0u8; 64];
+    let got = read_up_to(file, &mut header, 0)?;
+    if got < 52 || !header.starts_with(b"\x7fELF") {
+        bail!("it has no ELF header");
+    }
+    let layout = Layout {
+        wide: header[4] == 2,
+        big: header[5] == 2,
+    };
+    let field = |at: usize, size: usize| layout.number(&header[at..at + size]);
+    let (table, size, count) = if layout.wide {
+        (field(32, 8), field(54, 2), field(56, 2))
+    } else {
+        (field(28, 4), field(42, 2), field(44, 2))
+    };
+    let least = if layout.wide { 56 } else { 32 };
+    if size < least || size > 4096 {
+        bail!("its program headers have the size {size}");
+    }
+    let mut headers = vec![0u8; (size * count) as usize];
+    let got = read_up_to(file, &mut headers, table)?;
+    headers.truncate(got);
+    let mut elf = Elf::default();
+    for header in headers.chunks_exact(size as usize) {
+        program_header(file, layout, header, &mut elf)?;
+    }
+    Ok(elf)
+}
+
+fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> Result<()> {
+    let field = |at: usize, size: usize| layout.number(&header[at..at + size]);
+    let kind = field(0, 4) as u32;
+    let (offset, address, size) = if layout.wide {
+        (field(8, 8), field(16, 8), field(32, 8))
+    } else {
+        (field(4, 4), field(8, 4), field(16, 4))
+    };
+    match kind {
+        PT_LOAD => elf.segments.push(Segment {
+            offset,
+            address,
+            size,
+        }),
+        PT_NOTE if elf.build_id.is_empty() => {
+            let mut notes = vec![0u8; size.min(MAX_NOTES) as usize];
+            let got = read_up_to(file, &mut notes, offset)?;
+            elf.build_id = build_id(layout, &notes[..got]).unwrap_or_default();
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The GNU build id among notes.
+fn build_id(layout: Layout, mut notes: &[u8]) -> Option<BuildId> {
+    while notes.len() >= 12 {
+        let field = |at: usize| layout.number(&notes[at..at + 4]) as usize;
+        let (name_size, size, kind) = (field(0), field(4), field(8) as u32);
+        let name_end = 12usize.checked_add(name_size)?;
+        let start = 12usize.checked_add(name_size.checked_next_multiple_of(4)?)?;
+        let end = start.checked_add(size)?;
+        if kind == NT_GNU_BUILD_ID && notes.get(12..name_end) == Some(b"GNU\0") {
+            return notes
+                .get(start..end)
+                .filter(|id| id.len() <= 64)
+                .map(|id| BuildId(id.to_vec()));
+        }
+        notes = notes.get(start.checked_add(size.checked_next_multiple_of(4)?)?..)?;
+    }
+    None
+}
+
+/// Fills as much of `buffer` as the file has at `offset`.
+fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        let Some(at) = offset.checked_add(got as u64) else {
+            break;
+        };
+        match file.read_at(&mut buffer[got..], at) {
+            Ok(0) => break,
+            Ok(n) => got += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(got)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_program_has_segments() {
+        let elf = Elf::open(&std::env::current_exe().unwrap()).unwrap();
+        let first = elf.segments[0];
+        assert_eq!(elf.address_of(first.offset), Some(first.address));
+        assert_eq!(elf.address_of(u64::MAX), None);
+    }
+
+    #[test]
+    fn what_is_no_program_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = folder.path().join("text");
+        std::fs::write(&text, "#!/bin/sh\n").unwrap();
+        for path in [text.as_path(), folder.path(), Path::new("/nonexistent")] {
+            let error = format!("{:#}", Elf::open(path).unwrap_err());
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+        }
+    }
+
+    #[test]
+    fn notes_that_lie_about_their_size_are_no_build_id() {
+        let layout = Layout {
+            wide: true,
+            big: false,
+        };
+        let note = |name: u32, size: u32| {
+            let mut bytes = [name, size, NT_GNU_BUILD_ID].map(u32::to_le_bytes).concat();
+            bytes.extend(b"GNU\0\x01\x02\x03\x04");
+            bytes
+        };
+        assert_eq!(
+            build_id(layout, &note(4, 4)),
+            Some(BuildId(vec![1, 2, 3, 4]))
+        );
+        assert_eq!(build_id(layout, &note(4, 5)), None);
+        assert_eq!(build_id(layout, &note(u32::MAX, u32::MAX)), None);
+    }
+}

@@ -1,0 +1,459 @@
+//! The call graph: entries, calls between them, and trimming to what is worth
+//! showing. Numbers and choices are pprof's.
+
+use std::collections::HashMap;
+
+use crate::nodes::Nodes;
+use crate::view::View;
+
+/// An entry with its weights.
+#[derive(Clone, Debug, Default)]
+pub struct Node {
+    /// Which entry, by its number in [`Nodes`].
+    pub id: u32,
+    /// Its own weight.
+    pub flat: i64,
+    /// Its weight with all it called; recursion counts once.
+    pub cum: i64,
+    /// Calls to it: indices into [`Graph::edges`].
+    pub ins: Vec<u32>,
+    /// Calls from it: indices into [`Graph::edges`].
+    pub outs: Vec<u32>,
+}
+
+/// Calls from one entry to another.
+#[derive(Clone, Debug)]
+pub struct Edge {
+    /// Index of the caller in [`Graph::nodes`].
+    pub from: u32,
+    /// Index of the callee in [`Graph::nodes`].
+    pub to: u32,
+    /// What went along these calls.
+    pub weight: i64,
+    /// Entries between the two were left out.
+    pub residual: bool,
+    /// The callee is always inlined into the caller.
+    pub inline: bool,
+}
+
+/// The order in which entries are listed and chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// By own weight.
+    Flat,
+    /// By weight with callees.
+    Cum,
+    /// By how much an entry tells in a picture.
+    Entropy,
+}
+
+/// How far a graph is trimmed.
+#[derive(Clone, Copy, Debug)]
+pub struct Trim {
+    /// At most this many entries; 0 for all.
+    pub node_count: usize,
+    /// Least share of the total for an entry.
+    pub node_fraction: f64,
+    /// Least share of the total for a call.
+    pub edge_fraction: f64,
+    /// How the entries are ordered and chosen.
+    pub order: Order,
+}
+
+/// A graph of calls.
+#[derive(Debug, Default)]
+pub struct Graph {
+    /// Entries with weight, in order of their numbers until sorted.
+    pub nodes: Vec<Node>,
+    /// Calls between them.
+    pub edges: Vec<Edge>,
+}
+
+/// A graph, and what was left out of it.
+pub struct Trimmed {
+    /// What remains, sorted.
+    pub graph: Graph,
+    /// Entries before their number was limited.
+    pub candidates: usize,
+    /// Entries below the least weight.
+    pub dropped_nodes: usize,
+    /// Calls below the least weight.
+    pub dropped_edges: usize,
+}
+
+impl Graph {
+    /// The graph of a view, of the entries in `kept` or of all.
+    pub fn new(view: &View, nodes: &Nodes, kept: Option<&[bool]>) -> Self {
+        let mut builder = Builder::new(nodes.len());
+        for (_, weight, frames) in view.stacks() {
+            if weight != 0 {
+                builder.stack(view, nodes, kept, weight, frames);
+            }
+        }
+        builder.finish()
+    }
+
+    /// Trims, choosing and sorting entries in the given order.
+    pub fn trimmed(view: &View, nodes: &Nodes, trim: &Trim) -> Trimmed {
+        let mut graph = Self::new(view, nodes, None);
+        let total: i64 = graph
+            .nodes
+            .iter()
+            .fold(0, |sum: i64, n| sum.saturating_add(n.flat));
+        let cutoff = |fraction: f64| ((total as f64 * fraction) as i64).saturating_abs();
+        let (node_cutoff, edge_cutoff) = (cutoff(trim.node_fraction), cutoff(trim.edge_fraction));
+        let all = graph.nodes.len();
+        if graph
+            .nodes
+            .iter()
+            .any(|n| n.cum.saturating_abs() < node_cutoff)
+        {
+            let heavy = graph
+                .nodes
+                .iter()
+                .filter(|n| n.cum.saturating_abs() >= node_cutoff);
+            let kept = set(nodes.len(), heavy);
+            graph = Self::new(view, nodes, Some(&kept));
+        }
+        let candidates = graph.nodes.len();
+        if trim.node_count > 0 {
+            // Light edges must not decide which entries are interesting.
+            graph.drop_light_edges(edge_cutoff);
+        }
+        graph.sort(nodes, trim.order);
+        if trim.node_count > 0 && graph.nodes.len() > trim.node_count {
+            let kept = set(nodes.len(), graph.nodes.iter().take(trim.node_count));
+            graph = Self::new(view, nodes, Some(&kept));
+            graph.sort(nodes, trim.order);
+        }
+        let dropped_edges = graph.drop_light_edges(edge_cutoff);
+        if trim.order == Order::Entropy {
+            graph.drop_redundant_edges(nodes);
+        }
+        Trimmed {
+            graph,
+            candidates,
+            dropped_nodes: all - candidates,
+            dropped_edges,
+        }
+    }
+
+    /// Sorts entries, heaviest first.
+    fn sort(&mut self, nodes: &Nodes, order: Order) {
+        let score = |n: &Node| match order {
+            Order::Flat => n.flat,
+            Order::Cum => n.cum,
+            Order::Entropy => self.entropy_score(n),
+        };
+        let scores: Vec<i64> = self
+            .nodes
+            .iter()
+            .map(|n| score(n).saturating_abs())
+            .collect();
+        let mut sorted: Vec<usize> = (0..self.nodes.len()).collect();
+        sorted.sort_by(|&a, &b| {
+            let (x, y) = (&self.nodes[a], &self.nodes[b]);
+            let second = |n: &Node| if order == Order::Flat { n.cum } else { n.flat };
+            scores[b]
+                .cmp(&scores[a])
+                .then_with(|| nodes.name(x.id).cmp(nodes.name(y.id)))
+                .then_with(|| second(y).saturating_abs().cmp(&second(x).saturating_abs()))
+                .then_with(|| x.id.cmp(&y.id))
+        });
+        let mut place = vec![0u32; sorted.len()];
+        for (new, &old) in sorted.iter().enumerate() {
+            place[old] = new as u32;
+        }
+        let mut taken: Vec<Option<Node>> = std::mem::take(&mut self.nodes)
+            .into_iter()
+            .map(Some)
+            .collect();
+        self.nodes = sorted.iter().filter_map(|&old| taken[old].take()).collect();
+        for edge in &mut self.edges {
+            edge.from = place[edge.from as usize];
+            edge.to = place[edge.to as usize];
+        }
+    }
+
+    /// How much an entry adds to a picture: entries that weight merely passes
+    /// through, from one caller to one callee, add little.
+    fn entropy_score(&self, node: &Node) -> i64 {
+        let mut score = 0.0;
+        score += if node.ins.is_empty() {
+            1.0
+        } else {
+            self.entropy(&node.ins, 0)
+        };
+        score += if node.outs.is_empty() {
+            1.0
+        } else {
+            self.entropy(&node.outs, node.flat)
+        };
+        ((score * node.cum as f64) as i64).saturating_add(node.flat)
+    }
+
+    fn entropy(&self, edges: &[u32], own: i64) -> f64 {
+        let weights = || edges.iter().map(|&e| self.edges[e as usize].weight);
+        let total = weights().filter(|&w| w > 0).fold(own, i64::saturating_add);
+        if total == 0 {
+            return 0.0;
+        }
+        let part = |weight: i64| {
+            let share = weight.saturating_abs() as f64 / total as f64;
+            -share * share.log2()
+        };
+        weights().map(part).sum::<f64>() + if own > 0 { part(own) } else { 0.0 }
+    }
+
+    /// Removes edges below a weight; returns how many.
+    fn drop_light_edges(&mut self, cutoff: i64) -> usize {
+        let light: Vec<bool> = self
+            .edges
+            .iter()
+            .map(|e| e.weight.saturating_abs() < cutoff)
+            .collect();
+        let connected: usize = self.nodes.iter().map(|n| n.ins.len()).sum();
+        self.retain_edges(|e| !light[e as usize]);
+        connected - self.nodes.iter().map(|n| n.ins.len()).sum::<usize>()
+    }
+
+    fn retain_edges(&mut self, keep: impl Fn(u32) -> bool) {
+        for node in &mut self.nodes {
+            node.ins.retain(|&e| keep(e));
+            node.outs.retain(|&e| keep(e));
+        }
+    }
+
+    /// Removes residual edges whose ends are connected some other way, lightest
+    /// entries and edges first.
+    fn drop_redundant_edges(&mut self, nodes: &Nodes) {
+        for i in (0..self.nodes.len()).rev() {
+            for edge in self.sorted(&self.nodes[i].ins, nodes).into_iter().rev() {
+                // An edge heavier than a real one stays, to not mislead.
+                if !self.edges[edge as usize].residual {
+                    break;
+                }
+                if self.is_redundant(edge) {
+                    let Edge { from, to, .. } = self.edges[edge as usize];
+                    self.nodes[from as usize].outs.retain(|&e| e != edge);
+                    self.nodes[to as usize].ins.retain(|&e| e != edge);
+                }
+            }
+        }
+    }
+
+    fn is_redundant(&self, edge: u32) -> bool {
+        let Edge { from, to, .. } = self.edges[edge as usize];
+        let mut seen = vec![false; self.nodes.len()];
+        seen[to as usize] = true;
+        let mut queue = vec![to];
+        while let Some(node) = queue.pop() {
+            for &e in &self.nodes[node as usize].ins {
+                let caller = self.edges[e as usize].from;
+                if e == edge || seen[caller as usize] {
+                    continue;
+                }
+                if caller == from {
+                    return true;
+                }
+                seen[caller as usize] = true;
+                queue.push(caller);
+            }
+        }
+        false
+    }
+
+    /// Edges by weight, heaviest first, then by name.
+    pub fn sorted(&self, edges: &[u32], nodes: &Nodes) -> Vec<u32> {
+        let name = |node: u32| nodes.name(self.nodes[node as usize].id);
+        let mut sorted = edges.to_vec();
+        sorted.sort_by(|&a, &b| {
+            let (x, y) = (&self.edges[a as usize], &self.edges[b as usize]);
+            let weight = |e: &Edge| e.weight.saturating_abs();
+            weight(y)
+                .cmp(&weight(x))
+                .then_with(|| name(x.from).cmp(name(y.from)))
+                .then_with(|| name(x.to).cmp(name(y.to)))
+        });
+        sorted
+    }
+
+    /// The edges that are still connected, by index.
+    pub fn connected(&self) -> impl Iterator<Item = &Edge> + '_ {
+        self.nodes
+            .iter()
+            .flat_map(|n| n.outs.iter().map(|&e| &self.edges[e as usize]))
+    }
+}
+
+fn set<'a>(length: usize, nodes: impl Iterator<Item = &'a Node>) -> Vec<bool> {
+    let mut set = vec![false; length];
+    nodes.for_each(|n| set[n.id as usize] = true);
+    set
+}
+
+const NONE: u32 = u32::MAX;
+
+/// Collects weights stack by stack.
+struct Builder {
+    flat: Vec<i64>,
+    cum: Vec<i64>,
+    /// Number of the last stack that counted for an entry.
+    seen: Vec<u32>,
+    edges: Vec<Edge>,
+    /// Number of the last stack that counted for an edge.
+    edge_seen: Vec<u32>,
+    index: HashMap<u64, u32, Mixer>,
+    /// For each callee its last caller and their edge: stacks in a row are
+    /// mostly alike.
+    last: Vec<(u32, u32)>,
+    stack: u32,
+}
+
+impl Builder {
+    fn new(nodes: usize) -> Self {
+        Self {
+            flat: vec![0; nodes],
+            cum: vec![0; nodes],
+            seen: vec![0; nodes],
+            edges: Vec::new(),
+            edge_seen: Vec::new(),
+            index: HashMap::default(),
+            last: vec![(NONE, NONE); nodes],
+            stack: 0,
+        }
+    }
+
+    fn stack(
+        &mut self,
+        view: &View,
+        nodes: &Nodes,
+        kept: Option<&[bool]>,
+        weight: i64,
+        frames: &[u32],
+    ) {
+        self.stack += 1;
+        let mut parent = NONE;
+        let mut residual = false;
+        for &location in frames.iter().rev() {
+            if view.is_hidden(location) {
+                continue;
+            }
+            let ids = nodes.of_location(location);
+            for (depth, &id) in ids.iter().rev().enumerate() {
+                if kept.is_some_and(|kept| !kept[id as usize]) {
+                    residual = true;
+                    continue;
+                }
+                let node = id as usize;
+                if self.seen[node] != self.stack {
+                    self.seen[node] = self.stack;
+                    self.cum[node] = self.cum[node].saturating_add(weight);
+                }
+                if parent != NONE && parent != id {
+                    self.call(parent, id, weight, residual, depth > 0);
+                }
+                parent = id;
+                residual = false;
+            }
+        }
+        if parent != NONE && !residual {
+            let flat = &mut self.flat[parent as usize];
+            *flat = flat.saturating_add(weight);
+        }
+    }
+
+    fn call(&mut self, from: u32, to: u32, weight: i64, residual: bool, inline: bool) {
+        let (caller, edge) = self.last[to as usize];
+        let edge = if caller == from {
+            edge
+        } else {
+            self.edge(from, to, inline)
+        };
+        self.last[to as usize] = (from, edge);
+        let e = &mut self.edges[edge as usize];
+        if self.edge_seen[edge as usize] != self.stack {
+            self.edge_seen[edge as usize] = self.stack;
+            e.inline &= inline;
+            e.weight = e.weight.saturating_add(weight);
+            e.residual |= residual;
+        }
+    }
+
+    fn edge(&mut self, from: u32, to: u32, inline: bool) -> u32 {
+        let next = self.edges.len() as u32;
+        let edge = *self
+            .index
+            .entry(u64::from(from) << 32 | u64::from(to))
+            .or_insert(next);
+        if edge == next {
+            self.edges.push(Edge {
+                from,
+                to,
+                weight: 0,
+                residual: false,
+                inline,
+            });
+            self.edge_seen.push(0);
+        }
+        edge
+    }
+
+    fn finish(self) -> Graph {
+        let mut place = vec![NONE; self.flat.len()];
+        let mut graph = Graph::default();
+        for (id, (&flat, &cum)) in self.flat.iter().zip(&self.cum).enumerate() {
+            if flat != 0 || cum != 0 {
+                place[id] = graph.nodes.len() as u32;
+                graph.nodes.push(Node {
+                    id: id as u32,
+                    flat,
+                    cum,
+                    ins: vec![],
+                    outs: vec![],
+                });
+            }
+        }
+        for mut edge in self.edges {
+            let (from, to) = (place[edge.from as usize], place[edge.to as usize]);
+            if from != NONE && to != NONE {
+                let number = graph.edges.len() as u32;
+                graph.nodes[from as usize].outs.push(number);
+                graph.nodes[to as usize].ins.push(number);
+                (edge.from, edge.to) = (from, to);
+                graph.edges.push(edge);
+            }
+        }
+        graph
+    }
+}
+
+/// Hashes a pair of numbers by one multiplication. The numbers are our own
+/// consecutive ones, so nobody can choose colliding keys.
+#[derive(Clone, Default)]
+struct Mixer;
+
+impl std::hash::BuildHasher for Mixer {
+    type Hasher = MixerState;
+
+    fn build_hasher(&self) -> MixerState {
+        MixerState(0)
+    }
+}
+
+struct MixerState(u64);
+
+impl std::hash::Hasher for MixerState {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&b| self.write_u64(b.into()));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let wide = u128::from(value ^ self.0) * 0x9e37_79b9_7f4a_7c15_u128;
+        self.0 = (wide >> 64) as u64 ^ wide as u64;
+    }
+}

@@ -1,0 +1,191 @@
+//! Numbers with units and percentages, printed as pprof prints them.
+
+struct Unit {
+    name: &'static str,
+    aliases: &'static [&'static str],
+    factor: f64,
+}
+
+const fn unit(name: &'static str, aliases: &'static [&'static str], factor: f64) -> Unit {
+    Unit {
+        name,
+        aliases,
+        factor,
+    }
+}
+
+/// Units of one kind, smallest first, and the one for values that fit none.
+struct Family {
+    units: &'static [Unit],
+    default: &'static Unit,
+}
+
+const MEMORY: [Unit; 6] = [
+    unit("B", &["b", "byte"], 1.0),
+    unit("kB", &["kb", "kbyte", "kilobyte"], 1024.0),
+    unit("MB", &["mb", "mbyte", "megabyte"], 1_048_576.0),
+    unit("GB", &["gb", "gbyte", "gigabyte"], 1_073_741_824.0),
+    unit("TB", &["tb", "tbyte", "terabyte"], 1_099_511_627_776.0),
+    unit("PB", &["pb", "pbyte", "petabyte"], 1_125_899_906_842_624.0),
+];
+
+const TIME: [Unit; 5] = [
+    unit("ns", &["ns", "nanosecond"], 1.0),
+    unit("us", &["\u{3bc}s", "us", "microsecond"], 1e3),
+    unit("ms", &["ms", "millisecond"], 1e6),
+    unit("s", &["s", "sec", "second"], 1e9),
+    unit("hrs", &["hour", "hr"], 3.6e12),
+];
+
+const FAMILIES: [Family; 2] = [
+    Family {
+        units: &MEMORY,
+        default: &MEMORY[0],
+    },
+    Family {
+        units: &TIME,
+        default: &TIME[3],
+    },
+];
+
+impl Family {
+    fn find(&self, name: &str) -> Option<&Unit> {
+        let name = name.to_lowercase();
+        let name = if name.len() > 2 {
+            name.strip_suffix('s').unwrap_or(&name)
+        } else {
+            name.as_str()
+        };
+        self.units.iter().find(|u| u.aliases.contains(&name))
+    }
+
+    /// The largest unit that the value, in base units, has at least one of.
+    fn best(&self, value: f64) -> &Unit {
+        self.units
+            .iter()
+            .rfind(|u| value / u.factor >= 1.0)
+            .unwrap_or(self.default)
+    }
+}
+
+/// Converts a value to another unit; `minimum` and `auto` choose the best.
+/// The unit returned is empty when it goes without saying.
+pub fn scale(value: i64, from: &str, to: &str) -> (f64, String) {
+    if value < 0 && value != i64::MIN {
+        let (value, unit) = scale(-value, from, to);
+        return (-value, unit);
+    }
+    for family in &FAMILIES {
+        let Some(source) = family.find(from) else {
+            continue;
+        };
+        let base = value as f64 * source.factor;
+        let target = match to {
+            "minimum" | "auto" => family.best(base),
+            _ => family.find(to).unwrap_or(family.default),
+        };
+        return (base / target.factor, target.name.to_owned());
+    }
+    match to {
+        "count" | "sample" | "unit" | "minimum" | "auto" => (value as f64, String::new()),
+        _ => (value as f64, to.to_owned()),
+    }
+}
+
+/// A value with its unit: `1.50MB`, `12kB`, `0`.
+pub fn label(value: i64, from: &str, to: &str) -> String {
+    let (value, unit) = scale(value, from, to);
+    let number = format!("{value:.2}");
+    let number = number.strip_suffix(".00").unwrap_or(&number);
+    if number == "0" || number == "-0" {
+        "0".to_owned()
+    } else {
+        format!("{number}{unit}")
+    }
+}
+
+/// The share of a total, six characters wide: ` 4.50%`, `  100%`, ` 0.05%`.
+pub fn percentage(value: i64, total: i64) -> String {
+    let ratio = if total == 0 {
+        0.0
+    } else {
+        (value as f64 / total as f64).abs() * 100.0
+    };
+    if (99.95..=100.05).contains(&ratio) {
+        "  100%".to_owned()
+    } else if ratio >= 1.0 {
+        format!("{ratio:5.2}%")
+    } else {
+        format!("{:>5}%", two_digits(ratio))
+    }
+}
+
+/// Two significant digits, without zeros at the end, as C's `%.2g`.
+fn two_digits(value: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    let scientific = format!("{value:.1e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    let trim = |s: &str| {
+        if s.contains('.') {
+            s.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            s.to_owned()
+        }
+    };
+    if (-4..2).contains(&exponent) {
+        let decimals = usize::try_from(1 - exponent).unwrap_or(0);
+        trim(&format!("{value:.decimals$}"))
+    } else {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        format!("{}e{sign}{:02}", trim(mantissa), exponent.abs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_as_pprof_prints_them() {
+        let cases = [
+            (0, "0"),
+            (1, "1B"),
+            (1023, "1023B"),
+            (1024, "1kB"),
+            (1536, "1.50kB"),
+            (-1536, "-1.50kB"),
+            (5 << 20, "5MB"),
+            ((1 << 30) + (1 << 28), "1.25GB"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(label(value, "bytes", "minimum"), expected);
+        }
+        assert_eq!(label(1536, "bytes", "MB"), "0");
+        assert_eq!(label(15360, "bytes", "MB"), "0.01MB");
+        assert_eq!(label(17, "count", "minimum"), "17");
+        assert_eq!(label(1_500_000, "nanoseconds", "minimum"), "1.50ms");
+    }
+
+    #[test]
+    fn percentages_are_as_pprof_prints_them() {
+        let cases = [
+            (0, "    0%"),
+            (100_000_000, "  100%"),
+            (45_678_000, "45.68%"),
+            (4_500_000, " 4.50%"),
+            (999_900, "    1%"),
+            (450_000, " 0.45%"),
+            (5_100, "0.0051%"),
+            (123, "0.00012%"),
+            (12, "1.2e-05%"),
+            (-45_678_000, "45.68%"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(percentage(value, 100_000_000), expected, "{value}");
+        }
+        assert_eq!(percentage(5, 0), "    0%");
+    }
+}

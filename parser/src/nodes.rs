@@ -1,0 +1,226 @@
+//! What becomes one entry of a report: functions, lines, files or addresses.
+
+use std::collections::HashMap;
+
+use heap_format::NO_MAPPING;
+
+use crate::view::View;
+
+/// How finely frames are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Granularity {
+    /// By the name of the function.
+    #[default]
+    Functions,
+    /// By function, file and line.
+    Lines,
+    /// By file.
+    Files,
+    /// By address.
+    Addresses,
+}
+
+/// An entry of a report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Info {
+    /// Name of the function; empty when unknown or merged.
+    pub name: String,
+    /// Lookup address; 0 when merged.
+    pub address: u64,
+    /// Source file; empty when unknown or merged.
+    pub file: String,
+    /// Line; 0 when unknown or merged.
+    pub line: u32,
+    /// Object file, for frames without a name.
+    pub object: String,
+}
+
+impl Info {
+    /// The entry's text, composed as pprof composes it.
+    pub fn printable(&self) -> String {
+        let mut parts = Vec::new();
+        if self.address != 0 {
+            parts.push(format!("{:016x}", self.address));
+        }
+        if !self.name.is_empty() {
+            parts.push(self.name.clone());
+        }
+        if self.line != 0 {
+            parts.push(format!("{}:{}", self.file, self.line));
+        } else if !self.file.is_empty() {
+            parts.push(self.file.clone());
+        } else if !self.name.is_empty() {
+            // The name says it all.
+        } else if !self.object.is_empty() {
+            let base = self.object.rsplit('/').next().unwrap_or(&self.object);
+            parts.push(format!("[{base}]"));
+        } else {
+            parts.push("<unknown>".to_owned());
+        }
+        parts.join(" ")
+    }
+}
+
+/// The entries of a view, and which ones each location stands for.
+pub struct Nodes {
+    infos: Vec<Info>,
+    names: Vec<String>,
+    ids: Vec<u32>,
+    ranges: Vec<(u32, u32)>,
+}
+
+impl Nodes {
+    /// Groups the frames of `view`; `inlines` keeps inlined functions apart
+    /// from the ones that they were inlined into.
+    pub fn new(view: &View, granularity: Granularity, inlines: bool) -> Self {
+        let mut known: HashMap<Info, u32> = HashMap::new();
+        let mut nodes = Self {
+            infos: vec![],
+            names: vec![],
+            ids: vec![],
+            ranges: vec![],
+        };
+        for location in 0..view.profile().locations.len() as u32 {
+            let first = nodes.ids.len() as u32;
+            for info in infos(view, location, granularity, inlines) {
+                let next = nodes.infos.len() as u32;
+                let id = *known.entry(info).or_insert_with_key(|info| {
+                    nodes.names.push(info.printable());
+                    nodes.infos.push(info.clone());
+                    next
+                });
+                nodes.ids.push(id);
+            }
+            nodes.ranges.push((first, nodes.ids.len() as u32 - first));
+        }
+        nodes
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.infos.len()
+    }
+
+    /// The entries of a location, innermost first; at least one.
+    pub fn of_location(&self, location: u32) -> &[u32] {
+        let (first, count) = self.ranges[location as usize];
+        &self.ids[first as usize..(first + count) as usize]
+    }
+
+    /// What an entry is.
+    pub fn info(&self, id: u32) -> &Info {
+        &self.infos[id as usize]
+    }
+
+    /// The text of an entry.
+    pub fn name(&self, id: u32) -> &str {
+        &self.names[id as usize]
+    }
+}
+
+/// The entries of one location, innermost first.
+fn infos(view: &View, location: u32, granularity: Granularity, inlines: bool) -> Vec<Info> {
+    let profile = view.profile();
+    let place = &profile.locations[location as usize];
+    let address = if granularity == Granularity::Addresses {
+        place.address
+    } else {
+        0
+    };
+    let object = || match place.mapping {
+        NO_MAPPING => String::new(),
+        i => profile.mappings[i as usize]
+            .path
+            .to_string_lossy()
+            .into_owned(),
+    };
+    let lines = view.lines(location);
+    if lines.is_empty() {
+        return vec![Info {
+            address,
+            object: object(),
+            ..Info::default()
+        }];
+    }
+    let shown = if inlines {
+        lines
+    } else {
+        &lines[lines.len() - 1..]
+    };
+    let info = |line: &heap_format::Line| {
+        let function = &profile.functions[line.function as usize];
+        let mut info = Info {
+            address,
+            ..Info::default()
+        };
+        if granularity != Granularity::Files {
+            info.name = function.name.clone();
+        }
+        if granularity != Granularity::Functions {
+            info.file = clean(&function.file);
+        }
+        if matches!(granularity, Granularity::Lines | Granularity::Addresses) {
+            info.line = line.line;
+        }
+        if info.name.is_empty() {
+            info.object = object();
+        }
+        info
+    };
+    shown.iter().map(info).collect()
+}
+
+/// A path without `.`, `..` and doubled slashes.
+fn clean(path: &str) -> String {
+    if !path.contains("/.") && !path.contains("//") && !path.starts_with("./") {
+        return path.to_owned();
+    }
+    let rooted = path.starts_with('/');
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.last().is_some_and(|last| *last != "..") => {
+                parts.pop();
+            }
+            ".." if rooted => {}
+            part => parts.push(part),
+        }
+    }
+    format!("{}{}", if rooted { "/" } else { "" }, parts.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_named_as_pprof_names_them() {
+        let info = Info {
+            name: "f".into(),
+            ..Info::default()
+        };
+        assert_eq!(info.printable(), "f");
+        let line = Info {
+            file: "a.c".into(),
+            line: 7,
+            ..info.clone()
+        };
+        assert_eq!(line.printable(), "f a.c:7");
+        let address = Info {
+            address: 0x1234,
+            object: "/lib/libc.so.6".into(),
+            ..Info::default()
+        };
+        assert_eq!(address.printable(), "0000000000001234 [libc.so.6]");
+        assert_eq!(Info::default().printable(), "<unknown>");
+    }
+
+    #[test]
+    fn paths_are_cleaned() {
+        assert_eq!(clean("/a/./b/../c//d"), "/a/c/d");
+        assert_eq!(clean("./x/../../y"), "../y");
+        assert_eq!(clean("/../y"), "/y");
+        assert_eq!(clean("/plain/path"), "/plain/path");
+    }
+}

@@ -1,0 +1,109 @@
+//! Where results go: standard output, or a file that appears whole or not at
+//! all.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// Writes `content` to the file, or to standard output when there is none.
+pub fn write(path: Option<&Path>, content: &[u8]) -> Result<()> {
+    match path {
+        None => to_stdout(content),
+        Some(path) => to_file(path, content),
+    }
+}
+
+/// A reader that has seen enough (`| head`) is no error.
+fn to_stdout(content: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(content).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.context("standard output cannot be written"),
+    }
+}
+
+fn to_file(path: &Path, content: &[u8]) -> Result<()> {
+    check(path)?;
+    // Devices and pipes take the content as it comes; renaming would replace them.
+    if fs::metadata(path).is_ok_and(|m| !m.is_file()) {
+        return File::options()
+            .write(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(content))
+            .with_context(|| format!("{} cannot be written", path.display()));
+    }
+    let temporary = temporary_name(path)?;
+    let written = write_whole(&temporary, content).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // The message is about the write; a left-over temporary file is not
+        // worth a second one.
+        let _ = fs::remove_file(&temporary);
+    }
+    written.with_context(|| format!("{} cannot be written", path.display()))
+}
+
+fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = File::options().write(true).create_new(true).open(path)?;
+    file.write_all(content)?;
+    file.sync_all()
+}
+
+/// Says what is wrong with an output file, before any work is done for it.
+pub fn check(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        bail!("{} is a folder; name a file in it with -o", path.display());
+    }
+    let folder = folder(path);
+    if !folder.is_dir() {
+        bail!(
+            "the folder {} does not exist; create it first: mkdir -p {0}",
+            folder.display()
+        );
+    }
+    Ok(())
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn temporary_name(path: &Path) -> Result<PathBuf> {
+    let name = path
+        .file_name()
+        .with_context(|| format!("{} names no file", path.display()))?;
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    Ok(folder(path).join(temporary))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_appear_whole_and_leave_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.svg");
+        fs::write(&path, "old").unwrap();
+        write(Some(&path), b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_missing_folder_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = write(Some(&folder.path().join("no/out")), b"")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("/no does not exist"), "{error}");
+        let error = write(Some(folder.path()), b"").unwrap_err().to_string();
+        assert!(error.contains("is a folder"), "{error}");
+    }
+}

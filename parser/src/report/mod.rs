@@ -1,0 +1,131 @@
+//! The outputs, one file each. Every report is made of a [`Context`].
+
+pub mod svg;
+pub mod top;
+
+use std::path::Path;
+
+use crate::graph::{Trim, Trimmed};
+use crate::measure;
+use crate::nodes::Nodes;
+use crate::view::View;
+
+/// What reports are made of.
+pub struct Context<'a> {
+    /// The profile, with the column that counts.
+    pub view: &'a View,
+    /// Its entries.
+    pub nodes: &'a Nodes,
+    /// How far graphs are trimmed.
+    pub trim: Trim,
+    /// Unit to print; `minimum` for the best one.
+    pub unit: String,
+    /// The program, as given or as recorded.
+    pub program: Option<&'a Path>,
+    /// The dumps.
+    pub files: &'a [std::path::PathBuf],
+}
+
+impl Context<'_> {
+    /// A value with its unit.
+    pub fn format(&self, value: i64, unit: &str) -> String {
+        measure::label(value, self.view.unit(), unit)
+    }
+
+    /// The one unit for all values of a report: that of the smallest one,
+    /// unless the largest is of another and far from it.
+    pub fn common_unit(&self, trimmed: &Trimmed) -> String {
+        if self.unit != "minimum" || trimmed.graph.nodes.is_empty() {
+            return self.unit.clone();
+        }
+        let own = |n: &crate::graph::Node| if n.flat == 0 { n.cum } else { n.flat };
+        let values = trimmed.graph.nodes.iter().map(|n| own(n).saturating_abs());
+        let largest = self.view.total();
+        let smallest = values.filter(|&v| v > 0).min().unwrap_or(largest);
+        let best = |value| measure::scale(value, self.view.unit(), "minimum").1;
+        let unit = if best(smallest) != best(largest) && smallest.saturating_mul(100) < largest {
+            best(smallest.saturating_mul(100))
+        } else {
+            best(smallest)
+        };
+        if unit.is_empty() {
+            self.view.unit().to_owned()
+        } else {
+            unit
+        }
+    }
+
+    /// What the values are and how much is shown of them.
+    pub fn legend(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        let name = self.program.and_then(|p| p.file_name());
+        if let Some(name) = name {
+            lines.push(format!("File: {}", name.to_string_lossy()));
+        }
+        lines.push(format!("Type: {}", self.view.kind()));
+        lines.extend(self.shown(trimmed, unit));
+        lines
+    }
+
+    /// How much is shown and how much was left out.
+    pub fn shown(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
+        let nodes = &trimmed.graph.nodes;
+        let total = self.view.total();
+        let flat = nodes.iter().fold(0i64, |sum, n| sum.saturating_add(n.flat));
+        let mut lines = vec![format!(
+            "Showing nodes accounting for {}, {} of {} total",
+            self.format(flat, unit),
+            measure::percentage(flat, total).trim(),
+            self.format(total, unit),
+        )];
+        if total == 0 {
+            return lines;
+        }
+        let mut dropped = |count: usize, what: &str, which: &str, fraction: f64| {
+            if count > 0 {
+                let plural = if count > 1 { "s" } else { "" };
+                let limit = ((total as f64 * fraction) as i64).saturating_abs();
+                let limit = self.format(limit, unit);
+                lines.push(format!(
+                    "Dropped {count} {what}{plural} ({which} <= {limit})"
+                ));
+            }
+        };
+        dropped(
+            trimmed.dropped_nodes,
+            "node",
+            "cum",
+            self.trim.node_fraction,
+        );
+        if self.trim.order == crate::graph::Order::Entropy {
+            dropped(
+                trimmed.dropped_edges,
+                "edge",
+                "freq",
+                self.trim.edge_fraction,
+            );
+        }
+        if !nodes.is_empty() && nodes.len() < trimmed.candidates {
+            let (shown, all) = (nodes.len(), trimmed.candidates);
+            lines.push(format!("Showing top {shown} nodes out of {all}"));
+        }
+        lines
+    }
+}
+
+/// A name for a terminal or a text file: control characters, which could
+/// start a new line or an escape sequence, are shown as escapes.
+pub fn printable(name: &str) -> std::borrow::Cow<'_, str> {
+    if name.contains(|c: char| c.is_control()) {
+        let escape = |c: char| {
+            if c.is_control() {
+                c.escape_default().to_string()
+            } else {
+                c.to_string()
+            }
+        };
+        name.chars().map(escape).collect::<String>().into()
+    } else {
+        name.into()
+    }
+}

@@ -1,0 +1,124 @@
+//! The call graph as a picture.
+
+use super::{Context, printable};
+use crate::callgraph;
+use crate::graph::{Graph, Trimmed};
+use crate::measure::percentage;
+use crate::nodes::Info;
+
+/// The picture, as SVG.
+pub fn render(context: &Context) -> String {
+    let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
+    callgraph::render(&picture(context, &trimmed))
+}
+
+/// What is drawn.
+pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
+    let unit = context.common_unit(trimmed);
+    let graph = &trimmed.graph;
+    let nodes = graph
+        .nodes
+        .iter()
+        .map(|node| boxed(context, node, &unit))
+        .collect();
+    let edges = graph
+        .connected()
+        .map(|edge| arrow(context, graph, edge, &unit))
+        .collect();
+    callgraph::Graph {
+        title: title(context, trimmed, &unit),
+        nodes,
+        edges,
+        total: context.view.total() as f64,
+    }
+}
+
+fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(program) = context.program {
+        lines.push(program.display().to_string());
+    }
+    for file in context.files {
+        lines.push(format!("Dump: {}", file.display()));
+    }
+    let total = context.view.total();
+    let kind = context.view.kind();
+    lines.push(if context.view.unit() == "bytes" {
+        format!(
+            "Total MB: {:.1} ({kind})",
+            total as f64 / f64::from(1 << 20)
+        )
+    } else {
+        format!(
+            "Total {}: {} ({kind})",
+            context.view.unit(),
+            context.format(total, "auto")
+        )
+    });
+    let profile = context.view.profile();
+    if profile.period > 0 {
+        let bytes = if profile.period == 1 { "byte" } else { "bytes" };
+        lines.push(format!("Interval: {} {bytes}", profile.period));
+    }
+    lines.extend(context.shown(trimmed, unit));
+    lines
+}
+
+fn boxed(context: &Context, node: &crate::graph::Node, unit: &str) -> callgraph::Node {
+    let total = context.view.total();
+    let info = context.nodes.info(node.id);
+    let label = |value: i64| {
+        format!(
+            "{} ({})",
+            context.format(value, unit),
+            percentage(value, total).trim()
+        )
+    };
+    callgraph::Node {
+        name: printable(&short(info)).into_owned(),
+        detail: printable(&detail(context, node.id)).into_owned(),
+        flat: node.flat as f64,
+        cum: node.cum as f64,
+        flat_label: label(node.flat),
+        cum_label: label(node.cum),
+        color_weight: if total == 0 {
+            0.0
+        } else {
+            node.cum as f64 / total as f64
+        },
+    }
+}
+
+/// The name in the box: without the folders of its file.
+fn short(info: &Info) -> String {
+    let mut info = info.clone();
+    if let Some(base) = info.file.rsplit('/').next() {
+        info.file = base.to_owned();
+    }
+    info.printable()
+}
+
+/// The name in the tooltip: everything known.
+fn detail(context: &Context, id: u32) -> String {
+    context.nodes.name(id).to_owned()
+}
+
+fn arrow(
+    context: &Context,
+    graph: &Graph,
+    edge: &crate::graph::Edge,
+    unit: &str,
+) -> callgraph::Edge {
+    let name = |node: u32| context.nodes.name(graph.nodes[node as usize].id);
+    let label = context.format(edge.weight, unit);
+    let detail = format!("{} \u{2192} {} ({label})", name(edge.from), name(edge.to));
+    callgraph::Edge {
+        from: edge.from as usize,
+        to: edge.to as usize,
+        weight: edge.weight as f64,
+        label,
+        residual: edge.residual,
+        inlined: edge.inline,
+        detail: printable(&detail).into_owned(),
+    }
+}

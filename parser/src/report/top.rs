@@ -1,0 +1,47 @@
+//! The table of entries, as `pprof -top` prints it.
+
+use std::fmt::Write;
+
+use super::Context;
+use crate::graph::{Graph, Node};
+use crate::measure::percentage;
+
+/// The table.
+pub fn render(context: &Context) -> String {
+    let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
+    let unit = context.common_unit(&trimmed);
+    let total = context.view.total();
+    let mut out = String::new();
+    for line in context.legend(&trimmed, &unit) {
+        out += &line;
+        out.push('\n');
+    }
+    out += "      flat  flat%   sum%        cum   cum%\n";
+    let mut sum = 0i64;
+    for node in &trimmed.graph.nodes {
+        sum = sum.saturating_add(node.flat);
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "{:>10} {} {} {:>10} {}  {}{}",
+            context.format(node.flat, &unit),
+            percentage(node.flat, total),
+            percentage(sum, total),
+            context.format(node.cum, &unit),
+            percentage(node.cum, total),
+            super::printable(context.nodes.name(node.id)),
+            inlining(&trimmed.graph, node),
+        );
+    }
+    out
+}
+
+/// Whether an entry is inlined into its callers: all, some, or none of them.
+fn inlining(graph: &Graph, node: &Node) -> &'static str {
+    let inline = |&e: &u32| graph.edges[e as usize].inline;
+    match (node.ins.iter().any(inline), node.ins.iter().all(inline)) {
+        (false, _) => "",
+        (true, true) => " (inline)",
+        (true, false) => " (partial-inline)",
+    }
+}

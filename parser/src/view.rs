@@ -1,0 +1,254 @@
+//! The symbolized profile as reports see it: without allocator frames, with
+//! one column selected.
+//!
+//! A [`View`] never copies stacks. Leaving frames out narrows a stack's range
+//! or hides a location; both are small tables beside the profile.
+
+use anyhow::{Result, bail};
+use heap_format::{Line, Profile};
+use regex::Regex;
+
+/// A profile with what is left out of it, and the column that counts.
+pub struct View {
+    profile: Profile,
+    /// Which column is shown.
+    column: usize,
+    /// Source-level frames of locations, in ranges.
+    lines: Vec<Line>,
+    ranges: Vec<(u32, u32)>,
+    /// Locations that are left out of stacks.
+    hidden: Vec<bool>,
+    /// For each stack the frames that are shown, from and to.
+    spans: Vec<(u32, u32)>,
+    /// Stacks that are left out.
+    dropped: Vec<bool>,
+    total: i64,
+}
+
+impl View {
+    /// A view of the whole profile, of the column called `wanted` or of the
+    /// profile's default one.
+    pub fn new(profile: Profile, wanted: Option<&str>) -> Result<Self> {
+        let column = column(&profile, wanted)?;
+        let lines = profile.lines.clone();
+        let ranges = profile
+            .locations
+            .iter()
+            .map(|l| (l.first_line, l.line_count))
+            .collect();
+        let hidden = vec![false; profile.locations.len()];
+        let spans = profile
+            .stacks
+            .iter()
+            .map(|frames| (0, frames.len() as u32))
+            .collect();
+        let dropped = vec![false; profile.stacks.len()];
+        let mut view = Self {
+            profile,
+            column,
+            lines,
+            ranges,
+            hidden,
+            spans,
+            dropped,
+            total: 0,
+        };
+        view.total = view.sum_of_magnitudes();
+        Ok(view)
+    }
+
+    /// The profile behind the view.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// Name of the column shown.
+    pub fn kind(&self) -> &str {
+        &self.profile.sample_types[self.column].kind
+    }
+
+    /// Unit of the column shown.
+    pub fn unit(&self) -> &str {
+        &self.profile.sample_types[self.column].unit
+    }
+
+    /// What 100 % is: the sum of the magnitudes of all values.
+    pub fn total(&self) -> i64 {
+        self.total
+    }
+
+    /// The source-level frames of a location that are shown, innermost first.
+    /// None when it has no names.
+    pub fn lines(&self, location: u32) -> &[Line] {
+        let (first, count) = self.ranges[location as usize];
+        &self.lines[first as usize..(first + count) as usize]
+    }
+
+    /// The stacks that are shown: index, value, frames from the leaf on.
+    pub fn stacks(&self) -> impl Iterator<Item = (usize, i64, &[u32])> + '_ {
+        let columns = self.profile.sample_types.len();
+        (0..self.spans.len())
+            .filter(|&i| !self.dropped[i])
+            .map(move |i| {
+                let (from, to) = self.spans[i];
+                let frames = &self.profile.stacks.get(i)[from as usize..to as usize];
+                (i, self.profile.values[i * columns + self.column], frames)
+            })
+    }
+
+    /// Whether a location is left out of stacks.
+    pub fn is_hidden(&self, location: u32) -> bool {
+        self.hidden[location as usize]
+    }
+
+    fn sum_of_magnitudes(&self) -> i64 {
+        self.stacks().fold(0i64, |sum, (_, value, _)| {
+            sum.saturating_add(value.saturating_abs())
+        })
+    }
+
+    /// Leaves out the frames of the allocator, as the profile defines them,
+    /// with all that they called.
+    pub fn drop_allocator_frames(&mut self) -> Result<()> {
+        if self.profile.drop_frames.is_empty() {
+            return Ok(());
+        }
+        let drop = whole(&self.profile.drop_frames)?;
+        let keep = match self.profile.keep_frames.as_str() {
+            "" => None,
+            keep => Some(whole(keep)?),
+        };
+        self.prune(&drop, keep.as_ref());
+        Ok(())
+    }
+
+    /// Leaves out frames that match `drop`, with all that they called, unless
+    /// nothing but such frames would remain.
+    fn prune(&mut self, drop: &Regex, keep: Option<&Regex>) {
+        let matching: Vec<bool> = self
+            .profile
+            .functions
+            .iter()
+            .map(|f| {
+                let name = without_parameters(&f.name);
+                !f.name.is_empty()
+                    && drop.is_match(name)
+                    && !keep.is_some_and(|keep| keep.is_match(name))
+            })
+            .collect();
+        let cuts: Vec<Cut> = (0..self.ranges.len())
+            .map(|i| self.cut(i, &matching))
+            .collect();
+        for (i, span) in self.spans.iter_mut().enumerate() {
+            let frames = self.profile.stacks.get(i);
+            let mut found_user = false;
+            for at in (span.0..span.1).rev() {
+                match cuts[frames[at as usize] as usize] {
+                    Cut::None => found_user = true,
+                    Cut::Whole if found_user => {
+                        span.0 = at + 1;
+                        break;
+                    }
+                    Cut::Beneath if found_user => {
+                        span.0 = at;
+                        break;
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// How a location is cut at its outermost matching frame; the frames that
+    /// this one called are left out of the location.
+    fn cut(&mut self, location: usize, matching: &[bool]) -> Cut {
+        let (first, count) = self.ranges[location];
+        let lines = &self.lines[first as usize..(first + count) as usize];
+        let Some(at) = lines.iter().rposition(|l| matching[l.function as usize]) else {
+            return Cut::None;
+        };
+        if at + 1 == lines.len() {
+            return Cut::Whole;
+        }
+        let used = at as u32 + 1;
+        self.ranges[location] = (first + used, count - used);
+        Cut::Beneath
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Cut {
+    None,
+    /// The outermost function matches: the location goes too.
+    Whole,
+    /// An inlined function matches: what it was inlined into stays.
+    Beneath,
+}
+
+fn whole(pattern: &str) -> Result<Regex> {
+    match Regex::new(&format!("^({pattern})$")) {
+        Ok(regex) => Ok(regex),
+        Err(e) => bail!("the profile's pattern of frames to leave out is malformed: {e}"),
+    }
+}
+
+/// A name without its parameter list.
+fn without_parameters(name: &str) -> &str {
+    let name = name.strip_prefix('.').unwrap_or(name);
+    let reserved = ["(anonymous namespace)", "operator()"];
+    let mut at = 0;
+    while let Some(found) = name[at..].find(['(', 'o']) {
+        at += found;
+        if let Some(word) = reserved.iter().find(|word| name[at..].starts_with(**word)) {
+            at += word.len();
+        } else if name[at..].starts_with('(') {
+            return &name[..at];
+        } else {
+            at += 1;
+        }
+    }
+    name
+}
+
+fn column(profile: &Profile, wanted: Option<&str>) -> Result<usize> {
+    let types = &profile.sample_types;
+    let Some(wanted) = wanted else {
+        if types.is_empty() {
+            bail!("the profile has no values");
+        }
+        return Ok(profile.default_type.min(types.len() - 1));
+    };
+    // Profiles without allocated values call the ones in use plainly.
+    let plain = wanted.strip_prefix("inuse_");
+    let found = types
+        .iter()
+        .position(|t| t.kind == wanted)
+        .or_else(|| types.iter().position(|t| Some(t.kind.as_str()) == plain))
+        .or_else(|| wanted.parse::<usize>().ok().filter(|&i| i < types.len()));
+    let Some(found) = found else {
+        let kinds: Vec<&str> = types.iter().map(|t| t.kind.as_str()).collect();
+        bail!(
+            "the profile has no values called {wanted}, only {}",
+            kinds.join(", ")
+        );
+    };
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_removed_but_not_reserved_parentheses() {
+        let cases = [
+            ("operator new(unsigned long)", "operator new"),
+            ("(anonymous namespace)::f(int)", "(anonymous namespace)::f"),
+            ("A::operator()(int)", "A::operator()"),
+            ("foo", "foo"),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(without_parameters(name), expected);
+        }
+    }
+}
