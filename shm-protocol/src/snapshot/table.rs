@@ -125,6 +125,12 @@ impl RecordView {
         }
     }
 
+    /// Whether nothing was counted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sums.iter().all(|sum| *sum == 0)
+    }
+
     /// Adds another record of the same stack.
     pub fn merge(&mut self, other: &Self) {
         for (sum, more) in self.sums.iter_mut().zip(other.sums) {

@@ -1,0 +1,147 @@
+//! Writing one process's dump, whoever asks for it: a session that ends, a trigger, a
+//! recovery.
+
+use std::io;
+use std::path::PathBuf;
+
+use shm_protocol::clock::{now_ns, unix_ns};
+use shm_protocol::segment::Session;
+use shm_protocol::snapshot::Header;
+
+use crate::collect::{self, Story};
+use crate::discovery::{Agent, Life};
+use crate::output::{Output, buffered};
+use crate::process;
+use crate::segment::Head;
+use crate::snapshot::Snapshot;
+
+/// How a session stood when it was dumped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its time was over, or somebody ended it.
+    InOrder,
+    /// The process ended by itself during the session.
+    Exited,
+    /// The process was killed or crashed during the session.
+    Died,
+    /// The process executed another program during the session.
+    Replaced,
+}
+
+impl Ended {
+    /// As the dump's facts say it.
+    fn fact(self) -> &'static str {
+        match self {
+            Self::InOrder => "live",
+            Self::Exited => "target exited",
+            Self::Died => "target died",
+            Self::Replaced => "target executed another program",
+        }
+    }
+
+    /// As a remark behind the file's name; empty where all went as planned.
+    pub fn remark(self, title: &str) -> String {
+        match self {
+            Self::InOrder => String::new(),
+            Self::Exited => format!("{title} ended during the session"),
+            Self::Died => format!("{title} died during the session"),
+            Self::Replaced => format!("{title} executed another program during the session"),
+        }
+    }
+
+    /// How the session of an agent that is no longer running it ended.
+    pub fn of(agent: &Agent, header: &Header<'_>) -> Self {
+        match agent.life {
+            Life::Running => Self::InOrder,
+            Life::Replaced => Self::Replaced,
+            Life::Dead if header.exited() => Self::Exited,
+            Life::Dead => Self::Died,
+        }
+    }
+}
+
+/// A dump that was written.
+#[derive(Clone, Debug)]
+pub struct Written {
+    /// The file.
+    pub path: PathBuf,
+    /// Process, as people know it.
+    pub title: String,
+    /// How the session stood.
+    pub ended: Ended,
+    /// Samples in it.
+    pub samples: u64,
+    /// Estimated bytes allocated.
+    pub alloc_bytes: f64,
+    /// Threads that met the session.
+    pub threads: u64,
+}
+
+/// The moment a session's counting ended, or now: ns of the segment's clock, Unix ns.
+pub fn end_of(session: &Session, header: &Header<'_>) -> (u64, u64) {
+    let (now, unix) = (now_ns(), unix_ns());
+    let (expired, at) = header.expired();
+    let end = match (expired == session.number, session.deadline_ns) {
+        (true, _) => at,
+        (false, 0) => now,
+        (false, deadline) => deadline.min(now),
+    };
+    let end = end.clamp(session.start_ns.min(now), now);
+    (end, unix.saturating_sub(now - end))
+}
+
+/// Copies the table of an agent's session.
+pub fn snapshot(agent: &Agent, session: &Session, header: &Header<'_>) -> io::Result<Snapshot> {
+    let end = end_of(session, header);
+    Snapshot::read(&agent.segment, session, end).map_err(io::Error::other)
+}
+
+/// Takes a snapshot and writes it.
+pub fn write(
+    output: &Output,
+    agent: &Agent,
+    session: &Session,
+    (trigger, ended): (&str, Ended),
+) -> io::Result<Written> {
+    let mut head = Head::new();
+    let header = agent
+        .segment
+        .full_head(&mut head)
+        .map_err(io::Error::other)?;
+    let snapshot = snapshot(agent, session, &header)?;
+    write_snapshot(output, agent, &header, &snapshot, (trigger, ended))
+}
+
+/// Writes a snapshot that was taken before.
+pub fn write_snapshot(
+    output: &Output,
+    agent: &Agent,
+    header: &Header<'_>,
+    snapshot: &Snapshot,
+    (trigger, ended): (&str, Ended),
+) -> io::Result<Written> {
+    let mut story = match ended {
+        Ended::InOrder => Story::of_live(agent.pid, &agent.name),
+        _ => Story {
+            pid: agent.pid,
+            name: agent.name.clone(),
+            ..Story::default()
+        },
+    };
+    story.trigger = trigger.to_owned();
+    story.ended = ended.fact().to_owned();
+    story.boot_id = process::boot_id().map(|(_, text)| text);
+    let mut profile = collect::profile(snapshot, header, &story);
+    let path = output.write(&agent.name, agent.pid, |number, file| {
+        profile.facts.sequence = Some(number);
+        buffered(file, |out| heap_format::dump::write(&profile, out))
+    })?;
+    Ok(Written {
+        path,
+        title: agent.title(),
+        ended,
+        samples: snapshot.totals.samples,
+        alloc_bytes: snapshot.totals.alloc_bytes,
+        threads: snapshot.threads,
+    })
+}

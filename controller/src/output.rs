@@ -1,0 +1,350 @@
+//! Where dumps go: names, and files that are whole or not there at all.
+//!
+//! A dump is written to a file without a name (`O_TMPFILE`), synced, and only then given
+//! its name, which fails if somebody has taken it: killing the controller at any moment
+//! leaves neither a half file nor litter. Filesystems without such files get a hidden
+//! temporary name and a rename.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, open, openat, renameat2};
+use nix::sys::stat::Mode;
+use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
+
+use crate::text;
+
+/// Space that the output folder must have before a session starts.
+const MIN_FREE: u64 = 1 << 20;
+/// End of a dump's name.
+const SUFFIX: &str = ".heap";
+
+/// The folder and the beginning of the dumps' names.
+#[derive(Debug)]
+pub struct Output {
+    folder: OwnedFd,
+    /// The folder, as the user wrote it.
+    path: PathBuf,
+    /// What names begin with, its separating dot included.
+    stem: OsString,
+    named_files_only: bool,
+}
+
+/// A dump that is written but not named yet.
+enum Pending {
+    Unnamed(File),
+    Hidden(File, OsString),
+}
+
+impl Output {
+    /// Opens the prefix's folder and makes sure that a dump can be written there.
+    pub fn open(prefix: &Path) -> io::Result<Self> {
+        let bytes = prefix.as_os_str().as_bytes();
+        let cut = bytes
+            .iter()
+            .rposition(|b| *b == b'/')
+            .map_or(0, |at| at + 1);
+        let path = match cut {
+            0 => PathBuf::from("."),
+            _ => PathBuf::from(OsStr::from_bytes(&bytes[..cut])),
+        };
+        let mut stem = bytes[cut..].to_vec();
+        if stem.last().is_some_and(u8::is_ascii_alphanumeric) {
+            stem.push(b'.');
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let folder = open(&path, flags, Mode::empty()).map_err(|e| explain(&path, e.into()))?;
+        let mut output = Self {
+            folder,
+            path,
+            stem: OsString::from_vec(stem),
+            named_files_only: false,
+        };
+        output.probe().map_err(|e| explain(&output.path, e))?;
+        Ok(output)
+    }
+
+    fn probe(&mut self) -> io::Result<()> {
+        let free = nix::sys::statvfs::fstatvfs(&self.folder)?;
+        let bytes = free.blocks_available().saturating_mul(free.fragment_size());
+        // Some filesystems (overlays of network ones) report no blocks at all.
+        if free.blocks() > 0 && bytes < MIN_FREE {
+            let room = text::bytes(bytes as f64);
+            return Err(io::Error::other(format!("only {room} are free there")));
+        }
+        match self.create()? {
+            Pending::Unnamed(_) => Ok(()),
+            Pending::Hidden(_, name) => {
+                self.named_files_only = true;
+                Ok(unlinkat(
+                    &self.folder,
+                    name.as_os_str(),
+                    UnlinkatFlags::NoRemoveDir,
+                )?)
+            }
+        }
+    }
+
+    /// Writes a dump of the process under the next free number. `fill` gets the number.
+    pub fn write(
+        &self,
+        name: &[u8],
+        pid: i32,
+        fill: impl FnOnce(u64, &mut File) -> io::Result<()>,
+    ) -> io::Result<PathBuf> {
+        let base = self.base(name, pid);
+        let mut number = self.next_number(&base)?;
+        let mut pending = self.create().map_err(|e| explain(&self.path, e))?;
+        let filled = fill(number, pending.file()).and_then(|()| pending.file().sync_all());
+        if let Err(error) = filled {
+            self.discard(&pending);
+            return Err(explain(&self.path, error));
+        }
+        loop {
+            let target = numbered(&base, number);
+            match self.publish(&pending, &target) {
+                Ok(()) => {
+                    nix::unistd::fsync(&self.folder)?;
+                    return Ok(self.path.join(target));
+                }
+                Err(Errno::EEXIST) => number += 1,
+                Err(error) => {
+                    self.discard(&pending);
+                    return Err(explain(&self.path, error.into()));
+                }
+            }
+        }
+    }
+
+    /// `PREFIX<name>.<pid>.`
+    fn base(&self, name: &[u8], pid: i32) -> OsString {
+        let mut base = self.stem.clone();
+        base.push(format!("{}.{pid}.", text::file_name_part(name)));
+        base
+    }
+
+    /// One more than the highest number in use, from 1.
+    fn next_number(&self, base: &OsStr) -> io::Result<u64> {
+        let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))?;
+        let number = |name: OsString| {
+            let rest = name.as_bytes().strip_prefix(base.as_bytes())?;
+            let digits = rest.strip_suffix(SUFFIX.as_bytes())?;
+            let digits = std::str::from_utf8(digits).ok().filter(|d| d.len() <= 15)?;
+            digits.parse::<u64>().ok()
+        };
+        let highest = entries
+            .flatten()
+            .filter_map(|e| number(e.file_name()))
+            .max();
+        Ok(highest.unwrap_or(0) + 1)
+    }
+
+    fn create(&self) -> io::Result<Pending> {
+        let mode = Mode::from_bits_truncate(0o644);
+        if !self.named_files_only {
+            let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+            match openat(&self.folder, ".", flags, mode) {
+                Ok(fd) => return Ok(Pending::Unnamed(fd.into())),
+                Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL | Errno::ENOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.create_hidden(mode)
+    }
+
+    fn create_hidden(&self, mode: Mode) -> io::Result<Pending> {
+        let flags =
+            OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+        for attempt in 0u32.. {
+            let name = format!(".mem_profiler.{}.{attempt}.tmp", std::process::id());
+            match openat(&self.folder, name.as_str(), flags, mode) {
+                Ok(fd) => return Ok(Pending::Hidden(fd.into(), name.into())),
+                Err(Errno::EEXIST) if attempt < 1000 => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        unreachable!("the loop returns")
+    }
+
+    /// Gives a dump its name; `EEXIST` if it is taken.
+    fn publish(&self, pending: &Pending, target: &OsStr) -> Result<(), Errno> {
+        match pending {
+            Pending::Unnamed(file) => {
+                let source = format!("/proc/self/fd/{}", file.as_raw_fd());
+                let flags = AtFlags::AT_SYMLINK_FOLLOW;
+                linkat(AT_FDCWD, source.as_str(), &self.folder, target, flags)
+            }
+            Pending::Hidden(_, name) => self.rename(name, target),
+        }
+    }
+
+    fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
+        let how = RenameFlags::RENAME_NOREPLACE;
+        match renameat2(&self.folder, from, &self.folder, to, how) {
+            // A filesystem that cannot promise it: the name was free a moment ago.
+            Err(Errno::EINVAL | Errno::ENOSYS) => {
+                let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
+                match nix::sys::stat::fstatat(&self.folder, to, flags) {
+                    Ok(_) => Err(Errno::EEXIST),
+                    Err(_) => nix::fcntl::renameat(&self.folder, from, &self.folder, to),
+                }
+            }
+            done => done,
+        }
+    }
+
+    fn discard(&self, pending: &Pending) {
+        if let Pending::Hidden(_, name) = pending {
+            // Nothing better to do if that fails too: the error that led here is told.
+            let _ = unlinkat(&self.folder, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
+        }
+    }
+}
+
+impl Pending {
+    fn file(&mut self) -> &mut File {
+        match self {
+            Self::Unnamed(file) | Self::Hidden(file, _) => file,
+        }
+    }
+}
+
+fn numbered(base: &OsStr, number: u64) -> OsString {
+    let mut name = base.to_owned();
+    name.push(format!("{number:04}{SUFFIX}"));
+    name
+}
+
+/// An error with the folder's name.
+fn explain(folder: &Path, error: io::Error) -> io::Error {
+    let what = match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOENT) => {
+            "the output folder does not exist: create it, or choose another with -o"
+        }
+        Some(Errno::ENOTDIR) => "is not a folder: choose another with -o",
+        Some(Errno::EACCES | Errno::EPERM) => {
+            "the output folder is not writable: choose another with -o"
+        }
+        Some(Errno::EROFS) => "the output folder is read-only: choose another with -o",
+        Some(Errno::ENOSPC | Errno::EDQUOT) => {
+            "the output folder is full: make room, or choose another with -o"
+        }
+        _ => return io::Error::other(format!("{}: {error}", folder.display())),
+    };
+    io::Error::new(error.kind(), format!("{}: {what}", folder.display()))
+}
+
+/// Writes text through a buffer.
+pub fn buffered(
+    file: &mut File,
+    fill: impl FnOnce(&mut io::BufWriter<&mut File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut writer = io::BufWriter::with_capacity(1 << 16, file);
+    fill(&mut writer)?;
+    writer.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn put(output: &Output, text: &str) -> PathBuf {
+        output
+            .write(b"redis-server", 4711, |_, file| {
+                file.write_all(text.as_bytes())
+            })
+            .unwrap()
+    }
+
+    #[test]
+    fn names_have_a_dot_where_the_prefix_needs_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = put(&Output::open(&dir.path().join("custom_prof")).unwrap(), "x");
+        assert_eq!(
+            file,
+            dir.path().join("custom_prof.redis-server.4711.0001.heap")
+        );
+        let file = put(&Output::open(&dir.path().join("prof_")).unwrap(), "x");
+        assert_eq!(file, dir.path().join("prof_redis-server.4711.0001.heap"));
+        let file = put(&Output::open(&dir.path().join("")).unwrap(), "x");
+        assert_eq!(file, dir.path().join("redis-server.4711.0001.heap"));
+    }
+
+    #[test]
+    fn numbers_go_on_and_nothing_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let output = Output::open(&dir.path().join("p_")).unwrap();
+        std::fs::write(dir.path().join("p_redis-server.4711.0041.heap"), "old").unwrap();
+        let file = put(&output, "new");
+        assert_eq!(file, dir.path().join("p_redis-server.4711.0042.heap"));
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_failed_write_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut output = Output::open(&dir.path().join("p_")).unwrap();
+        for named_only in [false, true] {
+            output.named_files_only = named_only;
+            let failed = output.write(b"a", 1, |_, file| {
+                file.write_all(b"half")?;
+                Err(io::Error::from(Errno::ENOSPC))
+            });
+            let message = failed.unwrap_err().to_string();
+            assert!(
+                message.contains("is full") && message.contains(&*dir.path().to_string_lossy())
+            );
+            assert_eq!(names(dir.path()), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn without_unnamed_files_a_name_taken_meanwhile_is_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut output = Output::open(&dir.path().join("p_")).unwrap();
+        for named_only in [false, true] {
+            output.named_files_only = named_only;
+            let taken = std::cell::Cell::new(PathBuf::new());
+            let file = output
+                .write(b"a", 1, |number, file| {
+                    let name = dir.path().join(format!("p_a.1.{number:04}.heap"));
+                    std::fs::write(&name, "theirs")?;
+                    taken.set(name);
+                    file.write_all(b"ours")
+                })
+                .unwrap();
+            assert_eq!(std::fs::read(taken.take()).unwrap(), b"theirs");
+            assert_eq!(std::fs::read(file).unwrap(), b"ours");
+        }
+        assert_eq!(names(dir.path()).len(), 4);
+    }
+
+    #[test]
+    fn a_missing_folder_is_named() {
+        let error = Output::open(Path::new("/nonexistent/dir/p_"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("/nonexistent/dir/: the output folder does not exist"),
+            "{error}"
+        );
+        let error = Output::open(Path::new("/etc/passwd/p_"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("is not a folder"), "{error}");
+    }
+}

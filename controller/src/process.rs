@@ -1,0 +1,296 @@
+//! What `/proc` tells about a process. Everything may vanish between two reads, so
+//! each question has "no answer" as an answer.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+
+use crate::text;
+
+/// Most bytes taken of `/proc/PID/maps`: a million mappings' worth.
+const MAPS_LIMIT: u64 = 128 << 20;
+/// Most bytes taken of any other file of `/proc`.
+const FILE_LIMIT: u64 = 1 << 20;
+
+/// The fields of `/proc/PID/stat` that matter here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Name of the main thread, as the process chose it.
+    pub comm: Vec<u8>,
+    /// One letter: `R`, `S`, `T`, `Z`, …
+    pub state: u8,
+    /// Parent.
+    pub parent: i32,
+    /// CPU time used, in clock ticks.
+    pub cpu_ticks: u64,
+    /// Start, in clock ticks since boot: with the pid it names the process for ever.
+    pub start_time: u64,
+    /// Resident pages.
+    pub rss_pages: u64,
+}
+
+impl Stat {
+    /// Reads it; `None` if there is no such process.
+    pub fn of(pid: i32) -> Option<Self> {
+        Self::parse(&read(pid, "stat", FILE_LIMIT)?)
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        // The name may hold anything, parentheses and blanks too.
+        let open = text.iter().position(|b| *b == b'(')?;
+        let close = text.iter().rposition(|b| *b == b')')?;
+        let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        Some(Self {
+            comm: text.get(open + 1..close)?.to_vec(),
+            state: *fields.first()?.as_bytes().first()?,
+            parent: fields.get(1)?.parse().ok()?,
+            cpu_ticks: number(11)?.checked_add(number(12)?)?,
+            start_time: number(19)?,
+            rss_pages: number(21).unwrap_or(0),
+        })
+    }
+
+    /// Whether the process has ended and only waits for its parent.
+    pub fn is_dead(&self) -> bool {
+        matches!(self.state, b'Z' | b'X' | b'x')
+    }
+}
+
+/// The fields of `/proc/PID/status` that matter here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Process that this thread belongs to.
+    pub tgid: i32,
+    /// Real, effective, saved and filesystem user.
+    pub uids: [u32; 4],
+    /// Pids from our namespace to the process's own.
+    pub ns_pids: Vec<i32>,
+}
+
+impl Status {
+    /// Reads it; `None` if there is no such process.
+    pub fn of(pid: i32) -> Option<Self> {
+        Self::parse(&read(pid, "status", FILE_LIMIT)?)
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        let mut status = Self::default();
+        let mut uids_seen = false;
+        for line in text.split(|b| *b == b'\n') {
+            let Some(colon) = line.iter().position(|b| *b == b':') else {
+                continue;
+            };
+            let Ok(value) = std::str::from_utf8(&line[colon + 1..]) else {
+                continue;
+            };
+            let mut words = value.split_ascii_whitespace();
+            match &line[..colon] {
+                b"Tgid" => status.tgid = words.next()?.parse().ok()?,
+                b"Uid" => {
+                    for uid in &mut status.uids {
+                        *uid = words.next()?.parse().ok()?;
+                    }
+                    uids_seen = true;
+                }
+                b"NSpid" => status.ns_pids = words.filter_map(|w| w.parse().ok()).collect(),
+                _ => {}
+            }
+        }
+        uids_seen.then_some(status)
+    }
+
+    /// Effective user.
+    pub fn uid(&self) -> u32 {
+        self.uids[1]
+    }
+
+    /// Pid as the process itself sees it.
+    pub fn own_pid(&self) -> i32 {
+        self.ns_pids.last().copied().unwrap_or(self.tgid)
+    }
+}
+
+fn read(pid: i32, file: &str, limit: u64) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = File::open(format!("/proc/{pid}/{file}")).ok()?;
+    file.take(limit).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// The text of `/proc/PID/maps`; `None` without permission, empty for a zombie.
+pub fn maps(pid: i32) -> Option<Vec<u8>> {
+    let mut text = read(pid, "maps", MAPS_LIMIT)?;
+    if text.len() as u64 == MAPS_LIMIT {
+        let whole = text
+            .iter()
+            .rposition(|b| *b == b'\n')
+            .map_or(0, |at| at + 1);
+        text.truncate(whole);
+    }
+    Some(text)
+}
+
+/// Whether a maps text has a mapping of the file with this inode and name.
+pub fn maps_file(maps: &[u8], inode: u64, name: &[u8]) -> bool {
+    let inode = format!(" {inode} ");
+    maps.split(|b| *b == b'\n').any(|line| {
+        let path = line.strip_suffix(b" (deleted)").unwrap_or(line);
+        path.ends_with(name) && line.windows(inode.len()).any(|w| w == inode.as_bytes())
+    })
+}
+
+/// Path of the executable; `None` without permission.
+pub fn exe(pid: i32) -> Option<Vec<u8>> {
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    Some(OsString::from(path).into_vec())
+}
+
+/// The command line, argument by argument.
+pub fn command_line(pid: i32) -> Vec<Vec<u8>> {
+    let text = read(pid, "cmdline", FILE_LIMIT).unwrap_or_default();
+    let text = text.strip_suffix(b"\0").unwrap_or(&text);
+    if text.is_empty() {
+        return Vec::new();
+    }
+    text.split(|b| *b == 0).map(<[u8]>::to_vec).collect()
+}
+
+/// The name people know a process by: its executable's, unless it was started through
+/// a link (`redis-server` may be one to a differently named file): then the link's.
+/// A name that the process gave itself counts only where it agrees with these.
+pub fn display_name(comm: &[u8], exe: &[u8], arguments: &[Vec<u8>]) -> Vec<u8> {
+    let exe = text::base_name(exe);
+    let first = arguments.first().map_or(&b""[..], |a| a);
+    let word = first.split(|b| *b == b' ').next().unwrap_or(first);
+    let word = text::base_name(word);
+    let word = word.strip_suffix(b":").unwrap_or(word);
+    let agrees = |name: &[u8]| !comm.is_empty() && name.starts_with(comm);
+    if !agrees(exe) && agrees(word) {
+        word.to_vec()
+    } else {
+        exe.to_vec()
+    }
+}
+
+/// All processes that we can see.
+pub fn all() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// The kernel's boot id: binary, and as text.
+pub fn boot_id() -> Option<([u8; 16], String)> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let mut id = [0; 16];
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    (digits.len() == 32).then(|| (id, text.trim().to_owned()))
+}
+
+/// A descriptor that becomes readable when the process ends; `None` on kernels
+/// before 5.3 or if the process is gone.
+pub fn pidfd(pid: i32) -> Option<OwnedFd> {
+    // SAFETY: a plain call; a descriptor that it returns is ours alone.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        (fd >= 0).then(|| OwnedFd::from_raw_fd(fd as libc::c_int))
+    }
+}
+
+/// Whether the process behind a pidfd has ended.
+pub fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut poll = libc::pollfd {
+        fd: pidfd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one valid pollfd, and no waiting.
+    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+}
+
+/// Name of a user, or the number where it has none.
+pub fn user_name(uid: u32) -> String {
+    match nix::unistd::User::from_uid(uid.into()) {
+        Ok(Some(user)) => user.name,
+        _ => uid.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_names_do_not_shift_the_fields() {
+        let text = b"42 (a) R 1 (x) S 7 0 0 0 -1 0 1 2 3 4 50 60 0 0 20 0 1 0 9999 4096 77 1";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!(stat.comm, b"a) R 1 (x");
+        assert_eq!((stat.state, stat.parent), (b'S', 7));
+        assert_eq!(
+            (stat.cpu_ticks, stat.start_time, stat.rss_pages),
+            (110, 9999, 77)
+        );
+        assert_eq!(Stat::parse(b"42 (a"), None);
+    }
+
+    #[test]
+    fn own_process_reads() {
+        let pid = std::process::id() as i32;
+        let stat = Stat::of(pid).unwrap();
+        assert!(!stat.is_dead() && stat.start_time > 0);
+        let status = Status::of(pid).unwrap();
+        assert_eq!((status.tgid, status.ns_pids.first()), (pid, Some(&pid)));
+        assert_eq!(status.uid(), nix::unistd::geteuid().as_raw());
+        assert!(!has_ended(&pidfd(pid).unwrap()));
+        assert!(Stat::of(i32::MAX).is_none());
+    }
+
+    #[test]
+    fn status_of_a_process_in_a_container() {
+        let text = b"Name:\tx\nTgid:\t400\nUid:\t1\t2\t3\t4\nNSpid:\t400\t7\n";
+        let status = Status::parse(text).unwrap();
+        assert_eq!((status.uid(), status.own_pid(), status.tgid), (2, 7, 400));
+        assert_eq!(Status::parse(b"Uid:\t1\t2\n"), None);
+    }
+
+    #[test]
+    fn names_follow_links_but_not_whims() {
+        let name =
+            |comm: &[u8], exe: &[u8], first: &[u8]| display_name(comm, exe, &[first.to_vec()]);
+        let redis = b"/usr/bin/redis-server *:7000";
+        assert_eq!(
+            name(b"redis-server", b"/usr/bin/redis-check-rdb", redis),
+            b"redis-server"
+        );
+        assert_eq!(name(b"MainThread", b"/usr/bin/node", b"node"), b"node");
+        assert_eq!(name(b"run.sh", b"/usr/bin/dash", b"/bin/sh"), b"dash");
+        assert_eq!(
+            name(b"python3", b"/usr/bin/python3.11", b"python3"),
+            b"python3.11"
+        );
+        assert_eq!(
+            name(b"nginx", b"/usr/sbin/nginx", b"nginx: worker process"),
+            b"nginx"
+        );
+        assert_eq!(display_name(b"", b"/a/b", &[]), b"b");
+    }
+
+    #[test]
+    fn a_mapping_is_found_by_inode_and_name() {
+        let maps = b"7f0-7f1 rw-s 00000000 00:1b 4711 /dev/shm/mem_profiler.1.2.0\n";
+        assert!(maps_file(maps, 4711, b"mem_profiler.1.2.0"));
+        assert!(!maps_file(maps, 471, b"mem_profiler.1.2.0"));
+        assert!(!maps_file(maps, 4711, b"mem_profiler.1.2.1"));
+    }
+}

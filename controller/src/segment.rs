@@ -1,0 +1,398 @@
+//! Opening segments: files in a folder that everybody may write to.
+//!
+//! A file is opened relative to an open folder, without following a link, and is used
+//! only if it is a regular file. Its content is read into private memory and checked
+//! there; nothing is ever mapped.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::sys::stat::{Mode, SFlag, fstat};
+
+use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, MODULES_OFFSET};
+use shm_protocol::segment::{FILE_PREFIX, SegmentFile};
+use shm_protocol::snapshot::{BankSummary, Header, Invalid};
+
+/// Most entries of a folder that are looked at.
+const MAX_ENTRIES: usize = 100_000;
+
+/// What a segment's file name says: whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SegmentName {
+    /// Pid in the process's own namespace.
+    pub pid: i32,
+    /// Start time of the process.
+    pub start_time: u64,
+    /// Counts the images that the process executed.
+    pub image: u32,
+}
+
+impl SegmentName {
+    /// The inverse of [`SegmentName::to_string`]; `None` for any other name.
+    pub fn parse(name: &OsStr) -> Option<Self> {
+        let rest = name.to_str()?.strip_prefix(FILE_PREFIX)?;
+        let mut parts = rest.split('.');
+        let mut number = || {
+            let part = parts.next()?;
+            part.bytes().all(|b| b.is_ascii_digit()).then_some(part)
+        };
+        let name = Self {
+            pid: number()?.parse().ok().filter(|pid| *pid > 0)?,
+            start_time: number()?.parse().ok()?,
+            image: number()?.parse().ok()?,
+        };
+        parts.next().is_none().then_some(name)
+    }
+}
+
+impl std::fmt::Display for SegmentName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{FILE_PREFIX}{}.{}.{}",
+            self.pid, self.start_time, self.image
+        )
+    }
+}
+
+/// An open folder of segments.
+#[derive(Debug)]
+pub struct Folder {
+    fd: OwnedFd,
+    /// How people reach it: `/dev/shm`, or `/proc/PID/root/dev/shm`.
+    pub path: PathBuf,
+    /// Device and inode, to know it again under another name.
+    pub identity: (u64, u64),
+}
+
+impl Folder {
+    /// Opens a folder of our own mount namespace.
+    pub fn open(path: &Path) -> io::Result<Rc<Self>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let fd = nix::fcntl::open(path, flags, Mode::empty())?;
+        Self::of(fd, path.to_owned())
+    }
+
+    /// Opens the folder `path` as the process sees it. Links on the way lead where the
+    /// process's root is, never into our own files. Needs Linux 5.6.
+    pub fn open_in(pid: i32, path: &Path) -> io::Result<Rc<Self>> {
+        let root = format!("/proc/{pid}/root");
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let root_fd = nix::fcntl::open(root.as_str(), flags, Mode::empty())?;
+        let how = OpenHow::new()
+            .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let fd = openat2(root_fd, path, how)?;
+        let inside = path.strip_prefix("/").unwrap_or(path);
+        Self::of(fd, Path::new(&root).join(inside))
+    }
+
+    fn of(fd: OwnedFd, path: PathBuf) -> io::Result<Rc<Self>> {
+        let stat = fstat(&fd)?;
+        Ok(Rc::new(Self {
+            fd,
+            path,
+            identity: (stat.st_dev, stat.st_ino),
+        }))
+    }
+
+    /// The entries that are named like segments.
+    pub fn names(&self) -> io::Result<Vec<SegmentName>> {
+        Ok(self
+            .entries()?
+            .iter()
+            .filter_map(|name| SegmentName::parse(name))
+            .collect())
+    }
+
+    /// Its entries' names.
+    pub fn entries(&self) -> io::Result<Vec<std::ffi::OsString>> {
+        // Through /proc, so that the folder read is the one that is open.
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let entries = std::fs::read_dir(path)?.take(MAX_ENTRIES);
+        Ok(entries.flatten().map(|e| e.file_name()).collect())
+    }
+
+    /// Opens a folder inside it.
+    pub fn folder(&self, name: &OsStr) -> io::Result<Rc<Self>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let fd = openat(&self.fd, name, flags, Mode::empty())?;
+        Self::of(fd, self.path.join(name))
+    }
+
+    /// Removes a segment, if the name still means that file.
+    pub fn remove(&self, segment: &Segment) -> io::Result<()> {
+        let name = segment.name.to_string();
+        let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+        let now = nix::sys::stat::fstatat(&self.fd, name.as_str(), flags)?;
+        if (now.st_dev, now.st_ino) != (segment.device, segment.inode) {
+            return Err(io::Error::from(Errno::ESTALE));
+        }
+        let how = nix::unistd::UnlinkatFlags::NoRemoveDir;
+        Ok(nix::unistd::unlinkat(&self.fd, name.as_str(), how)?)
+    }
+
+    /// Bytes free for us on its filesystem.
+    pub fn free_bytes(&self) -> io::Result<u64> {
+        let stat = nix::sys::statvfs::fstatvfs(&self.fd)?;
+        Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+    }
+}
+
+/// Why a file is not used as a segment.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Not ours to open; its owner.
+    #[error("it belongs to user {}", crate::process::user_name(*.0))]
+    Foreign(u32),
+    /// It is a link, a pipe, a device, …
+    #[error("it is not a regular file")]
+    NotAFile,
+    /// No segment has this size.
+    #[error("its size of {0} bytes is no segment's")]
+    Size(u64),
+    /// The content is not ours.
+    #[error("{0}")]
+    Content(#[from] Invalid),
+    /// It belongs to somebody who is neither root nor the process's user.
+    #[error("it is owned by user {}, not by the process's user", crate::process::user_name(*.0))]
+    Planted(u32),
+    /// The system said no.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<Errno> for Refusal {
+    fn from(error: Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+/// The head of a segment, in private memory.
+pub struct Head {
+    bytes: Vec<u8>,
+}
+
+impl Head {
+    /// Room for one.
+    pub fn new() -> Self {
+        Self {
+            bytes: vec![0; HEADER_BYTES],
+        }
+    }
+}
+
+/// An open segment.
+#[derive(Debug)]
+pub struct Segment {
+    file: File,
+    view: SegmentFile,
+    /// Its name.
+    pub name: SegmentName,
+    /// Where it is.
+    pub folder: Rc<Folder>,
+    /// Owner of the file.
+    pub owner: u32,
+    /// Device of the file.
+    pub device: u64,
+    /// Inode of the file.
+    pub inode: u64,
+    /// When it was last written to by a system call, Unix ns.
+    pub modified_unix_ns: u64,
+}
+
+impl Segment {
+    /// Opens a segment for reading and commanding. The content is not checked yet.
+    pub fn open(folder: &Rc<Folder>, name: SegmentName) -> Result<Self, Refusal> {
+        let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let text = name.to_string();
+        let fd = match openat(&folder.fd, text.as_str(), flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::ELOOP | Errno::ENXIO | Errno::EISDIR) => return Err(Refusal::NotAFile),
+            Err(Errno::EACCES | Errno::EPERM) => {
+                let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+                let stat = nix::sys::stat::fstatat(&folder.fd, text.as_str(), flags)?;
+                return Err(Refusal::Foreign(stat.st_uid));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let stat = fstat(&fd)?;
+        if SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+            return Err(Refusal::NotAFile);
+        }
+        let bytes = stat.st_size.max(0) as u64;
+        let view = SegmentFile::new(fd.as_raw_fd(), bytes).ok_or(Refusal::Size(bytes))?;
+        let modified = (stat.st_mtime.max(0) as u64).saturating_mul(1_000_000_000);
+        Ok(Self {
+            file: File::from(fd),
+            view,
+            name,
+            folder: folder.clone(),
+            owner: stat.st_uid,
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            modified_unix_ns: modified.saturating_add(stat.st_mtime_nsec.max(0) as u64),
+        })
+    }
+
+    /// Where it is, for people.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path.join(self.name.to_string())
+    }
+
+    /// Commands and bulk reads.
+    pub fn view(&self) -> &SegmentFile {
+        &self.view
+    }
+
+    /// Reads identity, commands and status; the modules come out empty.
+    pub fn head<'a>(&self, head: &'a mut Head) -> Result<Header<'a>, Refusal> {
+        self.read_head(head, MODULES_OFFSET)
+    }
+
+    /// Reads all of the head.
+    pub fn full_head<'a>(&self, head: &'a mut Head) -> Result<Header<'a>, Refusal> {
+        self.read_head(head, HEADER_BYTES)
+    }
+
+    fn read_head<'a>(&self, head: &'a mut Head, len: usize) -> Result<Header<'a>, Refusal> {
+        let got = self
+            .view
+            .read_at(0, &mut head.bytes[..len])
+            .map_err(io_error)?;
+        if got < len {
+            return Err(Invalid::TooShort.into());
+        }
+        if len < HEADER_BYTES {
+            // No module count, no modules: whatever an earlier segment left there.
+            head.bytes[len..len + 64].fill(0);
+        }
+        Ok(Header::new(&head.bytes, self.view.bytes())?)
+    }
+
+    /// Reads the head of a session's bank into `buffer`.
+    pub fn bank<'a>(
+        &self,
+        session: u64,
+        buffer: &'a mut [u8; BANK_HEADER_BYTES],
+    ) -> Result<BankSummary<'a>, Refusal> {
+        let geometry = self.view.geometry();
+        let at = geometry.bank_offset(session);
+        if self.view.read_at(at, buffer).map_err(io_error)? < buffer.len() {
+            return Err(Invalid::TooShort.into());
+        }
+        Ok(BankSummary::new(buffer, geometry)?)
+    }
+
+    /// Takes the segment for one session; false if another controller has it. Released
+    /// by the kernel, however we end.
+    pub fn lock(&self) -> io::Result<bool> {
+        // SAFETY: a plain call on a descriptor that we own.
+        match Errno::result(unsafe {
+            libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB)
+        }) {
+            Ok(_) => Ok(true),
+            Err(Errno::EWOULDBLOCK) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The segment contract's error as everybody's.
+pub fn io_error(error: shm_protocol::segment::Errno) -> io::Error {
+    io::Error::from_raw_os_error(error.0)
+}
+
+/// The folder that sessions use: `MEM_PROFILER_DIR`, or `/dev/shm`.
+pub fn default_folder() -> PathBuf {
+    use shm_protocol::segment::{DEFAULT_DIR, DIR_VARIABLE};
+    let chosen = std::env::var_os(DIR_VARIABLE).filter(|v| v.as_bytes().starts_with(b"/"));
+    chosen.map_or_else(|| PathBuf::from(DEFAULT_DIR), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_strictly() {
+        let parse = |text: &str| SegmentName::parse(OsStr::new(text));
+        let name = parse("mem_profiler.42.9999.1").unwrap();
+        assert_eq!((name.pid, name.start_time, name.image), (42, 9999, 1));
+        assert_eq!(name.to_string(), "mem_profiler.42.9999.1");
+        for bad in [
+            "mem_profiler.42.9999",
+            "mem_profiler.42.9999.1.2",
+            "mem_profiler.-1.2.3",
+            "mem_profiler.+1.2.3",
+            "mem_profiler.0.2.3",
+            "mem_profiler.1.2.",
+            "other.1.2.3",
+            "mem_profiler.99999999999.2.3",
+        ] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_regular_files_of_a_segments_size_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        let name = |pid| SegmentName {
+            pid,
+            start_time: 1,
+            image: 0,
+        };
+        let path = |pid| dir.path().join(name(pid).to_string());
+        std::fs::write(path(1), b"short").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", path(2)).unwrap();
+        nix::unistd::mkfifo(&path(3), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        std::fs::create_dir(path(4)).unwrap();
+        File::create(path(5)).unwrap().set_len(1 << 20).unwrap();
+        let open = |pid| Segment::open(&folder, name(pid));
+        assert!(matches!(open(1), Err(Refusal::Size(5))));
+        for pid in [2, 3, 4] {
+            assert!(open(pid).is_err(), "{pid}");
+        }
+        assert!(matches!(open(2), Err(Refusal::NotAFile)));
+        let segment = open(5).unwrap();
+        let mut head = Head::new();
+        assert!(matches!(
+            segment.head(&mut head),
+            Err(Refusal::Content(Invalid::NoMagic))
+        ));
+        assert_eq!(folder.names().unwrap().len(), 5);
+    }
+
+    #[test]
+    fn a_lock_is_one_controllers() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        let name = SegmentName {
+            pid: 5,
+            start_time: 1,
+            image: 0,
+        };
+        File::create(dir.path().join(name.to_string()))
+            .unwrap()
+            .set_len(1 << 20)
+            .unwrap();
+        let (a, b) = (
+            Segment::open(&folder, name).unwrap(),
+            Segment::open(&folder, name).unwrap(),
+        );
+        assert!(a.lock().unwrap());
+        assert!(!b.lock().unwrap());
+        drop(a);
+        assert!(b.lock().unwrap());
+        folder.remove(&b).unwrap();
+        assert!(folder.names().unwrap().is_empty());
+    }
+}

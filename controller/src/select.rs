@@ -1,0 +1,180 @@
+//! Which of the agents found are meant, and what is wrong with what was asked for.
+
+use std::collections::BTreeSet;
+
+use crate::discovery::{Agent, Life, Refused, Scan};
+use crate::process::{self, Stat, Status};
+use crate::segment::Refusal;
+use crate::text;
+use shm_protocol::snapshot::Invalid;
+
+/// What the user asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Pids and names; empty: everybody's whom we may profile.
+    pub names: Vec<String>,
+}
+
+/// Agents chosen, and complaints about the rest.
+pub struct Chosen {
+    /// The agents, each once.
+    pub agents: Vec<Agent>,
+    /// One message for each name that led nowhere.
+    pub failures: Vec<String>,
+    /// What to tell besides.
+    pub warnings: Vec<String>,
+}
+
+/// How to preload the agent, as every complaint ends.
+const HOW: &str = "start it with LD_PRELOAD=/path/to/libmem_agent.so";
+
+impl Selection {
+    /// Whether an agent is asked for.
+    pub fn wants(&self, agent: &Agent) -> bool {
+        let uid = nix::unistd::geteuid();
+        if self.names.is_empty() {
+            return uid.is_root() || agent.uid == uid.as_raw();
+        }
+        self.names.iter().any(|name| matches(name, agent))
+    }
+
+    /// The live agents that are asked for.
+    pub fn choose(&self, scan: Scan) -> Chosen {
+        let mut chosen = Chosen {
+            agents: Vec::new(),
+            failures: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let live: Vec<Agent> = scan
+            .agents
+            .into_iter()
+            .filter(|a| a.life == Life::Running)
+            .collect();
+        for name in &self.names {
+            if !live.iter().any(|agent| matches(name, agent)) {
+                chosen.failures.push(self.explain(name, &scan.refused));
+            }
+        }
+        if self.names.is_empty() {
+            let (live, other): (Vec<_>, Vec<_>) = scan
+                .refused
+                .iter()
+                .filter(|r| is_ours(r))
+                .partition(|r| r.live_pid.is_some());
+            chosen.failures.extend(live.into_iter().map(refusal));
+            chosen.warnings.extend(other.into_iter().map(refusal));
+        }
+        chosen.agents = live.into_iter().filter(|agent| self.wants(agent)).collect();
+        if chosen.agents.is_empty() && chosen.failures.is_empty() {
+            let who = if nix::unistd::geteuid().is_root() {
+                "no process"
+            } else {
+                "no process of yours"
+            };
+            chosen.failures.push(format!(
+                "{who} carries the agent: {HOW} PROGRAM, then try again"
+            ));
+        }
+        chosen
+    }
+
+    /// Why a name has no agent.
+    fn explain(&self, name: &str, refused: &[Refused]) -> String {
+        let pids = match name.parse::<i32>() {
+            Ok(pid) if Stat::of(pid).is_none_or(|s| s.is_dead()) => {
+                return format!("{pid}: there is no such process");
+            }
+            Ok(pid) => BTreeSet::from([pid]),
+            Err(_) => processes_called(name),
+        };
+        let shown = text::escape(name.as_bytes());
+        let Some(&pid) = pids.first() else {
+            return format!("{shown}: no process has this name");
+        };
+        let title = if name.parse::<i32>().is_ok() {
+            shown
+        } else {
+            format!("{shown} ({pid})")
+        };
+        let theirs = |r: &&Refused| {
+            let foreign = matches!(r.reason, Refusal::Foreign(_));
+            r.live_pid.is_some_and(|p| pids.contains(&p)) && !foreign
+        };
+        if let Some(refusal) = refused.iter().find(theirs) {
+            let path = shown_path(refusal);
+            return format!("{title}: {path} cannot be used: {}", refusal.reason);
+        }
+        explain_process(pid, &title)
+    }
+}
+
+/// Whether a pid or name means this agent.
+fn matches(name: &str, agent: &Agent) -> bool {
+    if let Ok(pid) = name.parse::<i32>() {
+        return pid == agent.pid;
+    }
+    let name = name.as_bytes();
+    name == agent.name || name == agent.comm
+}
+
+fn explain_process(pid: i32, title: &str) -> String {
+    let us = nix::unistd::geteuid();
+    let uid = Status::of(pid).map(|s| s.uid());
+    if let Some(uid) = uid.filter(|uid| !us.is_root() && *uid != us.as_raw()) {
+        let user = process::user_name(uid);
+        return format!(
+            "{title}: the process belongs to user {user}: run mem_profiler as {user} or root"
+        );
+    }
+    let carries = process::maps(pid).is_some_and(|maps| {
+        maps.split(|b| *b == b'\n')
+            .any(|line| line.ends_with(b"/libmem_agent.so"))
+    });
+    if carries {
+        let folder = crate::segment::default_folder();
+        return format!(
+            "{title}: the process carries the agent, but there is no segment of it in {}: \
+             that folder was full or not writable when it started, the segment was deleted, or \
+             MEM_PROFILER_DIR differs; restart it",
+            folder.display()
+        );
+    }
+    format!("{title}: the process runs without the agent: {HOW}")
+}
+
+fn processes_called(name: &str) -> BTreeSet<i32> {
+    let is = |pid: &i32| {
+        let Some(stat) = Stat::of(*pid).filter(|s| !s.is_dead()) else {
+            return false;
+        };
+        stat.comm == name.as_bytes()
+            || process::exe(*pid).is_some_and(|exe| text::base_name(&exe) == name.as_bytes())
+    };
+    let us = std::process::id() as i32;
+    process::all()
+        .into_iter()
+        .filter(|pid| *pid != us)
+        .filter(is)
+        .collect()
+}
+
+/// Whether a refused segment concerns us when nobody was named.
+fn is_ours(refused: &Refused) -> bool {
+    let making = refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
+    !making && !matches!(refused.reason, Refusal::Foreign(_))
+}
+
+fn refusal(refused: &Refused) -> String {
+    let path = shown_path(refused);
+    match refused.live_pid {
+        Some(pid) => format!("{pid}: {path} cannot be used: {}", refused.reason),
+        None => format!(
+            "{path} cannot be used: {}; its process is gone",
+            refused.reason
+        ),
+    }
+}
+
+fn shown_path(refused: &Refused) -> String {
+    refused.path.display().to_string()
+}

@@ -1,0 +1,215 @@
+//! A session's table, copied out of the segment: what every dump and view starts from.
+//!
+//! The target goes on counting while we copy. Records are read before the nodes that they
+//! name, and a node never changes once a record names it, so every stack is whole; a
+//! record may be read between two of its sums, which is at most the sample in flight.
+
+use std::io;
+
+use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record, TRUNCATION_CAUSES};
+use shm_protocol::segment::Session;
+use shm_protocol::snapshot::{BankSummary, RecordView, Table, Totals};
+use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
+
+use crate::segment::{Refusal, Segment, io_error};
+
+/// Records read at a time, so that the empty rest of a table takes no memory.
+const CHUNK: usize = 8192;
+/// Frames of one stack that are followed. The agent keeps fewer; damage may claim more.
+pub const MAX_DEPTH: usize = 4096;
+const RECORD: usize = size_of::<Record>();
+const NODE: usize = size_of::<Node>();
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum Gone {
+    /// The bank is another session's by now.
+    #[error("the data of session {0} were overwritten by a later session")]
+    Overwritten(u64),
+    /// The segment cannot be read.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+impl From<io::Error> for Gone {
+    fn from(error: io::Error) -> Self {
+        Self::Refused(error.into())
+    }
+}
+
+/// A copy of a session's table, one record per stack.
+pub struct Snapshot {
+    /// The session.
+    pub session: Session,
+    /// Running totals.
+    pub totals: Totals,
+    /// The agent's counters by name.
+    pub counters: Vec<(String, u64)>,
+    /// Threads that met the session.
+    pub threads: u64,
+    /// When it was taken, or when the session ended: ns of the segment's clock.
+    pub end_ns: u64,
+    /// The same in Unix time.
+    pub end_unix_ns: u64,
+    /// What found no room in the table.
+    pub table_full: RecordView,
+    nodes: Vec<u8>,
+    stacks: Vec<RecordView>,
+}
+
+impl Snapshot {
+    /// Copies the table of `session`, whose counting ended at `end_ns` (Unix: `end_unix_ns`).
+    pub fn read(
+        segment: &Segment,
+        session: &Session,
+        (end_ns, end_unix_ns): (u64, u64),
+    ) -> Result<Self, Gone> {
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let bank = current(segment, session, &mut buffer)?;
+        let records = bank.records();
+        let mut merger = Merger::default();
+        read_records(segment, session, records, &mut merger)?;
+        let bank = current(segment, session, &mut buffer)?;
+        let nodes = read_nodes(segment, session, bank.nodes())?;
+        let snapshot = Self {
+            session: *session,
+            totals: bank.totals(),
+            counters: counters(&bank),
+            threads: bank.threads(),
+            end_ns,
+            end_unix_ns,
+            table_full: merger.table_full,
+            nodes,
+            stacks: merger.stacks,
+        };
+        current(segment, session, &mut buffer)?;
+        Ok(snapshot)
+    }
+
+    /// The stacks' sums; [`Snapshot::addresses`] tells where each is.
+    pub fn stacks(&self) -> &[RecordView] {
+        &self.stacks
+    }
+
+    /// Ticks from the session's start to the snapshot.
+    pub fn end_tick(&self) -> u32 {
+        use shm_protocol::clock::tick_of;
+        tick_of(self.end_ns).wrapping_sub(tick_of(self.session.start_ns))
+    }
+
+    /// Return addresses of the stack that ends in `leaf`, leaf first, and whether it goes
+    /// on to the thread's start.
+    pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
+        out.clear();
+        let table = Table::new(&self.nodes, &[]);
+        let mut at = leaf;
+        while out.len() < MAX_DEPTH {
+            match table.node(at) {
+                Ok(Some((parent, address))) => {
+                    out.push(address);
+                    at = parent;
+                }
+                Ok(None) => return at == ROOT && !out.is_empty(),
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+}
+
+fn current<'a>(
+    segment: &Segment,
+    session: &Session,
+    buffer: &'a mut [u8; BANK_HEADER_BYTES],
+) -> Result<BankSummary<'a>, Gone> {
+    let bank = segment.bank(session.number, buffer)?;
+    if bank.session() == session.number {
+        Ok(bank)
+    } else {
+        Err(Gone::Overwritten(session.number))
+    }
+}
+
+/// Adds up the records of each stack.
+#[derive(Default)]
+struct Merger {
+    stacks: Vec<RecordView>,
+    /// For each leaf one more than its place in `stacks`.
+    places: Vec<u32>,
+    table_full: RecordView,
+}
+
+impl Merger {
+    fn add(&mut self, record: &RecordView) {
+        let leaf = record.node as usize;
+        if self.places.len() <= leaf {
+            self.places.resize((leaf + 1).next_power_of_two(), 0);
+        }
+        match self.places[leaf] {
+            0 => {
+                self.stacks.push(*record);
+                self.places[leaf] = self.stacks.len() as u32;
+            }
+            place => self.stacks[place as usize - 1].merge(record),
+        }
+    }
+}
+
+fn read_records(
+    segment: &Segment,
+    session: &Session,
+    count: usize,
+    merger: &mut Merger,
+) -> io::Result<()> {
+    let geometry = segment.view().geometry();
+    let base = geometry.bank_offset(session.number) + geometry.records_offset();
+    let mut chunk = vec![0; CHUNK.min(count) * RECORD];
+    for first in (0..count).step_by(CHUNK) {
+        let part = &mut chunk[..CHUNK.min(count - first) * RECORD];
+        let got = segment
+            .view()
+            .read_at(base + first * RECORD, part)
+            .map_err(io_error)?;
+        let table = Table::new(&[], &part[..got]);
+        for (index, record) in table.records().enumerate() {
+            if record.is_empty() {
+                continue;
+            }
+            if first + index == 0 {
+                merger.table_full = record;
+            } else if (record.node as usize) < geometry.nodes {
+                merger.add(&record);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read_nodes(segment: &Segment, session: &Session, count: usize) -> io::Result<Vec<u8>> {
+    let geometry = segment.view().geometry();
+    let base = geometry.bank_offset(session.number) + geometry.nodes_offset();
+    let mut nodes = vec![0; count.max(FIRST_NODE as usize) * NODE];
+    let got = segment.view().read_at(base, &mut nodes).map_err(io_error)?;
+    nodes.truncate(got);
+    Ok(nodes)
+}
+
+fn counters(bank: &BankSummary<'_>) -> Vec<(String, u64)> {
+    let totals = bank.totals();
+    let mut counters = vec![
+        ("samples".to_owned(), totals.samples),
+        ("threads".to_owned(), bank.threads()),
+        ("table_full".to_owned(), bank.table_full()),
+        ("untracked".to_owned(), bank.untracked()),
+        ("no_stack".to_owned(), bank.no_stack()),
+        ("timed_samples".to_owned(), totals.timed),
+        ("timed_ns".to_owned(), totals.timed_ns),
+    ];
+    let causes = TRUNCATION_CAUSES.iter().enumerate();
+    counters.extend(
+        causes
+            .map(|(at, cause)| (format!("truncated_{cause}"), bank.truncated(at)))
+            .filter(|(_, count)| *count > 0),
+    );
+    counters
+}

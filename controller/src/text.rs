@@ -1,0 +1,123 @@
+//! Text for people and for file names, made from bytes that a target chose.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+/// Longest name part of a file that is made from a process's name.
+const NAME_BYTES: usize = 64;
+
+/// Bytes as text that is safe on a terminal: control characters and what is not
+/// UTF-8 come out as `\xNN`.
+pub fn escape(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() || is_bidi_control(c) {
+                let mut utf8 = [0; 4];
+                c.encode_utf8(&mut utf8)
+                    .bytes()
+                    .for_each(|b| hex(&mut out, b));
+            } else {
+                out.push(c);
+            }
+        }
+        chunk.invalid().iter().for_each(|b| hex(&mut out, *b));
+    }
+    out
+}
+
+/// Characters that reorder what follows them on the screen.
+fn is_bidi_control(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+}
+
+fn hex(out: &mut String, byte: u8) {
+    // Writing to a String cannot fail.
+    let _ = write!(out, "\\x{byte:02x}");
+}
+
+/// A process's name as part of a file name: letters, digits and `._+-`, bounded, never
+/// starting with a dot.
+pub fn file_name_part(name: &[u8]) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._+-".contains(&b);
+    let clean: String = name
+        .iter()
+        .take(NAME_BYTES)
+        .map(|&b| if plain(b) { char::from(b) } else { '_' })
+        .collect();
+    match clean.trim_start_matches('.') {
+        "" => "process".to_owned(),
+        rest => rest.to_owned(),
+    }
+}
+
+/// The part of a path behind its last slash, without the kernel's ` (deleted)`.
+pub fn base_name(path: &[u8]) -> &[u8] {
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    path.rsplit(|b| *b == b'/').next().unwrap_or(path)
+}
+
+/// Bytes in the unit that suits them.
+pub fn bytes(n: f64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = n.max(0.0);
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{value:.0} B"),
+        _ => format!("{value:.1} {}", UNITS[unit]),
+    }
+}
+
+/// A length of time, to the second.
+pub fn duration(time: Duration) -> String {
+    let s = time.as_secs();
+    match s {
+        0..60 => format!("{s} s"),
+        60..3600 => format!("{} min {:02} s", s / 60, s % 60),
+        _ => format!("{} h {:02} min", s / 3600, s / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminal_controls_are_escaped() {
+        assert_eq!(escape(b"a\x1b[2Jb\n"), "a\\x1b[2Jb\\x0a");
+        assert_eq!(
+            escape("caf\u{e9} \u{202e}".as_bytes()),
+            "caf\u{e9} \\xe2\\x80\\xae"
+        );
+        assert_eq!(escape(b"\xff/bin"), "\\xff/bin");
+    }
+
+    #[test]
+    fn file_names_cannot_leave_their_folder() {
+        assert_eq!(file_name_part(b"../../etc/passwd"), "_.._etc_passwd");
+        assert_eq!(file_name_part(b".hidden"), "hidden");
+        assert_eq!(file_name_part(b"..."), "process");
+        assert_eq!(file_name_part(b""), "process");
+        assert_eq!(file_name_part(b"redis-server"), "redis-server");
+        assert_eq!(file_name_part(&[b'a'; 500]).len(), NAME_BYTES);
+    }
+
+    #[test]
+    fn base_names() {
+        assert_eq!(base_name(b"/usr/bin/python3.11 (deleted)"), b"python3.11");
+        assert_eq!(base_name(b"init"), b"init");
+        assert_eq!(base_name(b""), b"");
+    }
+
+    #[test]
+    fn units() {
+        assert_eq!(bytes(1023.0), "1023 B");
+        assert_eq!(bytes(1536.0), "1.5 KiB");
+        assert_eq!(bytes(-4.0), "0 B");
+        assert_eq!(duration(Duration::from_secs(3725)), "1 h 02 min");
+    }
+}

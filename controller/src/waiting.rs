@@ -1,0 +1,69 @@
+//! Waiting for what ends or changes a session: signals to us, ends of processes, time.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+/// Signals that end a session with its data kept.
+const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+/// Receives signals as data.
+pub struct Signals {
+    fd: SignalFd,
+}
+
+impl Signals {
+    /// Blocks the ending signals, and `more`, and receives them from now on.
+    pub fn block(more: &[Signal]) -> nix::Result<Self> {
+        let mut set = SigSet::empty();
+        ENDING.iter().chain(more).for_each(|s| set.add(*s));
+        set.thread_block()?;
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        Ok(Self {
+            fd: SignalFd::with_flags(&set, flags)?,
+        })
+    }
+
+    /// Waits until a signal comes, a descriptor of `others` becomes readable, or time is
+    /// over. Returns the signals that came.
+    pub fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> nix::Result<Vec<Signal>> {
+        let mut fds = vec![PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)));
+        // Rounded up, so that the last millisecond of a session is not spent polling.
+        let ms = timeout.as_micros().div_ceil(1000);
+        let timeout = PollTimeout::try_from(ms.min(i32::MAX as u128) as i32);
+        match poll(&mut fds, timeout.unwrap_or(PollTimeout::ZERO)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+        let mut came = Vec::new();
+        while let Ok(Some(info)) = self.fd.read_signal() {
+            came.extend(Signal::try_from(info.ssi_signo as i32).ok());
+        }
+        Ok(came)
+    }
+}
+
+/// Whether a signal ends the session.
+pub fn ends_session(signal: Signal) -> bool {
+    ENDING.contains(&signal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_ends_the_waiting() {
+        let signals = Signals::block(&[Signal::SIGUSR2]).unwrap();
+        nix::sys::signal::raise(Signal::SIGUSR2).unwrap();
+        let came = signals.wait(&[], Duration::from_secs(60)).unwrap();
+        assert_eq!(came, [Signal::SIGUSR2]);
+        assert!(ends_session(Signal::SIGHUP) && !ends_session(Signal::SIGUSR2));
+        assert_eq!(signals.wait(&[], Duration::ZERO).unwrap(), []);
+    }
+}

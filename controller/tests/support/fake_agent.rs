@@ -1,0 +1,173 @@
+//! A process that keeps a segment as the agent would, with samples whose sums a test can
+//! know, and that can be told to misbehave.
+//!
+//! `fake_agent [silent | version N | truncate | corrupt | exit-after MS]`
+
+use std::ffi::CString;
+use std::mem::offset_of;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
+
+use shm_protocol::bank::{Bank, Geometry};
+use shm_protocol::clock::{now_ns, tick_of};
+use shm_protocol::layout::{
+    ABI_VERSION, Control, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC, STATUS_OFFSET, Status,
+};
+use shm_protocol::record::{FreeSample, NewSample};
+use shm_protocol::segment::{Mapping, create};
+use shm_protocol::tree::ROOT;
+
+const BYTES: usize = 8 << 20;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mode = arguments.first().map_or("", String::as_str);
+    let number = |at: usize| {
+        arguments
+            .get(at)
+            .and_then(|n| n.parse::<u64>().ok())
+            .unwrap_or(0)
+    };
+    let version = if mode == "version" {
+        number(1) as u32
+    } else {
+        ABI_VERSION
+    };
+    let (path, mapping) = make(version);
+    let end = (mode == "exit-after").then(|| Instant::now() + Duration::from_millis(number(1)));
+    match mode {
+        "truncate" => drop(
+            std::fs::OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_len(4096),
+        ),
+        "corrupt" => std::fs::write(&path, vec![0xa5; BYTES]).unwrap(),
+        _ => {}
+    }
+    // The parent waits for this line.
+    println!("ready");
+    let mut threads_seen = 0;
+    while end.is_none_or(|end| Instant::now() < end) {
+        match mode {
+            "truncate" | "corrupt" | "version" => std::thread::sleep(Duration::from_millis(5)),
+            "silent" => burn(Duration::from_millis(5)),
+            _ => count(&mapping, &mut threads_seen),
+        }
+    }
+    status(&mapping).exited.store(1, Release);
+}
+
+fn make(version: u32) -> (std::path::PathBuf, Mapping) {
+    let pid = std::process::id();
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields = stat[stat.rfind(')').unwrap() + 2..]
+        .split(' ')
+        .collect::<Vec<_>>();
+    let start: u64 = fields[19].parse().unwrap();
+    let dir = std::env::var("MEM_PROFILER_DIR").unwrap_or("/dev/shm".into());
+    let path = std::path::Path::new(&dir).join(format!("mem_profiler.{pid}.{start}.0"));
+    let name = CString::new(path.to_str().unwrap()).unwrap();
+    let mapping = create(&name, BYTES, None).unwrap();
+    let exe = std::env::current_exe()
+        .unwrap()
+        .into_os_string()
+        .into_encoded_bytes();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let boot: Vec<u8> = boot.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let put = |field: usize, bytes: &[u8]| {
+        // SAFETY: the identity page is mapped and ours alone until the magic is stored.
+        unsafe {
+            let at = mapping.base.add(IDENTITY_OFFSET + field);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len());
+        }
+    };
+    put(offset_of!(Identity, abi_version), &version.to_le_bytes());
+    put(
+        offset_of!(Identity, header_bytes),
+        &(HEADER_BYTES as u32).to_le_bytes(),
+    );
+    put(
+        offset_of!(Identity, segment_bytes),
+        &(BYTES as u64).to_le_bytes(),
+    );
+    put(offset_of!(Identity, pid), &pid.to_le_bytes());
+    put(offset_of!(Identity, start_time), &start.to_le_bytes());
+    for (i, pair) in boot.chunks(2).enumerate() {
+        let byte = u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        put(offset_of!(Identity, boot_id) + i, &[byte]);
+    }
+    put(offset_of!(Identity, exe), &exe);
+    put(
+        offset_of!(Identity, exe_len),
+        &(exe.len() as u32).to_le_bytes(),
+    );
+    put(offset_of!(Identity, agent_version), b"0.0.0-fake");
+    put(offset_of!(Identity, magic), &MAGIC.to_le_bytes());
+    (path, mapping)
+}
+
+fn control(mapping: &Mapping) -> &Control {
+    // SAFETY: mapped for life, any bytes are valid for its atomics.
+    unsafe { &*mapping.base.cast() }
+}
+
+fn status(mapping: &Mapping) -> &Status {
+    // SAFETY: as for the control page.
+    unsafe { &*mapping.base.add(STATUS_OFFSET).cast() }
+}
+
+/// One thousand-byte object allocated on each of two stacks, and one of them freed.
+fn count(mapping: &Mapping, epoch_seen: &mut u8) {
+    std::thread::sleep(Duration::from_millis(1));
+    let control = control(mapping);
+    let epoch = control.epoch.load(Acquire);
+    if epoch == 0 {
+        *epoch_seen = 0;
+        return;
+    }
+    let params = &control.params[usize::from(epoch & 1)];
+    let session = params.session.load(Relaxed);
+    let deadline = params.deadline_ns.load(Relaxed);
+    if deadline != 0 && now_ns() >= deadline {
+        control.epoch.store(0, Release);
+        status(mapping).expired_ns.store(now_ns(), Relaxed);
+        status(mapping).expired_session.store(session, Release);
+        return;
+    }
+    let geometry = Geometry::of_segment(mapping.bytes);
+    // SAFETY: the controller reserved the bank before it published the session.
+    let bank = unsafe { Bank::at(mapping.base.add(geometry.bank_offset(session)), geometry) };
+    if *epoch_seen != epoch {
+        *epoch_seen = epoch;
+        bank.header.counters.threads.fetch_add(1, Relaxed);
+    }
+    let tick = tick_of(now_ns()).wrapping_sub(tick_of(params.start_ns.load(Relaxed)));
+    let born = NewSample {
+        bytes: 1000,
+        weight: 2.0,
+        tick,
+    };
+    let limit = bank.node_limit();
+    let Some(outer) = bank.tree.child(ROOT, 0x40_1000, limit) else {
+        return;
+    };
+    for leaf in [0x40_2000, 0x40_3000] {
+        let Some(node) = bank.tree.child(outer, leaf, limit) else {
+            return;
+        };
+        let record = bank.record_of(node, 0);
+        bank.count_new(record, 0, &born, true);
+        if leaf == 0x40_3000 {
+            bank.count_free(record, 0, &FreeSample { born, tick }, true);
+        }
+    }
+}
+
+fn burn(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}

@@ -1,0 +1,209 @@
+//! What the end-to-end tests share: a folder of their own, processes that end with the
+//! test, and conditions waited for with a deadline.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A shared folder and an output folder.
+pub struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        // Of /dev/shm, so that segments are on a tmpfs as in life.
+        let dir = tempfile::Builder::new()
+            .prefix("mem_controller_test.")
+            .tempdir_in("/dev/shm");
+        let place = Self { dir: dir.unwrap() };
+        std::fs::create_dir(place.shm()).unwrap();
+        std::fs::create_dir(place.out()).unwrap();
+        place
+    }
+
+    pub fn shm(&self) -> PathBuf {
+        self.dir.path().join("shm")
+    }
+
+    pub fn out(&self) -> PathBuf {
+        self.dir.path().join("out")
+    }
+
+    pub fn prefix(&self) -> String {
+        self.out().join("p_").to_str().unwrap().to_owned()
+    }
+
+    /// A stand-in for a process with the agent, ready.
+    pub fn fake(&self, arguments: &[&str]) -> Process {
+        let mut command = Command::new(example("fake_agent"));
+        command
+            .args(arguments)
+            .env("MEM_PROFILER_DIR", self.shm())
+            .stdout(Stdio::piped());
+        let mut process = Process(command.spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(process.0.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert_eq!(line, "ready\n");
+        process
+    }
+
+    pub fn profiler(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mem_profiler"));
+        command
+            .args(arguments)
+            .env("MEM_PROFILER_DIR", self.shm())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `mem_profiler` to its end.
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::of(self.profiler(arguments).output().unwrap())
+    }
+
+    /// Starts `mem_profiler`.
+    pub fn spawn(&self, arguments: &[&str]) -> Process {
+        let mut command = self.profiler(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Process(command.spawn().unwrap())
+    }
+
+    /// Names of the segments, sorted.
+    pub fn segments(&self) -> Vec<String> {
+        names(&self.shm())
+    }
+
+    /// Names of the dumps, sorted.
+    pub fn dumps(&self) -> Vec<String> {
+        names(&self.out())
+    }
+
+    /// The first byte of a process's segment: the epoch in force.
+    pub fn epoch(&self, pid: u32) -> u8 {
+        use std::os::unix::fs::FileExt;
+        let name = format!("mem_profiler.{pid}.");
+        let found = self.segments().into_iter().find(|s| s.starts_with(&name));
+        let mut byte = [0];
+        if let Some(name) = found {
+            let file = std::fs::File::open(self.shm().join(name)).unwrap();
+            file.read_exact_at(&mut byte, 0).unwrap();
+        }
+        byte[0]
+    }
+}
+
+pub fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn example(name: &str) -> PathBuf {
+    let binary = Path::new(env!("CARGO_BIN_EXE_mem_profiler"));
+    binary.parent().unwrap().join("examples").join(name)
+}
+
+/// A process that does not outlive its test.
+pub struct Process(pub Child);
+
+impl Process {
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid() as i32), signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub fn end(mut self) -> Ran {
+        use std::io::Read;
+        let (mut out, mut err) = (String::new(), String::new());
+        self.0
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut out)
+            .unwrap();
+        self.0
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut err)
+            .unwrap();
+        Ran {
+            code: self.0.wait().unwrap().code(),
+            out,
+            err,
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How a program ended and what it said.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ran {
+    fn of(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// Asserts success and returns the lines of stdout before the last.
+    #[track_caller]
+    pub fn succeeded(&self) -> Vec<&str> {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        let mut lines: Vec<&str> = self.out.lines().collect();
+        assert_eq!(
+            lines.pop(),
+            Some("succeeded in collecting memory data!"),
+            "{self:?}"
+        );
+        lines
+    }
+
+    /// Asserts exit code 1 and a message with all these parts.
+    #[track_caller]
+    pub fn failed_saying(&self, parts: &[&str]) {
+        assert_eq!(self.code, Some(1), "{self:?}");
+        for part in parts {
+            assert!(self.err.contains(part), "no {part:?} in {self:?}");
+        }
+    }
+}
+
+/// Waits until a condition holds.
+#[track_caller]
+pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
