@@ -1,1 +1,42 @@
-//! The agent.
+//! `libmem_agent.so`: preloaded into a process, it becomes its `malloc`.
+//!
+//! # Promises
+//! - Off, it costs one load and one predicted branch an allocation, one compare a
+//!   free, and no memory but its own code and two pages.
+//! - On, each thread samples on average one allocation every `interval` bytes, walks
+//!   its stack and counts it in the shared segment (`shm-protocol`). Nothing leaves the
+//!   process; whoever can read the segment has the profile.
+//! - It never allocates from the heap it hooks, never takes a lock of its own, never
+//!   calls the loader after start-up, never panics, never prints, and keeps `errno`.
+//! - Failing to profile is acceptable: without a segment, without address space or
+//!   without a rule for a frame it counts less, says so in the segment's counters, and
+//!   the program runs on.
+//!
+//! # The user must
+//! - preload it before the program starts (`LD_PRELOAD`): its thread-local storage is
+//!   initial-exec, which `dlopen` cannot serve;
+//! - leave allocation to the C library's names: a program with a static allocator of
+//!   its own never gets here.
+//!
+//! # Rooms
+//! `entry` is the hot path, in one file. `sample` is what happens to a sampled
+//! allocation. `range` holds the sampled objects, `object` their headers. `thread`
+//! is what a thread keeps, `sampler` its arithmetic, `module` what code is loaded,
+//! `session` the segment and its life, `backend` the allocator underneath, `arch` the
+//! few lines of assembly.
+#![cfg_attr(not(test), no_std)]
+
+// Links the panic handler; nothing here uses the standard library.
+extern crate std;
+
+mod arch;
+mod backend;
+mod entry;
+mod module;
+mod object;
+mod range;
+mod sample;
+mod sampler;
+mod session;
+mod stats;
+mod thread;

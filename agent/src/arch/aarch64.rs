@@ -1,0 +1,91 @@
+//! aarch64, AAPCS64.
+
+use super::Local;
+use core::arch::{asm, global_asm};
+use unwind::Registers;
+
+global_asm!(
+    ".pushsection .tbss.mem_agent_local,\"awT\",@nobits",
+    ".p2align 4",
+    ".hidden mem_agent_local",
+    ".globl mem_agent_local",
+    ".type mem_agent_local,%object",
+    ".size mem_agent_local,32",
+    "mem_agent_local:",
+    ".zero 32",
+    ".popsection",
+);
+
+/// The calling thread's words.
+#[inline(always)]
+pub fn local() -> *mut Local {
+    let at: *mut Local;
+    // SAFETY: reads the thread pointer and a constant offset from it; the symbol above is
+    // 32 zeroed bytes in this module's initial-exec block.
+    unsafe {
+        asm!(
+            "mrs {at}, tpidr_el0",
+            "adrp {offset}, :gottprel:mem_agent_local",
+            "ldr {offset}, [{offset}, #:gottprel_lo12:mem_agent_local]",
+            "add {at}, {at}, {offset}",
+            at = out(reg) at,
+            offset = out(reg) _,
+            options(pure, readonly, nostack),
+        );
+    }
+    at
+}
+
+/// The thread pointer: glibc puts the control block above the stacks that it makes.
+#[inline(always)]
+pub fn thread_pointer() -> u64 {
+    let at: u64;
+    // SAFETY: reads the thread pointer.
+    unsafe { asm!("mrs {at}, tpidr_el0", at = out(reg) at, options(pure, readonly, nostack)) };
+    at
+}
+
+/// A counter of constant rate.
+#[inline(always)]
+pub fn cycles() -> u64 {
+    let at: u64;
+    // SAFETY: readable from user space on Linux.
+    unsafe { asm!("mrs {at}, cntvct_el0", at = out(reg) at, options(nomem, nostack)) };
+    at
+}
+
+/// Defines a function that hands its arguments, up to three, and its caller's registers to
+/// `$target(a, b, c, &Registers)`. Reached by a jump from an entry point, so "caller" is
+/// who called `malloc`.
+macro_rules! with_registers {
+    ($name:ident, $target:path) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "stp x29, x30, [sp, #-48]!",
+                ".cfi_def_cfa_offset 48",
+                ".cfi_offset x29, -48",
+                ".cfi_offset x30, -40",
+                "str x30, [sp, #16]",
+                "add x9, sp, #48",
+                "str x9, [sp, #24]",
+                "str x29, [sp, #32]",
+                "mov x29, sp",
+                "add x3, sp, #16",
+                "bl {target}",
+                "ldp x29, x30, [sp], #48",
+                ".cfi_def_cfa_offset 0",
+                "ret",
+                ".cfi_endproc",
+                target = sym $target,
+            )
+        }
+    };
+}
+pub(crate) use with_registers;
+
+const _: () = assert!(
+    core::mem::size_of::<Registers>() == 24,
+    "as the assembly lays them"
+);

@@ -1,0 +1,33 @@
+//! What Rust cannot say: thread-local words that need no call, and the caller's
+//! registers.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::*;
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::*;
+
+use crate::thread::Thread;
+
+/// What each thread has from its first instruction, zeroed. Initial-exec: reading its
+/// address is two instructions and can neither fail nor allocate. No destructor.
+#[repr(C)]
+pub struct Local {
+    /// Bytes that may still pass unsampled.
+    pub left: i64,
+    /// Epoch that `left` was drawn in; 0: none.
+    pub epoch: u8,
+    /// What the thread keeps while it samples; null before its first sample.
+    pub thread: *mut Thread,
+    /// Nonzero while the thread is in the agent's cold path.
+    pub busy: u64,
+}
+
+const _: () = assert!(
+    core::mem::size_of::<Local>() == 32,
+    "the assembly reserves 32 bytes"
+);

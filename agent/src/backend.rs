@@ -1,0 +1,254 @@
+//! The allocator underneath: jemalloc, or with `MEM_PROFILER_ALLOCATOR=system` the one
+//! that the program would have had.
+//!
+//! Which one is decided by the first allocation of the process, before any constructor
+//! has run, and never changes: every object must go back to where it came from. Until
+//! then each entry of [`NEXT`] points to a function that decides and jumps on.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use tikv_jemalloc_sys as jemalloc;
+
+unsafe extern "C" {
+    fn _rjem_memalign(align: usize, size: usize) -> *mut c_void;
+    fn _rjem_valloc(size: usize) -> *mut c_void;
+    static environ: *const *const c_char;
+}
+
+/// Largest `/proc/self/environ` that is searched when `environ` is not set up yet.
+const ENVIRON_BYTES: usize = 8192;
+const EARLY_BYTES: usize = 32 << 10;
+
+macro_rules! next {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?,
+        $symbol:literal, $jemalloc:path;)*) => {
+        /// One pointer per function of the allocator underneath.
+        pub struct Next { $($name: AtomicPtr<c_void>),* }
+
+        /// Where calls go that are not sampled.
+        pub static NEXT: Next = Next { $($name: AtomicPtr::new(first::$name as *mut c_void)),* };
+
+        impl Next {
+            $($(#[$doc])*
+            /// # Safety
+            /// That of the C function of this name.
+            #[inline(always)]
+            pub unsafe fn $name(&self, $($arg: $type),*) $(-> $out)? {
+                let function = self.$name.load(Ordering::Relaxed);
+                // SAFETY: only functions of this very type are ever stored here.
+                let function: unsafe extern "C" fn($($type),*) $(-> $out)? =
+                    unsafe { core::mem::transmute(function) };
+                // SAFETY: the caller's.
+                unsafe { function($($arg),*) }
+            })*
+
+            fn use_jemalloc(&self) {
+                $(self.$name.store($jemalloc as *mut c_void, Ordering::Relaxed);)*
+            }
+
+            /// Takes what the next library in line exports; jemalloc's own calls stay with
+            /// the jemalloc inside where there is none.
+            fn use_system(&self) {
+                $(if let Some(found) = system::resolve($symbol) {
+                    self.$name.store(found, Ordering::Relaxed);
+                })*
+            }
+        }
+
+        /// What is called before the choice.
+        mod first {
+            use super::*;
+            $(pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
+                choose();
+                // SAFETY: the caller's.
+                unsafe { NEXT.$name($($arg),*) }
+            })*
+        }
+    };
+}
+
+next! {
+    malloc(size: usize) -> *mut c_void, c"malloc", jemalloc::malloc;
+    free(p: *mut c_void), c"free", jemalloc::free;
+    calloc(n: usize, size: usize) -> *mut c_void, c"calloc", jemalloc::calloc;
+    realloc(p: *mut c_void, size: usize) -> *mut c_void, c"realloc", jemalloc::realloc;
+    posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int,
+        c"posix_memalign", jemalloc::posix_memalign;
+    aligned_alloc(align: usize, size: usize) -> *mut c_void,
+        c"aligned_alloc", jemalloc::aligned_alloc;
+    memalign(align: usize, size: usize) -> *mut c_void, c"memalign", _rjem_memalign;
+    valloc(size: usize) -> *mut c_void, c"valloc", _rjem_valloc;
+    usable_size(p: *const c_void) -> usize, c"malloc_usable_size", jemalloc::malloc_usable_size;
+    mallocx(size: usize, flags: c_int) -> *mut c_void, c"mallocx", jemalloc::mallocx;
+    rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void,
+        c"rallocx", jemalloc::rallocx;
+    xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -> usize,
+        c"xallocx", jemalloc::xallocx;
+    sallocx(p: *const c_void, flags: c_int) -> usize, c"sallocx", jemalloc::sallocx;
+    dallocx(p: *mut c_void, flags: c_int), c"dallocx", jemalloc::dallocx;
+    sdallocx(p: *mut c_void, size: usize, flags: c_int), c"sdallocx", jemalloc::sdallocx;
+    nallocx(size: usize, flags: c_int) -> usize, c"nallocx", jemalloc::nallocx;
+    mallctl(name: *const c_char, old: *mut c_void, old_len: *mut usize, new: *mut c_void,
+        new_len: usize) -> c_int, c"mallctl", jemalloc::mallctl;
+    mallctlnametomib(name: *const c_char, mib: *mut usize, len: *mut usize) -> c_int,
+        c"mallctlnametomib", jemalloc::mallctlnametomib;
+    mallctlbymib(mib: *const usize, len: usize, old: *mut c_void, old_len: *mut usize,
+        new: *mut c_void, new_len: usize) -> c_int, c"mallctlbymib", jemalloc::mallctlbymib;
+    stats_print(write: Option<unsafe extern "C" fn(*mut c_void, *const c_char)>,
+        context: *mut c_void, options: *const c_char),
+        c"malloc_stats_print", jemalloc::malloc_stats_print;
+}
+
+static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
+
+/// Whether the program keeps its own allocator.
+pub fn is_system() -> bool {
+    CHOSEN_SYSTEM.load(Ordering::Relaxed)
+}
+
+/// Runs at the first allocation, while the process has one thread.
+#[cold]
+fn choose() {
+    NEXT.use_jemalloc();
+    if wants_system() {
+        CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
+        system::enter();
+        NEXT.use_system();
+        system::leave();
+    }
+}
+
+fn wants_system() -> bool {
+    const WANTED: &[u8] = b"MEM_PROFILER_ALLOCATOR=system";
+    // SAFETY: the loader keeps `environ` null or a null-terminated list of strings.
+    unsafe {
+        let mut entry = environ;
+        if entry.is_null() {
+            return environ_file_has(WANTED);
+        }
+        while !(*entry).is_null() {
+            if CStr::from_ptr(*entry).to_bytes() == WANTED {
+                return true;
+            }
+            entry = entry.add(1);
+        }
+    }
+    false
+}
+
+/// The environment as the kernel shows it, for allocations before libc's own start.
+fn environ_file_has(wanted: &[u8]) -> bool {
+    let mut buffer = [0u8; ENVIRON_BYTES];
+    let text = crate::session::read_file(c"/proc/self/environ", &mut buffer);
+    text.split(|byte| *byte == 0).any(|entry| entry == wanted)
+}
+
+/// The program's own allocator, found with `dlsym`, which itself allocates.
+mod system {
+    use super::*;
+    use core::cell::UnsafeCell;
+    use core::sync::atomic::AtomicUsize;
+
+    /// Serves the allocations that happen while the real functions are looked up.
+    #[repr(C, align(16))]
+    struct Early(UnsafeCell<[u8; EARLY_BYTES]>);
+    // SAFETY: handed out piecewise by an atomic counter.
+    unsafe impl Sync for Early {}
+    static EARLY: Early = Early(UnsafeCell::new([0; EARLY_BYTES]));
+    static USED: AtomicUsize = AtomicUsize::new(0);
+
+    pub fn resolve(symbol: &CStr) -> Option<*mut c_void> {
+        // SAFETY: a plain lookup by a terminated name.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) };
+        if found.is_null() {
+            return None;
+        }
+        if symbol == c"free" {
+            REAL_FREE.store(found, Ordering::Relaxed);
+            return Some(free as *mut c_void);
+        }
+        if symbol == c"realloc" {
+            REAL_REALLOC.store(found, Ordering::Relaxed);
+            return Some(realloc as *mut c_void);
+        }
+        Some(found)
+    }
+
+    static REAL_FREE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    static REAL_REALLOC: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+    /// Serves allocations from the early block until [`leave`].
+    pub fn enter() {
+        NEXT.malloc
+            .store(early_malloc as *mut c_void, Ordering::Relaxed);
+        NEXT.calloc
+            .store(early_calloc as *mut c_void, Ordering::Relaxed);
+        NEXT.free.store(free as *mut c_void, Ordering::Relaxed);
+        NEXT.realloc
+            .store(realloc as *mut c_void, Ordering::Relaxed);
+    }
+
+    /// Whatever was not found stays with jemalloc, as a whole: half an allocator is none.
+    pub fn leave() {
+        let missing = REAL_FREE.load(Ordering::Relaxed).is_null();
+        if missing || NEXT.malloc.load(Ordering::Relaxed) == early_malloc as *mut c_void {
+            CHOSEN_SYSTEM.store(false, Ordering::Relaxed);
+            NEXT.use_jemalloc();
+        }
+    }
+
+    fn is_early(p: *mut c_void) -> bool {
+        (p as usize).wrapping_sub(EARLY.0.get() as usize) < EARLY_BYTES
+    }
+
+    unsafe extern "C" fn early_malloc(size: usize) -> *mut c_void {
+        let bytes = size.max(1).next_multiple_of(16);
+        let at = USED.fetch_add(bytes, Ordering::Relaxed);
+        if at.saturating_add(bytes) > EARLY_BYTES {
+            return core::ptr::null_mut();
+        }
+        // SAFETY: inside the block, and nobody else's by the counter.
+        unsafe { EARLY.0.get().cast::<u8>().add(at).cast() }
+    }
+
+    unsafe extern "C" fn early_calloc(n: usize, size: usize) -> *mut c_void {
+        // SAFETY: no requirement; the block is zero and used once.
+        n.checked_mul(size)
+            .map_or(core::ptr::null_mut(), |all| unsafe { early_malloc(all) })
+    }
+
+    unsafe extern "C" fn free(p: *mut c_void) {
+        let real = REAL_FREE.load(Ordering::Relaxed);
+        if is_early(p) || real.is_null() {
+            return;
+        }
+        // SAFETY: dlsym gave the C function `free`.
+        let real: unsafe extern "C" fn(*mut c_void) = unsafe { core::mem::transmute(real) };
+        // SAFETY: the caller's.
+        unsafe { real(p) }
+    }
+
+    unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
+        let real = REAL_REALLOC.load(Ordering::Relaxed);
+        if !p.is_null() && (is_early(p) || real.is_null()) {
+            // SAFETY: `size` bytes may be more than the old object, but stay in the block.
+            unsafe {
+                let new = NEXT.malloc(size).cast::<u8>();
+                let rest = EARLY_BYTES - (p as usize - EARLY.0.get() as usize).min(EARLY_BYTES);
+                if !new.is_null() {
+                    core::ptr::copy(p.cast::<u8>(), new, size.min(rest));
+                }
+                return new.cast();
+            }
+        }
+        if real.is_null() {
+            // SAFETY: no requirement.
+            return unsafe { NEXT.malloc(size) };
+        }
+        // SAFETY: dlsym gave the C function `realloc`.
+        let real: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void =
+            unsafe { core::mem::transmute(real) };
+        // SAFETY: the caller's.
+        unsafe { real(p, size) }
+    }
+}

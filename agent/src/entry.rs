@@ -1,0 +1,403 @@
+//! The entry points: what the program calls instead of its allocator. The hot path.
+//!
+//! Cost while sampling is off: `malloc` loads the epoch (one byte of a page that is
+//! always cached), tests it and jumps to the allocator through a pointer; `free`
+//! compares the address with the range of sampled objects, which is empty, and jumps.
+//! While it is on, `malloc` also compares the thread's epoch and counts its bytes down:
+//! two loads, a subtraction and a store in the thread's own cache line.
+//!
+//! Every exit is a tail call and nothing is kept across it, so these functions have no
+//! frame; the assembly behind a sampled exit sees the program's own registers.
+
+use crate::arch::{self, with_registers};
+use crate::backend::NEXT;
+use crate::{range, sample, session};
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
+
+mod to {
+    use super::{c_void, sample, with_registers};
+    use core::arch::naked_asm;
+
+    with_registers!(malloc, sample::malloc);
+    with_registers!(calloc, sample::calloc);
+    with_registers!(posix_memalign, sample::posix_memalign);
+    with_registers!(aligned_alloc, sample::aligned_alloc);
+    with_registers!(memalign, sample::memalign);
+    with_registers!(mallocx, sample::mallocx);
+    with_registers!(realloc, sample::realloc);
+    with_registers!(realloc_sampled, sample::realloc_sampled);
+}
+
+/// Whether an allocation of `size` bytes is none of our business: sampling is off, or the
+/// gap to the next sample is longer.
+#[inline(always)]
+fn passes(size: usize) -> bool {
+    let epoch = session::control().epoch.load(Ordering::Relaxed);
+    if epoch == 0 {
+        return true;
+    }
+    let local = arch::local();
+    // SAFETY: the thread's own words.
+    unsafe {
+        if (*local).epoch != epoch {
+            return false;
+        }
+        (*local).left = (*local).left.wrapping_sub(size as i64);
+        (*local).left >= 0
+    }
+}
+
+/// C11 7.22.3.4.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if passes(size) {
+            NEXT.malloc(size)
+        } else {
+            to::malloc(size, 0, 0)
+        }
+    }
+}
+
+/// C11 7.22.3.3.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(p: *mut c_void) {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if range::contains(p) {
+            sample::free(p)
+        } else {
+            NEXT.free(p)
+        }
+    }
+}
+
+/// C11 7.22.3.2.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calloc(n: usize, size: usize) -> *mut c_void {
+    // SAFETY: the C contract, passed on; an overflow is left to the allocator to refuse.
+    unsafe {
+        match n.checked_mul(size) {
+            Some(bytes) if !passes(bytes) => to::calloc(n, size, bytes),
+            _ => NEXT.calloc(n, size),
+        }
+    }
+}
+
+/// C11 7.22.3.5.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if range::contains(p) {
+            return to::realloc_sampled(p as usize, size, usize::from(!passes(size)));
+        }
+        if passes(size) {
+            NEXT.realloc(p, size)
+        } else {
+            to::realloc(p as usize, size, 0)
+        }
+    }
+}
+
+/// POSIX.1-2024: `realloc` of a product, checked.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> *mut c_void {
+    let Some(bytes) = n.checked_mul(size) else {
+        sample::set_errno(libc::ENOMEM);
+        return null_mut();
+    };
+    // SAFETY: the C contract, passed on. As in `realloc`, which must not be called: it
+    // would be the caller on the stack.
+    unsafe {
+        if range::contains(p) {
+            return to::realloc_sampled(p as usize, bytes, usize::from(!passes(bytes)));
+        }
+        if passes(bytes) {
+            NEXT.realloc(p, bytes)
+        } else {
+            to::realloc(p as usize, bytes, 0)
+        }
+    }
+}
+
+/// POSIX.1-2024.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if passes(size) {
+            return NEXT.posix_memalign(out, align, size);
+        }
+        to::posix_memalign(out as usize, align, size) as usize as c_int
+    }
+}
+
+/// C11 7.22.3.1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if passes(size) {
+            NEXT.aligned_alloc(align, size)
+        } else {
+            to::aligned_alloc(align, size, 0)
+        }
+    }
+}
+
+/// glibc: malloc.h.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if passes(size) {
+            NEXT.memalign(align, size)
+        } else {
+            to::memalign(align, size, 0)
+        }
+    }
+}
+
+/// glibc: malloc.h. Whole pages' alignment.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if passes(size) {
+            NEXT.valloc(size)
+        } else {
+            to::memalign(page_size(), size, 0)
+        }
+    }
+}
+
+/// glibc: malloc.h. Whole pages.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    let page = page_size();
+    let Some(bytes) = size.max(1).checked_next_multiple_of(page) else {
+        sample::set_errno(libc::ENOMEM);
+        return null_mut();
+    };
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if passes(bytes) {
+            NEXT.memalign(page, bytes)
+        } else {
+            to::memalign(page, bytes, 0)
+        }
+    }
+}
+
+fn page_size() -> usize {
+    // SAFETY: cannot fail.
+    unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
+}
+
+/// glibc: malloc.h.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if range::contains(p) {
+            sample::usable_size(p)
+        } else {
+            NEXT.usable_size(p)
+        }
+    }
+}
+
+/// C23 7.24.3.4. The size is the caller's word; the allocator knows better.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_sized(p: *mut c_void, _: usize) {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if range::contains(p) {
+            sample::free(p)
+        } else {
+            NEXT.free(p)
+        }
+    }
+}
+
+/// C23 7.24.3.5.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_aligned_sized(p: *mut c_void, _: usize, _: usize) {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if range::contains(p) {
+            sample::free(p)
+        } else {
+            NEXT.free(p)
+        }
+    }
+}
+
+/// SunOS and old glibc.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cfree(p: *mut c_void) {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if range::contains(p) {
+            sample::free(p)
+        } else {
+            NEXT.free(p)
+        }
+    }
+}
+
+/// jemalloc's own names, for programs that look for them.
+mod jemalloc_api {
+    use super::*;
+
+    /// Flags that name an arena or a thread cache: the program's own placement, kept.
+    const PLACED: c_int = !0xff;
+
+    /// jemalloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe {
+            if flags & PLACED != 0 || passes(size) {
+                NEXT.mallocx(size, flags)
+            } else {
+                to::mallocx(size, flags as usize, 0)
+            }
+        }
+    }
+
+    /// jemalloc(3). A sampled object leaves the range: it is counted as freed.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
+        // SAFETY: the contract of jemalloc(3), passed on; what is copied is within both.
+        unsafe {
+            if !range::contains(p) {
+                return NEXT.rallocx(p, size, flags);
+            }
+            let new = NEXT.mallocx(size, flags);
+            if !new.is_null() {
+                let room = sample::usable_size(p);
+                core::ptr::copy_nonoverlapping(p.cast::<u8>(), new.cast(), room.min(size));
+                sample::free(p);
+            }
+            new
+        }
+    }
+
+    /// jemalloc(3). Sampled objects are not resized in place.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn xallocx(
+        p: *mut c_void,
+        size: usize,
+        extra: usize,
+        flags: c_int,
+    ) -> usize {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe {
+            if range::contains(p) {
+                sample::usable_size(p)
+            } else {
+                NEXT.xallocx(p, size, extra, flags)
+            }
+        }
+    }
+
+    /// jemalloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn sallocx(p: *const c_void, flags: c_int) -> usize {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe {
+            if range::contains(p) {
+                sample::usable_size(p)
+            } else {
+                NEXT.sallocx(p, flags)
+            }
+        }
+    }
+
+    /// jemalloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn dallocx(p: *mut c_void, flags: c_int) {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe {
+            if range::contains(p) {
+                sample::free(p)
+            } else {
+                NEXT.dallocx(p, flags)
+            }
+        }
+    }
+
+    /// jemalloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn sdallocx(p: *mut c_void, size: usize, flags: c_int) {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe {
+            if range::contains(p) {
+                sample::free(p)
+            } else {
+                NEXT.sdallocx(p, size, flags)
+            }
+        }
+    }
+
+    /// jemalloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe { NEXT.nallocx(size, flags) }
+    }
+
+    /// jemalloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn mallctl(
+        name: *const c_char,
+        old: *mut c_void,
+        old_len: *mut usize,
+        new: *mut c_void,
+        new_len: usize,
+    ) -> c_int {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe { NEXT.mallctl(name, old, old_len, new, new_len) }
+    }
+
+    /// jemalloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn mallctlnametomib(
+        name: *const c_char,
+        mib: *mut usize,
+        len: *mut usize,
+    ) -> c_int {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe { NEXT.mallctlnametomib(name, mib, len) }
+    }
+
+    /// jemalloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn mallctlbymib(
+        mib: *const usize,
+        len: usize,
+        old: *mut c_void,
+        old_len: *mut usize,
+        new: *mut c_void,
+        new_len: usize,
+    ) -> c_int {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe { NEXT.mallctlbymib(mib, len, old, old_len, new, new_len) }
+    }
+
+    /// jemalloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn malloc_stats_print(
+        write: Option<unsafe extern "C" fn(*mut c_void, *const c_char)>,
+        context: *mut c_void,
+        options: *const c_char,
+    ) {
+        // SAFETY: the contract of jemalloc(3), passed on.
+        unsafe { NEXT.stats_print(write, context, options) }
+    }
+}

@@ -1,0 +1,325 @@
+//! The address range of sampled objects.
+//!
+//! A large reservation without memory behind it, filled by a jemalloc arena whose
+//! extent hooks carve from it. So `free` knows a sampled object by one compare. Pages
+//! that the arena has no use for are given back to the system by its usual decay;
+//! addresses never are.
+//!
+//! Nothing is reserved before the first sample. Where the reservation does not fit
+//! (`RLIMIT_AS`, small address spaces) smaller ones are tried; without any, objects are
+//! sampled but their frees cannot be followed.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::mem::size_of;
+use core::ptr::{null_mut, without_provenance_mut};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use tikv_jemalloc_sys as jemalloc;
+
+/// First address; 0 until there is a range.
+static BASE: AtomicUsize = AtomicUsize::new(0);
+/// Its size; 0 until there is a range, so that no address is in it.
+static SIZE: AtomicUsize = AtomicUsize::new(0);
+/// Addresses handed to the arena so far.
+static USED: AtomicUsize = AtomicUsize::new(0);
+static ARENA: AtomicU32 = AtomicU32::new(0);
+static STATE: AtomicU8 = AtomicU8::new(UNTRIED);
+
+const UNTRIED: u8 = 0;
+const TRYING: u8 = 1;
+const READY: u8 = 2;
+const FAILED: u8 = 3;
+
+const GIB: usize = 1 << 30;
+const SIZES: [usize; 6] = [256 * GIB, 64 * GIB, 16 * GIB, 4 * GIB, GIB, GIB / 4];
+
+/// Whether an address is a sampled object's.
+#[inline(always)]
+pub fn contains(p: *const c_void) -> bool {
+    (p as usize).wrapping_sub(BASE.load(Ordering::Relaxed)) < SIZE.load(Ordering::Relaxed)
+}
+
+/// Bytes of address space reserved.
+pub fn reserved() -> usize {
+    SIZE.load(Ordering::Relaxed)
+}
+
+/// jemalloc's flags for a thread's calls into the arena: which arena, which cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags(c_int);
+
+const TCACHE_NONE: c_int = 1 << 8;
+
+impl Flags {
+    /// The arena without a thread cache: for threads that have none or are inside one.
+    pub fn uncached() -> Self {
+        Self(arena_flag() | TCACHE_NONE)
+    }
+
+    /// The arena with a new thread cache, or none if there are too many.
+    pub fn with_new_cache() -> Self {
+        let mut index: c_uint = 0;
+        let mut len = size_of::<c_uint>();
+        // SAFETY: jemalloc writes a c_uint to a c_uint.
+        let failed = unsafe {
+            let name = c"tcache.create".as_ptr();
+            jemalloc::mallctl(name, (&raw mut index).cast(), &mut len, null_mut(), 0)
+        };
+        if failed != 0 {
+            return Self::uncached();
+        }
+        Self(arena_flag() | (index as c_int + 2) << 8)
+    }
+
+    /// Gives the thread cache back, with what is in it.
+    pub fn destroy_cache(self) {
+        let index = (self.0 >> 8) & 0xfff;
+        if index < 2 {
+            return;
+        }
+        let mut index = index as c_uint - 2;
+        // SAFETY: jemalloc reads a c_uint; the cache is ours and no longer used.
+        unsafe {
+            let name = c"tcache.destroy".as_ptr();
+            let len = size_of::<c_uint>();
+            jemalloc::mallctl(name, null_mut(), null_mut(), (&raw mut index).cast(), len);
+        }
+    }
+}
+
+fn arena_flag() -> c_int {
+    (ARENA.load(Ordering::Relaxed) as c_int + 1) << 20
+}
+
+/// Makes the range, once. Whether there is one; `false` also while another thread is at it.
+#[inline]
+pub fn ready() -> bool {
+    match STATE.load(Ordering::Acquire) {
+        READY => true,
+        UNTRIED => make(),
+        _ => false,
+    }
+}
+
+#[cold]
+fn make() -> bool {
+    if STATE
+        .compare_exchange(UNTRIED, TRYING, Ordering::Acquire, Ordering::Relaxed)
+        .is_err()
+    {
+        return false;
+    }
+    let made = reserve().and_then(|(base, size)| {
+        BASE.store(base, Ordering::Relaxed);
+        let arena = make_arena(size)?;
+        ARENA.store(arena, Ordering::Relaxed);
+        SIZE.store(size, Ordering::Release);
+        Some(())
+    });
+    STATE.store(
+        if made.is_some() { READY } else { FAILED },
+        Ordering::Release,
+    );
+    made.is_some()
+}
+
+fn reserve() -> Option<(usize, usize)> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    SIZES
+        .into_iter()
+        .filter(|size| *size == SIZES[1] || plausible(*size))
+        .find_map(|size| {
+            // SAFETY: a new mapping where nothing is.
+            let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+            (at != libc::MAP_FAILED).then_some((at as usize, size))
+        })
+}
+
+/// The largest size only where memory is of that order; all smaller ones as fallbacks.
+fn plausible(size: usize) -> bool {
+    // SAFETY: all zero is a valid sysinfo, and the call fills it.
+    let memory = unsafe {
+        let mut info: libc::sysinfo = core::mem::zeroed();
+        libc::sysinfo(&mut info);
+        (info.totalram as usize).saturating_mul(info.mem_unit as usize)
+    };
+    size < SIZES[1] || memory > SIZES[1] / 4
+}
+
+fn make_arena(size: usize) -> Option<c_uint> {
+    static TABLE: Table = Table(jemalloc::extent_hooks_t {
+        alloc: Some(carve),
+        dalloc: Some(keep),
+        destroy: None,
+        commit: None,
+        decommit: None,
+        purge_lazy: Some(purge_lazy),
+        purge_forced: Some(purge_forced),
+        split: Some(allow_split),
+        merge: Some(allow_merge),
+    });
+    struct Table(jemalloc::extent_hooks_t);
+    // SAFETY: never written; function pointers are free to share.
+    unsafe impl Sync for Table {}
+
+    LIMIT.store(size, Ordering::Relaxed);
+    let hooks = (&raw const TABLE.0).cast_mut();
+    let mut index: c_uint = 0;
+    let mut len = size_of::<c_uint>();
+    let mut hooks: *mut jemalloc::extent_hooks_t = hooks;
+    // SAFETY: jemalloc writes a c_uint and reads a pointer that stays valid for ever.
+    let failed = unsafe {
+        jemalloc::mallctl(
+            c"arenas.create".as_ptr(),
+            (&raw mut index).cast(),
+            &mut len,
+            (&raw mut hooks).cast(),
+            size_of::<*mut jemalloc::extent_hooks_t>(),
+        )
+    };
+    (failed == 0).then_some(index)
+}
+
+/// What the hooks may carve from, before [`SIZE`] makes the range visible to `free`.
+static LIMIT: AtomicUsize = AtomicUsize::new(0);
+
+unsafe extern "C" fn carve(
+    _: *mut jemalloc::extent_hooks_t,
+    wanted: *mut c_void,
+    size: usize,
+    alignment: usize,
+    zero: *mut bool,
+    commit: *mut bool,
+    _: c_uint,
+) -> *mut c_void {
+    if !wanted.is_null() {
+        return null_mut();
+    }
+    let (base, limit) = (BASE.load(Ordering::Relaxed), LIMIT.load(Ordering::Relaxed));
+    let mut used = USED.load(Ordering::Relaxed);
+    let at = loop {
+        let Some(at) = (base + used).checked_next_multiple_of(alignment.max(4096)) else {
+            return null_mut();
+        };
+        let Some(end) = (at - base).checked_add(size).filter(|end| *end <= limit) else {
+            return null_mut();
+        };
+        match USED.compare_exchange_weak(used, end, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => break at,
+            Err(now) => used = now,
+        }
+    };
+    let at: *mut c_void = without_provenance_mut(at);
+    // SAFETY: inside the reservation and nobody else's; jemalloc's pointers are valid.
+    unsafe {
+        if libc::mprotect(at, size, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+            return null_mut();
+        }
+        *zero = true;
+        *commit = true;
+    }
+    at
+}
+
+unsafe extern "C" fn keep(
+    _: *mut jemalloc::extent_hooks_t,
+    _: *mut c_void,
+    _: usize,
+    _: bool,
+    _: c_uint,
+) -> bool {
+    true
+}
+
+unsafe extern "C" fn purge_lazy(
+    _: *mut jemalloc::extent_hooks_t,
+    at: *mut c_void,
+    _: usize,
+    offset: usize,
+    len: usize,
+    _: c_uint,
+) -> bool {
+    // SAFETY: pages of an extent that jemalloc owns and has no use for.
+    unsafe { libc::madvise(at.byte_add(offset), len, libc::MADV_FREE) != 0 }
+}
+
+unsafe extern "C" fn purge_forced(
+    _: *mut jemalloc::extent_hooks_t,
+    at: *mut c_void,
+    _: usize,
+    offset: usize,
+    len: usize,
+    _: c_uint,
+) -> bool {
+    // SAFETY: as above.
+    unsafe { libc::madvise(at.byte_add(offset), len, libc::MADV_DONTNEED) != 0 }
+}
+
+unsafe extern "C" fn allow_split(
+    _: *mut jemalloc::extent_hooks_t,
+    _: *mut c_void,
+    _: usize,
+    _: usize,
+    _: usize,
+    _: bool,
+    _: c_uint,
+) -> bool {
+    false
+}
+
+unsafe extern "C" fn allow_merge(
+    _: *mut jemalloc::extent_hooks_t,
+    _: *mut c_void,
+    _: usize,
+    _: *mut c_void,
+    _: usize,
+    _: bool,
+    _: c_uint,
+) -> bool {
+    false
+}
+
+/// Memory in the range, or null when it is exhausted.
+///
+/// # Safety
+/// [`ready`] was true; `size` is not 0 and `align` a power of two.
+#[inline]
+pub unsafe fn alloc(size: usize, align: usize, zero: bool, flags: Flags) -> *mut u8 {
+    let zero = if zero { 0x40 } else { 0 };
+    let align = if align > 16 {
+        align.trailing_zeros() as c_int
+    } else {
+        0
+    };
+    // SAFETY: the flags name an arena and a cache that exist.
+    unsafe { jemalloc::mallocx(size, flags.0 | zero | align).cast() }
+}
+
+/// Resizes in place only; whether it did.
+///
+/// # Safety
+/// `base` came from [`alloc`]; `size` is not 0.
+pub unsafe fn resize(base: *mut u8, size: usize) -> bool {
+    // SAFETY: the caller's; jemalloc finds the arena itself.
+    unsafe { jemalloc::xallocx(base.cast(), size, 0, 0) >= size }
+}
+
+/// Gives memory back.
+///
+/// # Safety
+/// `base` came from [`alloc`] and is not used again.
+#[inline]
+pub unsafe fn free(base: *mut u8, flags: Flags) {
+    // SAFETY: the caller's. The flags carry a cache of this arena or none: the automatic
+    // cache would hand the memory to plain allocations.
+    unsafe { jemalloc::dallocx(base.cast(), flags.0) }
+}
+
+/// Bytes from `base` on that may be used.
+///
+/// # Safety
+/// `base` came from [`alloc`].
+#[inline]
+pub unsafe fn usable(base: *const u8) -> usize {
+    // SAFETY: the caller's.
+    unsafe { jemalloc::sallocx(base.cast(), 0) }
+}

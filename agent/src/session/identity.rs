@@ -1,0 +1,147 @@
+//! Who this process is, read from /proc without a heap.
+
+use core::ffi::{CStr, c_char};
+use core::sync::atomic::Ordering;
+use shm_protocol::clock;
+use shm_protocol::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC};
+
+/// Text of a fixed size, NUL-terminated; what does not fit is dropped and noted.
+pub struct Text<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+    whole: bool,
+}
+
+impl<const N: usize> Text<N> {
+    /// Nothing.
+    pub const fn new() -> Self {
+        Self {
+            bytes: [0; N],
+            len: 0,
+            whole: true,
+        }
+    }
+
+    /// Appends bytes.
+    pub fn push(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if self.len + 1 >= N {
+                self.whole = false;
+                return;
+            }
+            self.bytes[self.len] = *byte;
+            self.len += 1;
+        }
+    }
+
+    /// Appends a number.
+    pub fn push_number(&mut self, mut number: u64) {
+        let mut digits = [0u8; 20];
+        let mut at = digits.len();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                break;
+            }
+        }
+        self.push(&digits[at..]);
+    }
+
+    /// As a C string; `None` if something was dropped.
+    pub fn as_c_str(&self) -> Option<&CStr> {
+        CStr::from_bytes_until_nul(&self.bytes)
+            .ok()
+            .filter(|_| self.whole)
+    }
+}
+
+/// Reads the start of a file. Empty if it cannot be read. Keeps `errno`'s meaning to its
+/// callers, which save it.
+pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
+    // SAFETY: plain calls on a descriptor of our own and a buffer of this size.
+    let len = unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return &[];
+        }
+        let mut len = 0;
+        while len < buffer.len() {
+            let n = libc::read(fd, buffer[len..].as_mut_ptr().cast(), buffer.len() - len);
+            if n <= 0 {
+                break;
+            }
+            len += n as usize;
+        }
+        libc::close(fd);
+        len
+    };
+    &buffer[..len]
+}
+
+/// Field 22 of `/proc/self/stat`. The command in field 2 may hold anything, so counting
+/// starts at the last parenthesis.
+pub fn start_time() -> u64 {
+    let mut buffer = [0u8; 1024];
+    let text = read_file(c"/proc/self/stat", &mut buffer);
+    let Some(end) = text.iter().rposition(|byte| *byte == b')') else {
+        return 0;
+    };
+    let field = text[end + 1..]
+        .split(|byte| *byte == b' ')
+        .nth(20)
+        .unwrap_or_default();
+    field.iter().fold(0, |n, digit| {
+        n * 10 + u64::from(digit.wrapping_sub(b'0') % 10)
+    })
+}
+
+fn boot_id() -> [u8; 16] {
+    let mut buffer = [0u8; 64];
+    let text = read_file(c"/proc/sys/kernel/random/boot_id", &mut buffer);
+    let mut id = [0u8; 16];
+    let digits = text.iter().filter_map(|byte| (*byte as char).to_digit(16));
+    for (index, digit) in digits.take(32).enumerate() {
+        id[index / 2] = id[index / 2] << 4 | digit as u8;
+    }
+    id
+}
+
+fn exe(buffer: &mut [u8]) -> usize {
+    let path = c"/proc/self/exe".as_ptr();
+    // SAFETY: readlink writes at most the buffer's length.
+    let len = unsafe { libc::readlink(path, buffer.as_mut_ptr().cast::<c_char>(), buffer.len()) };
+    usize::try_from(len).unwrap_or(0)
+}
+
+/// Describes this process in a fresh segment; the magic comes last.
+///
+/// # Safety
+/// `base` is a new segment of `bytes`, mapped writable, that nobody else writes.
+pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u32) {
+    // SAFETY: the caller vouches for the memory; the identity part is reserved and zeroed.
+    let identity = unsafe { &mut *base.add(IDENTITY_OFFSET).cast::<Identity>() };
+    identity.abi_version = ABI_VERSION;
+    identity.header_bytes = HEADER_BYTES as u32;
+    identity.segment_bytes = bytes as u64;
+    // SAFETY: these calls cannot fail.
+    unsafe {
+        identity.pid = libc::getpid() as u32;
+        identity.uid = libc::geteuid();
+    }
+    identity.start_time = start_time;
+    identity.boot_id = boot_id();
+    identity.created_unix_ns = clock::unix_ns();
+    identity.created_ns = clock::now_ns();
+    identity.allocator = u32::from(crate::backend::is_system());
+    identity.forked_from = forked_from;
+    let version = env!("CARGO_PKG_VERSION").as_bytes();
+    identity.agent_version[..version.len()].copy_from_slice(version);
+    identity.exe_len = exe(&mut identity.exe) as u32;
+    let id = crate::module::executable_build_id().unwrap_or_default();
+    let id = &id[..id.len().min(32)];
+    identity.exe_build_id[..id.len()].copy_from_slice(id);
+    identity.exe_build_id_len = id.len() as u32;
+    identity.magic.store(MAGIC, Ordering::Release);
+}

@@ -1,0 +1,401 @@
+//! Birth, forks and death of the segment.
+
+use super::identity::{self, Text};
+use super::{BASE, BYTES, CONTROL, PAGE, control, status};
+use crate::thread;
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use shm_protocol::layout::{
+    Control, DEFAULT_SEGMENT_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Params,
+};
+use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Mapping};
+use shm_protocol::{clock, snapshot};
+
+/// Interval where the environment starts sampling and names none.
+const DEFAULT_INTERVAL: u64 = 1024;
+/// Images that one process may execute in turn, each leaving an uncollected profile.
+const MAX_IMAGES: u64 = 64;
+
+unsafe extern "C" {
+    /// glibc: null where the process runs with more rights than its caller.
+    fn secure_getenv(name: *const core::ffi::c_char) -> *const core::ffi::c_char;
+}
+
+/// The path of our segment, for its end. Written at birth, when one thread runs.
+struct Path(UnsafeCell<Text<512>>);
+// SAFETY: written only by the constructor and in a forked child, both single-threaded.
+unsafe impl Sync for Path {}
+static PATH: Path = Path(UnsafeCell::new(Text::new()));
+
+/// Pid that the segment belongs to.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+/// A page that the kernel empties in every child that gets a copy of this memory.
+static MARK: AtomicPtr<u32> = AtomicPtr::new(null_mut());
+
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
+static DESTRUCTOR: extern "C" fn() = destructor;
+
+extern "C" fn constructor() {
+    if cfg!(test) {
+        return;
+    }
+    let saved = crate::sample::errno();
+    thread::make_key();
+    // SAFETY: the handler is async-signal-safe as atfork handlers must be.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    make_mark();
+    let start = wants_start().then(|| Start {
+        session: 1,
+        interval: number(c"MEM_PROFILER_INTERVAL").unwrap_or(DEFAULT_INTERVAL),
+        deadline_ns: 0,
+    });
+    make_segment(segment_bytes(), start, 0, None);
+    crate::sample::set_errno(saved);
+}
+
+/// A session that starts with the segment.
+#[derive(Clone, Copy)]
+struct Start {
+    session: u64,
+    interval: u64,
+    deadline_ns: u64,
+}
+
+/// An environment variable, where the process may trust its environment.
+fn variable(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: glibc returns null or a terminated string.
+    unsafe {
+        let value = secure_getenv(name.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
+    }
+}
+
+/// A number with an optional K, M or G (1024s).
+fn number(name: &CStr) -> Option<u64> {
+    let text = variable(name)?;
+    let (digits, shift) = match text.last()? {
+        b'K' | b'k' => (&text[..text.len() - 1], 10),
+        b'M' | b'm' => (&text[..text.len() - 1], 20),
+        b'G' | b'g' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let mut value = 0u64;
+    for digit in digits {
+        let digit = digit.checked_sub(b'0').filter(|d| *d < 10)?;
+        value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
+    }
+    (!digits.is_empty())
+        .then_some(value.checked_mul(1 << shift)?)
+        .filter(|v| *v > 0)
+}
+
+fn wants_start() -> bool {
+    variable(c"MEM_PROFILER_START").is_some_and(|v| !v.is_empty() && v != b"0")
+}
+
+fn segment_bytes() -> usize {
+    number(c"MEM_PROFILER_TABLE")
+        .map_or(DEFAULT_SEGMENT_BYTES, |bytes| {
+            usize::try_from(bytes).unwrap_or(usize::MAX)
+        })
+        .clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
+        & !0xffff
+}
+
+/// Makes the file and maps it, at `over` if that is given (a child replaces its parent's
+/// views), and describes the process in it. Without success nothing is shared.
+fn make_segment(bytes: usize, start: Option<Start>, forked_from: u32, over: Option<*mut u8>) {
+    let start_time = identity::start_time();
+    let made = find_name(bytes, start, start_time).or_else(|| {
+        // No room for a whole session: at least be there for a controller to start one.
+        start.and_then(|_| find_name(bytes, None, start_time))
+    });
+    let shared = made.and_then(|mapping| {
+        // SAFETY: the views go over our own static, and over the old segment if there is one.
+        unsafe { place(mapping, over) }
+    });
+    let Some(base) = shared else {
+        // SAFETY: as above.
+        unsafe { place_nothing(over) };
+        return;
+    };
+    OWNER.store(pid(), Ordering::Relaxed);
+    // SAFETY: the new segment, seen by nobody before its magic.
+    unsafe { identity::write(base, bytes, start_time, forked_from) };
+    BYTES.store(bytes, Ordering::Relaxed);
+    BASE.store(base, Ordering::Release);
+    if let Some(start) = start {
+        begin(start);
+    }
+}
+
+fn pid() -> u32 {
+    // SAFETY: cannot fail.
+    unsafe { libc::getpid() as u32 }
+}
+
+/// The first free name; one that this very process left before it executed another
+/// image is used again if nobody needs what is in it.
+fn find_name(bytes: usize, start: Option<Start>, start_time: u64) -> Option<Mapping> {
+    let session = start.map(|start| start.session);
+    for image in 0..MAX_IMAGES {
+        let path = path_of(start_time, image);
+        let name = path.as_c_str()?;
+        let mut made = segment::create(name, bytes, session);
+        if matches!(made, Err(Errno(libc::EEXIST))) && is_left_over(name) {
+            // SAFETY: terminated path of a file that is ours and holds nothing.
+            unsafe { libc::unlink(name.as_ptr()) };
+            made = segment::create(name, bytes, session);
+        }
+        match made {
+            Ok(mapping) => {
+                // SAFETY: single-threaded here, see `Path`.
+                unsafe { *PATH.0.get() = path };
+                return Some(mapping);
+            }
+            Err(Errno(libc::EEXIST)) => {}
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+fn path_of(start_time: u64, image: u64) -> Text<512> {
+    let mut path = Text::new();
+    path.push(variable(c"MEM_PROFILER_DIR").unwrap_or(DEFAULT_DIR.as_bytes()));
+    path.push(b"/");
+    path.push(FILE_PREFIX.as_bytes());
+    path.push_number(u64::from(pid()));
+    path.push(b".");
+    path.push_number(start_time);
+    path.push(b".");
+    path.push_number(image);
+    path
+}
+
+/// Whether a segment with our pid and start time was ours and holds no profile that
+/// nobody has collected.
+fn is_left_over(name: &CStr) -> bool {
+    let mut status: libc::stat = empty_stat();
+    // SAFETY: terminated path and a stat to fill.
+    let known = unsafe { libc::lstat(name.as_ptr(), &mut status) } == 0;
+    // SAFETY: cannot fail.
+    let ours = known && status.st_uid == unsafe { libc::geteuid() };
+    if !ours || status.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return false;
+    }
+    let size = status.st_size as usize;
+    // Large for a stack, so borrowed from the kernel for a moment.
+    let Some(buffer) = Pages::new(HEADER_BYTES) else {
+        return false;
+    };
+    let header = identity::read_file(name, buffer.bytes());
+    match snapshot::Header::new(header, size) {
+        Ok(header) => header
+            .session()
+            .is_none_or(|s| header.collected_session() >= s.number),
+        Err(_) => true,
+    }
+}
+
+fn empty_stat() -> libc::stat {
+    // SAFETY: all zero is a valid stat.
+    unsafe { core::mem::zeroed() }
+}
+
+/// Anonymous memory for a moment.
+struct Pages(*mut c_void, usize);
+
+impl Pages {
+    fn new(bytes: usize) -> Option<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping where nothing is.
+        let at = unsafe { libc::mmap(null_mut(), bytes, access, flags, -1, 0) };
+        (at != libc::MAP_FAILED).then_some(Self(at, bytes))
+    }
+
+    #[expect(clippy::mut_from_ref, reason = "the one borrow of a private mapping")]
+    fn bytes(&self) -> &mut [u8] {
+        // SAFETY: mapped, zeroed, ours, and borrowed once.
+        unsafe { core::slice::from_raw_parts_mut(self.0.cast(), self.1) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping.
+        unsafe { libc::munmap(self.0, self.1) };
+    }
+}
+
+/// Moves a fresh mapping to `over`, and its first page over the control static as well.
+///
+/// # Safety
+/// `over` is null or a segment's mapping of the same size that may be replaced.
+unsafe fn place(mapping: Mapping, over: Option<*mut u8>) -> Option<*mut u8> {
+    // SAFETY: mremap moves or duplicates pages of our own; the targets are ours as well.
+    unsafe {
+        let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let base = match over {
+            None => mapping.base,
+            Some(over) => {
+                let bytes = mapping.bytes;
+                let moved = libc::mremap(mapping.base.cast(), bytes, bytes, fixed, over);
+                if moved == libc::MAP_FAILED {
+                    return None;
+                }
+                over
+            }
+        };
+        // An old size of 0 makes a second view of a shared mapping.
+        let view = libc::mremap(base.cast(), 0, PAGE, fixed, CONTROL.0.get());
+        (view != libc::MAP_FAILED).then_some(base)
+    }
+}
+
+/// Makes sure that nothing of a parent's segment stays in view.
+///
+/// # Safety
+/// `over` is null or a segment's mapping that may be replaced.
+unsafe fn place_nothing(over: Option<*mut u8>) {
+    let Some(over) = over else { return };
+    BASE.store(null_mut(), Ordering::Release);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: both are views of our own.
+    unsafe {
+        libc::mmap(CONTROL.0.get().cast(), PAGE, access, flags, -1, 0);
+        libc::mmap(
+            over.cast(),
+            BYTES.load(Ordering::Relaxed),
+            access,
+            flags,
+            -1,
+            0,
+        );
+    }
+}
+
+/// Publishes a session of our own making. Its bank was prepared with the segment.
+fn begin(start: Start) {
+    let Some(bank) = super::bank(start.session) else {
+        return;
+    };
+    if bank.header.session.load(Ordering::Relaxed) != start.session {
+        return;
+    }
+    let control = control();
+    let params: &Params = &control.params[1];
+    params.session.store(start.session, Ordering::Relaxed);
+    params.interval.store(start.interval, Ordering::Relaxed);
+    params
+        .deadline_ns
+        .store(start.deadline_ns, Ordering::Relaxed);
+    params.start_ns.store(clock::now_ns(), Ordering::Relaxed);
+    params
+        .start_unix_ns
+        .store(clock::unix_ns(), Ordering::Relaxed);
+    params.controller_pid.store(0, Ordering::Relaxed);
+    control.last_epoch.store(1, Ordering::Relaxed);
+    control.epoch.store(1, Ordering::Release);
+}
+
+fn make_mark() {
+    let Some(page) = Pages::new(PAGE) else { return };
+    // SAFETY: our own page.
+    unsafe {
+        if libc::madvise(page.0, page.1, libc::MADV_WIPEONFORK) == 0 {
+            page.0.cast::<u32>().write(1);
+            MARK.store(page.0.cast(), Ordering::Relaxed);
+            core::mem::forget(page);
+        }
+    }
+}
+
+/// Whether this process is a copy that still sees its parent's segment. One load; on
+/// kernels before 4.14 only `fork` itself tells.
+#[inline]
+fn is_copy() -> bool {
+    let mark = MARK.load(Ordering::Relaxed);
+    // SAFETY: mapped for ever once set.
+    !mark.is_null() && unsafe { mark.read_volatile() } == 0
+}
+
+/// Called before each sample: a child made without `fork`'s handlers gets a segment of
+/// its own here. Whether it just did.
+#[inline]
+pub fn after_unseen_fork() -> bool {
+    let copy = is_copy();
+    if copy {
+        in_child_now();
+    }
+    copy
+}
+
+extern "C" fn in_child() {
+    let saved = crate::sample::errno();
+    in_child_now();
+    crate::sample::set_errno(saved);
+}
+
+#[cold]
+fn in_child_now() {
+    let mark = MARK.load(Ordering::Relaxed);
+    if !mark.is_null() {
+        // SAFETY: our own page, mapped for ever.
+        unsafe { mark.write_volatile(1) };
+    }
+    let parent = OWNER.load(Ordering::Relaxed);
+    let Some(base) = super::base().filter(|_| parent != pid()) else {
+        return;
+    };
+    let start = inherited(control());
+    super::keep_only_shard(thread::own_shard());
+    make_segment(BYTES.load(Ordering::Relaxed), start, parent, Some(base));
+    crate::module::publish_all();
+}
+
+/// The session that the parent was in goes on in the child, as one of its own.
+fn inherited(control: &Control) -> Option<Start> {
+    let epoch = control.epoch.load(core::sync::atomic::Ordering::Acquire);
+    let params = &control.params[usize::from(epoch & 1)];
+    (epoch != 0).then(|| Start {
+        session: params.session.load(Ordering::Relaxed) + 1,
+        interval: params.interval.load(Ordering::Relaxed).max(1),
+        deadline_ns: params.deadline_ns.load(Ordering::Relaxed),
+    })
+}
+
+/// At the process's end: the segment goes, unless it holds a profile to collect.
+extern "C" fn destructor() {
+    let owner = OWNER.load(Ordering::Relaxed);
+    if cfg!(test) || owner == 0 || owner != pid() || is_copy() {
+        return;
+    }
+    let saved = crate::sample::errno();
+    let last = control()
+        .last_epoch
+        .load(core::sync::atomic::Ordering::Relaxed);
+    let session = control().params[usize::from(last & 1)]
+        .session
+        .load(Ordering::Relaxed);
+    if let Some(status) = status() {
+        let collected = status.collected_session.load(Ordering::Relaxed);
+        status.exited.store(1, Ordering::Release);
+        if last == 0 || collected >= session {
+            // SAFETY: single-threaded write at birth; only read since.
+            if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
+                // SAFETY: terminated path.
+                unsafe { libc::unlink(path.as_ptr()) };
+            }
+        }
+    }
+    crate::sample::set_errno(saved);
+}

@@ -1,0 +1,187 @@
+//! The segment, seen from inside: commands, the bank of the session, its life.
+//!
+//! The control page is mapped over a static of this library, so that reading "is
+//! sampling on" needs no pointer and answers "no" before there is a segment.
+
+mod identity;
+mod life;
+
+pub use identity::read_file;
+pub use life::after_unseen_fork;
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use shm_protocol::layout::{
+    Control, MODULES_OFFSET, ModuleTable, SHARED_SHARD, STATUS_OFFSET, Status,
+};
+use shm_protocol::{Bank, Geometry, clock};
+
+/// Largest page of the machines that we run on.
+const PAGE: usize = if cfg!(target_arch = "aarch64") {
+    65536
+} else {
+    4096
+};
+
+#[cfg_attr(target_arch = "aarch64", repr(C, align(65536)))]
+#[cfg_attr(not(target_arch = "aarch64"), repr(C, align(4096)))]
+struct ControlPage(UnsafeCell<[u8; PAGE]>);
+// SAFETY: only ever seen as `Control`, which is all atomics.
+unsafe impl Sync for ControlPage {}
+
+static CONTROL: ControlPage = ControlPage(UnsafeCell::new([0; PAGE]));
+
+/// The commands. All zero (off) until a segment is mapped here.
+#[inline(always)]
+pub fn control() -> &'static Control {
+    // SAFETY: static, aligned, large enough; any bytes are a valid Control.
+    unsafe { &*CONTROL.0.get().cast::<Control>() }
+}
+
+/// Where the segment is mapped; null: there is none.
+static BASE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+fn base() -> Option<*mut u8> {
+    Some(BASE.load(Ordering::Acquire)).filter(|base| !base.is_null())
+}
+
+/// What the agent tells.
+pub fn status() -> Option<&'static Status> {
+    // SAFETY: the segment stays mapped, its status is reserved, all atomics.
+    base().map(|base| unsafe { &*base.add(STATUS_OFFSET).cast::<Status>() })
+}
+
+/// A part of the segment by its offset.
+pub fn at<T>(offset: usize) -> Option<*mut T> {
+    // SAFETY: callers pass offsets of the layout, which lie inside the segment.
+    base().map(|base| unsafe { base.add(offset).cast() })
+}
+
+/// The table of modules, which has memory behind it only once a session was prepared.
+pub fn modules() -> Option<*mut ModuleTable> {
+    at(MODULES_OFFSET)
+}
+
+/// What a thread needs of the epoch it samples in.
+#[derive(Clone, Copy)]
+pub struct Epoch {
+    /// Its number.
+    pub number: u8,
+    /// The session's number.
+    pub session: u64,
+    /// Mean bytes between samples.
+    pub interval: u64,
+    /// End, ns of the coarse clock; 0: none.
+    pub deadline_ns: u64,
+    /// First tick of the session.
+    pub start_tick: u32,
+    /// Where to count.
+    pub bank: Bank<'static>,
+}
+
+/// The sessions whose banks are in use, by parity: number and first tick. For frees by
+/// threads that never sampled in them.
+static SESSIONS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static STARTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+/// The epoch in force, or `None`: off, or not meant for a bank that is ready.
+pub fn current() -> Option<Epoch> {
+    let control = control();
+    let number = control.epoch.load(core::sync::atomic::Ordering::Acquire);
+    let params = &control.params[usize::from(number & 1)];
+    let session = params.session.load(Ordering::Relaxed);
+    if number == 0 || session == 0 {
+        return None;
+    }
+    let bank = bank(session)?;
+    let start_tick = clock::tick_of(params.start_ns.load(Ordering::Relaxed));
+    if bank.header.session.load(Ordering::Relaxed) != session {
+        return None;
+    }
+    STARTS[session as usize & 1].store(start_tick, Ordering::Relaxed);
+    SESSIONS[session as usize & 1].store(session, Ordering::Release);
+    Some(Epoch {
+        number,
+        session,
+        interval: params.interval.load(Ordering::Relaxed).max(1),
+        deadline_ns: params.deadline_ns.load(Ordering::Relaxed),
+        start_tick,
+        bank,
+    })
+}
+
+/// The bank and the first tick of the session that a sampled object was counted in,
+/// given the last 8 bits of its number and the object's birth. `None`: another session
+/// has the bank now.
+#[inline]
+pub fn of_object(session: u8, born: u32) -> Option<(Bank<'static>, u32)> {
+    let number = SESSIONS[usize::from(session & 1)].load(Ordering::Acquire);
+    let start = STARTS[usize::from(session & 1)].load(Ordering::Relaxed);
+    let same = number as u8 == session && (born.wrapping_sub(start) as i32) >= 0;
+    if !same {
+        return None;
+    }
+    let bank = bank(number)?;
+    (bank.header.session.load(Ordering::Relaxed) == number).then_some((bank, start))
+}
+
+fn bank(session: u64) -> Option<Bank<'static>> {
+    let base = base()?;
+    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
+    // SAFETY: inside the mapped segment; the bank of a session is reserved before the
+    // session is published, and its header says how far.
+    Some(unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) })
+}
+
+/// Ends the session whose deadline has passed.
+#[cold]
+pub fn expire(epoch: &Epoch, now_ns: u64) {
+    let control = control();
+    let ended = control.epoch.compare_exchange(
+        epoch.number,
+        0,
+        core::sync::atomic::Ordering::AcqRel,
+        core::sync::atomic::Ordering::Relaxed,
+    );
+    if let (Ok(_), Some(status)) = (ended, status()) {
+        status.expired_ns.store(now_ns, Ordering::Relaxed);
+        status
+            .expired_session
+            .store(epoch.session, Ordering::Release);
+    }
+}
+
+/// Shards that a thread may own, by bit; the others use [`SHARED_SHARD`].
+static SHARDS: AtomicU32 = AtomicU32::new(0);
+
+/// Takes a shard for the calling thread.
+pub fn take_shard() -> u32 {
+    let mut taken = SHARDS.load(Ordering::Relaxed);
+    loop {
+        let free = (!taken).trailing_zeros();
+        if free >= SHARED_SHARD {
+            return SHARED_SHARD;
+        }
+        let now = taken | 1 << free;
+        match SHARDS.compare_exchange_weak(taken, now, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return free,
+            Err(other) => taken = other,
+        }
+    }
+}
+
+/// Gives a shard back.
+pub fn release_shard(shard: u32) {
+    if shard < SHARED_SHARD {
+        SHARDS.fetch_and(!(1 << shard), Ordering::Release);
+    }
+}
+
+/// After a fork: only the calling thread is left.
+fn keep_only_shard(shard: Option<u32>) {
+    let kept = shard
+        .filter(|shard| *shard < SHARED_SHARD)
+        .map_or(0, |shard| 1 << shard);
+    SHARDS.store(kept, Ordering::Relaxed);
+}

@@ -1,0 +1,72 @@
+//! jemalloc's statistics, published at most once a second by whoever samples then.
+
+use crate::{module, session};
+use core::ffi::{CStr, c_void};
+use core::mem::size_of;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicU64, Ordering};
+use tikv_jemalloc_sys as jemalloc;
+
+const PERIOD_NS: u64 = 1_000_000_000;
+
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+/// Does the once-a-second work if it is due.
+#[inline]
+pub fn refresh(now_ns: u64) {
+    let last = LAST.load(Ordering::Relaxed);
+    if now_ns.wrapping_sub(last) >= PERIOD_NS {
+        refresh_now(last, now_ns);
+    }
+}
+
+#[cold]
+fn refresh_now(last: u64, now_ns: u64) {
+    if LAST
+        .compare_exchange(last, now_ns, Ordering::Relaxed, Ordering::Relaxed)
+        .is_err()
+    {
+        return;
+    }
+    module::look_for_changes();
+    let Some(status) = session::status() else {
+        return;
+    };
+    status
+        .range_bytes
+        .store(crate::range::reserved() as u64, Ordering::Relaxed);
+    let mut epoch = 1u64;
+    let length = size_of::<u64>();
+    // SAFETY: jemalloc reads a u64.
+    unsafe {
+        let name = c"epoch".as_ptr();
+        jemalloc::mallctl(
+            name,
+            null_mut(),
+            null_mut(),
+            (&raw mut epoch).cast(),
+            length,
+        );
+    }
+    let stats = &status.allocator;
+    for (name, counter) in [
+        (c"stats.allocated", &stats.allocated),
+        (c"stats.active", &stats.active),
+        (c"stats.metadata", &stats.metadata),
+        (c"stats.resident", &stats.resident),
+        (c"stats.mapped", &stats.mapped),
+        (c"stats.retained", &stats.retained),
+    ] {
+        counter.store(read(name), Ordering::Relaxed);
+    }
+    stats.taken_ns.store(now_ns, Ordering::Release);
+}
+
+fn read(name: &CStr) -> u64 {
+    let mut value = 0usize;
+    let mut length = size_of::<usize>();
+    let at: *mut c_void = (&raw mut value).cast();
+    // SAFETY: jemalloc writes a size_t.
+    unsafe { jemalloc::mallctl(name.as_ptr(), at, &mut length, null_mut(), 0) };
+    value as u64
+}

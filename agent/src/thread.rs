@@ -1,0 +1,228 @@
+//! What a thread keeps while it samples, and for how long.
+//!
+//! Made at the thread's first sample, in memory of its own (about 300 KiB of address
+//! space, of which a stack of ordinary depth touches four pages), given back when the
+//! thread ends and used again by the next one.
+
+use crate::range::Flags;
+use crate::sampler::Gaps;
+use crate::session::{self, Epoch};
+use crate::{arch, module};
+use core::ffi::c_void;
+use core::mem::{MaybeUninit, size_of};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use shm_protocol::layout::SHARED_SHARD;
+use shm_protocol::{NodeId, RecordId, Tree, tree};
+use unwind::walk::{self, Walk, Walker};
+use unwind::{Cause, Registers};
+
+/// Stacks whose record a thread finds again without asking the table.
+const REMEMBERED: usize = 512;
+/// One sample in so many is timed.
+const TIMED: u32 = 64;
+
+/// A thread's own.
+#[repr(C)]
+pub struct Thread {
+    /// The epoch it samples in.
+    pub epoch: MaybeUninit<Epoch>,
+    /// Session of that epoch; 0: none yet.
+    pub session: u64,
+    /// Mean bytes between samples.
+    pub interval: f64,
+    /// Its generator of gaps.
+    pub gaps: Gaps,
+    /// Its shard of the counters.
+    pub shard: u32,
+    /// Its way into the range of sampled objects; `None` before the first object.
+    pub flags: Option<Flags>,
+    until_timed: u32,
+    generation: u16,
+    records: [(NodeId, RecordId); REMEMBERED],
+    walker: Walker,
+}
+
+/// The tree of a bank, as the walker wants it.
+struct Interned<'a> {
+    tree: &'a Tree<'static>,
+    limit: u32,
+}
+
+impl walk::Tree for Interned<'_> {
+    const ROOT: u32 = tree::ROOT;
+    const TRUNCATED: u32 = tree::TRUNCATED;
+    #[inline]
+    fn child(&self, parent: u32, address: u64) -> Option<u32> {
+        self.tree.child(parent, address, self.limit)
+    }
+}
+
+impl Thread {
+    /// Starts to sample in `epoch`.
+    pub fn enter(&mut self, epoch: Epoch) {
+        if self.session != epoch.session {
+            self.session = epoch.session;
+            self.records = [(0, 0); REMEMBERED];
+            self.walker.forget();
+        }
+        self.interval = epoch.interval as f64;
+        self.epoch.write(epoch);
+    }
+
+    /// The epoch it samples in.
+    ///
+    /// # Safety
+    /// [`enter`](Self::enter) was called.
+    #[inline]
+    pub unsafe fn epoch(&self) -> &Epoch {
+        // SAFETY: the caller's.
+        unsafe { self.epoch.assume_init_ref() }
+    }
+
+    /// Whether it is the only writer of its shard.
+    #[inline]
+    pub fn is_exclusive(&self) -> bool {
+        self.shard < SHARED_SHARD
+    }
+
+    /// Walks the stack above `registers` and interns it.
+    #[inline]
+    pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
+        let generation = module::generation();
+        if generation != self.generation {
+            self.generation = generation;
+            self.walker.forget();
+        }
+        let tree = Interned {
+            tree: &epoch.bank.tree,
+            limit: epoch.bank.node_limit(),
+        };
+        self.walker
+            .walk(*registers, arch::thread_pointer(), &tree, module::rule)
+    }
+
+    /// The record of this thread's shard for a stack.
+    #[inline]
+    pub fn record_of(&mut self, leaf: NodeId, epoch: &Epoch) -> RecordId {
+        let (node, record) = self.records[leaf as usize % REMEMBERED];
+        if node == leaf && leaf != 0 {
+            return record;
+        }
+        let record = epoch.bank.record_of(leaf, self.shard);
+        if record != shm_protocol::record::TABLE_FULL {
+            self.records[leaf as usize % REMEMBERED] = (leaf, record);
+        }
+        record
+    }
+
+    /// Whether this sample is one to time.
+    #[inline]
+    pub fn is_timed(&mut self) -> bool {
+        self.until_timed = self.until_timed.wrapping_sub(1);
+        if self.until_timed > TIMED {
+            self.until_timed = TIMED - 1;
+        }
+        self.until_timed == 0
+    }
+}
+
+/// Calls [`ended`] when a thread that sampled ends.
+static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// Makes the key. At start-up, so that it is among the first, whose values need no
+/// memory of their own.
+pub fn make_key() {
+    let mut key = 0;
+    // SAFETY: `ended` takes what `make` sets.
+    if unsafe { libc::pthread_key_create(&mut key, Some(ended)) } == 0 {
+        KEY.store(key, Ordering::Relaxed);
+    }
+}
+
+/// Threads' memory that waits for its next user.
+static SPARE: [AtomicPtr<Thread>; 256] = [const { AtomicPtr::new(null_mut()) }; 256];
+
+/// A thread's memory, initialised; null if there is none to be had.
+#[cold]
+pub fn make() -> *mut Thread {
+    let spare = SPARE.iter().find_map(|slot| {
+        let seen = !slot.load(Ordering::Relaxed).is_null();
+        Some(seen.then(|| slot.swap(null_mut(), Ordering::Acquire))?).filter(|t| !t.is_null())
+    });
+    let thread = spare.unwrap_or_else(map);
+    if thread.is_null() {
+        return thread;
+    }
+    // SAFETY: mapped, ours alone; plain data for which zero or old values are valid, until
+    // the lines below and `enter` set them.
+    unsafe {
+        (*thread).session = 0;
+        (*thread).flags = None;
+        (*thread).until_timed = TIMED;
+        (*thread).shard = session::take_shard();
+        (*thread).gaps = Gaps::new(seed(thread));
+        (*thread).walker.init();
+    }
+    let key = KEY.load(Ordering::Relaxed);
+    if key != u32::MAX {
+        // SAFETY: our key. Without the value the memory is lost at the thread's end, no more.
+        unsafe { libc::pthread_setspecific(key, thread.cast()) };
+    }
+    thread
+}
+
+fn map() -> *mut Thread {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping where nothing is.
+    let at = unsafe { libc::mmap(null_mut(), size_of::<Thread>(), access, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        null_mut()
+    } else {
+        at.cast()
+    }
+}
+
+fn seed(thread: *const Thread) -> u64 {
+    arch::cycles() ^ (thread as u64) << 16 ^ arch::thread_pointer().rotate_left(32)
+}
+
+/// The shard of the calling thread, if it has one.
+pub fn own_shard() -> Option<u32> {
+    // SAFETY: the thread's own words; null or made by `make`.
+    unsafe { (*arch::local()).thread.as_ref().map(|thread| thread.shard) }
+}
+
+/// A thread that sampled has ended. Other destructors may still allocate: they find the
+/// thread as one that never sampled, and if they sample this runs once more.
+unsafe extern "C" fn ended(value: *mut c_void) {
+    let saved = crate::sample::errno();
+    let thread: *mut Thread = value.cast();
+    // SAFETY: the ending thread's own words and memory.
+    unsafe {
+        let local = arch::local();
+        (*local).busy = 1;
+        (*local).thread = null_mut();
+        (*local).epoch = 0;
+        if let Some(flags) = (*thread).flags.take() {
+            flags.destroy_cache();
+        }
+        session::release_shard((*thread).shard);
+        (*local).busy = 0;
+    }
+    let put = |slot: &AtomicPtr<Thread>| {
+        slot.compare_exchange(null_mut(), thread, Ordering::Release, Ordering::Relaxed)
+            .is_ok()
+    };
+    if !SPARE.iter().any(put) {
+        // SAFETY: our own mapping, used by nobody.
+        unsafe { libc::munmap(thread.cast(), size_of::<Thread>()) };
+    }
+    crate::sample::set_errno(saved);
+}
+
+/// Index of a cause among the counters.
+pub fn cause_index(cause: Cause) -> usize {
+    cause as usize
+}
