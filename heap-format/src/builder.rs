@@ -5,6 +5,7 @@ use crate::maps;
 use crate::profile::{
     Detail, Facts, Format, Location, Mapping, NO_MAPPING, Profile, ValueType, heap_sample_types,
 };
+use crate::scan::Scan;
 
 /// Builds a heap [`Profile`] from stacks of return addresses.
 ///
@@ -85,6 +86,7 @@ impl ProfileBuilder {
 }
 
 /// The location of a lookup address, made on first sight.
+#[inline]
 pub(crate) fn intern(profile: &mut Profile, interner: &mut Interner, lookup: u64) -> u32 {
     let (number, new) = interner.intern(lookup);
     if new {
@@ -96,4 +98,23 @@ pub(crate) fn intern(profile: &mut Profile, interner: &mut Interner, lookup: u64
         });
     }
     number
+}
+
+/// Appends the frames of a line ` 0x… 0x…` of return addresses to the stack
+/// under construction. `None` when an address is malformed.
+pub(crate) fn push_addresses(
+    profile: &mut Profile,
+    interner: &mut Interner,
+    scratch: &mut Vec<u64>,
+    scan: &mut Scan,
+) -> Option<()> {
+    scratch.clear();
+    while !scan.blanks().rest().is_empty() {
+        scratch.push(scan.hex()?.wrapping_sub(1));
+    }
+    for &lookup in scratch.iter() {
+        let number = intern(profile, interner, lookup);
+        profile.stacks.push_frame(number);
+    }
+    Some(())
 }

@@ -3,7 +3,7 @@
 
 use std::io::Read;
 
-use crate::builder::intern;
+use crate::builder::push_addresses;
 use crate::dump::facts::FactsReader;
 use crate::dump::{END, FACTS, SIGNATURE, STACK, VERSION};
 use crate::error::Fault;
@@ -111,6 +111,7 @@ struct Reader {
     header: Header,
     profile: Profile,
     interner: Interner,
+    scratch: Vec<u64>,
     /// Whether the values of stacks include allocated ones.
     has_allocated: bool,
     /// Sum of the records, to compare with the header.
@@ -139,6 +140,7 @@ impl Reader {
             header,
             profile,
             interner: Interner::new(),
+            scratch: Vec::new(),
             has_allocated,
             seen: Record::default(),
             ours: false,
@@ -207,17 +209,13 @@ impl Reader {
         let malformed = || Fault::here("is neither a stack nor a comment");
         let record = Record::parse(&mut scan).ok_or_else(malformed)?;
         scan.blanks().literal(b"@").ok_or_else(malformed)?;
-        while !scan.blanks().rest().is_empty() {
-            let address = scan
-                .hex()
-                .ok_or_else(|| Fault::here("holds a malformed address"))?;
-            let number = intern(
-                &mut self.profile,
-                &mut self.interner,
-                address.wrapping_sub(1),
-            );
-            self.profile.stacks.push_frame(number);
-        }
+        push_addresses(
+            &mut self.profile,
+            &mut self.interner,
+            &mut self.scratch,
+            &mut scan,
+        )
+        .ok_or_else(|| Fault::here("holds a malformed address"))?;
         self.seen.add(&record);
         let (live, allocated) = (self.scaled(record.live), self.scaled(record.allocated));
         let values = [allocated.0, allocated.1, live.0, live.1];

@@ -29,7 +29,9 @@ impl Interner {
         ((wide >> 64) as u64 ^ wide as u64) as usize & (self.slots.len() - 1)
     }
 
-    /// The number of `key`, and whether it is new.
+    /// The number of `key`, and whether it is new. Calls in a tight loop
+    /// overlap their cache misses.
+    #[inline]
     pub(crate) fn intern(&mut self, key: u64) -> (u32, bool) {
         let mask = self.slots.len() - 1;
         let mut at = self.slot(key);

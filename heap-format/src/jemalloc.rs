@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use crate::builder::intern;
+use crate::builder::push_addresses;
 use crate::error::Fault;
 use crate::heap_text::is_maps_sentinel;
 use crate::intern::Interner;
@@ -33,6 +33,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     let mut reader = Reader {
         profile: empty(period),
         interner: Interner::new(),
+        scratch: Vec::new(),
         has_allocated: None,
         awaiting: false,
     };
@@ -54,6 +55,7 @@ fn empty(period: i64) -> Profile {
 struct Reader {
     profile: Profile,
     interner: Interner,
+    scratch: Vec<u64>,
     /// Whether accumulated values were kept; known from the totals.
     has_allocated: Option<bool>,
     /// Whether the last context still awaits its totals.
@@ -103,17 +105,13 @@ impl Reader {
             ));
         }
         let mut scan = Scan::new(stack);
-        while !scan.blanks().rest().is_empty() {
-            let address = scan
-                .hex()
-                .ok_or_else(|| Fault::here("holds a malformed address"))?;
-            let number = intern(
-                &mut self.profile,
-                &mut self.interner,
-                address.wrapping_sub(1),
-            );
-            self.profile.stacks.push_frame(number);
-        }
+        push_addresses(
+            &mut self.profile,
+            &mut self.interner,
+            &mut self.scratch,
+            &mut scan,
+        )
+        .ok_or_else(|| Fault::here("holds a malformed address"))?;
         self.profile.stacks.close();
         self.awaiting = true;
         Ok(())

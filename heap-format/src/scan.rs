@@ -82,12 +82,32 @@ impl<'a> Scan<'a> {
             .unwrap_or(self.rest.len());
         let (word, rest) = self.rest.split_at(end);
         self.rest = rest;
-        std::str::from_utf8(word)
-            .ok()?
-            .parse()
-            .ok()
-            .filter(|v: &f64| v.is_finite())
+        short_decimal(word).or_else(|| {
+            std::str::from_utf8(word)
+                .ok()?
+                .parse()
+                .ok()
+                .filter(|v: &f64| v.is_finite())
+        })
     }
+}
+
+/// A number of at most 15 digits, three of them behind the point: such are
+/// exact in a double but for one division.
+fn short_decimal(word: &[u8]) -> Option<f64> {
+    let point = word.iter().position(|&c| c == b'.').unwrap_or(word.len());
+    let fraction = word.get(point + 1..).unwrap_or(&[]);
+    if word.len() > 16 || point == 0 || fraction.len() > 3 {
+        return None;
+    }
+    let mut value = 0u64;
+    for &c in word[..point].iter().chain(fraction) {
+        if !c.is_ascii_digit() {
+            return None;
+        }
+        value = value * 10 + u64::from(c - b'0');
+    }
+    Some(value as f64 / [1.0, 10.0, 100.0, 1000.0][fraction.len()])
 }
 
 const HEX: [u8; 256] = {
@@ -118,6 +138,12 @@ mod tests {
         assert_eq!(Scan::new(b"0x10000000000000000").hex(), None);
         assert_eq!(Scan::new(b"x").hex(), None);
         assert_eq!(Scan::new(b"1.5 2").float(), Some(1.5));
+        assert_eq!(
+            Scan::new(b"123456789012.345").float(),
+            Some(123_456_789_012.345)
+        );
+        assert_eq!(Scan::new(b"-2e3").float(), Some(-2000.0));
+        assert_eq!(Scan::new(b"1.2.3").float(), None);
         assert_eq!(Scan::new(b"inf").float(), None);
     }
 }
