@@ -38,6 +38,12 @@ impl Record {
         Some(Self { live, allocated })
     }
 
+    /// Average size of the objects in use, otherwise of those allocated.
+    fn block_size(&self) -> i64 {
+        let average = |(count, size): (i64, i64)| size.checked_div(count);
+        average(self.live).or(average(self.allocated)).unwrap_or(0)
+    }
+
     fn add(&mut self, other: &Record) {
         let sum = |a: &mut (i64, i64), b: (i64, i64)| {
             *a = (a.0.saturating_add(b.0), a.1.saturating_add(b.1));
@@ -234,6 +240,7 @@ impl Reader {
         }
         self.profile.stacks.close();
         self.profile.values.extend_from_slice(values);
+        self.profile.block_sizes.push(record.block_size());
         self.open = self.ours;
         Ok(())
     }
@@ -270,6 +277,14 @@ impl Reader {
         let detail = Detail::from_fields(values);
         let start = self.profile.values.len() - 4;
         self.profile.values[start..].copy_from_slice(&detail.values());
+        if let Some(size) = self.profile.block_sizes.last_mut() {
+            let [all, all_bytes, live, live_bytes] = detail.values();
+            *size = Record {
+                live: (live, live_bytes),
+                allocated: (all, all_bytes),
+            }
+            .block_size();
+        }
         self.profile.details.push(detail);
         self.open = false;
         Ok(())

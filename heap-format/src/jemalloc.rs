@@ -129,6 +129,10 @@ impl Reader {
             return Err(Fault::here("gives values without a stack before it"));
         }
         let period = self.profile.period;
+        let size = bytes
+            .checked_div(objects)
+            .or(all_bytes.checked_div(all_objects));
+        self.profile.block_sizes.push(size.unwrap_or(0));
         if has_allocated {
             let (objects, bytes) = unsample(all_objects, all_bytes, period);
             self.profile.values.extend([objects, bytes]);

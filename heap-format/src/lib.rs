@@ -19,14 +19,20 @@
 //! Limits: at most 2³² − 1 distinct locations; lines of text up to 64 MiB.
 
 mod builder;
+mod cpu;
 pub mod dump;
 mod error;
+mod folded;
 mod frames;
 mod heap_text;
 mod intern;
 mod jemalloc;
 mod lines;
 pub mod maps;
+pub mod merge;
+mod named;
+mod perf;
+pub mod pprof;
 mod profile;
 mod scale;
 mod scan;
@@ -72,19 +78,29 @@ pub fn read_from(reader: impl Read, name: &str) -> Result<Profile, ReadError> {
     recognise(&mut lines).map_err(|fault| fault.into_error(name, lines.number()))
 }
 
+/// How much of a file is looked at to recognise its format.
+const START: usize = 1 << 16;
+
 fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
-    let start = lines.peek(64)?;
+    let start = lines.peek(START)?;
     if start.is_empty() {
         return Err(Fault::whole("is empty"));
     }
     if start.starts_with(heap_text::START) {
-        return heap_text::read(lines);
+        heap_text::read(lines)
+    } else if start.starts_with(jemalloc::START) {
+        jemalloc::read(lines)
+    } else if cpu::looks_like(start) {
+        cpu::read(&lines.rest()?)
+    } else if pprof::looks_like(start) {
+        pprof::read(lines.rest()?)
+    } else if perf::looks_like(start) {
+        perf::read(lines)
+    } else if folded::looks_like(start) {
+        folded::read(lines)
+    } else {
+        let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
+        let what = format!("is no profile: it starts with {shown:?}, as no known format does");
+        Err(Fault::whole(what))
     }
-    if start.starts_with(jemalloc::START) {
-        return jemalloc::read(lines);
-    }
-    let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
-    Err(Fault::whole(format!(
-        "is no profile: it starts with {shown:?}, as no known format does"
-    )))
 }

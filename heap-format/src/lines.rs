@@ -83,6 +83,14 @@ impl<R: Read> Lines<R> {
         Ok(Some(Line { text, complete }))
     }
 
+    /// Everything that is still to be read.
+    pub(crate) fn rest(&mut self) -> io::Result<Vec<u8>> {
+        let mut all = self.buffer[self.start..self.end].to_vec();
+        self.start = self.end;
+        self.reader.read_to_end(&mut all)?;
+        Ok(all)
+    }
+
     fn fill(&mut self) -> io::Result<()> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);

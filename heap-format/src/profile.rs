@@ -454,6 +454,9 @@ pub struct Profile {
     pub values: Vec<i64>,
     /// One for each stack, or none at all.
     pub details: Vec<Detail>,
+    /// Size of the objects of each stack, or nothing at all: pprof's label
+    /// `bytes` of heap text.
+    pub block_sizes: Vec<i64>,
     /// Labels, in ascending order of stack.
     pub labels: Vec<Label>,
     /// Regular expression of frames that reports leave out together with all

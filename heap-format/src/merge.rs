@@ -1,0 +1,328 @@
+//! Several profiles as one: sums, and differences.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::path::PathBuf;
+
+use crate::profile::{
+    BuildId, Detail, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile,
+    ValueType,
+};
+
+/// Key of the label that marks the stacks of a base, as pprof marks them.
+pub const BASE_LABEL: &str = "pprof::base";
+
+/// Profiles that cannot be combined.
+#[derive(Debug, thiserror::Error)]
+#[error("the profiles have no values in common: {first} and {second}")]
+pub struct MergeError {
+    first: String,
+    second: String,
+}
+
+/// What a base is subtracted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// Equal stacks cancel out; shares are of what remains.
+    Difference,
+    /// The base's stacks stay apart, marked by [`BASE_LABEL`]; shares are of
+    /// the base.
+    Comparison,
+}
+
+/// The sum of `profiles`, at least one. Equal stacks become one; mappings of
+/// one file at different addresses become one; columns that not all of them
+/// have are left out.
+pub fn merge(profiles: &[Profile]) -> Result<Profile, MergeError> {
+    combine(profiles, &[], Base::Difference)
+}
+
+/// The sum of `profiles` less the sum of `bases`.
+pub fn subtract(
+    profiles: &[Profile],
+    bases: &[Profile],
+    base: Base,
+) -> Result<Profile, MergeError> {
+    combine(profiles, bases, base)
+}
+
+fn combine(profiles: &[Profile], bases: &[Profile], base: Base) -> Result<Profile, MergeError> {
+    let all = || profiles.iter().chain(bases);
+    let columns = common_columns(all())?;
+    let exact = bases.is_empty() && all().all(|p| p.details.len() == p.stacks.len());
+    let mut merger = Merger::new(&profiles[0], columns, exact);
+    for profile in profiles {
+        merger.add(profile, 1, None);
+    }
+    for profile in bases {
+        merger.add(
+            profile,
+            -1,
+            (base == Base::Comparison).then_some(BASE_LABEL),
+        );
+    }
+    Ok(merger.finish())
+}
+
+/// The columns that all profiles have, in the order of the first.
+fn common_columns<'a>(
+    mut profiles: impl Iterator<Item = &'a Profile> + Clone,
+) -> Result<Vec<ValueType>, MergeError> {
+    let Some(first) = profiles.next() else {
+        return Ok(Vec::new());
+    };
+    let names = |p: &Profile| {
+        p.sample_types
+            .iter()
+            .map(|t| t.kind.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    let mut common = first.sample_types.clone();
+    for profile in profiles {
+        common.retain(|t| profile.sample_types.contains(t));
+        if common.is_empty() {
+            return Err(MergeError {
+                first: names(first),
+                second: names(profile),
+            });
+        }
+    }
+    Ok(common)
+}
+
+/// What makes mappings of different processes the same.
+#[derive(PartialEq, Eq, Hash)]
+struct MappingKey {
+    /// Whole pages, since writers differ in how they round.
+    pages: u64,
+    offset: u64,
+    build_id: BuildId,
+    /// Only where there is no build id.
+    path: PathBuf,
+}
+
+impl MappingKey {
+    fn new(m: &Mapping) -> Self {
+        let path = if m.build_id.is_empty() {
+            m.path.clone()
+        } else {
+            PathBuf::new()
+        };
+        let pages = m.end.saturating_sub(m.start).div_ceil(0x1000);
+        Self {
+            pages,
+            offset: m.file_offset,
+            build_id: m.build_id.clone(),
+            path,
+        }
+    }
+}
+
+/// What makes stacks the same.
+#[derive(PartialEq, Eq, Hash)]
+struct StackKey {
+    frames: Vec<u32>,
+    labels: Vec<(String, String, i64)>,
+    block_size: i64,
+}
+
+struct Merger {
+    out: Profile,
+    exact: bool,
+    mappings: HashMap<MappingKey, u32>,
+    functions: HashMap<Function, u32>,
+    locations: HashMap<(u32, u64, Vec<Line>), u32>,
+    stacks: HashMap<StackKey, u32>,
+}
+
+/// Where the parts of a profile went in the merged one.
+struct Places {
+    /// Mapping, and what is to be added to addresses in it.
+    mappings: Vec<(u32, u64)>,
+    functions: Vec<u32>,
+    locations: Vec<u32>,
+}
+
+impl Merger {
+    fn new(first: &Profile, columns: Vec<ValueType>, exact: bool) -> Self {
+        let default = first.sample_types.get(first.default_type);
+        let default_type = columns.iter().position(|t| Some(t) == default);
+        let out = Profile {
+            format: first.format,
+            default_type: default_type.unwrap_or(columns.len().saturating_sub(1)),
+            sample_types: columns,
+            period_type: first.period_type.clone(),
+            drop_frames: first.drop_frames.clone(),
+            keep_frames: first.keep_frames.clone(),
+            facts: first.facts.clone(),
+            ..Profile::default()
+        };
+        Self {
+            out,
+            exact,
+            mappings: HashMap::new(),
+            functions: HashMap::new(),
+            locations: HashMap::new(),
+            stacks: HashMap::new(),
+        }
+    }
+
+    fn add(&mut self, profile: &Profile, sign: i64, mark: Option<&str>) {
+        self.out.period = self.out.period.max(profile.period);
+        let new = |c: &&String| !self.out.comments.contains(c);
+        let comments: Vec<String> = profile.comments.iter().filter(new).cloned().collect();
+        self.out.comments.extend(comments);
+        let places = self.places(profile);
+        let columns: Vec<usize> = self
+            .out
+            .sample_types
+            .iter()
+            .filter_map(|t| profile.sample_types.iter().position(|own| own == t))
+            .collect();
+        let mut labels = profile.labels.iter().peekable();
+        for (i, frames) in profile.stacks.iter().enumerate() {
+            let mut own: Vec<Label> = Vec::new();
+            while let Some(label) = labels.next_if(|l| l.stack as usize == i) {
+                own.push(label.clone());
+            }
+            own.extend(mark.map(|key| Label {
+                stack: 0,
+                key: key.into(),
+                value: LabelValue::Text("true".into()),
+            }));
+            let values = profile.values_of(i);
+            let values = columns.iter().map(|&c| values[c].saturating_mul(sign));
+            let frames = frames
+                .iter()
+                .map(|&f| places.locations[f as usize])
+                .collect();
+            let block_size = profile.block_sizes.get(i).copied();
+            let stack = self.stack(frames, own, block_size);
+            self.put(stack, values, profile.details.get(i));
+        }
+    }
+
+    fn places(&mut self, profile: &Profile) -> Places {
+        let mappings = profile.mappings.iter().map(|m| self.mapping(m)).collect();
+        let functions = profile.functions.iter().map(|f| self.function(f)).collect();
+        let mut places = Places {
+            mappings,
+            functions,
+            locations: Vec::new(),
+        };
+        for location in &profile.locations {
+            let number = self.location(profile, location, &places);
+            places.locations.push(number);
+        }
+        places
+    }
+
+    fn mapping(&mut self, mapping: &Mapping) -> (u32, u64) {
+        let next = self.out.mappings.len() as u32;
+        match self.mappings.entry(MappingKey::new(mapping)) {
+            Entry::Occupied(known) => {
+                let number = *known.get();
+                let start = self.out.mappings[number as usize].start;
+                (number, start.wrapping_sub(mapping.start))
+            }
+            Entry::Vacant(slot) => {
+                slot.insert(next);
+                self.out.mappings.push(mapping.clone());
+                (next, 0)
+            }
+        }
+    }
+
+    fn function(&mut self, function: &Function) -> u32 {
+        let next = self.out.functions.len() as u32;
+        let number = *self.functions.entry(function.clone()).or_insert(next);
+        if number == next {
+            self.out.functions.push(function.clone());
+        }
+        number
+    }
+
+    fn location(&mut self, profile: &Profile, location: &Location, places: &Places) -> u32 {
+        let (mapping, shift) = match location.mapping {
+            NO_MAPPING => (NO_MAPPING, 0),
+            i => places.mappings[i as usize],
+        };
+        let address = location.address.wrapping_add(shift);
+        let renumber = |l: &Line| Line {
+            function: places.functions[l.function as usize],
+            ..*l
+        };
+        let lines: Vec<Line> = profile.lines_of(location).iter().map(renumber).collect();
+        let next = self.out.locations.len() as u32;
+        match self.locations.entry((mapping, address, lines)) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(slot) => {
+                let lines = &slot.key().2;
+                let first_line = self.out.lines.len() as u32;
+                let line_count = lines.len() as u32;
+                self.out.lines.extend_from_slice(lines);
+                self.out.locations.push(Location {
+                    address,
+                    mapping,
+                    first_line,
+                    line_count,
+                });
+                *slot.insert(next)
+            }
+        }
+    }
+
+    /// The stack with these frames and labels, made on first sight.
+    fn stack(&mut self, frames: Vec<u32>, labels: Vec<Label>, block_size: Option<i64>) -> usize {
+        let label = |l: &Label| match &l.value {
+            LabelValue::Text(text) => (l.key.clone(), text.clone(), 0),
+            LabelValue::Number(n, unit) => (l.key.clone(), unit.clone(), *n),
+        };
+        let key = StackKey {
+            frames,
+            labels: labels.iter().map(label).collect(),
+            block_size: block_size.unwrap_or(0),
+        };
+        let next = self.out.stacks.len() as u32;
+        match self.stacks.entry(key) {
+            Entry::Occupied(known) => *known.get() as usize,
+            Entry::Vacant(slot) => {
+                slot.key()
+                    .frames
+                    .iter()
+                    .for_each(|&f| self.out.stacks.push_frame(f));
+                self.out.stacks.close();
+                let zeros = self.out.sample_types.len();
+                self.out.values.extend(std::iter::repeat_n(0, zeros));
+                self.out.block_sizes.push(block_size.unwrap_or(0));
+                self.out
+                    .labels
+                    .extend(labels.into_iter().map(|l| Label { stack: next, ..l }));
+                if self.exact {
+                    self.out.details.push(Detail::default());
+                }
+                slot.insert(next);
+                next as usize
+            }
+        }
+    }
+
+    fn put(&mut self, stack: usize, values: impl Iterator<Item = i64>, detail: Option<&Detail>) {
+        let columns = self.out.sample_types.len();
+        let sums = &mut self.out.values[stack * columns..(stack + 1) * columns];
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum = sum.saturating_add(value);
+        }
+        if let (true, Some(detail)) = (self.exact, detail) {
+            self.out.details[stack].add(detail);
+        }
+    }
+
+    fn finish(mut self) -> Profile {
+        if self.out.block_sizes.iter().all(|&size| size == 0) {
+            self.out.block_sizes.clear();
+        }
+        self.out
+    }
+}

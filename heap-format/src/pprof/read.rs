@@ -1,0 +1,341 @@
+//! Reading `profile.proto`.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::PathBuf;
+
+use flate2::read::MultiGzDecoder;
+
+use super::wire::{Field, Fields, Value};
+use crate::error::Fault;
+use crate::profile::{
+    BuildId, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile,
+    ValueType,
+};
+
+const GZIP: &[u8] = &[0x1f, 0x8b];
+
+/// How much larger than the file its content may be, unpacked: far more than
+/// real profiles shrink, and little enough to be harmless.
+const MOST_EXPANSION: u64 = 200;
+
+/// Room for small files beyond their expansion.
+const SMALL: u64 = 1 << 20;
+
+/// Whether a file that starts like this may be a pprof profile: gzip, or a
+/// first field that this message has.
+pub(crate) fn looks_like(start: &[u8]) -> bool {
+    if start.starts_with(GZIP) {
+        return true;
+    }
+    // Writers start with sample types, samples or mappings, as messages.
+    matches!(start, [0x0a | 0x12 | 0x1a, length, tag, ..]
+        if *length > 0 && *tag != 0 && (*tag >> 3) <= 10 && matches!(tag & 7, 0 | 2))
+}
+
+/// Reads a whole file.
+pub(crate) fn read(bytes: Vec<u8>) -> Result<Profile, Fault> {
+    let bytes = if bytes.starts_with(GZIP) {
+        unpack(&bytes)?
+    } else {
+        bytes
+    };
+    parse(&bytes)
+}
+
+fn unpack(packed: &[u8]) -> Result<Vec<u8>, Fault> {
+    let most = packed.len() as u64 * MOST_EXPANSION + SMALL;
+    let mut out = Vec::new();
+    MultiGzDecoder::new(packed)
+        .take(most + 1)
+        .read_to_end(&mut out)
+        .map_err(|e| Fault::whole(format!("cannot be unpacked: {e}; cut off or damaged")))?;
+    if out.len() as u64 > most {
+        return Err(Fault::whole(format!(
+            "unpacks to more than {MOST_EXPANSION} times its size"
+        )));
+    }
+    Ok(out)
+}
+
+fn damaged(what: &str) -> Fault {
+    Fault::whole(format!("is no pprof profile, or damaged: {what}"))
+}
+
+/// The top-level fields, before their parts are connected.
+#[derive(Default)]
+struct Message<'a> {
+    strings: Vec<&'a [u8]>,
+    sample_types: Vec<&'a [u8]>,
+    samples: Vec<&'a [u8]>,
+    mappings: Vec<&'a [u8]>,
+    locations: Vec<&'a [u8]>,
+    functions: Vec<&'a [u8]>,
+    comments: Vec<u64>,
+    period_type: Option<&'a [u8]>,
+    /// Fields 7, 8, 9, 10, 12 and 14 by number.
+    numbers: [u64; 16],
+}
+
+impl<'a> Message<'a> {
+    fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let mut message = Self::default();
+        for field in Fields(bytes) {
+            let Field { number, value } = field?;
+            match number {
+                1 => message.sample_types.push(value.bytes()?),
+                2 => message.samples.push(value.bytes()?),
+                3 => message.mappings.push(value.bytes()?),
+                4 => message.locations.push(value.bytes()?),
+                5 => message.functions.push(value.bytes()?),
+                6 => message.strings.push(value.bytes()?),
+                11 => message.period_type = Some(value.bytes()?),
+                13 => value.numbers(&mut message.comments)?,
+                7..=10 | 12 | 14 => message.numbers[number as usize] = value.number()?,
+                _ => {}
+            }
+        }
+        Some(message)
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Profile, Fault> {
+    let message = Message::parse(bytes).ok_or_else(|| damaged("a field is malformed"))?;
+    if message.strings.first().is_none_or(|s| !s.is_empty()) {
+        return Err(damaged("it has no string table"));
+    }
+    let mut reader = Reader {
+        strings: &message.strings,
+        copied: 0,
+        most_copied: bytes.len() as u64 * 16 + SMALL,
+        profile: Profile {
+            format: Format::Pprof,
+            ..Profile::default()
+        },
+        mappings: HashMap::new(),
+        functions: HashMap::new(),
+        locations: HashMap::new(),
+    };
+    reader.header(&message)?;
+    let wrong = |name: &str| damaged(&format!("a {name} is malformed or refers to nothing"));
+    for part in &message.mappings {
+        reader.mapping(part).ok_or_else(|| wrong("mapping"))?;
+    }
+    for part in &message.functions {
+        reader.function(part).ok_or_else(|| wrong("function"))?;
+    }
+    for part in &message.locations {
+        reader.location(part).ok_or_else(|| wrong("location"))?;
+    }
+    for part in &message.samples {
+        reader.sample(part).ok_or_else(|| wrong("sample"))?;
+    }
+    Ok(reader.profile)
+}
+
+struct Reader<'a> {
+    strings: &'a [&'a [u8]],
+    /// Bytes copied out of the string table, and how many may be: a table may
+    /// be referred to any number of times.
+    copied: u64,
+    most_copied: u64,
+    profile: Profile,
+    mappings: HashMap<u64, u32>,
+    functions: HashMap<u64, u32>,
+    locations: HashMap<u64, u32>,
+}
+
+impl Reader<'_> {
+    fn string(&mut self, value: Value) -> Option<String> {
+        let text = self.strings.get(usize::try_from(value.number()?).ok()?)?;
+        self.copied += text.len() as u64;
+        (self.copied <= self.most_copied).then(|| String::from_utf8_lossy(text).into_owned())
+    }
+
+    fn header(&mut self, message: &Message) -> Result<(), Fault> {
+        let malformed = || damaged("the header is malformed");
+        for part in &message.sample_types {
+            let value_type = self.value_type(part).ok_or_else(malformed)?;
+            self.profile.sample_types.push(value_type);
+        }
+        if self.profile.sample_types.is_empty() {
+            return Err(damaged("it has no sample types"));
+        }
+        if let Some(part) = message.period_type {
+            self.profile.period_type = Some(self.value_type(part).ok_or_else(malformed)?);
+        }
+        let mut text = |n: u64| self.string(Value::Number(n)).ok_or_else(malformed);
+        let (drop, keep) = (text(message.numbers[7])?, text(message.numbers[8])?);
+        let default = text(message.numbers[14])?;
+        let comments = message
+            .comments
+            .iter()
+            .map(|&c| text(c))
+            .collect::<Result<_, _>>()?;
+        let profile = &mut self.profile;
+        (profile.drop_frames, profile.keep_frames, profile.comments) = (drop, keep, comments);
+        profile.period = message.numbers[12] as i64;
+        profile.default_type = profile
+            .type_index(&default)
+            .unwrap_or(profile.sample_types.len() - 1);
+        let known = |n: u64| (n != 0 && n <= i64::MAX as u64).then_some(n);
+        profile.facts.start_unix_ns = known(message.numbers[9]);
+        profile.facts.duration_ns = known(message.numbers[10]);
+        Ok(())
+    }
+
+    fn value_type(&mut self, part: &[u8]) -> Option<ValueType> {
+        let mut value_type = ValueType::new("", "");
+        for field in Fields(part) {
+            let Field { number, value } = field?;
+            match number {
+                1 => value_type.kind = self.string(value)?,
+                2 => value_type.unit = self.string(value)?,
+                _ => {}
+            }
+        }
+        Some(value_type)
+    }
+
+    fn mapping(&mut self, part: &[u8]) -> Option<()> {
+        let mut id = 0;
+        let mut mapping = Mapping::default();
+        for field in Fields(part) {
+            let Field { number, value } = field?;
+            match number {
+                1 => id = value.number()?,
+                2 => mapping.start = value.number()?,
+                3 => mapping.end = value.number()?,
+                4 => mapping.file_offset = value.number()?,
+                5 => mapping.path = PathBuf::from(self.string(value)?),
+                6 => mapping.build_id = BuildId::from_hex(&self.string(value)?).unwrap_or_default(),
+                _ => {}
+            }
+        }
+        self.mappings.insert(id, self.profile.mappings.len() as u32);
+        self.profile.mappings.push(mapping);
+        Some(())
+    }
+
+    fn function(&mut self, part: &[u8]) -> Option<()> {
+        let mut id = 0;
+        let mut function = Function::default();
+        for field in Fields(part) {
+            let Field { number, value } = field?;
+            match number {
+                1 => id = value.number()?,
+                2 => function.name = self.string(value)?,
+                3 => function.system_name = self.string(value)?,
+                4 => function.file = self.string(value)?,
+                5 => function.start_line = u32::try_from(value.number()?).unwrap_or(0),
+                _ => {}
+            }
+        }
+        if function.name.is_empty() {
+            function.name = function.system_name.clone();
+        }
+        self.functions
+            .insert(id, self.profile.functions.len() as u32);
+        self.profile.functions.push(function);
+        Some(())
+    }
+
+    fn location(&mut self, part: &[u8]) -> Option<()> {
+        let first_line = self.profile.lines.len() as u32;
+        let mut id = 0;
+        let mut location = Location {
+            address: 0,
+            mapping: NO_MAPPING,
+            first_line,
+            line_count: 0,
+        };
+        for field in Fields(part) {
+            let Field { number, value } = field?;
+            match number {
+                1 => id = value.number()?,
+                2 if value.number()? != 0 => {
+                    location.mapping = *self.mappings.get(&value.number()?)?;
+                }
+                3 => location.address = value.number()?,
+                4 => {
+                    let line = self.line(value.bytes()?)?;
+                    self.profile.lines.extend(line);
+                }
+                _ => {}
+            }
+        }
+        location.line_count = self.profile.lines.len() as u32 - first_line;
+        self.locations
+            .insert(id, self.profile.locations.len() as u32);
+        self.profile.locations.push(location);
+        Some(())
+    }
+
+    /// A line; `None` inside for one that names no function.
+    fn line(&mut self, part: &[u8]) -> Option<Option<Line>> {
+        let mut line = Line::default();
+        let mut function = 0;
+        for field in Fields(part) {
+            let Field { number, value } = field?;
+            match number {
+                1 => function = value.number()?,
+                2 => line.line = u32::try_from(value.number()?).unwrap_or(0),
+                3 => line.column = u32::try_from(value.number()?).unwrap_or(0),
+                _ => {}
+            }
+        }
+        if function == 0 {
+            return Some(None);
+        }
+        line.function = *self.functions.get(&function)?;
+        Some(Some(line))
+    }
+
+    fn sample(&mut self, part: &[u8]) -> Option<()> {
+        let (mut ids, mut values) = (Vec::new(), Vec::new());
+        let stack = u32::try_from(self.profile.stacks.len()).ok()?;
+        for field in Fields(part) {
+            let Field { number, value } = field?;
+            match number {
+                1 => value.numbers(&mut ids)?,
+                2 => value.numbers(&mut values)?,
+                3 => {
+                    let label = self.label(stack, value.bytes()?)?;
+                    self.profile.labels.extend(label);
+                }
+                _ => {}
+            }
+        }
+        if values.len() != self.profile.sample_types.len() {
+            return None;
+        }
+        for id in ids {
+            self.profile.stacks.push_frame(*self.locations.get(&id)?);
+        }
+        self.profile.stacks.close();
+        self.profile.values.extend(values.iter().map(|&v| v as i64));
+        Some(())
+    }
+
+    /// A label; `None` inside for one without a value.
+    fn label(&mut self, stack: u32, part: &[u8]) -> Option<Option<Label>> {
+        let (mut key, mut text, mut unit) = (String::new(), None, String::new());
+        let mut number_value = 0;
+        for field in Fields(part) {
+            let Field { number, value } = field?;
+            match number {
+                1 => key = self.string(value)?,
+                2 if value.number()? != 0 => text = Some(self.string(value)?),
+                3 => number_value = value.signed()?,
+                4 => unit = self.string(value)?,
+                _ => {}
+            }
+        }
+        let value = match text {
+            Some(text) => LabelValue::Text(text),
+            None if number_value != 0 || !unit.is_empty() => LabelValue::Number(number_value, unit),
+            None => return Some(None),
+        };
+        Some(Some(Label { stack, key, value }))
+    }
+}

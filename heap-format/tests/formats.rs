@@ -1,0 +1,209 @@
+//! pprof, CPU, folded and perf profiles; merging and subtracting.
+
+use std::slice::from_ref;
+
+use heap_format::merge::{BASE_LABEL, Base, merge, subtract};
+use heap_format::{
+    Detail, Format, Function, LabelValue, Line, Mapping, Profile, ProfileBuilder, pprof, read,
+};
+use proptest::prelude::*;
+
+fn heap(base: u64, sizes: &[(u64, f64)]) -> Profile {
+    let mut builder = ProfileBuilder::new(1);
+    builder.module(Mapping {
+        start: base,
+        end: base + 0x10000,
+        path: "/usr/bin/x".into(),
+        ..Mapping::default()
+    });
+    for &(address, bytes) in sizes {
+        let detail = Detail {
+            alloc_samples: 1,
+            alloc_objects: 1.0,
+            alloc_bytes: bytes,
+            ..Detail::default()
+        };
+        builder.stack([base + address, base + 0x8000], &detail);
+    }
+    builder.finish()
+}
+
+fn encoded(profile: &Profile) -> Vec<u8> {
+    let mut out = Vec::new();
+    pprof::write(profile, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn pprof_profiles_come_back() {
+    let mut profile = heap(0x40_0000, &[(0x10, 100.0), (0x20, 200.0)]);
+    profile.functions = vec![
+        Function {
+            name: "inner".into(),
+            system_name: "_Zinner".into(),
+            ..Function::default()
+        },
+        Function {
+            name: "outer".into(),
+            file: "/a.c".into(),
+            start_line: 3,
+            ..Function::default()
+        },
+    ];
+    profile.lines = vec![
+        Line {
+            function: 0,
+            line: 1,
+            column: 2,
+        },
+        Line {
+            function: 1,
+            line: 4,
+            column: 0,
+        },
+    ];
+    profile.locations[0].line_count = 2;
+    profile.comments = vec!["a comment".into()];
+    profile.facts.start_unix_ns = Some(17);
+    profile.block_sizes = vec![100, 200];
+    let back = read(&encoded(&profile), "x.pb.gz").unwrap();
+    assert_eq!(back.format, Format::Pprof);
+    assert_eq!(back.sample_types, profile.sample_types);
+    assert_eq!(back.default_type, 3);
+    assert_eq!(back.values, profile.values);
+    assert_eq!(back.stacks, profile.stacks);
+    assert_eq!(back.lines_of(&back.locations[0]), &profile.lines[..]);
+    assert_eq!(back.functions[1], profile.functions[1]);
+    assert_eq!(back.mappings, profile.mappings);
+    assert_eq!(back.comments, profile.comments);
+    assert_eq!(back.facts.start_unix_ns, Some(17));
+    assert_eq!(back.labels[1].value, LabelValue::Number(200, String::new()));
+    assert_eq!(back.drop_frames, profile.drop_frames);
+}
+
+#[test]
+fn a_cut_pprof_profile_is_refused() {
+    let bytes = encoded(&heap(0x40_0000, &[(0x10, 100.0)]));
+    for length in 0..bytes.len() {
+        let error = read(&bytes[..length], "cut.pb.gz").unwrap_err().to_string();
+        assert!(error.contains("cut.pb.gz"), "{error}");
+    }
+}
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+#[test]
+fn cpu_profiles_are_read_and_cut_ones_refused() {
+    let mut bytes = words(&[0, 3, 0, 10_000, 0]);
+    bytes.extend(words(&[2, 3, 0x40_1000, 0x40_9999, 0x40_2000]));
+    bytes.extend(words(&[1, 3, 0x40_3000, 0x40_9999, 0x40_2000]));
+    bytes.extend(words(&[0, 1, 0]));
+    bytes.extend(b"00400000-00500000 r-xp 00000000 08:01 42 /usr/bin/x\n");
+    let profile = read(&bytes, "cpu").unwrap();
+    assert_eq!(profile.format, Format::CpuProfile);
+    assert_eq!(profile.values, [2, 20_000_000, 1, 10_000_000]);
+    let addresses: Vec<u64> = profile
+        .stacks
+        .get(0)
+        .iter()
+        .map(|&f| profile.locations[f as usize].address)
+        .collect();
+    // The frame of the signal handler, which all stacks share, is gone; so is
+    // the next one, which they share as well.
+    assert_eq!(addresses, [0x40_1000]);
+    assert_eq!(profile.mappings.len(), 1);
+    for length in 40..bytes.len() - 53 {
+        assert!(read(&bytes[..length], "cpu").is_err(), "{length}");
+    }
+}
+
+#[test]
+fn folded_stacks_are_read() {
+    let profile = read(b"# comment\nmain;a b;c 3\nmain;a b 4\n\n", "x.folded").unwrap();
+    assert_eq!(profile.format, Format::Folded);
+    assert_eq!(profile.values, [3, 4]);
+    let name = |stack: usize, at: usize| {
+        let location = profile.locations[profile.stacks.get(stack)[at] as usize];
+        profile.functions[profile.lines_of(&location)[0].function as usize]
+            .name
+            .clone()
+    };
+    assert_eq!(
+        (name(0, 0), name(0, 2), name(1, 0)),
+        ("c".into(), "main".into(), "a b".into())
+    );
+    let compared = read(b"main;a 3 4\n", "x.folded").unwrap();
+    assert_eq!(compared.values, [3, 4]);
+    let error = read(b"main;a 3\nmain\n", "x.folded")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("line 2"), "{error}");
+}
+
+#[test]
+fn perf_script_text_is_read() {
+    let text = "# captured\nmy prog 12/13 [001] 123.456: 250000 cycles:u: \n\
+        \t    55d0 do work(int)+0x10 (/usr/bin/my prog)\n\
+        \t    7f00 [unknown] (/usr/lib/libc.so.6)\n\n\
+        my prog 12 123.5: cycles: \n\t 55d0 do work(int)+0x20 (/usr/bin/my prog)\n";
+    let profile = read(text.as_bytes(), "perf.txt").unwrap();
+    assert_eq!(profile.format, Format::PerfScript);
+    assert_eq!(profile.values, [1, 250_000, 1, 1]);
+    let names: Vec<&str> = profile.functions.iter().map(|f| f.name.as_str()).collect();
+    assert_eq!(names, ["do work(int)", "libc.so.6", "my prog"]);
+    assert_eq!(profile.stacks.get(1).len(), 2);
+}
+
+#[test]
+fn merging_joins_equal_stacks_wherever_the_program_was_loaded() {
+    let a = heap(0x40_0000, &[(0x10, 100.0), (0x20, 200.0)]);
+    let b = heap(0x7f00_0000, &[(0x10, 1000.0), (0x30, 3000.0)]);
+    let sum = merge(&[a.clone(), b.clone()]).unwrap();
+    assert_eq!(sum.stacks.len(), 3);
+    assert_eq!(sum.mappings.len(), 1);
+    assert_eq!(sum.values_of(0), [2, 1100, 2, 1100]);
+    assert_eq!(sum.details[0].alloc_samples, 2);
+    let difference = subtract(from_ref(&a), from_ref(&b), Base::Difference).unwrap();
+    assert_eq!(difference.values_of(0), [0, -900, 0, -900]);
+    assert_eq!(difference.total(3), 300 - 4000);
+    let comparison = subtract(&[a], &[b], Base::Comparison).unwrap();
+    assert_eq!(comparison.stacks.len(), 4);
+    assert_eq!(comparison.labels[0].key, BASE_LABEL);
+}
+
+#[test]
+fn profiles_without_common_values_do_not_merge() {
+    let folded = read(b"main;a 3\n", "x.folded").unwrap();
+    let error = merge(&[heap(0x40_0000, &[]), folded])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("inuse_space") && error.contains("samples"),
+        "{error}"
+    );
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_give_a_profile_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = read(&bytes, "x");
+    }
+
+    #[test]
+    fn mangled_protobuf_never_panics(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)
+    ) {
+        let mut packed = encoded(&heap(0x40_0000, &[(0x10, 100.0), (0x20, 200.0)]));
+        let mut bytes = Vec::new();
+        let mut unpack = flate2::read::GzDecoder::new(&packed[..]);
+        std::io::Read::read_to_end(&mut unpack, &mut bytes).unwrap();
+        packed.clear();
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let _ = read(&bytes, "x.pb");
+    }
+}
