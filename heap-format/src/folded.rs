@@ -9,12 +9,11 @@ use crate::profile::{Format, Profile, ValueType};
 
 /// Whether a first line looks like a folded stack.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
-    let line = start
-        .split(|&c| c == b'\n')
-        .next()
-        .unwrap_or(start)
-        .trim_ascii();
-    split_count(line).is_some_and(|(stack, _)| !stack.is_empty())
+    let mut lines = start.split(|&c| c == b'\n').map(<[u8]>::trim_ascii);
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"));
+    first
+        .and_then(split_count)
+        .is_some_and(|(stack, _)| !stack.is_empty())
 }
 
 /// Splits a number off the end of a line.
