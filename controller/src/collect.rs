@@ -1,6 +1,7 @@
 //! From a snapshot to a profile: stacks with their sums, modules, and what the dump says
 //! about itself.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -53,8 +54,8 @@ impl Story {
 /// Puts a profile together.
 pub fn profile(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Profile {
     let mut builder = ProfileBuilder::new(snapshot.session.interval.max(1));
-    for module in header.modules() {
-        builder.module(mapping(&module));
+    for module in modules(header, &story.maps) {
+        builder.module(module);
     }
     builder.facts(facts(snapshot, header, story));
     stacks(snapshot, &mut builder);
@@ -97,6 +98,22 @@ pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
         alloc_variance: sums.alloc_variance,
         live_variance: sums.live_variance,
     }
+}
+
+/// The modules, called as the kernel calls them: the loader may know a library by a path
+/// that leads through a link.
+fn modules(header: &Header<'_>, maps: &[u8]) -> Vec<Mapping> {
+    let kernel: HashMap<(u64, u64), PathBuf> = heap_format::maps::parse(maps)
+        .into_iter()
+        .map(|m| ((m.start, m.file_offset), m.path))
+        .collect();
+    let mut modules: Vec<Mapping> = header.modules().map(|m| mapping(&m)).collect();
+    for module in modules.iter_mut().filter(|m| !m.past) {
+        if let Some(path) = kernel.get(&(module.start, module.file_offset)) {
+            module.path.clone_from(path);
+        }
+    }
+    modules
 }
 
 fn mapping(module: &ModuleView<'_>) -> Mapping {

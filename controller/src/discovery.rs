@@ -144,6 +144,15 @@ impl Discovery {
         scan
     }
 
+    /// Whether the shared folder holds a name that is not known: cheap.
+    pub fn has_new(&self, known: &HashSet<SegmentName>) -> bool {
+        let names = Folder::open(&self.path).and_then(|folder| folder.names());
+        names
+            .unwrap_or_default()
+            .iter()
+            .any(|name| !known.contains(name))
+    }
+
     /// The shared folder, those of `run` in it, and other mount namespaces' of that name.
     fn folders(&self, spaces: &Namespaces) -> Vec<Rc<Folder>> {
         let mut folders = Vec::new();

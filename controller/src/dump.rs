@@ -18,6 +18,8 @@ use crate::snapshot::Snapshot;
 /// How a session stood when it was dumped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
+    /// It goes on.
+    Not,
     /// Its time was over, or somebody ended it.
     InOrder,
     /// The process ended by itself during the session.
@@ -32,6 +34,7 @@ impl Ended {
     /// As the dump's facts say it.
     fn fact(self) -> &'static str {
         match self {
+            Self::Not => "running",
             Self::InOrder => "live",
             Self::Exited => "target exited",
             Self::Died => "target died",
@@ -40,9 +43,9 @@ impl Ended {
     }
 
     /// As a remark behind the file's name; empty where all went as planned.
-    pub fn remark(self, title: &str) -> String {
+    fn remark(self, title: &str) -> String {
         match self {
-            Self::InOrder => String::new(),
+            Self::Not | Self::InOrder => String::new(),
             Self::Exited => format!("{title} ended during the session"),
             Self::Died => format!("{title} died during the session"),
             Self::Replaced => format!("{title} executed another program during the session"),
@@ -73,8 +76,26 @@ pub struct Written {
     pub samples: u64,
     /// Estimated bytes allocated.
     pub alloc_bytes: f64,
+    /// Estimated live bytes.
+    pub live_bytes: f64,
     /// Threads that met the session.
     pub threads: u64,
+    /// Whether it is the one at the end of the session.
+    pub is_last: bool,
+    /// What else to say of it.
+    pub remark: Option<String>,
+}
+
+impl Written {
+    /// The file's name, and a remark where not all went as planned.
+    pub fn line(&self) -> String {
+        let path = self.path.display();
+        let ended = Some(self.ended.remark(&self.title)).filter(|r| !r.is_empty());
+        match self.remark.clone().or(ended) {
+            None => path.to_string(),
+            Some(remark) => format!("{path} ({remark})"),
+        }
+    }
 }
 
 /// The moment a session's counting ended, or now: ns of the segment's clock, Unix ns.
@@ -94,6 +115,45 @@ pub fn end_of(session: &Session, header: &Header<'_>) -> (u64, u64) {
 pub fn snapshot(agent: &Agent, session: &Session, header: &Header<'_>) -> io::Result<Snapshot> {
     let end = end_of(session, header);
     Snapshot::read(&agent.segment, session, end).map_err(io::Error::other)
+}
+
+/// Writes what a process left. When it died is not known exactly: within a second of the
+/// last time that it published its allocator's statistics, if it did.
+pub fn write_dead(
+    output: &Output,
+    agent: &Agent,
+    session: &Session,
+    cause: (&str, Ended),
+) -> io::Result<Written> {
+    let mut head = Head::new();
+    let header = agent
+        .segment
+        .full_head(&mut head)
+        .map_err(io::Error::other)?;
+    let same_boot = process::boot_id().is_some_and(|(id, _)| header.boot_id() == id);
+    let end = match same_boot {
+        true => last_sign_of_life(end_of(session, &header), session, &header),
+        // The clock of another boot says nothing today.
+        false => (session.start_ns, session.start_unix_ns),
+    };
+    let snapshot = Snapshot::read(&agent.segment, session, end).map_err(io::Error::other)?;
+    write_snapshot(output, agent, &header, &snapshot, cause)
+}
+
+/// Moves the end of a dead process's session to when it was last seen alive.
+fn last_sign_of_life(
+    (end, end_unix): (u64, u64),
+    session: &Session,
+    header: &Header<'_>,
+) -> (u64, u64) {
+    const PERIOD_NS: u64 = 1_000_000_000;
+    let seen = header
+        .allocator_stats()
+        .map(|(taken, _)| taken.saturating_add(PERIOD_NS));
+    match seen {
+        Some(seen) if (session.start_ns..end).contains(&seen) => (seen, end_unix - (end - seen)),
+        _ => (end, end_unix),
+    }
 }
 
 /// Takes a snapshot and writes it.
@@ -121,7 +181,7 @@ pub fn write_snapshot(
     (trigger, ended): (&str, Ended),
 ) -> io::Result<Written> {
     let mut story = match ended {
-        Ended::InOrder => Story::of_live(agent.pid, &agent.name),
+        Ended::Not | Ended::InOrder => Story::of_live(agent.pid, &agent.name),
         _ => Story {
             pid: agent.pid,
             name: agent.name.clone(),
@@ -142,6 +202,9 @@ pub fn write_snapshot(
         ended,
         samples: snapshot.totals.samples,
         alloc_bytes: snapshot.totals.alloc_bytes,
+        live_bytes: snapshot.totals.live_bytes,
         threads: snapshot.threads,
+        is_last: false,
+        remark: None,
     })
 }

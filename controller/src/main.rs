@@ -4,10 +4,13 @@
 //! All policy is here; the agent only counts. A process is never stopped, signalled or
 //! waited for: a dump is read from its segment, alive or dead.
 
+mod cgroup;
 mod cli;
 mod collect;
+mod commands;
 mod discovery;
 mod dump;
+mod launch;
 mod output;
 mod process;
 mod segment;
@@ -17,48 +20,29 @@ mod snapshot;
 mod target;
 mod terminal;
 mod text;
+mod triggers;
 mod waiting;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, SessionArgs};
-use select::Selection;
-use session::{Outcome, Run, Settings};
+use cli::{Cli, Command};
+use commands::dump::Then;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match flat(cli.session) {
-        Ok(outcome) => conclude(&outcome),
-        Err(error) => {
-            terminal::tell(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// The plain form: one session, one dump per process.
-fn flat(args: SessionArgs) -> anyhow::Result<Outcome> {
-    let settings = Settings {
-        interval: args.interval,
-        length: args.seconds,
-        prefix: args.output,
-        selection: Selection {
-            names: args.processes,
-        },
+    let done = match cli.command {
+        None => commands::session::execute(cli.session),
+        Some(Command::Run(args)) => commands::run::execute(args),
+        Some(Command::List(args)) => commands::list::execute(args),
+        Some(Command::Dump(args)) => commands::dump::execute(args, Then::GoOn),
+        Some(Command::Stop(args)) => commands::dump::execute(args, Then::Stop),
+        Some(Command::Recover(args)) => commands::recover::execute(args),
+        Some(Command::Clean(args)) => commands::clean::execute(args),
     };
-    Run::new(settings)?.run()
-}
-
-fn conclude(outcome: &Outcome) -> ExitCode {
-    if outcome.failures == 0 && !outcome.written.is_empty() {
-        terminal::result("succeeded in collecting memory data!");
-        return ExitCode::SUCCESS;
-    }
-    if !outcome.written.is_empty() {
-        let (written, failed) = (outcome.written.len(), outcome.failures);
-        terminal::tell(&format!("{written} written, {failed} failed"));
-    }
-    ExitCode::FAILURE
+    done.unwrap_or_else(|error| {
+        terminal::tell(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
 }

@@ -121,6 +121,12 @@ impl Output {
         }
     }
 
+    /// Removes a dump that we wrote.
+    pub fn remove(&self, file: &Path) -> io::Result<()> {
+        let name = file.file_name().unwrap_or_default();
+        Ok(unlinkat(&self.folder, name, UnlinkatFlags::NoRemoveDir)?)
+    }
+
     /// `PREFIX<name>.<pid>.`
     fn base(&self, name: &[u8], pid: i32) -> OsString {
         let mut base = self.stem.clone();

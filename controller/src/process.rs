@@ -114,6 +114,11 @@ impl Status {
     }
 }
 
+/// A file of `/proc/PID`, bounded.
+pub fn file(pid: i32, name: &str) -> Option<Vec<u8>> {
+    read(pid, name, FILE_LIMIT)
+}
+
 fn read(pid: i32, file: &str, limit: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = File::open(format!("/proc/{pid}/{file}")).ok()?;
@@ -149,14 +154,18 @@ pub fn exe(pid: i32) -> Option<Vec<u8>> {
     Some(OsString::from(path).into_vec())
 }
 
-/// The command line, argument by argument.
+/// The command line, argument by argument. Programs that write a title over it leave
+/// empty arguments behind: those at the end are left out.
 pub fn command_line(pid: i32) -> Vec<Vec<u8>> {
     let text = read(pid, "cmdline", FILE_LIMIT).unwrap_or_default();
-    let text = text.strip_suffix(b"\0").unwrap_or(&text);
-    if text.is_empty() {
-        return Vec::new();
+    let used = text.iter().rposition(|b| *b != 0).map_or(0, |at| at + 1);
+    match used {
+        0 => Vec::new(),
+        _ => text[..used]
+            .split(|b| *b == 0)
+            .map(<[u8]>::to_vec)
+            .collect(),
     }
-    text.split(|b| *b == 0).map(<[u8]>::to_vec).collect()
 }
 
 /// The name people know a process by: its executable's, unless it was started through

@@ -247,6 +247,11 @@ impl Segment {
         self.folder.path.join(self.name.to_string())
     }
 
+    /// Memory that it takes.
+    pub fn memory_bytes(&self) -> io::Result<u64> {
+        Ok((fstat(&self.file)?.st_blocks.max(0) as u64).saturating_mul(512))
+    }
+
     /// Commands and bulk reads.
     pub fn view(&self) -> &SegmentFile {
         &self.view

@@ -1,7 +1,10 @@
 //! Which of the agents found are meant, and what is wrong with what was asked for.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
+use crate::cgroup;
+use crate::cli::SelectArgs;
 use crate::discovery::{Agent, Life, Refused, Scan};
 use crate::process::{self, Stat, Status};
 use crate::segment::Refusal;
@@ -11,8 +14,22 @@ use shm_protocol::snapshot::Invalid;
 /// What the user asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Pids and names; empty: everybody's whom we may profile.
+    /// Pids, names and patterns; empty: everybody's whom we may profile.
     pub names: Vec<String>,
+    /// Only processes of this control group.
+    pub cgroup: Option<PathBuf>,
+    /// Only processes of this user.
+    pub user: Option<u32>,
+}
+
+impl From<SelectArgs> for Selection {
+    fn from(args: SelectArgs) -> Self {
+        Self {
+            names: args.processes,
+            cgroup: args.cgroup,
+            user: args.user,
+        }
+    }
 }
 
 /// Agents chosen, and complaints about the rest.
@@ -32,10 +49,14 @@ impl Selection {
     /// Whether an agent is asked for.
     pub fn wants(&self, agent: &Agent) -> bool {
         let uid = nix::unistd::geteuid();
-        if self.names.is_empty() {
-            return uid.is_root() || agent.uid == uid.as_raw();
-        }
-        self.names.iter().any(|name| matches(name, agent))
+        let named = self.names.iter().any(|name| matches(name, agent));
+        let ours = uid.is_root() || agent.uid == uid.as_raw();
+        (named || self.names.is_empty() && (ours || self.user.is_some()))
+            && self.user.is_none_or(|user| agent.uid == user)
+            && self
+                .cgroup
+                .as_ref()
+                .is_none_or(|path| cgroup::contains(path, agent.pid))
     }
 
     /// The live agents that are asked for.
@@ -71,8 +92,10 @@ impl Selection {
             } else {
                 "no process of yours"
             };
+            let filtered = self.user.is_some() || self.cgroup.is_some();
+            let among = if filtered { " among those chosen" } else { "" };
             chosen.failures.push(format!(
-                "{who} carries the agent: {HOW} PROGRAM, then try again"
+                "{who}{among} carries the agent: {HOW} PROGRAM, then try again"
             ));
         }
         chosen
@@ -114,7 +137,35 @@ fn matches(name: &str, agent: &Agent) -> bool {
         return pid == agent.pid;
     }
     let name = name.as_bytes();
-    name == agent.name || name == agent.comm
+    glob(name, &agent.name) || glob(name, &agent.comm)
+}
+
+/// Whether a pattern with `*` and `?` covers a text. Time at most their product.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || *c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => {
+                // Let the last star take one byte more.
+                let Some((at, taken)) = star else {
+                    return false;
+                };
+                star = Some((at, taken + 1));
+                p = at + 1;
+                t = taken + 1;
+            }
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
 }
 
 fn explain_process(pid: i32, title: &str) -> String {
@@ -147,8 +198,8 @@ fn processes_called(name: &str) -> BTreeSet<i32> {
         let Some(stat) = Stat::of(*pid).filter(|s| !s.is_dead()) else {
             return false;
         };
-        stat.comm == name.as_bytes()
-            || process::exe(*pid).is_some_and(|exe| text::base_name(&exe) == name.as_bytes())
+        let exe = || process::exe(*pid).unwrap_or_default();
+        glob(name.as_bytes(), &stat.comm) || glob(name.as_bytes(), text::base_name(&exe()))
     };
     let us = std::process::id() as i32;
     process::all()
@@ -177,4 +228,28 @@ fn refusal(refused: &Refused) -> String {
 
 fn shown_path(refused: &Refused) -> String {
     refused.path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        for (pattern, text, covers) in [
+            ("redis*", "redis-server", true),
+            ("*server", "redis-server", true),
+            ("r?dis-*er", "redis-server", true),
+            ("*", "", true),
+            ("redis", "redis-server", false),
+            ("*x", "redis-server", false),
+            ("a*a*a*a*a*b", "aaaaaaaaaaaaaaaaaaaa", false),
+        ] {
+            assert_eq!(
+                glob(pattern.as_bytes(), text.as_bytes()),
+                covers,
+                "{pattern}"
+            );
+        }
+    }
 }

@@ -141,8 +141,47 @@ impl Target {
         }
     }
 
+    /// Takes over the session that an agent started by itself, or that is left of one. None
+    /// while there is no session.
+    pub fn adopt(agent: Agent) -> Result<Option<Self>, String> {
+        let fail = |what: String| format!("{}: {what}", agent.title());
+        let mut head = Head::new();
+        let header = agent
+            .segment
+            .head(&mut head)
+            .map_err(|e| fail(e.to_string()))?;
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let Some(session) = header.session() else {
+            return Ok(None);
+        };
+        let bank = agent.segment.bank(session.number, &mut buffer);
+        let bank = bank.map_err(|e| fail(e.to_string()))?;
+        if bank.session() != session.number {
+            return Ok(None);
+        }
+        if !agent.segment.lock().map_err(|e| fail(e.to_string()))? {
+            return Err(fail(conflict(&agent)));
+        }
+        let (totals, steps) = (bank.totals(), bank.reserved_steps());
+        let pidfd = (agent.life != Life::Dead)
+            .then(|| process::pidfd(agent.pid))
+            .flatten();
+        Ok(Some(Self {
+            agent,
+            session,
+            totals,
+            growing: false,
+            pidfd,
+            steps,
+            full: false,
+        }))
+    }
+
     /// Whether the process that we took is still there.
     pub fn is_alive(&self) -> bool {
+        if self.agent.life == Life::Dead {
+            return false;
+        }
         match &self.pidfd {
             Some(fd) if process::has_ended(fd) => false,
             // The pidfd may be of a later process of the same pid, so ask once more.

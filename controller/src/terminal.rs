@@ -53,6 +53,14 @@ impl Progress {
         Self { bar, total }
     }
 
+    /// No bar.
+    pub fn silent() -> Self {
+        Self {
+            bar: None,
+            total: None,
+        }
+    }
+
     /// Shows how far the session is.
     pub fn show(&self, gone: Duration, tally: &Tally) {
         let Some(bar) = &self.bar else { return };

@@ -82,6 +82,33 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
+/// Lines of a table whose columns are as wide as their widest cell. `right` names the
+/// columns that are flush right.
+pub fn table(head: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Vec<String> {
+    let head: Vec<String> = head.iter().map(|cell| (*cell).to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(column, (cell, width))| {
+                if right.contains(&column) {
+                    format!("{cell:>width$}")
+                } else {
+                    format!("{cell:<width$}")
+                }
+            });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +138,18 @@ mod tests {
         assert_eq!(base_name(b"/usr/bin/python3.11 (deleted)"), b"python3.11");
         assert_eq!(base_name(b"init"), b"init");
         assert_eq!(base_name(b""), b"");
+    }
+
+    #[test]
+    fn tables_align() {
+        let rows = vec![
+            vec!["a".to_owned(), "1".to_owned()],
+            vec!["long".to_owned(), "22".to_owned()],
+        ];
+        assert_eq!(
+            table(&["NAME", "N"], &[1], rows),
+            ["NAME   N", "a      1", "long  22"]
+        );
     }
 
     #[test]

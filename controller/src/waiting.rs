@@ -5,11 +5,27 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 /// Signals that end a session with its data kept.
 const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+/// A signal that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Which.
+    pub signal: Signal,
+    /// The kernel sent it to the whole process group: a key on the terminal, or its end.
+    pub from_terminal: bool,
+}
+
+impl Received {
+    /// Whether it ends a session.
+    pub fn ends_session(self) -> bool {
+        ENDING.contains(&self.signal)
+    }
+}
 
 /// Receives signals as data.
 pub struct Signals {
@@ -30,7 +46,7 @@ impl Signals {
 
     /// Waits until a signal comes, a descriptor of `others` becomes readable, or time is
     /// over. Returns the signals that came.
-    pub fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> nix::Result<Vec<Signal>> {
+    pub fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> nix::Result<Vec<Received>> {
         let mut fds = vec![PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
         fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)));
         // Rounded up, so that the last millisecond of a session is not spent polling.
@@ -42,15 +58,22 @@ impl Signals {
         }
         let mut came = Vec::new();
         while let Ok(Some(info)) = self.fd.read_signal() {
-            came.extend(Signal::try_from(info.ssi_signo as i32).ok());
+            if let Ok(signal) = Signal::try_from(info.ssi_signo as i32) {
+                let from_terminal = info.ssi_code == libc::SI_KERNEL;
+                came.push(Received {
+                    signal,
+                    from_terminal,
+                });
+            }
         }
         Ok(came)
     }
 }
 
-/// Whether a signal ends the session.
-pub fn ends_session(signal: Signal) -> bool {
-    ENDING.contains(&signal)
+/// Unblocks all signals: for a child before it becomes another program. Async-signal-safe.
+pub fn unblock_all() -> std::io::Result<()> {
+    let none = SigSet::empty();
+    Ok(sigprocmask(SigmaskHow::SIG_SETMASK, Some(&none), None)?)
 }
 
 #[cfg(test)]
@@ -62,8 +85,12 @@ mod tests {
         let signals = Signals::block(&[Signal::SIGUSR2]).unwrap();
         nix::sys::signal::raise(Signal::SIGUSR2).unwrap();
         let came = signals.wait(&[], Duration::from_secs(60)).unwrap();
-        assert_eq!(came, [Signal::SIGUSR2]);
-        assert!(ends_session(Signal::SIGHUP) && !ends_session(Signal::SIGUSR2));
+        assert_eq!(came.len(), 1);
+        assert_eq!(
+            (came[0].signal, came[0].from_terminal),
+            (Signal::SIGUSR2, false)
+        );
+        assert!(!came[0].ends_session());
         assert_eq!(signals.wait(&[], Duration::ZERO).unwrap(), []);
     }
 }

@@ -1,44 +1,11 @@
-//! The command line: what is valid, and what it says about itself.
+//! Values on the command line: times, sizes, processes, thresholds.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser};
+use nix::sys::signal::Signal;
 
 /// Longest session: births and deaths of objects are kept in 31 bits of 4.19 ms.
 const LONGEST: Duration = Duration::from_secs(100 * 24 * 3600);
-
-/// Profile the heap of running processes that carry the agent.
-///
-/// Without a command: samples the processes for some time, then writes one dump each.
-#[derive(Debug, Parser)]
-#[command(name = "mem_profiler", version, max_term_width = 100)]
-pub struct Cli {
-    /// Options of the plain form.
-    #[command(flatten)]
-    pub session: SessionArgs,
-}
-
-/// A session's options.
-#[derive(Clone, Debug, Args)]
-pub struct SessionArgs {
-    /// How long to sample: seconds, or with a unit (90s, 5m, 2h); without it, until Ctrl-C
-    #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
-    pub seconds: Option<Duration>,
-
-    /// Mean bytes between samples; 1 samples every allocation. K and M are understood
-    #[arg(short = 'c', long, value_name = "BYTES", default_value = "1024", value_parser = interval)]
-    pub interval: u64,
-
-    /// How dumps are named: PREFIX<name>.<pid>.<number>.heap
-    #[arg(short, long, value_name = "PREFIX", default_value = "./custom_prof")]
-    pub output: PathBuf,
-
-    /// Process, by pid or name; may be given several times [default: all of this user, as
-    /// root: all]
-    #[arg(short, long = "process", value_name = "PID|NAME", value_parser = process)]
-    pub processes: Vec<String>,
-}
 
 /// A length of time above zero.
 pub fn seconds(text: &str) -> Result<Duration, String> {
@@ -106,8 +73,8 @@ pub fn interval(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A pid or a name.
-fn process(text: &str) -> Result<String, String> {
+/// A pid, a name or a pattern.
+pub fn process(text: &str) -> Result<String, String> {
     let number = text.strip_prefix('-').unwrap_or(text);
     let numeric = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
     match text {
@@ -118,60 +85,96 @@ fn process(text: &str) -> Result<String, String> {
     }
 }
 
+/// A user, by name or number.
+pub fn user(text: &str) -> Result<u32, String> {
+    if let Ok(uid) = text.parse() {
+        return Ok(uid);
+    }
+    match nix::unistd::User::from_name(text) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        _ => Err("there is no such user".to_owned()),
+    }
+}
+
+/// An amount of memory above zero.
+pub fn amount(text: &str) -> Result<u64, String> {
+    match byte_count(text)? {
+        0 => Err("must be above zero".to_owned()),
+        n => Ok(n),
+    }
+}
+
+/// A threshold: bytes, or a share of a limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Threshold {
+    /// So many bytes.
+    Bytes(u64),
+    /// A share, 0 to 1.
+    Share(f64),
+}
+
+/// `90%`, or an amount of memory.
+pub fn threshold(text: &str) -> Result<Threshold, String> {
+    let Some(percent) = text.strip_suffix('%') else {
+        return amount(text).map(Threshold::Bytes);
+    };
+    match percent.parse::<f64>() {
+        Ok(p) if p > 0.0 && p <= 100.0 => Ok(Threshold::Share(p / 100.0)),
+        _ => Err("expected a share such as 90%".to_owned()),
+    }
+}
+
+/// A signal that asks for a dump.
+pub fn dump_signal(text: &str) -> Result<Signal, String> {
+    let name = text.to_ascii_uppercase();
+    let name = if name.starts_with("SIG") {
+        name
+    } else {
+        format!("SIG{name}")
+    };
+    match name.as_str() {
+        "SIGUSR1" => Ok(Signal::SIGUSR1),
+        "SIGUSR2" => Ok(Signal::SIGUSR2),
+        "SIGQUIT" => Ok(Signal::SIGQUIT),
+        "SIGALRM" => Ok(Signal::SIGALRM),
+        _ => Err("expected SIGUSR1, SIGUSR2, SIGQUIT or SIGALRM".to_owned()),
+    }
+}
+
+/// How many dumps to keep.
+pub fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a number of dumps, at least 1".to_owned()),
+        Ok(n) => Ok(n),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn definitions_are_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn defaults() {
-        let cli = Cli::try_parse_from(["mem_profiler"]).unwrap();
-        assert_eq!(cli.session.interval, 1024);
-        assert_eq!(cli.session.output, PathBuf::from("./custom_prof"));
-        assert!(cli.session.seconds.is_none() && cli.session.processes.is_empty());
-    }
-
-    #[test]
-    fn bad_values_are_usage_errors() {
-        for bad in [
-            ["-c", "0"],
-            ["-c", "x"],
-            ["-c", "-5"],
-            ["-c", "1.5Q"],
-            ["-c", "99999999999999999999"],
-            ["-s", "-1"],
-            ["-s", "0"],
-            ["-s", "abc"],
-            ["-s", "nan"],
-            ["-s", "1e99"],
-            ["-s", "101d"],
-            ["-p", "0"],
-            ["-p", ""],
-            ["-p", "99999999999"],
-        ] {
-            let error = Cli::try_parse_from(["mem_profiler", bad[0], bad[1]]).unwrap_err();
-            assert_eq!(error.exit_code(), 2, "{bad:?}");
-        }
-        assert_eq!(
-            Cli::try_parse_from(["mem_profiler", "stray"])
-                .unwrap_err()
-                .exit_code(),
-            2
-        );
-    }
 
     #[test]
     fn units() {
         assert_eq!(interval("1"), Ok(1));
         assert_eq!(interval("64K"), Ok(65536));
         assert_eq!(interval("1.5m"), Ok(3 << 19));
+        assert_eq!(amount("200MB"), Ok(200 << 20));
+        assert_eq!(amount("2GiB"), Ok(2 << 30));
         assert_eq!(seconds("60"), Ok(Duration::from_secs(60)));
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(seconds("2h"), Ok(Duration::from_secs(7200)));
+    }
+
+    #[test]
+    fn thresholds_and_signals() {
+        assert_eq!(threshold("90%"), Ok(Threshold::Share(0.9)));
+        assert_eq!(threshold("1G"), Ok(Threshold::Bytes(1 << 30)));
+        for bad in ["0%", "101%", "%", "x%", "0", "nan%"] {
+            assert!(threshold(bad).is_err(), "{bad}");
+        }
+        assert_eq!(dump_signal("usr2"), Ok(Signal::SIGUSR2));
+        assert!(dump_signal("SIGKILL").is_err());
+        assert!(user("root") == Ok(0) && user("no-such-user-here").is_err());
+        assert!(count("0").is_err());
     }
 }

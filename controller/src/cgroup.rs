@@ -1,0 +1,181 @@
+//! Control groups: whose memory limit a process lives under, and which container it is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::process;
+
+/// Where control groups are mounted.
+const MOUNT: &str = "/sys/fs/cgroup";
+
+/// Memory of a control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes in use.
+    pub current: u64,
+    /// Limit in bytes, where there is one.
+    pub limit: Option<u64>,
+}
+
+/// The control groups of a process: controllers (empty for version 2), and the path.
+fn groups(pid: i32) -> Vec<(String, String)> {
+    let text = process::file(pid, "cgroup").unwrap_or_default();
+    parse(&String::from_utf8_lossy(&text))
+}
+
+fn parse(text: &str) -> Vec<(String, String)> {
+    text.lines()
+        .filter_map(|line| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
+        })
+        .collect()
+}
+
+/// Whether a process is in the control group `path` or below it. The path may be given
+/// with or without the mount point.
+pub fn contains(path: &Path, pid: i32) -> bool {
+    let wanted = normal(path);
+    groups(pid).iter().any(|(controllers, own)| {
+        let own = Path::new(own);
+        // Version 1 has a tree for each controller, named as a folder of the mount point.
+        let below = |first: &str| {
+            Path::new("/")
+                .join(first)
+                .join(own.strip_prefix("/").unwrap_or(own))
+        };
+        own.starts_with(&wanted)
+            || controllers
+                .split(',')
+                .any(|c| below(c).starts_with(&wanted))
+    })
+}
+
+fn normal(path: &Path) -> PathBuf {
+    let inside = path.strip_prefix(MOUNT).unwrap_or(path);
+    Path::new("/").join(inside.strip_prefix("/").unwrap_or(inside))
+}
+
+/// Memory of the nearest control group around a process that has a limit, else of its own.
+pub fn memory(pid: i32) -> Option<Memory> {
+    let (root, path, names) = groups(pid).into_iter().find_map(|(controllers, path)| {
+        if controllers.is_empty() && Path::new(MOUNT).join("cgroup.controllers").exists() {
+            return Some((PathBuf::from(MOUNT), path, ["memory.current", "memory.max"]));
+        }
+        let v1 = controllers.split(',').any(|c| c == "memory");
+        let names = ["memory.usage_in_bytes", "memory.limit_in_bytes"];
+        v1.then(|| (Path::new(MOUNT).join("memory"), path, names))
+    })?;
+    let inside = path.trim_start_matches('/');
+    let own = root.join(inside);
+    let mut own_memory = None;
+    for folder in own
+        .ancestors()
+        .take_while(|folder| folder.starts_with(&root))
+    {
+        let found = memory_of(folder, names);
+        if found.is_some_and(|memory| memory.limit.is_some()) {
+            return found;
+        }
+        own_memory = own_memory.or(found);
+    }
+    own_memory
+}
+
+fn memory_of(folder: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
+    let number = |name: &str| {
+        fs::read_to_string(folder.join(name))
+            .ok()?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    };
+    // "max", or a number near 2^63 in version 1, is no limit.
+    let limit = number(limit).filter(|limit| *limit < 1 << 60);
+    Some(Memory {
+        current: number(current)?,
+        limit,
+    })
+}
+
+/// The container that a process runs in, by what its control groups are called.
+pub fn container(pid: i32) -> Option<String> {
+    groups(pid).iter().find_map(|(_, path)| container_of(path))
+}
+
+fn container_of(path: &str) -> Option<String> {
+    path.rsplit('/').find_map(|part| {
+        let part = part
+            .strip_suffix(".scope")
+            .or(part.strip_suffix(".service"))
+            .unwrap_or(part);
+        let hex = |text: &str| text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let last = part.rsplit(['-', ':']).next().unwrap_or(part);
+        if hex(last) {
+            let kind = part.strip_suffix(last)?.trim_end_matches(['-', ':']);
+            let kind = if kind.is_empty() {
+                ""
+            } else {
+                kind.rsplit(['-', ':']).next()?
+            };
+            let id = &last[..12];
+            return Some(if kind.is_empty() {
+                id.to_owned()
+            } else {
+                format!("{kind}:{id}")
+            });
+        }
+        let named = ["machine-", "lxc.payload."]
+            .iter()
+            .find_map(|p| part.strip_prefix(p));
+        named.map(str::to_owned)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_are_named_where_their_group_tells() {
+        let id = "0123456789abcdef".repeat(4);
+        for (path, name) in [
+            (format!("/docker/{id}"), Some("0123456789ab")),
+            (
+                format!("/system.slice/docker-{id}.scope"),
+                Some("docker:0123456789ab"),
+            ),
+            (
+                format!("/kubepods/burstable/pod1/cri-containerd-{id}.scope"),
+                Some("containerd:0123456789ab"),
+            ),
+            ("/machine.slice/machine-web.scope".to_owned(), Some("web")),
+            ("/lxc.payload.box/init".to_owned(), Some("box")),
+            ("/user.slice/user-0.slice".to_owned(), None),
+        ] {
+            assert_eq!(container_of(&path).as_deref(), name, "{path}");
+        }
+    }
+
+    #[test]
+    fn groups_parse_in_both_versions() {
+        let text = "4:memory:/a/b\n2:cpu,cpuacct:/c\n0::/d:e\n";
+        let groups = parse(text);
+        assert_eq!(groups[0], ("memory".to_owned(), "/a/b".to_owned()));
+        assert_eq!(groups[2], (String::new(), "/d:e".to_owned()));
+        assert_eq!(
+            normal(Path::new("/sys/fs/cgroup/memory/x")),
+            Path::new("/memory/x")
+        );
+        assert_eq!(normal(Path::new("app")), Path::new("/app"));
+    }
+
+    #[test]
+    fn everybody_is_in_the_root_group() {
+        assert!(contains(Path::new("/"), std::process::id() as i32));
+        assert!(!contains(
+            Path::new("/no/such/group"),
+            std::process::id() as i32
+        ));
+    }
+}

@@ -1,0 +1,267 @@
+//! The command line: what is valid, and what it says about itself. Completions and man
+//! pages are made from these definitions.
+
+pub mod values;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use nix::sys::signal::Signal;
+
+use values::Threshold;
+
+/// Profile the heap of running processes that carry the agent.
+///
+/// Without a command: samples the processes for some time, then writes one dump each.
+#[derive(Debug, Parser)]
+#[command(name = "mem_profiler", version, max_term_width = 100)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// What to do instead of the plain form.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Options of the plain form.
+    #[command(flatten)]
+    pub session: SessionArgs,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a program with the agent and sample it from its first allocation
+    ///
+    /// Children and programs that it executes are sampled too and get a dump each. Signals
+    /// are forwarded; the exit code is the program's.
+    Run(RunArgs),
+    /// Show every process with the agent, and what dead ones left
+    List(ListArgs),
+    /// Write a dump of a running session now; the session goes on
+    Dump(DumpArgs),
+    /// End sessions and write their dumps
+    Stop(DumpArgs),
+    /// Write the profiles of processes that died in a session, and remove their segments
+    Recover(DumpArgs),
+    /// Remove the segments of dead processes
+    Clean(CleanArgs),
+}
+
+/// Which processes.
+#[derive(Clone, Debug, Default, Args)]
+pub struct SelectArgs {
+    /// Process, by pid, name or pattern (redis*); may be given several times [default: all
+    /// of this user, as root: all]
+    #[arg(short, long = "process", value_name = "PID|NAME", value_parser = values::process)]
+    pub processes: Vec<String>,
+
+    /// Processes of this control group and those below it
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<PathBuf>,
+
+    /// Processes of this user
+    #[arg(long, value_name = "USER", value_parser = values::user)]
+    pub user: Option<u32>,
+}
+
+/// Where dumps go.
+#[derive(Clone, Debug, Args)]
+pub struct OutputArgs {
+    /// How dumps are named: PREFIX<name>.<pid>.<number>.heap
+    #[arg(short, long, value_name = "PREFIX", default_value = "./custom_prof")]
+    pub output: PathBuf,
+}
+
+/// How densely to sample.
+#[derive(Clone, Debug, Args)]
+pub struct IntervalArgs {
+    /// Mean bytes between samples; 1 samples every allocation. K and M are understood
+    #[arg(short = 'c', long, value_name = "BYTES", default_value = "1024",
+          value_parser = values::interval)]
+    pub interval: u64,
+}
+
+/// When to write a dump besides the one at the end. All may be combined.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Dumps during the session")]
+pub struct TriggerArgs {
+    /// Each time this long has gone by
+    #[arg(long, value_name = "TIME", value_parser = values::seconds)]
+    pub every: Option<Duration>,
+
+    /// Each time this much was allocated
+    #[arg(long, value_name = "BYTES", value_parser = values::amount)]
+    pub every_alloc: Option<u64>,
+
+    /// Each time the live heap has grown by this much
+    #[arg(long, value_name = "BYTES", value_parser = values::amount)]
+    pub every_growth: Option<u64>,
+
+    /// Keep the profile of the high-water mark of the live heap, and write it at the end
+    #[arg(long)]
+    pub peak: bool,
+
+    /// When the resident memory exceeds this
+    #[arg(long, value_name = "BYTES", value_parser = values::amount)]
+    pub on_rss: Option<u64>,
+
+    /// When the control group's memory exceeds this, or this share of its limit (90%)
+    #[arg(long, value_name = "BYTES|PERCENT", value_parser = values::threshold)]
+    pub on_cgroup: Option<Threshold>,
+
+    /// When this signal is sent to mem_profiler
+    #[arg(long, value_name = "SIGNAL", value_parser = values::dump_signal)]
+    pub signal: Option<Signal>,
+
+    /// Keep only so many dumps of each process; the oldest are removed
+    #[arg(long, value_name = "N", value_parser = values::count)]
+    pub keep: Option<usize>,
+}
+
+/// A session's options.
+#[derive(Clone, Debug, Args)]
+pub struct SessionArgs {
+    /// How long to sample: seconds, or with a unit (90s, 5m, 2h); without it, until Ctrl-C
+    #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]
+    pub seconds: Option<Duration>,
+
+    #[command(flatten)]
+    pub interval: IntervalArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    #[command(flatten)]
+    pub select: SelectArgs,
+
+    #[command(flatten)]
+    pub triggers: TriggerArgs,
+}
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// End the session after this long; the program goes on
+    #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]
+    pub seconds: Option<Duration>,
+
+    #[command(flatten)]
+    pub interval: IntervalArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    #[command(flatten)]
+    pub triggers: TriggerArgs,
+
+    /// The agent [default: libmem_agent.so beside mem_profiler, or in ../lib]
+    #[arg(long, value_name = "FILE", env = "MEM_AGENT_LIB")]
+    pub agent: Option<PathBuf>,
+
+    /// The program and its arguments
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Options of `list`.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    #[command(flatten)]
+    pub select: SelectArgs,
+
+    /// For programs: one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of the commands that write dumps at once.
+#[derive(Debug, Args)]
+pub struct DumpArgs {
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    #[command(flatten)]
+    pub select: SelectArgs,
+}
+
+/// Options of `clean`.
+#[derive(Debug, Args)]
+pub struct CleanArgs {
+    #[command(flatten)]
+    pub select: SelectArgs,
+
+    /// Remove also profiles that nobody has written out yet
+    #[arg(long)]
+    pub all: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults() {
+        let session = Cli::try_parse_from(["mem_profiler"]).unwrap().session;
+        assert_eq!(session.interval.interval, 1024);
+        assert_eq!(session.output.output, PathBuf::from("./custom_prof"));
+        assert!(session.seconds.is_none() && session.select.processes.is_empty());
+    }
+
+    #[test]
+    fn bad_values_are_usage_errors() {
+        for bad in [
+            ["-c", "0"],
+            ["-c", "x"],
+            ["-c", "-5"],
+            ["-c", "1.5Q"],
+            ["-c", "99999999999999999999"],
+            ["-s", "-1"],
+            ["-s", "0"],
+            ["-s", "abc"],
+            ["-s", "nan"],
+            ["-s", "1e99"],
+            ["-s", "101d"],
+            ["-p", "0"],
+            ["-p", ""],
+            ["-p", "99999999999"],
+            ["--keep", "0"],
+            ["--on-cgroup", "0%"],
+        ] {
+            let error = Cli::try_parse_from(["mem_profiler", bad[0], bad[1]]).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{bad:?}");
+        }
+        for bad in [
+            &["stray"][..],
+            &["run"],
+            &["-s", "1", "list"],
+            &["dump", "-s", "1"],
+        ] {
+            let error = Cli::try_parse_from([&["mem_profiler"], bad].concat()).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_programs_own_options_are_left_alone() {
+        let line = [
+            "mem_profiler",
+            "run",
+            "-c",
+            "1",
+            "--",
+            "ls",
+            "-c",
+            "--every",
+        ];
+        let Some(Command::Run(run)) = Cli::try_parse_from(line).unwrap().command else {
+            panic!()
+        };
+        assert_eq!((run.interval.interval, run.command.len()), (1, 3));
+    }
+}

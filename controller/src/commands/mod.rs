@@ -1,0 +1,49 @@
+//! The commands, one file each. Each returns the exit code.
+
+pub mod clean;
+pub mod dump;
+pub mod list;
+pub mod recover;
+pub mod run;
+pub mod session;
+
+use std::process::ExitCode;
+
+use crate::dump::Written;
+use crate::session::Outcome;
+use crate::terminal;
+
+/// Closes a command that writes dumps.
+fn conclude(outcome: &Outcome) -> ExitCode {
+    if outcome.failures == 0 && !outcome.written.is_empty() {
+        terminal::result("succeeded in collecting memory data!");
+        return ExitCode::SUCCESS;
+    }
+    if !outcome.written.is_empty() {
+        let (written, failed) = (outcome.written.len(), outcome.failures);
+        terminal::tell(&format!("{written} written, {failed} failed"));
+    }
+    ExitCode::FAILURE
+}
+
+/// A table of what was written, where it is more than one dump.
+fn summary(written: &[Written]) {
+    if written.len() < 2 {
+        return;
+    }
+    let rows = written.iter().map(|w| {
+        let file = w.path.file_name().unwrap_or_default().display().to_string();
+        let bytes = crate::text::bytes;
+        vec![
+            w.title.clone(),
+            w.samples.to_string(),
+            bytes(w.alloc_bytes),
+            bytes(w.live_bytes),
+            file,
+        ]
+    });
+    let head = ["PROCESS", "SAMPLES", "ALLOCATED", "LIVE", "DUMP"];
+    for line in crate::text::table(&head, &[1, 2, 3], rows.collect()) {
+        terminal::tell(&line);
+    }
+}

@@ -1,0 +1,57 @@
+//! `run`: a program with the agent from its first allocation.
+
+use std::process::ExitCode;
+
+use crate::cli::RunArgs;
+use crate::discovery::Discovery;
+use crate::launch::{self, Launched};
+use crate::segment::default_folder;
+use crate::select::Selection;
+use crate::session::{Outcome, Run, Settings};
+use crate::terminal::tell;
+
+/// Starts the program, follows it and its children, and ends as it ends.
+pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let agent = launch::find_agent(args.agent.as_deref())?;
+    let interval = args.interval.interval;
+    let dump_signal = args.triggers.signal;
+    let settings = Settings {
+        interval,
+        length: args.seconds,
+        prefix: args.output.output,
+        selection: Selection::default(),
+        triggers: args.triggers,
+    };
+    let folder = launch::make_folder(&default_folder())?;
+    let followed = Run::new(settings, Discovery::in_folder(folder.clone()), true).and_then(|run| {
+        match Launched::start(&args.command, &agent, interval, &folder, dump_signal) {
+            Ok(child) => run.follow(child).map(Ok),
+            Err(error) => Ok(Err(launch::start_failure(&args.command[0], &error))),
+        }
+    });
+    // Live processes still use it; `clean` removes it after them.
+    let _ = std::fs::remove_dir(&folder);
+    match followed? {
+        Ok(outcome) => Ok(conclude(&outcome)),
+        Err(code) => Ok(code),
+    }
+}
+
+/// The program's exit code goes before ours.
+fn conclude(outcome: &Outcome) -> ExitCode {
+    super::summary(&outcome.written);
+    if outcome.written.is_empty() && outcome.failures == 0 {
+        tell(
+            "warning: no process was sampled: the program is static, setuid or of another \
+             architecture, or it clears LD_PRELOAD",
+        );
+    }
+    match outcome.status {
+        Some(status) if !status.success() => launch::end_like(status),
+        _ if outcome.failures > 0 || outcome.written.is_empty() => ExitCode::FAILURE,
+        _ => {
+            tell("succeeded in collecting memory data!");
+            ExitCode::SUCCESS
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The plain form: one session, one dump per process.
+
+use std::process::ExitCode;
+
+use crate::cli::SessionArgs;
+use crate::discovery::Discovery;
+use crate::session::{Run, Settings};
+
+/// Runs a session in processes that run already.
+pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
+    let settings = Settings {
+        interval: args.interval.interval,
+        length: args.seconds,
+        prefix: args.output.output,
+        selection: args.select.into(),
+        triggers: args.triggers,
+    };
+    let outcome = Run::new(settings, Discovery::new(), false)?.run()?;
+    super::summary(&outcome.written);
+    Ok(super::conclude(&outcome))
+}

@@ -1,0 +1,176 @@
+//! Starting a program with the agent, and passing on what happens to either side.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+
+use anyhow::{Context, bail};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
+use shm_protocol::segment::DIR_VARIABLE;
+
+use crate::discovery::RUN_PREFIX;
+use crate::waiting::{Received, unblock_all};
+
+/// Signals that are passed on to the program.
+pub const FORWARDED: [Signal; 8] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGWINCH,
+    Signal::SIGALRM,
+];
+
+/// File name of the agent.
+const AGENT: &str = "libmem_agent.so";
+
+/// A program that we started.
+pub struct Launched {
+    child: Child,
+    /// How it ended, once it has.
+    pub status: Option<ExitStatus>,
+    /// Not passed on: it asks us for a dump.
+    dump_signal: Option<Signal>,
+}
+
+impl Launched {
+    /// Starts `command` with the agent, sampling every `interval` bytes from its first
+    /// allocation, its segments and its children's in `folder`.
+    pub fn start(
+        command: &[OsString],
+        agent: &Path,
+        interval: u64,
+        folder: &Path,
+        dump_signal: Option<Signal>,
+    ) -> io::Result<Self> {
+        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("LD_PRELOAD", preload(agent))
+            .env("MEM_PROFILER_START", "1")
+            .env("MEM_PROFILER_INTERVAL", interval.to_string())
+            .env(DIR_VARIABLE, folder);
+        // SAFETY: only an async-signal-safe system call.
+        unsafe { command.pre_exec(unblock_all) };
+        Ok(Self {
+            child: command.spawn()?,
+            status: None,
+            dump_signal,
+        })
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Passes a signal on, or notes that the program has ended.
+    pub fn signal(&mut self, received: Received) {
+        if received.signal == Signal::SIGCHLD {
+            self.status = self.status.or_else(|| self.child.try_wait().ok().flatten());
+        } else if self.status.is_none()
+            && !received.from_terminal
+            && Some(received.signal) != self.dump_signal
+        {
+            // It may have ended just now: then there is nobody to tell.
+            let pid = nix::unistd::Pid::from_raw(self.pid());
+            let _ = nix::sys::signal::kill(pid, received.signal);
+        }
+    }
+}
+
+/// Our agent before what is preloaded anyway.
+fn preload(agent: &Path) -> OsString {
+    let mut value = agent.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
+        value.push(":");
+        value.push(others);
+    }
+    value
+}
+
+/// The agent's file: the one given, or one beside this program or in `../lib`.
+pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("where is this program?")?;
+    let here = own.parent().unwrap_or(Path::new("/"));
+    let places = match given {
+        Some(given) => vec![given.to_owned()],
+        None => vec![
+            here.join(AGENT),
+            here.join("../lib").join(AGENT),
+            here.join("../lib/mem-profiler").join(AGENT),
+        ],
+    };
+    let Some(found) = places.iter().find_map(|place| place.canonicalize().ok()) else {
+        let tried: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+        bail!(
+            "the agent is not at {}: name it with --agent",
+            tried.join(", ")
+        );
+    };
+    if found
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|b| b" :\t".contains(b))
+    {
+        let shown = found.display();
+        bail!("{shown}: the loader cannot preload a path with blanks or colons: move the agent");
+    }
+    Ok(found)
+}
+
+/// Makes a folder of its own for the segments of a run.
+pub fn make_folder(shared: &Path) -> anyhow::Result<PathBuf> {
+    let time = shm_protocol::clock::unix_ns();
+    let path = shared.join(format!("{RUN_PREFIX}{}.{time}", std::process::id()));
+    let mut builder = std::fs::DirBuilder::new();
+    // A program that root starts may become any user, and its children make segments too.
+    let mode = if nix::unistd::geteuid().is_root() {
+        0o1777
+    } else {
+        0o700
+    };
+    builder
+        .mode(0o700)
+        .create(&path)
+        .with_context(|| format!("{}", path.display()))?;
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(&path, permissions).with_context(|| format!("{}", path.display()))?;
+    Ok(path)
+}
+
+/// The exit code for a program that could not be started, as shells give it.
+pub fn start_failure(program: &OsStr, error: &io::Error) -> ExitCode {
+    crate::terminal::tell(&format!("{}: {error}", program.display()));
+    match error.kind() {
+        io::ErrorKind::NotFound => ExitCode::from(127),
+        _ => ExitCode::from(126),
+    }
+}
+
+/// Ends as the program ended: with its exit code, or by the signal that killed it.
+pub fn end_like(status: ExitStatus) -> ExitCode {
+    if let Some(signal) = status.signal().and_then(|s| Signal::try_from(s).ok()) {
+        die_of(signal);
+        return ExitCode::from(128u8.saturating_add(signal as u8));
+    }
+    ExitCode::from(status.code().unwrap_or(1) as u8)
+}
+
+fn die_of(signal: Signal) {
+    // The program has left a core if one was wanted: ours would say nothing.
+    let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: no handler of ours is replaced that anybody relies on: we end here.
+    let _ = unsafe { nix::sys::signal::sigaction(signal, &default) };
+    let _ = nix::sys::signal::raise(signal);
+    let _ = unblock_all();
+}

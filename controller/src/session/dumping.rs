@@ -1,0 +1,185 @@
+//! Writing dumps: in the middle of a session, and at its end.
+
+use std::time::Instant;
+
+use super::{Run, SETTLE};
+use crate::discovery::Life;
+use crate::dump::{self, Ended, Written};
+use crate::segment::{Head, io_error};
+use crate::session::member::Member;
+use crate::target::Target;
+use crate::terminal::tell;
+use crate::text;
+
+/// CPU time above which a process without a single allocation is suspicious.
+const IDLE_CPU_SECONDS: f64 = 0.1;
+
+impl Run {
+    /// Writes a dump of a member; its session goes on. A failure is told and tried again.
+    pub(super) fn dump(&mut self, at: usize, reason: &str) {
+        let Member { target, watcher } = &mut self.members[at];
+        let (agent, session) = (&target.agent, &target.session);
+        match dump::write(&self.output, agent, session, (reason, Ended::Not)) {
+            Ok(written) => {
+                let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
+                self.remove_old(old);
+                self.report(written);
+            }
+            Err(error) => {
+                watcher.failed(reason);
+                let title = agent.title();
+                self.progress.above(|| {
+                    tell(&format!(
+                        "warning: {title}: {error}; sampling goes on, tried again soon"
+                    ));
+                });
+            }
+        }
+    }
+
+    fn remove_old(&self, file: Option<std::path::PathBuf>) {
+        let Some(file) = file else { return };
+        if let Err(error) = self.output.remove(&file) {
+            tell(&format!(
+                "warning: {}: cannot be removed: {error}",
+                file.display()
+            ));
+        }
+    }
+
+    /// Copies a member's table at a new high-water mark.
+    pub(super) fn keep_peak(&mut self, at: usize) {
+        let Member { target, watcher } = &mut self.members[at];
+        let start = Instant::now();
+        let mut head = Head::new();
+        let header = target.agent.segment.head(&mut head);
+        let snapshot = header
+            .map_err(std::io::Error::other)
+            .and_then(|header| dump::snapshot(&target.agent, &target.session, &header));
+        match snapshot {
+            Ok(snapshot) => watcher.keep_peak(snapshot, start.elapsed()),
+            Err(error) => tell(&format!("warning: {}: {error}", target.agent.title())),
+        }
+    }
+
+    /// Stops all together, then writes one after the other.
+    pub(super) fn end(&mut self) {
+        for member in &self.members {
+            if let Err(reason) = member.target.stop() {
+                tell(&format!("warning: {}: {reason}", member.title()));
+            }
+        }
+        std::thread::sleep(SETTLE);
+        for member in std::mem::take(&mut self.members) {
+            self.finish(member);
+        }
+        self.progress.finish();
+    }
+
+    /// Writes the dump of a member whose session is over.
+    pub(super) fn finish(&mut self, mut member: Member) {
+        member.target.settle_life();
+        self.write_peak(&mut member);
+        let Member {
+            target,
+            mut watcher,
+        } = member;
+        let mut head = Head::new();
+        let header = target.agent.segment.head(&mut head);
+        let ended = header.map_or(Ended::Died, |header| Ended::of(&target.agent, &header));
+        match dump::write(
+            &self.output,
+            &target.agent,
+            &target.session,
+            ("end of session", ended),
+        ) {
+            Ok(mut written) => {
+                written.is_last = true;
+                let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
+                self.remove_old(old);
+                self.warn_idle(&target, &written);
+                self.release(&target);
+                self.report(written);
+            }
+            Err(error) => {
+                let title = target.agent.title();
+                let fetch = match target.agent.life {
+                    Life::Running => format!("mem_profiler dump -p {} -o PREFIX", target.agent.pid),
+                    _ => "mem_profiler recover -o PREFIX".to_owned(),
+                };
+                self.fail(&format!(
+                    "{title}: {error}; its profile is kept: {fetch} writes it"
+                ));
+            }
+        }
+    }
+
+    /// Writes the copy of the high-water mark.
+    fn write_peak(&mut self, member: &mut Member) {
+        let Some(snapshot) = member.watcher.peak.take() else {
+            return;
+        };
+        let agent = &member.target.agent;
+        let mut head = Head::new();
+        let reason = format!(
+            "high-water mark, {} live",
+            text::bytes(snapshot.totals.live_bytes)
+        );
+        let written = agent
+            .segment
+            .full_head(&mut head)
+            .map_err(std::io::Error::other)
+            .and_then(|header| {
+                let ended = match agent.life {
+                    Life::Running => Ended::Not,
+                    _ => Ended::of(agent, &header),
+                };
+                dump::write_snapshot(&self.output, agent, &header, &snapshot, (&reason, ended))
+            });
+        match written {
+            Ok(mut written) => {
+                written.remark = Some(reason);
+                self.report(written);
+            }
+            Err(error) => self.fail(&format!("{}: high-water mark: {error}", agent.title())),
+        }
+    }
+
+    /// The dump is safe: forget the session, and the segment where nobody uses it.
+    pub(super) fn release(&self, target: &Target) {
+        let segment = &target.agent.segment;
+        let done = segment
+            .view()
+            .mark_collected(target.session.number)
+            .map_err(io_error);
+        let done = match target.agent.life {
+            Life::Running => done,
+            _ => segment.folder.remove(segment).or_else(|e| match e.kind() {
+                std::io::ErrorKind::NotFound => Ok(()),
+                _ => Err(e),
+            }),
+        };
+        if let Err(error) = done {
+            tell(&format!("warning: {}: {error}", segment.path().display()));
+        }
+    }
+
+    fn warn_idle(&self, target: &Target, written: &Written) {
+        let cpu = target.cpu_seconds();
+        if written.threads == 0 && target.agent.life == Life::Running && cpu > IDLE_CPU_SECONDS {
+            self.progress.above(|| {
+                tell(&format!(
+                    "warning: {}: 0 calls seen in {cpu:.1} s of CPU time: the agent is loaded, but \
+                     the program seems to allocate through a static or own allocator",
+                    written.title
+                ));
+            });
+        }
+    }
+
+    /// Tells of a dump.
+    pub(super) fn report(&mut self, written: Written) {
+        self.announce(&written.line());
+        self.outcome.written.push(written);
+    }
+}

@@ -1,0 +1,188 @@
+//! Taking processes into a session: those there at its start, and those that come later.
+
+use std::time::Instant;
+
+use super::{Run, SEARCH};
+use crate::discovery::{Agent, Life};
+use crate::dump::{self, Ended};
+use crate::segment::{Folder, Head};
+use crate::session::member::Member;
+use crate::target::{End, Target, no_room, uncollected};
+use crate::terminal::tell;
+
+impl Run {
+    /// Takes processes for the session and saves what earlier sessions left in them.
+    pub(super) fn take(&mut self, agents: Vec<Agent>) -> Vec<Target> {
+        let mut taken = Vec::new();
+        for agent in agents {
+            let title = agent.title();
+            match Target::take(agent) {
+                Ok(target) => {
+                    self.save_leftover(&target);
+                    taken.push(target);
+                }
+                Err(reason) => self.fail(&format!("{title}: {reason}")),
+            }
+        }
+        taken
+    }
+
+    /// A controller that was killed, or an agent that started by itself, left a session
+    /// that nobody wrote out: the next but one would overwrite it.
+    fn save_leftover(&mut self, target: &Target) {
+        let agent = &target.agent;
+        let mut head = Head::new();
+        let Ok(header) = agent.segment.head(&mut head) else {
+            return;
+        };
+        let Some(session) = uncollected(agent, &header) else {
+            return;
+        };
+        if let Err(reason) = target.stop() {
+            return self.fail(&format!("{}: {reason}", agent.title()));
+        }
+        let cause = ("left by an earlier session", Ended::InOrder);
+        match dump::write(&self.output, agent, &session, cause) {
+            Ok(written) => {
+                // Worst case it is written once more.
+                let _ = agent.segment.view().mark_collected(session.number);
+                let title = agent.title();
+                tell(&format!(
+                    "{title}: an earlier session had left its data: written too"
+                ));
+                self.report(written);
+            }
+            Err(error) => {
+                self.fail(&format!(
+                    "{}: an earlier session's data: {error}",
+                    agent.title()
+                ));
+            }
+        }
+    }
+
+    /// All sessions together must fit into the shared folder, or none is started.
+    pub(super) fn check_room(&self, taken: &[Target]) -> anyhow::Result<()> {
+        let mut folders: Vec<(&Folder, u64)> = Vec::new();
+        for target in taken {
+            let folder = &target.agent.segment.folder;
+            match folders
+                .iter_mut()
+                .find(|(f, _)| f.identity.0 == folder.identity.0)
+            {
+                Some((_, bytes)) => *bytes += target.first_bytes(),
+                None => folders.push((folder, target.first_bytes())),
+            }
+        }
+        for (folder, needs) in folders {
+            let free = folder.free_bytes().unwrap_or(u64::MAX);
+            if free < needs {
+                anyhow::bail!(no_room(
+                    &folder.path.display().to_string(),
+                    needs,
+                    Some(free)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares all, which takes time, then starts all, which takes microseconds each.
+    pub(super) fn begin(&mut self, taken: Vec<Target>) {
+        let mut ready = Vec::new();
+        for mut target in taken {
+            match target.prepare(self.settings.interval) {
+                Ok(()) => ready.push(target),
+                Err(reason) => self.fail(&format!("{}: {reason}", target.agent.title())),
+            }
+        }
+        if self.members.is_empty() && self.outcome.written.is_empty() {
+            self.start = Instant::now();
+        }
+        let deadline = End::deadline_ns(self.time_left());
+        for mut target in ready {
+            match target.publish(deadline) {
+                Ok(()) => self
+                    .members
+                    .push(Member::new(target, &self.settings.triggers)),
+                Err(reason) => self.fail(&format!("{}: {reason}", target.agent.title())),
+            }
+        }
+    }
+
+    /// Looks for new processes, now and then, and at once where a name is new.
+    pub(super) fn search(&mut self, now: Instant) {
+        let due = now - self.last_search >= SEARCH;
+        if due || self.child.is_some() && self.discovery.has_new(&self.known) {
+            self.last_search = now;
+            self.join_new();
+        }
+    }
+
+    /// Takes new processes into the session.
+    pub(super) fn join_new(&mut self) {
+        let scan = self.discovery.scan_except(&self.known);
+        if self.child.is_some() {
+            return self.adopt(scan.agents);
+        }
+        let wanted =
+            |agent: &Agent| agent.life == Life::Running && self.settings.selection.wants(agent);
+        let new: Vec<Agent> = scan.agents.into_iter().filter(wanted).collect();
+        if new.is_empty() {
+            return;
+        }
+        self.known.extend(new.iter().map(|a| a.segment.name));
+        new.iter()
+            .for_each(|agent| self.retire_earlier_image(agent));
+        let taken = self.take(new);
+        if let Err(error) = self.check_room(&taken) {
+            return self.fail(&error.to_string());
+        }
+        self.begin(taken);
+    }
+
+    fn adopted(&mut self, target: Target) {
+        self.retire_earlier_image(&target.agent);
+        if target.agent.life == Life::Dead && target.totals.samples == 0 {
+            // A child too short-lived for a sample: nothing to tell, nothing to keep.
+            return self.release(&target);
+        }
+        let member = Member::new(target, &self.settings.triggers);
+        match member.target.agent.life {
+            Life::Running => self.members.push(member),
+            _ => self.finish(member),
+        }
+    }
+
+    /// A new image of a process ends the session of the one before.
+    fn retire_earlier_image(&mut self, agent: &Agent) {
+        let name = agent.segment.name;
+        let earlier = |member: &Member| {
+            let other = member.target.agent.segment.name;
+            (other.pid, other.start_time) == (name.pid, name.start_time) && other.image < name.image
+        };
+        while let Some(at) = self.members.iter().position(earlier) {
+            let member = self.members.swap_remove(at);
+            self.finish(member);
+        }
+    }
+
+    /// Takes over sessions that agents started by themselves.
+    fn adopt(&mut self, agents: Vec<Agent>) {
+        for agent in agents {
+            let name = agent.segment.name;
+            match Target::adopt(agent) {
+                Ok(Some(target)) => {
+                    self.known.insert(name);
+                    self.adopted(target);
+                }
+                // Not started yet: the next search asks again.
+                Ok(None) => {}
+                Err(reason) => {
+                    self.known.insert(name);
+                    self.fail(&reason);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! A process in a session, with what its triggers remember.
+
+use crate::cli::TriggerArgs;
+use crate::target::Target;
+use crate::triggers::Watcher;
+
+/// A process in a session.
+pub struct Member {
+    /// The process.
+    pub target: Target,
+    /// Its triggers.
+    pub watcher: Watcher,
+}
+
+impl Member {
+    /// A process whose session starts now.
+    pub fn new(target: Target, triggers: &TriggerArgs) -> Self {
+        Self {
+            target,
+            watcher: Watcher::new(triggers),
+        }
+    }
+
+    /// Its name and pid, for people.
+    pub fn title(&self) -> String {
+        self.target.agent.title()
+    }
+}

@@ -1,0 +1,292 @@
+//! A session over one or many processes: prepare all, start all, watch, stop all, write
+//! a dump for each.
+
+mod dumping;
+mod joining;
+mod member;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::cli::TriggerArgs;
+use crate::discovery::Discovery;
+use crate::dump::Written;
+use crate::launch::{FORWARDED, Launched};
+use crate::output::Output;
+use crate::segment::SegmentName;
+use crate::select::Selection;
+use crate::target::{End, Look, RENEWAL};
+use crate::terminal::{Progress, Tally, result, tell};
+use crate::waiting::{Received, Signals};
+
+use member::Member;
+
+/// Time between looks while tables fill up quickly.
+const FAST_LOOK: Duration = Duration::from_millis(20);
+/// Time between looks while a trigger depends on them.
+const WATCHFUL_LOOK: Duration = Duration::from_millis(50);
+/// Time between looks otherwise.
+const LOOK: Duration = Duration::from_millis(200);
+/// Time between searches for new processes.
+const SEARCH: Duration = Duration::from_secs(1);
+/// How long a session without a process waits for a new one.
+const ALONE: Duration = Duration::from_secs(2);
+/// Lets samples that were under way at the stop be counted.
+const SETTLE: Duration = Duration::from_millis(5);
+
+/// What a session is to do.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Mean bytes between samples.
+    pub interval: u64,
+    /// Its length; without one it lasts until a signal.
+    pub length: Option<Duration>,
+    /// Where dumps go and how their names begin.
+    pub prefix: PathBuf,
+    /// The processes.
+    pub selection: Selection,
+    /// When to dump besides at the end.
+    pub triggers: TriggerArgs,
+}
+
+/// How it went.
+#[derive(Default)]
+pub struct Outcome {
+    /// The dumps.
+    pub written: Vec<Written>,
+    /// How many processes or dumps failed.
+    pub failures: usize,
+    /// How the program that we started ended.
+    pub status: Option<std::process::ExitStatus>,
+}
+
+/// A session.
+pub struct Run {
+    settings: Settings,
+    output: Output,
+    discovery: Discovery,
+    signals: Signals,
+    progress: Progress,
+    members: Vec<Member>,
+    known: HashSet<SegmentName>,
+    outcome: Outcome,
+    start: Instant,
+    last_search: Instant,
+    /// The program that we started; its agents start their sessions by themselves.
+    child: Option<Launched>,
+}
+
+impl Run {
+    /// Makes sure that dumps can be written, before anything is started. From here on
+    /// signals wait to be read.
+    pub fn new(settings: Settings, discovery: Discovery, launches: bool) -> anyhow::Result<Self> {
+        let output = Output::open(&settings.prefix)?;
+        let mut signals: Vec<_> = settings.triggers.signal.into_iter().collect();
+        if launches {
+            signals.extend(FORWARDED);
+            signals.push(nix::sys::signal::Signal::SIGCHLD);
+        }
+        Ok(Self {
+            output,
+            discovery,
+            signals: Signals::block(&signals)?,
+            progress: Progress::silent(),
+            members: Vec::new(),
+            known: HashSet::new(),
+            outcome: Outcome::default(),
+            start: Instant::now(),
+            last_search: Instant::now(),
+            child: None,
+            settings,
+        })
+    }
+
+    /// Runs a session in processes that run already.
+    pub fn run(mut self) -> anyhow::Result<Outcome> {
+        let scan = self.discovery.scan();
+        self.known
+            .extend(scan.agents.iter().map(|a| a.segment.name));
+        let chosen = self.settings.selection.choose(scan);
+        chosen
+            .failures
+            .iter()
+            .for_each(|failure| self.fail(failure));
+        chosen
+            .warnings
+            .iter()
+            .for_each(|warning| tell(&format!("warning: {warning}")));
+        let taken = self.take(chosen.agents);
+        self.check_room(&taken)?;
+        self.begin(taken);
+        if !self.members.is_empty() {
+            self.progress = Progress::start(self.settings.length);
+            self.watch()?;
+            self.end();
+        }
+        Ok(self.outcome)
+    }
+
+    /// Follows a program that was started with the agent, and its children, to its end.
+    pub fn follow(mut self, child: Launched) -> anyhow::Result<Outcome> {
+        self.child = Some(child);
+        self.start = Instant::now();
+        self.watch()?;
+        self.join_new();
+        self.look();
+        self.end();
+        // With a length given the program may go on: its end is still ours to pass on.
+        while self
+            .child
+            .as_ref()
+            .is_some_and(|child| child.status.is_none())
+        {
+            let came = self.signals.wait(&[], Duration::from_secs(3600))?;
+            self.receive(&came);
+        }
+        self.outcome.status = self.child.take().and_then(|child| child.status);
+        Ok(self.outcome)
+    }
+
+    fn fail(&mut self, message: &str) {
+        self.outcome.failures += 1;
+        self.progress.above(|| tell(message));
+    }
+
+    fn time_left(&self) -> Option<Duration> {
+        self.settings
+            .length
+            .map(|length| length.saturating_sub(self.start.elapsed()))
+    }
+
+    /// Watches until time is over, a signal comes, or nobody is left.
+    fn watch(&mut self) -> anyhow::Result<()> {
+        let mut renewal = Instant::now() + RENEWAL;
+        let mut company = Instant::now();
+        while self.time_left().is_none_or(|left| !left.is_zero()) {
+            let came = self.wait()?;
+            if self.receive(&came) {
+                return Ok(());
+            }
+            self.look();
+            let now = Instant::now();
+            self.search(now);
+            if self.settings.length.is_none() && self.child.is_none() && now >= renewal {
+                renewal = now + RENEWAL;
+                self.prolong();
+            }
+            match self.members.is_empty() && self.child.is_none() {
+                false => company = now,
+                true if now - company >= ALONE => return Ok(()),
+                true => {}
+            }
+            self.show();
+        }
+        Ok(())
+    }
+
+    fn wait(&self) -> nix::Result<Vec<Received>> {
+        let young = self.start.elapsed() < Duration::from_secs(1);
+        let pause = if young || self.members.iter().any(|m| m.target.growing) {
+            FAST_LOOK
+        } else if self.settings.triggers.is_watchful() {
+            WATCHFUL_LOOK
+        } else {
+            LOOK
+        };
+        let pause = self.time_left().map_or(pause, |left| left.min(pause));
+        let fds: Vec<_> = self
+            .members
+            .iter()
+            .filter_map(|m| m.target.pidfd())
+            .collect();
+        self.signals.wait(&fds, pause)
+    }
+
+    /// Acts on signals; whether the session is to end.
+    fn receive(&mut self, came: &[Received]) -> bool {
+        for received in came {
+            if Some(received.signal) == self.settings.triggers.signal {
+                for at in 0..self.members.len() {
+                    self.dump(at, &format!("signal {}", received.signal));
+                }
+            } else if let Some(child) = &mut self.child {
+                child.signal(*received);
+            }
+        }
+        match &self.child {
+            Some(child) => child.status.is_some(),
+            None => came.iter().any(|received| received.ends_session()),
+        }
+    }
+
+    fn look(&mut self) {
+        let mut at = 0;
+        while at < self.members.len() {
+            let ended = match self.members[at].target.look() {
+                Ok(Look::Counting) => {
+                    self.check_triggers(at);
+                    false
+                }
+                Ok(Look::Dead) => true,
+                // At the deadline the agent may be a moment faster than we are.
+                Ok(Look::Stopped) => self.time_left().is_none_or(|left| left > FAST_LOOK),
+                Err(error) => {
+                    let title = self.members[at].title();
+                    self.fail(&format!("{title}: its segment became unusable: {error}"));
+                    self.members.swap_remove(at);
+                    continue;
+                }
+            };
+            if ended {
+                let member = self.members.swap_remove(at);
+                self.finish(member);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn check_triggers(&mut self, at: usize) {
+        let Member { target, watcher } = &mut self.members[at];
+        let triggers = &self.settings.triggers;
+        let due = watcher.due(triggers, target.agent.pid, &target.totals);
+        if watcher.is_new_peak(triggers, target.totals.live_bytes) {
+            self.keep_peak(at);
+        }
+        if let Some(reason) = due {
+            self.dump(at, &reason);
+        }
+    }
+
+    fn prolong(&mut self) {
+        let deadline = End::deadline_ns(None);
+        for member in &mut self.members {
+            if let Err(reason) = member.target.publish(deadline) {
+                tell(&format!("warning: {}: {reason}", member.title()));
+            }
+        }
+    }
+
+    fn show(&self) {
+        let mut tally = Tally {
+            processes: self.members.len(),
+            ..Tally::default()
+        };
+        let running = self.members.iter().map(|m| &m.target.totals);
+        let running = running.map(|t| (t.samples, t.alloc_bytes));
+        let ended = self.outcome.written.iter().filter(|w| w.is_last);
+        for (samples, bytes) in running.chain(ended.map(|w| (w.samples, w.alloc_bytes))) {
+            tally.samples = tally.samples.saturating_add(samples);
+            tally.bytes += bytes;
+        }
+        self.progress.show(self.start.elapsed(), &tally);
+    }
+
+    /// Prints a dump's name. The stdout of a program that we started is its own.
+    fn announce(&self, line: &str) {
+        let launched = self.child.is_some();
+        self.progress
+            .above(|| if launched { tell(line) } else { result(line) });
+    }
+}

@@ -1,0 +1,251 @@
+//! When to write a dump in the middle of a session. Policy only: looks at numbers that
+//! were read anyway, and says why a dump is due.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use shm_protocol::snapshot::Totals;
+
+use crate::cgroup;
+use crate::cli::TriggerArgs;
+use crate::cli::values::Threshold;
+use crate::process::Stat;
+use crate::snapshot::Snapshot;
+use crate::text;
+
+/// A threshold fires again once the value has fallen below this share of it.
+const REARM: f64 = 0.9;
+/// How much the live heap must grow past the high-water mark to be worth another copy.
+const PEAK_STEP: f64 = 1.01;
+/// A copy of the high-water mark waits at least so many times as long as the last took.
+const PEAK_PAUSE: u32 = 20;
+/// How long after a failed dump it is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+impl TriggerArgs {
+    /// Whether anything needs frequent looks.
+    pub fn is_watchful(&self) -> bool {
+        self.every_alloc.is_some()
+            || self.every_growth.is_some()
+            || self.peak
+            || self.on_rss.is_some()
+            || self.on_cgroup.is_some()
+    }
+}
+
+/// What the triggers of one process remember.
+pub struct Watcher {
+    next_time: Option<Instant>,
+    next_alloc: f64,
+    next_live: f64,
+    rss_fired: bool,
+    cgroup_fired: bool,
+    retry: Option<(Instant, String)>,
+    files: VecDeque<PathBuf>,
+    /// The high-water mark so far.
+    pub peak: Option<Snapshot>,
+    peak_live: f64,
+    next_peak: Instant,
+}
+
+impl Watcher {
+    /// For a process whose session starts now.
+    pub fn new(args: &TriggerArgs) -> Self {
+        let now = Instant::now();
+        let first = |step: Option<u64>| step.map_or(f64::INFINITY, |step| step as f64);
+        Self {
+            next_time: args.every.map(|every| now + every),
+            next_alloc: first(args.every_alloc),
+            next_live: first(args.every_growth),
+            rss_fired: false,
+            cgroup_fired: false,
+            retry: None,
+            files: VecDeque::new(),
+            peak: None,
+            peak_live: 0.0,
+            next_peak: now,
+        }
+    }
+
+    /// Why a dump is due, if it is. Each reason is given once.
+    pub fn due(&mut self, args: &TriggerArgs, pid: i32, totals: &Totals) -> Option<String> {
+        let now = Instant::now();
+        let mut reasons = Vec::new();
+        if let Some((_, reason)) = self.retry.take_if(|(at, _)| *at <= now) {
+            reasons.push(reason);
+        }
+        reasons.extend(self.time(args, now));
+        reasons.extend(self.allocated(args, totals.alloc_bytes));
+        reasons.extend(self.grown(args, totals.live_bytes));
+        reasons.extend(self.resident(args, pid));
+        reasons.extend(self.group(args, pid));
+        (!reasons.is_empty()).then(|| reasons.join(", "))
+    }
+
+    fn time(&mut self, args: &TriggerArgs, now: Instant) -> Option<String> {
+        let (every, next) = (args.every?, self.next_time?);
+        if now < next {
+            return None;
+        }
+        // Missed ones, as after a suspend, are not made up for.
+        let behind = (now - next).as_nanos() / every.as_nanos().max(1) + 1;
+        self.next_time = Some(next + every * u32::try_from(behind).unwrap_or(u32::MAX));
+        Some(format!("every {every:?}"))
+    }
+
+    fn allocated(&mut self, args: &TriggerArgs, bytes: f64) -> Option<String> {
+        let step = args.every_alloc? as f64;
+        if bytes < self.next_alloc {
+            return None;
+        }
+        self.next_alloc = ((bytes / step).floor() + 1.0) * step;
+        Some(format!("{} allocated", text::bytes(bytes)))
+    }
+
+    fn grown(&mut self, args: &TriggerArgs, live: f64) -> Option<String> {
+        let step = args.every_growth? as f64;
+        if live < self.next_live {
+            return None;
+        }
+        self.next_live = live + step;
+        Some(format!("live heap grown to {}", text::bytes(live)))
+    }
+
+    fn resident(&mut self, args: &TriggerArgs, pid: i32) -> Option<String> {
+        let limit = args.on_rss? as f64;
+        let rss = rss_bytes(pid)? as f64;
+        let fires = crosses(&mut self.rss_fired, rss, limit);
+        fires.then(|| format!("resident memory at {}", text::bytes(rss)))
+    }
+
+    fn group(&mut self, args: &TriggerArgs, pid: i32) -> Option<String> {
+        let threshold = args.on_cgroup?;
+        let memory = cgroup::memory(pid)?;
+        let limit = match threshold {
+            Threshold::Bytes(bytes) => bytes as f64,
+            Threshold::Share(share) => memory.limit? as f64 * share,
+        };
+        let current = memory.current as f64;
+        let fires = crosses(&mut self.cgroup_fired, current, limit);
+        fires.then(|| format!("memory of the control group at {}", text::bytes(current)))
+    }
+
+    /// Whether the live heap stands higher than in the copy that we keep, and it is time.
+    pub fn is_new_peak(&self, args: &TriggerArgs, live: f64) -> bool {
+        args.peak && live > self.peak_live * PEAK_STEP && Instant::now() >= self.next_peak
+    }
+
+    /// Keeps a copy of the high-water mark, which took `cost` to make.
+    pub fn keep_peak(&mut self, snapshot: Snapshot, cost: Duration) {
+        self.peak_live = snapshot.totals.live_bytes;
+        self.peak = Some(snapshot);
+        self.next_peak = Instant::now() + cost * PEAK_PAUSE;
+    }
+
+    /// Notes a dump that was written; returns the one that must go for it. It makes up for
+    /// those that failed before: each holds all since the start.
+    pub fn wrote(&mut self, file: PathBuf, keep: Option<usize>) -> Option<PathBuf> {
+        self.retry = None;
+        self.files.push_back(file);
+        let over = keep.is_some_and(|keep| self.files.len() > keep);
+        over.then(|| self.files.pop_front()).flatten()
+    }
+
+    /// Notes a dump that could not be written, to try it again.
+    pub fn failed(&mut self, reason: &str) {
+        let reason = reason.strip_suffix(" (late)").unwrap_or(reason);
+        self.retry = Some((Instant::now() + RETRY, format!("{reason} (late)")));
+    }
+}
+
+/// Whether a value has just come to exceed a limit.
+fn crosses(fired: &mut bool, value: f64, limit: f64) -> bool {
+    let fires = value >= limit && !*fired;
+    *fired = value >= limit || *fired && value >= limit * REARM;
+    fires
+}
+
+/// Resident memory of a process.
+pub fn rss_bytes(pid: i32) -> Option<u64> {
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+    Some(Stat::of(pid)?.rss_pages.saturating_mul(page.max(1) as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn totals(alloc_bytes: f64, live_bytes: f64) -> Totals {
+        Totals {
+            alloc_bytes,
+            live_bytes,
+            ..Totals::default()
+        }
+    }
+
+    #[test]
+    fn allocation_and_growth_fire_at_their_steps() {
+        let args = TriggerArgs {
+            every_alloc: Some(100),
+            every_growth: Some(50),
+            ..TriggerArgs::default()
+        };
+        let mut watcher = Watcher::new(&args);
+        let mut due = |alloc, live| watcher.due(&args, 1, &totals(alloc, live));
+        assert_eq!(due(99.0, 49.0), None);
+        assert_eq!(due(350.0, 0.0).as_deref(), Some("350 B allocated"));
+        assert_eq!(due(399.0, 0.0), None);
+        assert_eq!(due(400.0, 0.0).as_deref(), Some("400 B allocated"));
+        assert_eq!(due(401.0, 60.0).as_deref(), Some("live heap grown to 60 B"));
+        assert_eq!(due(402.0, 109.0), None);
+        assert_eq!(
+            due(500.0, 110.0).as_deref(),
+            Some("500 B allocated, live heap grown to 110 B")
+        );
+    }
+
+    #[test]
+    fn thresholds_fire_once_until_the_value_has_fallen() {
+        let mut fired = false;
+        let mut crosses = |value| crosses(&mut fired, value, 100.0);
+        assert!(!crosses(99.0) && crosses(100.0) && !crosses(120.0));
+        assert!(
+            !crosses(95.0) && !crosses(101.0),
+            "a wobble is no second crossing"
+        );
+        assert!(!crosses(80.0) && crosses(100.0));
+    }
+
+    #[test]
+    fn time_fires_once_however_late() {
+        let args = TriggerArgs {
+            every: Some(Duration::from_secs(3600)),
+            ..TriggerArgs::default()
+        };
+        let mut watcher = Watcher::new(&args);
+        let start = watcher.next_time.unwrap();
+        assert_eq!(watcher.time(&args, start - Duration::from_secs(1)), None);
+        let late = start + Duration::from_secs(3 * 3600 + 5);
+        assert_eq!(watcher.time(&args, late).as_deref(), Some("every 3600s"));
+        assert_eq!(watcher.time(&args, late + Duration::from_secs(3000)), None);
+        assert!(
+            watcher
+                .time(&args, start + Duration::from_secs(4 * 3600))
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn failed_dumps_are_owed_and_old_ones_rotate() {
+        let mut watcher = Watcher::new(&TriggerArgs::default());
+        watcher.failed("every 1s");
+        watcher.failed("every 1s (late)");
+        assert_eq!(watcher.retry.as_ref().unwrap().1, "every 1s (late)");
+        assert_eq!(watcher.wrote("a".into(), Some(2)), None);
+        assert!(watcher.retry.is_none());
+        assert_eq!(watcher.wrote("b".into(), Some(2)), None);
+        assert_eq!(watcher.wrote("c".into(), Some(2)), Some("a".into()));
+        assert_eq!(watcher.wrote("d".into(), None), None);
+    }
+}

@@ -1,0 +1,332 @@
+//! The commands against processes that keep a segment as the agent does.
+
+mod support;
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use support::{Place, Ran, wait_for};
+
+fn json(ran: &Ran) -> Vec<serde_json::Value> {
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    serde_json::from_str(&ran.out).unwrap()
+}
+
+#[test]
+fn list_shows_state_interval_and_time_left() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let rows = json(&place.run(&["list", "--json"]));
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["pid"], process.pid());
+    assert_eq!(
+        (&rows[0]["state"], &rows[0]["name"]),
+        (&"idle".into(), &"fake_agent".into())
+    );
+    assert_eq!(rows[0]["agent_version"], "0.0.0-fake");
+    let session = place.spawn(&["-s", "60", "-c", "4096", "-o", &place.prefix()]);
+    wait_for("sampling", || place.epoch(process.pid()) != 0);
+    let rows = json(&place.run(&["list", "--json"]));
+    assert_eq!(
+        (&rows[0]["state"], &rows[0]["interval"]),
+        (&"sampling".into(), &4096.into())
+    );
+    let left = rows[0]["seconds_left"].as_f64().unwrap();
+    assert!((1.0..=60.0).contains(&left), "{left}");
+    let table = place.run(&["list"]).out;
+    assert!(
+        table.lines().next().unwrap().trim().starts_with("PID") && table.contains("sampling"),
+        "{table}"
+    );
+    session.signal(Signal::SIGINT);
+    session.end().succeeded();
+}
+
+#[test]
+fn dump_leaves_the_session_running_and_stop_ends_it() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    place
+        .run(&["dump", "-o", &place.prefix()])
+        .failed_saying(&["nothing was sampled yet"]);
+    let session = place.spawn(&["-s", "60", "-o", &place.prefix()]);
+    wait_for("sampling", || place.epoch(process.pid()) != 0);
+    assert_eq!(
+        place
+            .run(&["dump", "-o", &place.prefix()])
+            .succeeded()
+            .len(),
+        1
+    );
+    assert_ne!(place.epoch(process.pid()), 0, "the session goes on");
+    assert_eq!(
+        place
+            .run(&["stop", "-o", &place.prefix(), "-p", "fake*"])
+            .succeeded()
+            .len(),
+        1
+    );
+    assert_eq!(place.epoch(process.pid()), 0);
+    // The controller that started it sees that and ends with its own dump.
+    session.end().succeeded();
+    assert_eq!(place.dumps().len(), 3);
+    let triggers: Vec<Option<String>> = place
+        .dumps()
+        .iter()
+        .map(|name| {
+            heap_format::open(&place.out().join(name))
+                .unwrap()
+                .facts
+                .trigger
+        })
+        .collect();
+    assert!(triggers.contains(&Some("on demand".into())), "{triggers:?}");
+    assert!(triggers.contains(&Some("stopped".into())), "{triggers:?}");
+}
+
+#[test]
+fn what_a_dead_process_left_is_listed_recovered_and_cleaned() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let pid = process.pid();
+    let session = place.spawn(&["-s", "60", "-o", &place.prefix()]);
+    wait_for("sampling", || place.epoch(pid) != 0);
+    std::thread::sleep(Duration::from_millis(50));
+    session.signal(Signal::SIGKILL);
+    process.signal(Signal::SIGKILL);
+    drop((session, process));
+    let rows = json(&place.run(&["list", "--json"]));
+    assert_eq!(rows[0]["state"], "dead, profile kept");
+    let cleaned = place.run(&["clean"]);
+    assert!(cleaned.out.contains("removed 0 segments"), "{cleaned:?}");
+    assert!(cleaned.err.contains("1 hold profiles"), "{cleaned:?}");
+    let ran = place.run(&["recover", "-o", &place.prefix()]);
+    assert!(
+        ran.succeeded()[0].contains("died during the session"),
+        "{ran:?}"
+    );
+    assert_eq!(place.dumps(), [format!("p_fake_agent.{pid}.0001.heap")]);
+    assert_eq!(place.segments(), Vec::<String>::new());
+    place
+        .run(&["recover", "-o", &place.prefix()])
+        .failed_saying(&["nothing to recover"]);
+}
+
+#[test]
+fn clean_removes_dead_segments_and_no_live_ones() {
+    let place = Place::new();
+    let live = place.fake(&[]);
+    let dead = place.fake(&["exit-after", "1"]);
+    wait_for("its end", || {
+        json(&place.run(&["list", "--json"]))
+            .iter()
+            .any(|r| r["state"] == "dead")
+    });
+    let ran = place.run(&["clean"]);
+    assert!(ran.out.starts_with("removed 1 segments"), "{ran:?}");
+    let left = place.segments();
+    assert_eq!(left.len(), 1);
+    assert!(left[0].contains(&format!(".{}.", live.pid())));
+    drop(dead);
+}
+
+#[test]
+fn times_and_allocation_trigger_dumps_and_old_ones_are_removed() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let prefix = place.prefix();
+    let ran = place.run(&["-s", "1", "-o", &prefix, "--every", "0.2s", "--keep", "2"]);
+    assert!(ran.succeeded().len() >= 4, "{ran:?}");
+    assert_eq!(place.dumps().len(), 2, "only the newest are kept");
+    let pid = process.pid().to_string();
+    let ran = place.run(&[
+        "-s",
+        "1",
+        "-o",
+        &prefix,
+        "--every-alloc",
+        "200K",
+        "-p",
+        &pid,
+    ]);
+    let lines = ran.succeeded();
+    assert!(lines.len() >= 3, "{ran:?}");
+    let trigger = heap_format::open(lines[0].as_ref())
+        .unwrap()
+        .facts
+        .trigger
+        .unwrap();
+    assert!(trigger.ends_with(" allocated"), "{trigger}");
+}
+
+#[test]
+fn growth_and_signals_trigger_dumps() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let arguments = [
+        "-o",
+        &place.prefix(),
+        "--every-growth",
+        "300K",
+        "--signal",
+        "SIGUSR2",
+    ];
+    let session = place.spawn(&arguments);
+    wait_for("growth", || !place.dumps().is_empty());
+    let before = place.dumps().len();
+    session.signal(Signal::SIGUSR2);
+    let by_signal = || {
+        place.dumps().iter().skip(before).any(|name| {
+            let profile = heap_format::open(&place.out().join(name)).unwrap();
+            profile
+                .facts
+                .trigger
+                .is_some_and(|t| t.contains("signal SIGUSR2"))
+        })
+    };
+    wait_for("the signal's dump", by_signal);
+    session.signal(Signal::SIGINT);
+    let ran = session.end();
+    let first = heap_format::open(ran.succeeded()[0].as_ref()).unwrap();
+    assert!(
+        first
+            .facts
+            .trigger
+            .unwrap()
+            .starts_with("live heap grown to")
+    );
+    assert_eq!(first.facts.ended.as_deref(), Some("running"));
+    drop(process);
+}
+
+#[test]
+fn the_high_water_mark_is_kept_even_for_a_process_that_dies() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let session = place.spawn(&["-s", "60", "-o", &place.prefix(), "--peak"]);
+    wait_for("sampling", || place.epoch(process.pid()) != 0);
+    std::thread::sleep(Duration::from_millis(300));
+    process.signal(Signal::SIGKILL);
+    drop(process);
+    let ran = session.end();
+    let lines = ran.succeeded();
+    assert_eq!(lines.len(), 2, "{ran:?}");
+    assert!(lines[0].contains("high-water mark"), "{ran:?}");
+    let path = lines[0].split(" (").next().unwrap();
+    let peak = heap_format::open(path.as_ref()).unwrap();
+    assert!(peak.total(3) > 0);
+    assert!(peak.facts.trigger.unwrap().starts_with("high-water mark, "));
+}
+
+#[test]
+fn resident_memory_triggers_a_dump_once() {
+    let place = Place::new();
+    let _process = place.fake(&[]);
+    let ran = place.run(&["-s", "0.5", "-o", &place.prefix(), "--on-rss", "1K"]);
+    assert_eq!(
+        ran.succeeded().len(),
+        2,
+        "one when it was found above, one at the end: {ran:?}"
+    );
+}
+
+#[test]
+fn a_folder_full_in_the_middle_keeps_older_dumps_and_the_session() {
+    let place = Place::new();
+    let _process = place.fake(&[]);
+    // A small filesystem of its own, filled up and emptied again by a script around it.
+    let script = r#"
+        set -e
+        mount -t tmpfs -o size=4m none "$OUT"
+        "$@" & session=$!
+        until ls "$OUT" | grep -q heap; do sleep 0.02; done
+        cat /dev/zero > "$OUT/filler" 2>/dev/null || true
+        until grep -q "is full" "$ERR"; do sleep 0.02; done
+        rm "$OUT/filler"
+        before=$(ls "$OUT" | wc -l)
+        until [ "$(ls "$OUT" | wc -l)" -gt "$before" ]; do sleep 0.02; done
+        kill -TERM $session
+        wait $session
+        cp "$OUT"/* "$SAVED"
+    "#;
+    let saved = tempfile::tempdir().unwrap();
+    let err = saved.path().with_extension("err");
+    let flags = if nix::unistd::geteuid().is_root() {
+        "-m"
+    } else {
+        "-Urm"
+    };
+    let mut command = std::process::Command::new("timeout");
+    command
+        .args([
+            "60",
+            "unshare",
+            flags,
+            "sh",
+            "-c",
+            script,
+            "sh",
+            env!("CARGO_BIN_EXE_mem_profiler"),
+        ])
+        .args(["-o", &place.prefix(), "--every", "0.2s"])
+        .env("MEM_PROFILER_DIR", place.shm())
+        .env("OUT", place.out())
+        .env("SAVED", saved.path())
+        .env("ERR", &err)
+        .stderr(std::fs::File::create(&err).unwrap());
+    let output = command.output().unwrap();
+    let said = std::fs::read_to_string(&err).unwrap();
+    std::fs::remove_file(&err).unwrap();
+    assert!(output.status.success(), "{output:?} {said}");
+    assert!(
+        said.contains("the output folder is full") && said.contains("sampling goes on"),
+        "{said}"
+    );
+    let dumps = support::names(saved.path());
+    assert!(dumps.len() >= 2, "{dumps:?}");
+    for name in dumps {
+        assert!(
+            heap_format::open(&saved.path().join(&name))
+                .unwrap()
+                .total(0)
+                > 0,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_vanished_output_folder_loses_nothing() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let session = place.spawn(&["-o", &place.prefix()]);
+    wait_for("sampling", || place.epoch(process.pid()) != 0);
+    std::thread::sleep(Duration::from_millis(50));
+    std::fs::remove_dir(place.out()).unwrap();
+    session.signal(Signal::SIGINT);
+    let ran = session.end();
+    let fetch = format!("mem_profiler dump -p {} -o PREFIX", process.pid());
+    ran.failed_saying(&["its profile is kept", &fetch]);
+    std::fs::create_dir(place.out()).unwrap();
+    let pid = process.pid().to_string();
+    place
+        .run(&["dump", "-p", &pid, "-o", &place.prefix()])
+        .succeeded();
+    assert_eq!(json(&place.run(&["list", "--json"]))[0]["state"], "idle");
+}
+
+#[test]
+fn lists_of_many_agents_are_quick() {
+    let place = Place::new();
+    let _processes: Vec<_> = (0..50).map(|_| place.fake(&[])).collect();
+    let best = (0..5)
+        .map(|_| {
+            let start = std::time::Instant::now();
+            assert_eq!(json(&place.run(&["list", "--json"])).len(), 50);
+            start.elapsed()
+        })
+        .min()
+        .unwrap();
+    // A quarter of 200 agents within a quarter of their time, and slack for a debug build.
+    assert!(best < Duration::from_millis(50), "{best:?}");
+}
