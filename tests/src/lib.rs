@@ -1,1 +1,25 @@
-//! End-to-end tests.
+//! What the end-to-end tests share: the release build, programs compiled on the spot,
+//! targets under the agent, sessions, and what a dump says about a function.
+//!
+//! # Promises
+//! - Nothing here waits without a deadline, and nothing sleeps in the hope that something
+//!   has happened meanwhile: [`wait::until`] asks.
+//! - Tests do not see each other: every [`Scratch`] has its own shared folder.
+//! - Processes started here end with the value that stands for them.
+//!
+//! # The caller must
+//! have built the release binaries (`cargo build --release --workspace`) into the target
+//! folder that the tests themselves are built into, as `tests/run` does.
+
+pub mod artifacts;
+pub mod code;
+pub mod scratch;
+pub mod session;
+pub mod target;
+pub mod truth;
+pub mod wait;
+
+pub use code::{Sum, sums};
+pub use scratch::Scratch;
+pub use session::{Outcome, Session, run};
+pub use target::Target;

@@ -1,0 +1,40 @@
+# Debian packages by name. Sourced by the scripts that need some.
+
+# Whether a package is installed.
+has_package() {
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# Installs those of the packages named that are missing; fails, saying what to install,
+# where that takes somebody else's rights or a package source that is not there.
+need_packages() {
+    local package missing=()
+    for package in "$@"; do
+        has_package "$package" || missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    local install=(apt-get install -y --no-install-recommends "${missing[@]}")
+    if ! command -v apt-get >/dev/null; then
+        echo "this machine has no apt-get; install what Debian calls: ${missing[*]}" >&2
+        return 1
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        echo "some packages are missing; as root: ${install[*]}" >&2
+        return 1
+    fi
+    echo "installing ${missing[*]}" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    if ! { apt-get update && "${install[@]}"; } >"${PACKAGES_LOG:=$(mktemp)}" 2>&1; then
+        tail -n 20 "$PACKAGES_LOG" >&2
+        echo "could not install ${missing[*]}; see $PACKAGES_LOG" >&2
+        return 1
+    fi
+}
+
+# Fails, saying how to get it, where there is no Rust.
+need_rust() {
+    [ ! -r "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
+    command -v cargo >/dev/null && return 0
+    echo "Rust is missing: https://rustup.rs installs it" >&2
+    return 1
+}

@@ -1,0 +1,140 @@
+//! Running the controller and the parser.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
+
+use heap_format::Profile;
+
+use crate::scratch::Scratch;
+use crate::wait;
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit code; `None` after a signal.
+    pub code: Option<i32>,
+    /// What it wrote to standard output.
+    pub stdout: String,
+    /// What it wrote to standard error.
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// The dumps that the controller names, in its order.
+    pub fn dumps(&self) -> Vec<PathBuf> {
+        let dump = |line: &str| {
+            let end = line.find(".heap")? + ".heap".len();
+            Some(PathBuf::from(&line[..end]))
+        };
+        self.stdout.lines().filter_map(dump).collect()
+    }
+
+    /// The one dump of a session that succeeded.
+    pub fn dump(&self) -> PathBuf {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        let dumps = self.dumps();
+        assert_eq!(dumps.len(), 1, "{self:?}");
+        dumps.into_iter().next().expect("one")
+    }
+
+    /// The one dump, read.
+    pub fn profile(&self) -> Profile {
+        heap_format::open(&self.dump()).expect("a dump that can be read")
+    }
+
+    /// Checks that it failed as it should, and said all of this.
+    pub fn refused(&self, code: i32, said: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        for part in said {
+            assert!(self.stderr.contains(part), "{part:?} is not in {self:?}");
+        }
+    }
+}
+
+/// A command that is running.
+pub struct Session {
+    child: Child,
+    stdout: JoinHandle<String>,
+    stderr: JoinHandle<String>,
+}
+
+impl Session {
+    /// Starts a command; its output is kept.
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        let stdout = collect(child.stdout.take());
+        let stderr = collect(child.stderr.take());
+        Self {
+            child,
+            stdout,
+            stderr,
+        }
+    }
+
+    /// Starts a session of no fixed length in one process, and waits until it samples.
+    pub fn of(scratch: &Scratch, pid: u32, interval: &str) -> Self {
+        let prefix = scratch.file("prof_");
+        let args = ["-c", interval, "-p", &pid.to_string(), "-o"];
+        let session = Self::start(scratch.profiler().args(args).arg(prefix));
+        scratch.wait_for_sampling(pid);
+        session
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: our own child, not yet waited for.
+        let sent = unsafe { libc::kill(self.pid() as i32, signal) };
+        assert_eq!(sent, 0, "the command cannot be signalled");
+    }
+
+    /// Ends it as Ctrl-C does.
+    pub fn stop(self) -> Outcome {
+        self.signal(libc::SIGINT);
+        self.wait()
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> Outcome {
+        let child = &mut self.child;
+        let status = wait::until("a command to end", || child.try_wait().expect("a child"));
+        Outcome {
+            code: status.code(),
+            stdout: self.stdout.join().expect("readable output"),
+            stderr: self.stderr.join().expect("readable output"),
+        }
+    }
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Outcome {
+    Session::start(command).wait()
+}
+
+/// Runs a tool that must succeed; gives its output.
+pub fn tool<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -> String {
+    let mut command = Command::new(program);
+    let outcome = run(command.args(args).stdin(Stdio::null()));
+    assert_eq!(outcome.code, Some(0), "{command:?}: {outcome:?}");
+    outcome.stdout
+}
+
+fn collect(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    let mut pipe = pipe.expect("a pipe");
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).expect("a readable pipe");
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}

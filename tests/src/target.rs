@@ -1,0 +1,113 @@
+//! A process under test that talks in lines.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, Command, ExitStatus};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use crate::wait::{self, PATIENCE};
+
+/// A running program; it is killed with this value.
+pub struct Target {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    title: String,
+}
+
+impl Target {
+    /// Starts a command whose input and output are pipes.
+    pub fn start(command: &mut Command) -> Self {
+        let title = format!("{:?}", command.get_program());
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|e| panic!("{title}: cannot be started: {e}"));
+        let output = child.stdout.take().expect("a piped output");
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let input = child.stdin.take();
+        Self {
+            child,
+            input,
+            lines,
+            title,
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives it a line.
+    pub fn say(&mut self, line: &str) {
+        let input = self.input.as_mut().expect("an open input");
+        writeln!(input, "{line}").expect("the target reads");
+    }
+
+    /// Its next line.
+    pub fn hear(&mut self) -> String {
+        self.lines.recv_timeout(PATIENCE).unwrap_or_else(|error| {
+            let status = self.child.try_wait();
+            panic!("{}: no line from it ({error}); {status:?}", self.title)
+        })
+    }
+
+    /// Waits for a line; gives those before it.
+    pub fn hear_until(&mut self, last: &str) -> Vec<String> {
+        let mut heard = Vec::new();
+        loop {
+            let line = self.hear();
+            if line == last {
+                return heard;
+            }
+            heard.push(line);
+        }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: our own child, not yet waited for.
+        let sent = unsafe { libc::kill(self.pid() as i32, signal) };
+        assert_eq!(sent, 0, "{}: cannot be signalled", self.title);
+    }
+
+    /// Kills it and waits until it is gone.
+    pub fn kill(&mut self) {
+        self.signal(libc::SIGKILL);
+        assert_eq!(self.ended().signal(), Some(libc::SIGKILL));
+    }
+
+    /// Ends its input, and waits for it to end by itself.
+    pub fn finish(&mut self) -> ExitStatus {
+        self.input = None;
+        self.ended()
+    }
+
+    /// Ends its input, waits for it to end, and checks that it ended well.
+    pub fn finish_well(mut self) {
+        let status = self.finish();
+        assert!(status.success(), "{}: {status}", self.title);
+    }
+
+    /// Waits for its end.
+    pub fn ended(&mut self) -> ExitStatus {
+        let child = &mut self.child;
+        wait::until("the target to end", || child.try_wait().expect("a child"))
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // Worst case it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

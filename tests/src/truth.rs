@@ -1,0 +1,86 @@
+//! What a program says it allocated, against what a dump says.
+//!
+//! Programs print a line per place: `site NAME OBJECTS BYTES LIVE_OBJECTS LIVE_BYTES`,
+//! and behind it, where they know the interval, the variances of the four estimates.
+
+use std::collections::BTreeMap;
+
+use crate::code::Sum;
+
+/// The books of one place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Site {
+    /// Objects and bytes allocated, objects and bytes live.
+    pub values: [f64; 4],
+    /// Variance that Poisson sampling gives each estimate of these.
+    pub variances: [f64; 4],
+}
+
+/// What the values are.
+pub const COLUMNS: [&str; 4] = [
+    "objects allocated",
+    "bytes allocated",
+    "live objects",
+    "live bytes",
+];
+
+/// Reads a program's books.
+pub fn books(lines: &[String]) -> BTreeMap<String, Site> {
+    let site = |line: &String| {
+        let mut fields = line.strip_prefix("site ")?.split(' ');
+        let name = fields.next()?.to_owned();
+        let mut numbers = fields.map(|f| f.parse::<f64>().expect("a number"));
+        let values = std::array::from_fn(|_| numbers.next().expect("four values"));
+        let variances = std::array::from_fn(|_| numbers.next().unwrap_or(0.0));
+        Some((name, Site { values, variances }))
+    };
+    lines.iter().filter_map(site).collect()
+}
+
+/// The same four values from a dump.
+pub fn estimates(sum: &Sum) -> [f64; 4] {
+    let d = &sum.detail;
+    [
+        d.alloc_objects,
+        d.alloc_bytes,
+        d.live_objects(),
+        d.live_bytes(),
+    ]
+}
+
+/// Checks that every place's values are exactly the program's own.
+pub fn assert_exact(books: &BTreeMap<String, Site>, sums: &BTreeMap<String, Sum>) {
+    assert!(!books.is_empty(), "no books");
+    for (name, site) in books {
+        let found = sums.get(name).map(estimates).unwrap_or_default();
+        assert_eq!(
+            found, site.values,
+            "{name}: {COLUMNS:?} as counted, and in truth"
+        );
+    }
+}
+
+/// Checks that every estimate lies within four standard errors of the truth, and that
+/// there were enough samples for that to mean something.
+pub fn assert_close(books: &BTreeMap<String, Site>, sums: &BTreeMap<String, Sum>) {
+    assert!(!books.is_empty(), "no books");
+    for (name, site) in books {
+        let found = sums.get(name).map(estimates).unwrap_or_default();
+        for column in 0..4 {
+            let (truth, error) = (site.values[column], site.variances[column].sqrt());
+            let off = (found[column] - truth).abs();
+            // The dump's own fixed point: a millionth.
+            let allowed = 4.0 * error + truth * 1e-6;
+            assert!(
+                error < truth * 0.1,
+                "{name}: too little to tell: {error} of {truth}"
+            );
+            assert!(
+                off <= allowed,
+                "{name}, {}: {} counted, {truth} in truth: off by {off}, allowed {allowed}",
+                COLUMNS[column],
+                found[column]
+            );
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A C++ program whose true numbers are known: threads, exceptions, aligned and huge
+//! objects, chains of realloc, without frame pointers.
+
+use std::path::Path;
+
+use mem_tests::truth::{assert_close, assert_exact, books, estimates};
+use mem_tests::{Scratch, Session, Target, sums};
+
+/// Starts the program and brings it to where a session can start.
+fn ready(scratch: &Scratch, program: &Path) -> Target {
+    let mut target = Target::start(&mut scratch.preloaded(program));
+    assert_eq!(target.hear(), "ready");
+    target
+}
+
+#[test]
+fn every_allocation_sampled_is_exact_at_every_site() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("truth.cpp", &[]);
+    let mut target = ready(&scratch, &program);
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go 3000 4 1");
+    let truth = books(&target.hear_until("done"));
+    let profile = session.stop().profile();
+    assert_eq!(truth.len(), 13);
+    assert_exact(&truth, &sums(&profile, &[&program], "site_"));
+    target.finish_well();
+}
+
+#[test]
+fn frees_of_all_are_seen_even_by_the_last_object() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("truth.cpp", &[]);
+    let mut target = ready(&scratch, &program);
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go 1000 4 1");
+    target.hear_until("done");
+    target.say("free");
+    let truth = books(&target.hear_until("done"));
+    let profile = session.stop().profile();
+    assert!(truth.values().all(|site| site.values[2..] == [0.0, 0.0]));
+    assert_exact(&truth, &sums(&profile, &[&program], "site_"));
+    target.finish_well();
+}
+
+#[test]
+fn sampling_every_1024_bytes_is_within_four_standard_errors_at_every_site() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("truth.cpp", &[]);
+    let mut target = ready(&scratch, &program);
+    let session = Session::of(&scratch, target.pid(), "1024");
+    target.say("go 15000 4 1024");
+    let truth = books(&target.hear_until("done"));
+    let profile = session.stop().profile();
+    let found = sums(&profile, &[&program], "site_");
+    assert_eq!(truth.len(), 13);
+    assert_close(&truth, &found);
+    for (name, site) in &truth {
+        // The dump's own idea of its error, from which reports can tell how sure they are.
+        let claimed = found[name].detail.alloc_variance;
+        let true_variance = site.variances[1];
+        let off = (claimed - true_variance).abs();
+        assert!(
+            off <= 0.2 * true_variance + 1.0,
+            "{name}: {claimed}, {true_variance} in truth"
+        );
+    }
+    target.finish_well();
+}
+
+#[test]
+fn a_second_session_starts_from_nothing() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("truth.cpp", &[]);
+    let mut target = ready(&scratch, &program);
+    for interval in ["1", "512", "1"] {
+        target.say("forget");
+        target.hear_until("done");
+        let session = Session::of(&scratch, target.pid(), interval);
+        target.say(&format!("go 500 2 {interval}"));
+        let truth = books(&target.hear_until("done"));
+        let profile = session.stop().profile();
+        let found = sums(&profile, &[&program], "site_");
+        if interval == "1" {
+            assert_exact(&truth, &found);
+        } else {
+            let [_, bytes, ..] = estimates(&found["site_huge"]);
+            assert_eq!(bytes, truth["site_huge"].values[1], "certain to be sampled");
+        }
+    }
+    target.finish_well();
+}
