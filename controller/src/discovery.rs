@@ -7,12 +7,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 
 use crate::process::{self, Stat, Status};
-use crate::segment::{Folder, Head, Refusal, Segment, SegmentName, default_folder};
+use crate::segment::{Entry, Folder, Head, Refusal, Segment, SegmentName, default_folder};
 use crate::text;
 
 /// Folders inside the shared one that `run` makes begin like this.
@@ -44,6 +43,10 @@ pub struct Agent {
     pub uid: u32,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
+    /// When the segment was made, by the segments' clock: tells images of a process apart.
+    pub created_ns: u64,
+    /// Its segment's entry in the folder.
+    pub entry: Entry,
     /// Its segment.
     pub segment: Segment,
 }
@@ -128,29 +131,29 @@ impl Discovery {
     }
 
     /// Looks everywhere, but leaves out the segments named.
-    pub fn scan_except(&self, known: &HashSet<SegmentName>) -> Scan {
+    pub fn scan_except(&self, known: &HashSet<Entry>) -> Scan {
         let spaces = Namespaces::read();
         let mut scan = Scan::default();
         let mut head = Head::new();
         let mut files = HashSet::new();
         for folder in self.folders(&spaces) {
-            let names = folder.names().unwrap_or_default();
-            for name in names.into_iter().filter(|n| !known.contains(n)) {
-                self.look_at(&folder, name, &spaces, &mut head, &mut files, &mut scan);
+            let entries = folder.segments().unwrap_or_default();
+            for entry in entries.into_iter().filter(|e| !known.contains(e)) {
+                self.look_at(&folder, entry, &spaces, &mut head, &mut files, &mut scan);
             }
         }
         mark_replaced(&mut scan.agents);
-        scan.agents.sort_by_key(|a| (a.pid, a.segment.name.image));
+        scan.agents.sort_by_key(|a| (a.pid, a.created_ns));
         scan
     }
 
     /// Whether the shared folder holds a name that is not known: cheap.
-    pub fn has_new(&self, known: &HashSet<SegmentName>) -> bool {
-        let names = Folder::open(&self.path).and_then(|folder| folder.names());
-        names
+    pub fn has_new(&self, known: &HashSet<Entry>) -> bool {
+        let entries = Folder::open(&self.path).and_then(|folder| folder.segments());
+        entries
             .unwrap_or_default()
             .iter()
-            .any(|name| !known.contains(name))
+            .any(|entry| !known.contains(entry))
     }
 
     /// The shared folder, those of `run` in it, and other mount namespaces' of that name.
@@ -179,18 +182,19 @@ impl Discovery {
     fn look_at(
         &self,
         folder: &Rc<Folder>,
-        name: SegmentName,
+        entry: Entry,
         spaces: &Namespaces,
         head: &mut Head,
         files: &mut HashSet<(u64, u64)>,
         scan: &mut Scan,
     ) {
+        let name = entry.name;
         let live = spaces.process_of(name);
         let mut young = false;
         let found = Segment::open(folder, name).and_then(|segment| {
             young = is_young(&segment);
             if files.insert((segment.device, segment.inode)) {
-                self.agent(segment, live, head).map(Some)
+                self.agent(segment, entry, live, head).map(Some)
             } else {
                 Ok(None)
             }
@@ -215,6 +219,7 @@ impl Discovery {
     fn agent(
         &self,
         segment: Segment,
+        entry: Entry,
         live: Option<i32>,
         head: &mut Head,
     ) -> Result<Agent, Refusal> {
@@ -222,7 +227,7 @@ impl Discovery {
         let named = (segment.name.pid as u32, segment.name.start_time);
         let same_boot = self.boot_id.is_none_or(|id| header.boot_id() == id);
         let honest = (header.pid(), header.start_time()) == named && same_boot;
-        let exe = header.exe();
+        let (exe, created_ns) = (header.exe(), header.created_ns());
         let process = live
             .filter(|_| honest)
             .and_then(|pid| Some((pid, Stat::of(pid)?, Status::of(pid)?)));
@@ -234,6 +239,8 @@ impl Discovery {
                 comm: Vec::new(),
                 uid: segment.owner,
                 cpu_ticks: 0,
+                created_ns,
+                entry,
                 segment,
             });
         };
@@ -258,6 +265,8 @@ impl Discovery {
             comm: stat.comm,
             uid,
             cpu_ticks,
+            created_ns,
+            entry,
             segment,
         })
     }
@@ -268,17 +277,16 @@ fn is_young(segment: &Segment) -> bool {
     shm_protocol::clock::unix_ns().abs_diff(segment.modified_unix_ns) < 2_000_000_000
 }
 
-/// Of several images of one process only the last can be running.
+/// Of several images of one process only the last can be running, or have died.
 fn mark_replaced(agents: &mut [Agent]) {
-    let mut last: HashMap<(i32, u64), u32> = HashMap::new();
+    let mut last: HashMap<(i32, u64), u64> = HashMap::new();
+    let process = |agent: &Agent| (agent.pid, agent.entry.name.start_time);
     for agent in agents.iter() {
-        let name = agent.segment.name;
-        let image = last.entry((agent.pid, name.start_time)).or_default();
-        *image = name.image.max(*image);
+        let newest = last.entry(process(agent)).or_default();
+        *newest = agent.created_ns.max(*newest);
     }
-    for agent in agents.iter_mut().filter(|a| a.life == Life::Running) {
-        let name = agent.segment.name;
-        if last[&(agent.pid, name.start_time)] > name.image {
+    for agent in agents {
+        if last[&process(agent)] > agent.created_ns {
             agent.life = Life::Replaced;
         }
     }
@@ -286,13 +294,7 @@ fn mark_replaced(agents: &mut [Agent]) {
 
 /// Names of the folders that `run` made inside a shared one.
 pub fn run_folders(folder: &Folder) -> Vec<OsString> {
-    let ours = |name: &OsString| name.as_bytes().starts_with(RUN_PREFIX.as_bytes());
-    folder
-        .entries()
-        .unwrap_or_default()
-        .into_iter()
-        .filter(ours)
-        .collect()
+    folder.entries(RUN_PREFIX).unwrap_or_default()
 }
 
 impl Namespaces {

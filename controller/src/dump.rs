@@ -42,6 +42,16 @@ impl Ended {
         }
     }
 
+    /// As a table says it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Not | Self::InOrder => "-",
+            Self::Exited => "exited",
+            Self::Died => "died",
+            Self::Replaced => "exec",
+        }
+    }
+
     /// As a remark behind the file's name; empty where all went as planned.
     fn remark(self, title: &str) -> String {
         match self {

@@ -4,11 +4,12 @@
 //! only if it is a regular file. Its content is read into private memory and checked
 //! there; nothing is ever mapped.
 
-use std::ffi::OsStr;
-use std::fs::File;
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirEntry, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -50,6 +51,16 @@ impl SegmentName {
         };
         parts.next().is_none().then_some(name)
     }
+}
+
+/// A file in a folder. Names come back: a program that executes another may find the
+/// name of an earlier image free again. Name and inode together do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// Its name.
+    pub name: SegmentName,
+    /// Its inode, as the folder tells it.
+    pub inode: u64,
 }
 
 impl std::fmt::Display for SegmentName {
@@ -104,20 +115,29 @@ impl Folder {
     }
 
     /// The entries that are named like segments.
-    pub fn names(&self) -> io::Result<Vec<SegmentName>> {
-        Ok(self
-            .entries()?
-            .iter()
-            .filter_map(|name| SegmentName::parse(name))
+    pub fn segments(&self) -> io::Result<Vec<Entry>> {
+        let entry = |e: DirEntry| {
+            let name = SegmentName::parse(&e.file_name())?;
+            Some(Entry {
+                name,
+                inode: e.ino(),
+            })
+        };
+        Ok(self.read()?.filter_map(entry).collect())
+    }
+
+    /// The entries whose names begin so.
+    pub fn entries(&self, prefix: &str) -> io::Result<Vec<OsString>> {
+        let names = self.read()?.map(|e| e.file_name());
+        Ok(names
+            .filter(|name| name.as_bytes().starts_with(prefix.as_bytes()))
             .collect())
     }
 
-    /// Its entries' names.
-    pub fn entries(&self) -> io::Result<Vec<std::ffi::OsString>> {
+    fn read(&self) -> io::Result<impl Iterator<Item = DirEntry> + use<>> {
         // Through /proc, so that the folder read is the one that is open.
         let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
-        let entries = std::fs::read_dir(path)?.take(MAX_ENTRIES);
-        Ok(entries.flatten().map(|e| e.file_name()).collect())
+        Ok(std::fs::read_dir(path)?.take(MAX_ENTRIES).flatten())
     }
 
     /// Opens a folder inside it.
@@ -373,7 +393,7 @@ mod tests {
             segment.head(&mut head),
             Err(Refusal::Content(Invalid::NoMagic))
         ));
-        assert_eq!(folder.names().unwrap().len(), 5);
+        assert_eq!(folder.segments().unwrap().len(), 5);
     }
 
     #[test]
@@ -398,6 +418,6 @@ mod tests {
         drop(a);
         assert!(b.lock().unwrap());
         folder.remove(&b).unwrap();
-        assert!(folder.names().unwrap().is_empty());
+        assert!(folder.segments().unwrap().is_empty());
     }
 }

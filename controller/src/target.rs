@@ -163,7 +163,7 @@ impl Target {
             return Err(fail(conflict(&agent)));
         }
         let (totals, steps) = (bank.totals(), bank.reserved_steps());
-        let pidfd = (agent.life != Life::Dead)
+        let pidfd = (agent.life == Life::Running)
             .then(|| process::pidfd(agent.pid))
             .flatten();
         Ok(Some(Self {
@@ -179,7 +179,7 @@ impl Target {
 
     /// Whether the process that we took is still there.
     pub fn is_alive(&self) -> bool {
-        if self.agent.life == Life::Dead {
+        if self.agent.life != Life::Running {
             return false;
         }
         match &self.pidfd {
@@ -317,6 +317,9 @@ impl Target {
 
     /// Whether the process still has the segment mapped.
     pub fn settle_life(&mut self) {
+        if self.agent.life != Life::Running {
+            return;
+        }
         if !self.is_alive() {
             self.agent.life = Life::Dead;
         } else if process::maps(self.agent.pid).is_some() && self.agent.confirm().is_err() {

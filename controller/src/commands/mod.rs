@@ -28,22 +28,28 @@ fn conclude(outcome: &Outcome) -> ExitCode {
 
 /// A table of what was written, where it is more than one dump.
 fn summary(written: &[Written]) {
-    if written.len() < 2 {
-        return;
+    if written.len() > 1 {
+        table(written);
     }
+}
+
+/// A table of what was written.
+fn table(written: &[Written]) {
     let rows = written.iter().map(|w| {
-        let file = w.path.file_name().unwrap_or_default().display().to_string();
         let bytes = crate::text::bytes;
+        let sizes = [bytes(w.alloc_bytes), bytes(w.live_bytes)];
+        let [allocated, live] = sizes;
         vec![
             w.title.clone(),
+            w.ended.label().to_owned(),
             w.samples.to_string(),
-            bytes(w.alloc_bytes),
-            bytes(w.live_bytes),
-            file,
+            allocated,
+            live,
+            w.path.display().to_string(),
         ]
     });
-    let head = ["PROCESS", "SAMPLES", "ALLOCATED", "LIVE", "DUMP"];
-    for line in crate::text::table(&head, &[1, 2, 3], rows.collect()) {
+    let head = ["PROCESS", "ENDED", "SAMPLES", "ALLOCATED", "LIVE", "DUMP"];
+    for line in crate::text::table(&head, &[2, 3, 4], rows.collect()) {
         terminal::tell(&line);
     }
 }

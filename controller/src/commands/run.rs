@@ -39,11 +39,12 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
 
 /// The program's exit code goes before ours.
 fn conclude(outcome: &Outcome) -> ExitCode {
-    super::summary(&outcome.written);
-    if outcome.written.is_empty() && outcome.failures == 0 {
+    if !outcome.written.is_empty() {
+        super::table(&outcome.written);
+    } else if outcome.failures == 0 {
         tell(
-            "warning: no process was sampled: the program is static, setuid or of another \
-             architecture, or it clears LD_PRELOAD",
+            "warning: no process was sampled: the program allocates too little, or it is static, \
+             setuid or of another architecture, or clears LD_PRELOAD",
         );
     }
     match outcome.status {

@@ -10,6 +10,7 @@ use crate::session::member::Member;
 use crate::target::Target;
 use crate::terminal::tell;
 use crate::text;
+use shm_protocol::layout::BANK_HEADER_BYTES;
 
 /// CPU time above which a process without a single allocation is suspicious.
 const IDLE_CPU_SECONDS: f64 = 0.1;
@@ -79,6 +80,9 @@ impl Run {
     /// Writes the dump of a member whose session is over.
     pub(super) fn finish(&mut self, mut member: Member) {
         member.target.settle_life();
+        if self.child.is_some() && self.is_empty(&member.target) {
+            return self.release(&member.target);
+        }
         self.write_peak(&mut member);
         let Member {
             target,
@@ -112,6 +116,17 @@ impl Run {
                 ));
             }
         }
+    }
+
+    /// Whether a process is gone before its first sample: a fork on its way to another
+    /// program, say. There is nothing to tell of it.
+    fn is_empty(&self, target: &Target) -> bool {
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let bank = target
+            .agent
+            .segment
+            .bank(target.session.number, &mut buffer);
+        target.agent.life != Life::Running && bank.is_ok_and(|bank| bank.totals().samples == 0)
     }
 
     /// Writes the copy of the high-water mark.
@@ -179,7 +194,10 @@ impl Run {
 
     /// Tells of a dump.
     pub(super) fn report(&mut self, written: Written) {
-        self.announce(&written.line());
+        // The list at the end names these: there may be very many.
+        if self.child.is_none() || !written.is_last {
+            self.announce(&written.line());
+        }
         self.outcome.written.push(written);
     }
 }

@@ -131,7 +131,7 @@ impl Run {
         if new.is_empty() {
             return;
         }
-        self.known.extend(new.iter().map(|a| a.segment.name));
+        self.known.extend(new.iter().map(|a| a.entry));
         new.iter()
             .for_each(|agent| self.retire_earlier_image(agent));
         let taken = self.take(new);
@@ -143,10 +143,6 @@ impl Run {
 
     fn adopted(&mut self, target: Target) {
         self.retire_earlier_image(&target.agent);
-        if target.agent.life == Life::Dead && target.totals.samples == 0 {
-            // A child too short-lived for a sample: nothing to tell, nothing to keep.
-            return self.release(&target);
-        }
         let member = Member::new(target, &self.settings.triggers);
         match member.target.agent.life {
             Life::Running => self.members.push(member),
@@ -156,13 +152,15 @@ impl Run {
 
     /// A new image of a process ends the session of the one before.
     fn retire_earlier_image(&mut self, agent: &Agent) {
-        let name = agent.segment.name;
+        let name = agent.entry.name;
         let earlier = |member: &Member| {
-            let other = member.target.agent.segment.name;
-            (other.pid, other.start_time) == (name.pid, name.start_time) && other.image < name.image
+            let other = &member.target.agent;
+            (other.entry.name.pid, other.entry.name.start_time) == (name.pid, name.start_time)
+                && other.created_ns < agent.created_ns
         };
         while let Some(at) = self.members.iter().position(earlier) {
-            let member = self.members.swap_remove(at);
+            let mut member = self.members.swap_remove(at);
+            member.target.agent.life = Life::Replaced;
             self.finish(member);
         }
     }
@@ -170,16 +168,16 @@ impl Run {
     /// Takes over sessions that agents started by themselves.
     fn adopt(&mut self, agents: Vec<Agent>) {
         for agent in agents {
-            let name = agent.segment.name;
+            let entry = agent.entry;
             match Target::adopt(agent) {
                 Ok(Some(target)) => {
-                    self.known.insert(name);
+                    self.known.insert(entry);
                     self.adopted(target);
                 }
                 // Not started yet: the next search asks again.
                 Ok(None) => {}
                 Err(reason) => {
-                    self.known.insert(name);
+                    self.known.insert(entry);
                     self.fail(&reason);
                 }
             }

@@ -14,7 +14,7 @@ use crate::discovery::Discovery;
 use crate::dump::Written;
 use crate::launch::{FORWARDED, Launched};
 use crate::output::Output;
-use crate::segment::SegmentName;
+use crate::segment::Entry;
 use crate::select::Selection;
 use crate::target::{End, Look, RENEWAL};
 use crate::terminal::{Progress, Tally, result, tell};
@@ -69,7 +69,7 @@ pub struct Run {
     signals: Signals,
     progress: Progress,
     members: Vec<Member>,
-    known: HashSet<SegmentName>,
+    known: HashSet<Entry>,
     outcome: Outcome,
     start: Instant,
     last_search: Instant,
@@ -105,8 +105,7 @@ impl Run {
     /// Runs a session in processes that run already.
     pub fn run(mut self) -> anyhow::Result<Outcome> {
         let scan = self.discovery.scan();
-        self.known
-            .extend(scan.agents.iter().map(|a| a.segment.name));
+        self.known.extend(scan.agents.iter().map(|a| a.entry));
         let chosen = self.settings.selection.choose(scan);
         chosen
             .failures

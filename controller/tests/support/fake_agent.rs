@@ -3,7 +3,6 @@
 //!
 //! `fake_agent [silent | version N | truncate | corrupt | exit-after MS]`
 
-use std::ffi::CString;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
@@ -14,10 +13,14 @@ use shm_protocol::layout::{
     ABI_VERSION, Control, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC, STATUS_OFFSET, Status,
 };
 use shm_protocol::record::{FreeSample, NewSample};
-use shm_protocol::segment::{Mapping, create};
 use shm_protocol::tree::ROOT;
 
 const BYTES: usize = 8 << 20;
+
+/// A mapped segment.
+struct Mapping {
+    base: *mut u8,
+}
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -68,8 +71,7 @@ fn make(version: u32) -> (std::path::PathBuf, Mapping) {
     let start: u64 = fields[19].parse().unwrap();
     let dir = std::env::var("MEM_PROFILER_DIR").unwrap_or("/dev/shm".into());
     let path = std::path::Path::new(&dir).join(format!("mem_profiler.{pid}.{start}.0"));
-    let name = CString::new(path.to_str().unwrap()).unwrap();
-    let mapping = create(&name, BYTES, None).unwrap();
+    let mapping = create(&path);
     let exe = std::env::current_exe()
         .unwrap()
         .into_os_string()
@@ -108,6 +110,34 @@ fn make(version: u32) -> (std::path::PathBuf, Mapping) {
     (path, mapping)
 }
 
+fn create(path: &std::path::Path) -> Mapping {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = std::fs::OpenOptions::new();
+    let file = options
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .unwrap();
+    file.set_len(BYTES as u64).unwrap();
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping of an open file, in place of nothing.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            BYTES,
+            protection,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    assert_ne!(base, libc::MAP_FAILED);
+    Mapping { base: base.cast() }
+}
+
 fn control(mapping: &Mapping) -> &Control {
     // SAFETY: mapped for life, any bytes are valid for its atomics.
     unsafe { &*mapping.base.cast() }
@@ -136,7 +166,7 @@ fn count(mapping: &Mapping, epoch_seen: &mut u8) {
         status(mapping).expired_session.store(session, Release);
         return;
     }
-    let geometry = Geometry::of_segment(mapping.bytes);
+    let geometry = Geometry::of_segment(BYTES);
     // SAFETY: the controller reserved the bank before it published the session.
     let bank = unsafe { Bank::at(mapping.base.add(geometry.bank_offset(session)), geometry) };
     if *epoch_seen != epoch {

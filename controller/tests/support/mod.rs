@@ -56,6 +56,23 @@ impl Place {
         process
     }
 
+    /// A program with the real agent.
+    pub fn preload(&self, program: &Path, arguments: &[&str]) -> Process {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("LD_PRELOAD", agent())
+            .env("MEM_PROFILER_DIR", self.shm())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let process = Process(command.spawn().unwrap());
+        let prefix = format!("mem_profiler.{}.", process.pid());
+        wait_for("its segment", || {
+            self.segments().iter().any(|name| name.starts_with(&prefix))
+        });
+        process
+    }
+
     pub fn profiler(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mem_profiler"));
         command
@@ -113,6 +130,32 @@ pub fn names(dir: &Path) -> Vec<String> {
 fn example(name: &str) -> PathBuf {
     let binary = Path::new(env!("CARGO_BIN_EXE_mem_profiler"));
     binary.parent().unwrap().join("examples").join(name)
+}
+
+/// The agent: `MEM_AGENT_LIB`, or the one built beside `mem_profiler` or in release.
+pub fn agent() -> PathBuf {
+    let binary = Path::new(env!("CARGO_BIN_EXE_mem_profiler"));
+    let folder = binary.parent().unwrap();
+    let named = std::env::var_os("MEM_AGENT_LIB").map(PathBuf::from);
+    let built = [
+        folder.join("libmem_agent.so"),
+        folder.join("../release/libmem_agent.so"),
+    ];
+    let found = named
+        .into_iter()
+        .chain(built)
+        .find_map(|place| place.canonicalize().ok());
+    found.expect("build the agent first (cargo build -p mem-agent), or set MEM_AGENT_LIB")
+}
+
+/// Which program of the system.
+pub fn program(names: &[&str]) -> PathBuf {
+    let places = ["/usr/bin", "/usr/sbin", "/bin", "/usr/local/bin"].map(Path::new);
+    let all = names
+        .iter()
+        .flat_map(|name| places.iter().map(move |place| place.join(name)));
+    let found = all.into_iter().find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("{names:?} is not installed, and this test needs it"))
 }
 
 /// A process that does not outlive its test.
