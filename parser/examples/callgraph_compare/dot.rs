@@ -259,5 +259,9 @@ fn parse(graph: &Graph, plain: &str) -> anyhow::Result<Picture> {
             _ => {}
         }
     }
+    // What dot leaves free around its pictures; the plain format does not count it.
+    const PAD: f64 = 4.0;
+    picture.size.w += 2.0 * PAD;
+    picture.size.h += 2.0 * PAD;
     Ok(picture)
 }

@@ -4,7 +4,8 @@
 //! callgraph_compare [--svg DIR] [FILE.dot]...
 //! ```
 //!
-//! Each FILE is what `go tool pprof -dot` writes; the synthetic graphs of the tests are added.
+//! Each FILE is what `go tool pprof -dot` writes; without any, the synthetic graphs of the tests
+//! are taken.
 //! `dot` gets boxes and labels of exactly our sizes, so that only the layouts differ; its result
 //! and ours are measured by the same code. With `--svg` both pictures of each graph are left in
 //! DIR. Needs `dot` (graphviz).
@@ -39,7 +40,9 @@ fn main() -> anyhow::Result<()> {
             dot::read(&std::fs::read_to_string(path)?),
         ));
     }
-    graphs.extend(synthetic::all());
+    if graphs.is_empty() {
+        graphs = synthetic::all();
+    }
     println!(
         "{:24} {:>9}  {:>13}  {:>11}  {:>11}  {:>9}  {:>15}  {:>6}",
         "graph", "boxes", "crossings", "thru boxes", "thru labels", "overlaps", "ms", "area"

@@ -75,19 +75,22 @@ pub fn measure(picture: &Picture) -> Report {
     areas.extend(picture.arrows.iter().filter_map(|a| a.label));
     areas.extend(picture.title);
     for (i, a) in areas.iter().enumerate() {
-        let a = a.grown(-SLACK / 2.0);
+        let a = grown(a, -SLACK / 2.0);
         report.overlaps += areas[..i]
             .iter()
-            .filter(|b| a.overlaps(&b.grown(-SLACK / 2.0)))
+            .filter(|b| overlaps(&a, &grown(b, -SLACK / 2.0)))
             .count();
     }
-    let paper = Rect {
-        x: 0.0,
-        y: 0.0,
-        w: picture.size.w,
-        h: picture.size.h,
-    }
-    .grown(SLACK);
+    let Size { w, h } = picture.size;
+    let paper = grown(
+        &Rect {
+            x: 0.0,
+            y: 0.0,
+            w,
+            h,
+        },
+        SLACK,
+    );
     let inside = |r: &Rect| paper.union(r) == paper;
     report.outside = areas.iter().filter(|r| !inside(r)).count();
     let hulls = picture.arrows.iter().filter_map(|a| hull(&a.curve));
@@ -105,14 +108,14 @@ fn through(picture: &Picture, lines: &[Vec<Point>], report: &mut Report) {
             } else {
                 SLACK
             };
-            report.through_boxes += usize::from(enters(line, &area.grown(-slack)));
+            report.through_boxes += usize::from(enters(line, &grown(area, -slack)));
         }
         report.through_boxes += usize::from(picture.title.is_some_and(|t| enters(line, &t)));
         for (other, label) in picture.arrows.iter().enumerate() {
             if let Some(area) = label.label {
                 // A label's own arrow passes close by it, in other programs' pictures too.
                 let slack = if other == i { 1.5 } else { SLACK };
-                report.through_labels += usize::from(enters(line, &area.grown(-slack)));
+                report.through_labels += usize::from(enters(line, &grown(&area, -slack)));
             }
         }
         let meets = |p: Option<&Point>, v: usize| {
@@ -122,11 +125,26 @@ fn through(picture: &Picture, lines: &[Vec<Point>], report: &mut Report) {
                 w: 3.0,
                 h: 3.0,
             });
-            dot.is_some_and(|d| d.overlaps(&picture.boxes[v]))
+            dot.is_some_and(|d| overlaps(&d, &picture.boxes[v]))
         };
         let whole = meets(line.first(), arrow.from) && meets(line.last(), arrow.to);
         report.loose += usize::from(!whole);
     }
+}
+
+/// The rectangle with `by` more on every side (less when negative).
+pub fn grown(area: &Rect, by: f64) -> Rect {
+    Rect {
+        x: area.x - by,
+        y: area.y - by,
+        w: area.w + 2.0 * by,
+        h: area.h + 2.0 * by,
+    }
+}
+
+/// Whether the insides meet; touching edges do not count.
+pub fn overlaps(a: &Rect, b: &Rect) -> bool {
+    a.x < b.right() && b.x < a.right() && a.y < b.bottom() && b.y < a.bottom()
 }
 
 fn flatten(curve: &[Cubic]) -> Vec<Point> {
@@ -156,15 +174,15 @@ fn bounds(line: &[Point]) -> Rect {
 
 /// The points where two lines cross; points less than 3 apart count once, as do common ends.
 fn crossings(a: &[Point], b: &[Point]) -> usize {
-    if !bounds(a).grown(0.1).overlaps(&bounds(b).grown(0.1)) {
+    if !overlaps(&grown(&bounds(a), 0.1), &grown(&bounds(b), 0.1)) {
         return 0;
     }
     let ends = |l: &[Point]| [l.first().copied(), l.last().copied()];
     let mut found: Vec<Point> = Vec::new();
     for p in a.windows(2) {
-        let area = bounds(p).grown(0.1);
+        let area = grown(&bounds(p), 0.1);
         for q in b.windows(2) {
-            if !area.overlaps(&bounds(q).grown(0.1)) {
+            if !overlaps(&area, &grown(&bounds(q), 0.1)) {
                 continue;
             }
             let Some(point) = intersection(p, q) else {
@@ -214,7 +232,7 @@ fn enters(line: &[Point], area: &Rect) -> bool {
     let inside = |p: &Point| p.x > l && p.x < r && p.y > t && p.y < b;
     line.iter().any(inside)
         || line.windows(2).any(|p| {
-            bounds(p).grown(1e-9).overlaps(area)
+            overlaps(&grown(&bounds(p), 1e-9), area)
                 && diagonals.iter().any(|d| intersection(p, d).is_some())
         })
 }

@@ -51,24 +51,6 @@ impl Rect {
         }
     }
 
-    /// The rectangle with `by` more on every side (less when negative).
-    pub fn grown(&self, by: f64) -> Rect {
-        Rect {
-            x: self.x - by,
-            y: self.y - by,
-            w: self.w + 2.0 * by,
-            h: self.h + 2.0 * by,
-        }
-    }
-
-    /// Whether the insides meet; touching edges do not count.
-    pub fn overlaps(&self, other: &Rect) -> bool {
-        self.x < other.right()
-            && other.x < self.right()
-            && self.y < other.bottom()
-            && other.y < self.bottom()
-    }
-
     /// The smallest rectangle around both.
     pub fn union(&self, other: &Rect) -> Rect {
         let (x, y) = (self.x.min(other.x), self.y.min(other.y));

@@ -9,7 +9,7 @@ use super::{Edge, Graph, Node};
 use super::{order, pack, position, rank};
 
 /// Free space around the picture.
-const MARGIN: f64 = 10.0;
+const MARGIN: f64 = 6.0;
 /// Font size of edge labels and of the title.
 pub const LABEL_FONT: f64 = 10.0;
 /// Font size of the title.
@@ -226,7 +226,6 @@ impl Part {
         let down: Vec<bool> = wires.iter().map(|w| ranks[w.from] < ranks[w.to]).collect();
         let mut layered = layers::build(&blocks, &wires, &ranks);
         order::arrange(&mut layered);
-        order::sort_links(&mut layered);
         let positions = position::place(&layered, &wires);
         let mut drawn = route::draw(&blocks, &wires, &layered, &positions, &down);
         self.add_loops(graph, &mut drawn);

@@ -3,7 +3,7 @@
 use super::geometry::{Rect, Size};
 
 /// Space between parts.
-const GAP: f64 = 24.0;
+const GAP: f64 = 18.0;
 
 /// Where each part goes: the first stays leftmost at the top, the others stand at its right in
 /// columns no higher than the highest part (or than what makes the picture about square).
@@ -98,6 +98,7 @@ pub fn beside_title(title: Size, drawing: Size, obstacles: &[Rect]) -> (f64, f64
 
 #[cfg(test)]
 mod tests {
+    use super::super::check::{grown, overlaps};
     use super::*;
 
     #[test]
@@ -114,7 +115,7 @@ mod tests {
             assert!(
                 places[..i]
                     .iter()
-                    .all(|b| !a.grown(GAP / 2.0).overlaps(&b.grown(GAP / 2.01)))
+                    .all(|b| !overlaps(&grown(a, GAP / 2.0), &grown(b, GAP / 2.01)))
             );
         }
     }

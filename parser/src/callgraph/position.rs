@@ -1,19 +1,21 @@
 //! Horizontal coordinates: long arrows straight, heavy ones first, everything close together.
 //!
-//! Minimises the weighted sum of the sideways steps between linked items under the order and
-//! the distances of each row, exactly, by network simplex on the usual helper graph: one helper
-//! per link, left of both its ends.
+//! Minimises the weighted sum of the sideways steps of the arrows under the order and the
+//! distances of each row, by network simplex on the usual helper graph: one helper per link,
+//! left of both its ends. What moves are the axes, not the single items.
 
-use super::layers::{Item, Kind, Layered, Wire};
+use super::axes::{Axes, leftmost};
+use super::layers::{Kind, Layered, Wire};
 use super::simplex::{self, Constraint};
 use std::collections::HashMap;
 
 /// Pivots after which the coordinates are good enough.
 const STEPS: usize = 30_000;
-/// Space between boxes, between a box or label and a wire, and between two wires.
-const BOX_GAP: f64 = 16.0;
-const MIXED_GAP: f64 = 9.0;
-const WIRE_GAP: f64 = 8.0;
+/// What a sideways step of a wire costs inside a chain and at a box, and how strongly the two
+/// sides of the picture attract each other.
+const INNER: i64 = 8;
+const OUTER: i64 = 2;
+const WALLS: i64 = 60;
 
 /// Coordinates of the layered form.
 pub struct Positions {
@@ -76,42 +78,25 @@ fn spread(list: &[usize], wires: &[Wire], half: f64) -> Vec<f64> {
     offsets
 }
 
-/// The least distance of two neighbours' axes.
-fn distance(a: &Item, b: &Item) -> i64 {
-    let gap = match (a.kind, b.kind) {
-        (Kind::Block, Kind::Block) => BOX_GAP,
-        (Kind::Bend(_), Kind::Bend(_)) => WIRE_GAP,
-        _ => MIXED_GAP,
-    };
-    (a.right + gap + b.left).ceil() as i64
-}
-
 fn solve(layered: &Layered, wires: &[Wire], ports: &[[f64; 2]]) -> Vec<i64> {
-    let items = &layered.items;
-    let mut constraints = Vec::new();
-    let mut x = vec![0i64; items.len()];
-    for row in &layered.rows {
-        for pair in row.windows(2) {
-            let length = distance(&items[pair[0]], &items[pair[1]]);
-            x[pair[1]] = x[pair[0]] + length;
-            constraints.push(Constraint {
-                tail: pair[0],
-                head: pair[1],
-                length,
-                weight: 0,
-            });
-        }
-    }
+    let axes = Axes::new(layered, wires);
+    let axis = &axes.of;
+    let mut constraints = axes.demands();
+    let mut x = leftmost(axes.count, &constraints);
     for (wire, chain) in layered.chains.iter().enumerate() {
         let last = chain.len() - 2;
         for (i, pair) in chain.windows(2).enumerate() {
+            let (above, below) = (axis[pair[0]], axis[pair[1]]);
+            if above == below {
+                continue;
+            }
             let upper = if i == 0 { ports[wire][0] as i64 } else { 0 };
             let lower = if i == last { ports[wire][1] as i64 } else { 0 };
-            let kind = if i > 0 && i < last { 8 } else { 2 };
-            let weight = wires[wire].weight * kind;
+            let inner = i > 0 && i < last;
+            let weight = wires[wire].weight * if inner { INNER } else { OUTER };
             let helper = x.len();
-            x.push((x[pair[0]] + upper).min(x[pair[1]] + lower));
-            for (head, port) in [(pair[0], upper), (pair[1], lower)] {
+            x.push((x[above] + upper).min(x[below] + lower));
+            for (head, port) in [(above, upper), (below, lower)] {
                 constraints.push(Constraint {
                     tail: helper,
                     head,
@@ -121,8 +106,44 @@ fn solve(layered: &Layered, wires: &[Wire], ports: &[[f64; 2]]) -> Vec<i64> {
             }
         }
     }
-    let count = x.len();
-    let mut x = simplex::solve(count, &constraints, Some(x), STEPS, true);
-    x.truncate(items.len());
-    x
+    add_walls(layered, axis, &mut x, &mut constraints);
+    let x = simplex::solve(x.len(), &constraints, Some(x), STEPS, true);
+    axis.iter().map(|&a| x[a]).collect()
+}
+
+/// Two helpers left and right of everything, which attract each other.
+fn add_walls(
+    layered: &Layered,
+    axis: &[usize],
+    x: &mut Vec<i64>,
+    constraints: &mut Vec<Constraint>,
+) {
+    let (left, right) = (x.len(), x.len() + 1);
+    let (mut least, mut most) = (0, 0);
+    for row in &layered.rows {
+        let (Some(&a), Some(&b)) = (row.first(), row.last()) else {
+            continue;
+        };
+        let room = [
+            layered.items[a].left.ceil() as i64,
+            layered.items[b].right.ceil() as i64,
+        ];
+        least = least.min(x[axis[a]] - room[0]);
+        most = most.max(x[axis[b]] + room[1]);
+        let wall = |tail, head, length| Constraint {
+            tail,
+            head,
+            length,
+            weight: 0,
+        };
+        constraints.push(wall(left, axis[a], room[0]));
+        constraints.push(wall(axis[b], right, room[1]));
+    }
+    x.extend([least, most]);
+    constraints.push(Constraint {
+        tail: left,
+        head: right,
+        length: 0,
+        weight: WALLS,
+    });
 }

@@ -11,7 +11,7 @@ use super::position::Positions;
 
 /// Least and greatest distance between bands.
 const GAP: f64 = 15.0;
-const GAP_MOST: f64 = 44.0;
+const GAP_MOST: f64 = 30.0;
 
 /// A laid-out connected part.
 pub struct Drawn {
@@ -109,7 +109,7 @@ fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positi
             top: y,
             bottom: y + height,
         });
-        y += height + (steps[row] * 0.07).clamp(GAP, GAP_MOST);
+        y += height + (steps[row] * 0.05).clamp(GAP, GAP_MOST);
     }
     bands
 }

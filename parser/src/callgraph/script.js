@@ -15,7 +15,8 @@
   const nodes = new Map();
   for (const el of root.querySelectorAll(".node")) {
     const title = el.querySelector("title");
-    nodes.set(el.dataset.node, { el, text: title ? title.textContent : "", edges: [] });
+    const [flat, cum] = [Number(el.dataset.flat), Number(el.dataset.cum)];
+    nodes.set(el.dataset.node, { el, text: title ? title.textContent : "", flat, cum, edges: [] });
   }
   const edges = [];
   for (const el of root.querySelectorAll(".edge")) {
@@ -195,10 +196,12 @@
         return;
       }
       hits = [...nodes.values()].filter((n) => expression.test(n.text));
+      hits.sort((a, b) => b.cum - a.cum); // Enter visits the heaviest first
       for (const n of hits) n.el.classList.add("hit");
     }
     root.classList.toggle("seek", pattern !== "");
-    count.textContent = pattern ? `${hits.length} of ${nodes.size}` : "";
+    const flat = 100 * Math.min(1, hits.reduce((sum, n) => sum + n.flat, 0));
+    count.textContent = pattern ? `${hits.length} of ${nodes.size}, flat ${flat.toFixed(1)}%` : "";
   }
   function next(by) {
     if (!hits.length) return;
@@ -216,7 +219,7 @@
   }
   const hud = document.createElementNS(NS, "foreignObject");
   hud.setAttribute("class", "hud");
-  hud.setAttribute("width", "430");
+  hud.setAttribute("width", "520");
   hud.setAttribute("height", "44");
   const bar = html("div", "", { class: "bar" });
   const field = html("input", "", { type: "text", placeholder: "search (regex)", "aria-label": "search", spellcheck: "false" });
@@ -292,7 +295,7 @@
     view.removeAttribute("transform");
   }
   function place() {
-    hud.setAttribute("x", Math.max(0, box().width - 440));
+    hud.setAttribute("x", Math.max(0, box().width - 530));
     hud.setAttribute("y", "8");
     if (!moved) fit();
   }

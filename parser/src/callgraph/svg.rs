@@ -56,7 +56,7 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
         );
     }
     for (v, node) in graph.nodes.iter().enumerate() {
-        write_box(&mut out, v, node, &layout);
+        write_box(&mut out, v, node, graph.total, &layout);
     }
     legend(&mut out, &graph.title, layout.title);
     let _ = write!(
@@ -227,15 +227,19 @@ fn first_part(c: &Cubic, t: f64) -> Cubic {
     [c[0], ab, abc, mix(abc, bcd)]
 }
 
-fn write_box(out: &mut String, index: usize, node: &Node, layout: &Layout) {
+fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &Layout) {
     let (area, lines) = (layout.boxes[index], &layout.lines[index]);
     let paint = style::of_box(node.color_weight);
     let cum = format!("flat {}, cum {}", node.flat_label, node.cum_label);
+    let part = |weight: f64| (style::share(weight, total) * 1e5).round() / 1e5;
     let _ = write!(
         out,
-        "<g class=\"node {}\" data-node=\"{index}\">{}<rect x=\"{}\" y=\"{}\" width=\"{}\" \
+        "<g class=\"node {}\" data-node=\"{index}\" \
+         data-flat=\"{}\" data-cum=\"{}\">{}<rect x=\"{}\" y=\"{}\" width=\"{}\" \
          height=\"{}\" rx=\"3\" fill=\"{}\" stroke=\"{}\"/>",
         paint.class,
+        part(node.flat),
+        part(node.cum),
         tooltip([node.name.as_str(), &cum, &node.detail]),
         n(area.x),
         n(area.y),

@@ -82,11 +82,12 @@ pub fn from_stacks(stacks: &[(Vec<usize>, f64)], name: impl Fn(usize) -> String)
 /// higher layers, shared helpers at the bottom, now and then recursion.
 pub fn program(functions: usize, stacks: usize, seed: u64) -> Graph {
     let mut random = Random(seed);
+    let reach = 9.max(functions / 6);
     let callees: Vec<Vec<usize>> = (0..functions)
         .map(|f| {
             let ahead = functions - f - 1;
             let count = 1 + random.below(3);
-            let near = |random: &mut Random| f + 1 + random.below(ahead.clamp(1, 9));
+            let near = |random: &mut Random| f + 1 + random.below(ahead.clamp(1, reach));
             let mut list: Vec<usize> = (0..count).map(|_| near(&mut random)).collect();
             if random.below(12) == 0 && f > 2 {
                 list.push(f - random.below(3));
@@ -177,8 +178,8 @@ pub fn all() -> Vec<(String, Graph)> {
             graphs.push((name, program(functions, stacks, seed)));
         }
     }
-    graphs.push(("program-250".into(), program(250, 600, 5)));
-    graphs.push(("program-400".into(), program(400, 1200, 6)));
+    graphs.push(("program-300".into(), program(300, 900, 5)));
+    graphs.push(("program-480".into(), program(480, 2600, 6)));
     let mut random = Random(11);
     let mut pairs = |count: usize, arrows: usize, forward: bool| -> Vec<(usize, usize, f64)> {
         let mut list = Vec::new();
