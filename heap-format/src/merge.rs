@@ -5,8 +5,8 @@ use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 
 use crate::profile::{
-    BuildId, Detail, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile,
-    ValueType,
+    BuildId, Detail, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
+    Profile, ValueType,
 };
 
 /// Key of the label that marks the stacks of a base, as pprof marks them.
@@ -32,7 +32,7 @@ pub enum Base {
 
 /// The sum of `profiles`, at least one. Equal stacks become one; mappings of
 /// one file at different addresses become one; columns that not all of them
-/// have are left out.
+/// have, and stacks without values, are left out.
 pub fn merge(profiles: &[Profile]) -> Result<Profile, MergeError> {
     combine(profiles, &[], Base::Difference)
 }
@@ -192,12 +192,18 @@ impl Merger {
                 value: LabelValue::Text("true".into()),
             }));
             let values = profile.values_of(i);
+            if values.iter().all(|&v| v == 0) {
+                continue;
+            }
             let values = columns.iter().map(|&c| values[c].saturating_mul(sign));
             let frames = frames
                 .iter()
                 .map(|&f| places.locations[f as usize])
                 .collect();
-            let block_size = profile.block_sizes.get(i).copied();
+            // pprof keeps sizes apart; in this project's dumps a size is the
+            // average of a stack, which differs from dump to dump.
+            let sizes = profile.block_sizes.get(i).copied();
+            let block_size = sizes.filter(|_| profile.format != Format::Dump);
             let stack = self.stack(frames, own, block_size);
             self.put(stack, values, profile.details.get(i));
         }

@@ -500,4 +500,40 @@ impl Profile {
             .sum();
         sum.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
+
+    /// A profile like this one, without its stacks, locations and lines.
+    pub fn without_stacks(&self) -> Profile {
+        Profile {
+            format: self.format,
+            sample_types: self.sample_types.clone(),
+            default_type: self.default_type,
+            period: self.period,
+            period_type: self.period_type.clone(),
+            functions: self.functions.clone(),
+            mappings: self.mappings.clone(),
+            drop_frames: self.drop_frames.clone(),
+            keep_frames: self.keep_frames.clone(),
+            comments: self.comments.clone(),
+            facts: self.facts.clone(),
+            ..Profile::default()
+        }
+    }
+
+    /// Appends stack `index` of `other`, a profile with the same columns: its
+    /// values, details and labels, with these frames, which refer to this
+    /// profile's locations.
+    pub fn push_stack_of(&mut self, other: &Profile, index: usize, frames: &[u32]) {
+        let stack = self.stacks.len() as u32;
+        frames.iter().for_each(|&f| self.stacks.push_frame(f));
+        self.stacks.close();
+        self.values.extend_from_slice(other.values_of(index));
+        self.details.extend(other.details.get(index));
+        self.block_sizes.extend(other.block_sizes.get(index));
+        let start = other.labels.partition_point(|l| (l.stack as usize) < index);
+        let own = other.labels[start..]
+            .iter()
+            .take_while(|l| l.stack as usize == index);
+        self.labels
+            .extend(own.map(|l| Label { stack, ..l.clone() }));
+    }
 }

@@ -19,9 +19,9 @@ pub struct Cli {
     #[arg(short = 'p', long = "program", value_name = "BINARY")]
     pub binary: Option<PathBuf>,
 
-    /// The dump to read
-    #[arg(short = 'f', long = "file", value_name = "DUMP", required = true)]
-    pub files: Vec<PathBuf>,
+    /// The dump to read; several are added up
+    #[arg(short = 'f', id = "dump", long = "file", value_name = "DUMP", required = true, num_args = 1..)]
+    pub dumps: Vec<PathBuf>,
 
     /// Write to this file instead of standard output
     #[arg(short = 'o', long, value_name = "FILE")]
@@ -42,6 +42,14 @@ pub struct Cli {
     /// How to show them.
     #[command(flatten)]
     pub view: ViewOptions,
+
+    /// Which stacks and frames count.
+    #[command(flatten)]
+    pub filters: FilterOptions,
+
+    /// What is subtracted.
+    #[command(flatten)]
+    pub base: BaseOptions,
 }
 
 /// The outputs; exactly one is asked for.
@@ -60,37 +68,85 @@ pub struct Report {
     /// Call graph as SVG
     #[arg(short = 's', long = "svg", group = "output_kind")]
     pub svg: bool,
+
+    /// Functions with their callers and callees
+    #[arg(long, group = "output_kind")]
+    pub tree: bool,
+
+    /// Callers and callees of matching functions
+    #[arg(long, value_name = "PATTERN", group = "output_kind")]
+    pub peek: Option<String>,
+
+    /// Every stack with its value
+    #[arg(long, group = "output_kind")]
+    pub traces: bool,
+
+    /// Source of matching functions, with values at their lines
+    #[arg(long, value_name = "PATTERN", group = "output_kind")]
+    pub list: Option<String>,
+
+    /// Call graph for graphviz
+    #[arg(long, group = "output_kind")]
+    pub dot: bool,
+
+    /// Call graph for KCachegrind
+    #[arg(long, group = "output_kind")]
+    pub callgrind: bool,
+
+    /// Samples, locations and mappings as text
+    #[arg(long, group = "output_kind")]
+    pub raw: bool,
+
+    /// Folded stacks, for flame-graph tools
+    #[arg(long, group = "output_kind")]
+    pub folded: bool,
+
+    /// Gzipped profile.proto, for pprof
+    #[arg(long, group = "output_kind")]
+    pub proto: bool,
+
+    /// Everything as JSON, for programs
+    #[arg(long, group = "output_kind")]
+    pub json: bool,
+
+    /// Table of functions as comma-separated values
+    #[arg(long, group = "output_kind")]
+    pub csv: bool,
+
+    /// The dump itself with symbols inside, readable on any machine
+    #[arg(long, group = "output_kind")]
+    pub symbolize: bool,
 }
 
 /// The column to show.
 #[derive(Args, Debug, Default)]
-#[command(next_help_heading = "Values")]
+#[command(next_help_heading = "Values", rename_all = "snake_case")]
 #[group(multiple = false)]
 pub struct Values {
     /// Bytes that are in use (default)
-    #[arg(long, visible_alias = "inuse-space")]
+    #[arg(long, alias = "inuse-space")]
     pub inuse_space: bool,
 
     /// Objects that are in use
-    #[arg(long, visible_alias = "inuse-objects")]
+    #[arg(long, alias = "inuse-objects")]
     pub inuse_objects: bool,
 
     /// Bytes that were allocated, freed ones included
-    #[arg(long, visible_alias = "alloc-space")]
+    #[arg(long, alias = "alloc-space")]
     pub alloc_space: bool,
 
     /// Objects that were allocated, freed ones included
-    #[arg(long, visible_alias = "alloc-objects")]
+    #[arg(long, alias = "alloc-objects")]
     pub alloc_objects: bool,
 
     /// Any column by its name or number, for profiles of other kinds
-    #[arg(long, value_name = "NAME", visible_alias = "sample-index")]
+    #[arg(long, value_name = "NAME", alias = "sample-index")]
     pub sample_index: Option<String>,
 }
 
 /// How to show the values.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "View")]
+#[command(next_help_heading = "View", rename_all = "snake_case")]
 pub struct ViewOptions {
     /// Show at most this many functions [default: all in tables, 80 in graphs]
     #[arg(short = 'n', long, value_name = "N")]
@@ -108,9 +164,30 @@ pub struct ViewOptions {
     #[arg(long)]
     pub cum: bool,
 
+    /// Neither limit nor cut off: same as 0 for the three options above
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set,
+          num_args = 0..=1, default_missing_value = "true")]
+    pub trim: bool,
+
     /// What becomes one entry
     #[arg(long, value_enum, default_value_t = Granularity::Functions)]
     pub granularity: Granularity,
+
+    /// Same as --granularity=functions
+    #[arg(long, group = "grain", conflicts_with = "granularity")]
+    pub functions: bool,
+
+    /// Same as --granularity=lines
+    #[arg(long, group = "grain", conflicts_with = "granularity")]
+    pub lines: bool,
+
+    /// Same as --granularity=files
+    #[arg(long, group = "grain", conflicts_with = "granularity")]
+    pub files: bool,
+
+    /// Same as --granularity=addresses
+    #[arg(long, group = "grain", conflicts_with = "granularity")]
+    pub addresses: bool,
 
     /// Count inlined functions for the function they were inlined into
     #[arg(long)]
@@ -123,6 +200,91 @@ pub struct ViewOptions {
     /// Unit to print: B, kB, MB, …, or the best one
     #[arg(long, default_value = "minimum")]
     pub unit: String,
+
+    /// Divide all values by this before showing them
+    #[arg(long, value_name = "N", default_value_t = 1.0, alias = "divide-by")]
+    pub divide_by: f64,
+
+    /// Leave program and type out of the legend
+    #[arg(long, alias = "compact-labels")]
+    pub compact_labels: bool,
+
+    /// Folders to search for source files
+    #[arg(long, value_name = "FOLDER", alias = "source-path")]
+    pub source_path: Vec<PathBuf>,
+}
+
+/// Which stacks and frames count. Patterns are matched against the name of
+/// the function, its source file and its object file.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Filters", rename_all = "snake_case")]
+pub struct FilterOptions {
+    /// Only stacks through a matching frame
+    #[arg(long, value_name = "PATTERN")]
+    pub focus: Option<String>,
+
+    /// Only stacks through no matching frame
+    #[arg(long, value_name = "PATTERN")]
+    pub ignore: Option<String>,
+
+    /// Leave out matching frames
+    #[arg(long, value_name = "PATTERN")]
+    pub hide: Option<String>,
+
+    /// Leave out all other frames
+    #[arg(long, value_name = "PATTERN")]
+    pub show: Option<String>,
+
+    /// Leave out the frames above the outermost matching one
+    #[arg(long, value_name = "PATTERN", alias = "show-from")]
+    pub show_from: Option<String>,
+
+    /// Leave out the frames below the innermost matching one
+    #[arg(long, value_name = "PATTERN", alias = "prune-from")]
+    pub prune_from: Option<String>,
+
+    /// Only stacks with a matching label, or one in a range: 1kb:10kb
+    #[arg(long, value_name = "[KEY=]VALUE")]
+    pub tagfocus: Option<String>,
+
+    /// Only stacks without such a label
+    #[arg(long, value_name = "[KEY=]VALUE")]
+    pub tagignore: Option<String>,
+
+    /// Percentages of what the filters leave, not of everything
+    #[arg(long, alias = "relative-percentages")]
+    pub relative_percentages: bool,
+}
+
+/// What is subtracted.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Comparison", rename_all = "snake_case")]
+#[group(multiple = false)]
+pub struct BaseOptions {
+    /// Subtract this dump
+    #[arg(long, value_name = "DUMP")]
+    pub base: Vec<PathBuf>,
+
+    /// Subtract this dump, and show percentages of it
+    #[arg(long, value_name = "DUMP", alias = "diff-base")]
+    pub diff_base: Vec<PathBuf>,
+}
+
+impl ViewOptions {
+    /// How finely frames are told apart.
+    pub fn grain(&self) -> Granularity {
+        match self {
+            Self {
+                functions: true, ..
+            } => Granularity::Functions,
+            Self { lines: true, .. } => Granularity::Lines,
+            Self { files: true, .. } => Granularity::Files,
+            Self {
+                addresses: true, ..
+            } => Granularity::Addresses,
+            Self { granularity, .. } => *granularity,
+        }
+    }
 }
 
 impl ValueEnum for Granularity {
@@ -160,5 +322,16 @@ impl Values {
             } => Some("alloc_objects"),
             Self { sample_index, .. } => sample_index.as_deref(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
     }
 }

@@ -9,6 +9,7 @@ mod cli;
 mod demangle;
 mod elf;
 mod graph;
+mod load;
 mod measure;
 mod nodes;
 mod output;
@@ -16,17 +17,17 @@ mod report;
 mod symbols;
 mod view;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow};
-use clap::{CommandFactory, Parser, error::ErrorKind};
-use heap_format::Profile;
+use anyhow::{Result, bail};
+use clap::Parser;
+use heap_format::{Profile, dump, pprof};
 
-use cli::Cli;
+use cli::{Cli, FilterOptions};
 use graph::{Order, Trim};
-use nodes::Nodes;
-use view::View;
+use nodes::{Granularity, Nodes};
+use view::{Filters, TagFilter, View, pattern};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -43,56 +44,124 @@ fn run(cli: &Cli) -> Result<()> {
     if let Some(output) = &cli.output {
         output::check(output)?;
     }
-    let profile = load(cli)?;
+    if cli.view.divide_by == 0.0 || !cli.view.divide_by.is_finite() {
+        bail!("--divide_by needs a number other than 0");
+    }
+    let filters = filters(&cli.filters)?;
+    let profile = load::load(cli)?;
     let program = program(cli, &profile);
     let mut view = View::new(profile, cli.values.wanted())?;
     view.drop_allocator_frames()?;
-    let nodes = Nodes::new(&view, cli.view.granularity, !cli.view.noinlines);
+    for warning in view.filter(&filters) {
+        eprintln!("mem_parser: warning: {warning}");
+    }
+    if cli.filters.relative_percentages {
+        view.total_of_shown();
+    }
+    let content = render(cli, &view, program.as_deref())?;
+    output::write(cli.output.as_deref(), &content)
+}
+
+/// The output asked for.
+fn render(cli: &Cli, view: &View, program: Option<&Path>) -> Result<Vec<u8>> {
+    let kind = &cli.report;
+    let mut out = Vec::new();
+    if kind.proto {
+        pprof::write(&view.materialize(), &mut out)?;
+        return Ok(out);
+    }
+    if kind.symbolize {
+        dump::write(&view.materialize(), &mut out)?;
+        return Ok(out);
+    }
+    if kind.raw {
+        return Ok(report::raw::render(&view.materialize()).into_bytes());
+    }
+    let (grain, inlines) = match kind {
+        _ if kind.callgrind => (Granularity::Addresses, true),
+        _ if kind.list.is_some() => (Granularity::Lines, !cli.view.noinlines),
+        _ => (cli.view.grain(), !cli.view.noinlines),
+    };
+    let nodes = Nodes::new(view, grain, inlines, kind.callgrind);
     let context = report::Context {
-        view: &view,
+        view,
         nodes: &nodes,
         trim: trim(cli),
         unit: cli.view.unit.clone(),
-        program: program.as_deref(),
-        files: &cli.files,
+        program,
+        files: &cli.dumps,
+        divide_by: cli.view.divide_by,
+        compact: cli.view.compact_labels,
+        active_filters: active_filters(&cli.filters),
     };
-    let text = if cli.report.svg {
-        report::svg::render(&context)
-    } else {
-        report::top::render(&context)
-    };
-    output::write(cli.output.as_deref(), text.as_bytes())
+    text(cli, &context).map(String::into_bytes)
 }
 
-/// Reads the dump and gives it symbols.
-fn load(cli: &Cli) -> Result<Profile> {
-    let file = &cli.files[0];
-    let read = heap_format::open(file);
-    let self_contained = |p: &Profile| p.locations.iter().any(|l| l.line_count > 0);
-    if cli.binary.is_none() && !read.as_ref().is_ok_and(self_contained) {
-        let message = "the program that was profiled is needed to name its functions: -p BINARY";
-        Cli::command()
-            .error(ErrorKind::MissingRequiredArgument, message)
-            .exit();
-    }
-    let mut profile = read?;
-    if let (Some(binary), false) = (&cli.binary, cli.force) {
-        symbols::check_binary(&profile, binary, &file.display().to_string())
-            .map_err(|message| anyhow!(message))?;
-    }
-    let options = symbols::Options {
-        binary: cli.binary.as_deref(),
-        force: cli.force,
-        demangle: cli.view.demangle,
+fn text(cli: &Cli, context: &report::Context) -> Result<String> {
+    let kind = &cli.report;
+    Ok(match kind {
+        _ if kind.svg => report::svg::render(context),
+        _ if kind.tree => report::tree::render(context, None)?,
+        _ if kind.traces => report::traces::render(context),
+        _ if kind.dot => report::dot::render(context),
+        _ if kind.callgrind => report::callgrind::render(context),
+        _ if kind.folded => report::folded::render(context),
+        _ if kind.json => report::json::render(context),
+        _ if kind.csv => report::csv::render(context),
+        cli::Report {
+            peek: Some(peek), ..
+        } => report::tree::render(context, pattern("peek", Some(peek))?.as_ref())?,
+        cli::Report {
+            list: Some(list), ..
+        } => match pattern("list", Some(list))? {
+            Some(list) => report::list::render(context, &list, &cli.view.source_path)?,
+            None => bail!("--list needs a pattern"),
+        },
+        _ => report::top::render(context),
+    })
+}
+
+fn filters(options: &FilterOptions) -> Result<Filters> {
+    let tag = |option: &str, text: &Option<String>| {
+        text.as_deref()
+            .map(|text| TagFilter::parse(option, text))
+            .transpose()
     };
-    for warning in symbols::symbolize(&mut profile, &options) {
-        eprintln!("mem_parser: warning: {warning}");
-    }
-    Ok(profile)
+    Ok(Filters {
+        focus: pattern("focus", options.focus.as_deref())?,
+        ignore: pattern("ignore", options.ignore.as_deref())?,
+        hide: pattern("hide", options.hide.as_deref())?,
+        show: pattern("show", options.show.as_deref())?,
+        show_from: pattern("show_from", options.show_from.as_deref())?,
+        prune_from: pattern("prune_from", options.prune_from.as_deref())?,
+        tag_focus: tag("tagfocus", &options.tagfocus)?,
+        tag_ignore: tag("tagignore", &options.tagignore)?,
+    })
+}
+
+/// The filters in force, as the legend names them.
+fn active_filters(options: &FilterOptions) -> Vec<String> {
+    let all = [
+        ("focus", &options.focus),
+        ("ignore", &options.ignore),
+        ("hide", &options.hide),
+        ("show", &options.show),
+        ("show_from", &options.show_from),
+        ("tagfocus", &options.tagfocus),
+        ("tagignore", &options.tagignore),
+    ];
+    let shown = all
+        .into_iter()
+        .filter_map(|(name, value)| Some(format!("{name}={}", value.as_ref()?)));
+    let short = |text: String| match text.char_indices().nth(80) {
+        Some((at, _)) => format!("{}\u{2026}", &text[..at]),
+        None => text,
+    };
+    shown.map(short).collect()
 }
 
 /// The program: as given, otherwise as the dump names it.
-fn program(cli: &Cli, profile: &Profile) -> Option<std::path::PathBuf> {
+fn program(cli: &Cli, profile: &Profile) -> Option<PathBuf> {
     let recorded = || symbols::main_mapping(profile).map(|i| profile.mappings[i].path.as_path());
     cli.binary
         .as_deref()
@@ -101,13 +170,26 @@ fn program(cli: &Cli, profile: &Profile) -> Option<std::path::PathBuf> {
 }
 
 fn trim(cli: &Cli) -> Trim {
-    let view = &cli.view;
-    let order = match (cli.report.svg, view.cum) {
+    let (view, kind) = (&cli.view, &cli.report);
+    let order = match (kind.svg || kind.dot, view.cum) {
         (true, _) => Order::Entropy,
         (false, true) => Order::Cum,
         (false, false) => Order::Flat,
     };
-    let default_count = if cli.report.svg { 80 } else { 0 };
+    let whole = !view.trim || kind.peek.is_some() || kind.callgrind || kind.json;
+    if whole {
+        return Trim {
+            node_count: 0,
+            node_fraction: 0.0,
+            edge_fraction: 0.0,
+            order,
+        };
+    }
+    let default_count = if kind.svg || kind.dot || kind.tree {
+        80
+    } else {
+        0
+    };
     Trim {
         node_count: view.nodecount.unwrap_or(default_count),
         node_fraction: view.nodefraction,

@@ -71,8 +71,9 @@ pub struct Nodes {
 
 impl Nodes {
     /// Groups the frames of `view`; `inlines` keeps inlined functions apart
-    /// from the ones that they were inlined into.
-    pub fn new(view: &View, granularity: Granularity, inlines: bool) -> Self {
+    /// from the ones that they were inlined into, `objects` equal functions of
+    /// different object files.
+    pub fn new(view: &View, granularity: Granularity, inlines: bool, objects: bool) -> Self {
         let mut known: HashMap<Info, u32> = HashMap::new();
         let mut nodes = Self {
             infos: vec![],
@@ -82,7 +83,7 @@ impl Nodes {
         };
         for location in 0..view.profile().locations.len() as u32 {
             let first = nodes.ids.len() as u32;
-            for info in infos(view, location, granularity, inlines) {
+            for info in infos(view, location, granularity, inlines, objects) {
                 let next = nodes.infos.len() as u32;
                 let id = *known.entry(info).or_insert_with_key(|info| {
                     nodes.names.push(info.printable());
@@ -119,7 +120,13 @@ impl Nodes {
 }
 
 /// The entries of one location, innermost first.
-fn infos(view: &View, location: u32, granularity: Granularity, inlines: bool) -> Vec<Info> {
+fn infos(
+    view: &View,
+    location: u32,
+    granularity: Granularity,
+    inlines: bool,
+    objects: bool,
+) -> Vec<Info> {
     let profile = view.profile();
     let place = &profile.locations[location as usize];
     let address = if granularity == Granularity::Addresses {
@@ -162,7 +169,7 @@ fn infos(view: &View, location: u32, granularity: Granularity, inlines: bool) ->
         if matches!(granularity, Granularity::Lines | Granularity::Addresses) {
             info.line = line.line;
         }
-        if info.name.is_empty() {
+        if info.name.is_empty() || objects {
             info.object = object();
         }
         info

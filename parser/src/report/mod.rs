@@ -1,7 +1,16 @@
 //! The outputs, one file each. Every report is made of a [`Context`].
 
+pub mod callgrind;
+pub mod csv;
+pub mod dot;
+pub mod folded;
+pub mod json;
+pub mod list;
+pub mod raw;
 pub mod svg;
 pub mod top;
+pub mod traces;
+pub mod tree;
 
 use std::path::Path;
 
@@ -24,17 +33,38 @@ pub struct Context<'a> {
     pub program: Option<&'a Path>,
     /// The dumps.
     pub files: &'a [std::path::PathBuf],
+    /// What all values are divided by before they are shown.
+    pub divide_by: f64,
+    /// Leave the origin of the profile out of the legend.
+    pub compact: bool,
+    /// Filters in force, for the legend.
+    pub active_filters: Vec<String>,
 }
 
 impl Context<'_> {
     /// A value with its unit.
     pub fn format(&self, value: i64, unit: &str) -> String {
-        measure::label(value, self.view.unit(), unit)
+        measure::label(self.divided(value), self.view.unit(), unit)
+    }
+
+    /// A value as it is shown.
+    pub fn divided(&self, value: i64) -> i64 {
+        if self.divide_by == 1.0 {
+            value
+        } else {
+            (value as f64 / self.divide_by) as i64
+        }
     }
 
     /// The one unit for all values of a report: that of the smallest one,
     /// unless the largest is of another and far from it.
     pub fn common_unit(&self, trimmed: &Trimmed) -> String {
+        self.unit_for(trimmed, true)
+    }
+
+    /// The one unit for all values, in which none but small ones vanish where
+    /// `vanish` allows it.
+    pub fn unit_for(&self, trimmed: &Trimmed, vanish: bool) -> String {
         if self.unit != "minimum" || trimmed.graph.nodes.is_empty() {
             return self.unit.clone();
         }
@@ -42,8 +72,12 @@ impl Context<'_> {
         let values = trimmed.graph.nodes.iter().map(|n| own(n).saturating_abs());
         let largest = self.view.total();
         let smallest = values.filter(|&v| v > 0).min().unwrap_or(largest);
+        let (smallest, largest) = (self.divided(smallest), self.divided(largest));
         let best = |value| measure::scale(value, self.view.unit(), "minimum").1;
-        let unit = if best(smallest) != best(largest) && smallest.saturating_mul(100) < largest {
+        let unit = if vanish
+            && best(smallest) != best(largest)
+            && smallest.saturating_mul(100) < largest
+        {
             best(smallest.saturating_mul(100))
         } else {
             best(smallest)
@@ -57,13 +91,37 @@ impl Context<'_> {
 
     /// What the values are and how much is shown of them.
     pub fn legend(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
-        let mut lines = Vec::new();
-        let name = self.program.and_then(|p| p.file_name());
-        if let Some(name) = name {
-            lines.push(format!("File: {}", name.to_string_lossy()));
+        let mut lines = if self.compact {
+            Vec::new()
+        } else {
+            self.origin()
+        };
+        if !self.active_filters.is_empty() {
+            lines.push("Active filters:".into());
+            lines.extend(
+                self.active_filters
+                    .iter()
+                    .map(|f| format!("   {}", printable(f))),
+            );
         }
-        lines.push(format!("Type: {}", self.view.kind()));
         lines.extend(self.shown(trimmed, unit));
+        lines
+    }
+
+    /// Where the profile comes from.
+    pub fn origin(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if let Some(name) = self.program.and_then(|p| p.file_name()) {
+            lines.push(format!("File: {}", printable(&name.to_string_lossy())));
+        }
+        let comments = &self.view.profile().comments;
+        lines.extend(
+            comments
+                .iter()
+                .filter(|c| !c.starts_with('#'))
+                .map(|c| printable(c).into()),
+        );
+        lines.push(format!("Type: {}", self.view.kind()));
         lines
     }
 

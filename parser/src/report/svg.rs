@@ -67,12 +67,13 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
 fn boxed(context: &Context, node: &crate::graph::Node, unit: &str) -> callgraph::Node {
     let total = context.view.total();
     let info = context.nodes.info(node.id);
-    let label = |value: i64| {
-        format!(
+    let label = |value: i64| match value {
+        0 => "0".to_owned(),
+        _ => format!(
             "{} ({})",
             context.format(value, unit),
             percentage(value, total).trim()
-        )
+        ),
     };
     callgraph::Node {
         name: printable(&short(info)).into_owned(),

@@ -4,9 +4,15 @@
 //! A [`View`] never copies stacks. Leaving frames out narrows a stack's range
 //! or hides a location; both are small tables beside the profile.
 
+mod filter;
+mod materialize;
+
 use anyhow::{Result, bail};
+use heap_format::merge::BASE_LABEL;
 use heap_format::{Line, Profile};
 use regex::Regex;
+
+pub use filter::{Filters, TagFilter, pattern};
 
 /// A profile with what is left out of it, and the column that counts.
 pub struct View {
@@ -62,6 +68,11 @@ impl View {
         &self.profile
     }
 
+    /// Index of the column shown.
+    pub fn column(&self) -> usize {
+        self.column
+    }
+
     /// Name of the column shown.
     pub fn kind(&self) -> &str {
         &self.profile.sample_types[self.column].kind
@@ -101,10 +112,35 @@ impl View {
         self.hidden[location as usize]
     }
 
+    /// The sum of magnitudes; of the base's stacks alone, where they are kept
+    /// apart for comparison.
     fn sum_of_magnitudes(&self) -> i64 {
-        self.stacks().fold(0i64, |sum, (_, value, _)| {
-            sum.saturating_add(value.saturating_abs())
-        })
+        let sum = |base_only: bool| {
+            let base = |i: usize| !base_only || self.is_base(i);
+            let values = self.stacks().filter(|&(i, _, _)| base(i));
+            values.fold(0i64, |sum, (_, value, _)| {
+                sum.saturating_add(value.saturating_abs())
+            })
+        };
+        let compared = self.profile.labels.iter().any(|l| l.key == BASE_LABEL);
+        match if compared { sum(true) } else { 0 } {
+            0 => sum(false),
+            base => base,
+        }
+    }
+
+    /// Makes 100 % what is shown now.
+    pub fn total_of_shown(&mut self) {
+        self.total = self.sum_of_magnitudes();
+    }
+
+    fn is_base(&self, stack: usize) -> bool {
+        let labels = &self.profile.labels;
+        let start = labels.partition_point(|l| (l.stack as usize) < stack);
+        let mut own = labels[start..]
+            .iter()
+            .take_while(|l| l.stack as usize == stack);
+        own.any(|l| l.key == BASE_LABEL)
     }
 
     /// Leaves out the frames of the allocator, as the profile defines them,

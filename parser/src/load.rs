@@ -1,0 +1,103 @@
+//! From files to one symbolized profile.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use clap::{CommandFactory, error::ErrorKind};
+use heap_format::merge::{self, Base};
+use heap_format::{Profile, maps};
+
+use crate::cli::Cli;
+use crate::symbols;
+
+/// Reads the dumps, adds them up, subtracts the base and finds symbols.
+/// Warnings go to standard error.
+pub fn load(cli: &Cli) -> Result<Profile> {
+    let read = cli
+        .dumps
+        .iter()
+        .map(|f| heap_format::open(f))
+        .collect::<Result<Vec<_>, _>>();
+    let symbolized = |p: &Profile| p.locations.iter().any(|l| l.line_count > 0);
+    let self_contained = |all: &Vec<Profile>| all.iter().all(symbolized) || cli.report.symbolize;
+    if cli.binary.is_none() && !read.as_ref().is_ok_and(self_contained) {
+        let message = "the program that was profiled is needed to name its functions: -p BINARY";
+        Cli::command()
+            .error(ErrorKind::MissingRequiredArgument, message)
+            .exit();
+    }
+    let profiles = read?;
+    if let Some(binary) = &cli.binary {
+        for (profile, file) in profiles.iter().zip(&cli.dumps) {
+            check(cli, profile, binary, file)?;
+        }
+    }
+    let mut profile = combine(cli, profiles)?;
+    let options = symbols::Options {
+        binary: cli.binary.as_deref(),
+        force: cli.force,
+        demangle: cli.view.demangle,
+    };
+    for warning in symbols::symbolize(&mut profile, &options) {
+        eprintln!("mem_parser: warning: {warning}");
+    }
+    if let Some(binary) = &cli.binary {
+        rename_program(&mut profile, binary);
+    }
+    Ok(profile)
+}
+
+fn check(cli: &Cli, profile: &Profile, binary: &Path, file: &Path) -> Result<()> {
+    if cli.force {
+        return Ok(());
+    }
+    symbols::check_binary(profile, binary, &file.display().to_string())
+        .map_err(|message| anyhow!(message))
+}
+
+fn combine(cli: &Cli, mut profiles: Vec<Profile>) -> Result<Profile> {
+    let (files, base) = if cli.base.diff_base.is_empty() {
+        (&cli.base.base, Base::Difference)
+    } else {
+        (&cli.base.diff_base, Base::Comparison)
+    };
+    let bases = files
+        .iter()
+        .map(|f| heap_format::open(f))
+        .collect::<Result<Vec<_>, _>>()?;
+    // Outputs that list stacks show equal ones once.
+    let lists_stacks = cli.report.traces || cli.report.raw || cli.report.proto;
+    if bases.is_empty() && profiles.len() == 1 && !lists_stacks {
+        return Ok(profiles.swap_remove(0));
+    }
+    Ok(merge::subtract(&profiles, &bases, base)?)
+}
+
+/// Calls the program what the user calls it.
+fn rename_program(profile: &mut Profile, binary: &Path) {
+    let Some(main) = symbols::main_mapping(profile) else {
+        return;
+    };
+    let path = maps::strip_deleted(&profile.mappings[main].path)
+        .0
+        .to_path_buf();
+    for mapping in &mut profile.mappings {
+        if maps::strip_deleted(&mapping.path).0 == path {
+            mapping.path = binary.to_path_buf();
+        }
+    }
+    move_to_front(profile, main);
+}
+
+/// Puts a mapping first: readers of pprof's format take that for the program.
+fn move_to_front(profile: &mut Profile, mapping: usize) {
+    profile.mappings.swap(0, mapping);
+    let mapping = mapping as u32;
+    for location in &mut profile.locations {
+        location.mapping = match location.mapping {
+            0 => mapping,
+            m if m == mapping => 0,
+            m => m,
+        };
+    }
+}

@@ -1,0 +1,126 @@
+//! The callgrind format, for KCachegrind, as `pprof -callgrind` writes it.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use super::{Context, printable};
+use crate::graph::Graph;
+use crate::measure;
+use crate::nodes::Info;
+
+/// The graph by address.
+pub fn render(context: &Context) -> String {
+    let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
+    // Callgrind knows integers only.
+    let unit = context.unit_for(&trimmed, false);
+    let mut writer = Writer {
+        context,
+        unit,
+        out: String::new(),
+        ..Writer::new(context)
+    };
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(writer.out, "positions: instr line");
+    let _ = writeln!(
+        writer.out,
+        "events: {}({})",
+        context.view.kind(),
+        writer.unit
+    );
+    let mut before: Option<&Info> = None;
+    for node in &trimmed.graph.nodes {
+        writer.node(&trimmed.graph, node, before);
+        before = Some(context.nodes.info(node.id));
+    }
+    writer.out
+}
+
+struct Writer<'a> {
+    context: &'a Context<'a>,
+    unit: String,
+    out: String,
+    objects: HashMap<String, usize>,
+    files: HashMap<String, usize>,
+    names: HashMap<String, usize>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(context: &'a Context<'a>) -> Self {
+        Self {
+            context,
+            unit: String::new(),
+            out: String::new(),
+            objects: HashMap::new(),
+            files: HashMap::new(),
+            names: HashMap::new(),
+        }
+    }
+
+    fn node(&mut self, graph: &Graph, node: &crate::graph::Node, before: Option<&Info>) {
+        let nodes = self.context.nodes;
+        let info = nodes.info(node.id);
+        let same =
+            |b: &Info| (&b.object, &b.file, &b.name) == (&info.object, &info.file, &info.name);
+        if !before.is_some_and(same) {
+            let object = compressed(&mut self.objects, &info.object);
+            let file = compressed(&mut self.files, &info.file);
+            let name = compressed(&mut self.names, &info.name);
+            let _ = writeln!(self.out, "\nob={object}\nfl={file}\nfn={name}");
+        }
+        let address = relative(before, info.address);
+        let value = self.scaled(node.flat);
+        let _ = writeln!(self.out, "{address} {} {value}", info.line);
+        for edge in graph.sorted(&node.outs, nodes) {
+            let edge = &graph.edges[edge as usize];
+            let callee = nodes.info(graph.nodes[edge.to as usize].id);
+            let file = compressed(&mut self.files, &callee.file);
+            let name = compressed(&mut self.names, &callee.name);
+            let address = relative(before, callee.address);
+            let value = self.scaled(edge.weight);
+            // The number of calls is not known.
+            let _ = writeln!(self.out, "cfl={file}\ncfn={name}");
+            let _ = writeln!(self.out, "calls=0 {address} {}\n* * {value}", callee.line);
+        }
+    }
+
+    fn scaled(&self, value: i64) -> i64 {
+        measure::scale(
+            self.context.divided(value),
+            self.context.view.unit(),
+            &self.unit,
+        )
+        .0 as i64
+    }
+}
+
+/// A name, given once and referred to by number afterwards.
+fn compressed(known: &mut HashMap<String, usize>, name: &str) -> String {
+    if name.is_empty() {
+        return String::new();
+    }
+    if let Some(number) = known.get(name) {
+        return format!("({number})");
+    }
+    let number = known.len() + 1;
+    known.insert(name.to_owned(), number);
+    format!("({number}) {}", printable(name))
+}
+
+/// An address, relative to the one before where that is shorter.
+fn relative(before: Option<&Info>, address: u64) -> String {
+    let absolute = format!("{address:#x}");
+    let Some(before) = before else {
+        return absolute;
+    };
+    let difference = address.wrapping_sub(before.address) as i64;
+    let relative = match difference {
+        0 => "*".to_owned(),
+        d if d > 0 => format!("+{d}"),
+        d => d.to_string(),
+    };
+    if relative.len() < absolute.len() {
+        relative
+    } else {
+        absolute
+    }
+}

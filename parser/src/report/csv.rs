@@ -1,0 +1,73 @@
+//! The table of entries as comma-separated values (RFC 4180).
+
+use std::fmt::Write;
+
+use super::Context;
+use crate::graph::Graph;
+
+/// The table, with plain numbers.
+pub fn render(context: &Context) -> String {
+    let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
+    let share = |value: i64| match context.view.total() {
+        0 => 0.0,
+        total => value as f64 / total as f64 * 100.0,
+    };
+    let mut out = format!(
+        "function,flat ({unit}),flat %,cum ({unit}),cum %,file,line\r\n",
+        unit = field(context.view.unit())
+    );
+    for node in &trimmed.graph.nodes {
+        let info = context.nodes.info(node.id);
+        // Writing to a string cannot fail.
+        let _ = write!(
+            out,
+            "{},{},{:.4},{},{:.4},{},{}\r\n",
+            field(if info.name.is_empty() {
+                context.nodes.name(node.id)
+            } else {
+                &info.name
+            }),
+            context.divided(node.flat),
+            share(node.flat),
+            context.divided(node.cum),
+            share(node.cum),
+            field(&info.file),
+            if info.line == 0 {
+                String::new()
+            } else {
+                info.line.to_string()
+            },
+        );
+    }
+    out
+}
+
+/// A field, quoted where needed. One that a spreadsheet would take for a
+/// formula is led by an apostrophe: names come from the dump.
+fn field(text: &str) -> String {
+    let text = super::printable(text);
+    let formula = text.starts_with(['=', '+', '-', '@']);
+    let text = if formula {
+        format!("'{text}")
+    } else {
+        text.into_owned()
+    };
+    if text.contains([',', '"', '\r', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::field;
+
+    #[test]
+    fn fields_are_quoted_and_never_formulas() {
+        assert_eq!(field("plain"), "plain");
+        assert_eq!(field("f(int, \"x\")"), "\"f(int, \"\"x\"\")\"");
+        assert_eq!(field("=cmd()"), "'=cmd()");
+        assert_eq!(field("a\nb"), "a\\nb");
+    }
+}

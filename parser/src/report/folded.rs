@@ -1,0 +1,38 @@
+//! Folded stacks, as flame-graph tools read them: `root;…;leaf VALUE`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::Context;
+
+/// One line for each distinct stack with a value, sorted.
+pub fn render(context: &Context) -> String {
+    let mut stacks: BTreeMap<Vec<u32>, i64> = BTreeMap::new();
+    for (_, value, frames) in context.view.stacks() {
+        let shown = frames.iter().rev().filter(|&&f| !context.view.is_hidden(f));
+        let ids = shown
+            .flat_map(|&f| context.nodes.of_location(f).iter().rev().copied())
+            .collect();
+        let sum = stacks.entry(ids).or_default();
+        *sum = sum.saturating_add(value);
+    }
+    let mut lines: Vec<String> = Vec::with_capacity(stacks.len());
+    for (ids, value) in stacks {
+        let value = context.divided(value);
+        if value == 0 {
+            continue;
+        }
+        let names: Vec<String> = ids.iter().map(|&id| name(context.nodes.name(id))).collect();
+        let mut line = names.join(";");
+        // Writing to a string cannot fail.
+        let _ = writeln!(line, " {value}");
+        lines.push(line);
+    }
+    lines.sort();
+    lines.concat()
+}
+
+/// A name without what separates frames and lines.
+fn name(name: &str) -> String {
+    super::printable(name).replace(';', ":")
+}

@@ -1,0 +1,135 @@
+//! Source of functions with values at their lines, as `pprof -list` prints it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use regex::Regex;
+
+use super::{Context, printable};
+use crate::graph::{Graph, Node};
+use crate::measure::percentage;
+
+/// Lines shown before and after those with values.
+const MARGIN: u32 = 5;
+
+/// Largest source file that is read.
+const MAX_SOURCE: u64 = 64 << 20;
+
+/// Weights of a line: flat, cum.
+type Weights = (i64, i64);
+
+/// The functions whose name matches. `folders` are searched for sources that
+/// are not where they were compiled. Needs entries by line.
+pub fn render(context: &Context, pattern: &Regex, folders: &[PathBuf]) -> Result<String> {
+    let graph = Graph::new(context.view, context.nodes, None);
+    let mut routines: BTreeMap<(&str, &str), BTreeMap<u32, Weights>> = BTreeMap::new();
+    for node in &graph.nodes {
+        let info = context.nodes.info(node.id);
+        if !info.name.is_empty() && pattern.is_match(&info.name) {
+            let lines = routines.entry((&info.name, &info.file)).or_default();
+            add(lines.entry(info.line).or_default(), node);
+        }
+    }
+    if routines.is_empty() {
+        bail!("no function matches {pattern}");
+    }
+    let total = context.view.total();
+    let mut out = format!("Total: {}\n", context.format(total, &context.unit));
+    for ((name, file), lines) in routines {
+        routine(context, &mut out, name, file, &lines, folders);
+    }
+    Ok(out)
+}
+
+fn add(weights: &mut Weights, node: &Node) {
+    weights.0 = weights.0.saturating_add(node.flat);
+    weights.1 = weights.1.saturating_add(node.cum);
+}
+
+// Writing to a string cannot fail, here and below.
+fn routine(
+    context: &Context,
+    out: &mut String,
+    name: &str,
+    file: &str,
+    lines: &BTreeMap<u32, Weights>,
+    folders: &[PathBuf],
+) {
+    if file.is_empty() {
+        let _ = writeln!(out, "No source information for {}", printable(name));
+        return;
+    }
+    let sum = |pick: fn(&Weights) -> i64| lines.values().map(pick).fold(0, i64::saturating_add);
+    let (flat, cum) = (sum(|w| w.0), sum(|w| w.1));
+    let (name, shown) = (printable(name), printable(file));
+    let _ = writeln!(out, "ROUTINE ======================== {name} in {shown}");
+    let unit = &context.unit;
+    let _ = writeln!(
+        out,
+        "{:>10} {:>10} (flat, cum) {} of Total",
+        context.format(flat, unit),
+        context.format(cum, unit),
+        percentage(cum, context.view.total()),
+    );
+    let source = match source(file, folders) {
+        Ok(source) => source,
+        Err(error) => {
+            let _ = writeln!(out, " Error: {error}");
+            return;
+        }
+    };
+    let known = || lines.keys().copied().filter(|&line| line != 0);
+    let first = known().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
+    let last = known().max().unwrap_or(1).saturating_add(MARGIN);
+    let dot = |value: i64| {
+        if value == 0 {
+            ".".into()
+        } else {
+            context.format(value, unit)
+        }
+    };
+    let text = source.lines().enumerate().skip(first as usize - 1);
+    for (i, text) in text.take((last - first) as usize + 1) {
+        let (flat, cum) = lines.get(&(i as u32 + 1)).copied().unwrap_or_default();
+        let text = text.replace('\t', "    ");
+        let text = printable(text.trim_end());
+        let _ = writeln!(
+            out,
+            "{:>10} {:>10} {:>6}:{text}",
+            dot(flat),
+            dot(cum),
+            i + 1
+        );
+    }
+}
+
+/// The text of a source file: where it was compiled, or below a folder.
+fn source(file: &str, folders: &[PathBuf]) -> Result<String, String> {
+    let relative = Path::new(file.trim_start_matches('/'));
+    let base = relative.file_name().map(Path::new);
+    let below = folders.iter().flat_map(|folder| {
+        [
+            Some(folder.join(relative)),
+            base.map(|base| folder.join(base)),
+        ]
+        .into_iter()
+        .flatten()
+    });
+    let candidates = std::iter::once(PathBuf::from(file)).chain(below);
+    for candidate in candidates {
+        let Ok(metadata) = fs::metadata(&candidate) else {
+            continue;
+        };
+        if metadata.is_file() && metadata.len() <= MAX_SOURCE {
+            let read = fs::read(&candidate).map_err(|e| format!("{}: {e}", candidate.display()))?;
+            return Ok(String::from_utf8_lossy(&read).into_owned());
+        }
+    }
+    Err(format!(
+        "{} was not found; --source_path names folders to search",
+        printable(file)
+    ))
+}

@@ -1,0 +1,60 @@
+//! Every stack with its value, as `pprof -traces` prints them.
+
+use std::fmt::Write;
+
+use heap_format::LabelValue;
+
+use super::{Context, printable};
+use crate::measure;
+
+const SEPARATOR: &str = "-----------+-------------------------------------------------------\n";
+
+/// The stacks.
+pub fn render(context: &Context) -> String {
+    let mut out = String::new();
+    for line in context.origin() {
+        out += &line;
+        out.push('\n');
+    }
+    for (stack, value, frames) in context.view.stacks() {
+        let shown = || frames.iter().filter(|&&f| !context.view.is_hidden(f));
+        if shown().next().is_none() {
+            continue;
+        }
+        out += SEPARATOR;
+        labels(context, stack, &mut out);
+        let mut value = context.format(value, &context.unit);
+        for &frame in shown() {
+            let ids = context.nodes.of_location(frame);
+            for (i, &id) in ids.iter().enumerate() {
+                let inline = if i + 1 < ids.len() { " (inline)" } else { "" };
+                let name = printable(context.nodes.name(id));
+                // Writing to a string cannot fail, here and below.
+                let _ = writeln!(out, "{value:>10}   {name}{inline}");
+                value.clear();
+            }
+        }
+    }
+    out += SEPARATOR;
+    out
+}
+
+fn labels(context: &Context, stack: usize, out: &mut String) {
+    let labels = context.view.labels(stack);
+    let mut texts = Vec::new();
+    let mut numbers = Vec::new();
+    for (key, value) in &labels {
+        match value {
+            LabelValue::Text(text) => texts.push((key, printable(text).into_owned())),
+            LabelValue::Number(n, unit) => {
+                let unit = if unit.is_empty() { key } else { unit };
+                numbers.push((key, measure::label(*n, unit, "auto")));
+            }
+        }
+    }
+    texts.sort();
+    numbers.sort();
+    for (key, value) in texts.iter().chain(&numbers) {
+        let _ = writeln!(out, "{:>10}:  {value}", printable(key));
+    }
+}

@@ -1,0 +1,98 @@
+//! Entries with their callers and callees, as `pprof -tree` and `-peek` print
+//! them.
+
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+use regex::Regex;
+
+use super::{Context, printable};
+use crate::graph::{Edge, Graph, Node};
+use crate::measure::percentage;
+
+const SEPARATOR: &str =
+    "----------------------------------------------------------+-------------\n";
+
+/// All entries, or those whose name matches.
+pub fn render(context: &Context, only: Option<&Regex>) -> Result<String> {
+    let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
+    let unit = context.common_unit(&trimmed);
+    let mut out = String::new();
+    for line in context.legend(&trimmed, &unit) {
+        out += &line;
+        out.push('\n');
+    }
+    out += SEPARATOR;
+    out += "      flat  flat%   sum%        cum   cum%   calls calls% + context \t \t \n";
+    let printer = Printer {
+        context,
+        graph: &trimmed.graph,
+        unit,
+    };
+    let mut sum = 0i64;
+    let mut matched = false;
+    for node in &trimmed.graph.nodes {
+        if only.is_some_and(|only| !only.is_match(context.nodes.name(node.id))) {
+            continue;
+        }
+        matched = true;
+        sum = sum.saturating_add(node.flat);
+        printer.entry(&mut out, node, sum);
+    }
+    if let (Some(pattern), false) = (only, matched) {
+        bail!("no function matches {pattern}");
+    }
+    if !trimmed.graph.nodes.is_empty() {
+        out += SEPARATOR;
+    }
+    Ok(out)
+}
+
+struct Printer<'a> {
+    context: &'a Context<'a>,
+    graph: &'a Graph,
+    unit: String,
+}
+
+impl Printer<'_> {
+    fn entry(&self, out: &mut String, node: &Node, sum: i64) {
+        let Printer {
+            context,
+            graph,
+            unit,
+        } = self;
+        let total = context.view.total();
+        *out += SEPARATOR;
+        for edge in graph.sorted(&node.ins, context.nodes) {
+            let edge = &graph.edges[edge as usize];
+            self.call(out, edge, edge.from, node.cum);
+        }
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(
+            out,
+            "{:>10} {} {} {:>10} {}                | {}",
+            context.format(node.flat, unit),
+            percentage(node.flat, total),
+            percentage(sum, total),
+            context.format(node.cum, unit),
+            percentage(node.cum, total),
+            printable(context.nodes.name(node.id)),
+        );
+        for edge in graph.sorted(&node.outs, context.nodes) {
+            let edge = &graph.edges[edge as usize];
+            self.call(out, edge, edge.to, node.cum);
+        }
+    }
+
+    fn call(&self, out: &mut String, edge: &Edge, other: u32, cum: i64) {
+        let name = self.context.nodes.name(self.graph.nodes[other as usize].id);
+        let _ = writeln!(
+            out,
+            "{:>50} {} |   {}{}",
+            self.context.format(edge.weight, &self.unit),
+            percentage(edge.weight, cum),
+            printable(name),
+            if edge.inline { " (inline)" } else { "" },
+        );
+    }
+}

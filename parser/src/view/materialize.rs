@@ -1,0 +1,36 @@
+//! A view as a profile of its own, for outputs that are profiles.
+
+use std::collections::HashMap;
+
+use heap_format::Profile;
+use heap_format::merge::BASE_LABEL;
+
+use super::View;
+
+impl View {
+    /// The profile with all that was left out of the view gone from it.
+    pub fn materialize(&self) -> Profile {
+        let mut out = self.profile.without_stacks();
+        let mut numbers: HashMap<u32, u32> = HashMap::new();
+        for (stack, _, frames) in self.stacks() {
+            let shown = frames.iter().filter(|&&f| !self.is_hidden(f));
+            let frames: Vec<u32> = shown
+                .map(|&f| {
+                    let next = out.locations.len() as u32;
+                    *numbers.entry(f).or_insert_with(|| {
+                        let mut location = self.profile.locations[f as usize];
+                        let lines = self.lines(f);
+                        location.first_line = out.lines.len() as u32;
+                        location.line_count = lines.len() as u32;
+                        out.lines.extend_from_slice(lines);
+                        out.locations.push(location);
+                        next
+                    })
+                })
+                .collect();
+            out.push_stack_of(&self.profile, stack, &frames);
+        }
+        out.labels.retain(|l| l.key != BASE_LABEL);
+        out
+    }
+}
