@@ -1,0 +1,67 @@
+//! The program `steps.c` under the agent: it does what it is told, step by step.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::scratch::Scratch;
+use crate::target::Target;
+use crate::truth::{self, Site};
+
+/// The program, running.
+pub struct Steps {
+    /// Its binary.
+    pub program: PathBuf,
+    /// Its process.
+    pub target: Target,
+}
+
+impl Steps {
+    /// Compiles and starts it.
+    pub fn start(scratch: &Scratch) -> Self {
+        Self::start_with(scratch, &[], |_| {})
+    }
+
+    /// Compiles it with further flags and starts it after `prepare` has seen the command.
+    pub fn start_with(
+        scratch: &Scratch,
+        flags: &[&str],
+        prepare: impl FnOnce(&mut Command),
+    ) -> Self {
+        let program = scratch.compile("steps.c", flags);
+        let mut command = scratch.preloaded(&program);
+        prepare(&mut command);
+        Self::run(program, &mut command)
+    }
+
+    /// Starts it by a command of the caller's own.
+    pub fn run(program: PathBuf, command: &mut Command) -> Self {
+        let mut target = Target::start(command);
+        assert_eq!(target.hear(), "ready");
+        Self { program, target }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.target.pid()
+    }
+
+    /// Makes it do something; gives what it said.
+    pub fn step(&mut self, line: &str) -> Vec<String> {
+        self.target.say(line);
+        self.target.hear_until("ok")
+    }
+
+    /// Makes it fork; gives the child's process id. The child allocates at `site_child`
+    /// and stays until its parent ends.
+    pub fn fork(&mut self, objects: u32) -> u32 {
+        let said = self.step(&format!("fork {objects}"));
+        let child = said.iter().find_map(|line| line.strip_prefix("child "));
+        child.and_then(|pid| pid.parse().ok()).expect("a child")
+    }
+
+    /// What it allocated where.
+    pub fn books(&mut self) -> BTreeMap<String, Site> {
+        truth::books(&self.step("books"))
+    }
+}
