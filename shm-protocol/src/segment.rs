@@ -47,7 +47,7 @@ fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
     }
 }
 
-/// A mapped, fresh segment in the process that owns it.
+/// A mapped segment in the process that owns it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
     /// Where it is mapped.
@@ -56,20 +56,39 @@ pub struct Mapping {
     pub bytes: usize,
 }
 
+/// Where the owner of a segment wants to see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Views {
+    /// Where the whole is to be mapped, in place of what is there; `None`: anywhere.
+    pub base: Option<*mut u8>,
+    /// A second view of the first bytes, in place of what is there, and its size.
+    pub control: Option<(*mut u8, usize)>,
+}
+
 /// Makes the file `path`, exclusively and readable by its owner only, gives it `bytes`
 /// (sparse; identity and status reserved, so that writing them cannot fault) and maps it.
-/// The file is closed again: the mapping alone stays. All zero, so no session, no magic.
+/// The file is closed again: the views alone stay. All zero, so no session, no magic.
 /// With `session`, the bank of that session is prepared in full, for a process that
-/// starts to sample by itself.
+/// starts to sample by itself. Returns where the whole is mapped; on failure no file is
+/// left, but a view may already have been replaced.
+///
+/// # Safety
+/// What the views replace is the caller's to replace.
 ///
 /// # Errors
 /// `EEXIST` if the name is taken, `ENOSPC` if the folder is full, `ENOMEM` if the
 /// address space is.
-pub fn create(path: &CStr, bytes: usize, session: Option<u64>) -> Result<Mapping, Errno> {
+pub unsafe fn create(
+    path: &CStr,
+    bytes: usize,
+    session: Option<u64>,
+    views: &Views,
+) -> Result<Mapping, Errno> {
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: `path` is NUL-terminated.
     let fd = check(unsafe { libc::open(path.as_ptr(), flags, 0o600) })?;
-    let made = size_and_map(fd, bytes, session);
+    // SAFETY: the caller's.
+    let made = size(fd, bytes, session).and_then(|()| unsafe { map(fd, bytes, views) });
     // SAFETY: `fd` is ours, and `path` NUL-terminated.
     unsafe {
         libc::close(fd);
@@ -77,28 +96,40 @@ pub fn create(path: &CStr, bytes: usize, session: Option<u64>) -> Result<Mapping
             libc::unlink(path.as_ptr());
         }
     }
-    made
+    made.map(|base| Mapping { base, bytes })
 }
 
-fn size_and_map(fd: libc::c_int, bytes: usize, session: Option<u64>) -> Result<Mapping, Errno> {
-    // SAFETY: plain calls on a descriptor that we own.
-    unsafe {
-        check(libc::ftruncate(fd, bytes as libc::off_t))?;
-        reserve(fd, 0, MODULES_OFFSET)?;
-        if let (Some(session), Some(file)) = (session, SegmentFile::new(fd, bytes as u64)) {
-            file.prepare_bank(session, RESERVE_STEPS)?;
-        }
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        let base = libc::mmap(core::ptr::null_mut(), bytes, protection, flags, fd, 0);
-        if base == libc::MAP_FAILED {
-            return Err(last_error());
-        }
-        Ok(Mapping {
-            base: base.cast(),
-            bytes,
-        })
+fn size(fd: libc::c_int, bytes: usize, session: Option<u64>) -> Result<(), Errno> {
+    // SAFETY: a plain call on a descriptor that we own.
+    check(unsafe { libc::ftruncate(fd, bytes as libc::off_t) })?;
+    reserve(fd, 0, MODULES_OFFSET)?;
+    if let (Some(session), Some(file)) = (session, SegmentFile::new(fd, bytes as u64)) {
+        file.prepare_bank(session, RESERVE_STEPS)?;
     }
+    Ok(())
+}
+
+/// # Safety
+/// What the views replace is the caller's to replace.
+unsafe fn map(fd: libc::c_int, bytes: usize, views: &Views) -> Result<*mut u8, Errno> {
+    let view = |at: Option<*mut u8>, bytes: usize| {
+        let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
+        let at = at.unwrap_or(core::ptr::null_mut());
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | fixed;
+        // SAFETY: the caller's, for the places that it names; elsewhere nothing is replaced.
+        let base = unsafe { libc::mmap(at.cast(), bytes, protection, flags, fd, 0) };
+        if base == libc::MAP_FAILED {
+            Err(last_error())
+        } else {
+            Ok(base.cast())
+        }
+    };
+    let base = view(views.base, bytes)?;
+    if let Some((at, bytes)) = views.control {
+        view(Some(at), bytes)?;
+    }
+    Ok(base)
 }
 
 /// Puts memory behind a part of the file.

@@ -105,137 +105,131 @@ impl Rule {
             .map(|w| i64::from(w) * 8)
     }
 
-    /// Whether this frame is all of the words at (next sp + constants): if so a remembered
-    /// step can be checked by comparing two words.
+    /// Whether a step by this rule depends on nothing but registers and the two words that
+    /// it reads, so that comparing those repeats it.
     #[inline]
     #[must_use]
     pub fn is_plain(self) -> bool {
         let kind = (self.0 >> 56) as u8;
         kind == Kind::Sp as u8 || kind == Kind::Fp as u8
     }
+
+    /// Whether a step by this rule is the same whatever the frame pointer holds.
+    #[inline]
+    #[must_use]
+    pub fn ignores_fp(self) -> bool {
+        (self.0 >> 56) as u8 == Kind::Sp as u8 && self.fp().is_some()
+    }
+}
+
+/// A word that a step read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Word {
+    /// Its address; 0: none was read.
+    pub at: u64,
+    /// What it held.
+    pub value: u64,
 }
 
 /// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The caller's frame, and where its return address and frame pointer were read
-    /// (0: not read).
+    /// The caller's frame, and the words that held its return address and frame pointer.
     Caller {
         /// The caller's registers.
         registers: Registers,
-        /// Address of the word that held the return address.
-        ra_at: u64,
-        /// Address of the word that held the frame pointer, or 0.
-        fp_at: u64,
+        /// The return address as it was read.
+        ra: Word,
+        /// The frame pointer as it was read.
+        fp: Word,
     },
     /// This was the outermost frame.
     End {
-        /// Address of the zero that stood for its return address; 0: its rule says so.
-        ra_at: u64,
+        /// The zero that stood for its return address; none where its rule says so.
+        ra: Word,
     },
     /// The stack cannot be followed further.
     Cut(Cause),
 }
 
-/// Where a step reads, before it does.
-struct Places {
-    cfa: u64,
-    ra_at: u64,
-    fp_at: u64,
-}
-
-/// Applies `rule` to the frame in `at`. `link` is the link register of the innermost
-/// frame (aarch64), 0 elsewhere.
+/// Applies `rule` to the frame in `at`.
 #[inline]
-pub fn step(rule: Rule, at: &Registers, link: u64, stack: &mut Stack) -> Step {
-    match apply(rule, at, link, stack) {
+pub fn step(rule: Rule, at: &Registers, stack: &mut Stack) -> Step {
+    match apply(rule, at, stack) {
         Ok(step) => step,
         Err(cause) => Step::Cut(cause),
     }
 }
 
 #[inline]
-fn apply(rule: Rule, at: &Registers, link: u64, stack: &mut Stack) -> Result<Step, Cause> {
+fn apply(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
     let kind = (rule.bits() >> 56) as u8;
-    let places = if kind == Kind::Sp as u8 {
-        relative(at.sp.wrapping_add_signed(rule.cfa()), rule)
+    let cfa = if kind == Kind::Sp as u8 {
+        at.sp.wrapping_add_signed(rule.cfa())
     } else if kind == Kind::Fp as u8 {
-        relative(at.fp.wrapping_add_signed(rule.cfa()), rule)
+        at.fp.wrapping_add_signed(rule.cfa())
     } else {
         return apply_rare(rule, at, stack);
     };
-    // The callee may not have moved sp at all, but only where the return address is in a register.
-    if places.cfa < at.sp || (places.cfa == at.sp && (link == 0 || places.ra_at != 0)) {
+    if cfa <= at.sp {
         return Err(Cause::BadFrame);
     }
-    let ip = if places.ra_at == 0 {
-        link
-    } else {
-        stack.read(places.ra_at)?
+    // Only the innermost frame may keep its return address in a register, and that one
+    // called malloc: it does not.
+    let ra_at = cfa.wrapping_add_signed(rule.ra().ok_or(Cause::Unsupported)?);
+    let fp_at = rule.fp().map(|offset| cfa.wrapping_add_signed(offset));
+    read_caller(cfa, ra_at, fp_at, at, stack)
+}
+
+#[inline]
+fn read_caller(
+    cfa: u64,
+    ra_at: u64,
+    fp_at: Option<u64>,
+    at: &Registers,
+    stack: &mut Stack,
+) -> Result<Step, Cause> {
+    let ra = Word {
+        at: ra_at,
+        value: stack.read(ra_at)?,
     };
-    let fp = if places.fp_at == 0 {
-        at.fp
-    } else {
-        stack.read(places.fp_at)?
-    };
-    Ok(caller(
-        Registers {
-            ip: strip(ip),
-            sp: places.cfa,
-            fp,
+    let fp = match fp_at {
+        None => Word::default(),
+        Some(fp_at) => Word {
+            at: fp_at,
+            value: stack.read(fp_at)?,
         },
-        &places,
-    ))
-}
-
-#[inline]
-fn relative(cfa: u64, rule: Rule) -> Places {
-    let at = |offset: Option<i64>| offset.map_or(0, |bytes| cfa.wrapping_add_signed(bytes));
-    Places {
-        cfa,
-        ra_at: at(rule.ra()),
-        fp_at: at(rule.fp()),
+    };
+    let ip = return_address(ra.value);
+    if ip == 0 {
+        return Ok(Step::End { ra });
     }
-}
-
-#[inline]
-fn caller(registers: Registers, places: &Places) -> Step {
-    if registers.ip == 0 {
-        return Step::End {
-            ra_at: places.ra_at,
-        };
-    }
-    Step::Caller {
-        registers,
-        ra_at: places.ra_at,
-        fp_at: places.fp_at,
-    }
+    let outer_fp = if fp.at == 0 { at.fp } else { fp.value };
+    Ok(Step::Caller {
+        registers: Registers {
+            ip,
+            sp: cfa,
+            fp: outer_fp,
+        },
+        ra,
+        fp,
+    })
 }
 
 #[cold]
 fn apply_rare(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
     match (rule.bits() >> 56) as u8 {
-        k if k == Kind::End as u8 => Ok(Step::End { ra_at: 0 }),
+        k if k == Kind::End as u8 => Ok(Step::End {
+            ra: Word::default(),
+        }),
         k if k == Kind::Failed as u8 => Err(Cause::from_index((rule.cfa() / 8) as u8)),
         k if k == Kind::Context as u8 => context(rule, at, stack),
         k if k == Kind::FpDeref as u8 => realigned(rule, at, stack),
         k if k == Kind::Plt as u8 => {
             let late = (at.ip.wrapping_sub(1) & 15) as i64 >= rule.cfa() / 8;
             let cfa = at.sp.wrapping_add(if late { 16 } else { 8 });
-            let ip = stack.read(cfa.wrapping_sub(8))?;
-            let places = Places {
-                cfa,
-                ra_at: cfa.wrapping_sub(8),
-                fp_at: 0,
-            };
-            Ok(caller(
-                Registers {
-                    ip,
-                    sp: cfa,
-                    fp: at.fp,
-                },
-                &places,
-            ))
+            read_caller(cfa, cfa.wrapping_sub(8), None, at, stack)
         }
         _ => Err(Cause::Unsupported),
     }
@@ -247,63 +241,37 @@ fn realigned(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Caus
         return Err(Cause::BadFrame);
     }
     let ra_at = cfa.wrapping_add_signed(rule.ra().ok_or(Cause::Unsupported)?);
-    let fp_at = rule
-        .fp()
-        .map_or(0, |offset| at.fp.wrapping_add_signed(offset));
-    let ip = stack.read(ra_at)?;
-    let fp = if fp_at == 0 {
-        at.fp
-    } else {
-        stack.read(fp_at)?
-    };
-    Ok(caller(
-        Registers {
-            ip: strip(ip),
-            sp: cfa,
-            fp,
-        },
-        &Places { cfa, ra_at, fp_at },
-    ))
+    let fp_at = rule.fp().map(|offset| at.fp.wrapping_add_signed(offset));
+    read_caller(cfa, ra_at, fp_at, at, stack)
 }
 
 /// A signal frame. The interrupted frame may be on another stack, below or above.
 fn context(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
-    let word = |offset: i64, stack: &mut Stack| stack.read(at.sp.wrapping_add_signed(offset));
-    let sp = word(rule.cfa(), stack)?;
-    let ra_offset = rule.ra().ok_or(Cause::Unsupported)?;
-    let ip = word(ra_offset, stack)?;
-    let fp_offset = rule.fp().ok_or(Cause::Unsupported)?;
-    let fp = word(fp_offset, stack)?;
-    stack.move_to(sp)?;
-    let places = Places {
-        cfa: sp,
-        ra_at: at.sp.wrapping_add_signed(ra_offset),
-        fp_at: at.sp.wrapping_add_signed(fp_offset),
+    let word = |offset: i64, stack: &mut Stack| {
+        let at = at.sp.wrapping_add_signed(offset);
+        stack.read(at).map(|value| Word { at, value })
     };
-    Ok(caller(
-        Registers {
-            ip: ip.wrapping_add(1),
-            sp,
-            fp,
-        },
-        &places,
-    ))
+    let sp = word(rule.cfa(), stack)?.value;
+    let ra = word(rule.ra().ok_or(Cause::Unsupported)?, stack)?;
+    let fp = word(rule.fp().ok_or(Cause::Unsupported)?, stack)?;
+    stack.move_to(sp)?;
+    // The interrupted pc is exact; one more makes it look like a return address.
+    let registers = Registers {
+        ip: ra.value.wrapping_add(1),
+        sp,
+        fp: fp.value,
+    };
+    Ok(Step::Caller { registers, ra, fp })
 }
 
-/// The return address that a stack word stands for.
+/// The return address that a stack word stands for: without a pointer-authentication
+/// code, which leaves user addresses 48 bits.
 #[inline]
-#[must_use]
-pub fn return_address(word: u64) -> u64 {
-    strip(word)
-}
-
-/// Removes a pointer-authentication code. User addresses have at most 48 bits there.
-#[inline]
-fn strip(ip: u64) -> u64 {
+fn return_address(word: u64) -> u64 {
     if cfg!(target_arch = "aarch64") {
-        ip & 0xffff_ffff_ffff
+        word & 0xffff_ffff_ffff
     } else {
-        ip
+        word
     }
 }
 
@@ -346,15 +314,11 @@ mod tests {
             sp: sp + 32,
             fp: 0xf9,
         };
-        let Step::Caller {
-            registers,
-            ra_at,
-            fp_at,
-        } = step(rule, &at, 0, &mut stack)
+        let Step::Caller { registers, ra, fp } = step(rule, &at, &mut stack)
         else {
             panic!("no caller")
         };
-        assert_eq!((registers, ra_at, fp_at), (expected, sp + 24, sp + 16));
+        assert_eq!((registers, ra.at, fp.at), (expected, sp + 24, sp + 16));
     }
 
     #[test]
@@ -367,27 +331,18 @@ mod tests {
             fp: sp - 64,
         };
         let below = Rule::new(Kind::Fp, 16, Some(-8), None);
-        assert_eq!(step(below, &at, 0, &mut stack), Step::Cut(Cause::BadFrame));
+        assert_eq!(step(below, &at, &mut stack), Step::Cut(Cause::BadFrame));
         let same = Rule::new(Kind::Sp, 0, Some(8), None);
-        assert_eq!(step(same, &at, 0, &mut stack), Step::Cut(Cause::BadFrame));
+        assert_eq!(step(same, &at, &mut stack), Step::Cut(Cause::BadFrame));
     }
 
     #[test]
-    fn a_leaf_returns_through_the_link_register_once() {
+    fn a_return_address_in_a_register_is_not_made_up() {
         let words = [1u64, 2, 3, 4];
         let (sp, mut stack) = frame(&words);
         let at = Registers { ip: 9, sp, fp: 3 };
-        let leaf = Rule::new(Kind::Sp, 0, None, None);
-        let caller = Registers {
-            ip: 0x77,
-            sp,
-            fp: 3,
-        };
-        let Step::Caller { registers, .. } = step(leaf, &at, 0x77, &mut stack) else {
-            panic!("no caller")
-        };
-        assert_eq!(registers, caller);
-        assert_eq!(step(leaf, &at, 0, &mut stack), Step::Cut(Cause::BadFrame));
+        let leaf = Rule::new(Kind::Sp, 16, None, None);
+        assert_eq!(step(leaf, &at, &mut stack), Step::Cut(Cause::Unsupported));
     }
 
     #[test]
@@ -396,7 +351,15 @@ mod tests {
         let (sp, mut stack) = frame(&words);
         let rule = Rule::new(Kind::Sp, 16, Some(-8), None);
         let at = Registers { ip: 9, sp, fp: 3 };
-        assert_eq!(step(rule, &at, 0, &mut stack), Step::End { ra_at: sp + 8 });
+        assert_eq!(
+            step(rule, &at, &mut stack),
+            Step::End {
+                ra: Word {
+                    at: sp + 8,
+                    value: 0
+                }
+            }
+        );
     }
 
     #[test]
@@ -409,6 +372,6 @@ mod tests {
             fp: 0x7fff_ffff_f000,
         };
         let rule = Rule::new(Kind::Fp, 16, Some(-8), Some(-16));
-        assert_eq!(step(rule, &at, 0, &mut stack), Step::Cut(Cause::OutOfStack));
+        assert_eq!(step(rule, &at, &mut stack), Step::Cut(Cause::OutOfStack));
     }
 }

@@ -21,6 +21,8 @@ pub struct Stack {
     low: u64,
     high: u64,
     ceiling: u64,
+    /// How often what was known no longer counted.
+    moves: u64,
 }
 
 impl Stack {
@@ -29,6 +31,7 @@ impl Stack {
         low: 0,
         high: 0,
         ceiling: 0,
+        moves: 0,
     };
 
     /// A stack at `sp`; no word at or above `ceiling` belongs to it (0: not known).
@@ -38,6 +41,7 @@ impl Stack {
             low: sp & !(PAGE - 1),
             high: sp & !(PAGE - 1),
             ceiling,
+            moves: 0,
         }
     }
 
@@ -57,7 +61,7 @@ impl Stack {
         if deeper && (page..self.low).step_by(PAGE as usize).all(is_readable) {
             self.low = page;
         } else {
-            *self = Self::at(sp, if ceiling > sp { ceiling } else { 0 });
+            self.restart(sp, if ceiling > sp { ceiling } else { 0 });
         }
     }
 
@@ -69,19 +73,23 @@ impl Stack {
         if sp >= self.low && sp < self.high {
             return Ok(());
         }
-        *self = Self::at(sp, 0);
+        self.restart(sp, 0);
         self.extend(sp)
     }
 
-    /// The word at `address` if that is known to be readable; extends nothing.
+    fn restart(&mut self, sp: u64, ceiling: u64) {
+        *self = Self {
+            moves: self.moves + 1,
+            ..Self::at(sp, ceiling)
+        };
+    }
+
+    /// How often the stack was another one: while this stays, every word that was read
+    /// may be read again.
     #[inline]
     #[must_use]
-    pub fn peek(&self, address: u64) -> Option<u64> {
-        if address.wrapping_sub(self.low) >= self.high - self.low {
-            return None;
-        }
-        // SAFETY: as in `read`; what was read once is aligned.
-        Some(unsafe { (address as *const u64).read_volatile() })
+    pub fn moves(&self) -> u64 {
+        self.moves
     }
 
     /// Reads the word at `address`.
@@ -184,8 +192,6 @@ mod tests {
         assert_eq!(stack.read(base), Ok(7));
         assert_eq!(stack.read(base + 8 * 4000), Ok(7));
         assert_eq!(stack.read(base + 4), Err(Cause::OutOfStack));
-        assert_eq!(stack.peek(base + 8 * 3999), Some(7));
-        assert_eq!(stack.peek(base - 4096), None);
     }
 
     #[test]

@@ -9,11 +9,11 @@
 //! nodes, are the same. A word that differs ends the comparison; the walk goes on
 //! from that frame and may meet remembered frames again further out.
 //!
-//! Cost: about 5 ns a new frame plus its node's lookup; one or two compares (under
-//! 1 ns) an unchanged one.
+//! Cost: about 5 ns a new frame plus its node's lookup; one or two compares an
+//! unchanged one, of words that lie side by side in memory.
 
 use crate::compile::Scratch;
-use crate::rule::{Rule, Step, return_address, step};
+use crate::rule::{Rule, Step, Word, step};
 use crate::stack::Stack;
 use crate::{Cause, Registers};
 use core::mem::MaybeUninit;
@@ -42,19 +42,38 @@ pub struct Walk {
     pub cut: Option<Cause>,
 }
 
+/// A remembered frame.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Frame {
     registers: Registers,
-    /// Where its step read the caller's ip and fp; 0: not read.
-    ra_at: u64,
-    fp_at: u64,
     node: u32,
-    /// Whether comparing these two words is enough to repeat the step.
-    plain: bool,
+    /// Its words and those of all frames further out are the first so many.
+    words: u32,
+    /// Whether its step is the same whatever fp holds.
+    ignores_fp: bool,
 }
 
-/// A thread's memory of its last stack. About 300 KiB, of which only the depth in use is
+/// A frame of the walk in progress, with what its step read.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Fresh {
+    registers: Registers,
+    ignores_fp: bool,
+    words: [Word; 2],
+}
+
+/// Stands for a step that comparing words cannot repeat: it never compares equal.
+static NEVER: u64 = 0;
+
+fn never() -> Word {
+    Word {
+        at: &raw const NEVER as u64,
+        value: 1,
+    }
+}
+
+/// A thread's memory of its last stack. About 400 KiB, of which only the depth in use is
 /// ever touched; all zero is a valid start but for [`init`](Self::init).
 #[repr(C)]
 pub struct Walker {
@@ -64,7 +83,16 @@ pub struct Walker {
     cut: Option<Cause>,
     scratch: MaybeUninit<Scratch>,
     frames: [MaybeUninit<Frame>; MAX_FRAMES],
-    fresh: [MaybeUninit<Frame>; MAX_FRAMES],
+    words: [MaybeUninit<Word>; 2 * MAX_FRAMES],
+    fresh: [MaybeUninit<Fresh>; MAX_FRAMES],
+}
+
+/// What a walk found: how many remembered frames still hold, how many new ones lie in
+/// `fresh` (innermost first), and how the stack ended where it was walked to its end.
+struct Trace {
+    kept: usize,
+    fresh: usize,
+    end: Option<Option<Cause>>,
 }
 
 impl Walker {
@@ -81,8 +109,8 @@ impl Walker {
         self.len = 0;
     }
 
-    /// Walks from `start` (with `link`, the link register, on aarch64), asking `rule` for
-    /// rules and interning in `tree`. No word at or above `ceiling` is read (0: unknown).
+    /// Walks from `start`, asking `rule` for rules and interning in `tree`. No word at or
+    /// above `ceiling` is read (0: unknown).
     #[inline]
     pub fn walk<T: Tree>(
         &mut self,
@@ -91,117 +119,174 @@ impl Walker {
         tree: &T,
         rule: impl Fn(u64, &mut Scratch) -> Rule,
     ) -> Walk {
+        let moves = self.stack.moves();
         self.stack.enter(start.sp, ceiling);
-        let (kept, fresh, end) = self.trace(start, rule);
-        if let Some(end) = end {
+        if moves != self.stack.moves() {
+            self.len = 0;
+        }
+        let moves = self.stack.moves();
+        let trace = self.trace(start, rule);
+        if let Some(end) = trace.end {
             self.cut = end;
         }
-        if kept + fresh > MAX_FRAMES || self.cut == Some(Cause::TooDeep) {
-            return self.intern_deep(kept, fresh, tree);
+        if trace.kept + trace.fresh > MAX_FRAMES || self.cut == Some(Cause::TooDeep) {
+            return self.intern_deep(&trace, tree);
         }
-        self.intern(kept, fresh, tree)
+        let walk = self.intern(&trace, tree);
+        if moves != self.stack.moves() {
+            // Parts of two stacks: not all of its words can be compared later.
+            self.len = 0;
+        }
+        walk
     }
 
-    /// Steps outwards. Returns how many remembered frames still hold, how many new ones
-    /// lie in `fresh` (innermost first), and how the stack ended if it was walked anew.
+    /// Steps outwards until the end or a remembered frame.
     #[inline]
-    fn trace(
-        &mut self,
-        start: Registers,
-        rule: impl Fn(u64, &mut Scratch) -> Rule,
-    ) -> (usize, usize, Option<Option<Cause>>) {
+    fn trace(&mut self, start: Registers, rule: impl Fn(u64, &mut Scratch) -> Rule) -> Trace {
         let mut at = start;
         let mut known = self.len;
         let mut fresh = 0;
         loop {
-            while known > 0 && self.frame(known - 1).registers.sp < at.sp {
-                known -= 1;
-            }
-            if known > 0 && self.frame(known - 1).registers == at {
-                let changed = self.first_changed(known - 1);
-                let Some(changed) = changed else {
-                    return (known, fresh, None);
-                };
-                for index in (changed + 1..known).rev() {
-                    let Some(slot) = self.fresh.get_mut(fresh) else {
-                        break;
+            if let Some(index) = self.meet(&at, &mut known) {
+                let Some(changed) = self.first_changed(index) else {
+                    return Trace {
+                        kept: known,
+                        fresh,
+                        end: None,
                     };
-                    *slot = self.frames[index];
-                    fresh += 1;
-                }
+                };
+                fresh = self.take_back(changed + 1, known, fresh);
                 at = self.frame(changed).registers;
                 known = changed;
             }
             if fresh == MAX_FRAMES {
-                return (0, fresh, Some(Some(Cause::TooDeep)));
+                return Trace {
+                    kept: 0,
+                    fresh,
+                    end: Some(Some(Cause::TooDeep)),
+                };
             }
             // SAFETY: `init` wrote it.
             let found = rule(at.ip, unsafe { self.scratch.assume_init_mut() });
-            let step = step(found, &at, 0, &mut self.stack);
-            let (ra_at, fp_at) = match step {
-                Step::Caller { ra_at, fp_at, .. } => (ra_at, fp_at),
-                Step::End { ra_at } => (ra_at, 0),
-                Step::Cut(_) => (0, 0),
+            let step = step(found, &at, &mut self.stack);
+            let words = match step {
+                Step::Caller { ra, fp, .. } if found.is_plain() => [ra, fp],
+                Step::End { ra } => [ra, Word::default()],
+                Step::Cut(Cause::NoModule | Cause::NoRule | Cause::Unsupported) => {
+                    [Word::default(); 2]
+                }
+                _ => [never(), Word::default()],
             };
-            let plain = found.is_plain();
-            self.fresh[fresh].write(Frame {
+            let ignores_fp = found.ignores_fp();
+            self.fresh[fresh].write(Fresh {
                 registers: at,
-                ra_at,
-                fp_at,
-                node: 0,
-                plain,
+                ignores_fp,
+                words,
             });
             fresh += 1;
             match step {
                 Step::Caller { registers, .. } => at = registers,
-                Step::End { .. } => return (0, fresh, Some(None)),
-                Step::Cut(cause) => return (0, fresh, Some(Some(cause))),
+                Step::End { .. } => {
+                    return Trace {
+                        kept: 0,
+                        fresh,
+                        end: Some(None),
+                    };
+                }
+                Step::Cut(cause) => {
+                    return Trace {
+                        kept: 0,
+                        fresh,
+                        end: Some(Some(cause)),
+                    };
+                }
             }
         }
+    }
+
+    /// The remembered frame with these registers, if there is one; `known` becomes the
+    /// number of frames from it outwards.
+    #[inline]
+    fn meet(&self, at: &Registers, known: &mut usize) -> Option<usize> {
+        while *known > 0 && self.frame(*known - 1).registers.sp < at.sp {
+            *known -= 1;
+        }
+        let index = known.checked_sub(1)?;
+        let frame = self.frame(index);
+        let same = frame.registers.ip == at.ip
+            && frame.registers.sp == at.sp
+            && (frame.registers.fp == at.fp || frame.ignores_fp);
+        same.then_some(index)
     }
 
     #[inline]
     fn frame(&self, index: usize) -> &Frame {
         // SAFETY: callers pass an index below `len`, up to which frames are written.
-        unsafe { self.frames[index].assume_init_ref() }
+        unsafe { self.frames.get_unchecked(index).assume_init_ref() }
     }
 
     /// Compares, from frame `from` outwards, what each step read with what is there now.
     /// Returns the first frame whose step has to be taken again.
     #[inline]
     fn first_changed(&self, from: usize) -> Option<usize> {
-        for index in (1..=from).rev() {
-            let (inner, outer) = (self.frame(index), &self.frame(index - 1).registers);
-            let ra = self.stack.peek(inner.ra_at);
-            let same_ip = ra.map(return_address) == Some(outer.ip);
-            let same_fp = inner.fp_at == 0 || self.stack.peek(inner.fp_at) == Some(outer.fp);
-            if !(same_ip & same_fp & inner.plain) {
-                return Some(index);
+        let count = self.frame(from).words as usize;
+        // SAFETY: so many words are written.
+        let words =
+            unsafe { core::slice::from_raw_parts(self.words.as_ptr().cast::<Word>(), count) };
+        // SAFETY: each was read while the thread was on this stack, which `walk` makes sure
+        // of, and lies in a frame that the comparisons before it prove to be still there.
+        let differs =
+            |word: &Word| unsafe { (word.at as *const u64).read_volatile() } != word.value;
+        let changed = words.iter().rposition(differs)?;
+        (0..=from).find(|index| self.frame(*index).words as usize > changed)
+    }
+
+    /// Makes the remembered frames `from..to` part of the walk in progress: those before
+    /// them have changed.
+    #[cold]
+    fn take_back(&mut self, from: usize, to: usize, mut fresh: usize) -> usize {
+        for index in (from..to).rev() {
+            let frame = *self.frame(index);
+            let first = self.frame(index - 1).words as usize;
+            let mut words = [Word::default(); 2];
+            for (word, at) in words.iter_mut().zip(first..frame.words as usize) {
+                // SAFETY: written, as are all words of remembered frames.
+                *word = unsafe { self.words[at].assume_init() };
             }
+            let Some(slot) = self.fresh.get_mut(fresh) else {
+                break;
+            };
+            let Frame {
+                registers,
+                ignores_fp,
+                ..
+            } = frame;
+            slot.write(Fresh {
+                registers,
+                ignores_fp,
+                words,
+            });
+            fresh += 1;
         }
-        let outermost = self.frame(0);
-        let same_end = match self.cut {
-            None => outermost.ra_at == 0 || self.stack.peek(outermost.ra_at) == Some(0),
-            // These depend on words that were not kept: look again.
-            Some(Cause::BadFrame | Cause::OutOfStack) => false,
-            Some(_) => true,
-        };
-        (!same_end).then_some(0)
+        fresh
     }
 
     /// Puts the new frames on top of the kept ones, with their nodes.
     #[inline]
-    fn intern<T: Tree>(&mut self, kept: usize, fresh: usize, tree: &T) -> Walk {
-        let mut node = match kept {
-            0 if self.cut.is_some() => T::TRUNCATED,
-            0 => T::ROOT,
-            _ => self.frame(kept - 1).node,
+    fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
+        let (mut node, mut words) = match trace.kept {
+            0 if self.cut.is_some() => (T::TRUNCATED, 0),
+            0 => (T::ROOT, 0),
+            kept => (
+                self.frame(kept - 1).node,
+                self.frame(kept - 1).words as usize,
+            ),
         };
-        self.len = kept + fresh;
-        for (slot, index) in (0..fresh).rev().zip(kept..).map(|(from, to)| (to, from)) {
+        self.len = trace.kept + trace.fresh;
+        for (index, slot) in (0..trace.fresh).rev().zip(trace.kept..) {
             // SAFETY: `trace` wrote the first `fresh` ones.
-            let mut frame = unsafe { self.fresh[index].assume_init() };
-            let Some(child) = tree.child(node, frame.registers.ip) else {
+            let fresh = unsafe { *self.fresh[index].assume_init_ref() };
+            let Some(child) = tree.child(node, fresh.registers.ip) else {
                 self.len = 0;
                 return Walk {
                     leaf: None,
@@ -209,8 +294,21 @@ impl Walker {
                 };
             };
             node = child;
-            frame.node = child;
-            self.frames[slot].write(frame);
+            for word in fresh.words.iter().filter(|word| word.at != 0) {
+                self.words[words].write(*word);
+                words += 1;
+            }
+            let Fresh {
+                registers,
+                ignores_fp,
+                ..
+            } = fresh;
+            self.frames[slot].write(Frame {
+                registers,
+                node,
+                words: words as u32,
+                ignores_fp,
+            });
         }
         Walk {
             leaf: Some(node),
@@ -220,21 +318,23 @@ impl Walker {
 
     /// Interns the innermost frames only, and remembers nothing.
     #[cold]
-    fn intern_deep<T: Tree>(&mut self, kept: usize, fresh: usize, tree: &T) -> Walk {
-        let cut = Some(Cause::TooDeep);
-        let from_fresh = fresh.min(DEEP_FRAMES);
-        let from_kept = kept.min(DEEP_FRAMES - from_fresh);
+    fn intern_deep<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
+        let from_fresh = trace.fresh.min(DEEP_FRAMES);
+        let from_kept = trace.kept.min(DEEP_FRAMES - from_fresh);
         let mut node = Some(T::TRUNCATED);
-        for index in kept - from_kept..kept {
+        for index in trace.kept - from_kept..trace.kept {
             node = node.and_then(|parent| tree.child(parent, self.frame(index).registers.ip));
         }
         for index in (0..from_fresh).rev() {
             // SAFETY: `trace` wrote the first `fresh` ones.
-            let frame = unsafe { self.fresh[index].assume_init_ref() };
-            node = node.and_then(|parent| tree.child(parent, frame.registers.ip));
+            let fresh = unsafe { self.fresh[index].assume_init_ref() };
+            node = node.and_then(|parent| tree.child(parent, fresh.registers.ip));
         }
         self.len = 0;
-        Walk { leaf: node, cut }
+        Walk {
+            leaf: node,
+            cut: Some(Cause::TooDeep),
+        }
     }
 }
 

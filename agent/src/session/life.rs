@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shm_protocol::layout::{
     Control, DEFAULT_SEGMENT_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Params,
 };
-use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Mapping};
+use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Views};
 use shm_protocol::{clock, snapshot};
 
 /// Interval where the environment starts sampling and names none.
@@ -112,17 +112,12 @@ fn segment_bytes() -> usize {
 /// views), and describes the process in it. Without success nothing is shared.
 fn make_segment(bytes: usize, start: Option<Start>, forked_from: u32, over: Option<*mut u8>) {
     let start_time = identity::start_time();
-    let made = find_name(bytes, start, start_time).or_else(|| {
+    let made = find_name(bytes, start, start_time, over).or_else(|| {
         // No room for a whole session: at least be there for a controller to start one.
-        start.and_then(|_| find_name(bytes, None, start_time))
+        start.and_then(|_| find_name(bytes, None, start_time, over))
     });
-    let shared = made.and_then(|mapping| {
-        // SAFETY: the views go over our own static, and over the old segment if there is one.
-        unsafe { place(mapping, over) }
-    });
-    let Some(base) = shared else {
-        // SAFETY: as above.
-        unsafe { place_nothing(over) };
+    let Some(base) = made else {
+        hide(over);
         return;
     };
     OWNER.store(pid(), Ordering::Relaxed);
@@ -142,22 +137,33 @@ fn pid() -> u32 {
 
 /// The first free name; one that this very process left before it executed another
 /// image is used again if nobody needs what is in it.
-fn find_name(bytes: usize, start: Option<Start>, start_time: u64) -> Option<Mapping> {
+fn find_name(
+    bytes: usize,
+    start: Option<Start>,
+    start_time: u64,
+    over: Option<*mut u8>,
+) -> Option<*mut u8> {
     let session = start.map(|start| start.session);
+    let views = Views {
+        base: over,
+        control: Some((CONTROL.0.get().cast(), PAGE)),
+    };
+    // SAFETY: the views replace our own static and, in a child, its parent's segment.
+    let create = |name: &CStr| unsafe { segment::create(name, bytes, session, &views) };
     for image in 0..MAX_IMAGES {
         let path = path_of(start_time, image);
         let name = path.as_c_str()?;
-        let mut made = segment::create(name, bytes, session);
+        let mut made = create(name);
         if matches!(made, Err(Errno(libc::EEXIST))) && is_left_over(name) {
             // SAFETY: terminated path of a file that is ours and holds nothing.
             unsafe { libc::unlink(name.as_ptr()) };
-            made = segment::create(name, bytes, session);
+            made = create(name);
         }
         match made {
             Ok(mapping) => {
                 // SAFETY: single-threaded here, see `Path`.
                 unsafe { *PATH.0.get() = path };
-                return Some(mapping);
+                return Some(mapping.base);
             }
             Err(Errno(libc::EEXIST)) => {}
             Err(_) => return None,
@@ -235,51 +241,24 @@ impl Drop for Pages {
     }
 }
 
-/// Moves a fresh mapping to `over`, and its first page over the control static as well.
-///
-/// # Safety
-/// `over` is null or a segment's mapping of the same size that may be replaced.
-unsafe fn place(mapping: Mapping, over: Option<*mut u8>) -> Option<*mut u8> {
-    // SAFETY: mremap moves or duplicates pages of our own; the targets are ours as well.
-    unsafe {
-        let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        let base = match over {
-            None => mapping.base,
-            Some(over) => {
-                let bytes = mapping.bytes;
-                let moved = libc::mremap(mapping.base.cast(), bytes, bytes, fixed, over);
-                if moved == libc::MAP_FAILED {
-                    return None;
-                }
-                over
-            }
-        };
-        // An old size of 0 makes a second view of a shared mapping.
-        let view = libc::mremap(base.cast(), 0, PAGE, fixed, CONTROL.0.get());
-        (view != libc::MAP_FAILED).then_some(base)
-    }
-}
-
-/// Makes sure that nothing of a parent's segment stays in view.
-///
-/// # Safety
-/// `over` is null or a segment's mapping that may be replaced.
-unsafe fn place_nothing(over: Option<*mut u8>) {
-    let Some(over) = over else { return };
+/// Makes sure that nothing of a parent's segment, nor of one half made, stays in view.
+fn hide(over: Option<*mut u8>) {
     BASE.store(null_mut(), Ordering::Release);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: both are views of our own.
     unsafe {
         libc::mmap(CONTROL.0.get().cast(), PAGE, access, flags, -1, 0);
-        libc::mmap(
-            over.cast(),
-            BYTES.load(Ordering::Relaxed),
-            access,
-            flags,
-            -1,
-            0,
-        );
+        if let Some(over) = over {
+            libc::mmap(
+                over.cast(),
+                BYTES.load(Ordering::Relaxed),
+                access,
+                flags,
+                -1,
+                0,
+            );
+        }
     }
 }
 

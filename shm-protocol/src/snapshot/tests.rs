@@ -20,7 +20,7 @@ fn as_bytes(words: &[u64]) -> &[u8] {
     unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 8) }
 }
 
-fn aligned(words: &mut Vec<u64>) -> usize {
+fn aligned(words: &mut [u64]) -> usize {
     let at = words.as_ptr() as usize;
     (at.next_multiple_of(64) - at) / 8
 }
