@@ -1,0 +1,253 @@
+//! Equal numbers: the same profile through `go tool pprof` and through us
+//! gives the same text. Needs the package golang-go.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+use heap_format::{
+    Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile, heap_sample_types,
+    pprof, read,
+};
+
+/// A small generator (xorshift), so that every run tests the same profiles.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// A profile with inlined functions, recursion, frames without names,
+/// negative values when asked for, and sizes.
+fn profile(seed: u64, negative: bool) -> Profile {
+    let mut random = Random(seed);
+    // Stacks come from the only way to make some: text.
+    let mut text = String::from("heap profile: 1: 1 [2: 2] @ heapprofile\n");
+    for _ in 0..300 {
+        text += "1: 1 [1: 1] @";
+        for _ in 0..1 + random.below(14) {
+            text += &format!(" {:#x}", 0x40_0001 + random.below(60) * 16);
+        }
+        text.push('\n');
+    }
+    text += "MAPPED_LIBRARIES:\n00400000-00500000 r-xp 00000000 08:01 42 /usr/bin/server\n";
+    let mut profile = read(text.as_bytes(), "made up").unwrap();
+    profile.functions = (0..40u32)
+        .map(|i| Function {
+            name: format!("space::function_{}", i % 33),
+            system_name: format!("_Zfunction_{i}"),
+            file: format!("/source/file_{}.cc", i % 7),
+            // pprof lists a file once for each start line, which is no use to anybody.
+            start_line: 0,
+        })
+        .collect();
+    for location in &mut profile.locations {
+        location.first_line = profile.lines.len() as u32;
+        location.line_count = random.below(4) as u32;
+        for _ in 0..location.line_count {
+            let function = random.below(40) as u32;
+            profile.lines.push(Line {
+                function,
+                line: 1 + random.below(90) as u32,
+                column: 0,
+            });
+        }
+    }
+    profile.sample_types = heap_sample_types();
+    profile.default_type = 3;
+    profile.values.clear();
+    for _ in 0..profile.stacks.len() {
+        let objects = 1 + random.below(1000) as i64;
+        let size = 8i64 << random.below(14);
+        let live = random.below(objects as u64 + 1) as i64;
+        let sign = if negative && random.below(3) == 0 {
+            -1
+        } else {
+            1
+        };
+        profile
+            .values
+            .extend([objects, objects * size, live, live * size].map(|v| sign * v));
+    }
+    profile.block_sizes = (0..profile.stacks.len())
+        .map(|_| 8i64 << random.below(14))
+        .collect();
+    profile
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|e| panic!("{command:?} cannot be run: {e}; install golang-go"));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn ours(file: &Path, arguments: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
+    run(command
+        .arg("-f")
+        .arg(file)
+        .args(arguments.split_whitespace()))
+}
+
+fn theirs(file: &Path, arguments: &str) -> String {
+    let mut command = Command::new("go");
+    command
+        .args(["tool", "pprof", "-symbolize=none"])
+        .args(arguments.split_whitespace());
+    run(command.arg(file))
+}
+
+/// What both print, ours and pprof's arguments side by side.
+const CASES: [(&str, &str); 26] = [
+    ("-t", "-top"),
+    ("-t --cum", "-top -cum"),
+    ("-t -n 10", "-top -nodecount=10"),
+    ("-t --alloc_objects", "-top -sample_index=alloc_objects"),
+    ("-t --alloc_space", "-top -sample_index=alloc_space"),
+    ("-t --inuse_objects", "-top -sample_index=inuse_objects"),
+    ("-t --lines", "-top -lines"),
+    ("-t --files", "-top -files"),
+    ("-t --addresses", "-top -addresses"),
+    ("-t --noinlines", "-top -noinlines"),
+    ("-t --trim=false", "-top -trim=false"),
+    ("-t --nodefraction 0.3", "-top -nodefraction=0.3"),
+    ("-t --unit MB", "-top -unit=MB"),
+    ("-t --divide_by 3", "-top -divide_by=3"),
+    ("-t --compact_labels", "-top -compact_labels"),
+    ("-t --focus function_1", "-top -focus=function_1"),
+    ("-t --ignore function_1$", "-top -ignore=function_1$"),
+    ("-t --hide file_3", "-top -hide=file_3"),
+    ("-t --show function_2", "-top -show=function_2"),
+    ("-t --show_from function_2", "-top -show_from=function_2"),
+    ("-t --tagfocus 1kb:", "-top -tagfocus=1kb:"),
+    (
+        "-t --focus function_1 --relative_percentages",
+        "-top -focus=function_1 -relative_percentages",
+    ),
+    ("--tree", "-tree"),
+    ("--peek function_1", "-peek function_1"),
+    ("--traces", "-traces"),
+    ("--callgrind", "-callgrind"),
+];
+
+fn compare(profile: &Profile, cases: &[(&str, &str)]) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.pb.gz");
+    pprof::write(profile, &mut File::create(&file).unwrap()).unwrap();
+    for (our_arguments, their_arguments) in cases {
+        let (our, their) = (ours(&file, our_arguments), theirs(&file, their_arguments));
+        assert!(
+            their.lines().count() > 3,
+            "{their_arguments} gives nothing: {their}"
+        );
+        assert_eq!(our, their, "{our_arguments} differs from {their_arguments}");
+    }
+}
+
+#[test]
+fn every_text_is_equal_to_pprofs() {
+    compare(&profile(0x1234_5678, false), &CASES);
+}
+
+#[test]
+fn negative_values_are_shown_as_pprof_shows_them() {
+    compare(&profile(0x9876_5432, true), &CASES[..6]);
+}
+
+#[test]
+fn comparisons_are_equal_to_pprofs() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, seed| {
+        let path = folder.path().join(name);
+        pprof::write(&profile(seed, false), &mut File::create(&path).unwrap()).unwrap();
+        path
+    };
+    let (after, before) = (write("after.pb.gz", 77), write("before.pb.gz", 78));
+    let before = before.to_str().unwrap();
+    for (option, output) in [("base", "-top"), ("diff_base", "-top"), ("base", "-tree")] {
+        let our_output = if output == "-top" { "-t" } else { "--tree" };
+        let our = ours(&after, &format!("{our_output} --{option} {before}"));
+        let their = theirs(&after, &format!("{output} -{option} {before}"));
+        assert_eq!(our, their, "--{option}");
+        assert!(our.contains('-'), "no negative difference: {our}");
+    }
+}
+
+#[test]
+fn our_proto_output_gives_the_same_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.pb.gz");
+    pprof::write(&profile(99, false), &mut File::create(&file).unwrap()).unwrap();
+    let again = folder.path().join("again.pb.gz");
+    ours(&file, &format!("--proto -o {}", again.display()));
+    assert_eq!(theirs(&again, "-top"), theirs(&file, "-top"));
+    assert_eq!(theirs(&again, "-traces"), theirs(&file, "-traces"));
+}
+
+#[test]
+fn labels_are_listed_as_pprof_lists_them() {
+    let mut profile = profile(5, false);
+    for stack in (0..profile.stacks.len() as u32).step_by(3) {
+        let text = LabelValue::Text(format!("worker {}", stack % 4));
+        profile.labels.push(Label {
+            stack,
+            key: "thread".into(),
+            value: text,
+        });
+    }
+    compare(
+        &profile,
+        &[
+            ("--traces", "-traces"),
+            (
+                "-t --tagfocus thread=worker.[13]",
+                "-top -tagfocus=thread=worker.[13]",
+            ),
+            ("-t --tagignore worker", "-top -tagignore=worker"),
+        ],
+    );
+}
+
+#[test]
+fn frames_without_mapping_or_name_are_unknown() {
+    let mut text = String::from("heap profile: 1: 1 [1: 1] @ heapprofile\n");
+    text += "7: 7 [7: 7] @ 0x10001 0x20001\n3: 3 [3: 3] @ 0x30001\nMAPPED_LIBRARIES:\n";
+    text += "00020000-00021000 r-xp 00000000 08:01 42 /usr/lib/libx.so\n";
+    let profile = read(text.as_bytes(), "made up").unwrap();
+    let unmapped = |l: &&Location| {
+        l.mapping == NO_MAPPING
+            && profile
+                .mappings
+                .iter()
+                .all(|m: &Mapping| !m.contains(l.address))
+    };
+    assert_eq!(profile.locations.iter().filter(unmapped).count(), 2);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.pb.gz");
+    pprof::write(&profile, &mut File::create(&file).unwrap()).unwrap();
+    let their = theirs(&file, "-top");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
+    let our = run(command
+        .arg("-f")
+        .arg(&file)
+        .args(["-p", "/usr/bin/true", "--force", "-t"]));
+    let rows = |text: &str| {
+        text.lines()
+            .skip_while(|l| !l.contains("flat%"))
+            .map(String::from)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(rows(&our), rows(&their));
+    assert!(
+        our.contains("<unknown>") && our.contains("[libx.so]"),
+        "{our}"
+    );
+}
