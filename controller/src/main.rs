@@ -16,10 +16,12 @@ mod process;
 mod segment;
 mod select;
 mod session;
+mod smaps;
 mod snapshot;
 mod target;
 mod terminal;
 mod text;
+mod top;
 mod triggers;
 mod waiting;
 
@@ -40,6 +42,10 @@ fn main() -> ExitCode {
         Some(Command::Stop(args)) => commands::dump::execute(args, Then::Stop),
         Some(Command::Recover(args)) => commands::recover::execute(args),
         Some(Command::Clean(args)) => commands::clean::execute(args),
+        Some(Command::Why(args)) => commands::why::execute(args),
+        Some(Command::Top(args)) => commands::top::execute(args),
+        Some(Command::Completions { shell }) => commands::docs::completions(shell),
+        Some(Command::Man { folder }) => commands::docs::man(&folder),
     };
     done.unwrap_or_else(|error| {
         terminal::tell(&format!("{error:#}"));

@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use nix::sys::signal::Signal;
 
+use crate::top::view::Sort;
 use values::Threshold;
 
 /// Profile the heap of running processes that carry the agent.
@@ -45,6 +46,20 @@ pub enum Command {
     Recover(DumpArgs),
     /// Remove the segments of dead processes
     Clean(CleanArgs),
+    /// Tell why the resident memory of a process is what it is
+    Why(WhyArgs),
+    /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age
+    Top(TopArgs),
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages into a folder
+    Man {
+        /// The folder
+        folder: PathBuf,
+    },
 }
 
 /// Which processes.
@@ -172,6 +187,55 @@ pub struct ListArgs {
     /// For programs: one JSON array
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `why`.
+#[derive(Debug, Args)]
+pub struct WhyArgs {
+    #[command(flatten)]
+    pub select: SelectArgs,
+
+    /// For programs: one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    #[command(flatten)]
+    pub select: SelectArgs,
+
+    #[command(flatten)]
+    pub interval: IntervalArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// Print one table and end, as where stdout is no terminal
+    #[arg(long)]
+    pub once: bool,
+
+    /// For programs: one JSON object, and end
+    #[arg(long)]
+    pub json: bool,
+
+    /// Order of the rows, largest first
+    #[arg(long, value_enum, default_value_t)]
+    pub sort: Sort,
+
+    /// Only functions whose names contain this
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub filter: String,
+
+    /// Time between refreshes [default: 1s]
+    #[arg(short, long, value_name = "TIME", value_parser = values::seconds)]
+    pub delay: Option<Duration>,
 }
 
 /// Options of the commands that write dumps at once.

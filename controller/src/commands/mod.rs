@@ -1,11 +1,14 @@
 //! The commands, one file each. Each returns the exit code.
 
 pub mod clean;
+pub mod docs;
 pub mod dump;
 pub mod list;
 pub mod recover;
 pub mod run;
 pub mod session;
+pub mod top;
+pub mod why;
 
 use std::process::ExitCode;
 

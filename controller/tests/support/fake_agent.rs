@@ -1,7 +1,7 @@
 //! A process that keeps a segment as the agent would, with samples whose sums a test can
 //! know, and that can be told to misbehave.
 //!
-//! `fake_agent [silent | version N | truncate | corrupt | exit-after MS]`
+//! `fake_agent [silent | version N | truncate | corrupt | exit-after MS | stacks N]`
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,7 +15,7 @@ use shm_protocol::layout::{
 use shm_protocol::record::{FreeSample, NewSample};
 use shm_protocol::tree::ROOT;
 
-const BYTES: usize = 8 << 20;
+const BYTES: usize = 64 << 20;
 
 /// A mapped segment.
 struct Mapping {
@@ -56,6 +56,7 @@ fn main() {
         match mode {
             "truncate" | "corrupt" | "version" => std::thread::sleep(Duration::from_millis(5)),
             "silent" => burn(Duration::from_millis(5)),
+            "stacks" => many(&mapping, number(1)),
             _ => count(&mapping, &mut threads_seen),
         }
     }
@@ -192,6 +193,37 @@ fn count(mapping: &Mapping, epoch_seen: &mut u8) {
         if leaf == 0x40_3000 {
             bank.count_free(record, 0, &FreeSample { born, tick }, true);
         }
+    }
+}
+
+/// So many stacks of thirty frames, as a program with wide and deep call paths has them.
+fn many(mapping: &Mapping, stacks: u64) {
+    std::thread::sleep(Duration::from_millis(20));
+    let control = control(mapping);
+    let epoch = control.epoch.load(Acquire);
+    let params = &control.params[usize::from(epoch & 1)];
+    let session = params.session.load(Relaxed);
+    if epoch == 0 || session == 0 {
+        return;
+    }
+    let geometry = Geometry::of_segment(BYTES);
+    // SAFETY: the controller reserved the bank before it published the session.
+    let bank = unsafe { Bank::at(mapping.base.add(geometry.bank_offset(session)), geometry) };
+    let born = NewSample {
+        bytes: 64,
+        weight: 16.5,
+        tick: 1,
+    };
+    for stack in 0..stacks {
+        let frame = |depth: u64| 0x40_0000 + depth * 0x1_0000 + (stack >> depth.min(20)) % 4096;
+        let mut node = ROOT;
+        for depth in (0..30).rev() {
+            let Some(child) = bank.tree.child(node, frame(depth), bank.node_limit()) else {
+                return;
+            };
+            node = child;
+        }
+        bank.count_new(bank.record_of(node, 0), 0, &born, true);
     }
 }
 

@@ -1,0 +1,218 @@
+//! Drawing the view with ratatui.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table, TableState};
+
+use crate::text;
+use crate::top::model::{Model, Numbers};
+use crate::top::view::{Page, Row, Sort, View};
+
+/// What stands above the table.
+pub struct Title {
+    /// Process, as people know it.
+    pub process: String,
+    /// Interval and time left.
+    pub session: String,
+    /// Resident memory.
+    pub rss_bytes: Option<u64>,
+    /// The last thing that happened: a dump written, an error.
+    pub message: String,
+}
+
+/// Draws everything.
+pub fn draw(frame: &mut Frame<'_>, title: &Title, model: &Model, view: &View, rows: &[Row]) {
+    let areas = Layout::vertical([
+        Constraint::Length(2),
+        Constraint::Min(2),
+        Constraint::Length(1),
+    ]);
+    let [head, body, foot] = areas.areas(frame.area());
+    frame.render_widget(Paragraph::new(header(title, model, view)), head);
+    table(frame, body, view, rows);
+    frame.render_widget(Paragraph::new(footer(title, view)), foot);
+}
+
+fn header(title: &Title, model: &Model, view: &View) -> Vec<Line<'static>> {
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let total = &model.total;
+    let rss = title
+        .rss_bytes
+        .map_or("-".to_owned(), |rss| text::bytes(rss as f64));
+    let paused = if view.paused { "  PAUSED" } else { "" };
+    vec![
+        Line::from(vec![
+            Span::styled(title.process.clone(), bold),
+            Span::raw(format!("  {}", title.session)),
+            Span::styled(paused, bold.fg(Color::Yellow)),
+        ]),
+        Line::raw(format!(
+            "live {}  {}/s  allocating {}/s  age {}  RSS {rss}  {} samples  {} stacks",
+            text::bytes(total.live_bytes),
+            signed(total.growth_per_second),
+            text::bytes(total.alloc_per_second),
+            age(total.age_seconds),
+            model.samples,
+            model.stacks.len(),
+        )),
+    ]
+}
+
+fn table(frame: &mut Frame<'_>, area: Rect, view: &View, rows: &[Row]) {
+    // Narrow terminals keep the name and drop what is least asked for.
+    let columns: &[usize] = match area.width {
+        0..60 => &[1],
+        60..90 => &[1, 2, 3],
+        _ => &[0, 1, 2, 3, 4],
+    };
+    let heads = ["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE"];
+    let sorted = match view.sort {
+        Sort::Flat => 0,
+        Sort::Live => 1,
+        Sort::Growth => 2,
+        Sort::Rate => 3,
+        Sort::Age => 4,
+    };
+    let style = |column: usize| match column == sorted {
+        true => Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
+        false => Style::new().add_modifier(Modifier::BOLD),
+    };
+    let name = match view.page {
+        Page::Functions => "FUNCTION",
+        Page::Stacks | Page::Through(_) => "STACK, innermost function first",
+        Page::Frames(_) => "FRAME",
+    };
+    let head = columns
+        .iter()
+        .map(|c| Cell::from(format!("{:>10}", heads[*c])).style(style(*c)));
+    let head = Cells::new(head.chain([Cell::from(name).style(style(usize::MAX))]));
+    let cells = rows.iter().map(|row| {
+        let numbers = row.numbers.as_ref().map(values).unwrap_or_default();
+        let numbers = columns
+            .iter()
+            .map(|c| Cell::from(format!("{:>10}", numbers[*c])));
+        Cells::new(
+            numbers
+                .chain([Cell::from(row.name.clone())])
+                .collect::<Vec<_>>(),
+        )
+    });
+    let widths = columns
+        .iter()
+        .map(|_| Constraint::Length(10))
+        .chain([Constraint::Min(10)]);
+    let table = Table::new(cells, widths)
+        .header(head)
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::new().with_selected(Some(view.selected));
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// The numbers of a row, by column.
+pub fn values(numbers: &Numbers) -> [String; 5] {
+    [
+        text::bytes(numbers.flat_bytes),
+        text::bytes(numbers.live_bytes),
+        signed(numbers.growth_per_second),
+        text::bytes(numbers.alloc_per_second),
+        age(numbers.age_seconds),
+    ]
+}
+
+fn footer(title: &Title, view: &View) -> Line<'static> {
+    if view.editing {
+        return Line::raw(format!("filter: {}_", view.filter));
+    }
+    if !title.message.is_empty() {
+        return Line::styled(title.message.clone(), Style::new().fg(Color::Green));
+    }
+    let filter = match view.filter.as_str() {
+        "" => String::new(),
+        filter => format!("  [filter: {filter}]"),
+    };
+    let keys =
+        "q quit  Enter open  Esc back  Tab functions/stacks  s sort  / filter  p pause  w write";
+    Line::styled(
+        format!("{keys}{filter}"),
+        Style::new().add_modifier(Modifier::DIM),
+    )
+}
+
+/// Bytes with their sign.
+fn signed(bytes: f64) -> String {
+    match bytes {
+        b if b >= 0.5 => format!("+{}", text::bytes(b)),
+        b if b <= -0.5 => format!("-{}", text::bytes(-b)),
+        _ => "0 B".to_owned(),
+    }
+}
+
+fn age(seconds: f64) -> String {
+    match seconds {
+        s if s < 10.0 => format!("{s:.2} s"),
+        s => text::duration(std::time::Duration::from_secs_f64(s.min(1e9))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::model::tests::example;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn drawn(width: u16, height: u16, view: &View) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        let model = example();
+        let title = Title {
+            process: "server (42)".to_owned(),
+            session: "every 1024 bytes, 9 s left".to_owned(),
+            rss_bytes: Some(1 << 20),
+            message: String::new(),
+        };
+        let rows = view.rows(&model);
+        terminal
+            .draw(|frame| draw(frame, &title, &model, view, &rows))
+            .unwrap();
+        let buffer = terminal.backend().buffer();
+        let line = |y| {
+            (0..width)
+                .map(|x| buffer[(x, y)].symbol())
+                .collect::<String>()
+        };
+        (0..height)
+            .map(|y| line(y).trim_end().to_owned() + "\n")
+            .collect()
+    }
+
+    #[test]
+    fn a_wide_terminal_shows_all_columns() {
+        let expected = "\
+server (42)  every 1024 bytes, 9 s left
+live 3.9 KiB  +400 B/s  allocating 7.8 KiB/s  age 0.00 s  RSS 1.0 MiB  0 samples  2 stacks
+      FLAT       LIVE   GROWTH/s    ALLOC/s        AGE FUNCTION
+       0 B    3.9 KiB     +400 B    7.8 KiB     1.50 s main
+   2.9 KiB    2.9 KiB     +300 B    5.9 KiB     2.00 s alloc
+       0 B    2.9 KiB     +300 B    5.9 KiB     2.00 s parse
+    1000 B     1000 B     +100 B    2.0 KiB     0.00 s run
+q quit  Enter open  Esc back  Tab functions/stacks  s sort  / filter  p pause  w write
+";
+        assert_eq!(drawn(100, 8, &View::default()), expected);
+    }
+
+    #[test]
+    fn any_size_can_be_drawn() {
+        for (width, height) in [(1, 1), (20, 3), (59, 10), (70, 24), (300, 80)] {
+            let view = View {
+                paused: true,
+                selected: 2,
+                ..View::default()
+            };
+            let text = drawn(width, height, &view);
+            assert_eq!(text.lines().count(), usize::from(height));
+            assert!(width < 59 || text.contains("alloc"), "{text}");
+        }
+    }
+}
