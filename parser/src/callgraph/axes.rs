@@ -14,7 +14,7 @@ const BOX_GAP: f64 = 16.0;
 const MIXED_GAP: f64 = 9.0;
 const WIRE_GAP: f64 = 8.0;
 /// How much wider than its widest row the picture may have to be.
-const SPARE: f64 = 1.3;
+const SPARE: f64 = 1.45;
 /// Attempts to make it narrower.
 const ROUNDS: usize = 80;
 

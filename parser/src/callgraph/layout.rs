@@ -96,7 +96,7 @@ pub fn label_size(label: &str) -> Size {
 /// The texts of a box: name, flat, cum; fonts by the share of the flat weight.
 fn lines(node: &Node, total: f64) -> Vec<Line> {
     let share = style::share(node.flat, total);
-    let font = (9.0 + 13.0 * share.sqrt()).round();
+    let font = (10.0 + 13.0 * share.sqrt()).round();
     let small = (font * 0.9).max(9.0).round();
     let cum = format!("of {}", node.cum_label);
     let numbers = if node.flat_label == node.cum_label || node.cum_label.is_empty() {
@@ -222,10 +222,16 @@ impl Part {
     /// Lays the part out; the result lists edges, then loops, as the part does.
     fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> Drawn {
         let (blocks, wires) = (self.blocks(graph, lines), self.wires(graph));
-        let ranks = rank::assign(&blocks, &wires);
+        let ways = rank::assign(&blocks, &wires);
+        let arranged = ways.iter().map(|ranks| {
+            let mut layered = layers::build(&blocks, &wires, ranks);
+            let crossings = order::arrange(&mut layered, ways.len());
+            (crossings, layered, ranks)
+        });
+        let Some((_, layered, ranks)) = arranged.min_by_key(|a| a.0) else {
+            return Drawn::default();
+        };
         let down: Vec<bool> = wires.iter().map(|w| ranks[w.from] < ranks[w.to]).collect();
-        let mut layered = layers::build(&blocks, &wires, &ranks);
-        order::arrange(&mut layered);
         let positions = position::place(&layered, &wires);
         let mut drawn = route::draw(&blocks, &wires, &layered, &positions, &down);
         self.add_loops(graph, &mut drawn);

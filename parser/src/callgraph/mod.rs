@@ -30,6 +30,8 @@ mod svg;
 mod text;
 
 #[cfg(test)]
+mod browser;
+#[cfg(test)]
 pub mod check;
 #[cfg(test)]
 pub mod synthetic;

@@ -19,19 +19,20 @@ const SWEEPS: usize = 40;
 const STARTS: (usize, usize) = (2, 60);
 /// Links that may be looked at before the last start, times the number of wires, times that
 /// number again or what the crossings so far suggest; graphviz's time grows about as fast.
-const BUDGET: usize = 35;
+const BUDGET: usize = 24;
 const BUDGET_ENDS: (usize, usize) = (100_000, 20_000_000);
 /// A start that is so much worse than the best after its first sweeps is given up.
 const HOPELESS: f64 = 1.25;
 
-/// Reorders the rows; returns the number of crossings.
-pub fn arrange(layered: &mut Layered) -> usize {
+/// Reorders the rows with a part (one of `parts`) of the usual effort; returns the number of
+/// crossings.
+pub fn arrange(layered: &mut Layered, parts: usize) -> usize {
     let graph = Bare::new(layered);
     let mut best: Option<(usize, Rows)> = None;
     let wires = layered.chains.len();
     let budget = |crossings: usize| {
         let worth = wires.min(2 * crossings + 20);
-        (BUDGET * wires * worth).clamp(BUDGET_ENDS.0, BUDGET_ENDS.1)
+        (BUDGET * wires * worth).clamp(BUDGET_ENDS.0, BUDGET_ENDS.1) / parts
     };
     let mut work = 0;
     let mut seed = 1;

@@ -2,13 +2,14 @@
 
 use super::geometry::{Rect, Size};
 
-/// Space between parts.
+/// Space between parts side by side, and between those above each other.
 const GAP: f64 = 18.0;
+const GAP_DOWN: f64 = 12.0;
 
 /// Where each part goes: the first stays leftmost at the top, the others stand at its right in
 /// columns no higher than the highest part (or than what makes the picture about square).
 pub fn columns(sizes: &[Size]) -> Vec<Rect> {
-    let area: f64 = sizes.iter().map(|s| (s.w + GAP) * (s.h + GAP)).sum();
+    let area: f64 = sizes.iter().map(|s| (s.w + GAP) * (s.h + GAP_DOWN)).sum();
     let highest = sizes
         .iter()
         .map(|s| s.h)
@@ -61,7 +62,7 @@ impl Shelf {
             self.used += GAP + w;
             return Some((x, self.line));
         }
-        let y = self.bottom + GAP;
+        let y = self.bottom + GAP_DOWN;
         if w > self.w || y + h > highest {
             return None;
         }
@@ -115,7 +116,7 @@ mod tests {
             assert!(
                 places[..i]
                     .iter()
-                    .all(|b| !overlaps(&grown(a, GAP / 2.0), &grown(b, GAP / 2.01)))
+                    .all(|b| !overlaps(&grown(a, GAP_DOWN / 2.0), &grown(b, GAP_DOWN / 2.01)))
             );
         }
     }

@@ -9,11 +9,13 @@ use super::geometry::{Cubic, Point, Rect, Size, straight};
 use super::layers::{Block, Kind, LABEL_GAP, Layered, Wire};
 use super::position::Positions;
 
-/// Least and greatest distance between bands.
+/// Least and greatest distance between bands; pictures of many rows can afford more.
 const GAP: f64 = 15.0;
-const GAP_MOST: f64 = 30.0;
+const GAP_MOST: f64 = 28.0;
+const GAP_MORE: f64 = 1.2;
 
 /// A laid-out connected part.
+#[derive(Default)]
 pub struct Drawn {
     /// The boxes.
     pub boxes: Vec<Rect>,
@@ -26,6 +28,9 @@ pub struct Drawn {
 struct Band {
     top: f64,
     bottom: f64,
+    /// How upright wires start below it, 0 to 1. One value for all: then only those cross that
+    /// must.
+    bend: f64,
 }
 
 /// Draws a placed part; `down` says which wires point downwards.
@@ -105,11 +110,16 @@ fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positi
             Kind::Bend(_) => 0.0,
         });
         let height = height.fold(0.0, f64::max);
+        let most = GAP_MOST + (GAP_MORE * layered.rows.len() as f64).min(GAP_MOST);
+        let gap = (steps[row] * 0.06).clamp(GAP, most);
+        // Long flat wires lie less upon each other when they start at a slant.
+        let bend = (0.65 - 0.035 * steps[row] / gap).clamp(0.32, 0.55);
         bands.push(Band {
             top: y,
             bottom: y + height,
+            bend,
         });
-        y += height + (steps[row] * 0.05).clamp(GAP, GAP_MOST);
+        y += height + gap;
     }
     bands
 }
@@ -146,10 +156,13 @@ fn curve(
             &bands[layered.items[chain[i]].row],
         );
         pen.down_to(above.bottom);
-        pen.bend_to(Point {
-            x: x[i].0,
-            y: below.top,
-        });
+        pen.bend_to(
+            Point {
+                x: x[i].0,
+                y: below.top,
+            },
+            above.bend,
+        );
     }
     pen.down_to(boxes[chain[last]].y);
     pen.finish()
@@ -176,13 +189,13 @@ impl Pen {
         self.at.y = y.max(self.at.y);
     }
 
-    fn bend_to(&mut self, to: Point) {
+    fn bend_to(&mut self, to: Point, bend: f64) {
         if (to.x - self.at.x).abs() < 0.01 {
             self.at.y = to.y;
             return;
         }
         self.flush();
-        let (a, h) = (self.at, (to.y - self.at.y) * 0.55);
+        let (a, h) = (self.at, (to.y - self.at.y) * bend);
         let (b, c) = (
             Point { x: a.x, y: a.y + h },
             Point {
