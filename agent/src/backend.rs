@@ -35,8 +35,8 @@ macro_rules! next {
             #[inline(always)]
             pub unsafe fn $name(&self, $($arg: $type),*) $(-> $out)? {
                 let function = self.$name.load(Ordering::Relaxed);
-                // SAFETY: only functions of this very type are ever stored here.
                 let function: unsafe extern "C" fn($($type),*) $(-> $out)? =
+                    // SAFETY: only functions of this very type are ever stored here.
                     unsafe { core::mem::transmute(function) };
                 // SAFETY: the caller's.
                 unsafe { function($($arg),*) }

@@ -26,6 +26,7 @@ mod to {
     with_registers!(aligned_alloc, sample::aligned_alloc);
     with_registers!(memalign, sample::memalign);
     with_registers!(mallocx, sample::mallocx);
+    with_registers!(rallocx, sample::rallocx);
     with_registers!(realloc, sample::realloc);
     with_registers!(realloc_sampled, sample::realloc_sampled);
 }
@@ -254,15 +255,12 @@ pub unsafe extern "C" fn cfree(p: *mut c_void) {
 mod jemalloc_api {
     use super::*;
 
-    /// Flags that name an arena or a thread cache: the program's own placement, kept.
-    const PLACED: c_int = !0xff;
-
     /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
         // SAFETY: the contract of jemalloc(3), passed on.
         unsafe {
-            if flags & PLACED != 0 || passes(size) {
+            if passes(size) {
                 NEXT.mallocx(size, flags)
             } else {
                 to::mallocx(size, flags as usize, 0)
@@ -270,21 +268,16 @@ mod jemalloc_api {
         }
     }
 
-    /// jemalloc(3). A sampled object leaves the range: it is counted as freed.
+    /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
-        // SAFETY: the contract of jemalloc(3), passed on; what is copied is within both.
+        // SAFETY: the contract of jemalloc(3), passed on.
         unsafe {
-            if !range::contains(p) {
-                return NEXT.rallocx(p, size, flags);
+            if range::contains(p) || !passes(size) {
+                to::rallocx(p as usize, size, flags as usize)
+            } else {
+                NEXT.rallocx(p, size, flags)
             }
-            let new = NEXT.mallocx(size, flags);
-            if !new.is_null() {
-                let room = sample::usable_size(p);
-                core::ptr::copy_nonoverlapping(p.cast::<u8>(), new.cast(), room.min(size));
-                sample::free(p);
-            }
-            new
         }
     }
 

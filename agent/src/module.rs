@@ -9,7 +9,8 @@
 mod find;
 mod record;
 
-pub use record::{executable_build_id, publish_missing};
+pub use record::executable_build_id;
+use record::publish_missing;
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use find::Found;
@@ -105,6 +106,15 @@ pub fn rule(ip: u64, scratch: &mut Scratch) -> Rule {
         Some(rule) => rule,
         None => find_rule(ip, scratch),
     }
+}
+
+/// A new session: where finding is expensive, nothing noticed what was unloaded since the
+/// last one, so everything is looked up again.
+pub fn start_session() {
+    if !find::is_cheap() {
+        used_slots().filter(|slot| slot.is_live()).for_each(retire);
+    }
+    publish_missing();
 }
 
 /// The generation that rules are from; a walker forgets its stack when it changes.

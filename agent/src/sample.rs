@@ -3,8 +3,11 @@
 //! Everything here runs with the thread marked busy, so that an allocation made by a
 //! signal handler in the middle of it goes straight to the allocator.
 
+mod calls;
+
+pub use calls::*;
+
 use crate::arch::{self, Local};
-use crate::backend::NEXT;
 use crate::object::{Object, offset_for};
 use crate::range::{self, Flags};
 use crate::session::{self, Epoch};
@@ -107,12 +110,10 @@ fn take_turn(local: &mut Local, request: Request, registers: &Registers) -> *mut
         return null_mut();
     }
     stats::refresh(now);
-    if thread.is_timed() {
-        return timed(&epoch, thread, |thread| {
-            sample(thread, &epoch, request, registers, now)
-        });
-    }
-    sample(thread, &epoch, request, registers, now)
+    let timer = thread.start_timer();
+    let object = sample(thread, &epoch, request, registers, now);
+    thread.stop_timer(timer, &epoch.bank);
+    object
 }
 
 /// Lets the thread meet the epoch. `None`: there is nothing to sample for, and the thread
@@ -130,6 +131,7 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     }
     // SAFETY: null or the thread's own memory, mapped as long as the thread lives.
     let thread = unsafe { local.thread.as_mut() }?;
+    let new_session = thread.session != epoch.session;
     thread.enter(epoch);
     epoch
         .bank
@@ -137,30 +139,10 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
         .counters
         .threads
         .fetch_add(1, Ordering::Relaxed);
-    crate::module::publish_missing();
+    if new_session {
+        crate::module::start_session();
+    }
     Some(thread)
-}
-
-fn timed(epoch: &Epoch, thread: &mut Thread, work: impl FnOnce(&mut Thread) -> *mut u8) -> *mut u8 {
-    let before = precise_ns();
-    let result = work(thread);
-    let spent = precise_ns().wrapping_sub(before);
-    let totals = epoch.bank.totals(thread.shard);
-    totals.agent_ns.fetch_add(spent, Ordering::Relaxed);
-    totals.timed.fetch_add(1, Ordering::Relaxed);
-    result
-}
-
-fn precise_ns() -> u64 {
-    let mut ts = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `ts` is valid.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
-    (ts.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(ts.tv_nsec as u64)
 }
 
 /// Makes the object and counts it. Null if the range has no room: counted all the same,
@@ -269,30 +251,20 @@ fn count_free(local: &mut Local, object: &Object) {
     let Some(thread) = thread.filter(|thread| thread.session as u8 == object.session) else {
         return count_free_shared(&bank, object.record, &freed);
     };
-    let owner = bank
-        .records
-        .record(object.record)
-        .map(|r| r.shard.load(Ordering::Relaxed));
-    if object.record == TABLE_FULL || owner == Some(thread.shard) {
-        bank.count_free(object.record, thread.shard, &freed, thread.is_exclusive());
-        return;
-    }
-    let leaf = bank
-        .records
-        .record(object.record)
-        .map(|r| r.node.load(Ordering::Relaxed));
-    // SAFETY: a thread with a session has entered an epoch.
-    let epoch = unsafe { *thread.epoch() };
-    let record = thread.record_of(leaf.unwrap_or(0), &epoch);
-    let owned = bank
-        .records
-        .record(record)
-        .map(|r| r.shard.load(Ordering::Relaxed));
-    let exclusive = thread.is_exclusive() && owned == Some(thread.shard);
-    bank.records.count_free(record, &freed, exclusive);
-    let totals = bank.totals(thread.shard);
-    let bytes = shm_protocol::record::estimated_bytes(&freed.born);
-    shm_protocol::record::add(&totals.freed_bytes, bytes, thread.is_exclusive());
+    let timer = thread.start_timer();
+    let born_in = bank.records.record(object.record);
+    let owner = born_in.map(|record| record.shard.load(Ordering::Relaxed));
+    let record = if object.record == TABLE_FULL || owner == Some(thread.shard) {
+        object.record
+    } else {
+        // Another thread's object: counted in this thread's record of the same stack.
+        let leaf = born_in.map_or(0, |record| record.node.load(Ordering::Relaxed));
+        // SAFETY: a thread with a session has entered an epoch.
+        let epoch = unsafe { *thread.epoch() };
+        thread.record_of(leaf, &epoch)
+    };
+    bank.count_free(record, thread.shard, &freed, thread.is_exclusive());
+    thread.stop_timer(timer, &bank);
 }
 
 #[cold]
@@ -335,300 +307,4 @@ fn flags_of(local: &mut Local) -> Flags {
     thread
         .and_then(|thread| thread.flags)
         .unwrap_or_else(Flags::uncached)
-}
-
-/// Bytes of a sampled object that its owner may use.
-///
-/// # Safety
-/// `p` is a live object in the range.
-pub unsafe fn usable_size(p: *const c_void) -> usize {
-    let at: *const u8 = p.cast();
-    // SAFETY: the caller's.
-    unsafe {
-        let offset = Object::read(at).offset;
-        range::usable(at.sub(offset)) - offset
-    }
-}
-
-/// Resizes a sampled object: its old self is counted as freed, its new self is sampled
-/// like any allocation, and if it is not it leaves the range.
-///
-/// # Safety
-/// `p` is a live object in the range.
-unsafe fn resize(
-    p: *mut c_void,
-    request: Request,
-    due: bool,
-    registers: &Registers,
-) -> *mut c_void {
-    let at: *mut u8 = p.cast();
-    // SAFETY: the caller's.
-    unsafe {
-        let object = Object::read(at);
-        if due && request.bytes < MAX_BYTES {
-            let stayed = busily(|local| stay(local, at, &object, request, registers));
-            if !stayed.is_null() {
-                return stayed.cast();
-            }
-        }
-        let room = usable_size(p);
-        let mut new = if due {
-            sampled(request, registers)
-        } else {
-            null_mut()
-        };
-        if new.is_null() {
-            new = ordinary(request).cast();
-        }
-        if !new.is_null() {
-            core::ptr::copy_nonoverlapping(at, new, room.min(request.bytes));
-            free(p);
-        }
-        new.cast()
-    }
-}
-
-/// Resizes in place and counts, where the turn is due and the memory has room.
-fn stay(
-    local: &mut Local,
-    at: *mut u8,
-    object: &Object,
-    request: Request,
-    registers: &Registers,
-) -> *mut u8 {
-    let number = session::control()
-        .epoch
-        .load(core::sync::atomic::Ordering::Relaxed);
-    let same_place = object.offset == offset_for(request.bytes, request.align);
-    if local.epoch != number || number == 0 || local.thread.is_null() || !same_place {
-        return null_mut();
-    }
-    // SAFETY: a live object of the range.
-    if !unsafe { range::resize(at.sub(object.offset), request.bytes + object.offset) } {
-        return null_mut();
-    }
-    // SAFETY: enrolled, as checked.
-    let thread = unsafe { &mut *local.thread };
-    // SAFETY: as above.
-    let epoch = unsafe { *thread.epoch() };
-    count_free(local, object);
-    local.left = thread.gaps.next(thread.interval);
-    let born = clock::tick_of(clock::now_ns());
-    let weight = sampler::weight(request.bytes as u64, thread.interval);
-    let tick = born.wrapping_sub(epoch.start_tick);
-    let bytes = request.bytes as u64;
-    let record = count(
-        thread,
-        &epoch,
-        registers,
-        &NewSample {
-            bytes,
-            weight,
-            tick,
-        },
-    );
-    let session = epoch.session as u8;
-    // SAFETY: the header's place did not move.
-    unsafe {
-        Object {
-            record,
-            session,
-            weight,
-            born,
-            bytes,
-            offset: object.offset,
-        }
-        .write(at)
-    };
-    at
-}
-
-/// An unsampled object.
-unsafe fn ordinary(request: Request) -> *mut c_void {
-    // SAFETY: plain allocation calls.
-    unsafe {
-        match request {
-            Request {
-                bytes, zero: true, ..
-            } => NEXT.calloc(1, bytes),
-            Request { bytes, align, .. } if align > 16 => NEXT.memalign(align, bytes),
-            Request { bytes, .. } => NEXT.malloc(bytes),
-        }
-    }
-}
-
-/// `malloc(size)` whose turn it may be.
-pub unsafe extern "C" fn malloc(
-    size: usize,
-    _: usize,
-    _: usize,
-    registers: &Registers,
-) -> *mut c_void {
-    // SAFETY: plain allocation calls.
-    unsafe {
-        let object = sampled(Request::plain(size), registers);
-        if object.is_null() {
-            NEXT.malloc(size)
-        } else {
-            object.cast()
-        }
-    }
-}
-
-/// `calloc`, given the product as well, which did not overflow.
-pub unsafe extern "C" fn calloc(
-    n: usize,
-    size: usize,
-    bytes: usize,
-    registers: &Registers,
-) -> *mut c_void {
-    // SAFETY: plain allocation calls.
-    unsafe {
-        let object = sampled(
-            Request {
-                bytes,
-                align: 16,
-                zero: true,
-            },
-            registers,
-        );
-        if object.is_null() {
-            NEXT.calloc(n, size)
-        } else {
-            object.cast()
-        }
-    }
-}
-
-/// An aligned object whose turn it may be; null also for an alignment that is none, which
-/// the allocator is to refuse.
-unsafe fn aligned(align: usize, bytes: usize, zero: bool, registers: &Registers) -> *mut c_void {
-    if !align.is_power_of_two() {
-        return null_mut();
-    }
-    // SAFETY: a power of two.
-    unsafe {
-        sampled(
-            Request {
-                bytes,
-                align: align.max(16),
-                zero,
-            },
-            registers,
-        )
-        .cast()
-    }
-}
-
-/// `memalign(align, size)` whose turn it may be.
-pub unsafe extern "C" fn memalign(
-    align: usize,
-    size: usize,
-    _: usize,
-    registers: &Registers,
-) -> *mut c_void {
-    // SAFETY: plain allocation calls.
-    unsafe {
-        let object = aligned(align, size, false, registers);
-        if object.is_null() {
-            NEXT.memalign(align, size)
-        } else {
-            object
-        }
-    }
-}
-
-/// `aligned_alloc(align, size)` whose turn it may be.
-pub unsafe extern "C" fn aligned_alloc(
-    align: usize,
-    size: usize,
-    _: usize,
-    registers: &Registers,
-) -> *mut c_void {
-    // SAFETY: plain allocation calls.
-    unsafe {
-        let object = aligned(align, size, false, registers);
-        if object.is_null() {
-            NEXT.aligned_alloc(align, size)
-        } else {
-            object
-        }
-    }
-}
-
-/// `posix_memalign(out, align, size)` whose turn it may be; its `int` as a pointer.
-pub unsafe extern "C" fn posix_memalign(
-    out: usize,
-    align: usize,
-    size: usize,
-    registers: &Registers,
-) -> *mut c_void {
-    let out = out as *mut *mut c_void;
-    // SAFETY: the caller of `posix_memalign` owns `out`.
-    unsafe {
-        let valid = align.is_multiple_of(size_of::<usize>());
-        let object = if valid {
-            aligned(align, size, false, registers)
-        } else {
-            null_mut()
-        };
-        if object.is_null() {
-            return NEXT.posix_memalign(out, align, size) as usize as *mut c_void;
-        }
-        *out = object;
-        null_mut()
-    }
-}
-
-/// `mallocx(size, flags)` whose turn it may be; the flags name alignment and zeroing only.
-pub unsafe extern "C" fn mallocx(
-    size: usize,
-    flags: usize,
-    _: usize,
-    registers: &Registers,
-) -> *mut c_void {
-    const ZERO: usize = 0x40;
-    // SAFETY: plain allocation calls.
-    unsafe {
-        let object = aligned(1 << (flags & 0x3f), size, flags & ZERO != 0, registers);
-        if object.is_null() {
-            NEXT.mallocx(size, flags as c_int)
-        } else {
-            object
-        }
-    }
-}
-
-/// `realloc` of an ordinary object (or null) to a size whose turn it may be.
-pub unsafe extern "C" fn realloc(
-    p: usize,
-    size: usize,
-    _: usize,
-    registers: &Registers,
-) -> *mut c_void {
-    let p = p as *mut c_void;
-    // SAFETY: the caller of `realloc` owns `p`; what is copied is within both objects.
-    unsafe {
-        let new = sampled(Request::plain(size), registers);
-        if new.is_null() {
-            return NEXT.realloc(p, size);
-        }
-        if !p.is_null() {
-            let room = NEXT.usable_size(p);
-            core::ptr::copy_nonoverlapping(p.cast::<u8>(), new, room.min(size));
-            NEXT.free(p);
-        }
-        new.cast()
-    }
-}
-
-/// `realloc` of a sampled object; `due`: the new size's turn may have come.
-pub unsafe extern "C" fn realloc_sampled(
-    p: usize,
-    size: usize,
-    due: usize,
-    registers: &Registers,
-) -> *mut c_void {
-    // SAFETY: the caller of `realloc` owns `p`, which is in the range.
-    unsafe { resize(p as *mut c_void, Request::plain(size), due != 0, registers) }
 }

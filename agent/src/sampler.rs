@@ -88,7 +88,7 @@ fn exp_minus(x: f64) -> f64 {
     const LOG2_E: f64 = core::f64::consts::LOG2_E;
     // 2^-f on [0, 1] around 0.5, error below 2e-9.
     const POWER: [f64; 7] = [
-        0.707_106_781_186_547_6,
+        core::f64::consts::FRAC_1_SQRT_2,
         -0.490_129_090_220_086_77,
         0.169_865_793_692_275_7,
         -0.039_246_740_197_825_54,

@@ -11,6 +11,35 @@ const PERIOD_NS: u64 = 1_000_000_000;
 
 static LAST: AtomicU64 = AtomicU64::new(0);
 
+/// The cycle counter and the clock at the first sample, to compare later ones with.
+static FIRST_CYCLES: AtomicU64 = AtomicU64::new(0);
+static FIRST_NS: AtomicU64 = AtomicU64::new(0);
+/// Nanoseconds of 2^20 cycles; 0: not known yet.
+static SCALE: AtomicU64 = AtomicU64::new(0);
+
+/// Nanoseconds of a number of cycles; `None` in the first second of sampling, and for
+/// what can only be time in which the thread was not running.
+pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
+    let scale = SCALE.load(Ordering::Relaxed);
+    (scale != 0 && cycles < 1 << 20).then(|| (cycles * scale) >> 20)
+}
+
+/// Compares the cycle counter with the clock.
+fn calibrate(now_ns: u64) {
+    let cycles = crate::arch::cycles();
+    let (first, then) = (
+        FIRST_CYCLES.load(Ordering::Relaxed),
+        FIRST_NS.load(Ordering::Relaxed),
+    );
+    if first == 0 {
+        FIRST_NS.store(now_ns, Ordering::Relaxed);
+        FIRST_CYCLES.store(cycles, Ordering::Relaxed);
+    } else if cycles > first && now_ns > then {
+        let ns = u128::from(now_ns - then) << 20;
+        SCALE.store((ns / u128::from(cycles - first)) as u64, Ordering::Relaxed);
+    }
+}
+
 /// Does the once-a-second work if it is due.
 #[inline]
 pub fn refresh(now_ns: u64) {
@@ -28,6 +57,7 @@ fn refresh_now(last: u64, now_ns: u64) {
     {
         return;
     }
+    calibrate(now_ns);
     module::look_for_changes();
     let Some(status) = session::status() else {
         return;

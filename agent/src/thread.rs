@@ -7,19 +7,19 @@
 use crate::range::Flags;
 use crate::sampler::Gaps;
 use crate::session::{self, Epoch};
-use crate::{arch, module};
+use crate::{arch, module, stats};
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
-use shm_protocol::{NodeId, RecordId, Tree, tree};
+use shm_protocol::{Bank, NodeId, RecordId, Tree, tree};
 use unwind::walk::{self, Walk, Walker};
 use unwind::{Cause, Registers};
 
 /// Stacks whose record a thread finds again without asking the table.
 const REMEMBERED: usize = 512;
-/// One sample in so many is timed.
+/// One in so many samples and frees is timed.
 const TIMED: u32 = 64;
 
 /// A thread's own.
@@ -116,14 +116,30 @@ impl Thread {
         record
     }
 
-    /// Whether this sample is one to time.
+    /// Starts the clock for one in [`TIMED`] pieces of work.
     #[inline]
-    pub fn is_timed(&mut self) -> bool {
+    pub fn start_timer(&mut self) -> Option<u64> {
         self.until_timed = self.until_timed.wrapping_sub(1);
-        if self.until_timed > TIMED {
-            self.until_timed = TIMED - 1;
+        if self.until_timed != 0 {
+            return None;
         }
-        self.until_timed == 0
+        self.until_timed = TIMED;
+        Some(arch::cycles())
+    }
+
+    /// Accounts the time of a piece of work that was timed, for all that were not.
+    #[inline]
+    pub fn stop_timer(&self, started: Option<u64>, bank: &Bank<'_>) {
+        if let Some(started) = started {
+            let cycles = arch::cycles().wrapping_sub(started);
+            if let Some(ns) = stats::cycles_to_ns(cycles) {
+                let totals = bank.totals(self.shard);
+                totals
+                    .agent_ns
+                    .fetch_add(ns * u64::from(TIMED), Ordering::Relaxed);
+                totals.timed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
     }
 }
 

@@ -158,11 +158,14 @@ impl<'a> Bank<'a> {
             .unwrap_or(TABLE_FULL)
     }
 
-    /// Counts a sampled allocation in its record and in the shard's totals.
+    /// Counts a sampled allocation in its record and in the totals of `shard`.
+    ///
+    /// `exclusive`: the calling thread is the only writer of `shard`. The record may still
+    /// be another's (a crowded bank has shared ones): it is asked.
     #[inline]
     pub fn count_new(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         self.records
-            .count_new(id, sample, exclusive && id != TABLE_FULL);
+            .count_new(id, sample, exclusive && self.owns(id, shard));
         let totals = self.totals(shard);
         add(&totals.samples, 1, exclusive);
         add(
@@ -178,13 +181,21 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Counts the free of a sampled object.
+    /// Counts the free of a sampled object, as [`count_new`](Self::count_new) does its birth.
     #[inline]
     pub fn count_free(&self, id: RecordId, shard: u32, sample: &FreeSample, exclusive: bool) {
-        let bytes = self
-            .records
-            .count_free(id, sample, exclusive && id != TABLE_FULL);
+        let owned = exclusive && self.owns(id, shard);
+        let bytes = self.records.count_free(id, sample, owned);
         add(&self.totals(shard).freed_bytes, bytes, exclusive);
+    }
+
+    #[inline]
+    fn owns(&self, id: RecordId, shard: u32) -> bool {
+        let owner = self
+            .records
+            .record(id)
+            .map(|record| record.shard.load(Ordering::Relaxed));
+        id != TABLE_FULL && owner == Some(shard)
     }
 
     /// The running totals of a shard.

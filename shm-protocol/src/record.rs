@@ -218,7 +218,7 @@ impl<'a> Records<'a> {
 
 /// Adds to a counter: plain for the only writer, locked for one of many.
 #[inline]
-pub fn add(counter: &AtomicU64, amount: u64, exclusive: bool) {
+pub(crate) fn add(counter: &AtomicU64, amount: u64, exclusive: bool) {
     if exclusive {
         counter.store(
             counter.load(Ordering::Relaxed).wrapping_add(amount),

@@ -88,12 +88,8 @@ fn ask_loader(function: DlFind, pc: u64) -> Option<Found> {
     if unsafe { function(pc as *mut c_void, &mut result) } != 0 {
         return None;
     }
-    // SAFETY: the link map of a module whose code is running stays.
-    let name = if result.link_map.is_null() {
-        0
-    } else {
-        unsafe { (*result.link_map).name as u64 }
-    };
+    // SAFETY: null, or the link map of a module whose code is running, which stays.
+    let name = unsafe { result.link_map.as_ref() }.map_or(0, |map| map.name as u64);
     Some(Found {
         start: result.map_start as u64,
         end: result.map_end as u64,
@@ -150,7 +146,7 @@ fn search_text(text: &[u8], pc: u64) -> Option<Found> {
                 found.end = end;
             }
             _ if hit => break,
-            _ if offset == 0 => {
+            _ if offset == 0 && is_image(file) => {
                 module = Some((
                     Found {
                         start,
@@ -168,6 +164,15 @@ fn search_text(text: &[u8], pc: u64) -> Option<Found> {
     module
         .filter(|(found, _)| hit && (found.start..found.end).contains(&pc))
         .map(|(f, _)| f)
+}
+
+/// Whether a mapping is of a file, or of the kernel's own module.
+fn is_image(file: &[u8]) -> bool {
+    let path = file
+        .rsplitn(2, |byte| *byte == b' ')
+        .next()
+        .unwrap_or_default();
+    file.contains(&b'/') || path == b"[vdso]"
 }
 
 /// Start, end, offset, and device, inode and path as one text.

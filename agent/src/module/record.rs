@@ -113,11 +113,10 @@ unsafe fn store_path(table: *mut ModuleTable, slot: &Slot) -> (u32, u32) {
 
 fn path_of(slot: &Slot, buffer: &mut [u8]) -> usize {
     let name = slot.name.load(Ordering::Relaxed) as *const core::ffi::c_char;
-    // SAFETY: the loader keeps a loaded module's name, terminated.
-    let name = if name.is_null() {
-        c""
-    } else {
-        unsafe { core::ffi::CStr::from_ptr(name) }
+    let name = match name.is_null() {
+        true => c"",
+        // SAFETY: the loader keeps a loaded module's name, terminated.
+        false => unsafe { core::ffi::CStr::from_ptr(name) },
     };
     let name = name.to_bytes();
     if name.is_empty() {
@@ -164,7 +163,7 @@ pub fn note_unloaded(slot: &Slot) {
     let tick = clock::tick_of(clock::now_ns()).max(1);
     // SAFETY: an entry that `publish` filled.
     unsafe {
-        if let Some(entry) = (&(*table).entries).get(index as usize - 1) {
+        if let Some(entry) = (*table).entries.get(index as usize - 1) {
             entry.unloaded_tick.store(tick, Ordering::Relaxed);
         }
     }

@@ -336,6 +336,8 @@ fn in_child_now() {
         return;
     };
     let start = inherited(control());
+    // SAFETY: the calling thread's own words. What it drew was for its parent's epoch.
+    unsafe { (*crate::arch::local()).epoch = 0 };
     super::keep_only_shard(thread::own_shard());
     make_segment(BYTES.load(Ordering::Relaxed), start, parent, Some(base));
     crate::module::publish_all();
