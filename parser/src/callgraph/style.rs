@@ -161,13 +161,14 @@ const STATES: &str = "\
 .live{cursor:grab;touch-action:none;user-select:none;display:block}
 .live .node{cursor:pointer}
 .live.grab,.live.grab .node{cursor:grabbing}
-.focus .node:not(.on),.focus .edge:not(.on){opacity:.15}
+.focus .node:not(.on),.focus .edge:not(.on){opacity:.22}
 .focus .edge.in .line{stroke:#2f6fd6}.focus .edge.in .head{fill:#2f6fd6}
 .focus .edge.out .line{stroke:#d2491f}.focus .edge.out .head{fill:#d2491f}
 .focus .node.self rect{stroke-width:3}
 .seek .node:not(.hit){opacity:.3}
 .seek .edge:not(.on){opacity:.3}
 .seek .node.hit rect{stroke:#1a5fd0;stroke-width:3}
+.focus.seek .node.hit:not(.on){opacity:.6}
 .bar{display:flex;gap:4px;justify-content:flex-end;align-items:center;font:13px sans-serif}
 .bar *{font:inherit;color:#1c1b19}
 .bar input{width:150px;padding:4px 7px;border:1px solid #b9b4ab;border-radius:4px;background:#fff}
