@@ -48,7 +48,7 @@ fn profile(interval: u64) -> Profile {
 fn detail(i: u64, interval: u64) -> Detail {
     let mut d = Detail::default();
     for sample in 0..2 + i % 23 {
-        let size = if i % 3 == 0 {
+        let size = if i.is_multiple_of(3) {
             64 + i
         } else {
             8 << ((i + sample * 5) % 14)

@@ -51,6 +51,9 @@ fn check(cli: &Cli, profile: &Profile, binary: &Path, file: &Path) -> Result<()>
     if cli.force {
         return Ok(());
     }
+    if let Some(warning) = symbols::doubt_binary(profile, binary) {
+        eprintln!("mem_parser: warning: {warning}");
+    }
     symbols::check_binary(profile, binary, &file.display().to_string())
         .map_err(|message| anyhow!(message))
 }

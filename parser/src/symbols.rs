@@ -259,6 +259,23 @@ impl Names {
     }
 }
 
+/// Says so when nothing in the dump can tell whether `binary` is the profiled
+/// program, and it has another name.
+pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
+    let main = &profile.mappings[main_mapping(profile)?];
+    let recorded = maps::strip_deleted(&main.path).0;
+    let same_file = |a: &Path, b: &Path| a.canonicalize().ok() == b.canonicalize().ok();
+    let known = !profile.facts.exe_build_id.is_empty() || !main.build_id.is_empty();
+    if known || recorded.file_name() == binary.file_name() || same_file(recorded, binary) {
+        return None;
+    }
+    Some(format!(
+        "the dump has no build id of {}; that {} is the same program cannot be checked",
+        recorded.display(),
+        binary.display(),
+    ))
+}
+
 /// Refuses a binary that is not the profiled one. The error shows both ids.
 pub fn check_binary(profile: &Profile, binary: &Path, dump: &str) -> Result<(), String> {
     let elf = Elf::open(binary).map_err(|e| format!("{e:#}"))?;
