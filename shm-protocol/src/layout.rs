@@ -105,6 +105,8 @@ pub struct Identity {
     pub exe_len: u32,
     /// Pid of the parent when this is a forked child's segment, else 0.
     pub forked_from: u32,
+    /// Inode of the pid namespace that `pid` is a number of.
+    pub pid_namespace: u64,
     /// Path of the executable as the process saw it.
     pub exe: [u8; 1024],
 }
@@ -332,8 +334,8 @@ mod tests {
         assert_eq!(size_of::<Params>(), 64);
         assert_eq!(size_of::<Control>(), 192);
         assert_eq!(offset_of!(Control, epoch), 0);
-        assert_eq!(size_of::<Identity>(), 1176);
-        assert_eq!(offset_of!(Identity, exe), 152);
+        assert_eq!(size_of::<Identity>(), 1184);
+        assert_eq!(offset_of!(Identity, exe), 160);
         assert_eq!(size_of::<AllocatorStats>(), 56);
         assert_eq!(size_of::<Status>(), 104);
         assert_eq!(size_of::<Module>(), 80);

@@ -108,6 +108,15 @@ fn boot_id() -> [u8; 16] {
     id
 }
 
+/// Inode of this process's pid namespace; 0: not known.
+pub fn pid_namespace() -> u64 {
+    // SAFETY: all zero is a valid stat.
+    let mut status: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: terminated path and a stat to fill.
+    let known = unsafe { libc::stat(c"/proc/self/ns/pid".as_ptr(), &mut status) } == 0;
+    if known { status.st_ino } else { 0 }
+}
+
 fn exe(buffer: &mut [u8]) -> usize {
     let path = c"/proc/self/exe".as_ptr();
     // SAFETY: readlink writes at most the buffer's length.
@@ -136,6 +145,7 @@ pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u
     identity.created_ns = clock::now_ns();
     identity.allocator = u32::from(crate::backend::is_system());
     identity.forked_from = forked_from;
+    identity.pid_namespace = pid_namespace();
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     identity.agent_version[..version.len()].copy_from_slice(version);
     identity.exe_len = exe(&mut identity.exe) as u32;

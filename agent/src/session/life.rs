@@ -1,22 +1,25 @@
 //! Birth, forks and death of the segment.
 
 use super::identity::{self, Text};
+use super::sweep::{self, Pages};
 use super::{BASE, BYTES, CONTROL, PAGE, control, status};
 use crate::thread;
 use core::cell::UnsafeCell;
-use core::ffi::{CStr, c_void};
+use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use shm_protocol::clock;
 use shm_protocol::layout::{
-    Control, DEFAULT_SEGMENT_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Params,
+    Control, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Params,
 };
 use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Views};
-use shm_protocol::{clock, snapshot};
 
 /// Interval where the environment starts sampling and names none.
 const DEFAULT_INTERVAL: u64 = 1024;
 /// Images that one process may execute in turn, each leaving an uncollected profile.
 const MAX_IMAGES: u64 = 64;
+/// One segment in so many looks for files that ended processes left behind.
+const SWEEP_EVERY: u32 = 16;
 
 unsafe extern "C" {
     /// glibc: null where the process runs with more rights than its caller.
@@ -143,6 +146,9 @@ fn find_name(
     start_time: u64,
     over: Option<*mut u8>,
 ) -> Option<*mut u8> {
+    if pid().is_multiple_of(SWEEP_EVERY) {
+        sweep::sweep(dir());
+    }
     let session = start.map(|start| start.session);
     let views = Views {
         base: over,
@@ -154,7 +160,7 @@ fn find_name(
         let path = path_of(start_time, image);
         let name = path.as_c_str()?;
         let mut made = create(name);
-        if matches!(made, Err(Errno(libc::EEXIST))) && is_left_over(name) {
+        if matches!(made, Err(Errno(libc::EEXIST))) && sweep::is_left_over(name, None) {
             // SAFETY: terminated path of a file that is ours and holds nothing.
             unsafe { libc::unlink(name.as_ptr()) };
             made = create(name);
@@ -172,9 +178,14 @@ fn find_name(
     None
 }
 
+/// The folder of the segments.
+fn dir() -> &'static [u8] {
+    variable(c"MEM_PROFILER_DIR").unwrap_or(DEFAULT_DIR.as_bytes())
+}
+
 fn path_of(start_time: u64, image: u64) -> Text<512> {
     let mut path = Text::new();
-    path.push(variable(c"MEM_PROFILER_DIR").unwrap_or(DEFAULT_DIR.as_bytes()));
+    path.push(dir());
     path.push(b"/");
     path.push(FILE_PREFIX.as_bytes());
     path.push_number(u64::from(pid()));
@@ -183,62 +194,6 @@ fn path_of(start_time: u64, image: u64) -> Text<512> {
     path.push(b".");
     path.push_number(image);
     path
-}
-
-/// Whether a segment with our pid and start time was ours and holds no profile that
-/// nobody has collected.
-fn is_left_over(name: &CStr) -> bool {
-    let mut status: libc::stat = empty_stat();
-    // SAFETY: terminated path and a stat to fill.
-    let known = unsafe { libc::lstat(name.as_ptr(), &mut status) } == 0;
-    // SAFETY: cannot fail.
-    let ours = known && status.st_uid == unsafe { libc::geteuid() };
-    if !ours || status.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return false;
-    }
-    let size = status.st_size as usize;
-    // Large for a stack, so borrowed from the kernel for a moment.
-    let Some(buffer) = Pages::new(HEADER_BYTES) else {
-        return false;
-    };
-    let header = identity::read_file(name, buffer.bytes());
-    match snapshot::Header::new(header, size) {
-        Ok(header) => header
-            .session()
-            .is_none_or(|s| header.collected_session() >= s.number),
-        Err(_) => true,
-    }
-}
-
-fn empty_stat() -> libc::stat {
-    // SAFETY: all zero is a valid stat.
-    unsafe { core::mem::zeroed() }
-}
-
-/// Anonymous memory for a moment.
-struct Pages(*mut c_void, usize);
-
-impl Pages {
-    fn new(bytes: usize) -> Option<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping where nothing is.
-        let at = unsafe { libc::mmap(null_mut(), bytes, access, flags, -1, 0) };
-        (at != libc::MAP_FAILED).then_some(Self(at, bytes))
-    }
-
-    #[expect(clippy::mut_from_ref, reason = "the one borrow of a private mapping")]
-    fn bytes(&self) -> &mut [u8] {
-        // SAFETY: mapped, zeroed, ours, and borrowed once.
-        unsafe { core::slice::from_raw_parts_mut(self.0.cast(), self.1) }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping.
-        unsafe { libc::munmap(self.0, self.1) };
-    }
 }
 
 /// Makes sure that nothing of a parent's segment, nor of one half made, stays in view.
@@ -290,9 +245,9 @@ fn make_mark() {
     let Some(page) = Pages::new(PAGE) else { return };
     // SAFETY: our own page.
     unsafe {
-        if libc::madvise(page.0, page.1, libc::MADV_WIPEONFORK) == 0 {
-            page.0.cast::<u32>().write(1);
-            MARK.store(page.0.cast(), Ordering::Relaxed);
+        if libc::madvise(page.start(), PAGE, libc::MADV_WIPEONFORK) == 0 {
+            page.start().cast::<u32>().write(1);
+            MARK.store(page.start().cast(), Ordering::Relaxed);
             core::mem::forget(page);
         }
     }

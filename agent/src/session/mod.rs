@@ -5,6 +5,7 @@
 
 mod identity;
 mod life;
+mod sweep;
 
 pub use identity::read_file;
 pub use life::after_unseen_fork;

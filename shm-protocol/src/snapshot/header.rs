@@ -101,6 +101,12 @@ impl<'a> Header<'a> {
         self.identity32(offset_of!(Identity, forked_from))
     }
 
+    /// Inode of the pid namespace that the pid belongs to; 0: not known.
+    #[must_use]
+    pub fn pid_namespace(&self) -> u64 {
+        self.identity64(offset_of!(Identity, pid_namespace))
+    }
+
     /// Path of the executable, as the process saw it; not checked to be text.
     #[must_use]
     pub fn exe(&self) -> &'a [u8] {
