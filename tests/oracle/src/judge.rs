@@ -1,0 +1,76 @@
+//! Who is right.
+//!
+//! libgcc follows every register, so a whole stack of its is the truth. framehop is
+//! asked as well because it shares nothing with libgcc but the tables; where it differs
+//! from the other two it is counted by itself.
+
+use crate::report::{self, Outcome};
+use crate::{libgcc, peer};
+use unwind::Cause;
+
+/// A stack as our walker sees it.
+#[derive(PartialEq, Eq)]
+pub struct Sight {
+    /// Return addresses, innermost first.
+    pub frames: Vec<u64>,
+    /// Why it is truncated, if it is.
+    pub cut: Option<Cause>,
+}
+
+/// Counts what the four say of one stack.
+pub fn judge(remembered: &Sight, anew: &Sight, gcc: &libgcc::Trace, peer: &peer::Trace) {
+    report::compared(anew.frames.len());
+    let outcome = if remembered != anew {
+        Outcome::MemoryDiffers
+    } else {
+        match anew.cut {
+            None => whole(&anew.frames, gcc, peer),
+            Some(cause) => cut(&anew.frames, cause, gcc),
+        }
+    };
+    report::count(outcome, || {
+        let mut text = format!(
+            "ours cut {:?}, libgcc whole {}, framehop error {:?}\n",
+            anew.cut, gcc.is_whole, peer.error
+        );
+        report::list(&mut text, "remembered", &remembered.frames);
+        report::list(&mut text, "anew", &anew.frames);
+        report::list(&mut text, "libgcc", &gcc.frames);
+        report::list(&mut text, "framehop", &peer.frames);
+        text
+    });
+}
+
+/// Of a stack that we say is whole.
+fn whole(ours: &[u64], gcc: &libgcc::Trace, peer: &peer::Trace) -> Outcome {
+    let peer_agrees = peer.frames == ours;
+    if gcc.frames != ours {
+        let gcc_stopped = !gcc.is_whole && ours.starts_with(&gcc.frames);
+        return if gcc_stopped && peer_agrees {
+            Outcome::LibgccStopped
+        } else {
+            Outcome::Wrong
+        };
+    }
+    if peer_agrees {
+        Outcome::Equal
+    } else if peer.error.is_some() && ours.starts_with(&peer.frames) {
+        Outcome::FramehopStopped
+    } else {
+        Outcome::FramehopDiffers
+    }
+}
+
+/// Of a stack that we say is truncated: is there nothing that leads further?
+fn cut(ours: &[u64], cause: Cause, gcc: &libgcc::Trace) -> Outcome {
+    let deep = cause == Cause::TooDeep && gcc.frames.len() > unwind::walk::MAX_FRAMES;
+    if deep && gcc.frames.starts_with(ours) {
+        return Outcome::Cut(cause);
+    }
+    match gcc.frames == ours {
+        true if !gcc.is_whole => Outcome::Cut(cause),
+        true => Outcome::CutAtEnd(cause),
+        false if gcc.frames.starts_with(ours) => Outcome::CutEarly(cause),
+        false => Outcome::Wrong,
+    }
+}
