@@ -16,6 +16,7 @@ pub mod code;
 pub mod scratch;
 pub mod session;
 pub mod steps;
+pub mod table;
 pub mod target;
 pub mod truth;
 pub mod wait;

@@ -192,6 +192,30 @@ fn an_unloaded_library_is_still_in_the_dump() {
     assert!(table.stdout.contains("site_plugin"), "{table:?}");
 }
 
+/// Two libraries of the same shape, which the loader puts at the same place in turn.
+#[test]
+fn libraries_at_one_address_in_turn_are_told_apart() {
+    let scratch = Scratch::new();
+    let compile = |name: &str| {
+        let library = scratch.compile_as("plugin.c", name, &["-shared", "-fPIC"]);
+        library.to_str().expect("a path of ours").to_owned()
+    };
+    let (first, second) = (compile("libfirst.so"), compile("libother.so"));
+    let mut program = Steps::start(&scratch);
+    let session = Session::of(&scratch, program.pid(), "1");
+    program.step(&format!("plugin {first} 30"));
+    program.step(&format!("plugin {second} 50"));
+    program.step(&format!("plugin {first} 5"));
+    let profile = session.stop().profile();
+    let objects = |library: &str| {
+        let found = sums(&profile, &[Path::new(library)], "site_plugin");
+        found
+            .get("site_plugin")
+            .map_or(0.0, |sum| sum.detail.alloc_objects)
+    };
+    assert_eq!([objects(&first), objects(&second)], [35.0, 50.0]);
+}
+
 #[test]
 fn a_killed_target_leaves_its_profile() {
     let scratch = Scratch::new();

@@ -1,0 +1,56 @@
+//! The parser's table, as text and as numbers.
+
+use std::path::Path;
+
+use crate::scratch::Scratch;
+use crate::session::run;
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// What the function holds by itself.
+    pub flat: f64,
+    /// What it and its callees hold.
+    pub cum: f64,
+    /// Its name.
+    pub name: String,
+}
+
+/// Runs the parser on a dump; gives its table in bytes or objects, unrounded.
+pub fn table(scratch: &Scratch, binary: &Path, dump: &Path, options: &[&str]) -> Vec<Row> {
+    let mut command = scratch.parser();
+    command
+        .args(["-t", "--unit", "B", "--nodefraction", "0", "-p"])
+        .arg(binary)
+        .arg("-f")
+        .arg(dump);
+    let outcome = run(command.args(options));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let rows: Vec<_> = outcome.stdout.lines().filter_map(row).collect();
+    assert!(!rows.is_empty(), "{outcome:?}");
+    rows
+}
+
+fn row(line: &str) -> Option<Row> {
+    let mut rest = line.trim_start();
+    let mut fields = [""; 5];
+    for field in &mut fields {
+        let end = rest.find(' ')?;
+        *field = &rest[..end];
+        rest = rest[end..].trim_start();
+    }
+    let number = |text: &str| text.trim_end_matches('B').parse().ok();
+    let percent = fields[1].ends_with('%') && fields[4].ends_with('%');
+    Some(Row {
+        flat: number(fields[0])?,
+        cum: number(fields[3])?,
+        name: rest.to_owned(),
+    })
+    .filter(|_| percent)
+}
+
+/// The row of a function.
+pub fn find<'a>(rows: &'a [Row], name: &str) -> &'a Row {
+    let row = rows.iter().find(|row| row.name == name);
+    row.unwrap_or_else(|| panic!("no {name} in {rows:#?}"))
+}

@@ -1,0 +1,175 @@
+//! The allocator's entry points: which there are, what each promises, and that each is
+//! sampled and counted, whichever allocator is underneath.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use mem_tests::session::tool;
+use mem_tests::truth::{assert_exact, books};
+use mem_tests::{Scratch, Session, Target, artifacts, sums};
+
+/// What the agent must answer for instead of the C library.
+const FAMILY: [&str; 12] = [
+    "aligned_alloc",
+    "calloc",
+    "cfree",
+    "free",
+    "malloc",
+    "malloc_usable_size",
+    "memalign",
+    "posix_memalign",
+    "pvalloc",
+    "realloc",
+    "reallocarray",
+    "valloc",
+];
+
+/// Newer than the C library of many a machine: C23.
+const C23: [&str; 2] = ["free_sized", "free_aligned_sized"];
+
+/// jemalloc's own, for programs that look for them.
+const JEMALLOC: [&str; 11] = [
+    "dallocx",
+    "mallctl",
+    "mallctlbymib",
+    "mallctlnametomib",
+    "malloc_stats_print",
+    "mallocx",
+    "nallocx",
+    "rallocx",
+    "sallocx",
+    "sdallocx",
+    "xallocx",
+];
+
+/// Names of the C library that sound like the family but hand out no objects of it.
+const OTHERS: [&str; 24] = [
+    "fallocate",
+    "fallocate64",
+    "freeaddrinfo",
+    "freeifaddrs",
+    "freelocale",
+    "freopen",
+    "freopen64",
+    "globfree",
+    "globfree64",
+    "if_freenameindex",
+    "inet6_option_alloc",
+    "malloc_info",
+    "malloc_stats",
+    "malloc_trim",
+    "obstack_alloc_failed_handler",
+    "obstack_free",
+    "pkey_alloc",
+    "pkey_free",
+    "posix_fallocate",
+    "posix_fallocate64",
+    "regfree",
+    "wordfree",
+    "xdr_free",
+    "mallopt",
+];
+
+fn exports(library: &Path) -> BTreeSet<String> {
+    let listing = tool(
+        "nm",
+        [Path::new("-D"), Path::new("--defined-only"), library],
+    );
+    let name = |line: &str| {
+        Some(
+            line.split_whitespace()
+                .nth(2)?
+                .split('@')
+                .next()?
+                .to_owned(),
+        )
+    };
+    listing.lines().filter_map(name).collect()
+}
+
+/// The C library that this very process has loaded.
+fn c_library() -> PathBuf {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("own maps");
+    let path = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5));
+    PathBuf::from(
+        path.into_iter()
+            .find(|p| p.ends_with("/libc.so.6"))
+            .expect("a C library"),
+    )
+}
+
+#[test]
+fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
+    let ours = exports(&artifacts::agent());
+    let expected: BTreeSet<_> = FAMILY
+        .iter()
+        .chain(&C23)
+        .chain(&JEMALLOC)
+        .map(|n| (*n).to_owned())
+        .collect();
+    assert_eq!(ours, expected);
+
+    // What a newer C library brings has to be looked at: the family's or not?
+    let sounds = |name: &&String| {
+        let parts = ["alloc", "memalign", "free", "frealloc"];
+        !name.starts_with('_') && parts.iter().any(|part| name.contains(part))
+    };
+    for name in exports(&c_library()).iter().filter(sounds) {
+        let known = FAMILY
+            .iter()
+            .chain(&C23)
+            .chain(&OTHERS)
+            .any(|known| known == name);
+        assert!(
+            known,
+            "{name} of the C library: neither answered for nor known to be another's"
+        );
+    }
+}
+
+/// Runs the program that calls each entry point, with everything sampled.
+fn every_entry_point(flags: &[&str], jemalloc: bool, environment: &[(&str, &str)]) {
+    let scratch = Scratch::new();
+    let program = scratch.compile("entries.cpp", flags);
+    let mut command = scratch.preloaded(&program);
+    command.envs(environment.iter().copied());
+    if !jemalloc {
+        command.arg("without jemalloc's own names");
+    }
+    let mut target = Target::start(&mut command);
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go");
+    let truth = books(&target.hear_until("done"));
+    let profile = session.stop().profile();
+    assert_eq!(truth.len(), if jemalloc { 24 } else { 21 });
+    assert_exact(&truth, &sums(&profile, &[&program], "site_"));
+    // Also while nothing is sampled, with objects of the session still there.
+    target.say("go");
+    target.hear_until("done");
+    target.finish_well();
+}
+
+const SYSTEM: &[(&str, &str)] = &[("MEM_PROFILER_ALLOCATOR", "system")];
+
+#[test]
+fn each_is_sampled_and_counted() {
+    every_entry_point(&[], true, &[]);
+}
+
+#[test]
+fn each_is_sampled_and_counted_over_glibcs_own() {
+    every_entry_point(&[], false, SYSTEM);
+}
+
+#[test]
+fn each_is_sampled_and_counted_over_tcmalloc() {
+    every_entry_point(&["-l:libtcmalloc_minimal.so.4"], false, SYSTEM);
+}
+
+#[test]
+fn each_is_sampled_and_counted_over_the_programs_jemalloc() {
+    every_entry_point(&["-Wl,--no-as-needed", "-l:libjemalloc.so.2"], true, SYSTEM);
+}

@@ -1,0 +1,358 @@
+//! Bad input: a clear message, the right exit code, nothing lost.
+
+use std::fs::{self, File, Permissions};
+use std::mem::offset_of;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::{Command, Stdio};
+
+use mem_tests::session::tool;
+use mem_tests::truth::assert_exact;
+use mem_tests::{Scratch, Session, Steps, Target, artifacts, run, sums};
+use shm_protocol::ABI_VERSION;
+use shm_protocol::layout::{IDENTITY_OFFSET, Identity};
+
+/// A process without the agent.
+fn bystander() -> Target {
+    let mut command = Command::new("cat");
+    Target::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
+}
+
+#[test]
+fn bad_usage_is_exit_code_2() {
+    let scratch = Scratch::new();
+    for bad in [
+        "-c 0",
+        "-c -1",
+        "-c x",
+        "-c 1e999",
+        "-s -1",
+        "-s 0",
+        "-s abc",
+        "-p 0",
+        "--nonsense",
+    ] {
+        let outcome = run(scratch.profiler().args(bad.split(' ')));
+        assert_eq!(outcome.code, Some(2), "{bad}: {outcome:?}");
+        assert!(outcome.stderr.contains("--help"), "{bad}: {outcome:?}");
+        assert!(outcome.stdout.is_empty(), "{bad}: {outcome:?}");
+    }
+    let bad = [
+        "",
+        "-p /bin/true -f x",
+        "-p /bin/true -f x -t -s",
+        "-f x -t",
+        "-p /bin/true -t",
+    ];
+    for bad in bad {
+        let outcome = run(scratch.parser().args(bad.split_whitespace()));
+        assert_eq!(outcome.code, Some(2), "{bad}: {outcome:?}");
+        assert!(outcome.stderr.contains("--help"), "{bad}: {outcome:?}");
+        assert!(outcome.stdout.is_empty(), "{bad}: {outcome:?}");
+    }
+}
+
+#[test]
+fn without_any_agent_it_says_how_to_preload_it() {
+    let scratch = Scratch::new();
+    let outcome = run(scratch.profiler().args(["-s", "1"]));
+    outcome.refused(1, &["no process", "LD_PRELOAD", "libmem_agent.so"]);
+}
+
+#[test]
+fn a_process_without_the_agent_is_named() {
+    let scratch = Scratch::new();
+    let cat = bystander();
+    let pid = cat.pid().to_string();
+    let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
+    outcome.refused(1, &[&pid, "without the agent", "LD_PRELOAD"]);
+}
+
+#[test]
+fn a_process_that_is_not_there_is_named() {
+    let scratch = Scratch::new();
+    let mut cat = bystander();
+    let pid = cat.pid().to_string();
+    assert!(cat.finish().success());
+    let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
+    outcome.refused(1, &[&pid, "no such process"]);
+    let outcome = run(scratch.profiler().args(["-s", "1", "-p", "no-such-name"]));
+    outcome.refused(1, &["no-such-name", "no process has this name"]);
+}
+
+#[test]
+fn a_process_of_another_user_is_named() {
+    let scratch = Scratch::new();
+    // SAFETY: cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if root {
+        // The build's folders may be closed to others.
+        fs::copy(artifacts::profiler(), scratch.file("mem_profiler")).expect("a copy");
+        for path in [scratch.files(), scratch.shared()] {
+            fs::set_permissions(path, Permissions::from_mode(0o755)).expect("our own");
+        }
+    }
+    let as_another = || match root {
+        true => {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+            command.arg(scratch.file("mem_profiler"));
+            command
+                .env("MEM_PROFILER_DIR", scratch.shared())
+                .current_dir("/tmp");
+            command
+        }
+        false => scratch.profiler(),
+    };
+    let program = Steps::start(&scratch);
+    let roots = if root { program.pid() } else { 1 }.to_string();
+    let outcome = run(as_another().args(["-s", "1", "-o", "/tmp/prof_", "-p", &roots]));
+    outcome.refused(
+        1,
+        &[&roots, "belongs to user root", "run mem_profiler as root"],
+    );
+    if !root {
+        return;
+    }
+    let outcome = run(as_another().args(["-s", "1", "-o", "/tmp/prof_"]));
+    outcome.refused(1, &["no process of yours"]);
+    assert!(!scratch.is_sampling(program.pid()));
+}
+
+#[test]
+fn a_second_controller_is_refused_and_the_first_goes_on() {
+    let scratch = Scratch::new();
+    let mut program = Steps::start(&scratch);
+    let pid = program.pid().to_string();
+    let args = ["-s", "100", "-c", "1", "-o", "prof_", "-p", &pid];
+    let first = Session::start(scratch.profiler().args(args));
+    scratch.wait_for_sampling(program.pid());
+    program.step("keep 10");
+    let second = run(scratch.profiler().args(["-s", "1", "-c", "7", "-p", &pid]));
+    second.refused(
+        1,
+        &[&pid, &format!("mem_profiler {}", first.pid()), " left"],
+    );
+    program.step("keep 10");
+    let books = program.books();
+    let outcome = first.stop();
+    let dump = heap_format::open(&scratch.files().join(outcome.dump())).expect("a dump");
+    assert_exact(&books, &sums(&dump, &[&program.program], "site_"));
+}
+
+#[test]
+fn a_program_with_an_allocator_of_its_own_is_warned_about() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("silent.c", &[]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let pid = target.pid().to_string();
+    let outcome = run(scratch
+        .profiler()
+        .args(["-s", "1.5", "-o", "prof_", "-p", &pid]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("0 calls seen"), "{outcome:?}");
+    assert!(outcome.stderr.contains("static"), "{outcome:?}");
+}
+
+#[test]
+fn an_output_folder_that_cannot_be_written_is_found_before_the_session() {
+    let scratch = Scratch::new();
+    let program = Steps::start(&scratch);
+    let pid = program.pid().to_string();
+    // Closed to everybody, root too.
+    for folder in ["/nowhere/at/all", "/proc"] {
+        let prefix = format!("{folder}/prof_");
+        let outcome = run(scratch
+            .profiler()
+            .args(["-s", "100", "-p", &pid, "-o", &prefix]));
+        outcome.refused(1, &[folder]);
+    }
+    let file = scratch.file("a_file");
+    fs::write(&file, "").expect("a file");
+    let outcome = run(scratch
+        .profiler()
+        .args(["-s", "100", "-p", &pid, "-o"])
+        .arg(file.join("x")));
+    outcome.refused(1, &["a_file"]);
+}
+
+/// A small filesystem of its own; unmounted with this value.
+struct Small<'a>(&'a std::path::Path);
+
+impl<'a> Small<'a> {
+    fn mount(at: &'a std::path::Path, size: &str) -> Self {
+        fs::create_dir(at).expect("a new folder");
+        let option = format!("size={size}");
+        let at_text = at.to_str().expect("a path of ours");
+        tool(
+            "mount",
+            ["-t", "tmpfs", "-o", &option, "mem-tests", at_text],
+        );
+        Self(at)
+    }
+
+    fn fill(&self) {
+        let file = File::create(self.0.join("filler")).expect("a file");
+        let zeros = vec![0; 1 << 16];
+        let mut at = 0;
+        while let Ok(n @ 1..) = file.write_at(&zeros, at) {
+            at += n as u64;
+        }
+    }
+}
+
+impl Drop for Small<'_> {
+    fn drop(&mut self) {
+        // Worst case it stays until the machine's end, empty.
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+#[test]
+fn a_folder_that_fills_up_in_the_session_costs_nothing_but_another_try() {
+    let scratch = Scratch::new();
+    let folder = scratch.file("small");
+    let small = Small::mount(&folder, "3m");
+    let mut program = Steps::start(&scratch);
+    let pid = program.pid().to_string();
+    let prefix = folder.join("prof_");
+    let args = ["-c", "1", "-p", &pid, "-o"];
+    let session = Session::start(scratch.profiler().args(args).arg(&prefix));
+    scratch.wait_for_sampling(program.pid());
+    program.step("keep 100");
+    let books = program.books();
+    small.fill();
+    let outcome = session.stop();
+    outcome.refused(
+        1,
+        &[
+            folder.to_str().expect("a path of ours"),
+            "mem_profiler dump",
+        ],
+    );
+    let left: Vec<_> = fs::read_dir(&folder)
+        .expect("the folder")
+        .flatten()
+        .collect();
+    assert_eq!(left.len(), 1, "the filler alone, no half file: {left:?}");
+
+    fs::remove_file(folder.join("filler")).expect("the filler");
+    let args = ["dump", "-p", &pid, "-o"];
+    let outcome = run(scratch.profiler().args(args).arg(&prefix));
+    assert_exact(
+        &books,
+        &sums(&outcome.profile(), &[&program.program], "site_"),
+    );
+}
+
+#[test]
+fn a_full_shared_folder_is_told_before_the_session() {
+    let scratch = Scratch::new();
+    let shared = scratch.file("shared");
+    let small = Small::mount(&shared, "1m");
+    let mut program = Steps::start_with(&scratch, &[], |command| {
+        command.env("MEM_PROFILER_DIR", &shared);
+    });
+    small.fill();
+    let pid = program.pid().to_string();
+    let mut profiler = scratch.profiler();
+    let outcome = run(profiler
+        .env("MEM_PROFILER_DIR", &shared)
+        .args(["-s", "1", "-p", &pid]));
+    outcome.refused(1, &[shared.to_str().expect("a path of ours")]);
+    program.step("keep 1000");
+    program.target.finish_well();
+}
+
+#[test]
+fn a_segment_of_another_version_is_refused_with_both() {
+    let scratch = Scratch::new();
+    let program = Steps::start(&scratch);
+    let segment = scratch.segment(program.pid()).expect("a segment");
+    let file = File::options()
+        .write(true)
+        .open(&segment)
+        .expect("our own file");
+    let at = IDENTITY_OFFSET + offset_of!(Identity, abi_version);
+    let other = ABI_VERSION + 41;
+    file.write_all_at(&other.to_le_bytes(), at as u64)
+        .expect("to be written");
+    let pid = program.pid().to_string();
+    let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
+    outcome.refused(1, &[&pid, &other.to_string(), &ABI_VERSION.to_string()]);
+    assert!(!scratch.is_sampling(program.pid()));
+}
+
+#[test]
+fn a_truncated_segment_is_refused() {
+    let scratch = Scratch::new();
+    let mut program = Steps::start(&scratch);
+    let pid = program.pid();
+    let segment = scratch.segment(pid).expect("a segment");
+    program.target.kill();
+    for length in [0, 1, 4096, 70000] {
+        File::options()
+            .write(true)
+            .open(&segment)
+            .expect("ours")
+            .set_len(length)
+            .expect("shorter");
+        let outcome = run(scratch.profiler().args(["recover", "-o", "prof_"]));
+        let name = segment.file_name().expect("a name").to_string_lossy();
+        outcome.refused(1, &[&name]);
+    }
+}
+
+/// Numbers that look random and are the same each time.
+fn noise(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+#[test]
+fn no_bytes_in_a_segment_crash_or_hang_the_controller() {
+    let scratch = Scratch::new();
+    let mut program = Steps::start(&scratch);
+    let session = Session::of(&scratch, program.pid(), "1");
+    program.step("keep 100");
+    program.step("threads 20");
+    let segment = scratch.segment(program.pid()).expect("a segment");
+    session.signal(libc::SIGKILL);
+    assert_eq!(session.wait().code, None);
+    program.target.kill();
+    let whole = fs::read(&segment).expect("a segment of a dead process");
+    // Where something is: nothing else is worth damaging.
+    let used: Vec<usize> = whole
+        .chunks(8)
+        .enumerate()
+        .filter(|(_, word)| word.iter().any(|b| *b != 0))
+        .map(|(at, _)| at * 8)
+        .collect();
+    let mut state = 0x1234_5678_9abc_def1;
+    for round in 0..60 {
+        let mut bytes = whole.clone();
+        for _ in 0..=round % 8 {
+            let at = used[noise(&mut state) as usize % used.len()] + noise(&mut state) as usize % 8;
+            bytes[at] = match noise(&mut state) % 3 {
+                0 => 0xff,
+                1 => 0x7f,
+                _ => noise(&mut state) as u8,
+            };
+        }
+        fs::write(&segment, &bytes).expect("to be written");
+        let outcome = run(scratch.profiler().args(["recover", "-o", "prof_"]));
+        assert!(
+            matches!(outcome.code, Some(0 | 1)),
+            "round {round}: {outcome:?}"
+        );
+        assert!(
+            !outcome.stderr.contains("panicked"),
+            "round {round}: {outcome:?}"
+        );
+        for dump in outcome.dumps() {
+            heap_format::open(&scratch.files().join(dump)).expect("what is written is whole");
+        }
+    }
+}
