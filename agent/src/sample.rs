@@ -102,16 +102,16 @@ fn take_turn(local: &mut Local, request: Request, registers: &Registers) -> *mut
     // SAFETY: enrolled, now or before.
     let thread = unsafe { &mut *local.thread };
     // SAFETY: as above.
-    let epoch = unsafe { *thread.epoch() };
+    let epoch = unsafe { thread.epoch() };
     local.left = thread.gaps.next(thread.interval);
     let now = clock::now_ns();
     if epoch.deadline_ns != 0 && now >= epoch.deadline_ns {
-        session::expire(&epoch, now);
+        session::expire(epoch, now);
         return null_mut();
     }
     stats::refresh(now);
     let timer = thread.start_timer();
-    let object = sample(thread, &epoch, request, registers, now);
+    let object = sample(thread, epoch, request, registers, now);
     thread.stop_timer(timer, &epoch.bank);
     object
 }
@@ -260,8 +260,8 @@ fn count_free(local: &mut Local, object: &Object) {
         // Another thread's object: counted in this thread's record of the same stack.
         let leaf = born_in.map_or(0, |record| record.node.load(Ordering::Relaxed));
         // SAFETY: a thread with a session has entered an epoch.
-        let epoch = unsafe { *thread.epoch() };
-        thread.record_of(leaf, &epoch)
+        let epoch = unsafe { thread.epoch() };
+        thread.record_of(leaf, epoch)
     };
     bank.count_free(record, thread.shard, &freed, thread.is_exclusive());
     thread.stop_timer(timer, &bank);

@@ -70,14 +70,14 @@ impl Thread {
         self.epoch.write(epoch);
     }
 
-    /// The epoch it samples in.
+    /// The epoch it samples in. Not borrowed from the thread, which is used beside it.
     ///
     /// # Safety
-    /// [`enter`](Self::enter) was called.
+    /// [`enter`](Self::enter) was called, and is not while the epoch is used.
     #[inline]
-    pub unsafe fn epoch(&self) -> &Epoch {
-        // SAFETY: the caller's.
-        unsafe { self.epoch.assume_init_ref() }
+    pub unsafe fn epoch<'a>(&self) -> &'a Epoch {
+        // SAFETY: the caller's; a thread's memory stays for as long as the thread samples.
+        unsafe { &*self.epoch.as_ptr() }
     }
 
     /// Whether it is the only writer of its shard.

@@ -164,15 +164,11 @@ impl<'a> Bank<'a> {
     /// be another's (a crowded bank has shared ones): it is asked.
     #[inline]
     pub fn count_new(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
-        self.records
-            .count_new(id, sample, exclusive && self.owns(id, shard));
+        let owned = exclusive && self.owns(id, shard);
+        let bytes = self.records.count_new(id, sample, owned);
         let totals = self.totals(shard);
         add(&totals.samples, 1, exclusive);
-        add(
-            &totals.alloc_bytes,
-            crate::record::estimated_bytes(sample),
-            exclusive,
-        );
+        add(&totals.alloc_bytes, bytes, exclusive);
         if id == TABLE_FULL {
             self.header
                 .counters

@@ -81,13 +81,6 @@ fn fixed(value: f64) -> u64 {
     (value + 0.5) as i64 as u64
 }
 
-/// The estimated bytes of a sample, fixed point, as its record counts them.
-#[inline]
-#[must_use]
-pub fn estimated_bytes(sample: &NewSample) -> u64 {
-    Amounts::of(sample).bytes
-}
-
 /// The records of one bank.
 #[derive(Clone, Copy)]
 pub struct Records<'a> {
@@ -123,10 +116,11 @@ impl<'a> Records<'a> {
     }
 
     /// Counts an allocation. `exclusive`: the calling thread owns the record's shard.
+    /// Returns the estimated bytes, fixed point.
     #[inline]
-    pub fn count_new(&self, id: RecordId, sample: &NewSample, exclusive: bool) {
+    pub fn count_new(&self, id: RecordId, sample: &NewSample, exclusive: bool) -> u64 {
         let Some(record) = self.records.get(id as usize) else {
-            return;
+            return 0;
         };
         let amounts = Amounts::of(sample);
         let births = amounts.time_weight.wrapping_mul(u64::from(sample.tick));
@@ -135,6 +129,7 @@ impl<'a> Records<'a> {
         add(&record.alloc_bytes, amounts.bytes, exclusive);
         add(&record.alloc_birth, births, exclusive);
         add(&record.alloc_variance, amounts.variance, exclusive);
+        amounts.bytes
     }
 
     /// Counts a free. `exclusive` as above; returns the estimated bytes, fixed point.

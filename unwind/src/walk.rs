@@ -13,7 +13,7 @@
 //! unchanged one, of words that lie side by side in memory.
 
 use crate::compile::Scratch;
-use crate::rule::{Rule, Step, Word, step};
+use crate::rule::{Rule, Step, Word, plain_step, step};
 use crate::stack::Stack;
 use crate::{Cause, Registers};
 use core::mem::MaybeUninit;
@@ -168,6 +168,18 @@ impl Walker {
             }
             // SAFETY: `init` wrote it.
             let found = rule(at.ip, unsafe { self.scratch.assume_init_mut() });
+            let ignores_fp = found.ignores_fp();
+            if let Some((caller, ra, fp)) = plain_step(found, &at, &self.stack) {
+                let words = [ra, fp];
+                self.fresh[fresh].write(Fresh {
+                    registers: at,
+                    ignores_fp,
+                    words,
+                });
+                fresh += 1;
+                at = caller;
+                continue;
+            }
             let step = step(found, &at, &mut self.stack);
             let words = match step {
                 Step::Caller { ra, fp, .. } if found.is_plain() => [ra, fp],
@@ -177,7 +189,6 @@ impl Walker {
                 }
                 _ => [never(), Word::default()],
             };
-            let ignores_fp = found.ignores_fp();
             self.fresh[fresh].write(Fresh {
                 registers: at,
                 ignores_fp,
@@ -283,9 +294,10 @@ impl Walker {
             ),
         };
         self.len = trace.kept + trace.fresh;
-        for (index, slot) in (0..trace.fresh).rev().zip(trace.kept..) {
+        let outermost_first = self.fresh[..trace.fresh].iter().rev();
+        for (fresh, slot) in outermost_first.zip(&mut self.frames[trace.kept..]) {
             // SAFETY: `trace` wrote the first `fresh` ones.
-            let fresh = unsafe { *self.fresh[index].assume_init_ref() };
+            let fresh = unsafe { fresh.assume_init_ref() };
             let Some(child) = tree.child(node, fresh.registers.ip) else {
                 self.len = 0;
                 return Walk {
@@ -302,8 +314,8 @@ impl Walker {
                 registers,
                 ignores_fp,
                 ..
-            } = fresh;
-            self.frames[slot].write(Frame {
+            } = *fresh;
+            slot.write(Frame {
                 registers,
                 node,
                 words: words as u32,

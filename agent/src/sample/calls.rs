@@ -89,7 +89,7 @@ fn stay(
     // SAFETY: enrolled, as checked.
     let thread = unsafe { &mut *local.thread };
     // SAFETY: as above.
-    let epoch = unsafe { *thread.epoch() };
+    let epoch = unsafe { thread.epoch() };
     count_free(local, object);
     local.left = thread.gaps.next(thread.interval);
     let born = clock::tick_of(clock::now_ns());
@@ -98,7 +98,7 @@ fn stay(
     let bytes = request.bytes as u64;
     let record = count(
         thread,
-        &epoch,
+        epoch,
         registers,
         &NewSample {
             bytes,
