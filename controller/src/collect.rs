@@ -10,6 +10,7 @@ use heap_format::{
     BuildId, Detail, Facts, Mapping, Profile, ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
 };
 use shm_protocol::clock::TICK_NS;
+use shm_protocol::layout::ADDRESS_BITS;
 use shm_protocol::snapshot::{Header, ModuleView, RecordView};
 
 use crate::process;
@@ -54,15 +55,16 @@ impl Story {
 /// Puts a profile together.
 pub fn profile(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Profile {
     let mut builder = ProfileBuilder::new(snapshot.session.interval.max(1));
-    for module in modules(header, &story.maps) {
+    let (modules, places) = modules(header, &story.maps);
+    for module in modules {
         builder.module(module);
     }
     builder.facts(facts(snapshot, header, story));
-    stacks(snapshot, &mut builder);
+    stacks(snapshot, &places, &mut builder);
     builder.finish()
 }
 
-fn stacks(snapshot: &Snapshot, builder: &mut ProfileBuilder) {
+fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) {
     let now = snapshot.end_tick();
     let mut addresses = Vec::new();
     let mut frames = 0;
@@ -75,7 +77,10 @@ fn stacks(snapshot: &Snapshot, builder: &mut ProfileBuilder) {
             addresses.push(TRUNCATED_ADDRESS);
         }
         frames += addresses.len();
-        builder.stack(addresses.iter().copied(), &detail(record, now));
+        builder.stack(
+            addresses.iter().map(|a| places.of(*a)),
+            &detail(record, now),
+        );
     }
     if !snapshot.table_full.is_empty() {
         builder.stack([TABLE_FULL_ADDRESS], &detail(&snapshot.table_full, now));
@@ -100,20 +105,73 @@ pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
     }
 }
 
+/// Where unloaded modules are put whose place another module has taken.
+const ELSEWHERE: u64 = 1 << 62;
+const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
+
+/// Modules whose frames are shown at another place than they ran.
+#[derive(Default)]
+struct Places {
+    moved: Vec<Moved>,
+}
+
+struct Moved {
+    module: std::ops::Range<u64>,
+    instance: u64,
+    to: u64,
+}
+
+impl Places {
+    /// The address to show for a node's: its own, or where its module was put.
+    fn of(&self, address: u64) -> u64 {
+        if matches!(address, TRUNCATED_ADDRESS | TABLE_FULL_ADDRESS) {
+            return address;
+        }
+        let (plain, instance) = (address & ADDRESS_MASK, address >> ADDRESS_BITS);
+        // A return address may lie one past its module's end.
+        let mut moved = self.moved.iter();
+        moved
+            .find(|m| m.instance == instance && m.module.contains(&plain.wrapping_sub(1)))
+            .map_or(plain, |m| plain - m.module.start + m.to)
+    }
+}
+
 /// The modules, called as the kernel calls them: the loader may know a library by a path
-/// that leads through a link.
-fn modules(header: &Header<'_>, maps: &[u8]) -> Vec<Mapping> {
-    let kernel: HashMap<(u64, u64), PathBuf> = heap_format::maps::parse(maps)
-        .into_iter()
-        .map(|m| ((m.start, m.file_offset), m.path))
+/// that leads through a link. One that is gone, and whose place another has, is put
+/// elsewhere, so that each address means one thing.
+fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Places) {
+    let kernel = heap_format::maps::parse(maps);
+    let by_place: HashMap<(u64, u64), &PathBuf> = kernel
+        .iter()
+        .map(|m| ((m.start, m.file_offset), &m.path))
         .collect();
-    let mut modules: Vec<Mapping> = header.modules().map(|m| mapping(&m)).collect();
-    for module in modules.iter_mut().filter(|m| !m.past) {
-        if let Some(path) = kernel.get(&(module.start, module.file_offset)) {
+    let views: Vec<ModuleView<'_>> = header.modules().collect();
+    let overlap = |a: &ModuleView<'_>, start: u64, end: u64| a.start < end && start < a.end;
+    let (mut modules, mut places, mut next) = (Vec::new(), Places::default(), ELSEWHERE);
+    for (index, view) in views.iter().enumerate() {
+        let mut module = mapping(view);
+        let taken = views
+            .iter()
+            .enumerate()
+            .any(|(i, v)| i != index && overlap(view, v.start, v.end))
+            || kernel
+                .iter()
+                .any(|m| overlap(view, m.start, m.end) && m.path != module.path);
+        if module.past && taken {
+            let size = view.end - view.start;
+            places.moved.push(Moved {
+                module: view.start..view.end,
+                instance: u64::from(view.instance),
+                to: next,
+            });
+            (module.start, module.end) = (next, next + size);
+            next += (size + 0xffff) & !0xffff;
+        } else if let Some(path) = by_place.get(&(module.start, module.file_offset)) {
             module.path.clone_from(path);
         }
+        modules.push(module);
     }
-    modules
+    (modules, places)
 }
 
 fn mapping(module: &ModuleView<'_>) -> Mapping {
