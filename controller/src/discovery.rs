@@ -96,6 +96,13 @@ pub struct Scan {
     pub refused: Vec<Refused>,
 }
 
+/// A live process, as `/proc` tells.
+struct Process {
+    pid: i32,
+    stat: Stat,
+    status: Status,
+}
+
 /// Which names mean which process, across pid namespaces.
 #[derive(Default)]
 struct Namespaces {
@@ -189,12 +196,13 @@ impl Discovery {
         scan: &mut Scan,
     ) {
         let name = entry.name;
-        let live = spaces.process_of(name);
+        let process = spaces.process_of(name);
+        let live = process.as_ref().map(|process| process.pid);
         let mut young = false;
         let found = Segment::open(folder, name).and_then(|segment| {
             young = is_young(&segment);
             if files.insert((segment.device, segment.inode)) {
-                self.agent(segment, entry, live, head).map(Some)
+                self.agent(segment, entry, process, head).map(Some)
             } else {
                 Ok(None)
             }
@@ -220,7 +228,7 @@ impl Discovery {
         &self,
         segment: Segment,
         entry: Entry,
-        live: Option<i32>,
+        process: Option<Process>,
         head: &mut Head,
     ) -> Result<Agent, Refusal> {
         let header = segment.head(head)?;
@@ -228,10 +236,8 @@ impl Discovery {
         let same_boot = self.boot_id.is_none_or(|id| header.boot_id() == id);
         let honest = (header.pid(), header.start_time()) == named && same_boot;
         let (exe, created_ns) = (header.exe(), header.created_ns());
-        let process = live
-            .filter(|_| honest)
-            .and_then(|pid| Some((pid, Stat::of(pid)?, Status::of(pid)?)));
-        let Some((pid, stat, status)) = process.filter(|(_, stat, _)| !stat.is_dead()) else {
+        let process = process.filter(|process| honest && !process.stat.is_dead());
+        let Some(Process { pid, stat, status }) = process else {
             return Ok(Agent {
                 pid: segment.name.pid,
                 life: Life::Dead,
@@ -324,12 +330,19 @@ impl Namespaces {
     }
 
     /// The live process that a segment's name means, as we see it.
-    fn process_of(&self, name: SegmentName) -> Option<i32> {
-        let direct = Stat::of(name.pid).is_some_and(|s| s.start_time == name.start_time)
-            && Status::of(name.pid).is_some_and(|s| s.own_pid() == name.pid);
-        if direct {
-            return Some(name.pid);
-        }
-        self.pids.get(&(name.pid, name.start_time)).copied()
+    fn process_of(&self, name: SegmentName) -> Option<Process> {
+        let of = |pid| {
+            Some(Process {
+                pid,
+                stat: Stat::of(pid)?,
+                status: Status::of(pid)?,
+            })
+        };
+        let meant =
+            |p: &Process| p.stat.start_time == name.start_time && p.status.own_pid() == name.pid;
+        let elsewhere = || of(*self.pids.get(&(name.pid, name.start_time))?);
+        of(name.pid)
+            .filter(meant)
+            .or_else(|| elsewhere().filter(meant))
     }
 }

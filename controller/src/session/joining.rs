@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Run, SEARCH};
+use super::{GLANCE, Run, SEARCH};
 use crate::discovery::{Agent, Life};
 use crate::dump::{self, Ended};
 use crate::segment::{Folder, Head};
@@ -110,10 +110,14 @@ impl Run {
         }
     }
 
-    /// Looks for new processes, now and then, and at once where a name is new.
+    /// Looks for new processes: often whether a name is new, now and then everywhere.
     pub(super) fn search(&mut self, now: Instant) {
-        let due = now - self.last_search >= SEARCH;
-        if due || self.child.is_some() && self.discovery.has_new(&self.known) {
+        let due = self.child.is_some() || now - self.last_glance >= GLANCE;
+        if !due {
+            return;
+        }
+        self.last_glance = now;
+        if now - self.last_search >= SEARCH || self.discovery.has_new(&self.known) {
             self.last_search = now;
             self.join_new();
         }
@@ -127,11 +131,12 @@ impl Run {
         }
         let wanted =
             |agent: &Agent| agent.life == Life::Running && self.settings.selection.wants(agent);
+        // Looked at once, whether wanted or not.
+        self.known.extend(scan.agents.iter().map(|a| a.entry));
         let new: Vec<Agent> = scan.agents.into_iter().filter(wanted).collect();
         if new.is_empty() {
             return;
         }
-        self.known.extend(new.iter().map(|a| a.entry));
         new.iter()
             .for_each(|agent| self.retire_earlier_image(agent));
         let taken = self.take(new);

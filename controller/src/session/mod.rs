@@ -28,8 +28,10 @@ const FAST_LOOK: Duration = Duration::from_millis(20);
 const WATCHFUL_LOOK: Duration = Duration::from_millis(50);
 /// Time between looks otherwise.
 const LOOK: Duration = Duration::from_millis(200);
-/// Time between searches for new processes.
-const SEARCH: Duration = Duration::from_secs(1);
+/// Time between looks into the shared folder for new names.
+const GLANCE: Duration = Duration::from_secs(1);
+/// Time between searches for new processes everywhere, other namespaces included.
+const SEARCH: Duration = Duration::from_secs(10);
 /// How long a session without a process waits for a new one.
 const ALONE: Duration = Duration::from_secs(2);
 /// Lets samples that were under way at the stop be counted.
@@ -73,6 +75,7 @@ pub struct Run {
     outcome: Outcome,
     start: Instant,
     last_search: Instant,
+    last_glance: Instant,
     /// The program that we started; its agents start their sessions by themselves.
     child: Option<Launched>,
 }
@@ -97,6 +100,7 @@ impl Run {
             outcome: Outcome::default(),
             start: Instant::now(),
             last_search: Instant::now(),
+            last_glance: Instant::now(),
             child: None,
             settings,
         })
