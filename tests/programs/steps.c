@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -57,12 +58,17 @@ static void child_body(long n) {
     for (long i = 0; i < n; i++) site_child(1000);
 }
 
-// A child that stays until it is killed.
-static void fork_one(long n) {
+static pid_t plain_fork(void) { return fork(); }
+
+// A fork that the C library does not know of: no handler runs in the child.
+static pid_t bare_fork(void) { return (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }
+
+// A child that stays until its parent ends.
+static void fork_one(pid_t (*make)(void), long n) {
     int ready[2];
     if (pipe(ready)) fail("pipe");
     fflush(stdout);
-    pid_t pid = fork();
+    pid_t pid = make();
     if (pid < 0) fail("fork");
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -282,7 +288,9 @@ static void step(char *line) {
     else if (sscanf(line, "fork_many %ld", &n) == 1)
         fork_many(n);
     else if (sscanf(line, "fork %ld", &n) == 1)
-        fork_one(n);
+        fork_one(plain_fork, n);
+    else if (sscanf(line, "bare_fork %ld", &n) == 1)
+        fork_one(bare_fork, n);
     else if (!strcmp(line, "spawn"))
         spawn();
     else if (sscanf(line, "threads %ld", &n) == 1)

@@ -52,10 +52,10 @@ impl Steps {
         self.target.hear_until("ok")
     }
 
-    /// Makes it fork; gives the child's process id. The child allocates at `site_child`
-    /// and stays until its parent ends.
-    pub fn fork(&mut self, objects: u32) -> u32 {
-        let said = self.step(&format!("fork {objects}"));
+    /// Makes it fork, by the step `how`; gives the child's process id. The child allocates
+    /// at `site_child` and stays until its parent ends.
+    pub fn fork(&mut self, how: &str, objects: u32) -> u32 {
+        let said = self.step(&format!("{how} {objects}"));
         let child = said.iter().find_map(|line| line.strip_prefix("child "));
         child.and_then(|pid| pid.parse().ok()).expect("a child")
     }

@@ -53,7 +53,7 @@ fn a_forked_child_counts_into_a_segment_of_its_own() {
     let scratch = Scratch::new();
     let mut program = Steps::start(&scratch);
     let parent = program.pid();
-    let child = program.fork(0);
+    let child = program.fork("fork", 0);
     wait::until("the child's segment", || scratch.segment(child));
     let session = Session::start(scratch.profiler().args(["-c", "1", "-o", "prof_"]));
     scratch.wait_for_sampling(parent);
@@ -72,11 +72,20 @@ fn a_forked_child_counts_into_a_segment_of_its_own() {
 
 #[test]
 fn a_child_forked_in_a_session_never_counts_into_its_parent() {
+    forked_in_a_session("fork");
+}
+
+#[test]
+fn nor_does_a_child_that_the_c_library_did_not_see() {
+    forked_in_a_session("bare_fork");
+}
+
+fn forked_in_a_session(how: &str) {
     let scratch = Scratch::new();
     let mut program = Steps::start(&scratch);
     let session = Session::of(&scratch, program.pid(), "1");
     program.step("keep 10");
-    let child = program.fork(40);
+    let child = program.fork(how, 40);
     program.step("keep 10");
     let books = program.books();
     let profile = session.stop().profile();

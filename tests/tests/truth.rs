@@ -28,6 +28,23 @@ fn every_allocation_sampled_is_exact_at_every_site() {
 }
 
 #[test]
+fn the_programs_own_allocator_underneath_is_as_exact() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("truth.cpp", &[]);
+    let mut command = scratch.preloaded(&program);
+    let mut target = Target::start(command.env("MEM_PROFILER_ALLOCATOR", "system"));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go 2000 4 1");
+    let truth = books(&target.hear_until("done"));
+    let profile = session.stop().profile();
+    assert_exact(&truth, &sums(&profile, &[&program], "site_"));
+    target.say("free");
+    target.hear_until("done");
+    target.finish_well();
+}
+
+#[test]
 fn frees_of_all_are_seen_even_by_the_last_object() {
     let scratch = Scratch::new();
     let program = scratch.compile("truth.cpp", &[]);
