@@ -69,6 +69,10 @@ pub struct Report {
     #[arg(short = 's', long = "svg", group = "output_kind")]
     pub svg: bool,
 
+    /// Flame graph as SVG, interactive in a browser
+    #[arg(long, group = "output_kind")]
+    pub flame: bool,
+
     /// Functions with their callers and callees
     #[arg(long, group = "output_kind")]
     pub tree: bool,

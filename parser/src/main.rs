@@ -101,6 +101,7 @@ fn text(cli: &Cli, context: &report::Context) -> Result<String> {
     let kind = &cli.report;
     Ok(match kind {
         _ if kind.svg => report::svg::render(context),
+        _ if kind.flame => report::flame::render(context),
         _ if kind.tree => report::tree::render(context, None)?,
         _ if kind.traces => report::traces::render(context),
         _ if kind.dot => report::dot::render(context),

@@ -27,7 +27,7 @@ mod route;
 mod simplex;
 mod style;
 mod svg;
-mod text;
+pub mod text;
 
 #[cfg(test)]
 mod browser;

@@ -3,6 +3,7 @@
 pub mod callgrind;
 pub mod csv;
 pub mod dot;
+pub mod flame;
 pub mod folded;
 pub mod json;
 pub mod list;

@@ -1,0 +1,287 @@
+//! Writes the SVG: the plain picture, the data and the script.
+
+use std::fmt::Write;
+
+use super::data::{self, Column};
+use super::tree::{Frame, ROOT, SMALL, Tree};
+use super::{ROWS, Rule, SCRIPT, WIDTH, style};
+use crate::callgraph::text;
+use crate::measure::percentage;
+use crate::report::{Context, printable};
+
+const BOOT: &str = include_str!("boot.js");
+
+const MARGIN: f64 = 10.0;
+const ROW: f64 = 18.0;
+const FONT: f64 = 12.0;
+/// Height of a line above the frames.
+const LINE: f64 = 17.0;
+/// Frames narrower than this are left out of the plain picture.
+const NARROWEST: f64 = 0.1;
+
+/// A frame's place in the plain picture.
+struct Place {
+    x: f64,
+    width: f64,
+}
+
+/// The frames with all that is needed to draw them.
+struct Picture<'a> {
+    context: &'a Context<'a>,
+    tree: &'a Tree,
+    /// Widths, of each frame with its callees.
+    widths: Vec<i128>,
+    /// What each frame and its callees hold; the change in a comparison.
+    nets: Vec<i128>,
+    /// There are values below zero, so colours tell what changed.
+    compared: bool,
+    places: Vec<Place>,
+    rows: u32,
+}
+
+/// The document.
+pub fn document(context: &Context, tree: &Tree, rule: Rule) -> String {
+    let picture = Picture::new(context, tree, rule);
+    let lines = picture.legend();
+    let top = MARGIN + LINE * lines.len() as f64 + 6.0;
+    let height = top + f64::from(picture.rows) * ROW + MARGIN;
+    let width = WIDTH + 2.0 * MARGIN;
+    let mut out = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+         <svg xmlns=\"http://www.w3.org/2000/svg\" class=\"flame\" width=\"{width}\" \
+         height=\"{height}\" viewBox=\"0 0 {width} {height}\" font-family=\"{}\" \
+         font-size=\"{FONT}\">\n<style>\n{}</style>\n\
+         <rect class=\"paper\" width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
+         <g class=\"plain\">\n<g class=\"head\">\n",
+        text::FONT,
+        style::sheet()
+    );
+    for (i, line) in lines.iter().enumerate() {
+        let y = MARGIN + LINE * (i as f64 + 0.75);
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(
+            out,
+            "<text x=\"{MARGIN}\" y=\"{}\" fill=\"#4a4742\">{}</text>",
+            n(y),
+            escape(line)
+        );
+    }
+    out.push_str("</g>\n");
+    for frame in 0..tree.frames.len() {
+        picture.frame(&mut out, frame, height - MARGIN);
+    }
+    let columns = [Column {
+        index: context.view.column(),
+        total: context.view.total(),
+    }];
+    let _ = write!(
+        out,
+        "</g>\n<script type=\"application/json\" class=\"data\">\n{}</script>\n\
+         <script><![CDATA[\n{SCRIPT}\n{BOOT}]]></script>\n</svg>\n",
+        data::object(context, tree, &columns, rule)
+    );
+    out
+}
+
+impl<'a> Picture<'a> {
+    fn new(context: &'a Context, tree: &'a Tree, rule: Rule) -> Self {
+        let compared = (0..tree.frames.len()).any(|f| tree.own(f, 0).minus != 0);
+        let mut picture = Self {
+            context,
+            tree,
+            widths: tree.sums(|f| rule.width(tree.own(f, 0))),
+            nets: tree.sums(|f| tree.own(f, 0).net()),
+            compared,
+            places: Vec::new(),
+            rows: 0,
+        };
+        picture.place();
+        picture
+    }
+
+    /// Puts callees side by side over their caller.
+    fn place(&mut self) {
+        let whole = self.widths[0].max(1) as f64;
+        let mut next = vec![MARGIN; self.widths.len()];
+        for (i, frame) in self.tree.frames.iter().enumerate() {
+            let width = self.widths[i] as f64 / whole * WIDTH;
+            let x = next[frame.parent as usize];
+            next[frame.parent as usize] += width;
+            next[i] = x;
+            if frame.node == ROOT {
+                next[i] = MARGIN;
+            }
+            if width >= NARROWEST && frame.depth < ROWS {
+                self.rows = self.rows.max(frame.depth + 1);
+            }
+            self.places.push(Place { x, width });
+        }
+        self.rows = self.rows.max(1);
+    }
+
+    /// What the picture shows, and what it leaves out.
+    fn legend(&self) -> Vec<String> {
+        let mut lines = self.context.origin();
+        for file in self.context.files {
+            lines.push(format!("Dump: {}", printable(&file.display().to_string())));
+        }
+        lines.extend(
+            self.context
+                .active_filters
+                .iter()
+                .map(|f| format!("Filter: {f}")),
+        );
+        lines.push(format!("Total: {}", self.label(self.nets[0])));
+        if self.compared {
+            lines.push("Colours: red is more than in the base, green is less".to_owned());
+        }
+        if self.widths[0] == 0 {
+            lines.push("Nothing to show: the profile has no samples in this view.".to_owned());
+        }
+        lines.extend(self.left_out());
+        lines
+    }
+
+    fn left_out(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let frames = || self.tree.frames.iter().enumerate();
+        if self.tree.pruned > 0 {
+            let small = frames().filter(|(_, f)| f.node == SMALL);
+            let sum: i128 = small.map(|(i, _)| self.widths[i]).sum();
+            lines.push(format!(
+                "Merged: {} branches narrower than {NARROWEST} px, {} ({}) together",
+                self.tree.pruned,
+                self.value(sum),
+                self.share(sum)
+            ));
+        }
+        if let Some(deepest) = frames().map(|(_, f)| f.depth).max().filter(|&d| d >= ROWS) {
+            lines.push(format!(
+                "Only {ROWS} of {} levels are in the plain picture; a browser shows all of them",
+                deepest + 1
+            ));
+        }
+        lines
+    }
+
+    fn frame(&self, out: &mut String, index: usize, bottom: f64) {
+        let (frame, place) = (&self.tree.frames[index], &self.places[index]);
+        if place.width < NARROWEST || frame.depth >= ROWS {
+            return;
+        }
+        let name = self.name(frame);
+        let class = self.class(frame, index, &name);
+        let y = bottom - ROW * f64::from(frame.depth + 1);
+        let _ = write!(
+            out,
+            "<g class=\"frame {class}\" fill=\"{}\"><title>{}\n{}</title>\
+             <rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" rx=\"2\"/>",
+            style::fill(&class),
+            escape(&name),
+            escape(&self.detail(index)),
+            n(place.x),
+            n(y),
+            n((place.width - 0.6).max(0.1)),
+            n(ROW - 1.0),
+        );
+        if let Some(shown) = fit(&name, place.width - 7.0) {
+            let _ = write!(
+                out,
+                "<text x=\"{}\" y=\"{}\" fill=\"#1c1b19\">{}</text>",
+                n(place.x + 3.5),
+                n(y + ROW * 0.7),
+                escape(&shown)
+            );
+        }
+        out.push_str("</g>\n");
+    }
+
+    fn name(&self, frame: &Frame) -> String {
+        match frame.node {
+            ROOT => "all".to_owned(),
+            SMALL => "smaller frames".to_owned(),
+            node => printable(self.context.nodes.name(node)).into_owned(),
+        }
+    }
+
+    fn class(&self, frame: &Frame, index: usize, name: &str) -> String {
+        if self.compared {
+            style::change(self.nets[index], self.widths[index])
+        } else if frame.node == ROOT || frame.node == SMALL {
+            style::PLAIN.to_owned()
+        } else {
+            style::tint(name)
+        }
+    }
+
+    fn detail(&self, index: usize) -> String {
+        let own = self.tree.own(index, 0).net();
+        let mut detail = self.label(self.nets[index]);
+        if own != 0 && own != self.nets[index] {
+            let _ = write!(detail, ", itself {}", self.label(own));
+        }
+        detail
+    }
+
+    /// A value and its share of the total.
+    fn label(&self, value: i128) -> String {
+        let sign = if self.compared && value > 0 { "+" } else { "" };
+        format!("{sign}{} ({})", self.value(value), self.share(value))
+    }
+
+    fn value(&self, value: i128) -> String {
+        self.context.format(clamp(value), &self.context.unit)
+    }
+
+    fn share(&self, value: i128) -> String {
+        let share = percentage(clamp(value), self.context.view.total());
+        share.trim().to_owned()
+    }
+}
+
+fn clamp(value: i128) -> i64 {
+    value.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+}
+
+/// As much of a name as is readable in a frame.
+fn fit(name: &str, width: f64) -> Option<String> {
+    let name = text::printable(name);
+    if text::width(&name) * FONT <= width {
+        return Some(name);
+    }
+    let mut free = width / FONT - text::width("\u{2026}");
+    let mut shown = String::new();
+    for c in name.chars() {
+        free -= text::width(c.encode_utf8(&mut [0; 4]));
+        if free < 0.0 {
+            break;
+        }
+        shown.push(c);
+    }
+    // Fewer than three letters tell nothing.
+    (shown.chars().count() >= 3).then(|| shown + "\u{2026}")
+}
+
+/// A text as XML character data.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for (i, line) in text.split('\n').enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        for c in text::printable(line).chars() {
+            match c {
+                '&' => out.push_str("&amp;"),
+                '<' => out.push_str("&lt;"),
+                '>' => out.push_str("&gt;"),
+                c => out.push(c),
+            }
+        }
+    }
+    out
+}
+
+/// A number with at most two decimals.
+fn n(value: f64) -> String {
+    format!("{}", (value * 100.0).round() / 100.0)
+}

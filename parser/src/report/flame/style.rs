@@ -1,0 +1,174 @@
+//! Colours of frames.
+//!
+//! The light colours are attributes too, so that viewers without style sheets
+//! show them; in a dark environment the style sheet replaces them, on screens
+//! only.
+
+use std::fmt::Write;
+
+/// Hues of names, and shades of each.
+const HUES: u32 = 8;
+const SHADES: u32 = 2;
+
+/// Steps from hardly changed to wholly new or gone.
+const STEPS: u32 = 8;
+
+/// Colours that do not depend on a name or a change: frames without a name,
+/// merged small ones and the root.
+pub const PLAIN: &str = "g";
+
+/// The class of a frame, by its name. Names that begin alike (the same
+/// namespace or module) have the same hue.
+pub fn tint(name: &str) -> String {
+    if name.starts_with(['[', '<']) {
+        return PLAIN.to_owned();
+    }
+    let family = hash(family(name)) % HUES;
+    format!("w{}", family * SHADES + hash(name) % SHADES)
+}
+
+/// The class of a frame that holds `net` more than the base, out of `whole`.
+pub fn change(net: i128, whole: i128) -> String {
+    let part = (net as f64 / whole as f64).abs();
+    let part = if part.is_finite() { part.min(1.0) } else { 0.0 };
+    let step = (part.sqrt() * f64::from(STEPS)).round();
+    match (step as u32, net < 0) {
+        (0, _) => PLAIN.to_owned(),
+        (step, false) => format!("p{step}"),
+        (step, true) => format!("m{step}"),
+    }
+}
+
+/// What a name begins with: its namespace, or its first word.
+fn family(name: &str) -> &str {
+    let name = name.trim_start_matches('_');
+    let end = ["::", "_", ".", " ", "<", "("]
+        .iter()
+        .filter_map(|mark| name.find(mark))
+        .filter(|&at| at > 0)
+        .min();
+    &name[..end.unwrap_or(name.len())]
+}
+
+/// FNV-1a: the same everywhere and always, unlike the standard library's.
+fn hash(text: &str) -> u32 {
+    let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let hash = text.bytes().fold(0x811c_9dc5, mix);
+    hash ^ (hash >> 15)
+}
+
+/// All classes with their light and dark fill.
+fn fills() -> Vec<(String, String, String)> {
+    let mut fills = vec![(
+        PLAIN.to_owned(),
+        hex(40.0, 0.08, 0.86),
+        hex(220.0, 0.06, 0.27),
+    )];
+    for hue in 0..HUES {
+        for shade in 0..SHADES {
+            let at = 8.0 + 46.0 * f64::from(hue) / f64::from(HUES - 1);
+            let lift = 0.045 * f64::from(shade);
+            let light = hex(at, 0.78, 0.71 + lift + 0.0004 * at);
+            fills.push((
+                format!("w{}", hue * SHADES + shade),
+                light,
+                hex(at, 0.48, 0.31 + lift),
+            ));
+        }
+    }
+    for step in 1..=STEPS {
+        let t = f64::from(step) / f64::from(STEPS);
+        for (sign, hue, vivid) in [('p', 12.0, 0.80), ('m', 132.0, 0.42)] {
+            let light = hex(hue, vivid * (0.4 + 0.6 * t), 0.90 - 0.24 * t);
+            let dark = hex(hue, 0.10 + 0.55 * vivid * t, 0.26 + 0.08 * t);
+            fills.push((format!("{sign}{step}"), light, dark));
+        }
+    }
+    fills
+}
+
+/// The light fill of a class.
+pub fn fill(class: &str) -> String {
+    let fills = fills();
+    let found = fills.iter().find(|(name, _, _)| name == class);
+    found.map_or_else(|| "#ddd".to_owned(), |(_, light, _)| light.clone())
+}
+
+/// A colour in hexadecimal, from hue in degrees, saturation and lightness.
+fn hex(hue: f64, saturation: f64, lightness: f64) -> String {
+    let spread = saturation * lightness.min(1.0 - lightness);
+    let channel = |offset: f64| {
+        let k = (offset + hue / 30.0) % 12.0;
+        let value = lightness - spread * (k - 3.0).min(9.0 - k).clamp(-1.0, 1.0);
+        (value * 255.0).round().clamp(0.0, 255.0) as u8
+    };
+    format!(
+        "#{:02x}{:02x}{:02x}",
+        channel(0.0),
+        channel(8.0),
+        channel(4.0)
+    )
+}
+
+/// The style sheet.
+pub fn sheet() -> String {
+    let (mut light, mut dark) = (String::new(), String::new());
+    for (class, bright, dim) in fills() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(light, ".flame .{class} rect{{fill:{bright}}}");
+        let _ = writeln!(dark, ".flame .{class} rect{{fill:{dim}}}");
+    }
+    let (states, night) = (include_str!("light.css"), include_str!("dark.css"));
+    format!("{light}{states}@media screen and (prefers-color-scheme:dark){{\n{dark}{night}}}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_one_namespace_share_a_hue() {
+        let hue = |name: &str| tint(name)[1..].parse::<u32>().unwrap() / SHADES;
+        assert_eq!(hue("alloc::vec::push"), hue("alloc::raw::grow"));
+        assert_eq!(hue("_PyEval_Frame"), hue("PyEval_Call"));
+        assert_eq!(tint("[libc.so.6]"), PLAIN);
+        assert_eq!(tint("<unknown>"), PLAIN);
+    }
+
+    #[test]
+    fn growth_is_red_and_shrinking_green() {
+        assert_eq!(change(10, 10), format!("p{STEPS}"));
+        assert_eq!(change(-10, 10), format!("m{STEPS}"));
+        assert_eq!(change(0, 10), PLAIN);
+        assert_eq!(change(0, 0), PLAIN);
+        assert_eq!(change(1, 0), PLAIN);
+    }
+
+    #[test]
+    fn every_class_that_is_given_has_a_colour() {
+        let sheet = sheet();
+        for net in -20..=20 {
+            let class = change(net, 20);
+            assert!(
+                sheet.contains(&format!(".flame .{class} rect{{")),
+                "{class}"
+            );
+        }
+        for i in 0..200 {
+            let class = tint(&format!("name{i}::x{i}"));
+            assert!(
+                sheet.contains(&format!(".flame .{class} rect{{")),
+                "{class}"
+            );
+            assert_ne!(fill(&class), "#ddd");
+        }
+    }
+
+    #[test]
+    fn colours_are_those_of_their_hue() {
+        assert_eq!(hex(0.0, 1.0, 0.5), "#ff0000");
+        assert_eq!(hex(120.0, 1.0, 0.5), "#00ff00");
+        assert_eq!(hex(240.0, 1.0, 0.5), "#0000ff");
+        assert_eq!(hex(77.0, 0.0, 1.0), "#ffffff");
+    }
+}

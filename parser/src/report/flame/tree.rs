@@ -1,0 +1,342 @@
+//! Stacks as a tree: equal beginnings, seen from the root, become one frame.
+//!
+//! Only what is wide enough to be seen is built. A group of stacks is split
+//! level by level, and a part below the limit is never descended into, so the
+//! memory needed is that of the stacks' list and of the frames that are kept,
+//! however many others there are.
+
+use crate::nodes::Nodes;
+use crate::view::View;
+
+/// Instead of an entry's number: the frames too small to be shown by themselves.
+pub const SMALL: u32 = u32::MAX;
+
+/// Instead of an entry's number: the frame below all others.
+pub const ROOT: u32 = u32::MAX - 1;
+
+/// Where a stack has ended.
+const ENDED: u32 = u32::MAX;
+
+/// What is there, and what there was in the base.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weight {
+    /// Sum of the values above zero.
+    pub plus: i128,
+    /// Sum of the magnitudes of the values below zero.
+    pub minus: i128,
+}
+
+impl Weight {
+    fn add(&mut self, other: Weight) {
+        self.plus += other.plus;
+        self.minus += other.minus;
+    }
+
+    fn count(&mut self, value: i64) {
+        let magnitude = i128::from(value.unsigned_abs());
+        if value > 0 {
+            self.plus += magnitude;
+        } else {
+            self.minus += magnitude;
+        }
+    }
+
+    /// The change.
+    pub fn net(&self) -> i128 {
+        self.plus - self.minus
+    }
+
+    fn magnitude(&self) -> i128 {
+        self.plus + self.minus
+    }
+}
+
+/// A frame of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The frame that called it; 0, itself, for the root.
+    pub parent: u32,
+    /// Which entry, or [`SMALL`] or [`ROOT`].
+    pub node: u32,
+    /// Calls from the root on.
+    pub depth: u32,
+}
+
+/// The frames that are wide enough. A frame comes after its caller, and the
+/// callees of one caller follow each other, heaviest first.
+pub struct Tree {
+    /// The frames; the first one is the root.
+    pub frames: Vec<Frame>,
+    /// Number of columns.
+    pub columns: usize,
+    /// What ends in a frame, for each frame and column.
+    own: Vec<Weight>,
+    /// Callees, with all that they called, that were too small.
+    pub pruned: u64,
+}
+
+impl Tree {
+    /// The tree of a view, for these columns of its profile. What is smaller
+    /// than `limit`, a share of the whole, in all columns becomes one
+    /// [`SMALL`] frame of its caller. The first column orders the callees.
+    pub fn new(view: &View, nodes: &Nodes, columns: &[usize], limit: f64) -> Self {
+        Builder::new(view, nodes, columns, limit).build()
+    }
+
+    /// What ends in a frame.
+    pub fn own(&self, frame: usize, column: usize) -> Weight {
+        self.own[frame * self.columns + column]
+    }
+
+    /// What `of` says of each frame, with all it called, added up.
+    pub fn sums(&self, of: impl Fn(usize) -> i128) -> Vec<i128> {
+        let mut sums: Vec<i128> = (0..self.frames.len()).map(of).collect();
+        for frame in (1..sums.len()).rev() {
+            sums[self.frames[frame].parent as usize] += sums[frame];
+        }
+        sums
+    }
+}
+
+/// How far a stack has been followed.
+struct Cursor<'a> {
+    /// Index of the stack.
+    stack: usize,
+    /// Locations still to come, the next one last.
+    locations: &'a [u32],
+    /// Entries of the current location still to come, the next one last.
+    entries: &'a [u32],
+    /// The entry it has arrived at.
+    at: u32,
+}
+
+impl<'a> Cursor<'a> {
+    fn advance(&mut self, view: &View, nodes: &'a Nodes) {
+        self.at = loop {
+            if let Some((&entry, rest)) = self.entries.split_last() {
+                self.entries = rest;
+                break entry;
+            }
+            let Some((&location, rest)) = self.locations.split_last() else {
+                break ENDED;
+            };
+            self.locations = rest;
+            if !view.is_hidden(location) {
+                self.entries = nodes.of_location(location);
+            }
+        };
+    }
+}
+
+/// Stacks that share all frames up to this one.
+struct Group {
+    frame: u32,
+    from: usize,
+    to: usize,
+}
+
+/// A part of a group, before it is known whether it is wide enough.
+struct Part {
+    node: u32,
+    from: usize,
+    to: usize,
+    weights: Vec<Weight>,
+}
+
+struct Builder<'a> {
+    view: &'a View,
+    nodes: &'a Nodes,
+    columns: &'a [usize],
+    cursors: Vec<Cursor<'a>>,
+    /// Least magnitude in each column.
+    limits: Vec<f64>,
+    tree: Tree,
+}
+
+impl<'a> Builder<'a> {
+    fn new(view: &'a View, nodes: &'a Nodes, columns: &'a [usize], limit: f64) -> Self {
+        let cursors: Vec<Cursor> = view
+            .stacks()
+            .map(|(stack, _, locations)| Cursor {
+                stack,
+                locations,
+                entries: &[],
+                at: ENDED,
+            })
+            .collect();
+        let mut builder = Self {
+            view,
+            nodes,
+            columns,
+            cursors,
+            limits: Vec::new(),
+            tree: Tree {
+                frames: Vec::new(),
+                columns: columns.len(),
+                own: Vec::new(),
+                pruned: 0,
+            },
+        };
+        let all = builder.weights(0, builder.cursors.len());
+        builder.limits = all.iter().map(|w| w.magnitude() as f64 * limit).collect();
+        builder
+    }
+
+    fn build(mut self) -> Tree {
+        self.push(0, ROOT, 0, None);
+        let mut groups = vec![Group {
+            frame: 0,
+            from: 0,
+            to: self.cursors.len(),
+        }];
+        while let Some(group) = groups.pop() {
+            self.split(&group, &mut groups);
+        }
+        self.tree
+    }
+
+    fn push(&mut self, parent: u32, node: u32, depth: u32, own: Option<&[Weight]>) -> u32 {
+        let frame = self.tree.frames.len() as u32;
+        self.tree.frames.push(Frame {
+            parent,
+            node,
+            depth,
+        });
+        match own {
+            Some(own) => self.tree.own.extend_from_slice(own),
+            None => {
+                let end = self.tree.own.len() + self.columns.len();
+                self.tree.own.resize(end, Weight::default());
+            }
+        }
+        frame
+    }
+
+    /// Follows the stacks of a group by one frame, and makes a frame of each
+    /// part that is wide enough.
+    fn split(&mut self, group: &Group, groups: &mut Vec<Group>) {
+        let (view, nodes) = (self.view, self.nodes);
+        let cursors = &mut self.cursors[group.from..group.to];
+        cursors.iter_mut().for_each(|c| c.advance(view, nodes));
+        if cursors.iter().any(|c| c.at != cursors[0].at) {
+            cursors.sort_unstable_by_key(|c| (c.at, c.stack));
+        }
+        let depth = self.tree.frames[group.frame as usize].depth + 1;
+        let mut parts = Vec::new();
+        let mut small = vec![Weight::default(); self.columns.len()];
+        for part in self.parts(group) {
+            if part.node == ENDED {
+                let at = group.frame as usize * self.columns.len();
+                self.tree.own[at..at + part.weights.len()].copy_from_slice(&part.weights);
+            } else if self.is_wide(&part.weights) {
+                parts.push(part);
+            } else if part.weights.iter().any(|w| w.magnitude() != 0) {
+                small
+                    .iter_mut()
+                    .zip(&part.weights)
+                    .for_each(|(s, w)| s.add(*w));
+                self.tree.pruned += 1;
+            }
+        }
+        parts.sort_by(|a, b| {
+            let size = |part: &Part| part.weights.first().map_or(0, Weight::magnitude);
+            let name = |part: &Part| nodes.name(part.node);
+            (size(b).cmp(&size(a)))
+                .then_with(|| name(a).cmp(name(b)))
+                .then_with(|| a.node.cmp(&b.node))
+        });
+        for part in parts {
+            let frame = self.push(group.frame, part.node, depth, None);
+            groups.push(Group {
+                frame,
+                from: part.from,
+                to: part.to,
+            });
+        }
+        if small.iter().any(|w| w.magnitude() != 0) {
+            self.push(group.frame, SMALL, depth, Some(&small));
+        }
+    }
+
+    /// The parts of a group whose stacks have arrived at the same entry.
+    fn parts(&self, group: &Group) -> Vec<Part> {
+        let mut parts = Vec::new();
+        let mut from = group.from;
+        for same in self.cursors[group.from..group.to].chunk_by(|a, b| a.at == b.at) {
+            let to = from + same.len();
+            parts.push(Part {
+                node: same[0].at,
+                from,
+                to,
+                weights: self.weights(from, to),
+            });
+            from = to;
+        }
+        parts
+    }
+
+    fn weights(&self, from: usize, to: usize) -> Vec<Weight> {
+        let mut weights = vec![Weight::default(); self.columns.len()];
+        for cursor in &self.cursors[from..to] {
+            let values = self.view.profile().values_of(cursor.stack);
+            for (weight, &column) in weights.iter_mut().zip(self.columns) {
+                weight.count(values[column]);
+            }
+        }
+        weights
+    }
+
+    fn is_wide(&self, weights: &[Weight]) -> bool {
+        let wide = |w: &Weight, limit: f64| w.magnitude() > 0 && w.magnitude() as f64 >= limit;
+        weights
+            .iter()
+            .zip(&self.limits)
+            .any(|(w, &limit)| wide(w, limit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nodes::Granularity;
+
+    fn tree(folded: &str, limit: f64) -> (Tree, Vec<String>) {
+        let profile = heap_format::read(folded.as_bytes(), "test").unwrap();
+        let view = View::new(profile, None).unwrap();
+        let nodes = Nodes::new(&view, Granularity::Functions, true, false);
+        let tree = Tree::new(&view, &nodes, &[0], limit);
+        let shown = tree.frames.iter().enumerate().map(|(i, f)| {
+            let name = match f.node {
+                ROOT => "root",
+                SMALL => "small",
+                node => nodes.name(node),
+            };
+            format!("{} {name} {}", f.depth, tree.own(i, 0).net())
+        });
+        let shown = shown.collect();
+        (tree, shown)
+    }
+
+    #[test]
+    fn equal_beginnings_become_one_frame() {
+        let (tree, shown) = tree("a;b;c 5\na;b 2\na;d 9\na;b;c 1\n", 0.0);
+        assert_eq!(shown, ["0 root 0", "1 a 0", "2 d 9", "2 b 2", "3 c 6"]);
+        let sums = tree.sums(|f| tree.own(f, 0).net());
+        assert_eq!(sums, [17, 17, 9, 8, 6]);
+        assert_eq!(tree.pruned, 0);
+    }
+
+    #[test]
+    fn small_frames_are_merged_and_counted() {
+        let (tree, shown) = tree("a;b 98\na;c;x 1\na;d;y 1\n", 0.015);
+        assert_eq!(shown, ["0 root 0", "1 a 0", "2 b 98", "2 small 2"]);
+        assert_eq!(tree.pruned, 2);
+    }
+
+    #[test]
+    fn recursion_of_ten_thousand_frames_is_kept() {
+        let (tree, _) = tree(&format!("{} 7\n", vec!["f"; 10_000].join(";")), 0.001);
+        assert_eq!(tree.frames.len(), 10_001);
+        assert_eq!(tree.frames.last().map(|f| f.depth), Some(10_000));
+    }
+}
