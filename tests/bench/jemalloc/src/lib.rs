@@ -1,0 +1,1 @@
+//! Nothing: the build script makes what this package is for.

@@ -1,0 +1,178 @@
+//! What an agent counted, read from its segment as the controller does.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use shm_protocol::clock;
+use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, Node, RESERVE_STEPS, Record};
+use shm_protocol::segment::{FILE_PREFIX, SegmentFile, Session};
+use shm_protocol::snapshot::{BankSummary, Header, StackSums, Table};
+
+use crate::tools::Tools;
+
+/// How long an agent may take to make its segment.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An agent's segment.
+pub struct Segment {
+    path: PathBuf,
+    file: File,
+    bytes: usize,
+}
+
+/// What a session has counted so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Samples.
+    pub samples: u64,
+    /// Of those, what `[table full]` took.
+    pub table_full: u64,
+    /// Of those, how many were not followed to their free.
+    pub untracked: u64,
+    /// Of those, how many have their stack cut.
+    pub truncated: u64,
+}
+
+impl Segment {
+    /// The segments in our folder: of a process that has ended, or of the one that runs.
+    pub fn all(tools: &Tools) -> Result<Vec<Self>> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(tools.segments())? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with(FILE_PREFIX) {
+                let file = OpenOptions::new().read(true).write(true).open(&path)?;
+                let bytes = file.metadata()?.len() as usize;
+                found.push(Self { path, file, bytes });
+            }
+        }
+        Ok(found)
+    }
+
+    /// The one of a process, once it is there and complete.
+    pub fn of(tools: &Tools, pid: u32) -> Result<Option<Self>> {
+        let found = Self::all(tools)?
+            .into_iter()
+            .find(|segment| segment.pid().is_some_and(|its| its == pid));
+        Ok(found)
+    }
+
+    fn pid(&self) -> Option<u32> {
+        let head = self.read(0, HEADER_BYTES).ok()?;
+        let header = Header::new(&head, self.bytes).ok()?;
+        Some(header.pid())
+    }
+
+    /// For commands and reading.
+    pub fn file(&self) -> Result<SegmentFile> {
+        SegmentFile::new(self.file.as_raw_fd(), self.bytes as u64)
+            .with_context(|| format!("{}: no segment has this size", self.path.display()))
+    }
+
+    /// Its last session; `None` before the first.
+    pub fn session(&self) -> Result<Option<Session>> {
+        let head = self.read(0, HEADER_BYTES)?;
+        let header = Header::new(&head, self.bytes)?;
+        Ok(header.session())
+    }
+
+    /// Starts the next session; gives its number.
+    pub fn start(&self, interval: u64) -> Result<u64> {
+        let number = self.session()?.map_or(0, |session| session.number) + 1;
+        let file = self.file()?;
+        file.prepare_bank(number, RESERVE_STEPS)?;
+        file.publish(&Session {
+            number,
+            interval,
+            deadline_ns: 0,
+            start_ns: clock::now_ns(),
+            start_unix_ns: clock::unix_ns(),
+            controller_pid: u64::from(std::process::id()),
+        })?;
+        Ok(number)
+    }
+
+    /// What the session of this number has counted; nothing if the bank is not its own.
+    pub fn counts(&self, session: u64) -> Result<Counts> {
+        let base = self.file()?.geometry().bank_offset(session);
+        let head = self.read(base, BANK_HEADER_BYTES)?;
+        let summary = BankSummary::new(&head, self.file()?.geometry())?;
+        if summary.session() != session {
+            return Ok(Counts::default());
+        }
+        Ok(Counts {
+            samples: summary.totals().samples,
+            table_full: summary.table_full(),
+            untracked: summary.untracked(),
+            truncated: (0..8).map(|cause| summary.truncated(cause)).sum(),
+        })
+    }
+
+    /// Reads the whole table of a session as a dump does; gives each stack, leaf first, to
+    /// `each`.
+    pub fn stacks(&self, session: u64, mut each: impl FnMut(&[u64], StackSums)) -> Result<()> {
+        let geometry = self.file()?.geometry();
+        let base = geometry.bank_offset(session);
+        let head = self.read(base, BANK_HEADER_BYTES)?;
+        let summary = BankSummary::new(&head, geometry)?;
+        let nodes = summary.nodes() * size_of::<Node>();
+        let records = summary.records() * size_of::<Record>();
+        let nodes = self.read(base + geometry.nodes_offset(), nodes)?;
+        let records = self.read(base + geometry.records_offset(), records)?;
+        let table = Table::new(&nodes, &records);
+        let mut stack = Vec::new();
+        for record in table.records().filter(|record| !record.is_empty()) {
+            stack.clear();
+            table.stack(record.node, |address| stack.push(address))?;
+            each(&stack, record.sums(0));
+        }
+        Ok(())
+    }
+
+    fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>> {
+        let mut buffer = vec![0; bytes];
+        let read = self.file()?.read_at(offset, &mut buffer)?;
+        if read < bytes {
+            bail!("{} ends early", self.path.display());
+        }
+        Ok(buffer)
+    }
+
+    /// Removes the file.
+    pub fn remove(self) -> Result<()> {
+        std::fs::remove_file(&self.path)
+            .with_context(|| format!("cannot remove {}", self.path.display()))
+    }
+}
+
+/// Starts a session in a process that has just been started, as the controller does.
+pub fn start(tools: &Tools, pid: u32, interval: u64) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(segment) = Segment::of(tools, pid)? {
+            return segment.start(interval).map(|_| ());
+        }
+        ensure!(Instant::now() < deadline, "{pid} has no agent that works");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Adds up what the agents left, and removes it. `None`: they left nothing.
+pub fn collect(tools: &Tools) -> Result<Option<Counts>> {
+    let mut all = None;
+    for segment in Segment::all(tools)? {
+        if let Some(session) = segment.session()? {
+            let counts = segment.counts(session.number)?;
+            let sum: &mut Counts = all.get_or_insert_default();
+            sum.samples += counts.samples;
+            sum.table_full += counts.table_full;
+            sum.untracked += counts.untracked;
+            sum.truncated += counts.truncated;
+        }
+        segment.remove()?;
+    }
+    Ok(all)
+}

@@ -1,0 +1,122 @@
+//! What the script `run` has installed and built, by path.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Folder of shared memory that scratch files, segments among them, go to.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Everything that is run, and a folder of our own, gone with this value.
+pub struct Tools {
+    target: PathBuf,
+    sources: PathBuf,
+    scratch: PathBuf,
+    /// The compiler proper, without the driver around it.
+    pub cc1plus: PathBuf,
+}
+
+impl Tools {
+    /// Finds them under cargo's target folder; fails naming what is missing.
+    pub fn find(target: &Path) -> Result<Self> {
+        let scratch = Path::new(SHARED_MEMORY).join(format!("mem-bench.{}", std::process::id()));
+        std::fs::create_dir(&scratch)
+            .with_context(|| format!("cannot make {}", scratch.display()))?;
+        let tools = Self {
+            target: target.to_owned(),
+            sources: Path::new(env!("CARGO_MANIFEST_DIR")).join("programs"),
+            scratch,
+            cc1plus: PathBuf::from(output("g++", &["-print-prog-name=cc1plus"])?.trim()),
+        };
+        let needed = [
+            tools.agent(),
+            tools.controller(),
+            tools.jemalloc(),
+            tools.jemalloc_profiling(),
+            tools.program("micro"),
+        ];
+        for path in needed {
+            ensure!(
+                path.exists(),
+                "{} is missing: start this with tests/bench/run",
+                path.display()
+            );
+        }
+        Ok(tools)
+    }
+
+    /// Our agent.
+    pub fn agent(&self) -> PathBuf {
+        self.target.join("release/libmem_agent.so")
+    }
+
+    /// Our controller.
+    pub fn controller(&self) -> PathBuf {
+        self.target.join("release/mem_profiler")
+    }
+
+    /// The agent's jemalloc alone.
+    pub fn jemalloc(&self) -> PathBuf {
+        self.target.join("peers/libjemalloc_plain.so")
+    }
+
+    /// The same with its own profiler.
+    pub fn jemalloc_profiling(&self) -> PathBuf {
+        self.target.join("peers/libjemalloc_profiling.so")
+    }
+
+    /// memray's interpreter, which has memray.
+    pub fn memray_python(&self) -> PathBuf {
+        self.target.join("peers/memray/bin/python3")
+    }
+
+    /// heaptrack's recorder.
+    pub fn heaptrack(&self) -> Result<PathBuf> {
+        let found = output("dpkg", &["-S", "libheaptrack_preload.so"])?;
+        let path = found.lines().find_map(|line| line.split_once(": "));
+        path.map(|(_, path)| PathBuf::from(path))
+            .context("heaptrack has no libheaptrack_preload.so")
+    }
+
+    /// A compiled program of ours, or a file made for one.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.target.join("peers/programs").join(name)
+    }
+
+    /// A source among our programs.
+    pub fn source(&self, name: &str) -> PathBuf {
+        self.sources.join(name)
+    }
+
+    /// A path in our own folder.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self.scratch.join(name)
+    }
+
+    /// Where agents under measurement put their segments.
+    pub fn segments(&self) -> OsString {
+        self.scratch.clone().into_os_string()
+    }
+}
+
+impl Drop for Tools {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.scratch) {
+            eprintln!("cannot remove {}: {error}", self.scratch.display());
+        }
+    }
+}
+
+/// What a command prints.
+fn output(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
+    if !output.status.success() {
+        bail!("{program} {}: {}", arguments.join(" "), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

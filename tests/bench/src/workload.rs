@@ -1,0 +1,233 @@
+//! The programs that are measured, and how large a run of each is.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::config::Config;
+use crate::process::{self, Usage};
+use crate::redis;
+use crate::segment;
+use crate::tools::Tools;
+
+/// A program to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Workload {
+    /// Pairs of malloc and free under a stack of 30 frames.
+    Micro,
+    /// The same under 200 frames.
+    Deep,
+    /// The same as `Micro`, two threads with one stack.
+    Two,
+    /// Four threads.
+    Four,
+    /// C++ containers built and dropped.
+    Live,
+    /// JSON in python, small objects through malloc too.
+    Json,
+    /// SET and LPUSH; the server's cost.
+    Redis,
+    /// A database in memory.
+    Sqlite,
+    /// A compiler.
+    Cc1plus,
+}
+
+impl Workload {
+    /// All, in the order of the tables.
+    pub const ALL: [Self; 9] = [
+        Self::Micro,
+        Self::Deep,
+        Self::Two,
+        Self::Four,
+        Self::Live,
+        Self::Json,
+        Self::Redis,
+        Self::Sqlite,
+        Self::Cc1plus,
+    ];
+
+    /// Its name on the command line and in the tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Micro => "micro",
+            Self::Deep => "micro-200",
+            Self::Two => "micro-2-threads",
+            Self::Four => "micro-4-threads",
+            Self::Live => "live",
+            Self::Json => "json",
+            Self::Redis => "redis",
+            Self::Sqlite => "sqlite",
+            Self::Cc1plus => "cc1plus",
+        }
+    }
+
+    /// What one operation is.
+    pub fn operation(self) -> &'static str {
+        match self {
+            Self::Micro | Self::Deep | Self::Two | Self::Four => "pair",
+            Self::Live => "element",
+            Self::Json => "round",
+            Self::Redis => "command",
+            Self::Sqlite => "row",
+            Self::Cc1plus => "file",
+        }
+    }
+
+    /// Whether it does the same all over, so that a shorter run tells as much.
+    pub fn is_micro(self) -> bool {
+        self <= Self::Four
+    }
+
+    /// Operations of a full run, all threads together.
+    pub fn operations(self) -> u64 {
+        match self {
+            Self::Micro | Self::Deep => 40_000_000,
+            Self::Two | Self::Four => 48_000_000,
+            Self::Live => 1_000_000,
+            Self::Json => 120,
+            Self::Redis => 1_200_000,
+            Self::Sqlite => 300_000,
+            Self::Cc1plus => 1,
+        }
+    }
+
+    /// How many times fewer operations a run under `config` is given, so that it ends
+    /// within seconds; `None`: it is not run.
+    pub fn divisor(self, config: Config) -> Option<u64> {
+        match (self, config) {
+            (Self::Json, Config::Memray) => Some(4),
+            (_, Config::Memray) => None,
+            (Self::Cc1plus, Config::HeapProfile) => None,
+            (Self::Live | Self::Json | Self::Redis | Self::Sqlite, Config::HeapProfile) => Some(30),
+            (Self::Cc1plus | Self::Live | Self::Json | Self::Redis | Self::Sqlite, _) => Some(1),
+            (_, Config::Every) => Some(4),
+            (_, Config::JemallocFine) => Some(10),
+            (_, Config::Tcmalloc) => Some(20),
+            (_, Config::HeapProfile) => Some(2000),
+            (_, Config::Heaptrack) => Some(30),
+            _ => Some(1),
+        }
+    }
+
+    fn threads(self) -> u64 {
+        match self {
+            Self::Two => 2,
+            Self::Four => 4,
+            _ => 1,
+        }
+    }
+
+    /// The command for so many operations, without what the configuration adds.
+    fn command(self, tools: &Tools, config: Config, operations: u64) -> Result<Command> {
+        let mut command;
+        match self {
+            Self::Micro | Self::Deep | Self::Two | Self::Four => {
+                let depth = if self == Self::Deep { 200 } else { 30 };
+                command = Command::new(tools.program("micro"));
+                let each = operations / self.threads();
+                command.args([depth, self.threads(), each].map(|n| n.to_string()));
+            }
+            Self::Live => {
+                command = Command::new(tools.program("live"));
+                // Five containers.
+                command.arg((operations / 5).to_string());
+            }
+            Self::Json => {
+                command = python(tools, config);
+                command.env("PYTHONMALLOC", "malloc");
+                command
+                    .arg(tools.source("loop.py"))
+                    .arg(operations.to_string());
+            }
+            Self::Redis => command = redis::server(tools),
+            Self::Sqlite => {
+                command = Command::new("sqlite3");
+                command
+                    .arg(":memory:")
+                    .stdin(process::input(&script(tools, operations)?)?);
+            }
+            Self::Cc1plus => {
+                let size = if operations == 0 { "small" } else { "big" };
+                command = Command::new(&tools.cc1plus);
+                command.args(["-quiet", "-O1", "-fpreprocessed", "-o", "/dev/null"]);
+                command.arg(tools.program(&format!("{size}.ii")));
+            }
+        }
+        Ok(command)
+    }
+
+    /// Runs it under a configuration. Where the agent is to sample, it is told so as the
+    /// controller does it, when it has just started.
+    pub fn run(self, tools: &Tools, config: Config, operations: u64) -> Result<Usage> {
+        let mut command = self.command(tools, config, operations)?;
+        config.apply(tools, &mut command)?;
+        process::run_with(tools, &mut command, |pid| {
+            if let Some(interval) = config.interval() {
+                segment::start(tools, pid, interval)?;
+            }
+            self.load(tools, operations)
+        })
+    }
+
+    /// Runs it under a configuration, sampling from the start on, inside another program:
+    /// `wrapper` with arguments.
+    pub fn run_inside(
+        self,
+        tools: &Tools,
+        wrapper: &[&str],
+        config: Config,
+        operations: u64,
+    ) -> Result<Usage> {
+        let inner = self.command(tools, config, operations)?;
+        let mut command = Command::new(wrapper[0]);
+        command
+            .args(&wrapper[1..])
+            .arg(inner.get_program())
+            .args(inner.get_args());
+        for (name, value) in inner.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        if self == Self::Sqlite {
+            command.stdin(process::input(&script(tools, operations)?)?);
+        }
+        config.apply_from_start(tools, &mut command)?;
+        process::run_with(tools, &mut command, |_| self.load(tools, operations))
+    }
+
+    /// What a server is to do; other programs know it by their arguments.
+    fn load(self, tools: &Tools, operations: u64) -> Result<()> {
+        match self {
+            Self::Redis => redis::load(tools, operations),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The SQL for so many rows.
+fn script(tools: &Tools, rows: u64) -> Result<PathBuf> {
+    let path = tools.scratch(&format!("rows.{rows}.sql"));
+    if !path.exists() {
+        let sql = Command::new("/usr/bin/python3")
+            .arg(tools.source("rows.py"))
+            .arg(rows.to_string())
+            .output()?;
+        ensure!(sql.status.success(), "rows.py: {}", sql.status);
+        std::fs::write(&path, sql.stdout)?;
+    }
+    Ok(path)
+}
+
+fn python(tools: &Tools, config: Config) -> Command {
+    if config != Config::Memray {
+        return Command::new("/usr/bin/python3");
+    }
+    let mut command = Command::new(tools.memray_python());
+    command
+        .args([
+            "-m", "memray", "run", "--native", "--quiet", "--force", "-o",
+        ])
+        .arg(tools.scratch("memray.bin"));
+    command
+}
