@@ -9,6 +9,7 @@
 mod find;
 mod record;
 
+pub use find::init;
 pub use record::executable_build_id;
 use record::publish_missing;
 

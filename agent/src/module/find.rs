@@ -1,8 +1,8 @@
 //! Which module is an address in?
 
 use crate::session::read_file;
-use core::arch::asm;
 use core::ffi::{c_int, c_void};
+use core::mem::size_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// A mapped module.
@@ -14,7 +14,7 @@ pub struct Found {
     pub end: u64,
     /// What tells it from another module at the same place.
     pub identity: u64,
-    /// Address of its terminated name, or 0.
+    /// Address of its terminated name, which stays; empty for the executable.
     pub name: u64,
 }
 
@@ -38,32 +38,27 @@ struct LinkMap {
 
 type DlFind = unsafe extern "C" fn(*mut c_void, *mut DlFound) -> c_int;
 
-core::arch::global_asm!(".weak _dl_find_object");
+/// `_dl_find_object`, 0 where the C library has none.
+static DL_FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 
-/// `_dl_find_object` where the C library has it: a weak reference, so that the agent loads
-/// without.
+/// Looks for `_dl_find_object`; at start-up. A weak reference would do the same, but
+/// linkers turn it into a demand for the C library that they saw, and with an older one
+/// the agent would not load.
+pub fn init() {
+    // SAFETY: a plain lookup by a terminated name; a failure is not left for the program
+    // to find.
+    unsafe {
+        let found = libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr());
+        if found.is_null() {
+            libc::dlerror();
+        }
+        DL_FIND_OBJECT.store(found as usize, Ordering::Relaxed);
+    }
+}
+
 fn dl_find_object() -> Option<DlFind> {
-    let address: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads this library's own GOT entry.
-    unsafe {
-        asm!(
-            "mov {at}, qword ptr [rip + _dl_find_object@GOTPCREL]",
-            at = out(reg) address,
-            options(pure, readonly, nostack, preserves_flags),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: reads this library's own GOT entry.
-    unsafe {
-        asm!(
-            "adrp {at}, :got:_dl_find_object",
-            "ldr {at}, [{at}, #:got_lo12:_dl_find_object]",
-            at = out(reg) address,
-            options(pure, readonly, nostack, preserves_flags),
-        );
-    }
-    // SAFETY: null or the function of this type.
+    let address = DL_FIND_OBJECT.load(Ordering::Relaxed);
+    // SAFETY: 0 or the function of this type.
     unsafe { core::mem::transmute::<usize, Option<DlFind>>(address) }
 }
 
@@ -98,31 +93,47 @@ fn ask_loader(function: DlFind, pc: u64) -> Option<Found> {
     })
 }
 
-/// Bytes of `/proc/self/maps` that are searched. In the agent's own zeroed memory: a
-/// thread's stack may be too small.
+/// Bytes of `/proc/self/maps` that are searched.
 const MAPS_BYTES: usize = 1 << 20;
-static BUFFER: AtomicUsize = AtomicUsize::new(0);
+/// Room for the names of modules found there.
+const NAMES_BYTES: usize = 256 << 10;
+
+/// What a search needs. In memory of its own, mapped at the first one and for ever: a
+/// thread's stack may be too small. All zero is an empty one.
+#[repr(C)]
+struct Desk {
+    names_used: usize,
+    names: [u8; NAMES_BYTES],
+    text: [u8; MAPS_BYTES],
+}
+
+static DESK: AtomicUsize = AtomicUsize::new(0);
 
 /// The mapping that holds `pc`, extended over its neighbours of the same file.
 fn search_maps(pc: u64) -> Option<Found> {
-    let buffer = take_buffer()?;
-    let found = search_text(read_file(c"/proc/self/maps", buffer), pc);
-    BUFFER.store(buffer.as_ptr() as usize, Ordering::Release);
+    let desk = take_desk()?;
+    let text = read_file(c"/proc/self/maps", &mut desk.text);
+    let found = search_text(text, pc).map(|(found, file)| Found {
+        name: keep_name(&mut desk.names, &mut desk.names_used, path_of(file)),
+        ..found
+    });
+    DESK.store(&raw const *desk as usize, Ordering::Release);
     found
 }
 
-/// A buffer for one thread at a time; another one gets nothing, and loses one stack.
-fn take_buffer() -> Option<&'static mut [u8]> {
+/// The desk for one thread at a time; another one gets nothing, and loses one stack.
+fn take_desk() -> Option<&'static mut Desk> {
     const TAKEN: usize = 1;
-    let at = match BUFFER.swap(TAKEN, Ordering::Acquire) {
+    let at = match DESK.swap(TAKEN, Ordering::Acquire) {
         TAKEN => return None,
         0 => {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
             let access = libc::PROT_READ | libc::PROT_WRITE;
+            let bytes = size_of::<Desk>();
             // SAFETY: a new mapping where nothing is.
-            let at = unsafe { libc::mmap(core::ptr::null_mut(), MAPS_BYTES, access, flags, -1, 0) };
+            let at = unsafe { libc::mmap(core::ptr::null_mut(), bytes, access, flags, -1, 0) };
             if at == libc::MAP_FAILED {
-                BUFFER.store(0, Ordering::Release);
+                DESK.store(0, Ordering::Release);
                 return None;
             }
             at as usize
@@ -130,58 +141,92 @@ fn take_buffer() -> Option<&'static mut [u8]> {
         at => at,
     };
     // SAFETY: mapped for ever, and ours until it is put back.
-    Some(unsafe { core::slice::from_raw_parts_mut(at as *mut u8, MAPS_BYTES) })
+    Some(unsafe { &mut *(at as *mut Desk) })
 }
 
-/// Range of the file's mappings around `pc`, from that of offset 0 on.
-fn search_text(text: &[u8], pc: u64) -> Option<Found> {
+/// Address of the terminated `path` among `names`, to which it is added if it is new.
+fn keep_name(names: &mut [u8], used: &mut usize, path: &[u8]) -> u64 {
+    let mut at = 0;
+    for name in names[..*used].split_inclusive(|byte| *byte == 0) {
+        if name.strip_suffix(&[0]) == Some(path) {
+            return &raw const names[at] as u64;
+        }
+        at += name.len();
+    }
+    let Some(room) = names[at..].get_mut(..=path.len()) else {
+        return c"[unnamed]".as_ptr() as u64;
+    };
+    room[..path.len()].copy_from_slice(path);
+    *used = at + path.len() + 1;
+    &raw const names[at] as u64
+}
+
+/// Range of the file's mappings around `pc`, from that of offset 0 on, and the file's text.
+fn search_text(text: &[u8], pc: u64) -> Option<(Found, &[u8])> {
     let mut module: Option<(Found, &[u8])> = None;
     let mut hit = false;
-    for line in text.split(|byte| *byte == b'\n') {
-        let Some((start, end, offset, file)) = parse_line(line) else {
-            continue;
-        };
+    for line in text.split(|byte| *byte == b'\n').filter_map(parse_line) {
+        let Line {
+            start, end, file, ..
+        } = line;
         match &mut module {
-            Some((found, same)) if *same == file && !file.is_empty() && offset != 0 => {
+            Some((found, same)) if *same == file && !file.is_empty() && line.offset != 0 => {
                 found.end = end;
             }
             _ if hit => break,
-            _ if offset == 0 && is_image(file) => {
-                module = Some((
-                    Found {
-                        start,
-                        end,
-                        identity: inode(file),
-                        name: 0,
-                    },
-                    file,
-                ));
+            _ if line.offset == 0 && line.readable && is_image(file) => {
+                let found = Found {
+                    start,
+                    end,
+                    identity: inode(file),
+                    name: 0,
+                };
+                module = Some((found, file));
             }
             _ => module = None,
         }
-        hit |= (start..end).contains(&pc);
+        hit |= module.is_some() && line.executable && (start..end).contains(&pc);
     }
-    module
-        .filter(|(found, _)| hit && (found.start..found.end).contains(&pc))
-        .map(|(f, _)| f)
+    module.filter(|_| hit)
 }
 
 /// Whether a mapping is of a file, or of the kernel's own module.
 fn is_image(file: &[u8]) -> bool {
-    let path = file
-        .rsplitn(2, |byte| *byte == b' ')
-        .next()
-        .unwrap_or_default();
-    file.contains(&b'/') || path == b"[vdso]"
+    let path = path_of(file);
+    path.starts_with(b"/") || path == b"[vdso]"
 }
 
-/// Start, end, offset, and device, inode and path as one text.
-fn parse_line(line: &[u8]) -> Option<(u64, u64, u64, &[u8])> {
+/// One mapping.
+struct Line<'a> {
+    start: u64,
+    end: u64,
+    readable: bool,
+    executable: bool,
+    offset: u64,
+    /// Device, inode and path as one text.
+    file: &'a [u8],
+}
+
+fn parse_line(line: &[u8]) -> Option<Line<'_>> {
     let mut fields = line.splitn(4, |byte| *byte == b' ');
     let mut range = fields.next()?.splitn(2, |byte| *byte == b'-');
     let (start, end) = (hex(range.next()?)?, hex(range.next()?)?);
-    let _permissions = fields.next()?;
-    Some((start, end, hex(fields.next()?)?, fields.next()?))
+    let permissions = fields.next()?;
+    Some(Line {
+        start,
+        end,
+        readable: permissions.contains(&b'r'),
+        executable: permissions.contains(&b'x'),
+        offset: hex(fields.next()?)?,
+        file: fields.next()?,
+    })
+}
+
+/// The path, as it was when the file was mapped.
+fn path_of(file: &[u8]) -> &[u8] {
+    let path = file.splitn(3, |byte| *byte == b' ').nth(2);
+    let path = path.unwrap_or_default().trim_ascii_start();
+    path.strip_suffix(b" (deleted)").unwrap_or(path)
 }
 
 fn hex(text: &[u8]) -> Option<u64> {
@@ -200,15 +245,63 @@ fn inode(file: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::ffi::CStr;
+
+    /// As [`search_maps`], one test at a time.
+    fn find_in_maps(pc: u64) -> Option<Found> {
+        static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _one = ONE.lock().unwrap();
+        search_maps(pc)
+    }
+
+    fn name_of(found: &Found) -> &CStr {
+        // SAFETY: what finds modules promises a terminated name that stays.
+        unsafe { CStr::from_ptr(found.name as *const core::ffi::c_char) }
+    }
 
     #[test]
-    fn this_function_is_found_both_ways_at_the_same_place() {
-        let pc = search_text as *const () as u64 + 1;
-        let text = std::fs::read("/proc/self/maps").unwrap();
-        let by_maps = search_text(&text, pc).unwrap();
-        let by_loader = find(pc).unwrap();
-        assert_eq!(by_maps.start, by_loader.start);
-        assert!((by_maps.start..by_maps.end).contains(&pc));
+    fn code_is_found_by_the_loader_and_in_the_maps_at_the_same_place() {
+        init();
+        let ours = search_maps as *const () as u64 + 1;
+        // SAFETY: a plain lookup by a terminated name.
+        let libc = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"strlen".as_ptr()) } as u64;
+        for pc in [ours, libc] {
+            let by_maps = find_in_maps(pc).unwrap();
+            assert!((by_maps.start..by_maps.end).contains(&pc));
+            if let Some(function) = dl_find_object() {
+                assert_eq!(by_maps.start, ask_loader(function, pc).unwrap().start);
+            }
+        }
+    }
+
+    #[test]
+    fn names_found_in_the_maps_are_the_files_and_stay() {
+        let pc = search_maps as *const () as u64 + 1;
+        let first = find_in_maps(pc).unwrap();
+        assert_eq!(find_in_maps(pc).unwrap().name, first.name);
+        let exe = std::env::current_exe().unwrap();
+        assert_eq!(name_of(&first).to_str().unwrap(), exe.to_str().unwrap());
+        // SAFETY: a plain lookup by a terminated name.
+        let libc = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"strlen".as_ptr()) } as u64;
+        let libc = find_in_maps(libc).unwrap();
+        assert!(name_of(&libc).to_str().unwrap().contains("/libc"));
+        assert_eq!(name_of(&first).to_str().unwrap(), exe.to_str().unwrap());
+    }
+
+    #[test]
+    fn names_beyond_the_room_for_them_are_not_mistaken_for_others() {
+        let (mut names, mut used) = ([0u8; 8], 0);
+        let first = keep_name(&mut names, &mut used, b"/a/b");
+        let other = keep_name(&mut names, &mut used, b"/c/d");
+        assert_eq!(keep_name(&mut names, &mut used, b"/a/b"), first);
+        assert_eq!((first, used), (&raw const names[0] as u64, 5));
+        let found = Found {
+            start: 0,
+            end: 0,
+            identity: 0,
+            name: other,
+        };
+        assert_eq!(name_of(&found), c"[unnamed]");
     }
 
     #[test]
@@ -217,5 +310,33 @@ mod tests {
         assert!(search_text(&text, 0x10).is_none());
         let local = 1u8;
         assert!(search_text(&text, &raw const local as u64).is_none());
+    }
+
+    const MAPS: &[u8] = b"\
+1000-2000 r--p 00000000 fd:01 7    /opt/with space/a.so (deleted)
+2000-3000 r-xp 00001000 fd:01 7    /opt/with space/a.so (deleted)
+3000-4000 ---p 00002000 fd:01 7    /opt/with space/a.so (deleted)
+4000-5000 rw-p 00002000 fd:01 7    /opt/with space/a.so (deleted)
+5000-6000 rw-p 00000000 00:00 0 \n\
+6000-7000 ---p 00000000 fd:01 8    /data
+7000-8000 r-xp 00001000 fd:01 8    /data
+8000-9000 r-xp 00000000 00:00 0    [vdso]
+";
+
+    #[test]
+    fn a_module_is_all_mappings_of_its_file() {
+        let (found, file) = search_text(MAPS, 0x2abc).unwrap();
+        assert_eq!((found.start, found.end), (0x1000, 0x5000));
+        assert_eq!(path_of(file), b"/opt/with space/a.so");
+        let (found, file) = search_text(MAPS, 0x8010).unwrap();
+        assert_eq!((found.start, found.end), (0x8000, 0x9000));
+        assert_eq!(path_of(file), b"[vdso]");
+    }
+
+    #[test]
+    fn data_and_files_without_a_readable_header_hold_no_code() {
+        for pc in [0x1500, 0x3500, 0x4500, 0x5500, 0x6500, 0x7500] {
+            assert!(search_text(MAPS, pc).is_none(), "{pc:x}");
+        }
     }
 }

@@ -49,6 +49,7 @@ extern "C" fn constructor() {
         return;
     }
     let saved = crate::sample::errno();
+    crate::module::init();
     thread::make_key();
     // SAFETY: the handler is async-signal-safe as atfork handlers must be.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
