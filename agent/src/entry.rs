@@ -251,6 +251,14 @@ pub unsafe extern "C" fn cfree(p: *mut c_void) {
     }
 }
 
+/// dlclose(3): the loader's own, after which unloaded modules are noticed at once. The next
+/// one may come to lie at the same place, and old rules and stacks must not pass for its.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
+    // SAFETY: the contract of dlclose(3), passed on.
+    unsafe { crate::module::close(handle) }
+}
+
 /// jemalloc's own names, for programs that look for them.
 mod jemalloc_api {
     use super::*;

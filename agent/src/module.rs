@@ -13,7 +13,8 @@ pub use find::init;
 pub use record::executable_build_id;
 use record::publish_missing;
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use find::Found;
 use unwind::Cause;
 use unwind::cache::RuleCache;
@@ -44,6 +45,8 @@ struct Slot {
     /// An address in its code, and where its name is.
     pc: AtomicU64,
     name: AtomicU64,
+    /// How many registered modules were at its place before.
+    instance: AtomicU8,
     /// Where it was recorded: the segment's number, and its entry there plus one.
     segment: AtomicU32,
     entry: AtomicU32,
@@ -58,6 +61,7 @@ impl Slot {
             identity: AtomicU64::new(0),
             pc: AtomicU64::new(0),
             name: AtomicU64::new(0),
+            instance: AtomicU8::new(0),
             segment: AtomicU32::new(0),
             entry: AtomicU32::new(0),
         }
@@ -130,12 +134,13 @@ fn find_rule(ip: u64, scratch: &mut Scratch) -> Rule {
     let Some(found) = registered(pc).or_else(|| find::find(pc)) else {
         return Rule::failed(Cause::NoModule);
     };
-    register(&found, pc);
+    let instance = register(&found, pc);
     // SAFETY: its code is on the stack, so the loader keeps it mapped.
     let image = unsafe { Image::at(found.start, found.end) };
     let rule = image.map_or(Rule::failed(Cause::NoRule), |image| {
         compile(&image, ip, scratch)
     });
+    let rule = rule.with_instance(instance);
     RULES.put(ip, GENERATION.load(Ordering::Relaxed), rule);
     rule
 }
@@ -156,28 +161,33 @@ fn registered(pc: u64) -> Option<Found> {
         })
 }
 
-fn register(found: &Found, pc: u64) {
-    if used_slots().any(|slot| slot.is_live() && slot.matches(found)) {
-        return;
+/// Registers a module that is not yet; returns how many were at its place before.
+fn register(found: &Found, pc: u64) -> u8 {
+    if let Some(slot) = used_slots().find(|slot| slot.is_live() && slot.matches(found)) {
+        return slot.instance.load(Ordering::Relaxed);
     }
     for slot in used_slots().filter(|slot| slot.is_live() && slot.overlaps(found)) {
         retire(slot);
     }
+    let before = used_slots().filter(|slot| slot.overlaps(found)).count();
+    let instance = before.min(usize::from(unwind::rule::MAX_INSTANCE)) as u8;
     let free = |slot: &&Slot| {
         slot.state
             .compare_exchange(EMPTY, WRITING, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     };
     let Some(slot) = SLOTS.iter().find(free) else {
-        return;
+        return instance;
     };
     slot.start.store(found.start, Ordering::Relaxed);
     slot.end.store(found.end, Ordering::Relaxed);
     slot.identity.store(found.identity, Ordering::Relaxed);
     slot.name.store(found.name, Ordering::Relaxed);
+    slot.instance.store(instance, Ordering::Relaxed);
     slot.pc.store(pc, Ordering::Relaxed);
     slot.state.store(LIVE, Ordering::Release);
     record::publish(slot);
+    instance
 }
 
 fn retire(slot: &Slot) {
@@ -188,6 +198,31 @@ fn retire(slot: &Slot) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         record::note_unloaded(slot);
     }
+}
+
+/// The loader's `dlclose`, looked up when it is first called: outside any allocation.
+static DLCLOSE: AtomicUsize = AtomicUsize::new(0);
+
+/// Calls the loader's `dlclose`, then looks what is gone.
+///
+/// # Safety
+/// That of dlclose(3).
+pub unsafe fn close(handle: *mut c_void) -> c_int {
+    let mut real = DLCLOSE.load(Ordering::Relaxed);
+    if real == 0 {
+        // SAFETY: a plain lookup by a terminated name.
+        real = unsafe { libc::dlsym(libc::RTLD_NEXT, c"dlclose".as_ptr()) } as usize;
+        DLCLOSE.store(real, Ordering::Relaxed);
+    }
+    if real == 0 {
+        return -1;
+    }
+    // SAFETY: the loader's function of this type.
+    let real: unsafe extern "C" fn(*mut c_void) -> c_int = unsafe { core::mem::transmute(real) };
+    // SAFETY: the caller's.
+    let result = unsafe { real(handle) };
+    look_for_changes();
+    result
 }
 
 /// Finds modules that were unloaded, by asking again who is at their place. No memory of

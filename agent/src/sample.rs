@@ -109,7 +109,9 @@ fn take_turn(local: &mut Local, request: Request, registers: &Registers) -> *mut
         session::expire(epoch, now);
         return null_mut();
     }
-    stats::refresh(now);
+    if stats::refresh(now) {
+        session::grow(epoch);
+    }
     let timer = thread.start_timer();
     let object = sample(thread, epoch, request, registers, now);
     thread.stop_timer(timer, &epoch.bank);
@@ -212,6 +214,9 @@ fn count(
     let record = walk
         .leaf
         .map_or(TABLE_FULL, |leaf| thread.record_of(leaf, epoch));
+    if record == TABLE_FULL {
+        session::grow(epoch);
+    }
     epoch
         .bank
         .count_new(record, thread.shard, sample, thread.is_exclusive());

@@ -40,13 +40,15 @@ fn calibrate(now_ns: u64) {
     }
 }
 
-/// Does the once-a-second work if it is due.
+/// Does the once-a-second work if it is due; whether it was.
 #[inline]
-pub fn refresh(now_ns: u64) {
+pub fn refresh(now_ns: u64) -> bool {
     let last = LAST.load(Ordering::Relaxed);
-    if now_ns.wrapping_sub(last) >= PERIOD_NS {
+    let due = now_ns.wrapping_sub(last) >= PERIOD_NS;
+    if due {
         refresh_now(last, now_ns);
     }
+    due
 }
 
 #[cold]

@@ -241,8 +241,8 @@ impl Discovery {
             return Ok(Agent {
                 pid: segment.name.pid,
                 life: Life::Dead,
-                name: text::base_name(exe).to_vec(),
-                comm: Vec::new(),
+                name: process::display_name(header.comm(), exe, &[header.comm().to_vec()]),
+                comm: header.comm().to_vec(),
                 uid: segment.owner,
                 cpu_ticks: 0,
                 created_ns,

@@ -107,6 +107,9 @@ pub struct Identity {
     pub forked_from: u32,
     /// Inode of the pid namespace that `pid` is a number of.
     pub pid_namespace: u64,
+    /// Short name of the process (its `comm`), zero-padded: a program started through a link
+    /// goes by the link's name.
+    pub comm: [u8; 16],
     /// Path of the executable as the process saw it.
     pub exe: [u8; 1024],
 }
@@ -149,6 +152,9 @@ pub struct AllocatorStats {
     pub retained: AtomicU64,
 }
 
+/// Bits of an address in a node.
+pub const ADDRESS_BITS: u32 = 48;
+
 /// Most modules kept.
 pub const MODULE_CAPACITY: usize = 1024;
 /// Bytes for the modules' paths.
@@ -190,8 +196,9 @@ pub struct Module {
     pub build_id_len: u32,
     /// Build id.
     pub build_id: [u8; 32],
-    /// Zero.
-    pub reserved: u32,
+    /// How many modules were at its place before: what the addresses of its frames carry
+    /// above [`ADDRESS_BITS`].
+    pub instance: u32,
 }
 
 /// Size of a bank's header.
@@ -276,7 +283,7 @@ pub struct ShardTotals {
 /// A node of the calling-context tree.
 #[repr(C)]
 pub struct Node {
-    /// Return address of this frame.
+    /// Return address of this frame; above [`ADDRESS_BITS`] its module's instance.
     pub address: AtomicU64,
     /// Index of the caller's node, always smaller than this node's.
     pub parent: AtomicU32,
@@ -334,8 +341,8 @@ mod tests {
         assert_eq!(size_of::<Params>(), 64);
         assert_eq!(size_of::<Control>(), 192);
         assert_eq!(offset_of!(Control, epoch), 0);
-        assert_eq!(size_of::<Identity>(), 1184);
-        assert_eq!(offset_of!(Identity, exe), 160);
+        assert_eq!(size_of::<Identity>(), 1200);
+        assert_eq!(offset_of!(Identity, exe), 176);
         assert_eq!(size_of::<AllocatorStats>(), 56);
         assert_eq!(size_of::<Status>(), 104);
         assert_eq!(size_of::<Module>(), 80);

@@ -8,7 +8,7 @@
 use crate::bank::Geometry;
 use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, Control, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES,
-    MODULES_OFFSET, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
+    MODULES_OFFSET, ModuleTable, Node, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
 };
 use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
@@ -68,8 +68,8 @@ pub struct Views {
 /// Makes the file `path`, exclusively and readable by its owner only, gives it `bytes`
 /// (sparse; identity and status reserved, so that writing them cannot fault) and maps it.
 /// The file is closed again: the views alone stay. All zero, so no session, no magic.
-/// With `session`, the bank of that session is prepared in full, for a process that
-/// starts to sample by itself. Returns where the whole is mapped; on failure no file is
+/// With `session`, the bank of that session is prepared, as far as its steps say, for a
+/// process that starts to sample by itself. Returns where the whole is mapped; on failure no file is
 /// left, but a view may already have been replaced.
 ///
 /// # Safety
@@ -81,7 +81,7 @@ pub struct Views {
 pub unsafe fn create(
     path: &CStr,
     bytes: usize,
-    session: Option<u64>,
+    session: Option<(u64, u8)>,
     views: &Views,
 ) -> Result<Mapping, Errno> {
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
@@ -99,12 +99,12 @@ pub unsafe fn create(
     made.map(|base| Mapping { base, bytes })
 }
 
-fn size(fd: libc::c_int, bytes: usize, session: Option<u64>) -> Result<(), Errno> {
+fn size(fd: libc::c_int, bytes: usize, session: Option<(u64, u8)>) -> Result<(), Errno> {
     // SAFETY: a plain call on a descriptor that we own.
     check(unsafe { libc::ftruncate(fd, bytes as libc::off_t) })?;
     reserve(fd, 0, MODULES_OFFSET)?;
-    if let (Some(session), Some(file)) = (session, SegmentFile::new(fd, bytes as u64)) {
-        file.prepare_bank(session, RESERVE_STEPS)?;
+    if let (Some((session, steps)), Some(file)) = (session, SegmentFile::new(fd, bytes as u64)) {
+        file.prepare_bank(session, steps)?;
     }
     Ok(())
 }
@@ -261,7 +261,7 @@ impl SegmentFile {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);
         let steps = steps.min(RESERVE_STEPS);
-        let nodes = geometry.nodes_in(steps) as usize * size_of::<crate::layout::Node>();
+        let nodes = geometry.nodes_in(steps) as usize * size_of::<Node>();
         let records = geometry.records_in(steps) as usize * size_of::<Record>();
         reserve(self.fd, base + geometry.nodes_offset(), nodes.max(PAGE))?;
         reserve(self.fd, base + geometry.records_offset(), records.max(PAGE))?;
@@ -279,6 +279,56 @@ impl SegmentFile {
             &[0],
         )?;
         self.punch(geometry.bank_offset(session), geometry.bank_bytes)
+    }
+
+    /// Frees the memory behind what no reader needs: slots, nodes and records that were
+    /// never claimed, unused room for paths. For a segment that nobody writes any more.
+    ///
+    /// # Errors
+    /// Those of `pread` and `fallocate`.
+    pub fn trim(&self) -> Result<(), Errno> {
+        let geometry = self.geometry();
+        for bank in 0..2 {
+            let at = geometry.bank_offset(bank);
+            let nodes = at + geometry.nodes_offset();
+            let records = at + geometry.records_offset();
+            let used = |field: usize, fixed: usize, size: usize| {
+                let count = self.read_half(at + field)? as usize;
+                Ok::<usize, Errno>(count.saturating_add(fixed).saturating_mul(size))
+            };
+            let node_bytes = used(offset_of!(BankHeader, node_count), 2, size_of::<Node>())?;
+            let record_bytes = used(offset_of!(BankHeader, record_count), 1, size_of::<Record>())?;
+            self.free_between(at + geometry.slots_offset(), nodes)?;
+            self.free_between(nodes.saturating_add(node_bytes), records)?;
+            self.free_between(
+                records.saturating_add(record_bytes),
+                at + geometry.bank_bytes,
+            )?;
+        }
+        let paths = self.read_half(MODULES_OFFSET + offset_of!(ModuleTable, path_bytes))? as usize;
+        self.free_between(
+            MODULES_OFFSET + offset_of!(ModuleTable, paths) + paths,
+            HEADER_BYTES,
+        )
+    }
+
+    fn read_half(&self, offset: usize) -> Result<u32, Errno> {
+        let mut half = [0; 4];
+        self.read_at(offset, &mut half)?;
+        Ok(u32::from_le_bytes(half))
+    }
+
+    /// Frees the whole pages between two offsets.
+    fn free_between(&self, from: usize, to: usize) -> Result<(), Errno> {
+        let (from, to) = (
+            from.saturating_add(PAGE - 1) & !(PAGE - 1),
+            to & !(PAGE - 1),
+        );
+        if from < to {
+            self.punch(from, to - from)
+        } else {
+            Ok(())
+        }
     }
 
     fn punch(&self, from: usize, len: usize) -> Result<(), Errno> {

@@ -6,15 +6,15 @@ use crate::Cause;
 use crate::elf::{Image, Section};
 use crate::rule::{Kind, Rule};
 use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, Expression, LittleEndian, Operation,
-    Register, RegisterRule, UnwindContext, UnwindContextStorage, UnwindExpression, UnwindSection,
-    UnwindTableRow,
+    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, Expression, FrameDescriptionEntry,
+    LittleEndian, Operation, ParsedEhFrameHdr, Register, RegisterRule, UnwindContext,
+    UnwindContextStorage, UnwindExpression, UnwindSection, UnwindTableRow,
 };
 
-type Bytes = EndianSlice<'static, LittleEndian>;
+pub(crate) type Bytes = EndianSlice<'static, LittleEndian>;
 
 /// Room for a table row on a fixed budget: 33 general registers and some to spare.
-struct Fixed;
+pub(crate) struct Fixed;
 
 impl UnwindContextStorage<usize> for Fixed {
     type Rules = [(Register, RegisterRule<usize>); 40];
@@ -22,20 +22,20 @@ impl UnwindContextStorage<usize> for Fixed {
 }
 
 /// DWARF numbers of the registers that are followed.
-struct Numbers {
-    sp: Register,
-    fp: Register,
-    ra: Register,
+pub(crate) struct Numbers {
+    pub(crate) sp: Register,
+    pub(crate) fp: Register,
+    pub(crate) ra: Register,
 }
 
 #[cfg(target_arch = "x86_64")]
-const NUMBERS: Numbers = Numbers {
+pub(crate) const NUMBERS: Numbers = Numbers {
     sp: Register(7),
     fp: Register(6),
     ra: Register(16),
 };
 #[cfg(target_arch = "aarch64")]
-const NUMBERS: Numbers = Numbers {
+pub(crate) const NUMBERS: Numbers = Numbers {
     sp: Register(31),
     fp: Register(29),
     ra: Register(30),
@@ -63,35 +63,81 @@ impl Scratch {
 /// The rule for the frame that returns to `ip`, which lies in `image`.
 #[must_use]
 pub fn compile(image: &Image, ip: u64, scratch: &mut Scratch) -> Rule {
-    let pc = ip.wrapping_sub(1);
-    let Some(header) = image.eh_frame_hdr() else {
-        return Rule::failed(Cause::NoRule);
+    let tables = match Tables::of(image) {
+        Ok(tables) => tables,
+        Err(cause) => return Rule::failed(cause),
     };
-    let bases = BaseAddresses::default().set_eh_frame_hdr(header.address);
-    let parsed = EhFrameHdr::from(EndianSlice::new(header.bytes, LittleEndian)).parse(&bases, 8);
-    let Ok(parsed) = parsed else {
-        return Rule::failed(Cause::NoRule);
-    };
-    let pointer = match parsed.eh_frame_ptr() {
-        gimli::Pointer::Direct(address) => address,
-        gimli::Pointer::Indirect(_) => return Rule::failed(Cause::NoRule),
-    };
-    let (Some(table), Some(frames)) = (parsed.table(), image.bytes_from(pointer)) else {
-        return Rule::failed(Cause::NoRule);
-    };
-    let section = eh_frame(&frames);
-    let bases = bases.set_eh_frame(frames.address);
-    let row = table.unwind_info_for_address(
-        &section,
-        &bases,
-        &mut scratch.context,
-        pc,
-        EhFrame::cie_from_offset,
-    );
-    match row {
-        Ok(row) => pack(row, &section),
-        Err(gimli::Error::NoUnwindInfoForAddress) => Rule::failed(Cause::NoRule),
-        Err(_) => Rule::failed(Cause::Unsupported),
+    let row = tables.row(ip.wrapping_sub(1), scratch);
+    match row.map(|(row, _)| pack(row, &tables.frames)) {
+        Ok(rule) => rule,
+        Err(Cause::NoRule) if tables.begins_at(ip) => Rule::END,
+        Err(cause) => Rule::failed(cause),
+    }
+}
+
+/// An image's unwind tables.
+pub(crate) struct Tables {
+    header: ParsedEhFrameHdr<Bytes>,
+    frames: EhFrame<Bytes>,
+    bases: BaseAddresses,
+}
+
+pub(crate) type Row = UnwindTableRow<usize, Fixed>;
+
+impl Tables {
+    pub(crate) fn of(image: &Image) -> Result<Self, Cause> {
+        let header = image.eh_frame_hdr().ok_or(Cause::NoRule)?;
+        let bases = BaseAddresses::default().set_eh_frame_hdr(header.address);
+        let header = EhFrameHdr::from(EndianSlice::new(header.bytes, LittleEndian))
+            .parse(&bases, 8)
+            .map_err(|_| Cause::NoRule)?;
+        let gimli::Pointer::Direct(pointer) = header.eh_frame_ptr() else {
+            return Err(Cause::NoRule);
+        };
+        let frames = image.bytes_from(pointer).ok_or(Cause::NoRule)?;
+        Ok(Self {
+            header,
+            bases: bases.set_eh_frame(frames.address),
+            frames: eh_frame(&frames),
+        })
+    }
+
+    pub(crate) fn frames(&self) -> &EhFrame<Bytes> {
+        &self.frames
+    }
+
+    fn entry(&self, pc: u64) -> Result<FrameDescriptionEntry<Bytes>, Cause> {
+        let table = self.header.table().ok_or(Cause::NoRule)?;
+        table
+            .fde_for_address(&self.frames, &self.bases, pc, EhFrame::cie_from_offset)
+            .map_err(cause)
+    }
+
+    /// The row of an instruction, and whether it is of a signal frame.
+    pub(crate) fn row<'a>(
+        &self,
+        pc: u64,
+        scratch: &'a mut Scratch,
+    ) -> Result<(&'a Row, bool), Cause> {
+        let entry = self.entry(pc)?;
+        let row = entry
+            .unwind_info_for_address(&self.frames, &self.bases, &mut scratch.context, pc)
+            .map_err(cause)?;
+        Ok((row, entry.is_signal_trampoline()))
+    }
+
+    /// Whether a function begins at `ip`. No call returns there: its address was put on
+    /// a stack for the first function of a coroutine to return to (`makecontext`).
+    fn begins_at(&self, ip: u64) -> bool {
+        self.entry(ip)
+            .is_ok_and(|entry| entry.initial_address() == ip)
+    }
+}
+
+fn cause(error: gimli::Error) -> Cause {
+    match error {
+        gimli::Error::NoUnwindInfoForAddress => Cause::NoRule,
+        _ => Cause::Unsupported,
     }
 }
 
@@ -99,28 +145,33 @@ fn eh_frame(frames: &Section) -> EhFrame<Bytes> {
     EhFrame::from(EndianSlice::new(frames.bytes, LittleEndian))
 }
 
-fn pack(row: &UnwindTableRow<usize, Fixed>, section: &EhFrame<Bytes>) -> Rule {
+fn pack(row: &Row, section: &EhFrame<Bytes>) -> Rule {
     let ra = row.register(NUMBERS.ra);
-    if matches!(ra, Some(RegisterRule::Undefined)) {
+    if is_outermost(row) {
         return Rule::END;
     }
-    match row.cfa() {
-        CfaRule::RegisterAndOffset { register, offset } => {
-            let kind = match *register {
-                r if r == NUMBERS.sp => Kind::Sp,
-                r if r == NUMBERS.fp => Kind::Fp,
-                _ => return Rule::failed(Cause::Unsupported),
-            };
-            plain(kind, *offset, ra, row.register(NUMBERS.fp))
-        }
+    let packed = match row.cfa() {
+        // Where stacks are switched: the caller's stack pointer is not the CFA.
+        CfaRule::RegisterAndOffset { .. } if row.register(NUMBERS.sp).is_some() => None,
+        CfaRule::RegisterAndOffset { register, offset } => match *register {
+            r if r == NUMBERS.sp => plain(Kind::Sp, *offset, ra, row.register(NUMBERS.fp)),
+            r if r == NUMBERS.fp => plain(Kind::Fp, *offset, ra, row.register(NUMBERS.fp)),
+            _ => None,
+        },
         CfaRule::Expression(expression) => {
             by_expression(expression, ra, row.register(NUMBERS.fp), section)
         }
-    }
-    .unwrap_or(Rule::failed(Cause::Unsupported))
+    };
+    packed
+        .filter(|rule| *rule != Rule::failed(Cause::Unsupported))
+        .unwrap_or(Rule::IN_FULL)
 }
 
-type MaybeRule = Option<RegisterRule<usize>>;
+fn is_outermost(row: &Row) -> bool {
+    matches!(row.register(NUMBERS.ra), Some(RegisterRule::Undefined))
+}
+
+pub(crate) type MaybeRule = Option<RegisterRule<usize>>;
 
 fn plain(kind: Kind, cfa: i64, ra: MaybeRule, fp: MaybeRule) -> Option<Rule> {
     let ra_at = match ra {
@@ -191,14 +242,16 @@ enum Shape {
     Plt { threshold: i64 },
 }
 
+/// How expressions in `.eh_frame` are encoded here.
+pub(crate) const ENCODING: gimli::Encoding = gimli::Encoding {
+    address_size: 8,
+    format: gimli::Format::Dwarf32,
+    version: 5,
+};
+
 fn shape(expression: &UnwindExpression<usize>, section: &EhFrame<Bytes>) -> Option<Shape> {
     let expression: Expression<Bytes> = expression.get(section).ok()?;
-    let encoding = gimli::Encoding {
-        address_size: 8,
-        format: gimli::Format::Dwarf32,
-        version: 5,
-    };
-    let mut operations = expression.operations(encoding);
+    let mut operations = expression.operations(ENCODING);
     let mut next = || operations.next().ok().flatten();
     let Some(Operation::RegisterOffset {
         register, offset, ..

@@ -23,7 +23,8 @@
 //! # Limits
 //! x86-64 and aarch64, little-endian, DWARF call-frame information as compilers
 //! emit it (System V ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are
-//! followed: a frame whose CFA hangs on another register ends the stack with
+//! followed; for the rare frame whose CFA hangs on another register, the frames further
+//! in are asked what they saved of it, and if none did the stack ends with
 //! [`Cause::Unsupported`]. Code without `.eh_frame` (JIT) ends it with
 //! [`Cause::NoModule`].
 #![no_std]
@@ -34,6 +35,7 @@ extern crate std;
 pub mod cache;
 pub mod compile;
 pub mod elf;
+mod full;
 pub mod rule;
 pub mod stack;
 pub mod walk;

@@ -27,18 +27,29 @@ pub enum Kind {
     Plt = 7,
 }
 
-/// A packed rule. `kind:8 | cfa:24 (words, signed) | ra:16 | fp:16 (words, signed)`.
+/// A packed rule. `instance:5 | kind:3 | cfa:24 (words, signed) | ra:16 | fp:16 (words,
+/// signed)`. The instance tells modules apart that were loaded at one place in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule(u64);
 
 /// `ra` or `fp` when the register still holds the caller's value.
 pub const KEPT: i16 = i16::MIN;
 
+/// Modules at one place that are told apart; later ones count as the last.
+pub const MAX_INSTANCE: u8 = 31;
+
 const CFA_LIMIT: i64 = 1 << 23;
+
+/// In the place of a cause.
+const IN_FULL: u64 = 0x40;
 
 impl Rule {
     /// The outermost frame.
     pub const END: Self = Self((Kind::End as u64) << 56);
+
+    /// A frame that is to be followed in full, see [`crate::full`]; to those that cannot,
+    /// one that is [`Cause::Unsupported`].
+    pub(crate) const IN_FULL: Self = Self((Kind::Failed as u64) << 56 | IN_FULL << 32);
 
     /// A rule from byte offsets: `ra_at` and `fp_at` relative to the CFA (or to fp, sp for
     /// [`Kind::FpDeref`], [`Kind::Context`]); `None` where the register is kept.
@@ -83,6 +94,24 @@ impl Rule {
         self.0
     }
 
+    /// The same rule for code of the module that was `instance`th at its place.
+    #[must_use]
+    pub fn with_instance(self, instance: u8) -> Self {
+        Self(self.0 & (u64::MAX >> 5) | u64::from(instance.min(MAX_INSTANCE)) << 59)
+    }
+
+    /// Which module at its place the code belongs to, from 0.
+    #[inline]
+    #[must_use]
+    pub fn instance(self) -> u8 {
+        (self.0 >> 59) as u8
+    }
+
+    #[inline(always)]
+    fn kind(self) -> u8 {
+        (self.0 >> 56) as u8 & 7
+    }
+
     /// CFA offset in bytes (or cause, or PLT threshold, unscaled).
     #[inline]
     fn cfa(self) -> i64 {
@@ -110,15 +139,23 @@ impl Rule {
     #[inline]
     #[must_use]
     pub fn is_plain(self) -> bool {
-        let kind = (self.0 >> 56) as u8;
+        let kind = self.kind();
         kind == Kind::Sp as u8 || kind == Kind::Fp as u8
+    }
+
+    /// Whether a stack ends at this rule whatever its words hold.
+    #[must_use]
+    pub(crate) fn ends(self) -> bool {
+        let kind = self.kind();
+        let in_full = self == Self::IN_FULL.with_instance(self.instance());
+        kind == Kind::End as u8 || kind == Kind::Failed as u8 && !in_full
     }
 
     /// Whether a step by this rule is the same whatever the frame pointer holds.
     #[inline]
     #[must_use]
     pub fn ignores_fp(self) -> bool {
-        (self.0 >> 56) as u8 == Kind::Sp as u8 && self.fp().is_some()
+        self.kind() == Kind::Sp as u8 && self.fp().is_some()
     }
 }
 
@@ -158,7 +195,7 @@ pub enum Step {
 #[inline(always)]
 #[must_use]
 pub fn plain_step(rule: Rule, at: &Registers, stack: &Stack) -> Option<(Registers, Word, Word)> {
-    let base = match (rule.bits() >> 56) as u8 {
+    let base = match rule.kind() {
         k if k == Kind::Sp as u8 => at.sp,
         k if k == Kind::Fp as u8 => at.fp,
         _ => return None,
@@ -203,7 +240,7 @@ pub fn step(rule: Rule, at: &Registers, stack: &mut Stack) -> Step {
 
 #[inline]
 fn apply(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
-    let kind = (rule.bits() >> 56) as u8;
+    let kind = rule.kind();
     let cfa = if kind == Kind::Sp as u8 {
         at.sp.wrapping_add_signed(rule.cfa())
     } else if kind == Kind::Fp as u8 {
@@ -258,7 +295,7 @@ fn read_caller(
 
 #[cold]
 fn apply_rare(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
-    match (rule.bits() >> 56) as u8 {
+    match rule.kind() {
         k if k == Kind::End as u8 => Ok(Step::End {
             ra: Word::default(),
         }),
@@ -327,6 +364,15 @@ mod tests {
                 assert!(rule.is_plain());
             }
         }
+    }
+
+    #[test]
+    fn an_instance_changes_nothing_else() {
+        let rule = Rule::new(Kind::Plt, 11, Some(-8), Some(80));
+        let tagged = rule.with_instance(31).with_instance(17);
+        assert_eq!((tagged.instance(), tagged.kind()), (17, Kind::Plt as u8));
+        assert_eq!(tagged.with_instance(0), rule);
+        assert_eq!(rule.with_instance(200).instance(), MAX_INSTANCE);
     }
 
     #[test]

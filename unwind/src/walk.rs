@@ -13,6 +13,8 @@
 //! unchanged one, of words that lie side by side in memory.
 
 use crate::compile::Scratch;
+use crate::elf::Image;
+use crate::full;
 use crate::rule::{Rule, Step, Word, plain_step, step};
 use crate::stack::Stack;
 use crate::{Cause, Registers};
@@ -23,7 +25,11 @@ pub const MAX_FRAMES: usize = 3072;
 /// What is kept of a stack that is too deep.
 pub const DEEP_FRAMES: usize = 128;
 
-/// Where walked stacks are interned.
+/// Bits of an address; above them an interned address carries the rule's instance.
+pub const ADDRESS_BITS: u32 = 48;
+
+/// Where walked stacks are interned, as return addresses with their module's instance
+/// above [`ADDRESS_BITS`].
 pub trait Tree {
     /// The node above all complete stacks.
     const ROOT: u32;
@@ -31,6 +37,26 @@ pub trait Tree {
     const TRUNCATED: u32;
     /// The node of `address` under `parent`; `None` when there is no room.
     fn child(&self, parent: u32, address: u64) -> Option<u32>;
+}
+
+/// Where the walked code's rules come from.
+pub trait Code {
+    /// The rule of a return address.
+    fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule;
+    /// The image that holds it, for the rare frame that is followed in full; `None`: such
+    /// frames end the stack.
+    fn image(&self, ip: u64) -> Option<Image>;
+}
+
+impl<F: Fn(u64, &mut Scratch) -> Rule> Code for F {
+    #[inline]
+    fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule {
+        self(ip, scratch)
+    }
+
+    fn image(&self, _: u64) -> Option<Image> {
+        None
+    }
 }
 
 /// A finished walk.
@@ -52,6 +78,8 @@ struct Frame {
     words: u32,
     /// Whether its step is the same whatever fp holds.
     ignores_fp: bool,
+    /// Which module at its place its code belongs to.
+    instance: u8,
 }
 
 /// A frame of the walk in progress, with what its step read.
@@ -60,7 +88,21 @@ struct Frame {
 struct Fresh {
     registers: Registers,
     ignores_fp: bool,
+    instance: u8,
     words: [Word; 2],
+}
+
+impl Fresh {
+    /// What is interned.
+    #[inline]
+    fn address(&self) -> u64 {
+        tagged(self.registers.ip, self.instance)
+    }
+}
+
+#[inline]
+fn tagged(ip: u64, instance: u8) -> u64 {
+    ip | u64::from(instance) << ADDRESS_BITS
 }
 
 /// Stands for a step that comparing words cannot repeat: it never compares equal.
@@ -109,7 +151,7 @@ impl Walker {
         self.len = 0;
     }
 
-    /// Walks from `start`, asking `rule` for rules and interning in `tree`. No word at or
+    /// Walks from `start`, asking `code` for rules and interning in `tree`. No word at or
     /// above `ceiling` is read (0: unknown).
     #[inline]
     pub fn walk<T: Tree>(
@@ -117,7 +159,7 @@ impl Walker {
         start: Registers,
         ceiling: u64,
         tree: &T,
-        rule: impl Fn(u64, &mut Scratch) -> Rule,
+        code: impl Code,
     ) -> Walk {
         let moves = self.stack.moves();
         self.stack.enter(start.sp, ceiling);
@@ -125,7 +167,7 @@ impl Walker {
             self.len = 0;
         }
         let moves = self.stack.moves();
-        let trace = self.trace(start, rule);
+        let trace = self.trace(start, &code);
         if let Some(end) = trace.end {
             self.cut = end;
         }
@@ -142,7 +184,7 @@ impl Walker {
 
     /// Steps outwards until the end or a remembered frame.
     #[inline]
-    fn trace(&mut self, start: Registers, rule: impl Fn(u64, &mut Scratch) -> Rule) -> Trace {
+    fn trace(&mut self, start: Registers, code: &impl Code) -> Trace {
         let mut at = start;
         let mut known = self.len;
         let mut fresh = 0;
@@ -167,31 +209,36 @@ impl Walker {
                 };
             }
             // SAFETY: `init` wrote it.
-            let found = rule(at.ip, unsafe { self.scratch.assume_init_mut() });
-            let ignores_fp = found.ignores_fp();
+            let found = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
+            let (ignores_fp, instance) = (found.ignores_fp(), found.instance());
             if let Some((caller, ra, fp)) = plain_step(found, &at, &self.stack) {
                 let words = [ra, fp];
                 self.fresh[fresh].write(Fresh {
                     registers: at,
                     ignores_fp,
+                    instance,
                     words,
                 });
                 fresh += 1;
                 at = caller;
                 continue;
             }
-            let step = step(found, &at, &mut self.stack);
+            let step = if found == Rule::IN_FULL.with_instance(instance) {
+                self.step_in_full(&at, fresh, code)
+            } else {
+                step(found, &at, &mut self.stack)
+            };
             let words = match step {
                 Step::Caller { ra, fp, .. } if found.is_plain() => [ra, fp],
-                Step::End { ra } => [ra, Word::default()],
-                Step::Cut(Cause::NoModule | Cause::NoRule | Cause::Unsupported) => {
-                    [Word::default(); 2]
-                }
+                Step::End { ra } if found.is_plain() => [ra, Word::default()],
+                // By its rule, whatever the stack holds.
+                Step::End { .. } | Step::Cut(_) if found.ends() => [Word::default(); 2],
                 _ => [never(), Word::default()],
             };
             self.fresh[fresh].write(Fresh {
                 registers: at,
                 ignores_fp,
+                instance,
                 words,
             });
             fresh += 1;
@@ -213,6 +260,22 @@ impl Walker {
                 }
             }
         }
+    }
+
+    /// Steps from `at`, whose rule needs more than the followed registers, with `fresh`
+    /// frames further in.
+    #[cold]
+    fn step_in_full(&mut self, at: &Registers, fresh: usize, code: &impl Code) -> Step {
+        let frames = &self.fresh;
+        let mut inner = full::Inner {
+            // SAFETY: `trace` wrote the first `fresh` ones, and those only are asked for.
+            frame: |index: usize| unsafe { frames[index].assume_init_ref() }.registers,
+            count: fresh,
+            image: |ip| code.image(ip),
+            // SAFETY: `init` wrote it.
+            scratch: unsafe { self.scratch.assume_init_mut() },
+        };
+        full::step(at, &mut self.stack, &mut inner)
     }
 
     /// The remembered frame with these registers, if there is one; `known` becomes the
@@ -270,11 +333,13 @@ impl Walker {
             let Frame {
                 registers,
                 ignores_fp,
+                instance,
                 ..
             } = frame;
             slot.write(Fresh {
                 registers,
                 ignores_fp,
+                instance,
                 words,
             });
             fresh += 1;
@@ -298,7 +363,7 @@ impl Walker {
         for (fresh, slot) in outermost_first.zip(&mut self.frames[trace.kept..]) {
             // SAFETY: `trace` wrote the first `fresh` ones.
             let fresh = unsafe { fresh.assume_init_ref() };
-            let Some(child) = tree.child(node, fresh.registers.ip) else {
+            let Some(child) = tree.child(node, fresh.address()) else {
                 self.len = 0;
                 return Walk {
                     leaf: None,
@@ -313,6 +378,7 @@ impl Walker {
             let Fresh {
                 registers,
                 ignores_fp,
+                instance,
                 ..
             } = *fresh;
             slot.write(Frame {
@@ -320,6 +386,7 @@ impl Walker {
                 node,
                 words: words as u32,
                 ignores_fp,
+                instance,
             });
         }
         Walk {
@@ -335,12 +402,14 @@ impl Walker {
         let from_kept = trace.kept.min(DEEP_FRAMES - from_fresh);
         let mut node = Some(T::TRUNCATED);
         for index in trace.kept - from_kept..trace.kept {
-            node = node.and_then(|parent| tree.child(parent, self.frame(index).registers.ip));
+            let frame = self.frame(index);
+            let address = tagged(frame.registers.ip, frame.instance);
+            node = node.and_then(|parent| tree.child(parent, address));
         }
         for index in (0..from_fresh).rev() {
             // SAFETY: `trace` wrote the first `fresh` ones.
             let fresh = unsafe { self.fresh[index].assume_init_ref() };
-            node = node.and_then(|parent| tree.child(parent, fresh.registers.ip));
+            node = node.and_then(|parent| tree.child(parent, fresh.address()));
         }
         self.len = 0;
         Walk {

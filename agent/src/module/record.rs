@@ -70,6 +70,7 @@ pub fn publish(slot: &Slot) {
         let len = id.len().min(32);
         (&mut (*entry).build_id)[..len].copy_from_slice(&id[..len]);
         (*entry).build_id_len = len as u32;
+        (*entry).instance = u32::from(slot.instance.load(Ordering::Relaxed));
         (*entry).ready.store(1, Ordering::Release);
         slot.entry.store(index as u32 + 1, Ordering::Relaxed);
     }

@@ -146,6 +146,9 @@ pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u
     identity.allocator = u32::from(crate::backend::is_system());
     identity.forked_from = forked_from;
     identity.pid_namespace = pid_namespace();
+    let comm = read_file(c"/proc/self/comm", &mut identity.comm);
+    let len = comm.strip_suffix(b"\n").unwrap_or(comm).len();
+    identity.comm[len.min(16)..].fill(0);
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     identity.agent_version[..version.len()].copy_from_slice(version);
     identity.exe_len = exe(&mut identity.exe) as u32;

@@ -10,7 +10,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shm_protocol::clock;
 use shm_protocol::layout::{
-    Control, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Params,
+    Control, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Params, RESERVE_STEPS,
 };
 use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Views};
 
@@ -150,7 +150,7 @@ fn find_name(
     if pid().is_multiple_of(SWEEP_EVERY) {
         sweep::sweep(dir());
     }
-    let session = start.map(|start| start.session);
+    let session = start.map(|start| (start.session, first_steps()));
     let views = Views {
         base: over,
         control: Some((CONTROL.0.get().cast(), PAGE)),
@@ -172,7 +172,8 @@ fn find_name(
                 unsafe { *PATH.0.get() = path };
                 return Some(mapping.base);
             }
-            Err(Errno(libc::EEXIST)) => {}
+            // What an earlier image of ours left, and somebody has yet to collect.
+            Err(Errno(libc::EEXIST)) => sweep::trim(name),
             Err(_) => return None,
         }
     }
@@ -240,6 +241,18 @@ fn begin(start: Start) {
     params.controller_pid.store(0, Ordering::Relaxed);
     control.last_epoch.store(1, Ordering::Relaxed);
     control.epoch.store(1, Ordering::Release);
+}
+
+/// Steps of a bank that a session of our own making begins with: an eighth where more can
+/// be had later, all where not.
+fn first_steps() -> u8 {
+    let mark = MARK.load(Ordering::Relaxed);
+    let later = !mark.is_null() && super::can_populate(mark.cast());
+    if later {
+        RESERVE_STEPS / 8
+    } else {
+        RESERVE_STEPS
+    }
 }
 
 fn make_mark() {
@@ -325,13 +338,17 @@ extern "C" fn destructor() {
         .load(Ordering::Relaxed);
     if let Some(status) = status() {
         let collected = status.collected_session.load(Ordering::Relaxed);
+        control().epoch.store(0, Ordering::Relaxed);
         status.exited.store(1, Ordering::Release);
-        if last == 0 || collected >= session {
-            // SAFETY: single-threaded write at birth; only read since.
-            if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
-                // SAFETY: terminated path.
-                unsafe { libc::unlink(path.as_ptr()) };
-            }
+        // SAFETY: single-threaded write at birth; only read since.
+        let path = unsafe { (*PATH.0.get()).as_c_str() };
+        match path {
+            // SAFETY: terminated path.
+            Some(path) if last == 0 || collected >= session => unsafe {
+                libc::unlink(path.as_ptr());
+            },
+            Some(path) => sweep::trim(path),
+            None => {}
         }
     }
     crate::sample::set_errno(saved);

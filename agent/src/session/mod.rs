@@ -11,9 +11,12 @@ pub use identity::read_file;
 pub use life::after_unseen_fork;
 
 use core::cell::UnsafeCell;
+use core::ffi::c_void;
+use core::mem::size_of;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shm_protocol::layout::{
-    Control, MODULES_OFFSET, ModuleTable, SHARED_SHARD, STATUS_OFFSET, Status,
+    Control, MODULES_OFFSET, ModuleTable, Node, RESERVE_STEPS, Record, SHARED_SHARD, STATUS_OFFSET,
+    Status,
 };
 use shm_protocol::{Bank, Geometry, clock};
 
@@ -134,6 +137,62 @@ fn bank(session: u64) -> Option<Bank<'static>> {
     // session is published, and its header says how far.
     Some(unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) })
 }
+
+/// Lets a session that nobody outside looks after have more of its bank, once half of
+/// what it has is used: the pages are there before they are written. Kernels that cannot
+/// do this (before 5.14) got all of it at the start.
+pub fn grow(epoch: &Epoch) {
+    let header = epoch.bank.header;
+    let steps = header
+        .reserved_steps
+        .load(core::sync::atomic::Ordering::Relaxed);
+    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
+    let half = |count: &AtomicU32, limit: u32| count.load(Ordering::Relaxed) > limit / 2;
+    let crowded = half(&header.node_count, geometry.nodes_in(steps))
+        || half(&header.record_count, geometry.records_in(steps));
+    if steps >= RESERVE_STEPS || !crowded || !is_alone(epoch) {
+        return;
+    }
+    let more = (steps * 2).min(RESERVE_STEPS);
+    let Some(base) = base() else { return };
+    let bank = geometry.bank_offset(epoch.session);
+    let nodes = |steps| {
+        bank + geometry.nodes_offset() + geometry.nodes_in(steps) as usize * size_of::<Node>()
+    };
+    let records = |steps| {
+        bank + geometry.records_offset() + geometry.records_in(steps) as usize * size_of::<Record>()
+    };
+    let populated =
+        populate(base, nodes(steps), nodes(more)) && populate(base, records(steps), records(more));
+    if populated {
+        header
+            .reserved_steps
+            .store(more, core::sync::atomic::Ordering::Release);
+    }
+}
+
+/// Whether the session was started by this process itself.
+fn is_alone(epoch: &Epoch) -> bool {
+    let params = &control().params[usize::from(epoch.number & 1)];
+    params.controller_pid.load(Ordering::Relaxed) == 0
+}
+
+/// Puts memory behind a part of the segment; whether it did.
+fn populate(base: *mut u8, from: usize, to: usize) -> bool {
+    let from = from & !(PAGE - 1);
+    let len = to.next_multiple_of(PAGE) - from;
+    // SAFETY: inside the mapped segment; writing the pages in changes none of their bytes.
+    unsafe { libc::madvise(base.add(from).cast(), len, MADV_POPULATE_WRITE) == 0 }
+}
+
+/// Whether the kernel can do that: tried on a page of our own.
+fn can_populate(page: *mut c_void) -> bool {
+    // SAFETY: a mapped, writable page.
+    unsafe { libc::madvise(page, PAGE, MADV_POPULATE_WRITE) == 0 }
+}
+
+/// Linux 5.14.
+const MADV_POPULATE_WRITE: libc::c_int = 23;
 
 /// Ends the session whose deadline has passed.
 #[cold]

@@ -107,6 +107,14 @@ impl<'a> Header<'a> {
         self.identity64(offset_of!(Identity, pid_namespace))
     }
 
+    /// Short name of the process when it made the segment; not checked to be text.
+    #[must_use]
+    pub fn comm(&self) -> &'a [u8] {
+        let at = IDENTITY_OFFSET + offset_of!(Identity, comm);
+        let text = text_at(self.bytes, at, 16, 16);
+        text.split(|b| *b == 0).next().unwrap_or_default()
+    }
+
     /// Path of the executable, as the process saw it; not checked to be text.
     #[must_use]
     pub fn exe(&self) -> &'a [u8] {
@@ -241,6 +249,8 @@ pub struct ModuleView<'a> {
     pub build_id: &'a [u8],
     /// Tick at which it was found unloaded.
     pub unloaded_tick: Option<u32>,
+    /// How many modules were at its place before it.
+    pub instance: u32,
 }
 
 impl<'a> ModuleView<'a> {
@@ -267,6 +277,7 @@ impl<'a> ModuleView<'a> {
             ),
             build_id: text_at(bytes, base + offset_of!(Module, build_id), id_len, 32),
             unloaded_tick: Some(half(offset_of!(Module, unloaded_tick))).filter(|tick| *tick != 0),
+            instance: half(offset_of!(Module, instance)),
         };
         (module.start < module.end).then_some(module)
     }
