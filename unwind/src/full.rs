@@ -1,0 +1,425 @@
+//! Frames whose rule does not fit in 64 bits, followed in full.
+//!
+//! Their CFA hangs on a register that is not followed, or on an expression. The value of
+//! such a register is what the nearest frame further in that saved it has saved: the
+//! frames of the walk in progress are asked one by one, from the innermost end of this
+//! frame. The loader's lazy binding, hand-written assembly and prologues that a signal
+//! interrupted are of this kind.
+//!
+//! About 1 µs, and as much for each frame asked.
+
+use crate::compile::{Bytes, ENCODING, NUMBERS, Scratch, Tables};
+use crate::rule::{Step, Word};
+use crate::stack::Stack;
+use crate::{Cause, Registers, elf::Image};
+use gimli::{
+    CfaRule, EhFrame, Evaluation, EvaluationResult, EvaluationStorage, Piece, Register,
+    RegisterRule, UnwindExpression, Value,
+};
+
+/// Most frames that are asked for a register.
+const MOST_ASKED: usize = 256;
+/// Most operations of an expression.
+const MOST_OPERATIONS: u32 = 256;
+
+/// Room for an expression's evaluation on a fixed budget.
+struct Fixed;
+
+impl EvaluationStorage<Bytes> for Fixed {
+    type Stack = [Value; 16];
+    type ExpressionStack = [(Bytes, Bytes); 1];
+    type Result = [Piece<Bytes>; 1];
+}
+
+/// The frames between the one that is stepped from and the allocation.
+pub(crate) struct Inner<'a, F, I> {
+    /// Registers of the frame of a number; 0 is the innermost.
+    pub(crate) frame: F,
+    /// How many there are.
+    pub(crate) count: usize,
+    /// The image that holds a return address.
+    pub(crate) image: I,
+    pub(crate) scratch: &'a mut Scratch,
+}
+
+/// A row's part that says how the caller is found.
+struct Row {
+    frames: EhFrame<Bytes>,
+    cfa: CfaRule<usize>,
+    ra: RegisterRule<usize>,
+    fp: RegisterRule<usize>,
+    /// Where the caller's stack pointer is not the CFA.
+    sp: Option<RegisterRule<usize>>,
+    is_signal: bool,
+}
+
+/// Steps from the frame `at` to its caller.
+pub(crate) fn step<F, I>(at: &Registers, stack: &mut Stack, inner: &mut Inner<'_, F, I>) -> Step
+where
+    F: Fn(usize) -> Registers,
+    I: Fn(u64) -> Option<Image>,
+{
+    inner.step(at, stack).unwrap_or_else(Step::Cut)
+}
+
+impl<F, I> Inner<'_, F, I>
+where
+    F: Fn(usize) -> Registers,
+    I: Fn(u64) -> Option<Image>,
+{
+    fn tables(&self, ip: u64) -> Result<Tables, Cause> {
+        Tables::of(&(self.image)(ip).ok_or(Cause::Unsupported)?)
+    }
+
+    fn row(&mut self, ip: u64) -> Result<Row, Cause> {
+        let tables = self.tables(ip)?;
+        let (row, is_signal) = tables.row(ip.wrapping_sub(1), self.scratch)?;
+        let rule = |register| row.register(register).unwrap_or(RegisterRule::SameValue);
+        Ok(Row {
+            frames: *tables.frames(),
+            cfa: row.cfa().clone(),
+            ra: rule(NUMBERS.ra),
+            fp: rule(NUMBERS.fp),
+            sp: row.register(NUMBERS.sp),
+            is_signal,
+        })
+    }
+
+    fn step(&mut self, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
+        let row = self.row(at.ip)?;
+        let count = self.count;
+        let mut read = |address| stack.read(address);
+        let cfa = match row.cfa {
+            CfaRule::RegisterAndOffset { register, offset } => {
+                let base = self.register(register, at, count)?;
+                base.wrapping_add_signed(offset)
+            }
+            CfaRule::Expression(expression) => {
+                self.evaluate(&expression, &row.frames, None, at, count, &mut read)?
+            }
+        };
+        let mut value = |rule, of| self.value(rule, of, cfa, &row.frames, at, &mut read);
+        let ip = value(row.ra, NUMBERS.ra)?;
+        // Compilers forget to take this rule back at the end of a function. What was read
+        // then is needed by few frames, and those will notice.
+        let fp = value(row.fp, NUMBERS.fp).unwrap_or(0);
+        let sp = row.sp.map_or(Ok(cfa), |rule| value(rule, NUMBERS.sp))?;
+        if row.is_signal {
+            stack.move_to(sp)?;
+        } else if sp < at.sp {
+            return Err(Cause::BadFrame);
+        }
+        if ip == 0 {
+            return Ok(Step::End {
+                ra: Word::default(),
+            });
+        }
+        let registers = Registers {
+            // Exact where a signal interrupted: one more makes it look like a return address.
+            ip: ip.wrapping_add(u64::from(row.is_signal)),
+            sp,
+            fp,
+        };
+        let (ra, fp) = (Word::default(), Word::default());
+        Ok(Step::Caller { registers, ra, fp })
+    }
+
+    /// What a register holds in the caller of `at`, by its rule.
+    fn value(
+        &mut self,
+        rule: RegisterRule<usize>,
+        of: Register,
+        cfa: u64,
+        frames: &EhFrame<Bytes>,
+        at: &Registers,
+        read: &mut impl FnMut(u64) -> Result<u64, Cause>,
+    ) -> Result<u64, Cause> {
+        let count = self.count;
+        match rule {
+            // The link register holds a return address in the innermost frame only, and
+            // that one called malloc.
+            RegisterRule::SameValue | RegisterRule::Undefined if of == NUMBERS.ra => {
+                Err(Cause::Unsupported)
+            }
+            RegisterRule::SameValue | RegisterRule::Undefined => self.register(of, at, count),
+            RegisterRule::Offset(offset) => read(cfa.wrapping_add_signed(offset)),
+            RegisterRule::ValOffset(offset) => Ok(cfa.wrapping_add_signed(offset)),
+            RegisterRule::Register(register) => self.register(register, at, count),
+            RegisterRule::Expression(e) => {
+                let place = self.evaluate(&e, frames, Some(cfa), at, count, read)?;
+                read(place)
+            }
+            RegisterRule::ValExpression(e) => self.evaluate(&e, frames, Some(cfa), at, count, read),
+            _ => Err(Cause::Unsupported),
+        }
+    }
+
+    /// What a register holds in the frame `at`, of that number.
+    fn register(
+        &mut self,
+        register: Register,
+        at: &Registers,
+        number: usize,
+    ) -> Result<u64, Cause> {
+        match register {
+            r if r == NUMBERS.sp => Ok(at.sp),
+            r if r == NUMBERS.fp => Ok(at.fp),
+            // Only linkage stubs ask, and those are interrupted, not returned to.
+            r if r == NUMBERS.ra => Ok(at.ip.wrapping_sub(1)),
+            _ => self.saved(register, at, number),
+        }
+    }
+
+    /// What the frames further in than `number` saved of a register that they preserve.
+    fn saved(
+        &mut self,
+        mut register: Register,
+        at: &Registers,
+        number: usize,
+    ) -> Result<u64, Cause> {
+        let mut outer = *at;
+        for index in (number.saturating_sub(MOST_ASKED)..number).rev() {
+            let inner = (self.frame)(index);
+            let cfa = outer.sp;
+            let mut read = |address| Stack::at(inner.sp, 0).read(address);
+            let tables = self.tables(inner.ip)?;
+            let (row, _) = tables.row(inner.ip.wrapping_sub(1), self.scratch)?;
+            match row.register(register).unwrap_or(RegisterRule::SameValue) {
+                RegisterRule::SameValue => {}
+                RegisterRule::Offset(offset) => return read(cfa.wrapping_add_signed(offset)),
+                RegisterRule::ValOffset(offset) => return Ok(cfa.wrapping_add_signed(offset)),
+                RegisterRule::Register(r) if r == NUMBERS.sp => return Ok(inner.sp),
+                RegisterRule::Register(r) if r == NUMBERS.fp => return Ok(inner.fp),
+                RegisterRule::Register(other) => register = other,
+                RegisterRule::Expression(e) => {
+                    let place = local(&e, tables.frames(), cfa, &inner, &mut read)?;
+                    return read(place);
+                }
+                _ => return Err(Cause::Unsupported),
+            }
+            outer = inner;
+        }
+        Err(Cause::Unsupported)
+    }
+
+    fn evaluate(
+        &mut self,
+        expression: &UnwindExpression<usize>,
+        frames: &EhFrame<Bytes>,
+        initial: Option<u64>,
+        at: &Registers,
+        number: usize,
+        read: &mut impl FnMut(u64) -> Result<u64, Cause>,
+    ) -> Result<u64, Cause> {
+        let mut register = |register| self.register(register, at, number);
+        evaluate(expression, frames, initial, &mut register, read)
+    }
+}
+
+/// Evaluates an expression on the registers that are followed.
+fn local(
+    expression: &UnwindExpression<usize>,
+    frames: &EhFrame<Bytes>,
+    cfa: u64,
+    at: &Registers,
+    read: &mut impl FnMut(u64) -> Result<u64, Cause>,
+) -> Result<u64, Cause> {
+    let mut register = |register: Register| match register {
+        r if r == NUMBERS.sp => Ok(at.sp),
+        r if r == NUMBERS.fp => Ok(at.fp),
+        _ => Err(Cause::Unsupported),
+    };
+    evaluate(expression, frames, Some(cfa), &mut register, read)
+}
+
+fn evaluate(
+    expression: &UnwindExpression<usize>,
+    frames: &EhFrame<Bytes>,
+    initial: Option<u64>,
+    register: &mut impl FnMut(Register) -> Result<u64, Cause>,
+    read: &mut impl FnMut(u64) -> Result<u64, Cause>,
+) -> Result<u64, Cause> {
+    let unsupported = |_| Cause::Unsupported;
+    let bytes = expression.get(frames).map_err(unsupported)?.0;
+    let mut evaluation = Evaluation::<Bytes, Fixed>::new_in(bytes, ENCODING);
+    evaluation.set_max_iterations(MOST_OPERATIONS);
+    if let Some(value) = initial {
+        evaluation.set_initial_value(value);
+    }
+    let mut state = evaluation.evaluate().map_err(unsupported)?;
+    loop {
+        state = match state {
+            EvaluationResult::Complete => break,
+            EvaluationResult::RequiresRegister { register: r, .. } => {
+                evaluation.resume_with_register(Value::Generic(register(r)?))
+            }
+            EvaluationResult::RequiresMemory {
+                address, size: 8, ..
+            } => evaluation.resume_with_memory(Value::Generic(read(address)?)),
+            _ => return Err(Cause::Unsupported),
+        }
+        .map_err(unsupported)?;
+    }
+    match evaluation.as_result() {
+        [
+            Piece {
+                location: gimli::Location::Address { address },
+                ..
+            },
+        ] => Ok(*address),
+        _ => Err(Cause::Unsupported),
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use crate::Cause;
+    use crate::Registers;
+    use crate::compile::{Scratch, compile};
+    use crate::elf::Image;
+    use crate::rule::Rule;
+    use crate::walk::{Code, Tree, Walk, Walker};
+    use std::boxed::Box;
+    use std::cell::RefCell;
+    use std::vec::Vec;
+
+    // Never run: only their unwind tables are of interest. The return address of a call
+    // from each is the address of its name plus one.
+    core::arch::global_asm!(
+        // Keeps nothing, saves rbx in the word below its return address.
+        ".p2align 4",
+        "saves_rbx: .cfi_startproc",
+        ".cfi_def_cfa_offset 32",
+        ".cfi_offset rbx, -16",
+        ".zero 16, 0x90",
+        ".cfi_endproc",
+        "touches_nothing: .cfi_startproc",
+        ".cfi_def_cfa_offset 16",
+        ".zero 16, 0x90",
+        ".cfi_endproc",
+        "hangs_on_rbx: .cfi_startproc",
+        ".cfi_def_cfa rbx, 16",
+        ".zero 16, 0x90",
+        ".cfi_endproc",
+        // The frame pointer was saved where the frame pointer points to.
+        "stale_fp: .cfi_startproc",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_escape 0x10, 6, 2, 0x76, 0",
+        ".zero 16, 0x90",
+        ".cfi_endproc",
+        // The caller's stack pointer is two words above the CFA.
+        "switches: .cfi_startproc",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_escape 0x15, 7, 0x7e",
+        ".zero 16, 0x90",
+        ".cfi_endproc",
+        ".zero 16, 0x90",
+        "begins: .cfi_startproc",
+        ".zero 16, 0x90",
+        ".cfi_endproc",
+    );
+
+    unsafe extern "C" {
+        static __ehdr_start: u8;
+        static _end: u8;
+        fn saves_rbx();
+        fn touches_nothing();
+        fn hangs_on_rbx();
+        fn stale_fp();
+        fn switches();
+        fn begins();
+    }
+
+    fn after(function: unsafe extern "C" fn()) -> u64 {
+        function as *const () as u64 + 1
+    }
+
+    struct Own;
+
+    impl Code for Own {
+        fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule {
+            compile(&self.image(ip).unwrap(), ip, scratch)
+        }
+
+        fn image(&self, _: u64) -> Option<Image> {
+            // SAFETY: this very program.
+            unsafe { Image::at(&raw const __ehdr_start as u64, &raw const _end as u64) }
+        }
+    }
+
+    #[derive(Default)]
+    struct Frames(RefCell<Vec<u64>>);
+
+    impl Tree for Frames {
+        const ROOT: u32 = 0;
+        const TRUNCATED: u32 = 1;
+        fn child(&self, parent: u32, address: u64) -> Option<u32> {
+            self.0.borrow_mut().insert(0, address);
+            Some(parent)
+        }
+    }
+
+    fn walk(memory: &[u64], ip: u64, fp: u64) -> (Vec<u64>, Walk) {
+        let layout = std::alloc::Layout::new::<Walker>();
+        // SAFETY: of this layout, and zeroed memory is what `init` expects.
+        let mut walker: Box<Walker> =
+            unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) };
+        walker.init();
+        let sp = memory.as_ptr() as u64;
+        let frames = Frames::default();
+        let walk = walker.walk(Registers { ip, sp, fp }, 0, &frames, Own);
+        (frames.0.into_inner(), walk)
+    }
+
+    #[test]
+    fn a_cfa_in_a_register_is_what_the_nearest_inner_frame_saved_of_it() {
+        let mut memory = [0u64; 12];
+        let base = memory.as_ptr() as u64;
+        memory[1] = after(saves_rbx);
+        memory[4] = base + 64;
+        memory[5] = after(hangs_on_rbx);
+        memory[9] = after(touches_nothing);
+        let (frames, walk) = walk(&memory, after(touches_nothing), 0);
+        let expected = [touches_nothing, saves_rbx, hangs_on_rbx, touches_nothing];
+        assert_eq!(frames, expected.map(after));
+        assert_eq!(walk.cut, None);
+    }
+
+    #[test]
+    fn a_cfa_in_a_register_that_nobody_saved_ends_the_stack_in_the_open() {
+        let mut memory = [0u64; 8];
+        memory[1] = after(hangs_on_rbx);
+        let (frames, walk) = walk(&memory, after(touches_nothing), 0);
+        assert_eq!(frames, [touches_nothing, hangs_on_rbx].map(after));
+        assert_eq!(walk.cut, Some(Cause::Unsupported));
+    }
+
+    #[test]
+    fn an_unreadable_frame_pointer_costs_no_frame_that_does_not_need_it() {
+        let mut memory = [0u64; 8];
+        memory[1] = after(touches_nothing);
+        let (frames, walk) = walk(&memory, after(stale_fp), 0x10);
+        assert_eq!(frames, [stale_fp, touches_nothing].map(after));
+        assert_eq!(walk.cut, None);
+    }
+
+    #[test]
+    fn a_caller_s_stack_pointer_that_is_not_the_cfa_is_followed() {
+        let mut memory = [0u64; 12];
+        memory[1] = after(touches_nothing);
+        memory[3] = after(hangs_on_rbx);
+        memory[5] = after(saves_rbx);
+        let (frames, walk) = walk(&memory, after(switches), 0);
+        assert_eq!(frames, [switches, touches_nothing, saves_rbx].map(after));
+        assert_eq!(walk.cut, None);
+    }
+
+    #[test]
+    fn the_function_that_a_coroutine_returns_to_ends_its_stack() {
+        let mut memory = [0u64; 4];
+        memory[1] = begins as *const () as u64;
+        let (frames, walk) = walk(&memory, after(touches_nothing), 0);
+        assert_eq!(frames, [after(touches_nothing), memory[1]]);
+        assert_eq!(walk.cut, None);
+    }
+}
