@@ -16,6 +16,10 @@ use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 
+mod cxx;
+
+pub use cxx::find_next as find_next_operators;
+
 mod to {
     use super::{c_void, sample, with_registers};
     use core::arch::naked_asm;
@@ -54,6 +58,12 @@ fn passes(size: usize) -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     // SAFETY: the C contract, passed on.
+    unsafe { malloc_inline(size) }
+}
+
+#[inline(always)]
+unsafe fn malloc_inline(size: usize) -> *mut c_void {
+    // SAFETY: plain allocation calls.
     unsafe {
         if passes(size) {
             NEXT.malloc(size)
@@ -154,6 +164,12 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: the C contract, passed on.
+    unsafe { memalign_inline(align, size) }
+}
+
+#[inline(always)]
+unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: plain allocation calls.
     unsafe {
         if passes(size) {
             NEXT.memalign(align, size)

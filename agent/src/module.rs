@@ -21,6 +21,7 @@ use unwind::cache::RuleCache;
 use unwind::compile::{Scratch, compile};
 use unwind::elf::Image;
 use unwind::rule::Rule;
+use unwind::walk::Code;
 
 /// Rules of all modules, by return address.
 static RULES: RuleCache = RuleCache::new();
@@ -103,9 +104,27 @@ pub fn publish_all() {
     SEGMENT.fetch_add(1, Ordering::Relaxed);
 }
 
+/// This process's code, as a walker asks for it.
+pub struct Modules;
+
+impl Code for Modules {
+    #[inline]
+    fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule {
+        rule(ip, scratch)
+    }
+
+    #[cold]
+    fn image(&self, ip: u64) -> Option<Image> {
+        let pc = ip.wrapping_sub(1);
+        let found = registered(pc).or_else(|| find::find(pc))?;
+        // SAFETY: its code is on the stack, so the loader keeps it mapped.
+        unsafe { Image::at(found.start, found.end) }
+    }
+}
+
 /// The unwind rule of a return address. About 2 ns when it is known, 1 µs otherwise.
 #[inline]
-pub fn rule(ip: u64, scratch: &mut Scratch) -> Rule {
+fn rule(ip: u64, scratch: &mut Scratch) -> Rule {
     let generation = GENERATION.load(Ordering::Relaxed);
     match RULES.get(ip, generation) {
         Some(rule) => rule,

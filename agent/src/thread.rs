@@ -99,7 +99,7 @@ impl Thread {
             limit: epoch.bank.node_limit(),
         };
         self.walker
-            .walk(*registers, arch::thread_pointer(), &tree, module::rule)
+            .walk(*registers, arch::thread_pointer(), &tree, module::Modules)
     }
 
     /// The record of this thread's shard for a stack.

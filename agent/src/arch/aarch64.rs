@@ -85,6 +85,67 @@ macro_rules! with_registers {
 }
 pub(crate) use with_registers;
 
+/// As [`with_registers`], for functions that may not return null: then their first two
+/// arguments go on to `$failed` by a jump, so that what that throws meets no frame of ours.
+macro_rules! with_registers_or_fail {
+    ($name:ident, $target:path, $failed:path) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "stp x29, x30, [sp, #-64]!",
+                ".cfi_def_cfa_offset 64",
+                ".cfi_offset x29, -64",
+                ".cfi_offset x30, -56",
+                "str x30, [sp, #16]",
+                "add x9, sp, #64",
+                "str x9, [sp, #24]",
+                "str x29, [sp, #32]",
+                "stp x0, x1, [sp, #40]",
+                "mov x29, sp",
+                "add x3, sp, #16",
+                "bl {target}",
+                "mov x9, x0",
+                "ldp x0, x1, [sp, #40]",
+                "ldp x29, x30, [sp], #64",
+                ".cfi_def_cfa_offset 0",
+                "cbz x9, 2f",
+                "mov x0, x9",
+                "ret",
+                "2:",
+                "b {failed}",
+                ".cfi_endproc",
+                target = sym $target,
+                failed = sym $failed,
+            )
+        }
+    };
+}
+pub(crate) use with_registers_or_fail;
+
+/// Defines a function that jumps to where the word `$to` points, arguments untouched;
+/// returns null if it points nowhere.
+macro_rules! jump_through {
+    ($name:ident, $to:path) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(a: usize, b: usize) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "adrp x9, {to}",
+                "ldr x9, [x9, :lo12:{to}]",
+                "cbz x9, 2f",
+                "br x9",
+                "2:",
+                "mov x0, xzr",
+                "ret",
+                ".cfi_endproc",
+                to = sym $to,
+            )
+        }
+    };
+}
+pub(crate) use jump_through;
+
 const _: () = assert!(
     core::mem::size_of::<Registers>() == 24,
     "as the assembly lays them"

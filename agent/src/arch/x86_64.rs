@@ -80,6 +80,63 @@ macro_rules! with_registers {
 }
 pub(crate) use with_registers;
 
+/// As [`with_registers`], for functions that may not return null: then their first two
+/// arguments go on to `$failed` by a jump, so that what that throws meets no frame of ours.
+macro_rules! with_registers_or_fail {
+    ($name:ident, $target:path, $failed:path) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "sub rsp, 40",
+                ".cfi_adjust_cfa_offset 40",
+                "mov rax, qword ptr [rsp + 40]",
+                "mov qword ptr [rsp], rax",
+                "lea rax, [rsp + 48]",
+                "mov qword ptr [rsp + 8], rax",
+                "mov qword ptr [rsp + 16], rbp",
+                "mov qword ptr [rsp + 24], rdi",
+                "mov qword ptr [rsp + 32], rsi",
+                "mov rcx, rsp",
+                "call {target}",
+                "mov rdi, qword ptr [rsp + 24]",
+                "mov rsi, qword ptr [rsp + 32]",
+                "add rsp, 40",
+                ".cfi_adjust_cfa_offset -40",
+                "test rax, rax",
+                "je {failed}",
+                "ret",
+                ".cfi_endproc",
+                target = sym $target,
+                failed = sym $failed,
+            )
+        }
+    };
+}
+pub(crate) use with_registers_or_fail;
+
+/// Defines a function that jumps to where the word `$to` points, arguments untouched;
+/// returns null if it points nowhere.
+macro_rules! jump_through {
+    ($name:ident, $to:path) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(a: usize, b: usize) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "mov rax, qword ptr [rip + {to}]",
+                "test rax, rax",
+                "je 2f",
+                "jmp rax",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                to = sym $to,
+            )
+        }
+    };
+}
+pub(crate) use jump_through;
+
 const _: () = assert!(
     core::mem::size_of::<Registers>() == 24,
     "as the assembly lays them"

@@ -217,6 +217,17 @@ pub unsafe extern "C" fn memalign(
     }
 }
 
+/// `operator new(size, align)` whose turn it may be.
+pub unsafe extern "C" fn new_aligned(
+    size: usize,
+    align: usize,
+    _: usize,
+    registers: &Registers,
+) -> *mut c_void {
+    // SAFETY: plain allocation calls.
+    unsafe { memalign(align, size, 0, registers) }
+}
+
 /// `aligned_alloc(align, size)` whose turn it may be.
 pub unsafe extern "C" fn aligned_alloc(
     align: usize,
