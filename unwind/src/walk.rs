@@ -105,6 +105,23 @@ fn tagged(ip: u64, instance: u8) -> u64 {
     ip | u64::from(instance) << ADDRESS_BITS
 }
 
+/// The last of `words` that no longer holds what it held. Four at a time, since nearly
+/// always none differs.
+#[inline(always)]
+fn last_differing(words: &[Word]) -> Option<usize> {
+    // SAFETY: each was read while the thread was on this stack, which `walk` makes sure of:
+    // the pages between its stack pointer and the outermost frame are still there.
+    let difference = |word: &Word| unsafe { (word.at as *const u64).read_volatile() } ^ word.value;
+    let mut rest = words;
+    while let Some((outer, [a, b, c, d])) = rest.split_last_chunk::<4>() {
+        if difference(a) | difference(b) | difference(c) | difference(d) != 0 {
+            break;
+        }
+        rest = outer;
+    }
+    rest.iter().rposition(|word| difference(word) != 0)
+}
+
 /// Stands for a step that comparing words cannot repeat: it never compares equal.
 static NEVER: u64 = 0;
 
@@ -125,7 +142,8 @@ pub struct Walker {
     cut: Option<Cause>,
     scratch: MaybeUninit<Scratch>,
     frames: [MaybeUninit<Frame>; MAX_FRAMES],
-    words: [MaybeUninit<Word>; 2 * MAX_FRAMES],
+    /// One more than can be remembered: see `intern`.
+    words: [MaybeUninit<Word>; 2 * MAX_FRAMES + 1],
     fresh: [MaybeUninit<Fresh>; MAX_FRAMES],
 }
 
@@ -307,11 +325,7 @@ impl Walker {
         // SAFETY: so many words are written.
         let words =
             unsafe { core::slice::from_raw_parts(self.words.as_ptr().cast::<Word>(), count) };
-        // SAFETY: each was read while the thread was on this stack, which `walk` makes sure
-        // of, and lies in a frame that the comparisons before it prove to be still there.
-        let differs =
-            |word: &Word| unsafe { (word.at as *const u64).read_volatile() } != word.value;
-        let changed = words.iter().rposition(differs)?;
+        let changed = last_differing(words)?;
         (0..=from).find(|index| self.frame(*index).words as usize > changed)
     }
 
@@ -371,9 +385,10 @@ impl Walker {
                 };
             };
             node = child;
-            for word in fresh.words.iter().filter(|word| word.at != 0) {
-                self.words[words].write(*word);
-                words += 1;
+            // Both are written, and the next frame writes over what is none: no branches.
+            for word in fresh.words {
+                self.words[words].write(word);
+                words += usize::from(word.at != 0);
             }
             let Fresh {
                 registers,
