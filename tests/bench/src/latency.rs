@@ -12,6 +12,8 @@ use crate::stats::median;
 use crate::table::{Table, duration};
 use crate::tools::Tools;
 
+/// What the controller gives a table at first; it adds to it as it fills.
+const FIRST_STEPS: u8 = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What was measured, seconds.
@@ -94,7 +96,7 @@ impl Drop for Target {
 
 fn by_calls(segment: &Segment) -> Result<f64> {
     let start = Instant::now();
-    let number = segment.start(1024)?;
+    let number = segment.start(1024, FIRST_STEPS)?;
     wait("a first sample", || Ok(segment.counts(number)?.samples > 0))?;
     let latency = start.elapsed().as_secs_f64();
     let file = segment.file()?;
@@ -135,7 +137,7 @@ fn wait(what: &str, mut ready: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !ready()? {
         ensure!(Instant::now() < deadline, "waited too long for {what}");
-        std::thread::yield_now();
+        std::hint::spin_loop();
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::dumping::Dumping;
 use crate::latency::Latency;
 use crate::resident::Resident;
-use crate::stats::median;
+use crate::stats::{mean, median};
 use crate::table::Table;
 use crate::timing::Timings;
 use crate::workload::Workload;
@@ -62,14 +62,16 @@ impl Findings {
         const NS: f64 = 1e9;
         let (micro, deep) = (self.of(Workload::Micro), self.of(Workload::Deep));
         let sample = |t: Option<&Timings>| Some(t?.per_sample(Config::Fine)? * NS);
-        let pair = |c| Some(micro?.extra(c, Config::Off)? * NS);
+        let pair = |config, samples| Some(micro?.per_sample(config)? * samples * NS);
         rows.at_most("1024: a sample at depth 30", 100.0, sample(micro), " ns");
-        rows.at_most("1024: over off, a pair", 13.0, pair(Config::Fine), " ns");
+        let fine = pair(Config::Fine, samples_a_pair(1024.0));
+        rows.at_most("1024: over off, a pair", 13.0, fine, " ns");
         let frame = sample(deep)
             .zip(sample(micro))
             .map(|(deep, micro)| (deep - micro) / MORE_FRAMES);
         rows.at_most("1024: each further unchanged frame", 1.0, frame, " ns");
-        rows.at_most("every: over off, a pair", 120.0, pair(Config::Every), " ns");
+        let every = pair(Config::Every, 1.0);
+        rows.at_most("every: over off, a pair", 120.0, every, " ns");
         for workload in [Workload::Two, Workload::Four] {
             let threads = sample(self.of(workload))
                 .zip(sample(micro))
@@ -129,6 +131,12 @@ impl Findings {
         let waits = dumping.map(|d| d.waits as f64);
         rows.at_most("stops by dumps", 0.0, waits, "");
     }
+}
+
+/// Samples in a pair of the micro workload, by the sizes that it asks for.
+fn samples_a_pair(interval: f64) -> f64 {
+    let chances = (16..=256).map(|bytes| -(-f64::from(bytes) / interval).exp_m1());
+    mean(&chances.collect::<Vec<_>>())
 }
 
 struct Rows(Table);

@@ -79,11 +79,12 @@ impl Segment {
         Ok(header.session())
     }
 
-    /// Starts the next session; gives its number.
-    pub fn start(&self, interval: u64) -> Result<u64> {
+    /// Starts the next session, with memory behind `steps` of the table's 64 parts; gives
+    /// its number.
+    pub fn start(&self, interval: u64, steps: u8) -> Result<u64> {
         let number = self.session()?.map_or(0, |session| session.number) + 1;
         let file = self.file()?;
-        file.prepare_bank(number, RESERVE_STEPS)?;
+        file.prepare_bank(number, steps)?;
         file.publish(&Session {
             number,
             interval,
@@ -148,12 +149,13 @@ impl Segment {
     }
 }
 
-/// Starts a session in a process that has just been started, as the controller does.
+/// Starts a session in a process that has just been started, as the controller does. All
+/// of the table has memory: nobody is there to add some.
 pub fn start(tools: &Tools, pid: u32, interval: u64) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(segment) = Segment::of(tools, pid)? {
-            return segment.start(interval).map(|_| ());
+            return segment.start(interval, RESERVE_STEPS).map(|_| ());
         }
         ensure!(Instant::now() < deadline, "{pid} has no agent that works");
         std::thread::sleep(Duration::from_micros(200));

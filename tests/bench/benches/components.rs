@@ -1,0 +1,177 @@
+//! What the parts of a sample cost, each by itself.
+//!
+//! The allocations are whoever's malloc the process has: `tests/bench/run components` runs
+//! them under jemalloc alone, under the agent, and under the agent with every one sampled.
+
+use std::hint::black_box;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use criterion::Criterion;
+use shm_protocol::layout::{Node, Record};
+use shm_protocol::{NewSample, Records, Tree};
+use unwind::Registers;
+use unwind::cache::RuleCache;
+use unwind::compile::Scratch;
+use unwind::rule::{Kind, Rule};
+use unwind::walk::Walker;
+
+// The agent itself is a library to preload; this module of it is nothing but arithmetic.
+#[allow(dead_code, unused_imports)]
+#[path = "../../../agent/src/sampler.rs"]
+mod sampler;
+
+const NODES: usize = 1 << 14;
+/// Words of a frame: locals, then the return address.
+const FRAME: usize = 4;
+
+/// Zeroed memory as the segment has it.
+fn zeroed<T>(count: usize) -> Box<[T]> {
+    // SAFETY: only used for the table's types, which are all zero before their first use.
+    unsafe { Box::new_zeroed_slice(count).assume_init() }
+}
+
+/// A tree in memory of its own.
+struct Forest {
+    slots: Box<[AtomicU32]>,
+    nodes: Box<[Node]>,
+    count: AtomicU32,
+}
+
+impl Forest {
+    fn new() -> Self {
+        Self {
+            slots: zeroed(2 * NODES),
+            nodes: zeroed(NODES),
+            count: AtomicU32::new(0),
+        }
+    }
+
+    fn tree(&self) -> Tree<'_> {
+        Tree::new(&self.slots, &self.nodes, &self.count)
+    }
+}
+
+struct Interned<'a>(Tree<'a>);
+
+impl unwind::walk::Tree for Interned<'_> {
+    const ROOT: u32 = shm_protocol::tree::ROOT;
+    const TRUNCATED: u32 = shm_protocol::tree::TRUNCATED;
+
+    fn child(&self, parent: u32, address: u64) -> Option<u32> {
+        self.0.child(parent, address, NODES as u32)
+    }
+}
+
+/// A stack of so many frames, innermost first, that ends in 0; all that is read of it.
+fn stack(frames: usize) -> Vec<u64> {
+    let mut memory = vec![0; frames * FRAME];
+    for frame in 0..frames - 1 {
+        memory[frame * FRAME + FRAME - 1] = address(frame + 1);
+    }
+    memory
+}
+
+fn address(frame: usize) -> u64 {
+    0x40_0000 + 64 * frame as u64
+}
+
+fn registers(memory: &[u64]) -> Registers {
+    Registers {
+        ip: address(0),
+        sp: memory.as_ptr() as u64,
+        fp: 0,
+    }
+}
+
+fn walker() -> Box<Walker> {
+    // SAFETY: zeroed memory is what `init` makes a walker of.
+    let mut walker = unsafe { Box::<Walker>::new_zeroed().assume_init() };
+    walker.init();
+    walker
+}
+
+fn walks(c: &mut Criterion) {
+    let rule = Rule::new(Kind::Sp, (FRAME * 8) as i64, Some(-8), None);
+    // SAFETY: a cache begins as zeroes, as a static does.
+    let cache: Box<RuleCache> = unsafe { Box::new_zeroed().assume_init() };
+    let code = |ip: u64, _: &mut Scratch| {
+        if ip == 0 {
+            return Rule::END;
+        }
+        cache.get(ip, 1).unwrap_or_else(|| {
+            cache.put(ip, 1, rule);
+            rule
+        })
+    };
+    let forest = Forest::new();
+    let tree = Interned(forest.tree());
+    for frames in [30, 200] {
+        let memory = stack(frames);
+        let mut walker = walker();
+        c.bench_function(&format!("walk, {frames} frames unchanged"), |b| {
+            b.iter(|| black_box(walker.walk(registers(&memory), 0, &tree, code)));
+        });
+        c.bench_function(&format!("walk, {frames} frames anew"), |b| {
+            b.iter(|| {
+                walker.forget();
+                black_box(walker.walk(registers(&memory), 0, &tree, code))
+            });
+        });
+    }
+}
+
+fn table(c: &mut Criterion) {
+    let forest = Forest::new();
+    let tree = forest.tree();
+    c.bench_function("Tree::child, known", |b| {
+        b.iter(|| black_box(tree.child(shm_protocol::tree::ROOT, black_box(4711), NODES as u32)));
+    });
+    let (memory, count) = (zeroed::<Record>(64), AtomicU32::new(0));
+    let records = Records::new(&memory, &count);
+    let leaf = tree
+        .child(shm_protocol::tree::ROOT, 4711, NODES as u32)
+        .expect("room");
+    let node = tree.node(leaf).expect("a node");
+    let record = records.of_shard(node, leaf, 0, 64).expect("room");
+    let sample = NewSample {
+        bytes: 100,
+        weight: 10.7,
+        tick: 9,
+    };
+    for (name, exclusive) in [("own", true), ("shared", false)] {
+        c.bench_function(&format!("Records::count_new, {name} shard"), |b| {
+            b.iter(|| records.count_new(record, black_box(&sample), exclusive));
+        });
+    }
+}
+
+fn arithmetic(c: &mut Criterion) {
+    let mut gaps = sampler::Gaps::new(1);
+    c.bench_function("gap", |b| b.iter(|| black_box(gaps.next(1024.0))));
+    c.bench_function("weight", |b| {
+        b.iter(|| black_box(sampler::weight(black_box(136), 1024.0)));
+    });
+}
+
+fn allocations(c: &mut Criterion) {
+    c.bench_function("malloc and free, 100 bytes", |b| {
+        b.iter(|| {
+            // SAFETY: what was allocated is freed, once.
+            unsafe { libc::free(black_box(libc::malloc(black_box(100)))) }
+        });
+    });
+}
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .sample_size(50)
+        .without_plots()
+        .configure_from_args();
+    arithmetic(&mut criterion);
+    table(&mut criterion);
+    walks(&mut criterion);
+    allocations(&mut criterion);
+}
