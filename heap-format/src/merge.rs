@@ -5,8 +5,8 @@ use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 
 use crate::profile::{
-    BuildId, Detail, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
-    Profile, ValueType,
+    BuildId, Detail, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping,
+    NO_MAPPING, Profile, ValueType,
 };
 
 /// Key of the label that marks the stacks of a base, as pprof marks them.
@@ -155,7 +155,12 @@ impl Merger {
             period_type: first.period_type.clone(),
             drop_frames: first.drop_frames.clone(),
             keep_frames: first.keep_frames.clone(),
-            facts: first.facts.clone(),
+            facts: Facts {
+                start_unix_ns: None,
+                end_unix_ns: None,
+                duration_ns: None,
+                ..first.facts.clone()
+            },
             ..Profile::default()
         };
         Self {
@@ -170,6 +175,7 @@ impl Merger {
 
     fn add(&mut self, profile: &Profile, sign: i64, mark: Option<&str>) {
         self.out.period = self.out.period.max(profile.period);
+        self.session(profile);
         let new = |c: &&String| !self.out.comments.contains(c);
         let comments: Vec<String> = profile.comments.iter().filter(new).cloned().collect();
         self.out.comments.extend(comments);
@@ -207,6 +213,17 @@ impl Merger {
             let stack = self.stack(frames, own, block_size);
             self.put(stack, values, profile.details.get(i));
         }
+    }
+
+    /// The sum spans from the earliest start to the latest end, and covers all
+    /// sessions' time, the bases' too, as pprof sums it.
+    fn session(&mut self, profile: &Profile) {
+        let (out, new) = (&mut self.out.facts, &profile.facts);
+        let start = out.start_unix_ns.into_iter().chain(new.start_unix_ns);
+        out.start_unix_ns = start.min();
+        out.end_unix_ns = out.end_unix_ns.max(new.end_unix_ns);
+        let lengths = out.duration_ns.into_iter().chain(new.duration_ns);
+        out.duration_ns = lengths.reduce(u64::saturating_add);
     }
 
     fn places(&mut self, profile: &Profile) -> Places {

@@ -11,6 +11,7 @@ mod elf;
 mod graph;
 mod load;
 mod measure;
+mod moment;
 mod nodes;
 mod output;
 mod report;

@@ -74,6 +74,8 @@ fn profile(seed: u64, negative: bool) -> Profile {
             .values
             .extend([objects, objects * size, live, live * size].map(|v| sign * v));
     }
+    profile.facts.start_unix_ns = Some(1_795_235_047_389_055_465);
+    profile.facts.duration_ns = Some(90_500_000_000);
     profile.block_sizes = (0..profile.stacks.len())
         .map(|_| 8i64 << random.below(14))
         .collect();
@@ -101,6 +103,7 @@ fn theirs(file: &Path, arguments: &str) -> String {
     let mut command = Command::new("go");
     command
         .args(["tool", "pprof", "-symbolize=none"])
+        .env("TZ", "UTC")
         .args(arguments.split_whitespace());
     run(command.arg(file))
 }
@@ -172,8 +175,13 @@ fn comparisons_are_equal_to_pprofs() {
     };
     let (after, before) = (write("after.pb.gz", 77), write("before.pb.gz", 78));
     let before = before.to_str().unwrap();
-    for (option, output) in [("base", "-top"), ("diff_base", "-top"), ("base", "-tree")] {
-        let our_output = if output == "-top" { "-t" } else { "--tree" };
+    let cases = [
+        ("base", "-t", "-top"),
+        ("diff_base", "-t", "-top"),
+        ("base", "--tree", "-tree"),
+        ("diff_base", "--traces", "-traces"),
+    ];
+    for (option, our_output, output) in cases {
         let our = ours(&after, &format!("{our_output} --{option} {before}"));
         let their = theirs(&after, &format!("{output} -{option} {before}"));
         assert_eq!(our, their, "--{option}");

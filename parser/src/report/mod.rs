@@ -17,7 +17,9 @@ use std::path::Path;
 
 use crate::graph::{Trim, Trimmed};
 use crate::measure;
+use crate::moment::moment;
 use crate::nodes::Nodes;
+use crate::symbols::main_mapping;
 use crate::view::View;
 
 /// What reports are made of.
@@ -95,7 +97,7 @@ impl Context<'_> {
         let mut lines = if self.compact {
             Vec::new()
         } else {
-            self.origin()
+            self.origin_in(unit)
         };
         if !self.active_filters.is_empty() {
             lines.push("Active filters:".into());
@@ -111,11 +113,20 @@ impl Context<'_> {
 
     /// Where the profile comes from.
     pub fn origin(&self) -> Vec<String> {
+        self.origin_in(&self.unit)
+    }
+
+    fn origin_in(&self, unit: &str) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(name) = self.program.and_then(|p| p.file_name()) {
             lines.push(format!("File: {}", printable(&name.to_string_lossy())));
         }
-        let comments = &self.view.profile().comments;
+        let profile = self.view.profile();
+        let main = main_mapping(profile).map(|i| &profile.mappings[i].build_id);
+        if let Some(id) = main.filter(|id| !id.is_empty()) {
+            lines.push(format!("Build ID: {id}"));
+        }
+        let comments = &profile.comments;
         lines.extend(
             comments
                 .iter()
@@ -123,6 +134,33 @@ impl Context<'_> {
                 .map(|c| printable(c).into()),
         );
         lines.push(format!("Type: {}", self.view.kind()));
+        lines.extend(self.session(unit));
+        lines
+    }
+
+    /// When the profile was taken, and for how long.
+    fn session(&self, unit: &str) -> Vec<String> {
+        let facts = &self.view.profile().facts;
+        let mut lines = Vec::new();
+        if let Some(start) = facts.start_unix_ns {
+            lines.push(format!("Time: {}", moment(start)));
+        }
+        if let Some(length) = facts.duration_ns {
+            let length = i64::try_from(length).unwrap_or(i64::MAX);
+            let total = self.view.total();
+            let is_time = measure::scale(1, self.view.unit(), "nanoseconds").1 == "ns";
+            let share = if is_time && total != 0 {
+                let spent = measure::scale(total, self.view.unit(), "nanoseconds").0;
+                format!("({})", measure::percentage(spent as i64, length))
+            } else {
+                String::new()
+            };
+            let length = measure::label(length, "nanoseconds", "auto");
+            let total = self.format(total, unit);
+            lines.push(format!(
+                "Duration: {length}, Total samples = {total} {share}"
+            ));
+        }
         lines
     }
 

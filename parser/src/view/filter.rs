@@ -347,9 +347,8 @@ impl View {
         let own = all[start..]
             .iter()
             .take_while(|l| l.stack as usize == stack);
-        let shown = own.filter(|l| l.key != heap_format::merge::BASE_LABEL);
         let pair = |l: &Label| (l.key.clone(), l.value.clone());
-        let mut labels: Vec<_> = shown.map(pair).collect();
+        let mut labels: Vec<_> = own.map(pair).collect();
         if let Some(&size) = self.profile.block_sizes.get(stack) {
             labels.push(("bytes".into(), LabelValue::Number(size, "bytes".into())));
         }
