@@ -73,6 +73,10 @@ pub struct Report {
     #[arg(long, group = "output_kind")]
     pub flame: bool,
 
+    /// One page for a browser: flame graph, call graph, tables, source
+    #[arg(long, group = "output_kind")]
+    pub html: bool,
+
     /// Functions with their callers and callees
     #[arg(long, group = "output_kind")]
     pub tree: bool,

@@ -59,7 +59,10 @@ fn check(cli: &Cli, profile: &Profile, binary: &Path, file: &Path) -> Result<()>
 }
 
 fn combine(cli: &Cli, mut profiles: Vec<Profile>) -> Result<Profile> {
-    let (files, base) = if cli.base.diff_base.is_empty() {
+    // The page shows before and after too, so it needs both apart.
+    let (files, base) = if cli.base.diff_base.is_empty() && cli.report.html {
+        (&cli.base.base, Base::Comparison)
+    } else if cli.base.diff_base.is_empty() {
         (&cli.base.base, Base::Difference)
     } else {
         (&cli.base.diff_base, Base::Comparison)

@@ -103,6 +103,7 @@ fn text(cli: &Cli, context: &report::Context) -> Result<String> {
     Ok(match kind {
         _ if kind.svg => report::svg::render(context),
         _ if kind.flame => report::flame::render(context),
+        _ if kind.html => report::html::render(context, &cli.view.source_path),
         _ if kind.tree => report::tree::render(context, None)?,
         _ if kind.traces => report::traces::render(context),
         _ if kind.dot => report::dot::render(context),
@@ -173,7 +174,8 @@ fn program(cli: &Cli, profile: &Profile) -> Option<PathBuf> {
 
 fn trim(cli: &Cli) -> Trim {
     let (view, kind) = (&cli.view, &cli.report);
-    let order = match (kind.svg || kind.dot, view.cum) {
+    let graph = kind.svg || kind.dot || kind.html;
+    let order = match (graph, view.cum) {
         (true, _) => Order::Entropy,
         (false, true) => Order::Cum,
         (false, false) => Order::Flat,
@@ -187,11 +189,7 @@ fn trim(cli: &Cli) -> Trim {
             order,
         };
     }
-    let default_count = if kind.svg || kind.dot || kind.tree {
-        80
-    } else {
-        0
-    };
+    let default_count = if graph || kind.tree { 80 } else { 0 };
     Trim {
         node_count: view.nodecount.unwrap_or(default_count),
         node_fraction: view.nodefraction,

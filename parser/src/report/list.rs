@@ -107,7 +107,7 @@ fn routine(
 }
 
 /// The text of a source file: where it was compiled, or below a folder.
-fn source(file: &str, folders: &[PathBuf]) -> Result<String, String> {
+pub fn source(file: &str, folders: &[PathBuf]) -> Result<String, String> {
     let relative = Path::new(file.trim_start_matches('/'));
     let base = relative.file_name().map(Path::new);
     let below = folders.iter().flat_map(|folder| {

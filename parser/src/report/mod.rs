@@ -5,6 +5,7 @@ pub mod csv;
 pub mod dot;
 pub mod flame;
 pub mod folded;
+pub mod html;
 pub mod json;
 pub mod list;
 pub mod raw;

@@ -7,6 +7,8 @@
 mod filter;
 mod materialize;
 
+use std::rc::Rc;
+
 use anyhow::{Result, bail};
 use heap_format::merge::BASE_LABEL;
 use heap_format::{Line, Profile};
@@ -15,8 +17,9 @@ use regex::Regex;
 pub use filter::{Filters, TagFilter, pattern};
 
 /// A profile with what is left out of it, and the column that counts.
+#[derive(Clone)]
 pub struct View {
-    profile: Profile,
+    profile: Rc<Profile>,
     /// Which column is shown.
     column: usize,
     /// Source-level frames of locations, in ranges.
@@ -29,6 +32,8 @@ pub struct View {
     /// Stacks that are left out.
     dropped: Vec<bool>,
     total: i64,
+    /// 100 % is what is shown.
+    relative: bool,
 }
 
 impl View {
@@ -50,7 +55,7 @@ impl View {
             .collect();
         let dropped = vec![false; profile.stacks.len()];
         let mut view = Self {
-            profile,
+            profile: Rc::new(profile),
             column,
             lines,
             ranges,
@@ -58,6 +63,7 @@ impl View {
             spans,
             dropped,
             total: 0,
+            relative: false,
         };
         view.total = view.sum_of_magnitudes();
         Ok(view)
@@ -131,7 +137,34 @@ impl View {
 
     /// Makes 100 % what is shown now.
     pub fn total_of_shown(&mut self) {
+        self.relative = true;
         self.total = self.sum_of_magnitudes();
+    }
+
+    /// The same view of another column; without the base's stacks where they
+    /// are kept apart, unless `with_base`.
+    pub fn of_column(&self, column: usize, with_base: bool) -> Self {
+        let mut view = self.clone();
+        view.column = column;
+        if !view.relative {
+            view.dropped.fill(false);
+        }
+        if !with_base {
+            view.drop_base();
+        }
+        view.total = view.sum_of_magnitudes();
+        view.dropped.copy_from_slice(&self.dropped);
+        if !with_base {
+            view.drop_base();
+        }
+        view
+    }
+
+    fn drop_base(&mut self) {
+        let profile = Rc::clone(&self.profile);
+        for label in profile.labels.iter().filter(|l| l.key == BASE_LABEL) {
+            self.dropped[label.stack as usize] = true;
+        }
     }
 
     fn is_base(&self, stack: usize) -> bool {

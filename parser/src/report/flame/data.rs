@@ -4,12 +4,14 @@
 //! it is, and control characters are escaped, so nothing in a name can end the
 //! element or become markup.
 
+use std::collections::HashMap;
 use std::fmt::{Display, Write};
 
 use super::tree::{ROOT, SMALL, Tree, Weight};
 use super::{Rule, style};
 use crate::measure;
 use crate::report::{Context, printable};
+use crate::view::View;
 
 /// Number of a name that stands for the root.
 const ALL: i64 = -1;
@@ -24,7 +26,53 @@ pub struct Column {
     /// Index in the profile.
     pub index: usize,
     /// What 100 % is.
-    pub total: i64,
+    pub total: Totals,
+}
+
+/// What 100 % is, for each rule of how wide a frame is.
+#[derive(Clone, Copy, Debug)]
+pub struct Totals {
+    /// As wide as the change.
+    pub change: i128,
+    /// As wide as the larger one of before and after.
+    pub larger: i128,
+    /// What is there now.
+    pub now: i128,
+    /// What there was in the base.
+    pub base: i128,
+}
+
+impl Totals {
+    /// The same under every rule.
+    pub fn same(total: i64) -> Self {
+        let total = i128::from(total);
+        Self {
+            change: total,
+            larger: total,
+            now: total,
+            base: total,
+        }
+    }
+
+    /// The totals of a column, of a profile that keeps its base apart if it
+    /// is a comparison.
+    pub fn of(view: &View, column: usize, compared: bool) -> Self {
+        if !compared {
+            return Self::same(view.of_column(column, true).total());
+        }
+        let base = i128::from(view.of_column(column, true).total());
+        let mut changes: HashMap<&[u32], i128> = HashMap::new();
+        let profile = view.profile();
+        for (stack, frames) in profile.stacks.iter().enumerate() {
+            *changes.entry(frames).or_default() += i128::from(profile.values_of(stack)[column]);
+        }
+        Self {
+            change: changes.values().map(|change| change.abs()).sum(),
+            larger: base,
+            now: view.of_column(column, false).total().into(),
+            base,
+        }
+    }
 }
 
 /// The tree with its names and columns, as a JSON object.
@@ -76,10 +124,14 @@ fn column(context: &Context, tree: &Tree, at: usize, column: &Column) -> String 
     let own =
         |pick: fn(&Weight) -> i128| (0..tree.frames.len()).map(move |f| pick(&tree.own(f, at)));
     let mut out = format!(
-        "\n{{\"kind\":{},\"scales\":{},\"total\":{},\"plus\":",
+        "\n{{\"kind\":{},\"scales\":{},\"totals\":{{\"change\":{},\"larger\":{},\
+         \"now\":{},\"base\":{}}},\"plus\":",
         quote(&kind.kind),
         scales(&kind.unit, &context.unit, context.divide_by),
-        column.total
+        column.total.change,
+        column.total.larger,
+        column.total.now,
+        column.total.base
     );
     list(&mut out, own(|w| w.plus));
     if own(|w| w.minus).any(|minus| minus != 0) {

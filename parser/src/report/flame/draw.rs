@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::data::{self, Column};
+use super::data::{self, Column, Totals};
 use super::tree::{Frame, ROOT, SMALL, Tree};
 use super::{ROWS, Rule, SCRIPT, WIDTH, style};
 use crate::callgraph::text;
@@ -72,7 +72,7 @@ pub fn document(context: &Context, tree: &Tree, rule: Rule) -> String {
     }
     let columns = [Column {
         index: context.view.column(),
-        total: context.view.total(),
+        total: Totals::same(context.view.total()),
     }];
     let _ = write!(
         out,

@@ -32,7 +32,8 @@ impl Weight {
         self.minus += other.minus;
     }
 
-    fn count(&mut self, value: i64) {
+    /// Adds a value.
+    pub fn count(&mut self, value: i64) {
         let magnitude = i128::from(value.unsigned_abs());
         if value > 0 {
             self.plus += magnitude;

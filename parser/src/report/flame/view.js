@@ -1,4 +1,3 @@
-"use strict";
 // Draws a tree of frames into an SVG element and lets people walk through it. Of the tree only
 // what is on the screen becomes elements. Names are written as text only.
 //
@@ -27,18 +26,9 @@ function flameGraph(root, data, options) {
   const at = { column: 0, rule: data.rule, down: false, inverted: false, zoom: 0, scroll: 0, pick: -1 };
   const column = () => data.columns[at.column];
   const compared = () => Boolean(column().minus) && (at.rule === "change" || at.rule === "larger");
-  function number(value) {
-    const scales = column().scales;
-    let [unit, factor] = scales[0];
-    for (const [name, f] of scales) if (Math.abs(value) / f >= 1) [unit, factor] = [name, f];
-    const text = (value / factor).toFixed(2).replace(/\.00$/, "");
-    return Number(text) === 0 ? "0" : text + unit;
-  }
-  function share(value, whole) {
-    const part = whole ? Math.abs(value / whole) * 100 : 0;
-    if (part >= 99.95 && part <= 100.05) return "100%";
-    return (part >= 1 ? part.toFixed(2) : String(Number(part.toPrecision(2)))) + "%";
-  }
+  const number = (value) => scaled(value, column().scales);
+  // What 100 % is, under the rule of how wide a frame is.
+  const total = () => column().totals[at.rule];
   const signed = (value) => (compared() && value > 0 ? "+" : "") + number(value);
 
   // --- the tree as it is shown: callers of callees, or turned around
@@ -296,11 +286,10 @@ function flameGraph(root, data, options) {
   tipbox.append(tip);
   function describe(i) {
     const lines = [];
-    const total = column().total;
-    lines.push(`${signed(tree.sum[i])} (${share(tree.sum[i], total)} of ${number(total)})`);
+    lines.push(`${signed(tree.sum[i])} (${share(tree.sum[i], total())} of ${number(total())})`);
     if (compared() && at.rule === "larger") lines.push(beforeAndAfter(i));
     if (!at.inverted && tree.net[i] && tree.net[i] !== tree.sum[i]) {
-      lines.push(`itself ${signed(tree.net[i])} (${share(tree.net[i], total)})`);
+      lines.push(`itself ${signed(tree.net[i])} (${share(tree.net[i], total())})`);
     }
     if (i !== 0 && tree.parent[i] !== 0) {
       const whole = tree.width[tree.parent[i]];
@@ -403,8 +392,7 @@ function flameGraph(root, data, options) {
   }
   function caption() {
     const lines = (options && options.title) || [];
-    const total = tree.sum[0];
-    what.replaceChildren(html("b", signed(total)), ` ${column().kind}`);
+    what.replaceChildren(html("b", signed(tree.sum[0])), ` ${column().kind}`);
     what.title = lines.join("\n");
     note.textContent = lines.filter((line) => !line.startsWith("T")).join("  ·  ");
     note.title = lines.join("\n");
@@ -490,6 +478,10 @@ function flameGraph(root, data, options) {
       rebuild();
       caption();
       draw();
+    },
+    find(text) {
+      field.value = text;
+      search(text);
     },
     redraw: draw,
   };

@@ -1,0 +1,62 @@
+//! The call graphs, a picture for each column.
+
+use crate::callgraph;
+use crate::graph::Graph;
+use crate::report::flame::data::{list, quote};
+use crate::report::{Context, svg};
+
+const SCRIPT_FROM: &str = "<script><![CDATA[";
+const SCRIPT_TO: &str = "]]></script>";
+
+/// The pictures as a JSON list, `now` and `change` of each column, and the
+/// script that all of them carry. Pictures without a box are null.
+pub fn all(context: &Context, columns: &[usize], compared: bool) -> (String, String) {
+    let mut script = String::new();
+    let mut one = |column: usize, with_base: bool| {
+        let Some(picture) = picture(context, column, with_base) else {
+            return "null".to_owned();
+        };
+        if script.is_empty() {
+            script = script_of(&picture).unwrap_or_default().to_owned();
+        }
+        quote(&picture)
+    };
+    let mut pictures = Vec::new();
+    for &column in columns {
+        let now = one(column, false);
+        let change = if compared {
+            one(column, true)
+        } else {
+            "null".to_owned()
+        };
+        pictures.push(format!("\n{{\"now\":{now},\"change\":{change}}}"));
+    }
+    let mut out = String::new();
+    list(&mut out, pictures);
+    (out, script)
+}
+
+fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> {
+    let view = context.view.of_column(column, with_base);
+    let context = Context {
+        view: &view,
+        unit: context.unit.clone(),
+        active_filters: context.active_filters.clone(),
+        ..*context
+    };
+    let trimmed = Graph::trimmed(&view, context.nodes, &context.trim);
+    if trimmed.graph.nodes.is_empty() {
+        return None;
+    }
+    let picture = callgraph::render(&svg::picture(&context, &trimmed));
+    // Inside HTML there is no XML declaration.
+    let start = picture.find("<svg").unwrap_or(0);
+    Some(picture[start..].to_owned())
+}
+
+/// The text of the script element, as a browser sees it. Names cannot contain
+/// the markers, since their `<` and `>` are escaped.
+fn script_of(picture: &str) -> Option<&str> {
+    let (_, rest) = picture.split_once(SCRIPT_FROM)?;
+    rest.split_once(SCRIPT_TO).map(|(script, _)| script)
+}

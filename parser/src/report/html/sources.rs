@@ -1,0 +1,174 @@
+//! Source lines of the functions that hold most.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+use super::weights::Weights;
+use crate::nodes::{Granularity, Nodes};
+use crate::report::flame::data::{list, quote};
+use crate::report::flame::tree::Weight;
+use crate::report::list::source;
+use crate::report::{Context, printable};
+
+/// Functions whose source is shown.
+const MOST_FUNCTIONS: usize = 60;
+/// Lines shown of a function.
+const MOST_LINES: u32 = 600;
+/// Lines shown before and after those with values.
+const MARGIN: u32 = 5;
+/// Longer lines are cut.
+const LONGEST: usize = 400;
+
+/// A page is passed on, and a hostile dump can name any file as a source. So
+/// only files that are called as sources are, become part of it.
+const ENDINGS: [&str; 36] = [
+    "c", "cc", "cpp", "cxx", "c++", "h", "hh", "hpp", "hxx", "h++", "inc", "inl", "ipp", "tcc",
+    "rs", "go", "py", "pyx", "pxd", "s", "S", "asm", "m", "mm", "zig", "d", "f", "f90", "swift",
+    "nim", "pas", "adb", "ads", "js", "ts", "rb",
+];
+
+/// The entries of a function, by line.
+type Lines = BTreeMap<u32, u32>;
+
+/// The functions with source, largest first: `name`, `file`, `first`, `text`
+/// (lines) and `weights`, `[line, flat, cum, …]` for each column.
+pub fn all(context: &Context, columns: &[usize], compared: bool, folders: &[PathBuf]) -> String {
+    let nodes = Nodes::new(context.view, Granularity::Lines, true, false);
+    let weights = Weights::new(context.view, &nodes, columns);
+    let mut functions: BTreeMap<(&str, &str), Lines> = BTreeMap::new();
+    for entry in 0..nodes.len() as u32 {
+        let info = nodes.info(entry);
+        let holds = (0..columns.len()).any(|c| weights.cum(entry, c) != Weight::default());
+        if holds && info.line != 0 && is_source(&info.file) {
+            let lines = functions.entry((&info.name, &info.file)).or_default();
+            lines.insert(info.line, entry);
+        }
+    }
+    let ranked = rank(functions, &weights, columns.len());
+    let mut texts: HashMap<&str, Option<String>> = HashMap::new();
+    let mut shown = Vec::new();
+    for ((name, file), lines) in ranked {
+        let text = texts
+            .entry(file)
+            .or_insert_with(|| source(file, folders).ok());
+        if let Some(text) = text {
+            let rows = rows(&weights, &lines, columns.len(), compared);
+            shown.push(function(name, file, &lines, text, &rows));
+        }
+        if shown.len() == MOST_FUNCTIONS {
+            break;
+        }
+    }
+    let mut out = String::new();
+    list(&mut out, shown);
+    out
+}
+
+fn is_source(file: &str) -> bool {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    let ending = name.rsplit_once('.').map(|(_, ending)| ending);
+    // The headers of C++'s library have none.
+    let header = file.contains("/include/c++/") && ending.is_none();
+    header || ending.is_some_and(|ending| ENDINGS.contains(&ending))
+}
+
+/// The functions by what their lines hold themselves and in all, largest first.
+fn rank<'a>(
+    functions: BTreeMap<(&'a str, &'a str), Lines>,
+    weights: &Weights,
+    columns: usize,
+) -> Vec<((&'a str, &'a str), Lines)> {
+    let size = |w: Weight| (w.plus + w.minus) as f64;
+    let score = |lines: &Lines, column: usize| -> (f64, f64) {
+        let flat = lines.values().map(|&e| size(weights.flat(e, column))).sum();
+        (
+            flat,
+            lines.values().map(|&e| size(weights.cum(e, column))).sum(),
+        )
+    };
+    let mut totals = vec![(1.0f64, 1.0f64); columns];
+    for lines in functions.values() {
+        for (column, total) in totals.iter_mut().enumerate() {
+            let (flat, cum) = score(lines, column);
+            *total = (total.0.max(flat), total.1.max(cum));
+        }
+    }
+    let whole = |lines: &Lines| -> f64 {
+        let part = |(column, total): (usize, &(f64, f64))| {
+            let (flat, cum) = score(lines, column);
+            flat / total.0 + cum / total.1
+        };
+        totals.iter().enumerate().map(part).fold(0.0, f64::max)
+    };
+    let mut ranked: Vec<_> = functions.into_iter().map(|f| (whole(&f.1), f)).collect();
+    ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.0.cmp(&b.1.0)));
+    ranked.into_iter().map(|(_, function)| function).collect()
+}
+
+/// For each column a list of `[line, flat, cum]`, with the base's flat and cum
+/// behind them in a comparison.
+fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> String {
+    let column = |c: usize| {
+        let mut out = String::new();
+        let rows = lines.iter().map(|(line, &entry)| {
+            let (flat, cum) = (weights.flat(entry, c), weights.cum(entry, c));
+            if compared {
+                let (f, m) = (flat.minus, cum.minus);
+                format!("[{line},{},{},{f},{m}]", flat.plus, cum.plus)
+            } else {
+                format!("[{line},{},{}]", flat.net(), cum.net())
+            }
+        });
+        list(&mut out, rows);
+        out
+    };
+    let mut out = String::new();
+    list(&mut out, (0..columns).map(column));
+    out
+}
+
+fn function(name: &str, file: &str, lines: &Lines, text: &str, rows: &str) -> String {
+    let known = || lines.keys().copied();
+    let first = known().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
+    let last = known().max().unwrap_or(1).saturating_add(MARGIN);
+    let count = (last - first + 1).min(MOST_LINES) as usize;
+    let shown = text.lines().skip(first as usize - 1).take(count);
+    let line = |line: &str| {
+        let line = line.replace('\t', "    ");
+        let cut: String = line.trim_end().chars().take(LONGEST).collect();
+        quote(&printable(&cut))
+    };
+    let mut out = format!(
+        "\n{{\"name\":{},\"file\":{},\"first\":{first},\"text\":",
+        quote(&printable(name)),
+        quote(&printable(file))
+    );
+    list(&mut out, shown.map(line));
+    out + ",\"weights\":" + rows + "}"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_called_as_sources_are_become_part_of_the_page() {
+        for file in [
+            "/a/x.c",
+            "src/lib.rs",
+            "/usr/include/c++/12/vector",
+            "a.b/y.hpp",
+        ] {
+            assert!(is_source(file), "{file}");
+        }
+        for file in [
+            "/etc/shadow",
+            "/root/.ssh/id_rsa",
+            "/proc/self/environ",
+            "x.key",
+            "",
+        ] {
+            assert!(!is_source(file), "{file}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What each entry holds, in all columns at once.
+
+use crate::nodes::Nodes;
+use crate::report::flame::tree::Weight;
+use crate::view::View;
+
+/// Flat and cum of every entry, before and after apart.
+pub struct Weights {
+    columns: usize,
+    flat: Vec<Weight>,
+    cum: Vec<Weight>,
+}
+
+impl Weights {
+    /// Adds up the stacks of a view, for these columns.
+    pub fn new(view: &View, nodes: &Nodes, columns: &[usize]) -> Self {
+        let size = nodes.len() * columns.len();
+        let mut weights = Self {
+            columns: columns.len(),
+            flat: vec![Weight::default(); size],
+            cum: vec![Weight::default(); size],
+        };
+        // Recursion counts once: the last stack that counted for an entry.
+        let mut seen = vec![usize::MAX; nodes.len()];
+        for (stack, _, frames) in view.stacks() {
+            let values = view.profile().values_of(stack);
+            let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
+            let entries = shown.flat_map(|&f| nodes.of_location(f));
+            for (depth, &entry) in entries.enumerate() {
+                let at = entry as usize * columns.len();
+                if depth == 0 {
+                    count(&mut weights.flat[at..], values, columns);
+                }
+                if seen[entry as usize] != stack {
+                    seen[entry as usize] = stack;
+                    count(&mut weights.cum[at..], values, columns);
+                }
+            }
+        }
+        weights
+    }
+
+    /// What an entry holds itself.
+    pub fn flat(&self, entry: u32, column: usize) -> Weight {
+        self.flat[entry as usize * self.columns + column]
+    }
+
+    /// What an entry and its callees hold.
+    pub fn cum(&self, entry: u32, column: usize) -> Weight {
+        self.cum[entry as usize * self.columns + column]
+    }
+}
+
+fn count(weights: &mut [Weight], values: &[i64], columns: &[usize]) {
+    for (weight, &column) in weights.iter_mut().zip(columns) {
+        weight.count(values[column]);
+    }
+}

@@ -1,0 +1,316 @@
+//! The page: complete, offline, and nothing in it but text and our own script.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heap_format::{Detail, Facts, Profile, ProfileBuilder, dump};
+use tempfile::TempDir;
+
+mod browser;
+
+const HOSTILE: &str = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=2>";
+
+fn page(folder: &Path, arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .current_dir(folder)
+        .args(arguments)
+        .arg("--html")
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn profile(folded: &str) -> Profile {
+    heap_format::read(folded.as_bytes(), "test").unwrap()
+}
+
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        fs::write(folder.path().join(name), content).unwrap();
+    }
+    folder
+}
+
+fn folded(scale: u64) -> String {
+    format!(
+        "main;serve;read_query;allocate {}\nmain;serve;{};allocate {}\nmain;start 75\n",
+        4000 * scale,
+        HOSTILE.replace(';', ":"),
+        250
+    )
+}
+
+/// A dump with ages, figures of the allocator and facts, without symbols.
+fn write_dump(folder: &TempDir) -> PathBuf {
+    let mut builder = ProfileBuilder::new(1024);
+    let figures = [
+        ("allocated", 900_000),
+        ("active", 1_000_000),
+        ("resident", 1_500_000),
+    ];
+    builder.facts(Facts {
+        process: Some(HOSTILE.into()),
+        duration_ns: Some(60_000_000_000),
+        allocator: figures.map(|(k, v)| (k.to_owned(), v)).into(),
+        ..Facts::default()
+    });
+    let detail = Detail {
+        alloc_samples: 100,
+        alloc_objects: 1000.0,
+        alloc_bytes: 640_000.0,
+        live_age_ms_sum: 30_000.0 * 1000.0,
+        live_variance: 1e6,
+        ..Detail::default()
+    };
+    builder.stack([0x1001, 0x2001], &detail);
+    let path = folder.path().join("x.heap");
+    dump::write(&builder.finish(), &mut fs::File::create(&path).unwrap()).unwrap();
+    path
+}
+
+/// The JSON of a script element.
+fn json<'a>(page: &'a str, id: &str) -> &'a str {
+    let start = format!("<script type=\"application/json\" id=\"{id}\">");
+    let (_, rest) = page.split_once(&start).unwrap();
+    rest.split_once("</script>").unwrap().0
+}
+
+#[test]
+fn the_page_needs_nothing_from_outside() {
+    let folder = folder(&[("x.folded", &folded(1))]);
+    let page = page(folder.path(), &["-f", "x.folded"]);
+    let policy = page
+        .split("Content-Security-Policy\" content=\"")
+        .nth(1)
+        .unwrap();
+    let policy = policy.split('"').next().unwrap();
+    assert!(
+        policy.starts_with("default-src 'none'; script-src 'sha256-"),
+        "{policy}"
+    );
+    assert_eq!(
+        policy.matches("'sha256-").count(),
+        2,
+        "the page's and the call graph's: {policy}"
+    );
+    let urls = ["http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"];
+    let rest = urls
+        .iter()
+        .fold(page.clone(), |page, url| page.replace(url, ""));
+    let data = [json(&rest, "profile"), json(&rest, "graphs")];
+    let own = data
+        .iter()
+        .fold(rest.clone(), |page, data| page.replace(data, ""));
+    assert!(own.len() > 20_000, "the page's own part is looked at");
+    for outside in [
+        "http:", "https:", "url(", "@import", " src=", " href=", "<link",
+    ] {
+        assert!(!own.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn hostile_names_cannot_leave_the_data() {
+    let folder = folder(&[("x.folded", &folded(1))]);
+    let page = page(folder.path(), &["-f", "x.folded"]);
+    for id in ["profile", "graphs"] {
+        let json = json(&page, id);
+        assert!(!json.contains(['<', '>', '&']), "{json}");
+        assert!(json.contains("pwned"), "{json}");
+    }
+    assert_eq!(page.matches("</script>").count(), 3);
+    assert_eq!(
+        page,
+        self::page(folder.path(), &["-f", "x.folded"]),
+        "the same bytes each time"
+    );
+}
+
+#[test]
+fn ages_and_figures_of_a_dump_are_on_the_page() {
+    let folder = folder(&[]);
+    let dump = write_dump(&folder);
+    let own = std::env::current_exe().unwrap();
+    let arguments = [
+        "-p",
+        own.to_str().unwrap(),
+        "-f",
+        dump.to_str().unwrap(),
+        "--force",
+    ];
+    let page = page(folder.path(), &arguments);
+    let data = json(&page, "profile");
+    assert!(data.contains("\"duration\":60.000"), "{data}");
+    assert!(
+        data.contains("\"score\":640000,\"bytes\":640000,\"error\":1960,\"objects\":1000"),
+        "{data}"
+    );
+    assert!(
+        data.contains("\"kept\":1,\"age\":30000,\"lifetime\":null"),
+        "{data}"
+    );
+    assert!(data.contains("[\"allocated\",900000]"), "{data}");
+    assert!(
+        data.contains("\"inuse_objects\"") && data.contains("\"alloc_space\""),
+        "{data}"
+    );
+}
+
+#[test]
+fn a_base_is_kept_apart() {
+    let folder = folder(&[("after", &folded(3)), ("before", &folded(1))]);
+    let page = page(folder.path(), &["-f", "after", "--base", "before"]);
+    let data = json(&page, "profile");
+    assert!(data.contains("\"compared\":true"), "{data}");
+    let totals = "\"totals\":{\"change\":8000,\"larger\":4325,\"now\":12325,\"base\":4325}";
+    assert!(data.contains(totals), "{data}");
+    let (graphs, null) = (json(&page, "graphs"), "\"change\":null");
+    assert!(!graphs.contains(null), "{graphs}");
+}
+
+#[test]
+fn source_is_shown_of_source_files_only() {
+    let folder = folder(&[
+        ("a.c", "int a;\nint f(void) {\n  return g(\"<b>\");\n}\n"),
+        ("secret.key", "s3cret\n"),
+    ]);
+    let mut proto = profile("main;f 10\nmain;g 5\n");
+    for (i, name) in ["a.c", "secret.key"].iter().enumerate() {
+        let path = folder.path().join(name);
+        let wanted = ["f", "g"][i];
+        let function = proto
+            .functions
+            .iter()
+            .position(|f| f.name == wanted)
+            .unwrap();
+        proto.functions[function].file = path.display().to_string();
+        for line in proto
+            .lines
+            .iter_mut()
+            .filter(|l| l.function as usize == function)
+        {
+            line.line = if i == 0 { 3 } else { 1 };
+        }
+    }
+    let file = fs::File::create(folder.path().join("x.pb.gz")).unwrap();
+    heap_format::pprof::write(&proto, &mut &file).unwrap();
+    let page = page(folder.path(), &["-f", "x.pb.gz"]);
+    let data = json(&page, "profile");
+    assert!(
+        data.contains("return g(\\\"\\u003cb\\u003e\\\");"),
+        "{data}"
+    );
+    assert!(data.contains("\"weights\":[[[3,10,10]]]"), "{data}");
+    assert!(!data.contains("s3cret"), "{data}");
+}
+
+const PROBE: &str = r##"
+const state = {};
+const $ = (s) => document.querySelector(s);
+const visible = () => [...document.querySelectorAll(".tab")].filter((t) => !t.hidden).map((t) => t.id).join();
+const press = (text) => [...document.querySelectorAll("button")].find((b) => b.textContent === text).click();
+const frames = () => [...document.querySelectorAll("#flame .frames .frame")];
+const rows = () => [...document.querySelectorAll("#functions tbody tr")].map((tr) => [...tr.children].map((td) => td.textContent));
+const type = (field, text) => { field.value = text; field.dispatchEvent(new Event("input")); };
+
+state.start = visible();
+const serve = frames().find((g) => g.textContent === "serve");
+const width = (g) => Number(g.querySelector("rect").getAttribute("width"));
+state.wide = width(serve);
+serve.querySelector("rect").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+state.wider = width(frames().find((g) => g.textContent === "serve"));
+type($("#flame input"), "allocate");
+state.matched = $("#flame .count").textContent;
+press("Functions");
+state.tab = visible();
+state.first = rows()[0].join(" ");
+press("Function");
+state.sorted = rows().map((r) => r[4]).join("|");
+type($("#functions input"), "^main$");
+state.filtered = rows().length + " " + rows()[0][4];
+press("Now");
+state.now = rows()[0].join(" ");
+press("Base");
+state.base = rows()[0].join(" ");
+press("Change");
+state.change = rows()[0].join(" ");
+press("main");
+state.found = visible() + " " + $("#flame input").value;
+press("Call graph");
+state.graph = $("#graph iframe") !== null;
+for (const name of ["Source", "Leak suspects", "Allocator", "About"]) press(name);
+state.last = visible();
+state.executed = "pwned" in window;
+state.images = document.querySelectorAll("img").length;
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+#[test]
+#[ignore = "needs chromium"]
+fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
+    let folder = folder(&[("after", &folded(3)), ("before", &folded(1))]);
+    let page = page(folder.path(), &["-f", "after", "--base", "before"]);
+    // The page allows no script but its own, so the probe needs the policy out of its way.
+    let free = page.replace("Content-Security-Policy", "X-None");
+    let path = folder.path().join("probe.html");
+    let probe = format!("<script>{{{PROBE}}}</script></body>");
+    fs::write(&path, free.replace("</body>", &probe)).unwrap();
+    let state = browser::state(&path, "");
+    let text = |key: &str, expected: &str| {
+        let expected = format!("\"{key}\":\"{expected}\"");
+        assert!(state.contains(&expected), "{expected}: {state}");
+    };
+    text("start", "flame");
+    assert!(
+        browser::number(&state, "wider") >= browser::number(&state, "wide"),
+        "{state}"
+    );
+    text("matched", "100% matched, 1 frame");
+    text("tab", "functions");
+    text("first", "+8000 100% +8000 100% allocate");
+    text("sorted", "allocate|main|read_query|serve");
+    text("filtered", "1 main");
+    text("now", "0 0% 12325 100% main");
+    text("base", "0 0% 4325 100% main");
+    text("change", "0 0% +8000 100% main");
+    text("found", "flame ^main$");
+    text("last", "about");
+    assert!(state.contains("\"graph\":true"), "{state}");
+    assert!(state.contains("\"executed\":false,\"images\":0"), "{state}");
+}
+
+#[test]
+#[ignore = "needs chromium"]
+fn the_policy_lets_our_scripts_run_and_no_other() {
+    let folder = folder(&[("x.folded", &folded(1))]);
+    let page = page(folder.path(), &["-f", "x.folded"]);
+    let path = folder.path().join("x.html");
+    fs::write(&path, &page).unwrap();
+    let refusals = |path: &Path| {
+        let output = browser::open(path, "#graph");
+        let console = String::from_utf8_lossy(&output.stderr).into_owned();
+        let dom = String::from_utf8_lossy(&output.stdout).into_owned();
+        (
+            console.matches("Content Security Policy").count(),
+            dom,
+            console,
+        )
+    };
+    let (refused, dom, console) = refusals(&path);
+    assert!(dom.contains("<nav") && dom.contains("<iframe"), "{dom}");
+    assert_eq!(refused, 0, "{console}");
+    // The same check finds a script that is not ours, in the page and in the call graph.
+    let foreign = page.replace("</body>", "<script>document.title='pwned'</script></body>");
+    fs::write(&path, foreign).unwrap();
+    let (refused, dom, console) = refusals(&path);
+    assert!(refused > 0 && !dom.contains("<title>pwned"), "{console}");
+    let changed = page.replace("Makes the picture a map", "Makes the picture a cap");
+    assert_ne!(changed, page);
+    fs::write(&path, changed).unwrap();
+    let (refused, _, console) = refusals(&path);
+    assert!(refused > 0, "{console}");
+}
