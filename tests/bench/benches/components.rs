@@ -3,6 +3,7 @@
 //! The allocations are whoever's malloc the process has: `tests/bench/run components` runs
 //! them under jemalloc alone, under the agent, and under the agent with every one sampled.
 
+use std::alloc::{Layout, alloc_zeroed};
 use std::hint::black_box;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -27,8 +28,13 @@ const FRAME: usize = 4;
 
 /// Zeroed memory as the segment has it.
 fn zeroed<T>(count: usize) -> Box<[T]> {
-    // SAFETY: only used for the table's types, which are all zero before their first use.
-    unsafe { Box::new_zeroed_slice(count).assume_init() }
+    let layout = Layout::array::<T>(count).expect("a size that fits");
+    // SAFETY: the layout is not empty; only used for types that are valid as zeroes.
+    unsafe {
+        let at: *mut T = alloc_zeroed(layout).cast();
+        assert!(!at.is_null(), "out of memory");
+        Box::from_raw(std::ptr::slice_from_raw_parts_mut(at, count))
+    }
 }
 
 /// A tree in memory of its own.
@@ -84,17 +90,9 @@ fn registers(memory: &[u64]) -> Registers {
     }
 }
 
-fn walker() -> Box<Walker> {
-    // SAFETY: zeroed memory is what `init` makes a walker of.
-    let mut walker = unsafe { Box::<Walker>::new_zeroed().assume_init() };
-    walker.init();
-    walker
-}
-
 fn walks(c: &mut Criterion) {
     let rule = Rule::new(Kind::Sp, (FRAME * 8) as i64, Some(-8), None);
-    // SAFETY: a cache begins as zeroes, as a static does.
-    let cache: Box<RuleCache> = unsafe { Box::new_zeroed().assume_init() };
+    let cache = &zeroed::<RuleCache>(1)[0];
     let code = |ip: u64, _: &mut Scratch| {
         if ip == 0 {
             return Rule::END;
@@ -108,7 +106,8 @@ fn walks(c: &mut Criterion) {
     let tree = Interned(forest.tree());
     for frames in [30, 200] {
         let memory = stack(frames);
-        let mut walker = walker();
+        let walker = &mut zeroed::<Walker>(1)[0];
+        walker.init();
         c.bench_function(&format!("walk, {frames} frames unchanged"), |b| {
             b.iter(|| black_box(walker.walk(registers(&memory), 0, &tree, code)));
         });

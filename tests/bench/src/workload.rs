@@ -86,8 +86,8 @@ impl Workload {
             Self::Micro | Self::Deep => 40_000_000,
             Self::Two | Self::Four => 48_000_000,
             Self::Live => 1_000_000,
-            Self::Json => 120,
-            Self::Redis => 1_200_000,
+            Self::Json => 60,
+            Self::Redis => 800_000,
             Self::Sqlite => 300_000,
             Self::Cc1plus => 1,
         }
@@ -97,14 +97,14 @@ impl Workload {
     /// within seconds; `None`: it is not run.
     pub fn divisor(self, config: Config) -> Option<u64> {
         match (self, config) {
-            (Self::Json, Config::Memray) => Some(4),
+            (Self::Json, Config::Memray) => Some(6),
             (_, Config::Memray) => None,
             (Self::Cc1plus, Config::HeapProfile) => None,
-            (Self::Live | Self::Json | Self::Redis | Self::Sqlite, Config::HeapProfile) => Some(30),
+            (Self::Live | Self::Json | Self::Redis | Self::Sqlite, Config::HeapProfile) => Some(60),
             (Self::Cc1plus | Self::Live | Self::Json | Self::Redis | Self::Sqlite, _) => Some(1),
             (_, Config::Every) => Some(4),
             (_, Config::JemallocFine) => Some(10),
-            (_, Config::Tcmalloc) => Some(20),
+            (_, Config::Tcmalloc) => Some(60),
             (_, Config::HeapProfile) => Some(2000),
             (_, Config::Heaptrack) => Some(30),
             _ => Some(1),
