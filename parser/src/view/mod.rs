@@ -141,6 +141,11 @@ impl View {
         self.total = self.sum_of_magnitudes();
     }
 
+    /// Makes 100 % this much.
+    pub fn set_total(&mut self, total: i64) {
+        self.total = total;
+    }
+
     /// The same view of another column; without the base's stacks where they
     /// are kept apart, unless `with_base`.
     pub fn of_column(&self, column: usize, with_base: bool) -> Self {

@@ -298,15 +298,14 @@ function flameGraph(root, data, options) {
     if (tree.name[i] === FEW) lines.push("each too small to be shown by itself");
     return lines;
   }
+  // With the larger one as width, neither before nor now can be told from it.
   function beforeAndAfter(i) {
-    // With the larger one as width: width = max, sum = after - before, frame by frame.
-    const { plus, minus } = column();
     if (at.inverted) return `${share(tree.sum[i], tree.width[i])} changed`;
-    let [now, before] = [0, 0];
-    for (let f = i; f < plus.length; f++) {
-      if (isBelow(f, i)) [now, before] = [now + plus[f], before + minus[f]];
+    if (!tree.before) {
+      tree.before = Float64Array.from(column().minus);
+      for (let f = tree.before.length - 1; f > 0; f--) tree.before[tree.parent[f]] += tree.before[f];
     }
-    return `now ${number(now)}, before ${number(before)}`;
+    return `now ${number(tree.before[i] + tree.sum[i])}, before ${number(tree.before[i])}`;
   }
   function showTip(i, x, y) {
     tip.replaceChildren(html("b", nameOf(i)), ...describe(i).map((line) => html("div", line)));
@@ -394,7 +393,9 @@ function flameGraph(root, data, options) {
     const lines = (options && options.title) || [];
     what.replaceChildren(html("b", signed(tree.sum[0])), ` ${column().kind}`);
     what.title = lines.join("\n");
-    note.textContent = lines.filter((line) => !line.startsWith("T")).join("  ·  ");
+    // What fits on a line; all of them are in its tooltip.
+    const first = /^(File|Dump|Filter|Merged|Colours|[0-9])/;
+    note.textContent = lines.filter((line) => first.test(line)).join("  ·  ");
     note.title = lines.join("\n");
   }
   field.addEventListener("input", () => search(field.value));

@@ -2,7 +2,7 @@
 
 use crate::callgraph;
 use crate::graph::Graph;
-use crate::report::flame::data::{list, quote};
+use crate::report::flame::data::{Totals, list, quote};
 use crate::report::{Context, svg};
 
 const SCRIPT_FROM: &str = "<script><![CDATA[";
@@ -37,7 +37,12 @@ pub fn all(context: &Context, columns: &[usize], compared: bool) -> (String, Str
 }
 
 fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> {
-    let view = context.view.of_column(column, with_base);
+    let mut view = context.view.of_column(column, with_base);
+    if with_base {
+        // As everywhere on the page, shares of a change are of all that changed.
+        let change = Totals::of(context.view, column, true).change;
+        view.set_total(change.try_into().unwrap_or(i64::MAX));
+    }
     let context = Context {
         view: &view,
         unit: context.unit.clone(),

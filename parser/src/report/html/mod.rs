@@ -65,8 +65,7 @@ pub fn render(context: &Context, folders: &[PathBuf]) -> String {
     )
 }
 
-/// The columns of the page: the one asked for first in the flame graph's order
-/// of callees, but all in the profile's order.
+/// The columns of the page, in the profile's order.
 fn columns(context: &Context) -> Vec<usize> {
     let count = context.view.profile().sample_types.len();
     let mut columns: Vec<usize> = (0..count.min(MOST_COLUMNS)).collect();
