@@ -15,6 +15,9 @@ const REACH: u64 = 16 << 20;
 /// Largest downward gap that still counts as the same stack.
 const GAP: u64 = 256 << 10;
 
+/// What a function may use below its stack pointer (x86-64 psABI 3.2.2).
+const RED_ZONE: u64 = 128;
+
 /// What is known to be readable, as a half-open range around the stack pointer.
 #[derive(Clone, Copy, Debug)]
 pub struct Stack {
@@ -65,15 +68,18 @@ impl Stack {
         }
     }
 
-    /// Follows a switch of stacks (a signal frame): what was known no longer counts.
+    /// Follows a switch of stacks (a signal frame): what was known no longer counts. The red
+    /// zone below `sp` belongs to the stack: a function that is interrupted when it is about
+    /// to return has its registers there.
     ///
     /// # Errors
     /// [`Cause::OutOfStack`] if nothing is readable there.
     pub fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
-        if sp >= self.low && sp < self.high {
+        let red = sp.saturating_sub(RED_ZONE);
+        if red >= self.low && sp < self.high {
             return Ok(());
         }
-        self.restart(sp, 0);
+        self.restart(if is_readable(red) { red } else { sp }, 0);
         self.extend(sp)
     }
 
@@ -201,6 +207,21 @@ mod tests {
         assert_eq!(stack.read(base), Ok(7));
         assert_eq!(stack.read(base + 8 * 4000), Ok(7));
         assert_eq!(stack.read(base + 4), Err(Cause::OutOfStack));
+    }
+
+    #[test]
+    fn words_below_an_interrupted_stack_pointer_are_read_across_a_page() {
+        let words = vec![7u64; 4096];
+        let page = words.as_ptr() as u64 + 2 * PAGE & !(PAGE - 1);
+        let mut stack = Stack::EMPTY;
+        assert_eq!(stack.move_to(page), Ok(()));
+        assert_eq!(stack.read(page - 16), Ok(7));
+        assert_eq!(stack.read(page), Ok(7));
+        assert_eq!(
+            stack.move_to(8),
+            Err(Cause::OutOfStack),
+            "nothing is mapped there"
+        );
     }
 
     #[test]
