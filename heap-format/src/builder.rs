@@ -1,9 +1,10 @@
 //! Building a heap profile stack by stack.
 
+use crate::detail::Detail;
 use crate::intern::Interner;
 use crate::maps;
 use crate::profile::{
-    Detail, Facts, Format, Location, Mapping, NO_MAPPING, Profile, ValueType, heap_sample_types,
+    Facts, Format, Location, Mapping, NO_MAPPING, Profile, ValueType, heap_sample_types,
 };
 use crate::scan::Scan;
 

@@ -4,6 +4,7 @@
 use std::io::Read;
 
 use crate::builder::push_addresses;
+use crate::detail::Detail;
 use crate::dump::facts::FactsReader;
 use crate::dump::{END, FACTS, SIGNATURE, STACK, VERSION};
 use crate::error::Fault;
@@ -11,7 +12,7 @@ use crate::intern::Interner;
 use crate::lines::{Line, Lines};
 use crate::maps;
 use crate::profile::{
-    Detail, Format, Location, MARKERS, NO_MAPPING, Profile, ValueType, heap_sample_types,
+    Format, Location, MARKERS, NO_MAPPING, Profile, ValueType, heap_sample_types,
 };
 use crate::scale::unsample;
 use crate::scan::Scan;

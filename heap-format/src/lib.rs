@@ -20,6 +20,7 @@
 
 mod builder;
 mod cpu;
+mod detail;
 pub mod dump;
 mod error;
 mod folded;
@@ -36,19 +37,23 @@ pub mod pprof;
 mod profile;
 mod scale;
 mod scan;
+mod stacks;
+pub mod variance;
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 pub use builder::ProfileBuilder;
+pub use detail::Detail;
 pub use error::ReadError;
 pub use profile::{
-    BuildId, Detail, Facts, Format, Function, Label, LabelValue, Line, Location, MARKERS, Mapping,
-    Marker, NO_MAPPING, Profile, Stacks, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, ValueType,
-    heap_sample_types, marker_at,
+    BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, MARKERS, Mapping, Marker,
+    NO_MAPPING, Profile, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, ValueType, heap_sample_types,
+    marker_at,
 };
 pub use scale::unsample;
+pub use stacks::Stacks;
 
 use error::Fault;
 use lines::Lines;

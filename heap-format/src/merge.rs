@@ -4,13 +4,17 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 
+use crate::detail::Detail;
 use crate::profile::{
-    BuildId, Detail, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping,
-    NO_MAPPING, Profile, ValueType,
+    BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
+    Profile, ValueType,
 };
 
 /// Key of the label that marks the stacks of a base, as pprof marks them.
 pub const BASE_LABEL: &str = "pprof::base";
+
+/// Key of the label that tells which of several dumps a stack is from.
+pub const DUMP_LABEL: &str = "dump";
 
 /// Profiles that cannot be combined.
 #[derive(Debug, thiserror::Error)]
@@ -46,20 +50,26 @@ pub fn subtract(
     combine(profiles, bases, base)
 }
 
+/// All stacks of `profiles`, at least one, kept apart by [`DUMP_LABEL`] with
+/// the number of their profile.
+pub fn side_by_side(profiles: &[Profile]) -> Result<Profile, MergeError> {
+    let mut merger = Merger::new(profiles, &[])?;
+    for (number, profile) in profiles.iter().enumerate() {
+        let value = LabelValue::Number(number as i64, String::new());
+        merger.add(profile, 1, Some((DUMP_LABEL, value)));
+    }
+    Ok(merger.finish())
+}
+
 fn combine(profiles: &[Profile], bases: &[Profile], base: Base) -> Result<Profile, MergeError> {
-    let all = || profiles.iter().chain(bases);
-    let columns = common_columns(all())?;
-    let exact = bases.is_empty() && all().all(|p| p.details.len() == p.stacks.len());
-    let mut merger = Merger::new(&profiles[0], columns, exact);
+    let mut merger = Merger::new(profiles, bases)?;
     for profile in profiles {
         merger.add(profile, 1, None);
     }
+    let mark = (BASE_LABEL, LabelValue::Text("true".into()));
     for profile in bases {
-        merger.add(
-            profile,
-            -1,
-            (base == Base::Comparison).then_some(BASE_LABEL),
-        );
+        let mark = (base == Base::Comparison).then(|| mark.clone());
+        merger.add(profile, -1, mark);
     }
     Ok(merger.finish())
 }
@@ -129,7 +139,10 @@ struct StackKey {
 
 struct Merger {
     out: Profile,
+    /// Details can be summed up.
     exact: bool,
+    /// Variances can.
+    varied: bool,
     mappings: HashMap<MappingKey, u32>,
     functions: HashMap<Function, u32>,
     locations: HashMap<(u32, u64, Vec<Line>), u32>,
@@ -145,7 +158,10 @@ struct Places {
 }
 
 impl Merger {
-    fn new(first: &Profile, columns: Vec<ValueType>, exact: bool) -> Self {
+    fn new(profiles: &[Profile], bases: &[Profile]) -> Result<Self, MergeError> {
+        let all = || profiles.iter().chain(bases);
+        let first = &profiles[0];
+        let columns = common_columns(all())?;
         let default = first.sample_types.get(first.default_type);
         let default_type = columns.iter().position(|t| Some(t) == default);
         let out = Profile {
@@ -163,17 +179,20 @@ impl Merger {
             },
             ..Profile::default()
         };
-        Self {
+        let exact = |p: &Profile| p.details.len() == p.stacks.len();
+        let varied = |p: &Profile| p.variances.len() == p.values.len();
+        Ok(Self {
             out,
-            exact,
+            exact: bases.is_empty() && all().all(exact),
+            varied: all().all(varied),
             mappings: HashMap::new(),
             functions: HashMap::new(),
             locations: HashMap::new(),
             stacks: HashMap::new(),
-        }
+        })
     }
 
-    fn add(&mut self, profile: &Profile, sign: i64, mark: Option<&str>) {
+    fn add(&mut self, profile: &Profile, sign: i64, mark: Option<(&str, LabelValue)>) {
         self.out.period = self.out.period.max(profile.period);
         self.session(profile);
         let new = |c: &&String| !self.out.comments.contains(c);
@@ -192,10 +211,10 @@ impl Merger {
             while let Some(label) = labels.next_if(|l| l.stack as usize == i) {
                 own.push(label.clone());
             }
-            own.extend(mark.map(|key| Label {
+            own.extend(mark.iter().map(|(key, value)| Label {
                 stack: 0,
-                key: key.into(),
-                value: LabelValue::Text("true".into()),
+                key: (*key).to_owned(),
+                value: value.clone(),
             }));
             let values = profile.values_of(i);
             if values.iter().all(|&v| v == 0) {
@@ -212,6 +231,7 @@ impl Merger {
             let block_size = sizes.filter(|_| profile.format != Format::Dump);
             let stack = self.stack(frames, own, block_size);
             self.put(stack, values, profile.details.get(i));
+            self.put_variances(profile, i, stack, &columns);
         }
     }
 
@@ -322,6 +342,10 @@ impl Merger {
                 self.out
                     .labels
                     .extend(labels.into_iter().map(|l| Label { stack: next, ..l }));
+                if self.varied {
+                    let zeros = std::iter::repeat_n(0.0, zeros);
+                    self.out.variances.extend(zeros);
+                }
                 if self.exact {
                     self.out.details.push(Detail::default());
                 }
@@ -339,6 +363,18 @@ impl Merger {
         }
         if let (true, Some(detail)) = (self.exact, detail) {
             self.out.details[stack].add(detail);
+        }
+    }
+
+    /// Errors of independent samples add up, whatever the sign of the values.
+    fn put_variances(&mut self, profile: &Profile, from: usize, to: usize, columns: &[usize]) {
+        if !self.varied {
+            return;
+        }
+        let (width, own) = (columns.len(), profile.sample_types.len());
+        let sums = &mut self.out.variances[to * width..(to + 1) * width];
+        for (sum, column) in sums.iter_mut().zip(columns) {
+            *sum += profile.variances[from * own + column];
         }
     }
 

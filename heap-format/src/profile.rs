@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::detail::Detail;
+use crate::stacks::Stacks;
+
 /// Index value that means "no mapping" in [`Location::mapping`].
 pub const NO_MAPPING: u32 = u32::MAX;
 
@@ -210,108 +213,6 @@ pub struct Function {
     pub start_line: u32,
 }
 
-/// What our own dumps know of a stack beyond the four pprof values.
-///
-/// Objects and bytes are unbiased estimates: each sample counts for
-/// `W = 1 / (1 - exp(-size / interval))` objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Detail {
-    /// Samples taken.
-    pub alloc_samples: u64,
-    /// Of these, freed again.
-    pub free_samples: u64,
-    /// Objects allocated.
-    pub alloc_objects: f64,
-    /// Bytes allocated.
-    pub alloc_bytes: f64,
-    /// Objects freed.
-    pub freed_objects: f64,
-    /// Bytes freed.
-    pub freed_bytes: f64,
-    /// Sum over live objects of weight × age, in object-milliseconds.
-    pub live_age_ms_sum: f64,
-    /// Sum over freed objects of weight × lifetime, in object-milliseconds.
-    pub freed_lifetime_ms_sum: f64,
-    /// Variance of `alloc_bytes`.
-    pub alloc_variance: f64,
-    /// Variance of the live bytes.
-    pub live_variance: f64,
-}
-
-impl Detail {
-    /// Samples whose objects are still live.
-    pub fn live_samples(&self) -> u64 {
-        self.alloc_samples.saturating_sub(self.free_samples)
-    }
-
-    /// Live objects. Exactly 0 when no sample is live, whatever rounding left.
-    pub fn live_objects(&self) -> f64 {
-        self.live(self.alloc_objects - self.freed_objects)
-    }
-
-    /// Live bytes. Exactly 0 when no sample is live, whatever rounding left.
-    pub fn live_bytes(&self) -> f64 {
-        self.live(self.alloc_bytes - self.freed_bytes)
-    }
-
-    fn live(&self, difference: f64) -> f64 {
-        if self.live_samples() == 0 {
-            0.0
-        } else {
-            difference.max(0.0)
-        }
-    }
-
-    /// The four pprof values, rounded, in the order of [`heap_sample_types`].
-    pub fn values(&self) -> [i64; 4] {
-        [
-            self.alloc_objects,
-            self.alloc_bytes,
-            self.live_objects(),
-            self.live_bytes(),
-        ]
-        .map(|v| v.round() as i64)
-    }
-
-    /// The fields as floats, in the order in which a dump stores them.
-    pub(crate) fn to_fields(self) -> [f64; 10] {
-        [
-            self.alloc_samples as f64,
-            self.free_samples as f64,
-            self.alloc_objects,
-            self.alloc_bytes,
-            self.freed_objects,
-            self.freed_bytes,
-            self.live_age_ms_sum,
-            self.freed_lifetime_ms_sum,
-            self.alloc_variance,
-            self.live_variance,
-        ]
-    }
-
-    /// The inverse of [`Detail::to_fields`].
-    pub(crate) fn from_fields(f: [f64; 10]) -> Self {
-        Self {
-            alloc_samples: f[0] as u64,
-            free_samples: f[1] as u64,
-            alloc_objects: f[2],
-            alloc_bytes: f[3],
-            freed_objects: f[4],
-            freed_bytes: f[5],
-            live_age_ms_sum: f[6],
-            freed_lifetime_ms_sum: f[7],
-            alloc_variance: f[8],
-            live_variance: f[9],
-        }
-    }
-
-    /// Adds `other`, as when two dumps are merged.
-    pub fn add(&mut self, other: &Detail) {
-        let (a, b) = (self.to_fields(), other.to_fields());
-        *self = Detail::from_fields(std::array::from_fn(|i| a[i] + b[i]));
-    }
-}
-
 /// A label on a stack, as pprof profiles carry them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Label {
@@ -370,63 +271,6 @@ pub struct Facts {
     pub maps_text: Vec<u8>,
 }
 
-/// Stacks, flattened: frames of all of them in one array.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Stacks {
-    ends: Vec<u64>,
-    frames: Vec<u32>,
-}
-
-impl Stacks {
-    /// Number of stacks.
-    pub fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-
-    /// The frames of stack `index`, leaf first: indices into
-    /// [`Profile::locations`].
-    pub fn get(&self, index: usize) -> &[u32] {
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        &self.frames[start as usize..self.ends[index] as usize]
-    }
-
-    /// All stacks in order.
-    pub fn iter(&self) -> impl Iterator<Item = &[u32]> + '_ {
-        (0..self.len()).map(|i| self.get(i))
-    }
-
-    /// Appends one frame to the stack under construction.
-    pub(crate) fn push_frame(&mut self, location: u32) {
-        self.frames.push(location);
-    }
-
-    /// Ends the stack under construction.
-    pub(crate) fn close(&mut self) {
-        self.ends.push(self.frames.len() as u64);
-    }
-
-    /// The frames pushed since the last [`Stacks::close`].
-    pub(crate) fn open_frames(&self) -> &[u32] {
-        &self.frames[self.ends.last().map_or(0, |&end| end as usize)..]
-    }
-
-    /// Drops the frames pushed since the last [`Stacks::close`].
-    pub(crate) fn discard_open(&mut self) {
-        self.frames
-            .truncate(self.ends.last().map_or(0, |&end| end as usize));
-    }
-
-    /// Total number of frames.
-    pub fn frame_count(&self) -> usize {
-        self.frames.len()
-    }
-}
-
 /// A profile: stacks with values, and what is known about their addresses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
@@ -454,6 +298,9 @@ pub struct Profile {
     pub values: Vec<i64>,
     /// One for each stack, or none at all.
     pub details: Vec<Detail>,
+    /// Variances of the values, in the same order, or none at all; see
+    /// [`variance::fill`](crate::variance::fill).
+    pub variances: Vec<f64>,
     /// Size of the objects of each stack, or nothing at all: pprof's label
     /// `bytes` of heap text.
     pub block_sizes: Vec<i64>,
@@ -528,6 +375,9 @@ impl Profile {
         self.stacks.close();
         self.values.extend_from_slice(other.values_of(index));
         self.details.extend(other.details.get(index));
+        let columns = self.sample_types.len();
+        let variances = other.variances.chunks(columns.max(1)).nth(index);
+        self.variances.extend(variances.unwrap_or_default());
         self.block_sizes.extend(other.block_sizes.get(index));
         let start = other.labels.partition_point(|l| (l.stack as usize) < index);
         let own = other.labels[start..]

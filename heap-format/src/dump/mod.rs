@@ -29,7 +29,7 @@
 
 pub(crate) mod facts;
 mod numbers;
-mod split;
+pub(crate) mod split;
 mod write;
 
 pub use write::write;

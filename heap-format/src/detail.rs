@@ -1,0 +1,103 @@
+//! What this project's dumps know of a stack.
+
+/// What our own dumps know of a stack beyond the four pprof values.
+///
+/// Objects and bytes are unbiased estimates: each sample counts for
+/// `W = 1 / (1 - exp(-size / interval))` objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Detail {
+    /// Samples taken.
+    pub alloc_samples: u64,
+    /// Of these, freed again.
+    pub free_samples: u64,
+    /// Objects allocated.
+    pub alloc_objects: f64,
+    /// Bytes allocated.
+    pub alloc_bytes: f64,
+    /// Objects freed.
+    pub freed_objects: f64,
+    /// Bytes freed.
+    pub freed_bytes: f64,
+    /// Sum over live objects of weight × age, in object-milliseconds.
+    pub live_age_ms_sum: f64,
+    /// Sum over freed objects of weight × lifetime, in object-milliseconds.
+    pub freed_lifetime_ms_sum: f64,
+    /// Variance of `alloc_bytes`.
+    pub alloc_variance: f64,
+    /// Variance of the live bytes.
+    pub live_variance: f64,
+}
+
+impl Detail {
+    /// Samples whose objects are still live.
+    pub fn live_samples(&self) -> u64 {
+        self.alloc_samples.saturating_sub(self.free_samples)
+    }
+
+    /// Live objects. Exactly 0 when no sample is live, whatever rounding left.
+    pub fn live_objects(&self) -> f64 {
+        self.live(self.alloc_objects - self.freed_objects)
+    }
+
+    /// Live bytes. Exactly 0 when no sample is live, whatever rounding left.
+    pub fn live_bytes(&self) -> f64 {
+        self.live(self.alloc_bytes - self.freed_bytes)
+    }
+
+    fn live(&self, difference: f64) -> f64 {
+        if self.live_samples() == 0 {
+            0.0
+        } else {
+            difference.max(0.0)
+        }
+    }
+
+    /// The four pprof values, rounded, in the order of [`heap_sample_types`].
+    pub fn values(&self) -> [i64; 4] {
+        [
+            self.alloc_objects,
+            self.alloc_bytes,
+            self.live_objects(),
+            self.live_bytes(),
+        ]
+        .map(|v| v.round() as i64)
+    }
+
+    /// The fields as floats, in the order in which a dump stores them.
+    pub(crate) fn to_fields(self) -> [f64; 10] {
+        [
+            self.alloc_samples as f64,
+            self.free_samples as f64,
+            self.alloc_objects,
+            self.alloc_bytes,
+            self.freed_objects,
+            self.freed_bytes,
+            self.live_age_ms_sum,
+            self.freed_lifetime_ms_sum,
+            self.alloc_variance,
+            self.live_variance,
+        ]
+    }
+
+    /// The inverse of [`Detail::to_fields`].
+    pub(crate) fn from_fields(f: [f64; 10]) -> Self {
+        Self {
+            alloc_samples: f[0] as u64,
+            free_samples: f[1] as u64,
+            alloc_objects: f[2],
+            alloc_bytes: f[3],
+            freed_objects: f[4],
+            freed_bytes: f[5],
+            live_age_ms_sum: f[6],
+            freed_lifetime_ms_sum: f[7],
+            alloc_variance: f[8],
+            live_variance: f[9],
+        }
+    }
+
+    /// Adds `other`, as when two dumps are merged.
+    pub fn add(&mut self, other: &Detail) {
+        let (a, b) = (self.to_fields(), other.to_fields());
+        *self = Detail::from_fields(std::array::from_fn(|i| a[i] + b[i]));
+    }
+}

@@ -1,0 +1,126 @@
+//! How far sampled values may be off.
+//!
+//! Objects are sampled independently of each other, an object of `n` bytes
+//! with the probability `1 / W`, `W = 1 / (1 - exp(-n / interval))`. A sum of
+//! `x·W` over samples then has the variance `Σ x²·W·(W - 1)`, estimated from
+//! the samples alone (Horvitz and Thompson): `x` is 1 for objects and `n` for
+//! bytes.
+
+use crate::dump::split::{Record, split};
+use crate::profile::{Format, Profile};
+use crate::scale::weight;
+
+/// Half of the width, in standard errors, of an interval that holds the truth
+/// in 95 of 100 cases.
+pub const QUANTILE: f64 = 1.959_964;
+
+/// Columns of objects and the columns of their bytes.
+const PAIRS: [(&str, &str); 3] = [
+    ("alloc_objects", "alloc_space"),
+    ("inuse_objects", "inuse_space"),
+    ("objects", "space"),
+];
+
+/// Gives `profile` the variances of its values; none where they cannot be
+/// known: what is no heap profile, or does not tell its interval.
+///
+/// This project's dumps carry the variances of bytes; elsewhere, and for
+/// objects, those of each stack are taken as if it had objects of one or two
+/// sizes.
+pub fn fill(profile: &mut Profile) {
+    profile.variances.clear();
+    let exact = profile.format == Format::Dump && profile.period == 1;
+    let bytes = (profile.period_type.as_ref()).is_none_or(|t| t.unit == "bytes");
+    let pairs: Vec<(usize, usize)> = PAIRS
+        .iter()
+        .filter_map(|(o, b)| profile.type_index(o).zip(profile.type_index(b)))
+        .collect();
+    let known = pairs.len() * 2 == profile.sample_types.len() && !pairs.is_empty();
+    if !known || !bytes || (profile.period <= 1 && !exact) {
+        return;
+    }
+    let mut variances = vec![0.0; profile.values.len()];
+    if !exact {
+        for (stack, row) in variances.chunks_mut(pairs.len() * 2).enumerate() {
+            for &(objects, bytes) in &pairs {
+                let (o, b) = of_pair(profile, stack, objects, bytes);
+                (row[objects], row[bytes]) = (o, b);
+            }
+        }
+    }
+    profile.variances = variances;
+}
+
+/// Variances of objects and bytes of a stack.
+fn of_pair(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f64, f64) {
+    let interval = profile.period as u64;
+    let Some(d) = profile.details.get(stack) else {
+        let values = profile.values_of(stack);
+        let (o, b) = (values[objects] as f64, values[bytes] as f64);
+        return of_one_size(o.abs(), b.abs(), interval as f64);
+    };
+    let allocated = profile.sample_types[bytes].kind == "alloc_space";
+    let (samples, o, b, variance) = if allocated {
+        (
+            d.alloc_samples,
+            d.alloc_objects,
+            d.alloc_bytes,
+            d.alloc_variance,
+        )
+    } else {
+        (
+            d.live_samples(),
+            d.live_objects(),
+            d.live_bytes(),
+            d.live_variance,
+        )
+    };
+    if samples == 0 {
+        return (0.0, 0.0);
+    }
+    let of_record = |r: &Record| {
+        let w = weight(r.size as f64 / r.count.max(1) as f64 / interval as f64);
+        if r.count == 0 {
+            0.0
+        } else {
+            r.count as f64 * w * (w - 1.0)
+        }
+    };
+    let by_sizes: f64 = split(samples, o, b, interval).iter().map(of_record).sum();
+    // However the sizes are mixed, equal weights give the least variance.
+    let least = o * (o / samples as f64 - 1.0);
+    (finite(by_sizes.max(least)), finite(variance))
+}
+
+fn of_one_size(objects: f64, bytes: f64, interval: f64) -> (f64, f64) {
+    if objects == 0.0 || bytes == 0.0 {
+        return (0.0, 0.0);
+    }
+    let average = bytes / objects;
+    let variance = objects * (weight(average / interval) - 1.0);
+    (finite(variance), finite(variance * average * average))
+}
+
+/// Hostile numbers give no error bar rather than a senseless one.
+fn finite(variance: f64) -> f64 {
+    if variance.is_finite() {
+        variance.max(0.0)
+    } else {
+        0.0
+    }
+}
+
+/// Half of the width of the interval around `value` that holds the truth in
+/// 95 of 100 cases.
+///
+/// The normal quantile, corrected for few samples: half of the contribution
+/// of an average sample more, without which the interval around small counts
+/// is too short.
+pub fn half_width(value: f64, variance: f64) -> f64 {
+    if variance <= 0.0 {
+        return 0.0;
+    }
+    let deviation = variance.sqrt();
+    let one_sample = (variance / value.abs()).min(deviation);
+    QUANTILE * (variance + one_sample * one_sample / 2.0).sqrt()
+}
