@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn words_below_an_interrupted_stack_pointer_are_read_across_a_page() {
         let words = vec![7u64; 4096];
-        let page = words.as_ptr() as u64 + 2 * PAGE & !(PAGE - 1);
+        let page = (words.as_ptr() as u64 + 2 * PAGE) & !(PAGE - 1);
         let mut stack = Stack::EMPTY;
         assert_eq!(stack.move_to(page), Ok(()));
         assert_eq!(stack.read(page - 16), Ok(7));

@@ -6,6 +6,8 @@ pub struct Local;
 #[path = "../../../agent/src/arch/x86_64.rs"]
 #[allow(
     dead_code,
+    unused_macros,
+    unused_imports,
     reason = "the agent's file, of which this uses the entry only"
 )]
 mod native;
