@@ -1,12 +1,15 @@
 //! Who is right.
 //!
 //! libgcc follows every register, so a whole stack of its is the truth. framehop is
-//! asked as well because it shares nothing with libgcc but the tables; where it differs
-//! from the other two it is counted by itself.
+//! asked as well because it shares nothing with libgcc but the tables; where it alone
+//! differs, the frame at which it does tells whether that was to be expected.
 
+use crate::module::Anew;
 use crate::report::{self, Outcome};
 use crate::{libgcc, peer};
 use unwind::Cause;
+use unwind::compile::Scratch;
+use unwind::walk::Code;
 
 /// A stack as our walker sees it.
 #[derive(PartialEq, Eq)]
@@ -53,12 +56,20 @@ fn whole(ours: &[u64], gcc: &libgcc::Trace, peer: &peer::Trace) -> Outcome {
         };
     }
     if peer_agrees {
-        Outcome::Equal
-    } else if peer.error.is_some() && ours.starts_with(&peer.frames) {
-        Outcome::FramehopStopped
+        return Outcome::Equal;
+    }
+    let mut same = ours.iter().zip(&peer.frames).take_while(|(a, b)| a == b);
+    if same.any(|(ip, _)| is_beyond_framehop(*ip)) {
+        Outcome::BeyondFramehop
     } else {
         Outcome::FramehopDiffers
     }
+}
+
+/// Whether the frame that returns to `ip` is one that framehop does not follow: it reads
+/// no memory for a CFA, and knows no register but those that are followed here.
+fn is_beyond_framehop(ip: u64) -> bool {
+    !Anew.rule(ip, &mut Scratch::new()).is_plain()
 }
 
 /// Of a stack that we say is truncated: is there nothing that leads further?

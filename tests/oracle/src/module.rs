@@ -1,13 +1,7 @@
-//! Rules for return addresses, as the agent finds them.
+//! Rules for return addresses, as the agent finds them: through `_dl_find_object`, which
+//! takes no lock and allocates nothing.
 
-#[path = "../../../agent/src/module/find.rs"]
-#[allow(
-    dead_code,
-    reason = "the agent's file, of which this uses the lookup only"
-)]
-mod find;
-
-use find::Found;
+use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use unwind::Cause;
@@ -15,6 +9,42 @@ use unwind::cache::RuleCache;
 use unwind::compile::{Scratch, compile};
 use unwind::elf::Image;
 use unwind::rule::Rule;
+use unwind::walk::Code;
+
+/// glibc's `struct dl_find_object`, with room for what later versions may add.
+#[repr(C)]
+struct DlFound {
+    flags: u64,
+    start: u64,
+    end: u64,
+    link_map: u64,
+    eh_frame: u64,
+    reserved: [u64; 16],
+}
+
+unsafe extern "C" {
+    fn _dl_find_object(pc: *mut c_void, result: *mut DlFound) -> c_int;
+}
+
+/// A loaded module, and what tells it from another one at the same place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Found {
+    start: u64,
+    end: u64,
+    identity: (u64, u64),
+}
+
+fn find(pc: u64) -> Option<Found> {
+    // SAFETY: all zero is a valid value.
+    let mut result: DlFound = unsafe { std::mem::zeroed() };
+    // SAFETY: async-signal-safe by its contract; the result has room.
+    let missing = unsafe { _dl_find_object(pc as *mut c_void, &mut result) };
+    (missing == 0).then_some(Found {
+        start: result.start,
+        end: result.end,
+        identity: (result.eh_frame, result.link_map),
+    })
+}
 
 static RULES: RuleCache = RuleCache::new();
 static GENERATION: AtomicU16 = AtomicU16::new(0);
@@ -26,45 +56,57 @@ pub fn generation() -> u16 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// The rule of a return address, cached.
-pub fn cached(ip: u64, scratch: &mut Scratch) -> Rule {
-    let generation = generation();
-    if let Some(rule) = RULES.get(ip, generation) {
-        return rule;
+/// Rules as the agent gets them: kept once they are compiled.
+pub struct Cached;
+
+/// Rules compiled anew each time.
+pub struct Anew;
+
+impl Code for Cached {
+    fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule {
+        let generation = generation();
+        if let Some(rule) = RULES.get(ip, generation) {
+            return rule;
+        }
+        let pc = ip.wrapping_sub(1);
+        let Some(found) = find(pc) else {
+            return Rule::failed(Cause::NoModule);
+        };
+        register(found, pc);
+        let rule = Anew.rule(ip, scratch);
+        RULES.put(ip, generation, rule);
+        rule
     }
-    let pc = ip.wrapping_sub(1);
-    let Some(found) = find::find(pc) else {
-        return Rule::failed(Cause::NoModule);
-    };
-    register(found, pc);
-    let rule = compiled(&found, ip, scratch);
-    RULES.put(ip, generation, rule);
-    rule
+
+    fn image(&self, ip: u64) -> Option<Image> {
+        Anew.image(ip)
+    }
 }
 
-/// The rule of a return address, compiled anew.
-pub fn uncached(ip: u64, scratch: &mut Scratch) -> Rule {
-    match find::find(ip.wrapping_sub(1)) {
-        Some(found) => compiled(&found, ip, scratch),
-        None => Rule::failed(Cause::NoModule),
+impl Code for Anew {
+    fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule {
+        let Some(found) = find(ip.wrapping_sub(1)) else {
+            return Rule::failed(Cause::NoModule);
+        };
+        let image = image(&found);
+        image.map_or(Rule::failed(Cause::NoRule), |image| {
+            compile(&image, ip, scratch)
+        })
+    }
+
+    fn image(&self, ip: u64) -> Option<Image> {
+        image(&find(ip.wrapping_sub(1))?)
     }
 }
 
-fn compiled(found: &Found, ip: u64, scratch: &mut Scratch) -> Rule {
+fn image(found: &Found) -> Option<Image> {
     // SAFETY: its code is on the stack, so the loader keeps it mapped.
-    let image = unsafe { Image::at(found.start, found.end) };
-    image.map_or(Rule::failed(Cause::NoRule), |image| {
-        compile(&image, ip, scratch)
-    })
-}
-
-fn is_same(a: &Found, b: &Found) -> bool {
-    (a.start, a.end, a.identity) == (b.start, b.end, b.identity)
+    unsafe { Image::at(found.start, found.end) }
 }
 
 fn register(found: Found, pc: u64) {
     let mut seen = SEEN.lock().unwrap_or_else(|e| e.into_inner());
-    if !seen.iter().any(|(other, _)| is_same(other, &found)) {
+    if !seen.iter().any(|(other, _)| *other == found) {
         seen.push((found, pc));
     }
 }
@@ -74,7 +116,7 @@ pub fn look_for_changes() {
     crate::thread::quietly(|| {
         let mut seen = SEEN.lock().unwrap_or_else(|e| e.into_inner());
         let before = seen.len();
-        seen.retain(|(module, pc)| find::find(*pc).is_some_and(|now| is_same(module, &now)));
+        seen.retain(|(module, pc)| find(*pc) == Some(*module));
         if seen.len() != before {
             GENERATION.fetch_add(1, Ordering::Relaxed);
         }

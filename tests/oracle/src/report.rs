@@ -19,8 +19,8 @@ const EXAMPLES: usize = 12;
 pub enum Outcome {
     /// All four the same.
     Equal,
-    /// framehop ended early, with an error; the others agree.
-    FramehopStopped,
+    /// framehop lost its way at a frame of a kind that it cannot follow; the others agree.
+    BeyondFramehop,
     /// framehop took another way; the others agree.
     FramehopDiffers,
     /// libgcc ended early; the others agree.
@@ -41,7 +41,7 @@ impl Outcome {
     fn name(self) -> String {
         match self {
             Self::Equal => "equal".to_owned(),
-            Self::FramehopStopped => "framehop_stopped".to_owned(),
+            Self::BeyondFramehop => "beyond_framehop".to_owned(),
             Self::FramehopDiffers => "framehop_differs".to_owned(),
             Self::LibgccStopped => "libgcc_stopped".to_owned(),
             Self::Cut(cause) => format!("cut.{cause:?}"),

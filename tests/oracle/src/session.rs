@@ -47,9 +47,3 @@ extern "C" fn finish() {
 unsafe extern "C" fn stop() {
     RUNNING.store(false, Ordering::Relaxed);
 }
-
-/// What the agent's module lookup reads files with; only C libraries too old for this
-/// library come to that.
-pub fn read_file<'a>(_: &std::ffi::CStr, _: &'a mut [u8]) -> &'a [u8] {
-    &[]
-}

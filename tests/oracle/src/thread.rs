@@ -7,8 +7,8 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
+use unwind::Registers;
 use unwind::walk::{self, Walk, Walker};
-use unwind::{Registers, compile::Scratch, rule::Rule};
 
 thread_local! {
     // No destructors: registering one may allocate.
@@ -100,16 +100,15 @@ impl Thread {
             self.remembering.forget();
         }
         let ceiling = arch::thread_pointer();
-        let see = |walker: &mut Walker, rule: fn(u64, &mut Scratch) -> Rule| {
-            let walk = walker.walk(*registers, ceiling, &self.stacks, rule);
-            Sight {
-                frames: self.stacks.frames(&walk),
-                cut: walk.cut,
-            }
+        let seen = |walk: Walk| Sight {
+            frames: self.stacks.frames(&walk),
+            cut: walk.cut,
         };
-        let remembered = see(&mut self.remembering, module::cached);
+        let walker = &mut self.remembering;
+        let remembered = seen(walker.walk(*registers, ceiling, &self.stacks, module::Cached));
         self.forgetful.forget();
-        let anew = see(&mut self.forgetful, module::uncached);
+        let walker = &mut self.forgetful;
+        let anew = seen(walker.walk(*registers, ceiling, &self.stacks, module::Anew));
         let gcc = libgcc::trace(registers);
         self.peer.refresh();
         let peer = self.peer.trace(registers, &gcc);
