@@ -139,17 +139,21 @@ fn watch(pid: i32) -> Result<(ExitStatus, Usage)> {
             };
             return Ok((ExitStatus::from_raw(status), usage));
         }
-        let event = status >> 16;
+        let (signal, event) = (libc::WSTOPSIG(status), status >> 16);
         if event == libc::PTRACE_EVENT_EXIT {
             memory = Memory::of(pid)?;
         }
-        let signal = if event == 0 {
-            libc::WSTOPSIG(status)
-        } else {
-            0
-        };
         // SAFETY: our tracee, stopped.
-        unsafe { libc::ptrace(libc::PTRACE_CONT, pid, 0, signal) };
+        unsafe {
+            match event {
+                0 => libc::ptrace(libc::PTRACE_CONT, pid, 0, signal),
+                // Somebody stops all of its threads: it stays so until SIGCONT.
+                libc::PTRACE_EVENT_STOP if signal != libc::SIGTRAP => {
+                    libc::ptrace(libc::PTRACE_LISTEN, pid, 0, 0)
+                }
+                _ => libc::ptrace(libc::PTRACE_CONT, pid, 0, 0),
+            }
+        };
     }
 }
 
