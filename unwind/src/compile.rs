@@ -142,7 +142,13 @@ fn cause(error: gimli::Error) -> Cause {
 }
 
 fn eh_frame(frames: &Section) -> EhFrame<Bytes> {
-    EhFrame::from(EndianSlice::new(frames.bytes, LittleEndian))
+    let mut section = EhFrame::from(EndianSlice::new(frames.bytes, LittleEndian));
+    if cfg!(target_arch = "aarch64") {
+        // Code with signed return addresses says where they are signed, in an operation of
+        // this vendor's.
+        section.set_vendor(gimli::Vendor::AArch64);
+    }
+    section
 }
 
 fn pack(row: &Row, section: &EhFrame<Bytes>) -> Rule {

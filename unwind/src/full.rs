@@ -9,7 +9,7 @@
 //! About 1 µs, and as much for each frame asked.
 
 use crate::compile::{Bytes, ENCODING, NUMBERS, Scratch, Tables};
-use crate::rule::{Step, Word};
+use crate::rule::{Step, Word, return_address};
 use crate::stack::Stack;
 use crate::{Cause, Registers, elf::Image};
 use gimli::{
@@ -99,7 +99,7 @@ where
             }
         };
         let mut value = |rule, of| self.value(rule, of, cfa, &row.frames, at, &mut read);
-        let ip = value(row.ra, NUMBERS.ra)?;
+        let ip = return_address(value(row.ra, NUMBERS.ra)?);
         // Compilers forget to take this rule back at the end of a function. What was read
         // then is needed by few frames, and those will notice.
         let fp = value(row.fp, NUMBERS.fp).unwrap_or(0);
