@@ -85,7 +85,7 @@ impl Workload {
         match self {
             Self::Micro | Self::Deep => 40_000_000,
             Self::Two | Self::Four => 48_000_000,
-            Self::Live => 1_000_000,
+            Self::Live => 3_000_000,
             Self::Json => 60,
             Self::Redis => 800_000,
             Self::Sqlite => 300_000,
