@@ -208,6 +208,7 @@ fn source_is_shown_of_source_files_only() {
     assert!(!data.contains("s3cret"), "{data}");
 }
 
+/// Works the page as a reader would, and then the call graph in its frame.
 const PROBE: &str = r##"
 const state = {};
 const $ = (s) => document.querySelector(s);
@@ -218,18 +219,22 @@ const rows = () => [...document.querySelectorAll("#functions tbody tr")].map((tr
 const type = (field, text) => { field.value = text; field.dispatchEvent(new Event("input")); };
 
 state.start = visible();
-const serve = frames().find((g) => g.textContent === "serve");
+const named = (name) => frames().find((g) => g.textContent === name);
 const width = (g) => Number(g.querySelector("rect").getAttribute("width"));
-state.wide = width(serve);
-serve.querySelector("rect").dispatchEvent(new MouseEvent("click", { bubbles: true }));
-state.wider = width(frames().find((g) => g.textContent === "serve"));
-type($("#flame input"), "allocate");
+const share = () => width(named("read_query")) / width(named("all"));
+state.narrow = share();
+named("read_query").querySelector("rect").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+state.zoomed = share();
+state.othersGone = !frames().some((g) => g.textContent.includes("script"));
+press("Reset");
+state.reset = share();
+type($("#flame input"), "read_query");
 state.matched = $("#flame .count").textContent;
 press("Functions");
 state.tab = visible();
 state.first = rows()[0].join(" ");
 press("Function");
-state.sorted = rows().map((r) => r[4]).join("|");
+state.sorted = rows().map((r) => r[4].slice(0, 10)).join("|");
 type($("#functions input"), "^main$");
 state.filtered = rows().length + " " + rows()[0][4];
 press("Now");
@@ -240,51 +245,102 @@ press("Change");
 state.change = rows()[0].join(" ");
 press("main");
 state.found = visible() + " " + $("#flame input").value;
-press("Call graph");
-state.graph = $("#graph iframe") !== null;
 for (const name of ["Source", "Leak suspects", "Allocator", "About"]) press(name);
 state.last = visible();
-state.executed = "pwned" in window;
-state.images = document.querySelectorAll("img").length;
-document.documentElement.setAttribute("data-state", JSON.stringify(state));
+press("Now");
+press("Call graph");
+$("#graph iframe").addEventListener("load", (event) => {
+  const view = event.target.contentWindow, graph = event.target.contentDocument;
+  const scale = () => Number(/scale\(([\d.e-]+)\)/.exec(graph.querySelector(".view").getAttribute("transform"))[1]);
+  const start = scale();
+  const wheel = { deltaY: -200, clientX: 100, clientY: 100, cancelable: true };
+  graph.querySelector("svg").dispatchEvent(new view.WheelEvent("wheel", wheel));
+  state.graphZoom = scale() / start;
+  const field = graph.querySelector("input");
+  field.value = "read_query";
+  field.dispatchEvent(new view.Event("input"));
+  state.graphHits = graph.querySelectorAll(".node.hit").length;
+  state.graphBoxes = graph.querySelectorAll(".node").length;
+  state.graphExecuted = "pwned" in view;
+  state.graphImages = graph.querySelectorAll("img,image").length;
+});
+// A frame and images load before the page has loaded.
+addEventListener("load", () => {
+  state.executed = "pwned" in window;
+  state.images = document.querySelectorAll("img").length;
+  document.documentElement.setAttribute("data-state", JSON.stringify(state));
+});
 "##;
 
-#[test]
-#[ignore = "needs chromium"]
-fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
-    let folder = folder(&[("after", &folded(3)), ("before", &folded(1))]);
-    let page = page(folder.path(), &["-f", "after", "--base", "before"]);
-    // The page allows no script but its own, so the probe needs the policy out of its way.
+/// The page without what keeps a probe from running and from looking into the
+/// frame of the call graph.
+fn open_page(page: &str) -> String {
     let free = page.replace("Content-Security-Policy", "X-None");
-    let path = folder.path().join("probe.html");
-    let probe = format!("<script>{{{PROBE}}}</script></body>");
-    fs::write(&path, free.replace("</body>", &probe)).unwrap();
-    let state = browser::state(&path, "");
-    let text = |key: &str, expected: &str| {
-        let expected = format!("\"{key}\":\"{expected}\"");
-        assert!(state.contains(&expected), "{expected}: {state}");
-    };
-    text("start", "flame");
-    assert!(
-        browser::number(&state, "wider") >= browser::number(&state, "wide"),
-        "{state}"
+    let seen = free.replace(
+        "sandbox: \"allow-scripts\"",
+        "sandbox: \"allow-scripts allow-same-origin\"",
     );
-    text("matched", "100% matched, 1 frame");
-    text("tab", "functions");
-    text("first", "+8000 100% +8000 100% allocate");
-    text("sorted", "allocate|main|read_query|serve");
-    text("filtered", "1 main");
-    text("now", "0 0% 12325 100% main");
-    text("base", "0 0% 4325 100% main");
-    text("change", "0 0% +8000 100% main");
-    text("found", "flame ^main$");
-    text("last", "about");
-    assert!(state.contains("\"graph\":true"), "{state}");
-    assert!(state.contains("\"executed\":false,\"images\":0"), "{state}");
+    assert!(free != page && seen != free, "the page has changed");
+    seen
 }
 
 #[test]
-#[ignore = "needs chromium"]
+fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
+    let now = folded(3).replace("main;start", &format!("main;{HOSTILE};start"));
+    let folder = folder(&[("after", &now), ("before", &folded(1))]);
+    let page = page(folder.path(), &["-f", "after", "--base", "before"]);
+    let path = folder.path().join("probe.html");
+    let page = browser::with_probe(&open_page(&page), PROBE, "</body>");
+    fs::write(&path, page).unwrap();
+    let state = browser::state(&path, "");
+    let text = |key: &str, expected: &str| {
+        browser::assert_state(&state, key, &format!("\"{expected}\""));
+    };
+    let (narrow, zoomed) = (
+        browser::number(&state, "narrow"),
+        browser::number(&state, "zoomed"),
+    );
+    assert!(narrow < 0.99 && zoomed > 0.99, "{state}");
+    assert_eq!(browser::number(&state, "reset"), narrow, "{state}");
+    text("start", "flame");
+    text("tab", "functions");
+    text("matched", "98.16% matched, 1 frame");
+    text("first", "+8000 98.16% +8000 98.16% allocate");
+    text("sorted", "</script><|allocate|main|read_query|serve");
+    text("filtered", "1 main");
+    text("now", "0 0% 12325 100% main");
+    text("base", "0 0% 4325 100% main");
+    text("change", "0 0% +8000 98.16% main");
+    text("found", "flame ^main$");
+    text("last", "about");
+    assert!(browser::number(&state, "graphZoom") > 1.3, "{state}");
+    assert_eq!(browser::number(&state, "graphHits"), 1.0, "{state}");
+    assert!(browser::number(&state, "graphBoxes") >= 6.0, "{state}");
+    for flag in ["executed", "graphExecuted"] {
+        browser::assert_state(&state, flag, "false");
+    }
+    for count in ["images", "graphImages"] {
+        browser::assert_state(&state, count, "0");
+    }
+}
+
+#[test]
+fn a_name_that_was_executed_would_be_noticed() {
+    let folder = folder(&[("x", &folded(1)), ("y", &folded(1))]);
+    let page = page(folder.path(), &["-f", "x", "--base", "y"]);
+    let path = folder.path().join("probe.html");
+    let probe = r#"addEventListener("load", () => {
+        const state = { executed: window.pwned };
+        document.documentElement.setAttribute("data-state", JSON.stringify(state));
+    });"#;
+    let image = "<img src=x onerror=window.pwned=2></body>";
+    let page = open_page(&page).replace("</body>", image);
+    fs::write(&path, browser::with_probe(&page, probe, "</body>")).unwrap();
+    let state = browser::state(&path, "");
+    browser::assert_state(&state, "executed", "2");
+}
+
+#[test]
 fn the_policy_lets_our_scripts_run_and_no_other() {
     let folder = folder(&[("x.folded", &folded(1))]);
     let page = page(folder.path(), &["-f", "x.folded"]);

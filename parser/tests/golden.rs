@@ -1,0 +1,133 @@
+//! Every output of the parser on the same small dumps, compared with golden
+//! files.
+//!
+//! `tests/data/shop.heap` and `shop_before.heap` are dumps of `shop.cpp`, with
+//! symbols inside; how to make new ones is said in CONTRIBUTING.md. The flame
+//! graph's golden files are compared in `flame.rs`.
+
+use std::fs;
+use std::process::Command;
+
+mod expected;
+
+/// What the parser prints of the files in `tests/data`.
+fn output(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .current_dir(expected::data(""))
+        .args(arguments)
+        .args(["--source_path", "."])
+        .env("TZ", "UTC")
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Compares an output of the one dump.
+fn check(name: &str, arguments: &[&str]) {
+    let shop = ["-f", "shop.heap"];
+    expected::compare(name, &output(&[&shop, arguments].concat()));
+}
+
+/// Compares an output of the change from the other dump.
+fn check_change(name: &str, arguments: &[&str]) {
+    let shop = ["-f", "shop.heap", "--base", "shop_before.heap"];
+    expected::compare(name, &output(&[&shop, arguments].concat()));
+}
+
+/// What lies between two markers, again and again, taken out.
+fn without(text: &str, start: &str, end: &str) -> String {
+    let mut parts = text.split(start);
+    let mut kept = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (_, after) = part.split_once(end).expect("an end to each start");
+        kept += start;
+        kept += end;
+        kept += after;
+    }
+    kept
+}
+
+/// A picture or page without our scripts and styles, which are source files.
+fn content(text: &str) -> String {
+    let scripts = without(text, "<script><![CDATA[", "]]></script>");
+    without(&scripts, "<style>", "</style>")
+}
+
+#[test]
+fn tables() {
+    check("top.txt", &["-t"]);
+    check(
+        "top_alloc_objects_cum.txt",
+        &["-t", "--alloc_objects", "--cum"],
+    );
+    check("top_lines.txt", &["-t", "--lines", "-n", "8"]);
+    check("tree.txt", &["--tree"]);
+    check("peek.txt", &["--peek", "push_back"]);
+    check("traces.txt", &["--traces"]);
+    check("list.txt", &["--list", "Room|Shelf"]);
+}
+
+#[test]
+fn tables_of_a_change() {
+    check_change("top_change.txt", &["-t"]);
+    check_change("tree_change.txt", &["--tree"]);
+    check_change("folded_change.txt", &["--folded"]);
+}
+
+#[test]
+fn formats_for_other_programs() {
+    check("graph.dot", &["--dot"]);
+    check("callgrind.out", &["--callgrind"]);
+    check("raw.txt", &["--raw"]);
+    check("folded.txt", &["--folded"]);
+    check("table.csv", &["--csv"]);
+    check("symbolized.heap", &["--symbolize"]);
+}
+
+#[test]
+fn json() {
+    let json = output(&["-f", "shop.heap", "--json"]);
+    // One entry a line, so that a change can be read.
+    expected::compare("profile.json", &json.replace("},{", "},\n{"));
+}
+
+#[test]
+fn proto_decoded() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("shop.pb.gz");
+    let file = file.to_str().unwrap();
+    output(&["-f", "shop.heap", "--proto", "-o", file]);
+    expected::compare("proto.txt", &output(&["-f", file, "--raw"]));
+}
+
+#[test]
+fn call_graph() {
+    let picture = output(&["-f", "shop.heap", "-s"]);
+    expected::compare("callgraph.svg", &content(&picture));
+    let picture = output(&["-f", "shop.heap", "--base", "shop_before.heap", "-s"]);
+    expected::compare("callgraph_change.svg", &content(&picture));
+}
+
+#[test]
+fn page() {
+    let page = output(&["-f", "shop.heap", "--base", "shop_before.heap", "--html"]);
+    // The pictures are compared above, and the fingerprints are those of scripts.
+    let page = without(&page, "'sha256-", "'");
+    let page = without(&page, "id=\"graphs\">", "</script>");
+    let page = without(&content(&page), "<script>", "</script>");
+    expected::compare("page.html", &page.replace("},{", "},\n{"));
+}
+
+#[test]
+fn golden_files_are_all_compared() {
+    let sources = [include_str!("golden.rs"), include_str!("flame.rs")].concat();
+    for entry in fs::read_dir(expected::data("../golden")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(
+            sources.contains(&format!("\"{name}\"")),
+            "nothing is compared with golden/{name}: remove it"
+        );
+    }
+}
