@@ -30,7 +30,7 @@ pub enum Base {
     /// Equal stacks cancel out; shares are of what remains.
     Difference,
     /// The base's stacks stay apart, marked by [`BASE_LABEL`]; shares are of
-    /// the base.
+    /// the base. Their values are below zero, their details are the base's own.
     Comparison,
 }
 
@@ -53,7 +53,7 @@ pub fn subtract(
 /// All stacks of `profiles`, at least one, kept apart by [`DUMP_LABEL`] with
 /// the number of their profile.
 pub fn side_by_side(profiles: &[Profile]) -> Result<Profile, MergeError> {
-    let mut merger = Merger::new(profiles, &[])?;
+    let mut merger = Merger::new(profiles, &[], Base::Difference)?;
     for (number, profile) in profiles.iter().enumerate() {
         let value = LabelValue::Number(number as i64, String::new());
         merger.add(profile, 1, Some((DUMP_LABEL, value)));
@@ -62,7 +62,7 @@ pub fn side_by_side(profiles: &[Profile]) -> Result<Profile, MergeError> {
 }
 
 fn combine(profiles: &[Profile], bases: &[Profile], base: Base) -> Result<Profile, MergeError> {
-    let mut merger = Merger::new(profiles, bases)?;
+    let mut merger = Merger::new(profiles, bases, base)?;
     for profile in profiles {
         merger.add(profile, 1, None);
     }
@@ -158,7 +158,7 @@ struct Places {
 }
 
 impl Merger {
-    fn new(profiles: &[Profile], bases: &[Profile]) -> Result<Self, MergeError> {
+    fn new(profiles: &[Profile], bases: &[Profile], base: Base) -> Result<Self, MergeError> {
         let all = || profiles.iter().chain(bases);
         let first = &profiles[0];
         let columns = common_columns(all())?;
@@ -183,7 +183,7 @@ impl Merger {
         let varied = |p: &Profile| p.variances.len() == p.values.len();
         Ok(Self {
             out,
-            exact: bases.is_empty() && all().all(exact),
+            exact: (bases.is_empty() || base == Base::Comparison) && all().all(exact),
             varied: all().all(varied),
             mappings: HashMap::new(),
             functions: HashMap::new(),

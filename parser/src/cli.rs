@@ -121,6 +121,10 @@ pub struct Report {
     #[arg(long, group = "output_kind")]
     pub csv: bool,
 
+    /// Leak suspects: stacks that stay, age and, with several dumps of one session, grow
+    #[arg(long, group = "output_kind")]
+    pub leaks: bool,
+
     /// The dump itself with symbols inside, readable on any machine
     #[arg(long, group = "output_kind")]
     pub symbolize: bool,
@@ -172,7 +176,7 @@ pub struct ViewOptions {
     #[arg(long)]
     pub cum: bool,
 
-    /// Neither limit nor cut off: same as 0 for the three options above
+    /// Limit and cut off as the three options above say; --trim=false shows everything
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set,
           num_args = 0..=1, default_missing_value = "true")]
     pub trim: bool,
@@ -200,6 +204,10 @@ pub struct ViewOptions {
     /// Count inlined functions for the function they were inlined into
     #[arg(long)]
     pub noinlines: bool,
+
+    /// Show how far each value may be off, at 95 %
+    #[arg(long)]
+    pub ci: bool,
 
     /// How C++ and Rust names are shown
     #[arg(long, value_enum, default_value_t = Style::Simple)]

@@ -1,23 +1,28 @@
 //! From files to one symbolized profile.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use clap::{CommandFactory, error::ErrorKind};
 use heap_format::merge::{self, Base};
-use heap_format::{Profile, maps};
+use heap_format::{Profile, maps, variance};
 
 use crate::cli::Cli;
+use crate::series::Series;
 use crate::symbols;
+
+/// What was read.
+pub struct Loaded {
+    /// All dumps as one profile, with symbols.
+    pub profile: Profile,
+    /// The moments of its dumps, where the profile keeps these apart.
+    pub series: Series,
+}
 
 /// Reads the dumps, adds them up, subtracts the base and finds symbols.
 /// Warnings go to standard error.
-pub fn load(cli: &Cli) -> Result<Profile> {
-    let read = cli
-        .dumps
-        .iter()
-        .map(|f| heap_format::open(f))
-        .collect::<Result<Vec<_>, _>>();
+pub fn load(cli: &Cli) -> Result<Loaded> {
+    let read = open_all(cli, &cli.dumps);
     let symbolized = |p: &Profile| p.locations.iter().any(|l| l.line_count > 0);
     let self_contained = |all: &Vec<Profile>| all.iter().all(symbolized) || cli.report.symbolize;
     if cli.binary.is_none() && !read.as_ref().is_ok_and(self_contained) {
@@ -32,7 +37,11 @@ pub fn load(cli: &Cli) -> Result<Profile> {
             check(cli, profile, binary, file)?;
         }
     }
-    let mut profile = combine(cli, profiles)?;
+    let (mut profile, series) = if cli.report.leaks {
+        in_order(cli, profiles)?
+    } else {
+        combine(cli, profiles)?
+    };
     let options = symbols::Options {
         binary: cli.binary.as_deref(),
         force: cli.force,
@@ -44,7 +53,40 @@ pub fn load(cli: &Cli) -> Result<Profile> {
     if let Some(binary) = &cli.binary {
         rename_program(&mut profile, binary);
     }
-    Ok(profile)
+    Ok(Loaded { profile, series })
+}
+
+/// Reads files; with error bars, where the output shows them.
+fn open_all(cli: &Cli, files: &[PathBuf]) -> Result<Vec<Profile>, heap_format::ReadError> {
+    let kind = &cli.report;
+    let varied = cli.view.ci || kind.leaks || kind.svg || kind.flame || kind.html;
+    let open = |file: &PathBuf| {
+        let mut profile = heap_format::open(file)?;
+        if varied {
+            variance::fill(&mut profile);
+        }
+        Ok(profile)
+    };
+    files.iter().map(open).collect()
+}
+
+/// The dumps of one process beside each other, earliest first.
+fn in_order(cli: &Cli, mut profiles: Vec<Profile>) -> Result<(Profile, Series)> {
+    let mut files = cli.dumps.clone();
+    for base in [&cli.base.base, &cli.base.diff_base] {
+        // A base is just an earlier dump.
+        profiles.splice(0..0, open_all(cli, base)?);
+        files.splice(0..0, base.iter().cloned());
+    }
+    if profiles.len() == 1 {
+        return Ok((profiles.swap_remove(0), Series::default()));
+    }
+    let series = Series::sort(&mut profiles, &mut files, cli.force)?;
+    let mut profile = merge::side_by_side(&profiles)?;
+    if let Some(last) = profiles.pop() {
+        profile.facts = last.facts;
+    }
+    Ok((profile, series))
 }
 
 fn check(cli: &Cli, profile: &Profile, binary: &Path, file: &Path) -> Result<()> {
@@ -58,7 +100,7 @@ fn check(cli: &Cli, profile: &Profile, binary: &Path, file: &Path) -> Result<()>
         .map_err(|message| anyhow!(message))
 }
 
-fn combine(cli: &Cli, mut profiles: Vec<Profile>) -> Result<Profile> {
+fn combine(cli: &Cli, mut profiles: Vec<Profile>) -> Result<(Profile, Series)> {
     // The page shows before and after too, so it needs both apart.
     let (files, base) = if cli.base.diff_base.is_empty() && cli.report.html {
         (&cli.base.base, Base::Comparison)
@@ -67,16 +109,22 @@ fn combine(cli: &Cli, mut profiles: Vec<Profile>) -> Result<Profile> {
     } else {
         (&cli.base.diff_base, Base::Comparison)
     };
-    let bases = files
-        .iter()
-        .map(|f| heap_format::open(f))
-        .collect::<Result<Vec<_>, _>>()?;
+    let bases = open_all(cli, files)?;
     // Outputs that list stacks show equal ones once.
     let lists_stacks = cli.report.traces || cli.report.raw || cli.report.proto;
     if bases.is_empty() && profiles.len() == 1 && !lists_stacks {
-        return Ok(profiles.swap_remove(0));
+        return Ok((profiles.swap_remove(0), Series::default()));
     }
-    Ok(merge::subtract(&profiles, &bases, base)?)
+    let mut profile = merge::subtract(&profiles, &bases, base)?;
+    let series = match (bases.as_slice(), profiles.as_slice()) {
+        ([early], [late]) => Series::of_two(early, late),
+        _ => Series::default(),
+    };
+    if !bases.is_empty() && !cli.report.html {
+        // What a base knows of its stacks is no part of a difference.
+        profile.details.clear();
+    }
+    Ok((profile, series))
 }
 
 /// Calls the program what the user calls it.

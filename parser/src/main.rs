@@ -15,6 +15,8 @@ mod moment;
 mod nodes;
 mod output;
 mod report;
+mod series;
+mod suspects;
 mod symbols;
 mod view;
 
@@ -27,7 +29,9 @@ use heap_format::{Profile, dump, pprof};
 
 use cli::{Cli, FilterOptions};
 use graph::{Order, Trim};
+use load::Loaded;
 use nodes::{Granularity, Nodes};
+use series::Series;
 use view::{Filters, TagFilter, View, pattern};
 
 fn main() -> ExitCode {
@@ -49,7 +53,7 @@ fn run(cli: &Cli) -> Result<()> {
         bail!("--divide_by needs a number other than 0");
     }
     let filters = filters(&cli.filters)?;
-    let profile = load::load(cli)?;
+    let Loaded { profile, series } = load::load(cli)?;
     let program = program(cli, &profile);
     let mut view = View::new(profile, cli.values.wanted())?;
     view.drop_allocator_frames()?;
@@ -59,12 +63,12 @@ fn run(cli: &Cli) -> Result<()> {
     if cli.filters.relative_percentages {
         view.total_of_shown();
     }
-    let content = render(cli, &view, program.as_deref())?;
+    let content = render(cli, &view, &series, program.as_deref())?;
     output::write(cli.output.as_deref(), &content)
 }
 
 /// The output asked for.
-fn render(cli: &Cli, view: &View, program: Option<&Path>) -> Result<Vec<u8>> {
+fn render(cli: &Cli, view: &View, series: &Series, program: Option<&Path>) -> Result<Vec<u8>> {
     let kind = &cli.report;
     let mut out = Vec::new();
     if kind.proto {
@@ -94,6 +98,8 @@ fn render(cli: &Cli, view: &View, program: Option<&Path>) -> Result<Vec<u8>> {
         divide_by: cli.view.divide_by,
         compact: cli.view.compact_labels,
         active_filters: active_filters(&cli.filters),
+        series,
+        ci: cli.view.ci,
     };
     text(cli, &context).map(String::into_bytes)
 }
@@ -111,6 +117,7 @@ fn text(cli: &Cli, context: &report::Context) -> Result<String> {
         _ if kind.folded => report::folded::render(context),
         _ if kind.json => report::json::render(context),
         _ if kind.csv => report::csv::render(context),
+        _ if kind.leaks => report::leaks::render(context, cli.view.nodecount)?,
         cli::Report {
             peek: Some(peek), ..
         } => report::tree::render(context, pattern("peek", Some(peek))?.as_ref())?,

@@ -7,6 +7,7 @@ pub mod flame;
 pub mod folded;
 pub mod html;
 pub mod json;
+pub mod leaks;
 pub mod list;
 pub mod raw;
 pub mod svg;
@@ -20,6 +21,7 @@ use crate::graph::{Trim, Trimmed};
 use crate::measure;
 use crate::moment::moment;
 use crate::nodes::Nodes;
+use crate::series::Series;
 use crate::symbols::main_mapping;
 use crate::view::View;
 
@@ -43,6 +45,10 @@ pub struct Context<'a> {
     pub compact: bool,
     /// Filters in force, for the legend.
     pub active_filters: Vec<String>,
+    /// When the dumps were taken that the profile keeps apart.
+    pub series: &'a Series,
+    /// Show how far each value may be off.
+    pub ci: bool,
 }
 
 impl Context<'_> {
@@ -100,16 +106,21 @@ impl Context<'_> {
         } else {
             self.origin_in(unit)
         };
-        if !self.active_filters.is_empty() {
-            lines.push("Active filters:".into());
-            lines.extend(
-                self.active_filters
-                    .iter()
-                    .map(|f| format!("   {}", printable(f))),
-            );
-        }
+        lines.extend(self.filters());
         lines.extend(self.shown(trimmed, unit));
         lines
+    }
+
+    /// The filters in force.
+    pub fn filters(&self) -> Vec<String> {
+        if self.active_filters.is_empty() {
+            return Vec::new();
+        }
+        let one = |f: &String| format!("   {}", printable(f));
+        let filters = self.active_filters.iter().map(one);
+        std::iter::once("Active filters:".to_owned())
+            .chain(filters)
+            .collect()
     }
 
     /// Where the profile comes from.
@@ -118,6 +129,13 @@ impl Context<'_> {
     }
 
     fn origin_in(&self, unit: &str) -> Vec<String> {
+        let mut lines = self.identity();
+        lines.extend(self.session(unit));
+        lines
+    }
+
+    /// Of which program the profile is, and what it counts.
+    pub fn identity(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(name) = self.program.and_then(|p| p.file_name()) {
             lines.push(format!("File: {}", printable(&name.to_string_lossy())));
@@ -135,7 +153,6 @@ impl Context<'_> {
                 .map(|c| printable(c).into()),
         );
         lines.push(format!("Type: {}", self.view.kind()));
-        lines.extend(self.session(unit));
         lines
     }
 

@@ -325,24 +325,31 @@
   tab("leaks", "Leak suspects", false, (panel) => {
     const { rows, duration } = data.suspects;
     if (!rows) {
-      const why = data.compared
-        ? "A comparison holds no ages: what grew is in the other tabs, under Change. Make a page of one dump to see its suspects."
-        : "This profile holds no ages of objects; only this profiler's own dumps do.";
-      panel.append(make("p", why, { class: "say" }));
+      panel.append(make("p", "This profile holds no values in use: only heap profiles have suspects.", { class: "say" }));
       return () => {};
     }
-    panel.append(make("p", "Stacks whose objects stay, worst first. The score is the live bytes, less the more of what a stack allocates is freed, and less the younger its live objects are beside what the freed ones lived to. A cache that fills looks like a leak until it is full: compare two dumps to see what keeps growing.", { class: "say" }));
+    const grown = rows.some((r) => r.growth);
+    const how = grown
+      ? "The score is the growth since the base that is proven at 95 %, less the more of what a stack allocates is freed, and less the younger its live objects are beside what the freed ones lived to. More dumps of one session tell steady growth from growth that has ended: mem_parser --leaks."
+      : "The score is the live bytes, less the more of what a stack allocates is freed, and less the younger its live objects are beside what the freed ones lived to. A cache that fills looks like a leak until it is full: compare with an earlier dump of the session (--base) to see what keeps growing.";
+    panel.append(make("p", `Stacks whose objects stay, worst first. ${how}`, { class: "say" }));
+    if (rows.some((r) => r.age === null)) {
+      panel.append(make("p", "This profile holds no ages of objects; only this profiler's own dumps do.", { class: "say" }));
+    }
     const bytes = (v) => scaled(v, [["B", 1], ["kB", 1024], ["MB", 1048576], ["GB", 1073741824], ["TB", 1099511627776]]);
     const heads = [
-      { key: "score", label: "Score", title: "live bytes × kept × age", value: (r) => r.score, text: (r) => bytes(r.score) },
+      { key: "score", label: "Score", title: grown ? "proven growth × kept × age" : "live bytes × kept × age", value: (r) => r.score + r.plain * 1e-9, text: (r) => bytes(r.score) },
       { key: "bytes", label: "Live bytes", title: "± at 95 %", value: (r) => r.bytes, text: (r) => `${bytes(r.bytes)} ± ${bytes(r.error)}` },
       { key: "objects", label: "Objects", value: (r) => r.objects, text: (r) => String(r.objects) },
-      { key: "samples", label: "Samples", title: "live samples: few of them say little", soft: true, value: (r) => r.samples, text: (r) => String(r.samples) },
+      { key: "samples", label: "Samples", title: "live samples: few of them say little", soft: true, value: (r) => r.samples, text: (r) => (r.samples === null ? "–" : String(r.samples)) },
       { key: "kept", label: "Kept", title: "live share of the bytes it allocated", value: (r) => r.kept, text: (r) => share(r.kept, 1) },
       { key: "age", label: "Mean age", title: "of live objects", value: (r) => r.age, text: (r) => age(r.age) },
-      { key: "lifetime", label: "Freed after", title: "mean lifetime of freed objects", value: (r) => (r.lifetime === null ? Infinity : r.lifetime), text: (r) => (r.lifetime === null ? "never" : age(r.lifetime)) },
+      { key: "lifetime", label: "Freed after", title: "mean lifetime of freed objects", value: (r) => (r.lifetime === null ? Infinity : r.lifetime), text: (r) => (r.age === null ? "–" : r.lifetime === null ? "never" : age(r.lifetime)) },
     ];
-    if (duration) {
+    if (grown) {
+      const rate = (r) => (r.growth ? r.growth.rate : 0);
+      heads.push({ key: "growth", label: "Growth/min", title: "since the base, ± at 95 %", value: rate, text: (r) => (r.growth ? `${bytes(r.growth.rate * 60)} ± ${bytes(r.growth.error * 60)}` : "–") });
+    } else if (duration) {
       heads.push({ key: "growth", label: "Growth/min", title: "live bytes by the length of the session", value: (r) => r.bytes, text: (r) => bytes((r.bytes / duration) * 60) });
     }
     heads.push({

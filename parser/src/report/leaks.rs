@@ -1,0 +1,156 @@
+//! Leak suspects as a table: stacks that stay, age and grow, worst first.
+
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+
+use super::{Context, printable};
+use crate::measure;
+use crate::moment::moment;
+use crate::suspects::growth::Growth;
+use crate::suspects::{self, Suspect};
+
+const SEPARATOR: &str = "-----------+-------------------------------------------------------\n";
+
+/// Suspects shown unless told otherwise.
+const MOST: usize = 20;
+
+/// Units of time for rates, smallest first: name and seconds.
+const RATES: [(&str, f64); 4] = [("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day", 86_400.0)];
+
+/// A rate is shown for the shortest time in which the fastest stack grows by
+/// this much.
+const WORTH_SAYING: f64 = 1_048_576.0;
+
+/// The table, of at most `most` stacks.
+pub fn render(context: &Context, most: Option<usize>) -> Result<String> {
+    let series = context.series;
+    let Some(found) = suspects::find(context.view, context.nodes, &series.moments) else {
+        bail!("--leaks needs a heap profile: one with values in use");
+    };
+    let most = most.unwrap_or(MOST);
+    let most = if most == 0 { found.len() } else { most };
+    let printer = Printer::new(context, &found);
+    let mut out = String::new();
+    printer.header(&mut out, &found, most);
+    for suspect in found.iter().take(most) {
+        printer.row(&mut out, suspect);
+    }
+    out += SEPARATOR;
+    Ok(out)
+}
+
+struct Printer<'a> {
+    context: &'a Context<'a>,
+    /// What growth is shown in: name and seconds. `None` with one dump.
+    rate: Option<(&'static str, f64)>,
+}
+
+impl<'a> Printer<'a> {
+    fn new(context: &'a Context<'a>, found: &[Suspect]) -> Self {
+        let rates = found.iter().filter_map(|s| s.growth);
+        let fastest = rates.map(|g| g.rate).reduce(f64::max);
+        let rate = fastest.map(|fastest| {
+            if !context.series.timed {
+                return ("dump", 1.0);
+            }
+            let shows = |(_, seconds): &&(&str, f64)| fastest * seconds >= WORTH_SAYING;
+            *RATES.iter().find(shows).unwrap_or(&RATES[3])
+        });
+        Self { context, rate }
+    }
+
+    fn header(&self, out: &mut String, found: &[Suspect], most: usize) {
+        let context = self.context;
+        let mut lines = context.identity();
+        let profile = context.view.profile();
+        lines.extend(
+            profile
+                .facts
+                .start_unix_ns
+                .map(|at| format!("Time: {}", moment(at))),
+        );
+        lines.extend(context.filters());
+        let moments = &context.series.moments;
+        lines.push(match (moments.len(), context.series.timed) {
+            (0 | 1, _) => "Leak suspects of one dump; more of one session tell growth".into(),
+            (n, true) => {
+                let span = moments.last().copied().unwrap_or(0.0);
+                let span = measure::label((span * 1e9) as i64, "nanoseconds", "auto");
+                format!("Leak suspects of {n} dumps in {span}")
+            }
+            (n, false) => format!("Leak suspects of {n} dumps, which do not tell their time"),
+        });
+        if found.iter().any(|s| s.age.is_none()) {
+            lines.push("This format tells no ages: the score is what is kept".into());
+        }
+        let live: f64 = found.iter().map(|s| s.bytes).sum();
+        let shown: f64 = found.iter().take(most).map(|s| s.bytes).sum();
+        lines.push(format!(
+            "Showing {} of {} stacks, {} of {} live; \u{b1} at 95 %",
+            found.len().min(most),
+            found.len(),
+            self.bytes(shown),
+            self.bytes(live),
+        ));
+        for line in lines {
+            *out += &line;
+            out.push('\n');
+        }
+        *out += "     score       live          \u{b1}    objects   kept       age freed after";
+        if let Some((unit, _)) = self.rate {
+            let growth = format!("growth/{unit}");
+            // Writing to a string cannot fail, here and below.
+            let _ = write!(out, " {growth:>11}          \u{b1}  growth is");
+        }
+        out.push('\n');
+    }
+
+    fn row(&self, out: &mut String, suspect: &Suspect) {
+        *out += SEPARATOR;
+        let time = |ms: Option<f64>, none: &str| {
+            ms.map_or(none.to_owned(), |ms| {
+                measure::label((ms * 1e6) as i64, "nanoseconds", "auto")
+            })
+        };
+        let never = if suspect.age.is_some() { "never" } else { "-" };
+        let _ = write!(
+            out,
+            "{:>10} {:>10} {:>10} {:>10} {:>5.1}% {:>9} {:>11}",
+            self.bytes(suspect.score),
+            self.bytes(suspect.bytes),
+            self.bytes(suspect.error),
+            suspect.objects.round(),
+            suspect.kept * 100.0,
+            time(suspect.age, "-"),
+            time(suspect.lifetime, never),
+        );
+        if let Some(growth) = &suspect.growth {
+            self.growth(out, growth);
+        }
+        out.push('\n');
+        for &entry in &suspect.entries {
+            let _ = writeln!(
+                out,
+                "             {}",
+                printable(self.context.nodes.name(entry))
+            );
+        }
+    }
+
+    fn growth(&self, out: &mut String, growth: &Growth) {
+        let per = self.rate.map_or(1.0, |(_, seconds)| seconds);
+        let _ = write!(
+            out,
+            " {:>11} {:>10}  {}",
+            self.bytes(growth.rate * per),
+            self.bytes(growth.error * per),
+            growth.verdict.word(),
+        );
+    }
+
+    fn bytes(&self, value: f64) -> String {
+        let value = self.context.divided(value.round() as i64);
+        measure::label(value, "bytes", &self.context.unit)
+    }
+}

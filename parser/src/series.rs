@@ -1,0 +1,167 @@
+//! Several dumps of one process, in the order of time.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use heap_format::Profile;
+
+/// When the dumps were taken.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Series {
+    /// Seconds after the first one, ascending; numbers where the dumps do not
+    /// tell their time. Empty where there is only one dump, or no order.
+    pub moments: Vec<f64>,
+    /// The moments are seconds.
+    pub timed: bool,
+}
+
+impl Series {
+    /// Sorts dumps, and their files with them, by time. Dumps that are not of
+    /// one session of one process are refused unless `force`: their numbers
+    /// start from zero at different moments.
+    pub fn sort(profiles: &mut [Profile], files: &mut [PathBuf], force: bool) -> Result<Self> {
+        if !force {
+            for i in 1..profiles.len() {
+                if let Some(what) = difference(&profiles[0], &profiles[i]) {
+                    let (a, b) = (files[0].display(), files[i].display());
+                    bail!(
+                        "{a} and {b} are not of one session: {what}; growth needs several dumps \
+                         of one session (mem_profiler --every 60s), or --force"
+                    );
+                }
+            }
+        }
+        let ends: Option<Vec<u64>> = profiles.iter().map(|p| p.facts.end_unix_ns).collect();
+        let Some(ends) = ends else {
+            let numbers = (0..profiles.len()).map(|i| i as f64);
+            return Ok(Self {
+                moments: numbers.collect(),
+                timed: false,
+            });
+        };
+        let mut order: Vec<usize> = (0..ends.len()).collect();
+        order.sort_by_key(|&i| (ends[i], i));
+        permute(profiles, &order);
+        permute(files, &order);
+        let first = ends[order[0]];
+        let seconds = |&i: &usize| (ends[i] - first) as f64 / 1e9;
+        Ok(Self {
+            moments: order.iter().map(seconds).collect(),
+            timed: true,
+        })
+    }
+
+    /// An early and a late dump; empty if they are not of one session, or the
+    /// other way around.
+    pub fn of_two(early: &Profile, late: &Profile) -> Self {
+        let ends = early.facts.end_unix_ns.zip(late.facts.end_unix_ns);
+        match ends {
+            Some((from, to)) if from < to && difference(early, late).is_none() => Self {
+                moments: vec![0.0, (to - from) as f64 / 1e9],
+                timed: true,
+            },
+            _ => Self::default(),
+        }
+    }
+}
+
+/// In what two dumps differ that are of one session only if they agree in it.
+fn difference(a: &Profile, b: &Profile) -> Option<String> {
+    let (a, b) = (&a.facts, &b.facts);
+    fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
+        a.is_some() && b.is_some() && a != b
+    }
+    if differ(&a.pid, &b.pid) {
+        let id = |pid: Option<u32>| pid.unwrap_or_default();
+        return Some(format!("processes {} and {}", id(a.pid), id(b.pid)));
+    }
+    if differ(&a.boot_id, &b.boot_id) {
+        return Some("different machines, or a restart between them".into());
+    }
+    differ(&a.start_unix_ns, &b.start_unix_ns).then(|| "they started at different times".into())
+}
+
+/// Puts at each place the item that `order` names for it.
+fn permute<T>(items: &mut [T], order: &[usize]) {
+    let mut place: Vec<usize> = vec![0; order.len()];
+    for (to, &from) in order.iter().enumerate() {
+        place[from] = to;
+    }
+    for i in 0..place.len() {
+        while place[i] != i {
+            let to = place[i];
+            items.swap(i, to);
+            place.swap(i, to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heap_format::Facts;
+
+    fn dump(pid: u32, start: u64, end: Option<u64>) -> Profile {
+        Profile {
+            facts: Facts {
+                pid: Some(pid),
+                start_unix_ns: Some(start),
+                end_unix_ns: end,
+                ..Facts::default()
+            },
+            ..Profile::default()
+        }
+    }
+
+    fn files(count: usize) -> Vec<PathBuf> {
+        (0..count)
+            .map(|i| PathBuf::from(format!("{i}.heap")))
+            .collect()
+    }
+
+    #[test]
+    fn dumps_are_put_in_the_order_of_time() {
+        let ends = [5_000_000_000, 2_000_000_000, 9_000_000_000, 3_000_000_000];
+        let mut dumps = ends.map(|end| dump(1, 1, Some(end)));
+        let mut names = files(4);
+        let series = Series::sort(&mut dumps, &mut names, false).unwrap();
+        assert_eq!(series.moments, [0.0, 1.0, 3.0, 7.0]);
+        let order: Vec<&str> = names.iter().map(|n| n.to_str().unwrap()).collect();
+        assert_eq!(order, ["1.heap", "3.heap", "0.heap", "2.heap"]);
+        assert_eq!(dumps[3].facts.end_unix_ns, Some(ends[2]));
+    }
+
+    #[test]
+    fn dumps_of_different_sessions_are_refused_by_name() {
+        let refusal = |a, b| {
+            let error = Series::sort(&mut [a, b], &mut files(2), false).unwrap_err();
+            error.to_string()
+        };
+        let message = refusal(dump(1, 1, Some(2)), dump(7, 1, Some(3)));
+        assert!(message.contains("0.heap and 1.heap"), "{message}");
+        assert!(message.contains("processes 1 and 7"), "{message}");
+        let message = refusal(dump(1, 1, Some(2)), dump(1, 2, Some(3)));
+        assert!(message.contains("started at different times"), "{message}");
+        let mut dumps = [dump(1, 1, Some(2)), dump(7, 1, Some(3))];
+        assert!(Series::sort(&mut dumps, &mut files(2), true).is_ok());
+    }
+
+    #[test]
+    fn dumps_without_times_keep_their_order() {
+        let mut dumps = [dump(1, 1, None), dump(1, 1, Some(3))];
+        let series = Series::sort(&mut dumps, &mut files(2), false).unwrap();
+        assert_eq!((series.moments, series.timed), (vec![0.0, 1.0], false));
+    }
+
+    #[test]
+    fn a_base_is_put_before_its_dump_only_if_it_is_earlier() {
+        let (early, late) = (
+            dump(1, 1, Some(2_000_000_000)),
+            dump(1, 1, Some(4_500_000_000)),
+        );
+        assert_eq!(Series::of_two(&early, &late).moments, [0.0, 2.5]);
+        assert_eq!(Series::of_two(&late, &early), Series::default());
+        let other = dump(2, 1, Some(4_500_000_000));
+        assert_eq!(Series::of_two(&early, &other), Series::default());
+    }
+}

@@ -1,0 +1,361 @@
+//! Leak suspects: stacks ranked by live bytes that stay, age and grow.
+//!
+//! Promises: one scoring for every output. [`find`] looks at the stacks of a
+//! view, adds up those with equal entries, and ranks them:
+//!
+//! - the *score* is the live bytes, times the share of what the stack allocates
+//!   that is kept, times `age / (age + lifetime)`: mean age of the live objects
+//!   beside mean lifetime of the freed ones. What is old and never freed counts
+//!   whole;
+//! - where there are several dumps of one process, what counts instead of the
+//!   live bytes is the growth that is proven: the least one that the slope of a
+//!   line through the points has at 95 % ([`growth`]), over the time between
+//!   the first and the last dump. Steady growth comes first; stacks without
+//!   follow in the order of their plain scores.
+//!
+//! Limits: without the ages that this project's dumps carry, the score is the
+//! kept share of the live bytes alone. A cache that fills looks like a leak
+//! until it is full.
+
+pub mod growth;
+
+use std::collections::HashMap;
+
+use heap_format::merge::{BASE_LABEL, DUMP_LABEL};
+use heap_format::variance::half_width;
+use heap_format::{Detail, LabelValue, Profile};
+
+use crate::nodes::Nodes;
+use crate::view::View;
+use growth::{Growth, Point};
+
+/// Stacks that are looked at, those with most live bytes.
+const MOST_STACKS: usize = 20_000;
+
+/// A stack that may leak.
+#[derive(Clone, Debug)]
+pub struct Suspect {
+    /// Its entries, from the allocating one on.
+    pub entries: Vec<u32>,
+    /// What orders the suspects, in bytes.
+    pub score: f64,
+    /// The score without regard to growth.
+    pub plain: f64,
+    /// Live bytes in the last dump.
+    pub bytes: f64,
+    /// Half of the width of their interval at 95 %.
+    pub error: f64,
+    /// Live objects.
+    pub objects: f64,
+    /// Live samples; `None` where the format does not tell.
+    pub samples: Option<u64>,
+    /// Live share of the bytes that it allocated.
+    pub kept: f64,
+    /// Mean age of live objects in milliseconds; `None` where the format does
+    /// not tell.
+    pub age: Option<f64>,
+    /// Mean lifetime of freed objects in milliseconds; `None` if none was freed.
+    pub lifetime: Option<f64>,
+    /// Growth from dump to dump; `None` with one dump.
+    pub growth: Option<Growth>,
+}
+
+/// The suspects of a view, worst first, and how many stacks were looked at.
+///
+/// `moments` are the seconds of the dumps that the view's labels number, in
+/// ascending order; the base of a comparison is the first. With fewer than two
+/// there is no growth. `None` where the profile is no heap profile.
+pub fn find(view: &View, nodes: &Nodes, moments: &[f64]) -> Option<Vec<Suspect>> {
+    let columns = Columns::find(view.profile())?;
+    let gathered = gather(view, nodes, &columns, moments.len().max(1));
+    let mut suspects: Vec<Suspect> = gathered
+        .into_iter()
+        .map(|(entries, sums)| sums.judge(entries, moments))
+        .filter(|s| s.bytes > 0.0)
+        .collect();
+    suspects.sort_by(|a, b| {
+        (b.score.total_cmp(&a.score))
+            .then(b.plain.total_cmp(&a.plain))
+            .then_with(|| a.entries.cmp(&b.entries))
+    });
+    Some(suspects)
+}
+
+/// Where the values of a heap profile stand.
+struct Columns {
+    objects: usize,
+    bytes: usize,
+    allocated: Option<usize>,
+}
+
+impl Columns {
+    fn find(profile: &Profile) -> Option<Self> {
+        let either = |a: &str, b: &str| profile.type_index(a).or_else(|| profile.type_index(b));
+        Some(Self {
+            objects: either("inuse_objects", "objects")?,
+            bytes: either("inuse_space", "space")?,
+            allocated: profile.type_index("alloc_space"),
+        })
+    }
+}
+
+/// What equal stacks hold together.
+#[derive(Default)]
+struct Sums {
+    /// In each dump; the time is set when all are known.
+    points: Vec<Point>,
+    /// In the last dump.
+    last: Last,
+}
+
+/// What a stack holds in the last dump.
+#[derive(Default)]
+struct Last {
+    objects: f64,
+    allocated: f64,
+    detail: Option<Detail>,
+}
+
+fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMap<Vec<u32>, Sums> {
+    let profile = view.profile();
+    let numbers = dump_numbers(profile, dumps);
+    let bytes = |stack: usize| profile.values_of(stack)[columns.bytes].unsigned_abs();
+    let mut largest: Vec<(usize, &[u32])> = view
+        .stacks()
+        .filter(|&(i, _, _)| bytes(i) > 0)
+        .map(|(i, _, frames)| (i, frames))
+        .collect();
+    largest.sort_by_key(|&(i, _)| (std::cmp::Reverse(bytes(i)), i));
+    largest.truncate(MOST_STACKS.saturating_mul(dumps));
+    let mut gathered: HashMap<Vec<u32>, Sums> = HashMap::new();
+    for (stack, frames) in largest {
+        let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
+        let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
+        let sums = gathered.entry(entries.collect()).or_default();
+        let number = numbers.get(stack).copied().unwrap_or(dumps - 1);
+        sums.count(profile, stack, columns, number, dumps);
+    }
+    gathered
+}
+
+/// For each stack the number of its dump; the last where nothing says.
+fn dump_numbers(profile: &Profile, dumps: usize) -> Vec<usize> {
+    let mut numbers = vec![dumps - 1; profile.stacks.len()];
+    for label in &profile.labels {
+        let number = match (&label.value, label.key.as_str()) {
+            (LabelValue::Number(n, _), DUMP_LABEL) => usize::try_from(*n).unwrap_or(dumps),
+            // A base that cannot be put in an order with the others is none of them.
+            (_, BASE_LABEL) if dumps == 1 => dumps,
+            (_, BASE_LABEL) => 0,
+            _ => continue,
+        };
+        numbers[label.stack as usize] = number;
+    }
+    numbers
+}
+
+impl Sums {
+    fn count(
+        &mut self,
+        profile: &Profile,
+        stack: usize,
+        columns: &Columns,
+        number: usize,
+        dumps: usize,
+    ) {
+        self.points.resize(dumps, Point::default());
+        let values = profile.values_of(stack);
+        let width = values.len();
+        let Some(point) = self.points.get_mut(number) else {
+            return;
+        };
+        let variance = profile.variances.get(stack * width + columns.bytes);
+        // The base of a comparison has its values below zero.
+        point.bytes += values[columns.bytes].unsigned_abs() as f64;
+        point.variance += variance.copied().unwrap_or(0.0);
+        if number + 1 != dumps {
+            return;
+        }
+        let magnitude = |column: usize| values[column].unsigned_abs() as f64;
+        self.last.objects += magnitude(columns.objects);
+        self.last.allocated += columns.allocated.map_or(0.0, magnitude);
+        if let Some(detail) = profile.details.get(stack) {
+            self.last.detail.get_or_insert_default().add(detail);
+        }
+    }
+
+    fn judge(mut self, entries: Vec<u32>, moments: &[f64]) -> Suspect {
+        let Last {
+            objects,
+            allocated,
+            detail,
+        } = self.last;
+        let last = self.points.last().copied().unwrap_or_default();
+        let kept = if allocated > 0.0 {
+            ratio(last.bytes, allocated).min(1.0)
+        } else {
+            1.0
+        };
+        let (age, lifetime) = detail.as_ref().map_or((None, None), ages);
+        let older = match (age, lifetime) {
+            (Some(age), Some(lifetime)) => ratio(age, age + lifetime),
+            _ => 1.0,
+        };
+        for (point, at) in self.points.iter_mut().zip(moments) {
+            point.at = *at;
+        }
+        let growth = (moments.len() > 1)
+            .then(|| growth::fit(&self.points))
+            .flatten();
+        let weight = kept * older;
+        let plain = last.bytes * weight;
+        Suspect {
+            entries,
+            score: growth.map_or(plain, |g| g.proven().min(last.bytes) * weight),
+            plain,
+            bytes: last.bytes,
+            error: half_width(last.bytes, last.variance),
+            objects,
+            samples: detail.as_ref().map(Detail::live_samples),
+            kept,
+            age,
+            lifetime,
+            growth,
+        }
+    }
+}
+
+/// Mean age of live objects and, if any were freed, mean lifetime of those; in
+/// milliseconds.
+fn ages(detail: &Detail) -> (Option<f64>, Option<f64>) {
+    let age = ratio(detail.live_age_ms_sum, detail.live_objects());
+    let freed = (detail.freed_objects > 0.0)
+        .then(|| ratio(detail.freed_lifetime_ms_sum, detail.freed_objects));
+    (Some(age), freed)
+}
+
+/// Hostile numbers give no share rather than a senseless one.
+fn ratio(part: f64, whole: f64) -> f64 {
+    let ratio = part / whole;
+    if ratio.is_finite() {
+        ratio.max(0.0)
+    } else {
+        0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nodes::Granularity;
+    use heap_format::{ProfileBuilder, merge, variance};
+
+    /// A stack's numbers: objects of 100 bytes allocated, of these freed, ages
+    /// of both in milliseconds.
+    fn detail(objects: f64, freed: f64, age: f64, lifetime: f64) -> Detail {
+        Detail {
+            alloc_samples: 10,
+            free_samples: if freed > 0.0 { 5 } else { 0 },
+            alloc_objects: objects,
+            alloc_bytes: objects * 100.0,
+            freed_objects: freed,
+            freed_bytes: freed * 100.0,
+            live_age_ms_sum: age * (objects - freed),
+            freed_lifetime_ms_sum: lifetime * freed,
+            ..Detail::default()
+        }
+    }
+
+    /// A dump with these stacks, each at an address of its own.
+    fn dump(stacks: &[Detail]) -> Profile {
+        let mut builder = ProfileBuilder::new(1024);
+        for (i, detail) in stacks.iter().enumerate() {
+            builder.stack([0x1001 + 0x100 * i as u64], detail);
+        }
+        let mut profile = builder.finish();
+        variance::fill(&mut profile);
+        profile
+    }
+
+    fn suspects(profile: Profile, moments: &[f64]) -> Vec<(u64, Suspect)> {
+        let view = View::new(profile, None).unwrap();
+        let nodes = Nodes::new(&view, Granularity::Addresses, true, false);
+        let found = find(&view, &nodes, moments).unwrap();
+        let address = |s: &Suspect| nodes.info(s.entries[0]).address;
+        found.into_iter().map(|s| (address(&s), s)).collect()
+    }
+
+    #[test]
+    fn what_is_old_and_never_freed_counts_whole() {
+        let leak = detail(100.0, 0.0, 50.0, 0.0);
+        let cache = detail(100.0, 50.0, 50.0, 50.0);
+        let slow = detail(100.0, 50.0, 5000.0, 50.0);
+        let found = suspects(dump(&[cache, slow, leak]), &[]);
+        let order: Vec<u64> = found.iter().map(|(a, _)| *a).collect();
+        assert_eq!(order, [0x1200, 0x1100, 0x1000]);
+        assert_eq!(found[0].1.score, 10_000.0);
+        assert_eq!(found[0].1.lifetime, None);
+        assert_eq!(found[2].1.score, 5000.0 * 0.5 * 0.5);
+        assert!(found.iter().all(|(_, s)| s.growth.is_none()));
+    }
+
+    #[test]
+    fn steady_growth_is_ranked_before_more_that_stays() {
+        let series: Vec<Profile> = (0..6)
+            .map(|i| {
+                let leak = detail(1000.0 + 200.0 * f64::from(i), 0.0, 50.0, 0.0);
+                let filled = if i < 3 { 100.0 } else { 50_000.0 };
+                dump(&[
+                    detail(90_000.0, 0.0, 9000.0, 0.0),
+                    leak,
+                    detail(filled, 0.0, 900.0, 0.0),
+                ])
+            })
+            .collect();
+        let profile = merge::side_by_side(&series).unwrap();
+        let found = suspects(profile, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        let verdict = |i: usize| found[i].1.growth.unwrap().verdict;
+        assert_eq!((found[0].0, verdict(0)), (0x1100, growth::Verdict::Steady));
+        assert!((found[0].1.growth.unwrap().rate - 20_000.0).abs() < 1.0);
+        // What was there, and what came at once, follow by their size.
+        assert_eq!((found[1].0, verdict(1)), (0x1000, growth::Verdict::Unclear));
+        assert_eq!((found[2].0, verdict(2)), (0x1200, growth::Verdict::Once));
+        assert_eq!((found[1].1.score, found[2].1.score), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_base_is_the_first_of_two_dumps() {
+        let (early, late) = (
+            dump(&[detail(1e5, 0.0, 1.0, 0.0), detail(1e3, 0.0, 1.0, 0.0)]),
+            dump(&[detail(1e5, 0.0, 9.0, 0.0), detail(5e4, 0.0, 5.0, 0.0)]),
+        );
+        let compare = |moments: &[f64]| {
+            let both = merge::subtract(
+                std::slice::from_ref(&late),
+                std::slice::from_ref(&early),
+                merge::Base::Comparison,
+            );
+            suspects(both.unwrap(), moments)
+        };
+        let found = compare(&[0.0, 10.0]);
+        let growth = found[0].1.growth.unwrap();
+        assert_eq!(
+            (found[0].0, growth.verdict),
+            (0x1100, growth::Verdict::Grew)
+        );
+        assert_eq!(growth.rate, 490_000.0);
+        // Without an order of time only the late dump counts.
+        let found = compare(&[]);
+        assert_eq!((found[0].0, found[0].1.bytes), (0x1000, 1e7));
+    }
+
+    #[test]
+    fn other_formats_are_ranked_by_what_is_kept() {
+        let text = "heap profile: 3: 9 [9: 99] @ heapprofile\n\
+            1: 1000 [9: 9000] @ 0x1001\n2: 900 [2: 900] @ 0x2001\n\
+            MAPPED_LIBRARIES:\n";
+        let found = suspects(heap_format::read(text.as_bytes(), "x").unwrap(), &[]);
+        assert_eq!(found[0].0, 0x2000);
+        assert_eq!((found[0].1.age, found[0].1.samples), (None, None));
+    }
+}

@@ -1,0 +1,217 @@
+//! Leak suspects of a series of dumps, whose programs' behaviour is known.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use heap_format::{Detail, Facts, Function, Line, Profile, ProfileBuilder, dump};
+
+const SECOND: u64 = 1_000_000_000;
+const START: u64 = 1_795_235_047 * SECOND;
+
+fn parser(arguments: &[&str], files: &[PathBuf]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .args(arguments)
+        .arg("-f")
+        .args(files)
+        .output()
+        .unwrap()
+}
+
+fn good(arguments: &[&str], files: &[PathBuf]) -> String {
+    let output = parser(arguments, files);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{message}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What a function of the made-up server holds after `minute` minutes: objects
+/// allocated, of these freed, size, and how old live and freed ones are.
+struct Behaviour {
+    name: &'static str,
+    size: f64,
+    /// Seconds that freed objects lived.
+    lifetime: f64,
+    allocated: fn(f64) -> f64,
+    live: fn(f64) -> f64,
+}
+
+const SERVER: [Behaviour; 4] = [
+    Behaviour {
+        name: "open_session",
+        size: 300.0,
+        lifetime: 4.0,
+        allocated: |minute| 2000.0 * minute,
+        live: |minute| 1800.0 * minute,
+    },
+    Behaviour {
+        name: "fill_cache",
+        size: 1500.0,
+        lifetime: 0.0,
+        allocated: |minute| if minute < 3.5 { 100.0 } else { 9000.0 },
+        live: |minute| if minute < 3.5 { 100.0 } else { 9000.0 },
+    },
+    Behaviour {
+        name: "load_tables",
+        size: 64.0,
+        lifetime: 0.0,
+        allocated: |_| 500_000.0,
+        live: |_| 500_000.0,
+    },
+    Behaviour {
+        name: "render_page",
+        size: 2200.0,
+        lifetime: 0.02,
+        allocated: |minute| 1e6 * minute,
+        // Up and down with the traffic, without a trend.
+        live: |minute| 900.0 + 400.0 * (minute * 2.4).sin(),
+    },
+];
+
+/// The server's dump after so many minutes, symbols inside.
+fn server(minute: f64, pid: u32) -> Profile {
+    let mut builder = ProfileBuilder::new(1024);
+    builder.facts(Facts {
+        pid: Some(pid),
+        start_unix_ns: Some(START),
+        end_unix_ns: Some(START + (minute * 60.0) as u64 * SECOND),
+        duration_ns: Some((minute * 60.0) as u64 * SECOND),
+        ..Facts::default()
+    });
+    for (number, b) in SERVER.iter().enumerate() {
+        let (allocated, live) = ((b.allocated)(minute), (b.live)(minute).round());
+        let freed = allocated - live;
+        let samples = |objects: f64| (objects * b.size / 1024.0) as u64;
+        let variance = |objects: f64| objects * b.size * 1024.0;
+        let detail = Detail {
+            alloc_samples: samples(allocated),
+            free_samples: samples(freed),
+            alloc_objects: allocated,
+            alloc_bytes: allocated * b.size,
+            freed_objects: freed,
+            freed_bytes: freed * b.size,
+            live_age_ms_sum: live * minute * 30_000.0,
+            freed_lifetime_ms_sum: freed * b.lifetime * 1e3,
+            alloc_variance: variance(allocated),
+            live_variance: variance(live),
+        };
+        builder.stack([0x1001 + 0x100 * number as u64, 0x9001], &detail);
+    }
+    named(builder.finish())
+}
+
+fn named(mut profile: Profile) -> Profile {
+    let own = |number: usize| SERVER[number].name;
+    // The second location is the caller of all.
+    let names = [own(0), "main", own(1), own(2), own(3)];
+    for (number, location) in profile.locations.iter_mut().enumerate() {
+        profile.functions.push(Function {
+            name: names[number].into(),
+            system_name: names[number].into(),
+            ..Function::default()
+        });
+        profile.lines.push(Line {
+            function: number as u32,
+            ..Line::default()
+        });
+        (location.first_line, location.line_count) = (number as u32, 1);
+    }
+    profile
+}
+
+fn write(folder: &Path, name: &str, profile: &Profile) -> PathBuf {
+    let path = folder.join(name);
+    dump::write(profile, &mut File::create(&path).unwrap()).unwrap();
+    path
+}
+
+fn series(folder: &Path) -> Vec<PathBuf> {
+    let one = |minute: u32| {
+        let name = format!("server.{minute}.heap");
+        write(folder, &name, &server(f64::from(minute), 7))
+    };
+    // In no order: the moments are in the dumps.
+    [3, 1, 2, 6, 5, 4].map(one).to_vec()
+}
+
+/// The functions that allocate in the stacks, in the order of the suspects.
+fn order(text: &str) -> Vec<&str> {
+    let mut lines = text.lines();
+    let mut found = Vec::new();
+    while let Some(line) = lines.next() {
+        if line.starts_with("-----------+") {
+            found.extend(lines.nth(1).map(str::trim));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_table_is_as_in_the_golden_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = good(&["--leaks"], &series(folder.path()));
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/leaks.txt");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&golden, &text).unwrap();
+    }
+    assert_eq!(text, fs::read_to_string(&golden).unwrap());
+}
+
+#[test]
+fn what_grows_steadily_comes_first_however_much_the_others_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = series(folder.path());
+    let text = good(&["--leaks"], &files);
+    assert_eq!(
+        order(&text),
+        ["open_session", "load_tables", "fill_cache", "render_page"]
+    );
+    let verdict = |name: &str| {
+        let at = text.find(&format!("             {name}\n")).unwrap();
+        let row = text[..at].lines().last().unwrap();
+        row.split_whitespace().last().unwrap().to_owned()
+    };
+    assert_eq!(verdict("open_session"), "steady");
+    assert_eq!(verdict("fill_cache"), "once");
+    assert_eq!(verdict("load_tables"), "unclear");
+    assert_eq!(verdict("render_page"), "unclear");
+    // One dump knows ages alone.
+    let one = good(&["--leaks", "-n", "1"], &files[..1]);
+    assert_eq!(order(&one), ["load_tables"]);
+}
+
+#[test]
+fn a_base_is_an_earlier_dump() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = series(folder.path());
+    let base = files[1].to_str().unwrap();
+    let text = good(&["--leaks", "--base", base], &files[..1]);
+    assert!(text.contains("Leak suspects of 2 dumps in 120s"), "{text}");
+    assert_eq!(order(&text)[0], "open_session", "{text}");
+}
+
+#[test]
+fn dumps_of_two_processes_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = write(folder.path(), "other.heap", &server(2.0, 8));
+    let mut files = series(folder.path());
+    files.push(other);
+    let output = parser(&["--leaks"], &files);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("other.heap") && message.contains("processes 7 and 8"),
+        "{message}"
+    );
+}
+
+#[test]
+fn what_is_no_heap_profile_has_no_suspects() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.folded");
+    fs::write(&path, "main;work 3\n").unwrap();
+    let output = parser(&["--leaks"], &[path]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("needs a heap profile"), "{message}");
+}
