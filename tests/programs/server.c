@@ -1,18 +1,23 @@
 // A server that leaks a little: each request renders a page, which is freed, and opens a
 // session, one of ten of which is forgotten. It starts with tables that it keeps, and fills a
-// cache once. Told by lines on its input: "serve N", "cache N"; answers "ok".
+// cache once. Told by lines on its input: "tables N", "serve" starts it, "cache N", "until N"
+// waits for so many requests; answers "ok".
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define SITE __attribute__((noinline, noclone))
 #define PAGES 64
 #define SESSIONS 1000
+#define NS_PER_REQUEST 50000L
 
 static char *pages[PAGES];
 static char *sessions[SESSIONS];
 static char **tables, **cache;
-static long served, cached;
+static _Atomic long served;
+static long cached;
 
 static char *full(char *p, size_t bytes) {
     if (!p) abort();
@@ -42,16 +47,37 @@ SITE void open_session(void) {
     *session = full(malloc(300), 300);
 }
 
+static long now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000L + t.tv_nsec;
+}
+
+// As many requests as are due by the clock, whatever else keeps the machine busy.
+static void *serve(void *unused) {
+    long start = now_ns();
+    for (;;) {
+        for (long due = (now_ns() - start) / NS_PER_REQUEST; served < due; served++) {
+            render_page();
+            open_session();
+        }
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return unused;
+}
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     puts("ready");
     char line[64];
     while (fgets(line, sizeof line, stdin)) {
         long n = 0;
+        pthread_t thread;
         if (sscanf(line, "tables %ld", &n) == 1) load_tables(n);
         else if (sscanf(line, "cache %ld", &n) == 1) fill_cache(n);
-        else if (sscanf(line, "serve %ld", &n) == 1)
-            for (; n; n--, served++) render_page(), open_session();
+        else if (!strcmp(line, "serve\n")) pthread_create(&thread, NULL, serve, NULL);
+        else if (sscanf(line, "until %ld", &n) == 1)
+            while (served < n) nanosleep(&(struct timespec){0, 1000000}, NULL);
         else break;
         puts("ok");
     }
