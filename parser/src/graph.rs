@@ -15,6 +15,10 @@ pub struct Node {
     pub flat: i64,
     /// Its weight with all it called; recursion counts once.
     pub cum: i64,
+    /// Variance of `flat` by sampling; 0 where unknown or exact.
+    pub flat_variance: f64,
+    /// Variance of `cum`.
+    pub cum_variance: f64,
     /// Calls to it: indices into [`Graph::edges`].
     pub ins: Vec<u32>,
     /// Calls from it: indices into [`Graph::edges`].
@@ -30,6 +34,8 @@ pub struct Edge {
     pub to: u32,
     /// What went along these calls.
     pub weight: i64,
+    /// Its variance by sampling; 0 where unknown or exact.
+    pub variance: f64,
     /// Entries between the two were left out.
     pub residual: bool,
     /// The callee is always inlined into the caller.
@@ -85,9 +91,13 @@ impl Graph {
     /// The graph of a view, of the entries in `kept` or of all.
     pub fn new(view: &View, nodes: &Nodes, kept: Option<&[bool]>) -> Self {
         let mut builder = Builder::new(nodes.len());
-        for (_, weight, frames) in view.stacks() {
+        for (stack, weight, frames) in view.stacks() {
             if weight != 0 {
-                builder.stack(view, nodes, kept, weight, frames);
+                let sum = Sum {
+                    weight,
+                    variance: view.variance(stack),
+                };
+                builder.stack(view, nodes, kept, sum, frames);
             }
         }
         builder.finish()
@@ -294,10 +304,24 @@ fn set<'a>(length: usize, nodes: impl Iterator<Item = &'a Node>) -> Vec<bool> {
 
 const NONE: u32 = u32::MAX;
 
+/// A weight and its variance, which lie together since they are added together.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    weight: i64,
+    variance: f64,
+}
+
+impl Sum {
+    fn add(&mut self, other: Sum) {
+        self.weight = self.weight.saturating_add(other.weight);
+        self.variance += other.variance;
+    }
+}
+
 /// Collects weights stack by stack.
 struct Builder {
-    flat: Vec<i64>,
-    cum: Vec<i64>,
+    flat: Vec<Sum>,
+    cum: Vec<Sum>,
     /// Number of the last stack that counted for an entry.
     seen: Vec<u32>,
     edges: Vec<Edge>,
@@ -313,8 +337,8 @@ struct Builder {
 impl Builder {
     fn new(nodes: usize) -> Self {
         Self {
-            flat: vec![0; nodes],
-            cum: vec![0; nodes],
+            flat: vec![Sum::default(); nodes],
+            cum: vec![Sum::default(); nodes],
             seen: vec![0; nodes],
             edges: Vec::new(),
             edge_seen: Vec::new(),
@@ -329,7 +353,7 @@ impl Builder {
         view: &View,
         nodes: &Nodes,
         kept: Option<&[bool]>,
-        weight: i64,
+        sum: Sum,
         frames: &[u32],
     ) {
         self.stack += 1;
@@ -348,22 +372,21 @@ impl Builder {
                 let node = id as usize;
                 if self.seen[node] != self.stack {
                     self.seen[node] = self.stack;
-                    self.cum[node] = self.cum[node].saturating_add(weight);
+                    self.cum[node].add(sum);
                 }
                 if parent != NONE && parent != id {
-                    self.call(parent, id, weight, residual, depth > 0);
+                    self.call(parent, id, sum, residual, depth > 0);
                 }
                 parent = id;
                 residual = false;
             }
         }
         if parent != NONE && !residual {
-            let flat = &mut self.flat[parent as usize];
-            *flat = flat.saturating_add(weight);
+            self.flat[parent as usize].add(sum);
         }
     }
 
-    fn call(&mut self, from: u32, to: u32, weight: i64, residual: bool, inline: bool) {
+    fn call(&mut self, from: u32, to: u32, sum: Sum, residual: bool, inline: bool) {
         let (caller, edge) = self.last[to as usize];
         let edge = if caller == from {
             edge
@@ -375,7 +398,8 @@ impl Builder {
         if self.edge_seen[edge as usize] != self.stack {
             self.edge_seen[edge as usize] = self.stack;
             e.inline &= inline;
-            e.weight = e.weight.saturating_add(weight);
+            e.weight = e.weight.saturating_add(sum.weight);
+            e.variance += sum.variance;
             e.residual |= residual;
         }
     }
@@ -391,6 +415,7 @@ impl Builder {
                 from,
                 to,
                 weight: 0,
+                variance: 0.0,
                 residual: false,
                 inline,
             });
@@ -403,12 +428,14 @@ impl Builder {
         let mut place = vec![NONE; self.flat.len()];
         let mut graph = Graph::default();
         for (id, (&flat, &cum)) in self.flat.iter().zip(&self.cum).enumerate() {
-            if flat != 0 || cum != 0 {
+            if flat.weight != 0 || cum.weight != 0 {
                 place[id] = graph.nodes.len() as u32;
                 graph.nodes.push(Node {
                     id: id as u32,
-                    flat,
-                    cum,
+                    flat: flat.weight,
+                    cum: cum.weight,
+                    flat_variance: flat.variance,
+                    cum_variance: cum.variance,
                     ins: vec![],
                     outs: vec![],
                 });

@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
+use heap_format::variance::half_width;
+
 use super::Context;
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 
 /// The table, with plain numbers.
 pub fn render(context: &Context) -> String {
@@ -12,16 +14,19 @@ pub fn render(context: &Context) -> String {
         0 => 0.0,
         total => value as f64 / total as f64 * 100.0,
     };
-    let mut out = format!(
-        "function,flat ({unit}),flat %,cum ({unit}),cum %,file,line\r\n",
-        unit = field(context.view.unit())
-    );
+    let unit = field(context.view.unit());
+    let error_heads = match context.ci {
+        true => format!(",flat \u{b1} ({unit}),cum \u{b1} ({unit})"),
+        false => String::new(),
+    };
+    let mut out =
+        format!("function,flat ({unit}),flat %,cum ({unit}),cum %,file,line{error_heads}\r\n");
     for node in &trimmed.graph.nodes {
         let info = context.nodes.info(node.id);
         // Writing to a string cannot fail.
         let _ = write!(
             out,
-            "{},{},{:.4},{},{:.4},{},{}\r\n",
+            "{},{},{:.4},{},{:.4},{},{}{}\r\n",
             field(if info.name.is_empty() {
                 context.nodes.name(node.id)
             } else {
@@ -37,9 +42,24 @@ pub fn render(context: &Context) -> String {
             } else {
                 info.line.to_string()
             },
+            errors(context, node),
         );
     }
     out
+}
+
+/// How far flat and cum may be off at 95 %, if that is asked for.
+fn errors(context: &Context, node: &Node) -> String {
+    if !context.ci {
+        return String::new();
+    }
+    let half = |value: i64, variance: f64| {
+        let half = half_width(value as f64, variance).round() as i64;
+        context.divided(half)
+    };
+    let flat = half(node.flat, node.flat_variance);
+    let cum = half(node.cum, node.cum_variance);
+    format!(",{flat},{cum}")
 }
 
 /// A field, quoted where needed. One that a spreadsheet would take for a

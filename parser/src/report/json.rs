@@ -8,7 +8,8 @@
 //! - `format`: of the first dump
 //! - `interval`: bytes between samples on average; 1 when exact
 //! - `columns`: `[{kind, unit}]`; `column`: index of the one shown; `total` in it
-//! - `functions`: `[{name, file, line, flat, cum}]`, largest first
+//! - `functions`: `[{name, file, line, flat, cum, flat_error?, cum_error?}]`,
+//!   largest first; errors with `--ci`: half of the width of the interval at 95 %
 //! - `frames`: `[{name, file, line, address, module}]`, referred to by stacks
 //! - `stacks`: `[{frames, values, detail?}]`, frames leaf first; `detail` has
 //!   the samples, ages and variances that this project's dumps carry
@@ -17,6 +18,7 @@
 
 use std::fmt::Write;
 
+use heap_format::variance::half_width;
 use heap_format::{Detail, Profile};
 
 use super::Context;
@@ -68,6 +70,13 @@ fn functions(json: &mut Json, context: &Context) {
                 place(json, info);
                 json.key("flat").number(node.flat);
                 json.key("cum").number(node.cum);
+                if context.ci {
+                    let half = |v: i64, variance| half_width(v as f64, variance).round();
+                    json.key("flat_error")
+                        .number(half(node.flat, node.flat_variance));
+                    json.key("cum_error")
+                        .number(half(node.cum, node.cum_variance));
+                }
             });
         });
 }

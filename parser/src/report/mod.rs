@@ -17,6 +17,8 @@ pub mod tree;
 
 use std::path::Path;
 
+use heap_format::variance::half_width;
+
 use crate::graph::{Trim, Trimmed};
 use crate::measure;
 use crate::moment::moment;
@@ -55,6 +57,21 @@ impl Context<'_> {
     /// A value with its unit.
     pub fn format(&self, value: i64, unit: &str) -> String {
         measure::label(self.divided(value), self.view.unit(), unit)
+    }
+
+    /// How far a value may be off, at 95 %, with its unit.
+    pub fn error(&self, value: i64, variance: f64, unit: &str) -> String {
+        let half = half_width(value as f64, variance).round() as i64;
+        self.format(half, unit)
+    }
+
+    /// Behind a value: how far it may be off, where that is known and not nothing.
+    pub fn plus_minus(&self, value: i64, variance: f64, unit: &str) -> String {
+        if variance > 0.0 {
+            format!(" \u{b1}{}", self.error(value, variance, unit))
+        } else {
+            String::new()
+        }
     }
 
     /// A value as it is shown.

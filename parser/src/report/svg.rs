@@ -67,21 +67,26 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
 fn boxed(context: &Context, node: &crate::graph::Node, unit: &str) -> callgraph::Node {
     let total = context.view.total();
     let info = context.nodes.info(node.id);
-    let label = |value: i64| match value {
+    let label = |value: i64, variance: f64| match value {
         0 => "0".to_owned(),
         _ => format!(
-            "{} ({})",
+            "{}{} ({})",
             context.format(value, unit),
+            if context.ci {
+                context.plus_minus(value, variance, unit)
+            } else {
+                String::new()
+            },
             percentage(value, total).trim()
         ),
     };
     callgraph::Node {
         name: printable(&short(info)).into_owned(),
-        detail: printable(&detail(context, node.id)).into_owned(),
+        detail: detail(context, node, unit),
         flat: node.flat as f64,
         cum: node.cum as f64,
-        flat_label: label(node.flat),
-        cum_label: label(node.cum),
+        flat_label: label(node.flat, node.flat_variance),
+        cum_label: label(node.cum, node.cum_variance),
         color_weight: if total == 0 {
             0.0
         } else {
@@ -99,9 +104,15 @@ fn short(info: &Info) -> String {
     info.printable()
 }
 
-/// The name in the tooltip: everything known.
-fn detail(context: &Context, id: u32) -> String {
-    context.nodes.name(id).to_owned()
+/// The tooltip: everything known.
+fn detail(context: &Context, node: &crate::graph::Node, unit: &str) -> String {
+    let mut detail = printable(context.nodes.name(node.id)).into_owned();
+    if node.cum_variance > 0.0 {
+        let flat = context.error(node.flat, node.flat_variance, unit);
+        let cum = context.error(node.cum, node.cum_variance, unit);
+        detail += &format!("\nat 95 %: flat \u{b1}{flat}, cum \u{b1}{cum}");
+    }
+    detail
 }
 
 fn arrow(
@@ -112,7 +123,12 @@ fn arrow(
 ) -> callgraph::Edge {
     let name = |node: u32| context.nodes.name(graph.nodes[node as usize].id);
     let label = context.format(edge.weight, unit);
-    let detail = format!("{} \u{2192} {} ({label})", name(edge.from), name(edge.to));
+    let error = context.plus_minus(edge.weight, edge.variance, unit);
+    let detail = format!(
+        "{} \u{2192} {} ({label}{error})",
+        name(edge.from),
+        name(edge.to)
+    );
     callgraph::Edge {
         from: edge.from as usize,
         to: edge.to as usize,

@@ -16,18 +16,29 @@ pub fn render(context: &Context) -> String {
         out += &line;
         out.push('\n');
     }
-    out += "      flat  flat%   sum%        cum   cum%\n";
+    let exact = !context.ci;
+    out += if exact {
+        "      flat  flat%   sum%        cum   cum%\n"
+    } else {
+        "      flat          \u{b1}  flat%   sum%        cum          \u{b1}   cum%\n"
+    };
+    let error = |value: i64, variance: f64| match exact {
+        true => String::new(),
+        false => format!(" {:>10}", context.error(value, variance, &unit)),
+    };
     let mut sum = 0i64;
     for node in &trimmed.graph.nodes {
         sum = sum.saturating_add(node.flat);
         // Writing to a string cannot fail.
         let _ = writeln!(
             out,
-            "{:>10} {} {} {:>10} {}  {}{}",
+            "{:>10}{} {} {} {:>10}{} {}  {}{}",
             context.format(node.flat, &unit),
+            error(node.flat, node.flat_variance),
             percentage(node.flat, total),
             percentage(sum, total),
             context.format(node.cum, &unit),
+            error(node.cum, node.cum_variance),
             percentage(node.cum, total),
             super::printable(context.nodes.name(node.id)),
             inlining(&trimmed.graph, node),

@@ -113,6 +113,18 @@ impl View {
             })
     }
 
+    /// Variance of a stack's value by sampling; 0 where unknown or exact.
+    pub fn variance(&self, stack: usize) -> f64 {
+        self.variance_in(stack, self.column)
+    }
+
+    /// The same of another column.
+    pub fn variance_in(&self, stack: usize, column: usize) -> f64 {
+        let columns = self.profile.sample_types.len();
+        let at = stack * columns + column;
+        self.profile.variances.get(at).copied().unwrap_or(0.0)
+    }
+
     /// Whether a location is left out of stacks.
     pub fn is_hidden(&self, location: u32) -> bool {
         self.hidden[location as usize]

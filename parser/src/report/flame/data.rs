@@ -138,8 +138,22 @@ fn column(context: &Context, tree: &Tree, at: usize, column: &Column) -> String 
         out.push_str(",\"minus\":");
         list(&mut out, own(|w| w.minus));
     }
+    let variances = || (0..tree.frames.len()).map(|f| tree.own(f, at).variance);
+    if variances().any(|v| v > 0.0) {
+        out.push_str(",\"variance\":");
+        list(&mut out, variances().map(brief));
+    }
     out.push('}');
     out
+}
+
+/// A variance as short as is useful: to a thousandth of itself.
+pub fn brief(variance: f64) -> String {
+    if variance > 0.0 && variance.is_finite() {
+        format!("{variance:.3e}")
+    } else {
+        "0".to_owned()
+    }
 }
 
 /// The units that values may be shown in, smallest first: name and factor.

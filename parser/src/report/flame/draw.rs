@@ -33,6 +33,8 @@ struct Picture<'a> {
     widths: Vec<i128>,
     /// What each frame and its callees hold; the change in a comparison.
     nets: Vec<i128>,
+    /// Variances of what each frame and its callees hold.
+    variances: Vec<f64>,
     /// There are values below zero, so colours tell what changed.
     compared: bool,
     places: Vec<Place>,
@@ -91,6 +93,7 @@ impl<'a> Picture<'a> {
             tree,
             widths: tree.sums(|f| rule.width(tree.own(f, 0))),
             nets: tree.sums(|f| tree.own(f, 0).net()),
+            variances: tree.variances(0),
             compared,
             places: Vec::new(),
             rows: 0,
@@ -219,6 +222,12 @@ impl<'a> Picture<'a> {
         let mut detail = self.label(self.nets[index]);
         if own != 0 && own != self.nets[index] {
             let _ = write!(detail, ", itself {}", self.label(own));
+        }
+        if self.variances[index] > 0.0 {
+            let value = clamp(self.nets[index]);
+            let (context, variance) = (self.context, self.variances[index]);
+            let error = context.error(value, variance, &context.unit);
+            let _ = write!(detail, "\n\u{b1}{error} at 95 %");
         }
         detail
     }

@@ -11,3 +11,9 @@ function share(value, whole) {
   if (part >= 99.95 && part <= 100.05) return "100%";
   return (part >= 1 ? part.toFixed(2) : String(Number(part.toPrecision(2)))) + "%";
 }
+// Half of the width of the interval that holds the truth in 95 of 100 cases; as the tables have it.
+function halfWidth(value, variance) {
+  if (!(variance > 0)) return 0;
+  const one = Math.min(value ? variance / Math.abs(value) : Infinity, Math.sqrt(variance));
+  return 1.959964 * Math.sqrt(variance + (one * one) / 2);
+}

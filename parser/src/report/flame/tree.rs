@@ -18,22 +18,26 @@ pub const ROOT: u32 = u32::MAX - 1;
 const ENDED: u32 = u32::MAX;
 
 /// What is there, and what there was in the base.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Weight {
     /// Sum of the values above zero.
     pub plus: i128,
     /// Sum of the magnitudes of the values below zero.
     pub minus: i128,
+    /// Variance of all of them by sampling; 0 where unknown or exact.
+    pub variance: f64,
 }
 
 impl Weight {
     fn add(&mut self, other: Weight) {
         self.plus += other.plus;
         self.minus += other.minus;
+        self.variance += other.variance;
     }
 
-    /// Adds a value.
-    pub fn count(&mut self, value: i64) {
+    /// Adds a value and its variance.
+    pub fn count(&mut self, value: i64, variance: f64) {
+        self.variance += variance;
         let magnitude = i128::from(value.unsigned_abs());
         if value > 0 {
             self.plus += magnitude;
@@ -87,6 +91,17 @@ impl Tree {
     /// What ends in a frame.
     pub fn own(&self, frame: usize, column: usize) -> Weight {
         self.own[frame * self.columns + column]
+    }
+
+    /// Variances of what each frame and all it called hold.
+    pub fn variances(&self, column: usize) -> Vec<f64> {
+        let mut sums: Vec<f64> = (0..self.frames.len())
+            .map(|frame| self.own(frame, column).variance)
+            .collect();
+        for frame in (1..sums.len()).rev() {
+            sums[self.frames[frame].parent as usize] += sums[frame];
+        }
+        sums
     }
 
     /// What `of` says of each frame, with all it called, added up.
@@ -281,7 +296,7 @@ impl<'a> Builder<'a> {
         for cursor in &self.cursors[from..to] {
             let values = self.view.profile().values_of(cursor.stack);
             for (weight, &column) in weights.iter_mut().zip(self.columns) {
-                weight.count(values[column]);
+                weight.count(values[column], self.view.variance_in(cursor.stack, column));
             }
         }
         weights

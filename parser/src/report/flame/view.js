@@ -295,8 +295,21 @@ function flameGraph(root, data, options) {
       const whole = tree.width[tree.parent[i]];
       lines.push(`${share(tree.width[i], whole)} of ${at.inverted ? "what is above it" : "its caller"}`);
     }
+    const off = error(i);
+    if (off) lines.push(`± ${number(off)} at 95 %`);
     if (tree.name[i] === FEW) lines.push("each too small to be shown by itself");
     return lines;
+  }
+  // How far a value may be off. Variances are those of both sides of a comparison together.
+  function error(i) {
+    const own = column().variance;
+    const oneSide = Boolean(column().minus) && (at.rule === "now" || at.rule === "base");
+    if (!own || at.inverted || oneSide) return 0;
+    if (!tree.variance) {
+      tree.variance = Float64Array.from(own);
+      for (let f = own.length - 1; f > 0; f--) tree.variance[tree.parent[f]] += tree.variance[f];
+    }
+    return halfWidth(tree.sum[i], tree.variance[i]);
   }
   // With the larger one as width, neither before nor now can be told from it.
   function beforeAndAfter(i) {

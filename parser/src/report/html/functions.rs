@@ -1,7 +1,7 @@
 //! The table of functions.
 
 use super::weights::Weights;
-use crate::report::flame::data::{list, quote};
+use crate::report::flame::data::{brief, list, quote};
 use crate::report::flame::tree::Weight;
 use crate::report::{Context, printable};
 
@@ -9,7 +9,7 @@ use crate::report::{Context, printable};
 const MOST: usize = 20_000;
 
 /// The functions with what they hold: `names`, `left_out`, and for each column
-/// `flat` and `cum`, with `flat_base` and `cum_base` in a comparison.
+/// `flat` and `cum`, their variances where known, with `flat_base` and `cum_base` in a comparison.
 pub fn object(context: &Context, columns: &[usize], compared: bool) -> String {
     let weights = Weights::new(context.view, context.nodes, columns);
     let size = |w: Weight| w.plus + w.minus;
@@ -51,6 +51,19 @@ pub fn object(context: &Context, columns: &[usize], compared: bool) -> String {
             &mut out,
             ranked.iter().map(|&(_, e)| weights.cum(e, c).plus),
         );
+        let varied = |&(_, e): &(f64, u32)| weights.cum(e, c).variance > 0.0;
+        if ranked.iter().any(varied) {
+            let flat = ranked
+                .iter()
+                .map(|&(_, e)| brief(weights.flat(e, c).variance));
+            let cum = ranked
+                .iter()
+                .map(|&(_, e)| brief(weights.cum(e, c).variance));
+            out.push_str(",\"flat_variance\":");
+            list(&mut out, flat);
+            out.push_str(",\"cum_variance\":");
+            list(&mut out, cum);
+        }
         let less = |&(_, e): &(f64, u32)| weights.cum(e, c).minus != 0;
         if compared || ranked.iter().any(less) {
             out.push_str(",\"flat_base\":");

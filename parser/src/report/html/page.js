@@ -238,7 +238,13 @@
     const f = data.functions;
     panel.append(make("p", "Flat is what a function allocated itself, cum with all that it called.", { class: "say" }));
     const sized = (key, label, title) => [
-      { key, label, title, value: (r) => r[key], cell: (td, r) => bar(td, r[key], total()) },
+      {
+        key, label, title, value: (r) => r[key],
+        cell: (td, r) => {
+          bar(td, r[key], total());
+          if (r[`${key}Off`]) td.title = `± ${number(r[`${key}Off`])} at 95 %`;
+        },
+      },
       { key: `${key}%`, label: `${label}%`, title: `${title}, of everything`, soft: true, value: (r) => r[key], text: (r) => share(r[key], total()) },
     ];
     const name = {
@@ -255,7 +261,12 @@
     return () => {
       const c = f.columns[at.column];
       const of = (key, i) => weight(c[key][i], c[`${key}_base`] ? c[`${key}_base`][i] : 0);
-      const rows = f.names.map((name, i) => ({ name, flat: of("flat", i), cum: of("cum", i) }));
+      // Variances are those of both sides of a comparison together.
+      const both = !data.compared || isChange();
+      const off = (key, i) => (both && c[`${key}_variance`] ? halfWidth(of(key, i), c[`${key}_variance`][i]) : 0);
+      const rows = f.names.map((name, i) => ({
+        name, flat: of("flat", i), cum: of("cum", i), flatOff: off("flat", i), cumOff: off("cum", i),
+      }));
       fill(rows.filter((r) => r.flat || r.cum));
     };
   });

@@ -24,16 +24,17 @@ impl Weights {
         let mut seen = vec![usize::MAX; nodes.len()];
         for (stack, _, frames) in view.stacks() {
             let values = view.profile().values_of(stack);
+            let value = |column: usize| (values[column], view.variance_in(stack, column));
             let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
             let entries = shown.flat_map(|&f| nodes.of_location(f));
             for (depth, &entry) in entries.enumerate() {
                 let at = entry as usize * columns.len();
                 if depth == 0 {
-                    count(&mut weights.flat[at..], values, columns);
+                    count(&mut weights.flat[at..], value, columns);
                 }
                 if seen[entry as usize] != stack {
                     seen[entry as usize] = stack;
-                    count(&mut weights.cum[at..], values, columns);
+                    count(&mut weights.cum[at..], value, columns);
                 }
             }
         }
@@ -51,8 +52,9 @@ impl Weights {
     }
 }
 
-fn count(weights: &mut [Weight], values: &[i64], columns: &[usize]) {
+fn count(weights: &mut [Weight], value: impl Fn(usize) -> (i64, f64), columns: &[usize]) {
     for (weight, &column) in weights.iter_mut().zip(columns) {
-        weight.count(values[column]);
+        let (value, variance) = value(column);
+        weight.count(value, variance);
     }
 }

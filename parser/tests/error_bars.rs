@@ -1,0 +1,127 @@
+//! Error bars: where they are shown, and that they are those of the dump.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heap_format::variance::half_width;
+use heap_format::{Detail, Function, Line, ProfileBuilder, dump};
+
+fn parser(arguments: &[&str], file: &Path) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .args(arguments)
+        .arg("-f")
+        .arg(file)
+        .output()
+        .unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{message}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// `main` holds 64 kB through `left` and 36 kB through `right`, at this interval.
+fn write(folder: &Path, interval: u64) -> PathBuf {
+    let mut builder = ProfileBuilder::new(interval);
+    for (address, kilobytes) in [(0x1001, 64.0), (0x2001, 36.0)] {
+        let detail = Detail {
+            alloc_samples: kilobytes as u64,
+            alloc_objects: kilobytes * 10.0,
+            alloc_bytes: kilobytes * 1024.0,
+            alloc_variance: kilobytes * 1024.0 * 1024.0,
+            live_variance: kilobytes * 1024.0 * 1024.0,
+            ..Detail::default()
+        };
+        builder.stack([address, 0x9001], &detail);
+    }
+    let mut profile = builder.finish();
+    for (number, location) in profile.locations.iter_mut().enumerate() {
+        let name = ["left", "main", "right"][number];
+        profile.functions.push(Function {
+            name: name.into(),
+            ..Function::default()
+        });
+        profile.lines.push(Line {
+            function: number as u32,
+            ..Line::default()
+        });
+        (location.first_line, location.line_count) = (number as u32, 1);
+    }
+    let path = folder.join(format!("{interval}.heap"));
+    dump::write(&profile, &mut File::create(&path).unwrap()).unwrap();
+    path
+}
+
+#[test]
+fn the_table_shows_them_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), 1024);
+    let table = parser(&["-t", "--ci"], &file);
+    let rows: Vec<&str> = table.lines().skip(2).collect();
+    // Standard errors of 8, 6 and, together, 10 kB.
+    assert_eq!(
+        rows,
+        [
+            "      flat          \u{b1}  flat%   sum%        cum          \u{b1}   cum%",
+            "      64kB    15.74kB 64.00% 64.00%       64kB    15.74kB 64.00%  left",
+            "      36kB    11.84kB 36.00%   100%       36kB    11.84kB 36.00%  right",
+            "         0          0     0%   100%      100kB    19.65kB   100%  main",
+        ]
+    );
+    assert!(!parser(&["-t"], &file).contains('\u{b1}'));
+}
+
+#[test]
+fn numbers_for_programs_carry_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), 1024);
+    let half = |kilobytes: f64| {
+        let bytes = kilobytes * 1024.0;
+        half_width(bytes, kilobytes * 1024.0 * 1024.0).round()
+    };
+    let csv = parser(&["--csv", "--ci"], &file);
+    let main = csv.lines().find(|l| l.starts_with("main,")).unwrap();
+    assert!(main.ends_with(&format!(",0,{}", half(100.0))), "{main}");
+    assert!(csv.starts_with("function,") && csv.contains(",flat \u{b1} (bytes),"));
+    let json = parser(&["--json", "--ci"], &file);
+    let left = format!("\"flat_error\":{},\"cum_error\":{}", half(64.0), half(64.0));
+    assert!(json.contains(&left), "{json}");
+    assert!(!parser(&["--json"], &file).contains("flat_error"));
+}
+
+#[test]
+fn tooltips_carry_them_and_boxes_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), 1024);
+    let graph = parser(&["-s"], &file);
+    assert!(
+        graph.contains("at 95 %: flat \u{b1}0, cum \u{b1}19.65kB"),
+        "{graph}"
+    );
+    assert!(
+        graph.contains("main \u{2192} left (64kB \u{b1}15.74kB)"),
+        "{graph}"
+    );
+    assert!(!graph.contains("64kB \u{b1}15.74kB (64.00%)"));
+    let boxes = parser(&["-s", "--ci"], &file);
+    assert!(boxes.contains("64kB \u{b1}15.74kB (64.00%)"), "{boxes}");
+    let flame = parser(&["--flame"], &file);
+    assert!(flame.contains("\u{b1}19.65kB at 95 %"), "{flame}");
+    assert!(flame.contains("\"variance\":[0,0,"), "{flame}");
+    let page = parser(&["--html"], &file);
+    assert!(page.contains("\"cum_variance\":[1.049e8,"), "{page}");
+}
+
+#[test]
+fn exact_dumps_have_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), 1);
+    let table = parser(&["-t", "--ci"], &file);
+    let left = table.lines().find(|l| l.ends_with("left")).unwrap();
+    assert!(left.starts_with("      64kB          0 64.00%"), "{left}");
+    for output in ["-s", "--flame"] {
+        let picture = parser(&[output, "--ci"], &file);
+        let shown = picture.split("<script").next().unwrap();
+        assert!(!shown.contains("at 95 %"), "{output}");
+    }
+    fs::remove_file(file).unwrap();
+}
