@@ -122,7 +122,12 @@ fn page() {
 
 #[test]
 fn golden_files_are_all_compared() {
-    let sources = [include_str!("golden.rs"), include_str!("flame.rs")].concat();
+    let sources = [
+        include_str!("golden.rs"),
+        include_str!("flame.rs"),
+        include_str!("leaks.rs"),
+    ];
+    let sources = sources.concat();
     for entry in fs::read_dir(expected::data("../golden")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(

@@ -1,5 +1,7 @@
 //! Leak suspects of a series of dumps, whose programs' behaviour is known.
 
+mod expected;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -150,11 +152,7 @@ fn order(text: &str) -> Vec<&str> {
 fn the_table_is_as_in_the_golden_file() {
     let folder = tempfile::tempdir().unwrap();
     let text = good(&["--leaks"], &series(folder.path()));
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/leaks.txt");
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&golden, &text).unwrap();
-    }
-    assert_eq!(text, fs::read_to_string(&golden).unwrap());
+    expected::compare("leaks.txt", &text);
 }
 
 #[test]

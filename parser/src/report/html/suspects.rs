@@ -35,13 +35,13 @@ fn row(context: &Context, suspect: &Suspect) -> String {
     // Writing to a string cannot fail.
     let _ = write!(
         out,
-        "\n{{\"score\":{},\"plain\":{},\"bytes\":{},\"error\":{},\"objects\":{},\
-         \"samples\":{samples},\"kept\":{},\"age\":{},\"lifetime\":{},\"growth\":",
+        "\n{{\"score\":{},\"bytes\":{},\"error\":{},\"objects\":{},\"samples\":{samples},\
+         \"plain\":{},\"kept\":{},\"age\":{},\"lifetime\":{},\"growth\":",
         whole(suspect.score),
-        whole(suspect.plain),
         whole(suspect.bytes),
         whole(suspect.error),
         whole(suspect.objects),
+        whole(suspect.plain),
         (suspect.kept * 1e4).round() / 1e4,
         or_null(suspect.age),
         or_null(suspect.lifetime),
