@@ -6,9 +6,9 @@ use crate::Cause;
 use crate::elf::{Image, Section};
 use crate::rule::{Kind, Rule};
 use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, Expression, FrameDescriptionEntry,
-    LittleEndian, Operation, ParsedEhFrameHdr, Register, RegisterRule, UnwindContext,
-    UnwindContextStorage, UnwindExpression, UnwindSection, UnwindTableRow,
+    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, Expression,
+    FrameDescriptionEntry, LittleEndian, Operation, ParsedEhFrameHdr, Register, RegisterRule,
+    UnwindContext, UnwindContextStorage, UnwindExpression, UnwindSection, UnwindTableRow,
 };
 
 pub(crate) type Bytes = EndianSlice<'static, LittleEndian>;
@@ -75,10 +75,15 @@ pub fn compile(image: &Image, ip: u64, scratch: &mut Scratch) -> Rule {
     }
 }
 
+/// Where `.eh_frame_hdr` says how its number of entries is written.
+const COUNT_ENCODING: usize = 2;
+
 /// An image's unwind tables.
 pub(crate) struct Tables {
     header: ParsedEhFrameHdr<Bytes>,
     frames: EhFrame<Bytes>,
+    /// Where the frames are.
+    place: Section,
     bases: BaseAddresses,
 }
 
@@ -88,6 +93,10 @@ impl Tables {
     pub(crate) fn of(image: &Image) -> Result<Self, Cause> {
         let header = image.eh_frame_hdr().ok_or(Cause::NoRule)?;
         let bases = BaseAddresses::default().set_eh_frame_hdr(header.address);
+        if header.bytes.get(COUNT_ENCODING) != Some(&gimli::DW_EH_PE_udata4.0) {
+            // No linker writes another; a larger number would overflow the search.
+            return Err(Cause::NoRule);
+        }
         let header = EhFrameHdr::from(EndianSlice::new(header.bytes, LittleEndian))
             .parse(&bases, 8)
             .map_err(|_| Cause::NoRule)?;
@@ -99,6 +108,7 @@ impl Tables {
             header,
             bases: bases.set_eh_frame(frames.address),
             frames: eh_frame(&frames),
+            place: frames,
         })
     }
 
@@ -108,9 +118,29 @@ impl Tables {
 
     fn entry(&self, pc: u64) -> Result<FrameDescriptionEntry<Bytes>, Cause> {
         let table = self.header.table().ok_or(Cause::NoRule)?;
-        table
-            .fde_for_address(&self.frames, &self.bases, pc, EhFrame::cie_from_offset)
-            .map_err(cause)
+        let found = table.lookup(pc, &self.bases).map_err(cause)?;
+        let entry = self
+            .frames
+            .fde_from_offset(&self.bases, self.offset(found)?, EhFrame::cie_from_offset)
+            .map_err(cause)?;
+        if entry.contains(pc) {
+            Ok(entry)
+        } else {
+            Err(Cause::NoRule)
+        }
+    }
+
+    /// Where a pointer of the index leads in the frames. The index of a damaged module
+    /// leads anywhere.
+    fn offset(&self, pointer: gimli::Pointer) -> Result<EhFrameOffset, Cause> {
+        let gimli::Pointer::Direct(address) = pointer else {
+            return Err(Cause::NoRule);
+        };
+        let offset = address.checked_sub(self.place.address);
+        offset
+            .filter(|offset| *offset < self.place.bytes.len() as u64)
+            .map(|offset| EhFrameOffset(offset as usize))
+            .ok_or(Cause::NoRule)
     }
 
     /// The row of an instruction, and whether it is of a signal frame.

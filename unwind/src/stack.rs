@@ -142,15 +142,16 @@ impl Stack {
 
 /// Whether the page at `address` can be read: `rt_sigprocmask` copies the new mask before
 /// it refuses `how`, so it answers EFAULT for an unreadable one and EINVAL otherwise, and
-/// changes nothing. Sandboxes allow it; errno is not touched.
+/// changes nothing. Sandboxes allow it; one that does not (EPERM, ENOSYS) leaves no page
+/// known to be readable. errno is not touched.
 fn is_readable(address: u64) -> bool {
-    const EFAULT: i64 = -14;
+    const EINVAL: i64 = -22;
     // A null mask is no mask to the kernel; nothing is mapped below the first page anyway.
     if address < PAGE {
         return false;
     }
     // SAFETY: with an invalid `how` the call has no effect but to read 8 bytes.
-    unsafe { rt_sigprocmask_invalid(address) != EFAULT }
+    unsafe { rt_sigprocmask_invalid(address) == EINVAL }
 }
 
 #[cfg(target_arch = "x86_64")]
