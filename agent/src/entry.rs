@@ -21,12 +21,12 @@ mod cxx;
 pub use cxx::find_next as find_next_operators;
 
 mod to {
-    use super::{c_void, sample, with_registers};
+    use super::{c_int, c_void, sample, with_registers};
     use core::arch::naked_asm;
 
     with_registers!(malloc, sample::malloc);
     with_registers!(calloc, sample::calloc);
-    with_registers!(posix_memalign, sample::posix_memalign);
+    with_registers!(posix_memalign, sample::posix_memalign, c_int);
     with_registers!(aligned_alloc, sample::aligned_alloc);
     with_registers!(memalign, sample::memalign);
     with_registers!(mallocx, sample::mallocx);
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
         if passes(size) {
             return NEXT.posix_memalign(out, align, size);
         }
-        to::posix_memalign(out as usize, align, size) as usize as c_int
+        to::posix_memalign(out as usize, align, size)
     }
 }
 

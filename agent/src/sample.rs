@@ -87,7 +87,11 @@ fn take_turn(local: &mut Local, request: Request, registers: &Registers) -> *mut
     let number = session::control()
         .epoch
         .load(core::sync::atomic::Ordering::Relaxed);
-    if local.epoch != number || local.thread.is_null() {
+    // SAFETY: null, or the thread's own, which has entered an epoch.
+    let known = unsafe { local.thread.as_ref() };
+    // SAFETY: as above; it is not used beyond this line.
+    let known = known.is_some_and(|thread| session::is_current(unsafe { thread.epoch() }));
+    if local.epoch != number || !known {
         let Some(thread) = enroll(local, number) else {
             return null_mut();
         };
@@ -135,14 +139,10 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     let thread = unsafe { local.thread.as_mut() }?;
     let new_session = thread.session != epoch.session;
     thread.enter(epoch);
-    epoch
-        .bank
-        .header
-        .counters
-        .threads
-        .fetch_add(1, Ordering::Relaxed);
     if new_session {
-        crate::module::start_session();
+        let counters = &epoch.bank.header.counters;
+        counters.threads.fetch_add(1, Ordering::Relaxed);
+        crate::module::start_session(epoch.session);
     }
     Some(thread)
 }

@@ -11,17 +11,25 @@ const PERIOD_NS: u64 = 1_000_000_000;
 
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// The cycle counter and the clock at the first sample, to compare later ones with.
+/// The cycle counter and the clock at start-up, to compare later readings with.
 static FIRST_CYCLES: AtomicU64 = AtomicU64::new(0);
 static FIRST_NS: AtomicU64 = AtomicU64::new(0);
 /// Nanoseconds of 2^20 cycles; 0: not known yet.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 
-/// Nanoseconds of a number of cycles; `None` in the first second of sampling, and for
+/// Nanoseconds of a number of cycles; `None` in the first second of a process, and for
 /// what can only be time in which the thread was not running.
 pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
     let scale = SCALE.load(Ordering::Relaxed);
     (scale != 0 && cycles < 1 << 20).then(|| (cycles * scale) >> 20)
+}
+
+/// Least time between two readings that tell how fast cycles go, since the clock is coarse.
+const CALIBRATION_NS: u64 = 100_000_000;
+
+/// Notes cycle counter and clock at start-up, to compare later readings with.
+pub fn start() {
+    calibrate(shm_protocol::clock::now_ns());
 }
 
 /// Compares the cycle counter with the clock.
@@ -34,7 +42,7 @@ fn calibrate(now_ns: u64) {
     if first == 0 {
         FIRST_NS.store(now_ns, Ordering::Relaxed);
         FIRST_CYCLES.store(cycles, Ordering::Relaxed);
-    } else if cycles > first && now_ns > then {
+    } else if cycles > first && now_ns.saturating_sub(then) >= CALIBRATION_NS {
         let ns = u128::from(now_ns - then) << 20;
         SCALE.store((ns / u128::from(cycles - first)) as u64, Ordering::Relaxed);
     }

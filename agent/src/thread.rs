@@ -175,7 +175,8 @@ pub fn make() -> *mut Thread {
     unsafe {
         (*thread).session = 0;
         (*thread).flags = None;
-        (*thread).until_timed = TIMED;
+        // Somewhere: what threads do that end before so many are timed counts as well.
+        (*thread).until_timed = 1 + seed(thread) as u32 % TIMED;
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
         (*thread).walker.init();

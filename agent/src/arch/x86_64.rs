@@ -56,8 +56,11 @@ pub fn cycles() -> u64 {
 /// who called `malloc`.
 macro_rules! with_registers {
     ($name:ident, $target:path) => {
+        with_registers!($name, $target, *mut c_void);
+    };
+    ($name:ident, $target:path, $out:ty) => {
         #[unsafe(naked)]
-        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> *mut c_void {
+        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> $out {
             naked_asm!(
                 ".cfi_startproc",
                 "sub rsp, 40",

@@ -161,33 +161,85 @@ fn keep_name(names: &mut [u8], used: &mut usize, path: &[u8]) -> u64 {
     &raw const names[at] as u64
 }
 
+/// Shows `seen` every module in the maps, without its name; whether they could be read, as
+/// a whole.
+pub fn each_in_maps(mut seen: impl FnMut(&Found)) -> bool {
+    let Some(desk) = take_desk() else {
+        return false;
+    };
+    let text = read_file(c"/proc/self/maps", &mut desk.text);
+    let whole = !text.is_empty() && text.len() < MAPS_BYTES;
+    if whole {
+        images(text).for_each(|image| seen(&image.found));
+    }
+    DESK.store(&raw const *desk as usize, Ordering::Release);
+    whole
+}
+
 /// Range of the file's mappings around `pc`, from that of offset 0 on, and the file's text.
 fn search_text(text: &[u8], pc: u64) -> Option<(Found, &[u8])> {
-    let mut module: Option<(Found, &[u8])> = None;
-    let mut hit = false;
-    for line in text.split(|byte| *byte == b'\n').filter_map(parse_line) {
-        let Line {
-            start, end, file, ..
-        } = line;
-        match &mut module {
-            Some((found, same)) if *same == file && !file.is_empty() && line.offset != 0 => {
-                found.end = end;
+    let around = |image: &Mapped<'_>| (image.found.start..image.found.end).contains(&pc);
+    let image = images(text).find(around)?;
+    let code = |line: Line<'_>| line.executable && (line.start..line.end).contains(&pc);
+    let hit = lines(image.text).any(code);
+    hit.then_some((image.found, image.file))
+}
+
+/// A file's mappings side by side, from that of offset 0 on.
+struct Mapped<'a> {
+    found: Found,
+    /// Device, inode and path as one text.
+    file: &'a [u8],
+    /// Its lines.
+    text: &'a [u8],
+}
+
+/// The modules in the text of maps.
+fn images(text: &[u8]) -> impl Iterator<Item = Mapped<'_>> {
+    let mut rest = text;
+    core::iter::from_fn(move || {
+        loop {
+            let at = rest;
+            let first = next_line(&mut rest)?;
+            let Some(line) = parse_line(first) else {
+                continue;
+            };
+            if line.offset != 0 || !line.readable || !is_image(line.file) {
+                continue;
             }
-            _ if hit => break,
-            _ if line.offset == 0 && line.readable && is_image(file) => {
-                let found = Found {
-                    start,
-                    end,
-                    identity: inode(file),
-                    name: 0,
-                };
-                module = Some((found, file));
+            let mut found = Found {
+                start: line.start,
+                end: line.end,
+                identity: inode(line.file),
+                name: 0,
+            };
+            let mut behind = rest;
+            while let Some(next) = next_line(&mut behind).and_then(parse_line) {
+                if next.file != line.file || next.offset == 0 {
+                    break;
+                }
+                found.end = next.end;
+                rest = behind;
             }
-            _ => module = None,
+            let text = &at[..at.len() - rest.len()];
+            let file = line.file;
+            return Some(Mapped { found, file, text });
         }
-        hit |= module.is_some() && line.executable && (start..end).contains(&pc);
+    })
+}
+
+fn next_line<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    if rest.is_empty() {
+        return None;
     }
-    module.filter(|_| hit)
+    let end = rest.iter().position(|byte| *byte == b'\n');
+    let line = &rest[..end.unwrap_or(rest.len())];
+    *rest = end.map_or(&[], |end| &rest[end + 1..]);
+    Some(line)
+}
+
+fn lines(text: &[u8]) -> impl Iterator<Item = Line<'_>> {
+    text.split(|byte| *byte == b'\n').filter_map(parse_line)
 }
 
 /// Whether a mapping is of a file, or of the kernel's own module.
@@ -235,11 +287,16 @@ fn hex(text: &[u8]) -> Option<u64> {
         .try_fold(0u64, |n, byte| Some(n.checked_mul(16)? | digit(byte)?))
 }
 
-/// A number that differs for another file.
+/// A number that differs for another file: of its device and inode, which stay when it is
+/// renamed or deleted.
 fn inode(file: &[u8]) -> u64 {
-    file.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    let mut blanks = (0..file.len()).filter(|at| file[*at] == b' ');
+    let end = blanks.nth(1).unwrap_or(file.len());
+    file[..end]
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        })
 }
 
 #[cfg(test)]
@@ -247,9 +304,10 @@ mod tests {
     use super::*;
     use core::ffi::CStr;
 
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     /// As [`search_maps`], one test at a time.
     fn find_in_maps(pc: u64) -> Option<Found> {
-        static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let _one = ONE.lock().unwrap();
         search_maps(pc)
     }
@@ -331,6 +389,31 @@ mod tests {
         let (found, file) = search_text(MAPS, 0x8010).unwrap();
         assert_eq!((found.start, found.end), (0x8000, 0x9000));
         assert_eq!(path_of(file), b"[vdso]");
+    }
+
+    #[test]
+    fn every_module_is_seen_once_and_known_again_when_its_file_is_deleted() {
+        let found: std::vec::Vec<_> = images(MAPS).map(|image| image.found).collect();
+        let ranges: std::vec::Vec<_> = found.iter().map(|f| (f.start, f.end)).collect();
+        assert_eq!(ranges, [(0x1000, 0x5000), (0x8000, 0x9000)]);
+        assert_eq!(
+            inode(b"fd:01 7    /a.so"),
+            inode(b"fd:01 7    /b.so (deleted)")
+        );
+        assert_ne!(inode(b"fd:01 7    /a.so"), inode(b"fd:01 77    /a.so"));
+        let (mut here, mut known) = (0, 0);
+        let pc = search_maps as *const () as u64 + 1;
+        let (own, _) = search_text(&std::fs::read("/proc/self/maps").unwrap(), pc)
+            .map(|(found, _)| (found, ()))
+            .unwrap();
+        let whole = {
+            let _one = ONE.lock().unwrap();
+            each_in_maps(|found| {
+                here += 1;
+                known += usize::from((found.start, found.identity) == (own.start, own.identity));
+            })
+        };
+        assert!(whole && here > 1 && known == 1, "{here} {known}");
     }
 
     #[test]

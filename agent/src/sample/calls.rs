@@ -82,6 +82,10 @@ fn stay(
     if local.epoch != number || number == 0 || local.thread.is_null() || !same_place {
         return null_mut();
     }
+    // SAFETY: enrolled: it has entered an epoch.
+    if !session::is_current(unsafe { (*local.thread).epoch() }) {
+        return null_mut();
+    }
     // SAFETY: a live object of the range.
     if !unsafe { range::resize(at.sub(object.offset), request.bytes + object.offset) } {
         return null_mut();
@@ -246,13 +250,13 @@ pub unsafe extern "C" fn aligned_alloc(
     }
 }
 
-/// `posix_memalign(out, align, size)` whose turn it may be; its `int` as a pointer.
+/// `posix_memalign(out, align, size)` whose turn it may be.
 pub unsafe extern "C" fn posix_memalign(
     out: usize,
     align: usize,
     size: usize,
     registers: &Registers,
-) -> *mut c_void {
+) -> c_int {
     let out = out as *mut *mut c_void;
     // SAFETY: the caller of `posix_memalign` owns `out`.
     unsafe {
@@ -263,10 +267,10 @@ pub unsafe extern "C" fn posix_memalign(
             null_mut()
         };
         if object.is_null() {
-            return NEXT.posix_memalign(out, align, size) as usize as *mut c_void;
+            return NEXT.posix_memalign(out, align, size);
         }
         *out = object;
-        null_mut()
+        0
     }
 }
 

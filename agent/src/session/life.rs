@@ -51,6 +51,7 @@ extern "C" fn constructor() {
     let saved = crate::sample::errno();
     crate::module::init();
     thread::make_key();
+    crate::stats::start();
     crate::entry::find_next_operators();
     // SAFETY: the handler is async-signal-safe as atfork handlers must be.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };

@@ -194,6 +194,15 @@ fn can_populate(page: *mut c_void) -> bool {
 /// Linux 5.14.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
 
+/// Whether an epoch that was entered is still the one of its number: numbers come back
+/// after some two hundred changes, and a thread may sleep through all of them.
+#[inline]
+pub fn is_current(epoch: &Epoch) -> bool {
+    let params = &control().params[usize::from(epoch.number & 1)];
+    params.session.load(Ordering::Relaxed) == epoch.session
+        && params.deadline_ns.load(Ordering::Relaxed) == epoch.deadline_ns
+}
+
 /// Ends the session whose deadline has passed.
 #[cold]
 pub fn expire(epoch: &Epoch, now_ns: u64) {
