@@ -11,6 +11,7 @@ use heap_format::{
 };
 use shm_protocol::clock::TICK_NS;
 use shm_protocol::layout::ADDRESS_BITS;
+use shm_protocol::segment::IntervalPeriod;
 use shm_protocol::snapshot::{Header, ModuleView, RecordView};
 
 use crate::process;
@@ -54,7 +55,7 @@ impl Story {
 
 /// Puts a profile together.
 pub fn profile(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Profile {
-    let mut builder = ProfileBuilder::new(snapshot.session.interval.max(1));
+    let mut builder = ProfileBuilder::new(snapshot.least_interval.max(1));
     let (modules, places) = modules(header, &story.maps);
     for module in modules {
         builder.module(module);
@@ -195,6 +196,13 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
     let mut counters: std::collections::BTreeMap<String, u64> =
         snapshot.counters.iter().cloned().collect();
     counters.insert("modules_lost".to_owned(), header.modules_lost());
+    let unix =
+        |ns: u64| (session.start_unix_ns).saturating_add(ns.saturating_sub(session.start_ns));
+    let interval = |period: &IntervalPeriod| heap_format::IntervalPeriod {
+        from_unix_ns: unix(period.from_ns),
+        interval: period.interval,
+        overhead: period.overhead,
+    };
     let allocator = header.allocator_stats().map(|(_, stats)| stats);
     Facts {
         pid: Some(story.pid as u32),
@@ -206,6 +214,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
         start_unix_ns: Some(session.start_unix_ns),
         end_unix_ns: Some(snapshot.end_unix_ns),
         duration_ns: Some(snapshot.end_ns.saturating_sub(session.start_ns)),
+        intervals: snapshot.intervals.iter().map(interval).collect(),
         trigger: Some(story.trigger.clone()).filter(|t| !t.is_empty()),
         ended: Some(story.ended.clone()).filter(|t| !t.is_empty()),
         counters,

@@ -10,6 +10,7 @@ mod collect;
 mod commands;
 mod discovery;
 mod dump;
+mod governor;
 mod launch;
 mod output;
 mod process;

@@ -60,6 +60,22 @@ impl Stat {
     }
 }
 
+/// CPU time that a process has used, with all its threads, also those that ended. `None`
+/// if there is no such process.
+pub fn cpu_ns(pid: i32) -> Option<u64> {
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: all zero is a valid timespec.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: plain calls with places to write to.
+    let known = unsafe {
+        libc::clock_getcpuclockid(pid, &raw mut clock) == 0
+            && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let ns = u64::try_from(time.tv_nsec).ok()?;
+    known.then_some(seconds.checked_mul(1_000_000_000)?.checked_add(ns)?)
+}
+
 /// The fields of `/proc/PID/status` that matter here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {

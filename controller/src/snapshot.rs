@@ -7,7 +7,7 @@
 use std::io;
 
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record, TRUNCATION_CAUSES};
-use shm_protocol::segment::Session;
+use shm_protocol::segment::{IntervalPeriod, Session};
 use shm_protocol::snapshot::{BankSummary, RecordView, Table, Totals};
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
@@ -51,6 +51,11 @@ pub struct Snapshot {
     pub end_ns: u64,
     /// The same in Unix time.
     pub end_unix_ns: u64,
+    /// The intervals in order, where they changed in the session.
+    pub intervals: Vec<IntervalPeriod>,
+    /// The smallest interval of the session. Every sample stands for as many bytes at
+    /// least, so all estimates can be told in its terms.
+    pub least_interval: u64,
     /// What found no room in the table.
     pub table_full: RecordView,
     nodes: Vec<u8>,
@@ -78,6 +83,8 @@ impl Snapshot {
             threads: bank.threads(),
             end_ns,
             end_unix_ns,
+            intervals: bank.intervals().collect(),
+            least_interval: least_interval(session, &bank),
             table_full: merger.table_full,
             nodes,
             stacks: merger.stacks,
@@ -128,6 +135,11 @@ fn current<'a>(
     } else {
         Err(Gone::Overwritten(session.number))
     }
+}
+
+fn least_interval(session: &Session, bank: &BankSummary<'_>) -> u64 {
+    let logged = bank.least_interval();
+    logged.map_or(session.interval, |least| least.min(session.interval))
 }
 
 /// Adds up the records of each stack.

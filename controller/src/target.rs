@@ -9,6 +9,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{Header, Totals};
 
 use crate::discovery::{Agent, Life};
+use crate::governor::{self, Governor, Reading, Step};
 use crate::process::{self, Stat};
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
@@ -99,6 +100,10 @@ pub struct Target {
     pub totals: Totals,
     /// Whether the table grew at the last look.
     pub growing: bool,
+    /// Share of the process's CPU time that sampling is to take, if that is limited.
+    max_overhead: Option<f64>,
+    governor: Option<Governor>,
+    told_helpless: bool,
     pidfd: Option<OwnedFd>,
     steps: u8,
     full: bool,
@@ -131,6 +136,9 @@ impl Target {
             session,
             totals,
             growing: false,
+            max_overhead: None,
+            governor: None,
+            told_helpless: false,
             pidfd,
             steps: 0,
             full: false,
@@ -171,10 +179,21 @@ impl Target {
             session,
             totals,
             growing: false,
+            max_overhead: None,
+            governor: None,
+            told_helpless: false,
             pidfd,
             steps,
             full: false,
         }))
+    }
+
+    /// Limits the share of the process's CPU time that sampling takes, from the next look
+    /// on. Nothing to say is no limit.
+    #[must_use]
+    pub fn limited(mut self, max_overhead: Option<f64>) -> Self {
+        self.max_overhead = max_overhead;
+        self
     }
 
     /// Whether the process that we took is still there.
@@ -277,11 +296,50 @@ impl Target {
         if self.growing {
             self.grow();
         }
-        Ok(if epoch == [0] {
-            Look::Stopped
-        } else {
-            Look::Counting
-        })
+        if epoch == [0] {
+            return Ok(Look::Stopped);
+        }
+        self.govern().map_err(io_error)?;
+        Ok(Look::Counting)
+    }
+
+    /// Widens or narrows the interval where sampling takes more or less than it may.
+    fn govern(&mut self) -> Result<(), shm_protocol::segment::Errno> {
+        let (Some(share), Some(cpu_ns)) = (self.max_overhead, process::cpu_ns(self.agent.pid))
+        else {
+            return Ok(());
+        };
+        let (interval, start_ns) = (self.session.interval, self.session.start_ns);
+        let new = || Governor::new(share, interval, start_ns);
+        let governor = self.governor.get_or_insert_with(new);
+        let step = governor.step(Reading {
+            at_ns: now_ns(),
+            cpu_ns,
+            samples: self.totals.samples,
+            timed: self.totals.timed,
+            timed_ns: self.totals.timed_ns,
+        });
+        let view = self.agent.segment.view();
+        if let Step::Change(interval) = step {
+            self.session.interval = interval;
+            view.publish(&self.session)?;
+        }
+        if step != Step::Wait {
+            let (history, least) = (governor.history(), governor.least());
+            view.log_intervals(self.session.number, history, least)?;
+        }
+        if governor.is_helpless() && !self.told_helpless {
+            self.told_helpless = true;
+            crate::terminal::tell(&format!(
+                "warning: {}: sampling takes more than {} of its CPU time even every {} bytes, \
+                 the widest interval there is: its objects are large, and large ones are always \
+                 sampled",
+                self.agent.title(),
+                text::percent(share),
+                governor::CEILING
+            ));
+        }
+        Ok(())
     }
 
     fn grow(&mut self) {

@@ -72,6 +72,11 @@ pub fn bytes(n: f64) -> String {
     }
 }
 
+/// A share as a percentage, to four digits behind the point at most.
+pub fn percent(share: f64) -> String {
+    format!("{} %", (share * 1e6).round() / 1e4)
+}
+
 /// A length of time, to the second.
 pub fn duration(time: Duration) -> String {
     let s = time.as_secs();

@@ -48,9 +48,9 @@ pub use builder::ProfileBuilder;
 pub use detail::Detail;
 pub use error::ReadError;
 pub use profile::{
-    BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, MARKERS, Mapping, Marker,
-    NO_MAPPING, Profile, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, ValueType, heap_sample_types,
-    marker_at,
+    BuildId, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location, MARKERS,
+    Mapping, Marker, NO_MAPPING, Profile, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, ValueType,
+    heap_sample_types, marker_at,
 };
 pub use scale::unsample;
 pub use stacks::Stacks;

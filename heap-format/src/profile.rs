@@ -233,6 +233,18 @@ pub enum LabelValue {
     Number(i64, String),
 }
 
+/// One interval of a session that had several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IntervalPeriod {
+    /// From when on, Unix time in nanoseconds.
+    pub from_unix_ns: u64,
+    /// Mean bytes between samples.
+    pub interval: u64,
+    /// Share of the process's CPU time that sampling took meanwhile, in
+    /// millionths, where it was measured.
+    pub overhead: Option<u32>,
+}
+
 /// What a dump says about where it comes from. Every fact is optional.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
@@ -254,9 +266,9 @@ pub struct Facts {
     pub end_unix_ns: Option<u64>,
     /// Length of the session.
     pub duration_ns: Option<u64>,
-    /// Earlier intervals, when the interval changed: Unix time in nanoseconds
-    /// from which each was valid, and the interval in bytes.
-    pub intervals: Vec<(u64, u64)>,
+    /// The intervals in order of time, where the interval changed; the
+    /// profile's period is the smallest then.
+    pub intervals: Vec<IntervalPeriod>,
     /// Number of this dump among those of its process.
     pub sequence: Option<u64>,
     /// What caused the dump.
@@ -333,6 +345,16 @@ impl Profile {
     pub fn lines_of(&self, location: &Location) -> &[Line] {
         let first = location.first_line as usize;
         &self.lines[first..first + location.line_count as usize]
+    }
+
+    /// The sampling interval for people: `1024`, or `256 to 9253` where it changed.
+    pub fn period_text(&self) -> String {
+        let intervals = self.facts.intervals.iter().map(|p| p.interval);
+        let widest = intervals.max().unwrap_or(0);
+        match u64::try_from(self.period).is_ok_and(|period| widest > period) {
+            true => format!("{} to {widest}", self.period),
+            false => self.period.to_string(),
+        }
     }
 
     /// Sum of a column; saturates.

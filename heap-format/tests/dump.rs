@@ -1,8 +1,8 @@
 //! What is written is read back, and a damaged dump is refused.
 
 use heap_format::{
-    BuildId, Detail, Facts, Format, Function, Line, Mapping, Profile, ProfileBuilder,
-    TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump, read,
+    BuildId, Detail, Facts, Format, Function, IntervalPeriod, Line, Mapping, Profile,
+    ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump, read,
 };
 use proptest::prelude::*;
 
@@ -64,7 +64,18 @@ fn sample() -> Profile {
         command_line: vec!["./a server".into(), "--line\nbreak\\x41".into(), "".into()],
         start_unix_ns: Some(1_700_000_000_000_000_000),
         duration_ns: Some(60_000_000_000),
-        intervals: vec![(1_700_000_000_000_000_000, 2048)],
+        intervals: vec![
+            IntervalPeriod {
+                from_unix_ns: 1_700_000_000_000_000_000,
+                interval: 2048,
+                overhead: Some(19_712),
+            },
+            IntervalPeriod {
+                from_unix_ns: 1_700_000_001_000_000_000,
+                interval: 65536,
+                overhead: None,
+            },
+        ],
         trigger: Some("timer".into()),
         ended: Some("target died".into()),
         counters: [("samples".into(), 17), ("table full".into(), 0)].into(),
@@ -108,6 +119,7 @@ fn a_dump_comes_back_exactly() {
     facts.maps_text.clear();
     assert_eq!(facts, profile.facts);
     assert_eq!(back.mappings, profile.mappings);
+    assert_eq!(back.period_text(), "1024 to 65536");
     assert_eq!(
         written(&back),
         written(&read(&written(&back), "x.heap").unwrap())

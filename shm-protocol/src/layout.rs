@@ -230,12 +230,43 @@ pub struct BankHeader {
     pub counters: Counters,
     /// Running totals per shard; the last is the shared one.
     pub totals: [ShardTotals; EXCLUSIVE_SHARDS as usize + 1],
+    /// How the interval went.
+    pub intervals: IntervalLog,
+}
+
+/// Changes of the interval that are kept.
+pub const INTERVALS_KEPT: usize = 128;
+
+/// How the interval of a session went where a controller changes it: its words, for
+/// whoever writes the profile out. The agent leaves it alone.
+#[repr(C)]
+pub struct IntervalLog {
+    /// Entries used; 0: the interval never was anybody's to change.
+    pub count: AtomicU64,
+    /// The smallest interval there was, also in what was left out of the entries.
+    pub least: AtomicU64,
+    /// Zero.
+    pub reserved: [u64; 6],
+    /// In order of time.
+    pub entries: [IntervalEntry; INTERVALS_KEPT],
+}
+
+/// One interval of several.
+#[repr(C)]
+pub struct IntervalEntry {
+    /// From when on, ns of [`crate::clock::now_ns`].
+    pub from_ns: AtomicU64,
+    /// Mean bytes between samples.
+    pub interval: AtomicU64,
+    /// Share of the process's CPU time that went to the agent meanwhile, in millionths,
+    /// plus one; 0: not measured.
+    pub overhead: AtomicU64,
 }
 
 /// Counted with locked instructions; all are rare but the first.
 #[repr(C)]
 pub struct Counters {
-    /// Threads that met the session (each counts once per epoch).
+    /// Threads that met the session.
     pub threads: AtomicU64,
     /// Samples that went to `[table full]`.
     pub table_full: AtomicU64,
@@ -350,6 +381,8 @@ mod tests {
         assert_eq!(size_of::<Counters>(), 128);
         assert_eq!(size_of::<ShardTotals>(), 64);
         assert_eq!(offset_of!(BankHeader, totals), 192);
+        assert_eq!(offset_of!(BankHeader, intervals), 2304);
+        assert_eq!(size_of::<IntervalLog>(), 3136);
         assert!(size_of::<BankHeader>() <= BANK_HEADER_BYTES);
         assert_eq!(size_of::<Node>(), 16);
         assert_eq!(size_of::<Record>(), 128);

@@ -7,8 +7,9 @@
 
 use crate::bank::Geometry;
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, Control, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES,
-    MODULES_OFFSET, ModuleTable, Node, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
+    BANK_HEADER_BYTES, BankHeader, Control, HEADER_BYTES, INTERVALS_KEPT, IntervalEntry,
+    IntervalLog, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node, PAGE,
+    Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
 };
 use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
@@ -159,6 +160,17 @@ pub struct Session {
     pub start_unix_ns: u64,
     /// Pid of the controller; 0: the agent itself.
     pub controller_pid: u64,
+}
+
+/// One interval of a session that had several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IntervalPeriod {
+    /// From when on, ns of [`crate::clock::now_ns`].
+    pub from_ns: u64,
+    /// Mean bytes between samples.
+    pub interval: u64,
+    /// Share of the process's CPU time that went to the agent meanwhile, in millionths.
+    pub overhead: Option<u32>,
 }
 
 /// An open segment. Closes nothing and owns nothing: the descriptor is the caller's.
@@ -362,6 +374,34 @@ impl SegmentFile {
         self.write_at(offset_of!(Control, last_epoch), &[epoch])?;
         self.write_at(offset_of!(Control, epoch), &[epoch])?;
         Ok(epoch)
+    }
+
+    /// Writes down how the interval of a session went: the last [`INTERVALS_KEPT`] of
+    /// `periods`, and the smallest interval of all.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub fn log_intervals(
+        &self,
+        session: u64,
+        periods: &[IntervalPeriod],
+        least: u64,
+    ) -> Result<(), Errno> {
+        const ENTRY: usize = size_of::<IntervalEntry>();
+        let log = self.geometry().bank_offset(session) + offset_of!(BankHeader, intervals);
+        let kept = &periods[periods.len().saturating_sub(INTERVALS_KEPT)..];
+        let mut bytes = [0; INTERVALS_KEPT * ENTRY];
+        for (period, entry) in kept.iter().zip(bytes.chunks_exact_mut(ENTRY)) {
+            let overhead = period.overhead.map_or(0, |share| u64::from(share) + 1);
+            let words = [period.from_ns, period.interval, overhead];
+            for (word, place) in words.iter().zip(entry.chunks_exact_mut(8)) {
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        let entries = log + offset_of!(IntervalLog, entries);
+        self.write_at(entries, &bytes[..kept.len() * ENTRY])?;
+        self.write_word(log + offset_of!(IntervalLog, least), least)?;
+        self.write_word(log + offset_of!(IntervalLog, count), kept.len() as u64)
     }
 
     /// Turns sampling off. The session's data stay.

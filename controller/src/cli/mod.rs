@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use nix::sys::signal::Signal;
 
+use crate::governor;
 use crate::top::view::Sort;
 use values::Threshold;
 
@@ -94,6 +95,21 @@ pub struct IntervalArgs {
     #[arg(short = 'c', long, value_name = "BYTES", default_value = "1024",
           value_parser = values::interval)]
     pub interval: u64,
+
+    /// Most that sampling may take of each process's CPU time, 0.01% to 50%: the interval
+    /// begins at -c, and is widened and narrowed so as to hold this share
+    #[arg(long, value_name = "PERCENT", value_parser = values::overhead)]
+    pub max_overhead: Option<f64>,
+}
+
+impl IntervalArgs {
+    /// The interval that a session begins with.
+    pub fn first(&self) -> u64 {
+        match self.max_overhead {
+            Some(_) => self.interval.clamp(governor::FLOOR, governor::CEILING),
+            None => self.interval,
+        }
+    }
 }
 
 /// When to write a dump besides the one at the end. All may be combined.
@@ -296,6 +312,14 @@ mod tests {
             ["-p", "99999999999"],
             ["--keep", "0"],
             ["--on-cgroup", "0%"],
+            ["--max-overhead", "0"],
+            ["--max-overhead", "0%"],
+            ["--max-overhead", "0.0001%"],
+            ["--max-overhead", "100%"],
+            ["--max-overhead", "-2%"],
+            ["--max-overhead", "nan"],
+            ["--max-overhead", "%"],
+            ["--max-overhead", "2 bytes"],
         ] {
             let error = Cli::try_parse_from(["mem_profiler", bad[0], bad[1]]).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{bad:?}");
@@ -309,6 +333,21 @@ mod tests {
             let error = Cli::try_parse_from([&["mem_profiler"], bad].concat()).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn with_a_limit_the_interval_begins_within_the_governors_bounds() {
+        let first = |line: &[&str]| {
+            let line = [&["mem_profiler"], line].concat();
+            Cli::try_parse_from(line).unwrap().session.interval.first()
+        };
+        assert_eq!(first(&["-c", "1"]), 1);
+        assert_eq!(first(&["-c", "1", "--max-overhead", "2%"]), governor::FLOOR);
+        assert_eq!(first(&["--max-overhead", "2%"]), 1024);
+        assert_eq!(
+            first(&["-c", "1T", "--max-overhead", "2"]),
+            governor::CEILING
+        );
     }
 
     #[test]

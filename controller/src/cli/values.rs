@@ -73,6 +73,18 @@ pub fn interval(text: &str) -> Result<u64, String> {
     }
 }
 
+/// The share of CPU time that sampling may take, 0 to 1, from a percentage.
+pub fn overhead(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).trim();
+    match percent.parse::<f64>() {
+        Ok(p) if (0.01..=50.0).contains(&p) => Ok(p / 100.0),
+        Ok(p) if p > 50.0 => Err("at most 50%: more would bound nothing".to_owned()),
+        Ok(p) if p <= 0.0 => Err("must be above zero: sampling always costs something".to_owned()),
+        Ok(p) if p < 0.01 => Err("at least 0.01%: less cannot be measured".to_owned()),
+        _ => Err("expected a percentage, such as 2% or 0.5%".to_owned()),
+    }
+}
+
 /// A pid, a name or a pattern.
 pub fn process(text: &str) -> Result<String, String> {
     let number = text.strip_prefix('-').unwrap_or(text);
@@ -163,6 +175,17 @@ mod tests {
         assert_eq!(seconds("60"), Ok(Duration::from_secs(60)));
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(seconds("2h"), Ok(Duration::from_secs(7200)));
+    }
+
+    #[test]
+    fn shares_of_cpu_time() {
+        assert_eq!(overhead("2%"), Ok(0.02));
+        assert_eq!(overhead("0.5"), Ok(0.005));
+        assert!(overhead("0").unwrap_err().contains("above zero"));
+        assert!(overhead("0.0001%").unwrap_err().contains("measured"));
+        assert!(overhead("100%").unwrap_err().contains("at most 50%"));
+        assert!(overhead("inf").unwrap_err().contains("at most 50%"));
+        assert!(overhead("nan").unwrap_err().contains("expected"));
     }
 
     #[test]

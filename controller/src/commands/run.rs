@@ -13,10 +13,11 @@ use crate::terminal::tell;
 /// Starts the program, follows it and its children, and ends as it ends.
 pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let agent = launch::find_agent(args.agent.as_deref())?;
-    let interval = args.interval.interval;
+    let interval = args.interval.first();
     let dump_signal = args.triggers.signal;
     let settings = Settings {
         interval,
+        max_overhead: args.interval.max_overhead,
         length: args.seconds,
         prefix: args.output.output,
         selection: Selection::default(),

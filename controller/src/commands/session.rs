@@ -9,7 +9,8 @@ use crate::session::{Run, Settings};
 /// Runs a session in processes that run already.
 pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
     let settings = Settings {
-        interval: args.interval.interval,
+        interval: args.interval.first(),
+        max_overhead: args.interval.max_overhead,
         length: args.seconds,
         prefix: args.output.output,
         selection: args.select.into(),

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde_json::json;
 
-use crate::cli::TopArgs;
+use crate::cli::{IntervalArgs, TopArgs};
 use crate::discovery::{Agent, Discovery};
 use crate::dump::{self, Ended};
 use crate::output::Output;
@@ -62,7 +62,7 @@ pub fn execute(mut args: TopArgs) -> anyhow::Result<ExitCode> {
     let agent = only_one(&selection)?;
     let interactive = !args.once && !args.json && std::io::stdout().is_terminal();
     let signals = Signals::block(&[])?;
-    let source = look_at(agent, args.interval.interval)?;
+    let source = look_at(agent, &args.interval)?;
     let agent = source.agent();
     let mut top = Top {
         model: Model::new(agent.pid),
@@ -109,15 +109,16 @@ fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
 }
 
 /// Looks at the running session, or starts one.
-fn look_at(agent: Agent, interval: u64) -> anyhow::Result<Source> {
+fn look_at(agent: Agent, interval: &IntervalArgs) -> anyhow::Result<Source> {
     let mut head = Head::new();
     if is_running(&agent.segment.head(&mut head)?) {
         return Ok(Source::Theirs(Box::new(agent)));
     }
     let title = agent.title();
-    let mut target = Target::take(agent).map_err(|e| anyhow::anyhow!("{title}: {e}"))?;
+    let target = Target::take(agent).map_err(|e| anyhow::anyhow!("{title}: {e}"))?;
+    let mut target = target.limited(interval.max_overhead);
     let started = target
-        .prepare(interval)
+        .prepare(interval.first())
         .and_then(|()| target.publish(End::deadline_ns(None)));
     started.map_err(|e| anyhow::anyhow!("{title}: {e}"))?;
     Ok(Source::Own(Box::new(target)))

@@ -18,6 +18,7 @@ impl Run {
             let title = agent.title();
             match Target::take(agent) {
                 Ok(target) => {
+                    let target = target.limited(self.settings.max_overhead);
                     self.save_leftover(&target);
                     taken.push(target);
                 }
@@ -177,7 +178,7 @@ impl Run {
             match Target::adopt(agent) {
                 Ok(Some(target)) => {
                     self.known.insert(entry);
-                    self.adopted(target);
+                    self.adopted(target.limited(self.settings.max_overhead));
                 }
                 // Not started yet: the next search asks again.
                 Ok(None) => {}

@@ -40,8 +40,10 @@ const SETTLE: Duration = Duration::from_millis(5);
 /// What a session is to do.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Mean bytes between samples.
+    /// Mean bytes between samples, at its start.
     pub interval: u64,
+    /// Most that sampling may take of a process's CPU time; without it the interval stays.
+    pub max_overhead: Option<f64>,
     /// Its length; without one it lasts until a signal.
     pub length: Option<Duration>,
     /// Where dumps go and how their names begin.

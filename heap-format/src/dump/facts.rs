@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{FACTS, VERSION};
 use crate::maps::hex;
-use crate::profile::{BuildId, Function, Line, MARKERS, Mapping, Profile};
+use crate::profile::{BuildId, Function, IntervalPeriod, Line, MARKERS, Mapping, Profile};
 
 /// Appends the facts of `profile`, from the section's first line on.
 pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
@@ -71,8 +71,8 @@ impl Writer<'_> {
         self.number("start_unix_ns", facts.start_unix_ns);
         self.number("end_unix_ns", facts.end_unix_ns);
         self.number("duration_ns", facts.duration_ns);
-        for (from, interval) in &facts.intervals {
-            self.fact("interval", format!("{from} {interval}").as_bytes());
+        for period in &facts.intervals {
+            self.fact("interval", interval_text(period).as_bytes());
         }
         self.number("sequence", facts.sequence);
         self.text("trigger", facts.trigger.as_deref());
@@ -126,6 +126,36 @@ impl Writer<'_> {
             self.fact("location", value.as_bytes());
         }
     }
+}
+
+/// `FROM_UNIX_NS BYTES`, and the share of the CPU that it took as a percentage.
+fn interval_text(period: &IntervalPeriod) -> String {
+    let mut text = format!("{} {}", period.from_unix_ns, period.interval);
+    if let Some(millionths) = period.overhead {
+        let (percent, rest) = (millionths / 10_000, millionths % 10_000);
+        text += &format!(" {percent}.{rest:04}%");
+    }
+    text
+}
+
+/// The inverse of [`interval_text`].
+fn interval(text: &str) -> Option<IntervalPeriod> {
+    let mut words = text.split(' ');
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let (from_unix_ns, interval) = (number()?, number()?);
+    let overhead = match words.next() {
+        None => None,
+        Some(share) => {
+            let percent: f64 = share.strip_suffix('%')?.parse().ok()?;
+            // Saturates.
+            Some((percent * 10_000.0).round() as u32)
+        }
+    };
+    Some(IntervalPeriod {
+        from_unix_ns,
+        interval,
+        overhead,
+    })
 }
 
 /// Appends text with backslashes, control characters and bytes that are not
@@ -285,13 +315,9 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"start_unix_ns" => facts.start_unix_ns = Some(number()?),
         b"end_unix_ns" => facts.end_unix_ns = Some(number()?),
         b"duration_ns" => facts.duration_ns = Some(number()?),
-        b"interval" => {
-            let text = string(value);
-            let (from, interval) = text.split_once(' ')?;
-            facts
-                .intervals
-                .push((from.parse().ok()?, interval.parse().ok()?));
-        }
+        b"interval" => facts
+            .intervals
+            .push(interval(std::str::from_utf8(value).ok()?)?),
         b"sequence" => facts.sequence = Some(number()?),
         b"trigger" => facts.trigger = Some(string(value)),
         b"ended" => facts.ended = Some(string(value)),

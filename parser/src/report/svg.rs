@@ -58,7 +58,7 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     let profile = context.view.profile();
     if profile.period > 0 {
         let bytes = if profile.period == 1 { "byte" } else { "bytes" };
-        lines.push(format!("Interval: {} {bytes}", profile.period));
+        lines.push(format!("Interval: {} {bytes}", profile.period_text()));
     }
     lines.extend(context.shown(trimmed, unit));
     lines

@@ -2,8 +2,12 @@
 
 use super::{Invalid, u32_at, u64_at};
 use crate::bank::Geometry;
-use crate::layout::{BANK_HEADER_BYTES, BankHeader, Counters, ShardTotals};
+use crate::layout::{
+    BANK_HEADER_BYTES, BankHeader, Counters, INTERVALS_KEPT, IntervalEntry, IntervalLog,
+    ShardTotals,
+};
 use crate::record::{BYTE_ONE, FIRST_RECORD};
+use crate::segment::IntervalPeriod;
 use crate::tree::FIRST_NODE;
 use core::mem::{offset_of, size_of};
 
@@ -88,6 +92,33 @@ impl<'a> BankSummary<'a> {
     #[must_use]
     pub fn truncated(&self, cause: usize) -> u64 {
         self.counter(offset_of!(Counters, truncated) + cause.min(7) * 8)
+    }
+
+    fn log(&self, field: usize) -> u64 {
+        u64_at(self.bytes, offset_of!(BankHeader, intervals) + field)
+    }
+
+    /// The smallest interval that was in force, where a controller changed it.
+    #[must_use]
+    pub fn least_interval(&self) -> Option<u64> {
+        let governed = self.log(offset_of!(IntervalLog, count)) != 0;
+        governed.then(|| self.log(offset_of!(IntervalLog, least)).max(1))
+    }
+
+    /// How the interval went, where a controller changed it; else nothing.
+    pub fn intervals(&self) -> impl Iterator<Item = IntervalPeriod> + use<'_, 'a> {
+        let count = self.log(offset_of!(IntervalLog, count));
+        let count = count.min(INTERVALS_KEPT as u64) as usize;
+        (0..count).map(|index| {
+            let at = offset_of!(IntervalLog, entries) + index * size_of::<IntervalEntry>();
+            let word = |field: usize| self.log(at + field);
+            let overhead = word(offset_of!(IntervalEntry, overhead)).checked_sub(1);
+            IntervalPeriod {
+                from_ns: word(offset_of!(IntervalEntry, from_ns)),
+                interval: word(offset_of!(IntervalEntry, interval)),
+                overhead: overhead.and_then(|share| u32::try_from(share).ok()),
+            }
+        })
     }
 
     /// Sums over the shards.

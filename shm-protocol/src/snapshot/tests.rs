@@ -1,7 +1,7 @@
 use super::*;
 use crate::bank::{Bank, Geometry};
-use crate::layout::RESERVE_STEPS;
 use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
+use crate::layout::{BANK_HEADER_BYTES, RESERVE_STEPS};
 use crate::record::{FreeSample, NewSample, VARIANCE_ONE};
 use crate::sync::Ordering;
 use crate::tree::{ROOT, TRUNCATED};
@@ -134,4 +134,46 @@ fn other_versions_are_refused_with_both_numbers() {
     );
     bytes[IDENTITY_OFFSET + 8] = ABI_VERSION as u8;
     assert_eq!(Header::new(&bytes, SEGMENT).err(), Some(Invalid::Sizes));
+}
+
+#[test]
+fn intervals_are_read_as_they_were_written_and_no_further() {
+    use crate::layout::INTERVALS_KEPT;
+    use crate::segment::{IntervalPeriod, SegmentFile};
+    // SAFETY: plain calls with a terminated name.
+    let file = unsafe { libc::memfd_create(c"intervals".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: a descriptor of our own.
+    assert_eq!(unsafe { libc::ftruncate(file, SEGMENT as libc::off_t) }, 0);
+    let segment = SegmentFile::new(file, SEGMENT as u64).unwrap();
+    let geometry = segment.geometry();
+    let mut bytes = vec![0; BANK_HEADER_BYTES];
+    segment
+        .read_at(geometry.bank_offset(1), &mut bytes)
+        .unwrap();
+    let summary = BankSummary::new(&bytes, geometry).unwrap();
+    assert_eq!(
+        (summary.least_interval(), summary.intervals().count()),
+        (None, 0)
+    );
+    let period = |at: u64| IntervalPeriod {
+        from_ns: at,
+        interval: 1000 + at,
+        overhead: at.is_multiple_of(2).then_some(at as u32),
+    };
+    let periods: Vec<_> = (0..INTERVALS_KEPT as u64 + 72).map(period).collect();
+    segment.log_intervals(1, &periods, 64).unwrap();
+    segment
+        .read_at(geometry.bank_offset(1), &mut bytes)
+        .unwrap();
+    // SAFETY: our own descriptor, used no more.
+    unsafe { libc::close(file) };
+    let count_at = core::mem::offset_of!(crate::layout::BankHeader, intervals);
+    for hostile in [false, true] {
+        if hostile {
+            bytes[count_at..count_at + 8].fill(0xff);
+        }
+        let summary = BankSummary::new(&bytes, geometry).unwrap();
+        assert_eq!(summary.least_interval(), Some(64));
+        assert!(summary.intervals().eq(periods[72..].iter().copied()));
+    }
 }

@@ -87,5 +87,6 @@ fn interval(profile: &Profile) -> Option<String> {
         .period_type
         .as_ref()
         .map_or("bytes", |t| t.unit.as_str());
-    (profile.period > 0).then(|| format!("a sample each {} {unit} on average", profile.period))
+    let each = || format!("a sample each {} {unit} on average", profile.period_text());
+    (profile.period > 0).then(each)
 }

@@ -1,0 +1,421 @@
+//! Holding the share of a process's CPU time that sampling takes, by the interval.
+//!
+//! The agent times one in 64 samples and frees; its table tells what all of them took.
+//! The kernel tells what the process used. Every half second in which there is enough to
+//! tell, the interval is widened or narrowed by what their ratio is off.
+//!
+//! # Promises
+//! - The interval stays between [`FLOOR`] and [`CEILING`], and changes by a factor of
+//!   [`WIDEN`] at most upwards, [`NARROW`] downwards: the target's load is never doubled
+//!   many times over on the word of one quiet half second.
+//! - Between 0.7 and 1.1 times the target nothing changes: measurements scatter.
+//! - A process that does nothing, or is not measured, keeps its interval.
+//!
+//! # Limits
+//! What is measured are samples and frees of sampled objects. The few instructions of each
+//! call that is not sampled, and what the sampled objects' memory costs in page faults and
+//! cache misses later, are not in it.
+
+use shm_protocol::segment::IntervalPeriod;
+
+/// Smallest interval that is ever chosen.
+pub const FLOOR: u64 = 64;
+/// Largest interval that is ever chosen.
+pub const CEILING: u64 = 1 << 30;
+/// Most that the interval is widened at once.
+const WIDEN: f64 = 8.0;
+/// Most that it is narrowed at once.
+const NARROW: f64 = 0.5;
+/// No change within this range of the target.
+const CALM: std::ops::RangeInclusive<f64> = 0.7..=1.1;
+/// What is aimed at, of the target.
+const AIM: f64 = 0.9;
+/// How much of what is off is corrected at once, as an exponent: less than all, since the
+/// measurement scatters and the frees of objects sampled before come later.
+const GAIN: f64 = 0.75;
+
+/// Shortest time between two decisions, ns.
+const WINDOW_NS: u64 = 500_000_000;
+/// Shortest time before a decision where the target is missed by far, ns.
+const URGENT_NS: u64 = 100_000_000;
+/// By far: more than so many times the target.
+const URGENT: f64 = 2.0;
+/// CPU time below which a window tells nothing, ns.
+const LEAST_CPU_NS: u64 = 20_000_000;
+/// Timed samples from which on a window is believed.
+const ENOUGH_TIMED: u64 = 64;
+/// How long more of them are waited for, ns.
+const PATIENCE_NS: u64 = 3_000_000_000;
+/// What a sample is taken to cost before any was timed, ns: more than it does.
+const GUESS_NS: f64 = 1000.0;
+/// Entries of the history from which on it is thinned.
+const HISTORY: usize = shm_protocol::layout::INTERVALS_KEPT;
+
+/// What is known at a moment, since the session began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reading {
+    /// Time, ns of the segment's clock.
+    pub at_ns: u64,
+    /// CPU time of the process.
+    pub cpu_ns: u64,
+    /// Samples.
+    pub samples: u64,
+    /// Samples and frees that were timed.
+    pub timed: u64,
+    /// What they tell of the time that all took, ns.
+    pub timed_ns: u64,
+}
+
+impl Reading {
+    fn since(&self, start: &Self) -> Self {
+        Self {
+            at_ns: self.at_ns.saturating_sub(start.at_ns),
+            cpu_ns: self.cpu_ns.saturating_sub(start.cpu_ns),
+            samples: self.samples.saturating_sub(start.samples),
+            timed: self.timed.saturating_sub(start.timed),
+            timed_ns: self.timed_ns.saturating_sub(start.timed_ns),
+        }
+    }
+}
+
+/// What to do after a reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing yet: too little was seen.
+    Wait,
+    /// The interval stays; the history knows more.
+    Keep,
+    /// From now on this interval.
+    Change(u64),
+}
+
+/// Holds one process to a share.
+#[derive(Clone, Debug)]
+pub struct Governor {
+    target: f64,
+    interval: u64,
+    least: u64,
+    /// Start of the window that the next decision looks at.
+    window: Option<Reading>,
+    /// Start of the time that the last entry of the history tells of.
+    period: Reading,
+    history: Vec<IntervalPeriod>,
+}
+
+impl Governor {
+    /// For a session that begins at `start_ns` with this interval, to take a share of
+    /// `target` of the process's CPU time.
+    pub fn new(target: f64, interval: u64, start_ns: u64) -> Self {
+        let first = IntervalPeriod {
+            from_ns: start_ns,
+            interval,
+            overhead: None,
+        };
+        Self {
+            target,
+            interval,
+            least: interval,
+            window: None,
+            period: Reading::default(),
+            history: vec![first],
+        }
+    }
+
+    /// The intervals so far, each with its measured share.
+    pub fn history(&self) -> &[IntervalPeriod] {
+        &self.history
+    }
+
+    /// The smallest of them, also of those that the history has left out.
+    pub fn least(&self) -> u64 {
+        self.least
+    }
+
+    /// Whether the target is missed although the interval cannot be wider.
+    pub fn is_helpless(&self) -> bool {
+        let last = self.history.last().and_then(|period| period.overhead);
+        let over = last.is_some_and(|share| f64::from(share) / 1e6 > self.target * CALM.end());
+        self.interval == CEILING && over
+    }
+
+    /// Looks at a new reading.
+    pub fn step(&mut self, now: Reading) -> Step {
+        let Some(start) = self.window else {
+            self.window = Some(now);
+            self.period = now;
+            return Step::Wait;
+        };
+        let seen = now.since(&start);
+        let ratio = share(&seen) / self.target;
+        if !is_telling(&seen, ratio) {
+            return Step::Wait;
+        }
+        self.window = Some(now);
+        self.measure(&now);
+        if CALM.contains(&ratio) {
+            return Step::Keep;
+        }
+        let factor = (ratio / AIM).powf(GAIN).clamp(NARROW, WIDEN);
+        let wanted = (self.interval as f64 * factor).round() as u64;
+        let wanted = wanted.clamp(FLOOR, CEILING);
+        if wanted == self.interval {
+            return Step::Keep;
+        }
+        self.change(wanted, &now);
+        Step::Change(wanted)
+    }
+
+    /// Notes the share of the interval in force, over all the time that it was.
+    fn measure(&mut self, now: &Reading) {
+        let share = share(&now.since(&self.period));
+        if let Some(last) = self.history.last_mut() {
+            last.overhead = Some((share * 1e6).round() as u32);
+        }
+    }
+
+    fn change(&mut self, interval: u64, now: &Reading) {
+        self.interval = interval;
+        self.least = self.least.min(interval);
+        self.period = *now;
+        if self.history.len() == HISTORY {
+            // Every other one of the older half: a long session keeps its outline.
+            let mut index = 0;
+            self.history.retain(|_| {
+                index += 1;
+                index > HISTORY / 2 || index % 2 == 1
+            });
+        }
+        self.history.push(IntervalPeriod {
+            from_ns: now.at_ns,
+            interval,
+            overhead: None,
+        });
+    }
+}
+
+/// The share of the CPU time that went to the agent. Threads that took fewer samples than
+/// are needed to time one are counted by what the others' samples took.
+fn share(seen: &Reading) -> f64 {
+    let timed_samples = seen.timed as f64 * 64.0;
+    let each = match seen.timed {
+        0 => GUESS_NS,
+        _ => seen.timed_ns as f64 / timed_samples,
+    };
+    let untimed = (seen.samples as f64 - timed_samples).max(0.0);
+    (seen.timed_ns as f64 + untimed * each) / seen.cpu_ns.max(1) as f64
+}
+
+/// Whether a window tells enough to act on, `ratio` being its share over the target.
+fn is_telling(seen: &Reading, ratio: f64) -> bool {
+    if seen.cpu_ns < LEAST_CPU_NS || seen.at_ns < URGENT_NS {
+        return false;
+    }
+    let timed = seen.timed >= ENOUGH_TIMED;
+    // A few samples cannot cost much, whatever each of them does.
+    let certain = timed || ratio < *CALM.start();
+    (timed && ratio > URGENT) || (certain && seen.at_ns >= WINDOW_NS) || seen.at_ns >= PATIENCE_NS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOK_NS: u64 = 200_000_000;
+
+    /// A process whose threads use `cpus`, allocate objects of these sizes so often a
+    /// second, each of which lives for `lifetime` looks; a sample costs `cost_ns` and its
+    /// free as much, give or take `noise`.
+    struct Plant {
+        cpus: f64,
+        sizes: Vec<(f64, f64)>,
+        lifetime: usize,
+        cost_ns: f64,
+        noise: f64,
+        random: u64,
+        /// Samples of each look so far.
+        past: Vec<f64>,
+        reading: Reading,
+    }
+
+    impl Plant {
+        fn new(sizes: &[(f64, f64)]) -> Self {
+            Self {
+                cpus: 1.0,
+                sizes: sizes.to_vec(),
+                lifetime: 1,
+                cost_ns: 300.0,
+                noise: 0.2,
+                random: 88_172_645_463_325_252,
+                past: Vec::new(),
+                reading: Reading::default(),
+            }
+        }
+
+        fn jitter(&mut self) -> f64 {
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            1.0 + self.noise * ((self.random >> 11) as f64 / (1u64 << 53) as f64 * 2.0 - 1.0)
+        }
+
+        /// One look later; returns the true share.
+        fn advance(&mut self, interval: u64) -> f64 {
+            let second = LOOK_NS as f64 / 1e9;
+            let rate = |(size, rate): &(f64, f64)| rate * -(-size / interval as f64).exp_m1();
+            let samples: f64 = self.sizes.iter().map(rate).sum::<f64>() * second;
+            self.past.push(samples);
+            let freed = self.past.len().checked_sub(1 + self.lifetime);
+            let events = samples + freed.map_or(0.0, |at| self.past[at]);
+            let spent = events * self.cost_ns;
+            let cpu = self.cpus * LOOK_NS as f64;
+            let seen = spent * self.jitter();
+            let r = &mut self.reading;
+            r.at_ns += LOOK_NS;
+            r.cpu_ns += cpu as u64;
+            r.samples += samples as u64;
+            r.timed += (events / 64.0) as u64;
+            r.timed_ns += seen as u64;
+            spent / cpu
+        }
+    }
+
+    /// Runs for some seconds; the true shares and the intervals of each look.
+    fn run(plant: &mut Plant, governor: &mut Governor, seconds: u64) -> Vec<(f64, u64)> {
+        let mut trace = Vec::new();
+        for _ in 0..seconds * 5 {
+            let share = plant.advance(governor.interval);
+            let _ = governor.step(plant.reading);
+            trace.push((share, governor.interval));
+        }
+        trace
+    }
+
+    fn changes(trace: &[(f64, u64)]) -> usize {
+        trace.windows(2).filter(|w| w[0].1 != w[1].1).count()
+    }
+
+    #[track_caller]
+    fn assert_held(trace: &[(f64, u64)], target: f64) {
+        for (share, interval) in trace {
+            let ratio = share / target;
+            assert!((0.5..1.4).contains(&ratio), "{ratio} at {interval}");
+        }
+        assert!(changes(trace) <= trace.len() / 20, "{}", changes(trace));
+    }
+
+    #[test]
+    fn the_share_is_reached_from_both_sides_and_then_stays() {
+        // A million objects of 64 bytes a second, and some large ones.
+        let sizes = [(64.0, 1e6), (2000.0, 2e4)];
+        for first in [FLOOR, 1024, 1 << 24] {
+            for target in [0.005, 0.02, 0.05] {
+                let mut governor = Governor::new(target, first, 0);
+                let mut plant = Plant::new(&sizes);
+                run(&mut plant, &mut governor, 20);
+                let trace = run(&mut plant, &mut governor, 60);
+                assert_held(&trace, target);
+            }
+        }
+    }
+
+    #[test]
+    fn late_frees_do_not_make_it_swing() {
+        for lifetime in [5, 25, 100] {
+            let mut plant = Plant::new(&[(100.0, 2e6)]);
+            plant.lifetime = lifetime;
+            let mut governor = Governor::new(0.02, 1024, 0);
+            run(&mut plant, &mut governor, 120);
+            assert_held(&run(&mut plant, &mut governor, 120), 0.02);
+        }
+    }
+
+    #[test]
+    fn a_change_of_load_is_followed() {
+        let mut plant = Plant::new(&[(64.0, 1e5)]);
+        let mut governor = Governor::new(0.02, 1024, 0);
+        run(&mut plant, &mut governor, 30);
+        let quiet = governor.interval;
+        plant.sizes = vec![(64.0, 1e7)];
+        run(&mut plant, &mut governor, 10);
+        assert!(governor.interval > 10 * quiet, "{quiet}");
+        assert_held(&run(&mut plant, &mut governor, 60), 0.02);
+        plant.sizes = vec![(64.0, 1e5)];
+        run(&mut plant, &mut governor, 30);
+        assert_held(&run(&mut plant, &mut governor, 60), 0.02);
+    }
+
+    #[test]
+    fn bounds_hold_and_what_cannot_be_held_is_known() {
+        let mut plant = Plant::new(&[(1e12, 1e5)]);
+        let mut governor = Governor::new(0.001, 1024, 0);
+        run(&mut plant, &mut governor, 60);
+        assert_eq!(governor.interval, CEILING);
+        assert!(governor.is_helpless());
+        let mut plant = Plant::new(&[(16.0, 1000.0)]);
+        let mut governor = Governor::new(0.5, 1024, 0);
+        run(&mut plant, &mut governor, 60);
+        assert_eq!((governor.interval, governor.least()), (FLOOR, FLOOR));
+        assert!(!governor.is_helpless());
+    }
+
+    #[test]
+    fn one_step_is_bounded() {
+        let mut plant = Plant::new(&[(64.0, 5e8)]);
+        let mut governor = Governor::new(0.001, 1024, 0);
+        let mut last = governor.interval;
+        for (_, interval) in run(&mut plant, &mut governor, 30) {
+            assert!(interval as f64 <= last as f64 * WIDEN + 1.0);
+            last = interval;
+        }
+        plant.sizes = vec![];
+        for (_, interval) in run(&mut plant, &mut governor, 30) {
+            assert!(interval as f64 >= last as f64 * NARROW - 1.0);
+            last = interval;
+        }
+    }
+
+    #[test]
+    fn an_idle_process_keeps_its_interval() {
+        let mut plant = Plant::new(&[]);
+        plant.cpus = 1e-4;
+        let mut governor = Governor::new(0.02, 4096, 0);
+        let trace = run(&mut plant, &mut governor, 10);
+        assert!(trace.iter().all(|(_, interval)| *interval == 4096));
+    }
+
+    #[test]
+    fn samples_are_counted_where_none_was_timed() {
+        let seen = Reading {
+            at_ns: WINDOW_NS,
+            cpu_ns: 1_000_000_000,
+            samples: 50_000,
+            ..Reading::default()
+        };
+        assert!((share(&seen) - 0.05).abs() < 1e-9);
+        let half_timed = Reading {
+            timed: 400,
+            timed_ns: 400 * 64 * 200,
+            ..seen
+        };
+        let all = 50_000.0 * 200.0 / 1e9;
+        assert!((share(&half_timed) - all).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_history_is_bounded_and_keeps_its_ends() {
+        let mut governor = Governor::new(0.02, 1 << 20, 7);
+        for at in 1..10_000u64 {
+            let now = Reading {
+                at_ns: at * 1000,
+                ..Reading::default()
+            };
+            let interval = if at == 5000 { 64 } else { 1000 + at };
+            governor.change(interval, &now);
+        }
+        let history = governor.history();
+        assert!(history.len() <= HISTORY && history.len() > HISTORY / 2);
+        assert_eq!((history[0].from_ns, governor.least()), (7, 64));
+        assert_eq!(history.last().unwrap().interval, 10_999);
+        assert!(history.windows(2).all(|w| w[0].from_ns < w[1].from_ns));
+    }
+}
