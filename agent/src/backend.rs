@@ -101,6 +101,12 @@ next! {
 
 static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
 
+/// Makes the choice, if no allocation has asked for it yet.
+pub fn settle() {
+    // SAFETY: freeing null does nothing else.
+    unsafe { NEXT.free(core::ptr::null_mut()) }
+}
+
 /// Whether the program keeps its own allocator.
 pub fn is_system() -> bool {
     CHOSEN_SYSTEM.load(Ordering::Relaxed)

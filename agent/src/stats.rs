@@ -1,10 +1,12 @@
-//! jemalloc's statistics, published at most once a second by whoever samples then.
+//! What is done at most once a second by whoever samples then: jemalloc's statistics, and
+//! how fast the cycle counter goes.
 
 use crate::{module, session};
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
+use shm_protocol::layout::AllocatorStats;
 use tikv_jemalloc_sys as jemalloc;
 
 const PERIOD_NS: u64 = 1_000_000_000;
@@ -75,6 +77,15 @@ fn refresh_now(last: u64, now_ns: u64) {
     status
         .range_bytes
         .store(crate::range::reserved() as u64, Ordering::Relaxed);
+    if !crate::backend::is_system() {
+        publish(&status.allocator);
+    }
+    status.allocator.taken_ns.store(now_ns, Ordering::Release);
+}
+
+/// Publishes what jemalloc says of itself. Of the program's own allocator nothing is asked:
+/// it would take its locks.
+fn publish(stats: &AllocatorStats) {
     let mut epoch = 1u64;
     let length = size_of::<u64>();
     // SAFETY: jemalloc reads a u64.
@@ -88,7 +99,6 @@ fn refresh_now(last: u64, now_ns: u64) {
             length,
         );
     }
-    let stats = &status.allocator;
     for (name, counter) in [
         (c"stats.allocated", &stats.allocated),
         (c"stats.active", &stats.active),
@@ -99,7 +109,6 @@ fn refresh_now(last: u64, now_ns: u64) {
     ] {
         counter.store(read(name), Ordering::Relaxed);
     }
-    stats.taken_ns.store(now_ns, Ordering::Release);
 }
 
 fn read(name: &CStr) -> u64 {

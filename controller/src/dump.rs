@@ -127,8 +127,8 @@ pub fn snapshot(agent: &Agent, session: &Session, header: &Header<'_>) -> io::Re
     Snapshot::read(&agent.segment, session, end).map_err(io::Error::other)
 }
 
-/// Writes what a process left. When it died is not known exactly: within a second of the
-/// last time that it published its allocator's statistics, if it did.
+/// Writes what a process left. When it died is not known exactly: within a second of its
+/// last sign of life, if it gave one.
 pub fn write_dead(
     output: &Output,
     agent: &Agent,
@@ -158,8 +158,8 @@ fn last_sign_of_life(
 ) -> (u64, u64) {
     const PERIOD_NS: u64 = 1_000_000_000;
     let seen = header
-        .allocator_stats()
-        .map(|(taken, _)| taken.saturating_add(PERIOD_NS));
+        .last_sign_of_life()
+        .map(|seen| seen.saturating_add(PERIOD_NS));
     match seen {
         Some(seen) if (session.start_ns..end).contains(&seen) => (seen, end_unix - (end - seen)),
         _ => (end, end_unix),

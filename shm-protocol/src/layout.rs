@@ -133,10 +133,10 @@ pub struct Status {
     pub modules_lost: AtomicU64,
 }
 
-/// jemalloc's `stats.*`, bytes.
+/// jemalloc's `stats.*`, bytes; zeros where the program keeps its own allocator.
 #[repr(C)]
 pub struct AllocatorStats {
-    /// When they were taken, ns of [`crate::clock::now_ns`]; 0: never.
+    /// When they were taken, ns of [`crate::clock::now_ns`]; 0: never. Also a sign of life.
     pub taken_ns: AtomicU64,
     /// Bytes in live objects, as the allocator rounds them.
     pub allocated: AtomicU64,

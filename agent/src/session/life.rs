@@ -49,6 +49,7 @@ extern "C" fn constructor() {
         return;
     }
     let saved = crate::sample::errno();
+    crate::backend::settle();
     crate::module::init();
     thread::make_key();
     crate::stats::start();

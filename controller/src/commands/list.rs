@@ -35,6 +35,10 @@ struct Row {
     open_end: bool,
     samples: u64,
     live_bytes: Option<u64>,
+    /// Where `live_bytes` is from.
+    live_source: Option<&'static str>,
+    /// Seconds since it was true.
+    live_age_seconds: Option<f64>,
     rss_bytes: Option<u64>,
     segment: String,
 }
@@ -64,10 +68,7 @@ fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
     let session = header.session().filter(|_| running);
     let end = session.map(|s| End::of(s.deadline_ns));
     let (samples, sampled_live) = sampled(agent, &header);
-    let allocated = header
-        .allocator_stats()
-        .map(|(_, stats)| stats[0].1)
-        .filter(|_| live);
+    let heap = Live::of(&header, live, sampled_live);
     Some(Row {
         pid: agent.pid,
         name: text::escape(&agent.name),
@@ -85,11 +86,55 @@ fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         },
         open_end: matches!(end, Some(End::Rolling(_) | End::Never)),
         samples,
-        live_bytes: allocated.or(sampled_live),
+        live_bytes: heap.as_ref().map(|heap| heap.bytes),
+        live_source: heap.as_ref().map(|heap| heap.source),
+        live_age_seconds: heap.as_ref().map(|heap| heap.age_ns as f64 / 1e9),
         rss_bytes: live.then(|| rss_bytes(agent.pid)).flatten(),
         segment: agent.segment.path().display().to_string(),
     })
 }
+
+/// What is in use, as well as it is known.
+struct Live {
+    bytes: u64,
+    source: &'static str,
+    age_ns: u64,
+}
+
+impl Live {
+    /// The allocator's own figure is refreshed once a second by whoever samples then. Where
+    /// it is older, the sums of the session are better if they cover the whole heap, or
+    /// more than the allocator knew of. Where there is none, they are all there is.
+    fn of(header: &Header<'_>, live: bool, sampled: Option<u64>) -> Option<Self> {
+        let now = shm_protocol::clock::now_ns();
+        let allocator = header.allocator_stats().filter(|_| live);
+        let allocator = allocator.map(|(taken, stats)| Self {
+            bytes: stats[0].1,
+            source: ALLOCATOR,
+            age_ns: now.saturating_sub(taken),
+        });
+        let sampled = sampled.map(|bytes| Self {
+            bytes,
+            source: SAMPLES,
+            age_ns: 0,
+        });
+        let first = |start_ns: u64| start_ns.saturating_sub(header.created_ns()) < STALE_NS;
+        let whole = header.session().is_some_and(|s| first(s.start_ns));
+        match (allocator, sampled) {
+            (Some(a), Some(s)) if a.age_ns > STALE_NS && is_running(header) => {
+                Some(if whole || s.bytes > a.bytes { s } else { a })
+            }
+            (allocator, sampled) => allocator.or(sampled),
+        }
+    }
+}
+
+/// Age at which the allocator's figure is no longer taken for the present one.
+const STALE_NS: u64 = 3_000_000_000;
+/// The allocator counts all of the heap.
+const ALLOCATOR: &str = "allocator";
+/// The samples estimate what was allocated since the session began and is in use.
+const SAMPLES: &str = "samples";
 
 /// Samples and live bytes of the last session, as far as its data are there.
 fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
@@ -150,13 +195,27 @@ fn print(rows: &[Row]) {
             row.state.to_owned(),
             row.interval.map_or_else(dash, |i| i.to_string()),
             left.map_or(open, text::duration),
-            memory(row.live_bytes),
+            live_text(row).unwrap_or_else(dash),
             memory(row.rss_bytes),
         ]
     });
     for line in text::table(&HEAD, &[0, 6, 7, 8, 9], cells.collect()) {
         result(&line);
     }
+}
+
+/// `~` before an estimate; how long ago behind an old figure.
+fn live_text(row: &Row) -> Option<String> {
+    let (bytes, source, age) = (row.live_bytes?, row.live_source?, row.live_age_seconds?);
+    let text = text::bytes(bytes as f64);
+    Some(match source {
+        SAMPLES => format!("~{text}"),
+        _ if age * 1e9 > STALE_NS as f64 => {
+            let age = std::time::Duration::from_secs_f64(age);
+            format!("{text} {} ago", text::duration(age))
+        }
+        _ => text,
+    })
 }
 
 fn warn(refused: &Refused) {

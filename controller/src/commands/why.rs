@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
+use shm_protocol::layout::BANK_HEADER_BYTES;
+use shm_protocol::snapshot::Header;
 
 use crate::cli::WhyArgs;
 use crate::discovery::{Agent, Discovery};
@@ -26,6 +28,10 @@ struct Answer {
     allocator: Option<Allocator>,
     /// Seconds since the allocator's figures were taken.
     age_seconds: Option<f64>,
+    /// Whether the program keeps its own allocator, which nobody can ask.
+    system_allocator: bool,
+    /// What the samples of the last session tell of bytes in use.
+    sampled_live: Option<f64>,
 }
 
 /// jemalloc's figures, as parts of what is resident.
@@ -101,9 +107,19 @@ fn answer(agent: &Agent) -> anyhow::Result<Answer> {
         name: text::escape(&agent.name),
         rss_bytes: resident.total(),
         resident,
+        system_allocator: header.system_allocator(),
+        sampled_live: sampled_live(agent, &header),
         allocator: taken.as_ref().map(|(_, stats)| Allocator::of(stats)),
         age_seconds: taken.map(|(at, _)| now.saturating_sub(at) as f64 / 1e9),
     })
+}
+
+/// What was allocated since the last session began and is still in use, by its samples.
+fn sampled_live(agent: &Agent, header: &Header<'_>) -> Option<f64> {
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    let session = header.session()?;
+    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+    (bank.session() == session.number).then(|| bank.totals().live_bytes)
 }
 
 fn print(answer: &Answer) {
@@ -136,6 +152,19 @@ fn print(answer: &Answer) {
             if age > 5.0 {
                 result(&format!(
                     "  Its figures are {age:.0} s old: they are refreshed while a session runs."
+                ));
+            }
+        }
+        _ if answer.system_allocator => {
+            result(
+                "  The heap is not told apart: the program keeps its own allocator \
+                 (MEM_PROFILER_ALLOCATOR=system), which does not tell of itself.",
+            );
+            if let Some(live) = answer.sampled_live {
+                result(&format!(
+                    "  By the samples about {} that were allocated since the last session began \
+                     are in use.",
+                    text::bytes(live)
                 ));
             }
         }
@@ -255,6 +284,8 @@ mod tests {
                 resident,
                 allocator: Some(Allocator::of(&stats.map(|name| (name, figure)))),
                 age_seconds: None,
+                system_allocator: false,
+                sampled_live: None,
             };
             let sum: u64 = parts(&answer).iter().map(|(_, bytes, _)| bytes).sum();
             assert_eq!(sum, answer.rss_bytes, "{figure}");

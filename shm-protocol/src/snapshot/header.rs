@@ -207,13 +207,22 @@ impl<'a> Header<'a> {
         self.status(offset_of!(Status, modules_lost))
     }
 
+    /// When a thread that samples last looked after things (ns of the clock): once a second
+    /// while there are samples.
+    #[must_use]
+    pub fn last_sign_of_life(&self) -> Option<u64> {
+        let taken = offset_of!(AllocatorStats, taken_ns);
+        Some(self.status(offset_of!(Status, allocator) + taken)).filter(|taken| *taken != 0)
+    }
+
     /// The allocator's statistics by name, in bytes, and when they were taken (ns of the
-    /// clock); `None` if never.
+    /// clock); `None` if never, or where the program keeps its own allocator, of which
+    /// nothing is known.
     #[must_use]
     pub fn allocator_stats(&self) -> Option<(u64, [(&'static str, u64); 6])> {
         let field = |field: usize| self.status(offset_of!(Status, allocator) + field);
-        let taken = field(offset_of!(AllocatorStats, taken_ns));
-        (taken != 0).then(|| {
+        let taken = self.last_sign_of_life()?;
+        (!self.system_allocator()).then(|| {
             let stats = [
                 ("allocated", field(offset_of!(AllocatorStats, allocated))),
                 ("active", field(offset_of!(AllocatorStats, active))),
