@@ -7,12 +7,13 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The file could not be opened or read.
-    #[error("{name}: cannot be read: {source}")]
+    #[error("{name}: cannot be read: {error}")]
     Io {
         /// The file.
         name: String,
-        /// What the system said.
-        source: io::Error,
+        /// What the system said. It is part of the message, so it is no
+        /// source of its own: it would be told twice.
+        error: io::Error,
     },
     /// A line is not what the format asks for.
     #[error("{name}: line {line}: {what}")]
@@ -61,7 +62,7 @@ impl Fault {
     pub(crate) fn into_error(self, name: &str, line: u64) -> ReadError {
         let name = name.to_owned();
         match self {
-            Fault::Io(source) => ReadError::Io { name, source },
+            Fault::Io(error) => ReadError::Io { name, error },
             Fault::Here(what) => ReadError::Line {
                 name,
                 line: line.max(1),

@@ -61,9 +61,9 @@ use lines::Lines;
 /// Reads the profile in a file.
 pub fn open(path: &Path) -> Result<Profile, ReadError> {
     let name = path.display().to_string();
-    let io = |source| ReadError::Io {
+    let io = |error| ReadError::Io {
         name: name.clone(),
-        source,
+        error,
     };
     let file = File::open(path).map_err(io)?;
     if file.metadata().map_err(io)?.is_dir() {

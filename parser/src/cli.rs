@@ -31,6 +31,10 @@ pub struct Cli {
     #[arg(long)]
     pub force: bool,
 
+    /// Where symbols are found.
+    #[command(flatten)]
+    pub symbols: SymbolOptions,
+
     /// What to print.
     #[command(flatten)]
     pub report: Report,
@@ -50,6 +54,23 @@ pub struct Cli {
     /// What is subtracted.
     #[command(flatten)]
     pub base: BaseOptions,
+}
+
+/// Where symbols are found.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Symbols")]
+pub struct SymbolOptions {
+    /// Root of another machine's file system, or a folder with binaries or debug files
+    #[arg(long, value_name = "FOLDER", alias = "symbol_path")]
+    pub symbol_path: Vec<PathBuf>,
+
+    /// Ask debuginfod-find for symbols that are not here
+    #[arg(long)]
+    pub debuginfod: bool,
+
+    /// Names of code made at run time, instead of /tmp/perf-PID.map
+    #[arg(long, value_name = "FILE", alias = "perf_map")]
+    pub perf_map: Option<PathBuf>,
 }
 
 /// The outputs; exactly one is asked for.

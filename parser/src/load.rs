@@ -25,8 +25,10 @@ pub fn load(cli: &Cli) -> Result<Loaded> {
     let read = open_all(cli, &cli.dumps);
     let symbolized = |p: &Profile| p.locations.iter().any(|l| l.line_count > 0);
     let self_contained = |all: &Vec<Profile>| all.iter().all(symbolized) || cli.report.symbolize;
-    if cli.binary.is_none() && !read.as_ref().is_ok_and(self_contained) {
-        let message = "the program that was profiled is needed to name its functions: -p BINARY";
+    let elsewhere = !cli.symbols.symbol_path.is_empty() || cli.symbols.debuginfod;
+    if cli.binary.is_none() && !elsewhere && !read.as_ref().is_ok_and(self_contained) {
+        let message = "the program that was profiled is needed to name its functions: -p BINARY \
+                       (or --symbol-path FOLDER)";
         Cli::command()
             .error(ErrorKind::MissingRequiredArgument, message)
             .exit();
@@ -46,6 +48,9 @@ pub fn load(cli: &Cli) -> Result<Loaded> {
         binary: cli.binary.as_deref(),
         force: cli.force,
         demangle: cli.view.demangle,
+        folders: &cli.symbols.symbol_path,
+        debuginfod: cli.symbols.debuginfod,
+        perf_map: cli.symbols.perf_map.as_deref(),
     };
     for warning in symbols::symbolize(&mut profile, &options) {
         eprintln!("mem_parser: warning: {warning}");

@@ -7,7 +7,6 @@
 mod callgraph;
 mod cli;
 mod demangle;
-mod elf;
 mod graph;
 mod load;
 mod measure;

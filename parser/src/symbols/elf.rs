@@ -14,6 +14,7 @@ use heap_format::BuildId;
 
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
+const PF_X: u64 = 1;
 const NT_GNU_BUILD_ID: u32 = 3;
 const MAX_NOTES: u64 = 1 << 20;
 
@@ -26,6 +27,7 @@ struct Segment {
     offset: u64,
     address: u64,
     size: u64,
+    executable: bool,
 }
 
 /// What is known of an ELF file.
@@ -57,7 +59,21 @@ impl Elf {
         let segment = self.segments.iter().find(holds)?;
         segment.address.checked_add(offset - segment.offset)
     }
+
+    /// The virtual address of the byte at this distance from where the code is
+    /// mapped. For separate debug files, whose segments hold nothing, so that
+    /// offsets tell nothing; `None` where there is not just one part of code.
+    pub fn address_in_code(&self, distance: u64) -> Option<u64> {
+        let mut code = self.segments.iter().filter(|s| s.executable);
+        let (segment, None) = (code.next()?, code.next()) else {
+            return None;
+        };
+        (segment.address & !(PAGE - 1)).checked_add(distance)
+    }
 }
+
+/// The least page; segments start in the page that their address is in.
+const PAGE: u64 = 4096;
 
 /// Byte order and word size of a file.
 #[derive(Clone, Copy)]
@@ -111,16 +127,17 @@ fn read(file: &File) -> Result<Elf> {
 fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> Result<()> {
     let field = |at: usize, size: usize| layout.number(&header[at..at + size]);
     let kind = field(0, 4) as u32;
-    let (offset, address, size) = if layout.wide {
-        (field(8, 8), field(16, 8), field(32, 8))
+    let (offset, address, size, flags) = if layout.wide {
+        (field(8, 8), field(16, 8), field(32, 8), field(4, 4))
     } else {
-        (field(4, 4), field(8, 4), field(16, 4))
+        (field(4, 4), field(8, 4), field(16, 4), field(24, 4))
     };
     match kind {
         PT_LOAD => elf.segments.push(Segment {
             offset,
             address,
             size,
+            executable: flags & PF_X != 0,
         }),
         PT_NOTE if elf.build_id.is_empty() => {
             let mut notes = vec![0u8; size.min(MAX_NOTES) as usize];
@@ -178,6 +195,9 @@ mod tests {
         let first = elf.segments[0];
         assert_eq!(elf.address_of(first.offset), Some(first.address));
         assert_eq!(elf.address_of(u64::MAX), None);
+        let code = elf.segments.iter().find(|s| s.executable).unwrap();
+        let page = code.address & !4095;
+        assert_eq!(elf.address_in_code(5), Some(page + 5));
     }
 
     #[test]

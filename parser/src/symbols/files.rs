@@ -1,0 +1,266 @@
+//! Which files may hold the symbols of a mapping.
+//!
+//! In this order: the program given with `-p`; the folders of `--symbol-path`,
+//! as a root of another machine's file system and as folders of files; the path
+//! that the dump names; the process itself while it lives; debug files by
+//! build id; `debuginfod-find`. A file with another build id is never used
+//! without `--force`, and its name is told.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use heap_format::{BuildId, Mapping, Profile, maps};
+
+use super::elf::Elf;
+use super::reader::{Request, is_there};
+use super::{Module, Options, is_of_this_machine, main_mapping, shown_id};
+
+/// Where separate debug files are on most systems.
+const DEBUG_FOLDERS: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
+
+/// Finds files.
+pub struct Files<'a> {
+    options: &'a Options<'a>,
+    /// Path of the program, as the dump names it.
+    main: Option<PathBuf>,
+    /// The process, if it may still be there.
+    process: Option<PathBuf>,
+    /// Where debug files are searched by build id and debug link.
+    pub debug_folders: Vec<PathBuf>,
+}
+
+/// A file with symbols.
+pub struct Source {
+    path: PathBuf,
+    elf: Elf,
+    /// It is a separate debug file, whose segments hold nothing.
+    debug: bool,
+}
+
+impl Source {
+    /// What to ask of it, and for which locations.
+    pub fn request(&self, module: &Module) -> (Request, Vec<usize>) {
+        let (mut addresses, mut places) = (Vec::new(), Vec::new());
+        for place in &module.places {
+            let address = if self.debug {
+                self.elf.address_in_code(place.distance)
+            } else {
+                self.elf.address_of(place.offset)
+            };
+            if let Some(address) = address {
+                addresses.push(address);
+                places.push(place.location);
+            }
+        }
+        let path = self.path.clone();
+        (Request { path, addresses }, places)
+    }
+}
+
+impl<'a> Files<'a> {
+    /// Files for the mappings of `profile`.
+    pub fn new(profile: &Profile, options: &'a Options<'a>) -> Self {
+        let main = main_mapping(profile).map(|i| {
+            maps::strip_deleted(&profile.mappings[i].path)
+                .0
+                .to_path_buf()
+        });
+        let process = profile
+            .facts
+            .pid
+            .filter(|_| is_of_this_machine(profile))
+            .map(|pid| PathBuf::from(format!("/proc/{pid}")))
+            .filter(|folder| folder.is_dir());
+        let own = DEBUG_FOLDERS.map(PathBuf::from);
+        let given = options.folders.iter().cloned();
+        let roots = options.folders.iter().map(|f| f.join("usr/lib/debug"));
+        Self {
+            options,
+            main,
+            process,
+            debug_folders: given.chain(roots).chain(own).collect(),
+        }
+    }
+
+    /// The files to try for a mapping, in order. The error is a warning for
+    /// people: why there is none.
+    pub fn of(&self, mapping: &Mapping) -> Result<Vec<Source>, String> {
+        let (path, deleted) = maps::strip_deleted(&mapping.path);
+        let is_main = self.main.as_deref() == Some(path);
+        let mut refused = Vec::new();
+        let mut sources = Vec::new();
+        if self.options.debuginfod {
+            sources.extend(self.from_debuginfod("debuginfo", &mapping.build_id));
+        }
+        if let Some(binary) = self.options.binary.filter(|_| is_main) {
+            sources.extend(self.usable(binary, mapping, deleted, &mut refused));
+        } else {
+            sources.extend(self.from_folders(path, mapping, &mut refused));
+            // Files of this machine prove nothing about another one's.
+            let proven = self.options.folders.is_empty() || !mapping.build_id.is_empty();
+            if path.is_absolute() && (proven || self.options.force) && !holds(&sources) {
+                sources.extend(self.usable(path, mapping, deleted, &mut refused));
+            }
+        }
+        if !holds(&sources) {
+            sources.extend(self.from_process(path, mapping, is_main));
+        }
+        sources.extend(self.debug_file(&mapping.build_id));
+        if !holds(&sources) && self.options.debuginfod {
+            sources.extend(self.from_debuginfod("executable", &mapping.build_id));
+        }
+        match (sources.is_empty(), refused.into_iter().next()) {
+            (false, _) => Ok(sources),
+            (true, Some(why)) => Err(why),
+            (true, None) if path.is_absolute() => Err(format!(
+                "{} is not in the folders given; its functions are not named",
+                path.display()
+            )),
+            // A bare name, as some formats have: there is nothing to open.
+            (true, None) => Ok(sources),
+        }
+    }
+
+    /// The file, unless it is not the profiled one.
+    fn usable(
+        &self,
+        path: &Path,
+        mapping: &Mapping,
+        deleted: bool,
+        refused: &mut Vec<String>,
+    ) -> Option<Source> {
+        let shown = path.display();
+        let elf = match Elf::open(path) {
+            Ok(elf) => elf,
+            Err(error) => {
+                refused.push(format!("{error:#}; its functions are not named"));
+                return None;
+            }
+        };
+        let (recorded, force) = (&mapping.build_id, self.options.force);
+        if !force && !recorded.is_empty() && elf.build_id != *recorded {
+            refused.push(format!(
+                "{shown} has the build id {}, the profiled file had {recorded}; its functions are \
+                 not named (--force uses it anyway)",
+                shown_id(&elf.build_id),
+            ));
+            return None;
+        }
+        if !force && deleted && recorded.is_empty() {
+            refused.push(format!(
+                "{shown} was replaced while the program ran; its functions are not named \
+                 (--force uses the new file)"
+            ));
+            return None;
+        }
+        Some(Source {
+            path: path.to_path_buf(),
+            elf,
+            debug: false,
+        })
+    }
+
+    /// The file in the folders given: where the other machine has it, or by its
+    /// name alone.
+    fn from_folders(
+        &self,
+        path: &Path,
+        mapping: &Mapping,
+        refused: &mut Vec<String>,
+    ) -> Option<Source> {
+        let below_root = path.strip_prefix("/").unwrap_or(path);
+        let stays = below_root
+            .components()
+            .all(|c| matches!(c, std::path::Component::Normal(_)));
+        let candidates = self.options.folders.iter().flat_map(|folder| {
+            let whole = stays.then(|| folder.join(below_root));
+            whole
+                .into_iter()
+                .chain(path.file_name().map(|n| folder.join(n)))
+        });
+        for candidate in candidates {
+            // A symbolic link of the other root may lead out of it: build ids decide.
+            if is_there(&candidate) {
+                let found = self.usable(&candidate, mapping, false, refused);
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+        None
+    }
+
+    /// The file as the living process has it, which works for containers and
+    /// for files that were deleted. Only by build id: the process may be
+    /// another one by now.
+    fn from_process(&self, path: &Path, mapping: &Mapping, is_main: bool) -> Option<Source> {
+        let process = self.process.as_ref()?;
+        if mapping.build_id.is_empty() {
+            return None;
+        }
+        let range = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
+        let root = process.join("root");
+        let mut candidates = vec![root.join(path.strip_prefix("/").unwrap_or(path))];
+        if is_main {
+            candidates.push(process.join("exe"));
+        }
+        candidates.push(process.join(range));
+        candidates.into_iter().find_map(|path| {
+            let elf = Elf::open(&path).ok()?;
+            (elf.build_id == mapping.build_id).then_some(Source {
+                path,
+                elf,
+                debug: false,
+            })
+        })
+    }
+
+    /// The separate debug file of a build id: `.build-id/xx/yyyy.debug`.
+    fn debug_file(&self, id: &BuildId) -> Option<Source> {
+        let hex = id.to_string();
+        let (first, rest) = hex.split_at_checked(2).filter(|_| hex.len() >= 8)?;
+        let inside = format!("{first}/{rest}.debug");
+        let folders = self.debug_folders.iter();
+        let candidates = folders.flat_map(|f| {
+            let by_id = f.join(".build-id").join(&inside);
+            [by_id, f.join(&inside)]
+        });
+        candidates
+            .filter(|path| is_there(path))
+            .find_map(|path| with_id(path, id))
+    }
+
+    /// What `debuginfod-find` gives for a build id.
+    fn from_debuginfod(&self, what: &str, id: &BuildId) -> Option<Source> {
+        if id.is_empty() {
+            return None;
+        }
+        let output = Command::new("debuginfod-find")
+            .args([what, &id.to_string()])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        let path = String::from_utf8(output.stdout).ok()?;
+        let source = with_id(PathBuf::from(path.trim_end()), id)?;
+        Some(Source {
+            debug: what == "debuginfo",
+            ..source
+        })
+    }
+}
+
+/// Whether a file with the code itself is among them.
+fn holds(sources: &[Source]) -> bool {
+    sources.iter().any(|s| !s.debug)
+}
+
+/// A debug file, if it is of this build.
+fn with_id(path: PathBuf, id: &BuildId) -> Option<Source> {
+    let elf = Elf::open(&path).ok().filter(|elf| elf.build_id == *id)?;
+    Some(Source {
+        path,
+        elf,
+        debug: true,
+    })
+}

@@ -1,0 +1,118 @@
+//! Names of code that was made at run time, from the list that its maker
+//! writes: `/tmp/perf-PID.map`, lines of `START SIZE NAME` in hex.
+
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use heap_format::Profile;
+
+use super::is_of_this_machine;
+use super::names::Names;
+
+/// More than any program writes.
+const MOST_BYTES: u64 = 1 << 28;
+
+/// Do not wait for the writer of a FIFO.
+const O_NONBLOCK: i32 = 0o4000;
+
+/// A function that was made at run time.
+struct Function<'a> {
+    start: u64,
+    size: u64,
+    name: &'a str,
+}
+
+/// Names the locations `made`, which no file holds, by the list given or by
+/// that of the process, if it ran on this machine. Returns a warning for
+/// people if the list given cannot be read.
+pub fn name(
+    profile: &Profile,
+    made: &[usize],
+    given: Option<&Path>,
+    names: &mut Names,
+) -> Option<String> {
+    let text = match given {
+        Some(path) => match read(path) {
+            Ok(text) => text,
+            Err(error) => return Some(format!("{}: {error}", path.display())),
+        },
+        None if made.is_empty() => return None,
+        None => own(profile)?,
+    };
+    let text = String::from_utf8_lossy(&text);
+    let mut functions: Vec<Function> = text.lines().filter_map(parse).collect();
+    // The last one written for a place is the one that was there at the end.
+    functions.sort_by_key(|f| f.start);
+    for &number in made {
+        let address = profile.locations[number].address;
+        let behind = functions.partition_point(|f| f.start <= address);
+        let found = functions[..behind].iter().next_back();
+        if let Some(f) = found.filter(|f| address - f.start < f.size) {
+            names.add_name(number, f.name);
+        }
+    }
+    None
+}
+
+/// The list of the profiled process: in its own `/tmp` while it lives, which
+/// may be a container's, otherwise in ours.
+fn own(profile: &Profile) -> Option<Vec<u8>> {
+    let pid = profile.facts.pid.filter(|_| is_of_this_machine(profile))?;
+    let inside = inner_pid(pid).unwrap_or(pid);
+    [
+        PathBuf::from(format!("/proc/{pid}/root/tmp/perf-{inside}.map")),
+        PathBuf::from(format!("/tmp/perf-{pid}.map")),
+    ]
+    .iter()
+    .find_map(|path| read(path).ok())
+}
+
+/// The process's id in its own namespace.
+fn inner_pid(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("NSpid:"))?;
+    line.split_whitespace().last()?.parse().ok()
+}
+
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(O_NONBLOCK)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("is no regular file"));
+    }
+    let mut text = Vec::new();
+    file.take(MOST_BYTES).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+fn parse(line: &str) -> Option<Function<'_>> {
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let (start, rest) = line.split_once(' ')?;
+    let (size, name) = rest.trim_start().split_once(' ')?;
+    let name = name.trim();
+    Some(Function {
+        start: hex(start)?,
+        size: hex(size)?,
+        name: (!name.is_empty()).then_some(name)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_those_that_perf_reads() {
+        let f = parse("7f00 1a LazyCompile:*work /a b.js:3").unwrap();
+        assert_eq!((f.start, f.size), (0x7f00, 0x1a));
+        assert_eq!(f.name, "LazyCompile:*work /a b.js:3");
+        assert_eq!(parse("0x10 0x2 f").unwrap().size, 2);
+        for bad in ["", "7f00", "7f00 1a", "7f00 1a ", "x 1a f", "1 -1 f"] {
+            assert!(parse(bad).is_none(), "{bad}");
+        }
+    }
+}

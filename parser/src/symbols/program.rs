@@ -1,0 +1,78 @@
+//! The program itself: which mapping it is, and whether a file is it.
+
+use std::path::Path;
+
+use heap_format::{Mapping, Profile, maps};
+
+use super::elf::Elf;
+use super::shown_id;
+
+/// Index of the mapping of the program itself: the one that the dump names,
+/// otherwise the first that is neither a library nor special.
+pub fn main_mapping(profile: &Profile) -> Option<usize> {
+    let named = profile.facts.exe.as_deref().and_then(|exe| {
+        let exe = maps::strip_deleted(exe).0;
+        profile
+            .mappings
+            .iter()
+            .position(|m| maps::strip_deleted(&m.path).0 == exe && !m.past)
+    });
+    named.or_else(|| profile.mappings.iter().position(may_be_program))
+}
+
+fn may_be_program(mapping: &Mapping) -> bool {
+    let path = mapping.path.to_string_lossy();
+    let name = path.trim();
+    let library = name.ends_with(".so")
+        || name.match_indices(".so").any(|(at, _)| {
+            let rest = &name.as_bytes()[at + 3..];
+            matches!(rest, [b'.' | b'_', b'0'..=b'9', ..])
+        });
+    !name.is_empty() && !name.starts_with('[') && !name.starts_with("//anon") && !library
+}
+
+/// Says so when nothing in the dump can tell whether `binary` is the profiled
+/// program, and it has another name.
+pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
+    let main = &profile.mappings[main_mapping(profile)?];
+    let recorded = maps::strip_deleted(&main.path).0;
+    let same_file = |a: &Path, b: &Path| a.canonicalize().ok() == b.canonicalize().ok();
+    let known = !profile.facts.exe_build_id.is_empty() || !main.build_id.is_empty();
+    if known || recorded.file_name() == binary.file_name() || same_file(recorded, binary) {
+        return None;
+    }
+    Some(format!(
+        "the dump has no build id of {}; that {} is the same program cannot be checked",
+        recorded.display(),
+        binary.display(),
+    ))
+}
+
+/// Refuses a binary that is not the profiled one. The error shows both ids.
+pub fn check_binary(profile: &Profile, binary: &Path, dump: &str) -> Result<(), String> {
+    let elf = Elf::open(binary).map_err(|e| format!("{e:#}"))?;
+    let main = main_mapping(profile).map(|i| &profile.mappings[i]);
+    let recorded = match &profile.facts.exe_build_id {
+        id if !id.is_empty() => id,
+        _ => match main {
+            Some(mapping) => &mapping.build_id,
+            None => return Ok(()),
+        },
+    };
+    if recorded.is_empty() || elf.build_id == *recorded {
+        return Ok(());
+    }
+    let exe = profile
+        .facts
+        .exe
+        .as_deref()
+        .or(main.map(|m| m.path.as_path()));
+    Err(format!(
+        "{} is not the program that was profiled:\n  it has the build id        {}\n  \
+         {dump} was taken from {} with build id {recorded}\n\
+         Pass that program with -p, or --force to use this one anyway.",
+        binary.display(),
+        shown_id(&elf.build_id),
+        exe.unwrap_or(Path::new("a program")).display(),
+    ))
+}

@@ -1,0 +1,337 @@
+//! Reading symbols, in a process of its own.
+//!
+//! A file is as it is: truncated, damaged, made to mislead, replaced while it
+//! is read. The library that reads it (blazesym) may panic, which ends the
+//! process here, or be killed by the kernel where a mapped file ends early.
+//! So a child reads and writes what it found into a pipe. If it dies, the file
+//! that it was reading is named, and another child goes on with the next one.
+//!
+//! Promises: [`read`] gives one answer for each request, whatever the files
+//! hold; a child takes bounded memory and time, leaves no core file and says
+//! nothing.
+//!
+//! The caller must be the only thread of its process.
+
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use blazesym::symbolize::source::{Elf as ElfSource, Source};
+use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
+
+/// Memory that a child may take besides what it has and what its files need.
+const MEMORY: u64 = 4 << 30;
+/// Seconds that a child may compute, besides one for each MiB of its files.
+const SECONDS: u64 = 120;
+
+/// A file, and what is asked of it.
+pub struct Request {
+    /// The file with the symbols.
+    pub path: PathBuf,
+    /// Addresses, as the file counts them.
+    pub addresses: Vec<u64>,
+}
+
+/// A source-level frame.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frame {
+    /// Name in the symbol table or the debug information.
+    pub name: String,
+    /// Source file; empty when unknown.
+    pub file: String,
+    /// Line; 0 when unknown.
+    pub line: u32,
+    /// Column; 0 when unknown.
+    pub column: u32,
+}
+
+/// For each address its frames, innermost first; none where nothing is known.
+pub type Frames = Vec<Vec<Frame>>;
+
+/// Answers all requests. An error is a warning for people.
+pub fn read(requests: &[Request], debug_folders: &[PathBuf]) -> Vec<Result<Frames, String>> {
+    let mut answers = Vec::new();
+    while answers.len() < requests.len() {
+        let rest = &requests[answers.len()..];
+        match in_child(rest, debug_folders, &mut answers) {
+            Ok(End::Finished) => {}
+            Ok(End::Died(how)) => {
+                let path = rest_path(requests, answers.len());
+                answers.push(Err(format!(
+                    "{path}: symbols cannot be read: the file is damaged ({how}); its functions \
+                     are not named"
+                )));
+            }
+            Err(error) => {
+                let path = rest_path(requests, answers.len());
+                answers.push(Err(format!("{path}: symbols cannot be read: {error}")));
+            }
+        }
+    }
+    answers.truncate(requests.len());
+    answers
+}
+
+fn rest_path(requests: &[Request], at: usize) -> String {
+    let path = requests.get(at).map(|r| r.path.display().to_string());
+    path.unwrap_or_default()
+}
+
+enum End {
+    /// It answered everything.
+    Finished,
+    /// It ended early.
+    Died(String),
+}
+
+/// Lets a child answer as many requests as it can.
+fn in_child(
+    requests: &[Request],
+    debug_folders: &[PathBuf],
+    answers: &mut Vec<Result<Frames, String>>,
+) -> io::Result<End> {
+    let (mut from, to) = io::pipe()?;
+    // SAFETY: this process has one thread, so the child's copy of it is whole:
+    // no lock is held by a thread that the child does not have.
+    let child = unsafe { libc::fork() };
+    match child {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            drop(from);
+            let code = i32::from(answer_all(requests, debug_folders, to).is_err());
+            // SAFETY: _exit ends the process; nothing of it is used afterwards.
+            unsafe { libc::_exit(code) }
+        }
+        child => {
+            drop(to);
+            let before = answers.len();
+            while let Some(answer) = receive(&mut from)? {
+                answers.push(answer);
+            }
+            drop(from);
+            let how = wait_for(child)?;
+            if answers.len() - before == requests.len() {
+                return Ok(End::Finished);
+            }
+            Ok(End::Died(how))
+        }
+    }
+}
+
+/// How a child ended, in words.
+fn wait_for(child: libc::pid_t) -> io::Result<String> {
+    let mut status = 0;
+    // SAFETY: `status` is a place for one int, which is all that is written.
+    while unsafe { libc::waitpid(child, &mut status, 0) } == -1 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    Ok(if libc::WIFSIGNALED(status) {
+        match libc::WTERMSIG(status) {
+            libc::SIGXCPU => "reading it takes too long".into(),
+            signal => format!("reading it ended by signal {signal}"),
+        }
+    } else {
+        format!("reading it ended with code {}", libc::WEXITSTATUS(status))
+    })
+}
+
+/// The life of a child.
+fn answer_all(requests: &[Request], debug_folders: &[PathBuf], to: PipeWriter) -> io::Result<()> {
+    restrain(requests);
+    let mut to = io::BufWriter::new(to);
+    let symbolizer = Symbolizer::builder()
+        .enable_demangling(false)
+        .set_debug_dirs(Some(debug_folders))
+        .build();
+    for request in requests {
+        send(&mut to, &answer(&symbolizer, request))?;
+        // What is known survives if the next file ends this process.
+        to.flush()?;
+    }
+    Ok(())
+}
+
+/// Sets limits that a file cannot make the child exceed, and makes it quiet.
+fn restrain(requests: &[Request]) {
+    std::panic::set_hook(Box::new(|_| {}));
+    // What is on the disk: a hollow file may claim any length.
+    let size = |r: &Request| std::fs::metadata(&r.path).map_or(0, |m| m.blocks() * 512);
+    let files: u64 = requests.iter().map(size).fold(0, u64::saturating_add);
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+    let own = pages.unwrap_or(0).saturating_mul(4096);
+    let memory = MEMORY
+        .saturating_add(own)
+        .saturating_add(files.saturating_mul(16));
+    let seconds = SECONDS.saturating_add(files >> 20);
+    for (what, most) in [
+        (libc::RLIMIT_CORE, 0),
+        (libc::RLIMIT_AS, memory),
+        (libc::RLIMIT_CPU, seconds),
+    ] {
+        let limit = libc::rlimit {
+            rlim_cur: most,
+            rlim_max: most,
+        };
+        // SAFETY: `limit` is a whole rlimit. A limit that cannot be set, since a
+        // lower one is in force, need not be.
+        unsafe { libc::setrlimit(what, &limit) };
+    }
+    if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+        use std::os::fd::AsRawFd;
+        // SAFETY: both are descriptors of this process, which writes nothing
+        // to its standard error from here on.
+        unsafe { libc::dup2(null.as_raw_fd(), libc::STDERR_FILENO) };
+    }
+}
+
+fn answer(symbolizer: &Symbolizer, request: &Request) -> Result<Frames, String> {
+    let source = Source::Elf(ElfSource::new(&request.path));
+    let found = symbolizer
+        .symbolize(&source, Input::VirtOffset(&request.addresses))
+        .map_err(|e| format!("{}: symbols cannot be read: {e:#}", request.path.display()))?;
+    let one = |symbol: &Symbolized| match symbol {
+        Symbolized::Sym(symbol) => frames(symbol),
+        Symbolized::Unknown(_) => Vec::new(),
+    };
+    Ok(found.iter().map(one).collect())
+}
+
+fn frames(symbol: &Sym) -> Vec<Frame> {
+    let inlined = symbol.inlined.iter().rev();
+    let mut frames: Vec<Frame> = inlined
+        .map(|f| frame(&f.name, f.code_info.as_ref()))
+        .collect();
+    frames.push(frame(&symbol.name, symbol.code_info.as_deref()));
+    frames
+}
+
+fn frame(name: &str, code: Option<&CodeInfo>) -> Frame {
+    Frame {
+        name: name.to_owned(),
+        file: code.map_or_else(String::new, |c| c.to_path().to_string_lossy().into_owned()),
+        line: code.and_then(|c| c.line).unwrap_or(0),
+        column: code.and_then(|c| c.column).unwrap_or(0).into(),
+    }
+}
+
+/// Writes an answer: its length, whether it is an error, and what it says.
+fn send(to: &mut impl Write, answer: &Result<Frames, String>) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    let text = |bytes: &mut Vec<u8>, text: &str| {
+        bytes.extend((text.len() as u32).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    };
+    match answer {
+        Err(error) => text(&mut bytes, error),
+        Ok(all) => {
+            bytes.extend((all.len() as u32).to_le_bytes());
+            for frames in all {
+                bytes.extend((frames.len() as u32).to_le_bytes());
+                for frame in frames {
+                    text(&mut bytes, &frame.name);
+                    text(&mut bytes, &frame.file);
+                    bytes.extend(frame.line.to_le_bytes());
+                    bytes.extend(frame.column.to_le_bytes());
+                }
+            }
+        }
+    }
+    to.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    to.write_all(&[u8::from(answer.is_err())])?;
+    to.write_all(&bytes)
+}
+
+/// Reads an answer; `None` when the child says nothing more.
+fn receive(from: &mut PipeReader) -> io::Result<Option<Result<Frames, String>>> {
+    let mut head = [0; 9];
+    let mut bytes = Vec::new();
+    let got = from.by_ref().take(9).read_to_end(&mut bytes)?;
+    if got < head.len() {
+        return Ok(None);
+    }
+    head.copy_from_slice(&bytes);
+    let (length, failed) = head.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
+    bytes.clear();
+    if from.take(length).read_to_end(&mut bytes)? as u64 != length {
+        return Ok(None);
+    }
+    let mut cursor = Cursor(&bytes);
+    if failed != [0] {
+        return Ok(cursor.text().map(Err));
+    }
+    Ok(cursor.frames().map(Ok))
+}
+
+/// Takes an answer apart. `None` where it is cut off.
+struct Cursor<'a>(&'a [u8]);
+
+impl Cursor<'_> {
+    fn number(&mut self) -> Option<u32> {
+        let (number, rest) = self.0.split_first_chunk::<4>()?;
+        self.0 = rest;
+        Some(u32::from_le_bytes(*number))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let length = self.number()? as usize;
+        let (text, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(String::from_utf8_lossy(text).into_owned())
+    }
+
+    fn frames(&mut self) -> Option<Frames> {
+        let mut all = Vec::new();
+        for _ in 0..self.number()? {
+            let mut frames = Vec::new();
+            for _ in 0..self.number()? {
+                frames.push(Frame {
+                    name: self.text()?,
+                    file: self.text()?,
+                    line: self.number()?,
+                    column: self.number()?,
+                });
+            }
+            all.push(frames);
+        }
+        Some(all)
+    }
+}
+
+/// Whether `path` can be read at all, before anything is asked of it.
+pub fn is_there(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|m| m.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_come_through_a_pipe_unchanged() {
+        let frame = Frame {
+            name: "f".into(),
+            file: "a/b.c".into(),
+            line: 7,
+            column: 3,
+        };
+        let answers = [
+            Ok(vec![vec![], vec![frame.clone(), Frame::default()]]),
+            Err("it is no file".to_owned()),
+            Ok(vec![]),
+        ];
+        let (mut from, mut to) = io::pipe().unwrap();
+        answers.iter().for_each(|a| send(&mut to, a).unwrap());
+        // One that is cut off counts for nothing.
+        to.write_all(&[9, 0, 0, 0, 0, 0, 0, 0, 0, 1]).unwrap();
+        drop(to);
+        for answer in answers {
+            assert_eq!(receive(&mut from).unwrap(), Some(answer));
+        }
+        assert_eq!(receive(&mut from).unwrap(), None);
+    }
+}

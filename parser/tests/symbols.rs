@@ -1,0 +1,441 @@
+//! Names from wherever they may be: another machine's files, debug files by
+//! build id, debuginfod, a living process, lists of code made at run time, the
+//! kernel; and files that lie. Needs gcc and binutils.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use heap_format::{BuildId, Detail, Facts, Mapping, ProfileBuilder, dump};
+
+/// Where the dumps have the program.
+const BASE: u64 = 0x5555_0000_0000;
+
+fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|e| panic!("{program}: {e}"));
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {message}"
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A program with a function of known name, line and place.
+struct Built {
+    path: PathBuf,
+    build_id: BuildId,
+    /// Address of the function in the file.
+    address: u64,
+}
+
+const SOURCE: &str = "#include <stdio.h>\n\
+    __attribute__((noinline)) int keeps_memory(int n) {\n\
+    volatile int sum = 0;\n\
+    for (int i = 0; i < n; i++) sum += i;\n\
+    return sum;\n}\n\
+    int main(void) { puts(\"ready\"); fflush(stdout); return keeps_memory(getchar()); }\n";
+
+fn build(folder: &Path, name: &str, flags: &[&str]) -> Built {
+    let source = folder.join("keeper.c");
+    fs::write(&source, SOURCE).unwrap();
+    let path = folder.join(name);
+    let common = [
+        "-g",
+        "-O1",
+        "-Wl,--build-id=sha1",
+        "-o",
+        text(&path),
+        text(&source),
+    ];
+    tool("gcc", &[&common[..], flags].concat());
+    let notes = tool("readelf", &["-n", text(&path)]);
+    let id = notes.split("Build ID: ").nth(1).unwrap();
+    let id = BuildId::from_hex(id.split_whitespace().next().unwrap()).unwrap();
+    let symbols = tool("nm", &[text(&path)]);
+    let line = symbols
+        .lines()
+        .find(|l| l.ends_with(" keeps_memory"))
+        .unwrap();
+    let address = u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
+    Built {
+        path,
+        build_id: id,
+        address,
+    }
+}
+
+/// The mapping of its code, under another path.
+fn mapping(built: &Built, path: &str) -> Mapping {
+    let headers = tool("readelf", &["-lW", text(&built.path)]);
+    let code = headers
+        .lines()
+        .find(|l| l.contains("LOAD") && l.contains("R E"))
+        .unwrap();
+    let hex = |n: usize| {
+        let field = code.split_whitespace().nth(n).unwrap();
+        u64::from_str_radix(field.trim_start_matches("0x"), 16).unwrap()
+    };
+    let (offset, address) = (hex(1), hex(2));
+    Mapping {
+        start: BASE + address,
+        end: BASE + address + 0x1000,
+        file_offset: offset,
+        build_id: built.build_id.clone(),
+        path: path.into(),
+        past: false,
+    }
+}
+
+/// A dump with one stack, of this return address in this mapping.
+fn write(folder: &Path, mapping: Mapping, address: u64, facts: Facts) -> PathBuf {
+    let mut builder = ProfileBuilder::new(1);
+    builder.facts(facts);
+    builder.module(mapping);
+    let detail = Detail {
+        alloc_samples: 1,
+        alloc_objects: 1.0,
+        alloc_bytes: 4096.0,
+        ..Detail::default()
+    };
+    builder.stack([address], &detail);
+    let path = folder.join("x.heap");
+    dump::write(&builder.finish(), &mut File::create(&path).unwrap()).unwrap();
+    path
+}
+
+fn parser(dump: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .args(["-t", "--lines", "-f", text(dump)])
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+/// The last line of the table, and what was said.
+fn named(dump: &Path, arguments: &[&str]) -> (String, String) {
+    let output = parser(dump, arguments);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    (table.lines().last().unwrap().to_owned(), said)
+}
+
+const PATH: &str = "/opt/board/bin/keeper";
+
+#[test]
+fn another_machines_file_system_is_searched() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("root");
+    let bin = root.join("opt/board/bin");
+    fs::create_dir_all(&bin).unwrap();
+    let built = build(&bin, "keeper", &[]);
+    let dump = write(
+        folder.path(),
+        mapping(&built, PATH),
+        BASE + built.address + 5,
+        Facts::default(),
+    );
+    let (line, said) = named(&dump, &["--symbol-path", text(&root)]);
+    assert!(
+        line.contains("keeps_memory") && line.contains("keeper.c:"),
+        "{line} {said}"
+    );
+    // A folder with the file alone will do too.
+    let (line, said) = named(&dump, &["--symbol-path", text(&bin)]);
+    assert!(line.contains("keeps_memory"), "{line} {said}");
+    // And one without it is told.
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let (line, said) = named(&dump, &["--symbol-path", text(&empty)]);
+    assert!(line.ends_with("[keeper]"), "{line}");
+    assert!(said.contains(PATH) && said.contains("not named"), "{said}");
+}
+
+#[test]
+fn unloaded_libraries_are_named_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let built = build(folder.path(), "keeper", &[]);
+    let mut gone = mapping(&built, PATH);
+    // Where the controller puts modules whose place another one has taken.
+    let away = (1 << 62) - BASE;
+    (gone.start, gone.end, gone.past) = (gone.start + away, gone.end + away, true);
+    let address = BASE + away + built.address + 5;
+    let dump = write(folder.path(), gone, address, Facts::default());
+    let (line, said) = named(&dump, &["--symbol-path", text(folder.path())]);
+    assert!(line.contains("keeps_memory"), "{line} {said}");
+}
+
+#[test]
+fn debug_files_are_found_by_build_id() {
+    let folder = tempfile::tempdir().unwrap();
+    let built = build(folder.path(), "keeper", &[]);
+    let hex = built.build_id.to_string();
+    let store = folder.path().join("debug");
+    let own = store.join(".build-id").join(&hex[..2]);
+    fs::create_dir_all(&own).unwrap();
+    let file = own.join(format!("{}.debug", &hex[2..]));
+    tool(
+        "objcopy",
+        &["--only-keep-debug", text(&built.path), text(&file)],
+    );
+    let dump = write(
+        folder.path(),
+        mapping(&built, PATH),
+        BASE + built.address + 5,
+        Facts::default(),
+    );
+    let (line, said) = named(&dump, &["--symbol-path", text(&store)]);
+    assert!(
+        line.contains("keeps_memory") && line.contains("keeper.c:"),
+        "{line} {said}"
+    );
+    // The stripped program beside it changes nothing.
+    let stripped = folder.path().join("stripped");
+    fs::create_dir_all(stripped.join("bin")).unwrap();
+    let program = stripped.join("bin/keeper");
+    tool("strip", &["-o", text(&program), text(&built.path)]);
+    let arguments = ["--symbol-path", text(&store), "-p", text(&program)];
+    let (line, said) = named(&dump, &arguments);
+    assert!(line.contains("keeps_memory"), "{line} {said}");
+}
+
+#[test]
+fn debuginfod_is_asked_only_when_told_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let built = build(folder.path(), "keeper", &[]);
+    let debug = folder.path().join("fetched");
+    tool(
+        "objcopy",
+        &["--only-keep-debug", text(&built.path), text(&debug)],
+    );
+    let fake = folder.path().join("debuginfod-find");
+    let script = format!(
+        "#!/bin/sh\necho \"$@\" >> {}/asked\n[ \"$1 $2\" = 'debuginfo {}' ] && echo {}\n",
+        text(folder.path()),
+        built.build_id,
+        text(&debug)
+    );
+    fs::write(&fake, script).unwrap();
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+    let dump = write(
+        folder.path(),
+        mapping(&built, PATH),
+        BASE + built.address + 5,
+        Facts::default(),
+    );
+    let path = format!("{}:{}", text(folder.path()), std::env::var("PATH").unwrap());
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
+        command.args(["-t", "-f", text(&dump)]).args(arguments);
+        let output = command.env("PATH", &path).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    assert!(!run(&["--symbol-path", text(&empty)]).contains("keeps_memory"));
+    assert!(!folder.path().join("asked").exists());
+    assert!(run(&["--debuginfod"]).contains("keeps_memory"));
+    let asked = fs::read_to_string(folder.path().join("asked")).unwrap();
+    assert!(asked.contains(&built.build_id.to_string()), "{asked}");
+}
+
+#[test]
+fn files_of_another_build_are_refused_one_by_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let built = build(folder.path(), "keeper", &[]);
+    let other = build(folder.path(), "other", &["-DOTHER", "-O2"]);
+    let dump = write(
+        folder.path(),
+        mapping(&other, PATH),
+        BASE + other.address + 5,
+        Facts::default(),
+    );
+    let arguments = ["--symbol-path", text(folder.path())];
+    let (line, said) = named(&dump, &arguments);
+    assert!(line.ends_with("[keeper]"), "{line}");
+    for part in [text(&built.path), "--force"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(said.contains(&built.build_id.to_string()), "{said}");
+    assert!(said.contains(&other.build_id.to_string()), "{said}");
+    let (line, _) = named(&dump, &[&arguments[..], &["--force"]].concat());
+    assert!(
+        line.contains("keeps_memory") || line.contains("main"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_deleted_program_is_read_from_its_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let built = build(folder.path(), "keeper", &[]);
+    let mut process = Command::new(&built.path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut said = BufReader::new(process.stdout.take().unwrap());
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let path = format!("{} (deleted)", text(&built.path));
+    let facts = Facts {
+        pid: Some(process.id()),
+        exe: Some(path.clone().into()),
+        exe_build_id: built.build_id.clone(),
+        boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .ok()
+            .map(|id| id.trim().to_owned()),
+        ..Facts::default()
+    };
+    let module = mapping(&built, &path);
+    let dump = write(folder.path(), module, BASE + built.address + 5, facts);
+    fs::remove_file(&built.path).unwrap();
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let arguments = ["--symbol-path", text(&empty)];
+    let living = named(&dump, &arguments);
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(living.0.contains("keeps_memory"), "{living:?}");
+    // When the process is gone, so is the file.
+    let (line, said) = named(&dump, &arguments);
+    assert!(line.ends_with(']'), "{line}");
+    assert!(
+        said.contains(text(&built.path)) && said.contains("not named"),
+        "{said}"
+    );
+}
+
+#[test]
+fn code_made_at_run_time_has_the_names_of_its_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let module = Mapping {
+        start: 0x7f00_0000_0000,
+        end: 0x7f00_0001_0000,
+        ..Mapping::default()
+    };
+    let dump = write(folder.path(), module, 0x7f00_0000_0110, Facts::default());
+    let list = folder.path().join("perf.map");
+    let lines = "junk\n7f0000000000 80 JS:*other a.js:1\n7f0000000100 20 JS:*render a.js:7\n";
+    fs::write(&list, lines).unwrap();
+    let empty = text(folder.path()).to_owned();
+    let arguments = ["--symbol-path", &empty, "--perf-map", text(&list)];
+    let (line, _) = named(&dump, &arguments);
+    assert!(line.ends_with("JS:*render a.js:7"), "{line}");
+    let missing = [
+        "--symbol-path",
+        &empty,
+        "--perf-map",
+        "/nonexistent/perf.map",
+    ];
+    let (_, said) = named(&dump, &missing);
+    assert!(said.contains("/nonexistent/perf.map"), "{said}");
+}
+
+#[test]
+fn the_kernels_own_code_is_named_only_by_the_same_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    let maps = fs::read("/proc/self/maps").unwrap();
+    let all = heap_format::maps::parse(&maps);
+    let vdso = all
+        .into_iter()
+        .find(|m| m.path == Path::new("[vdso]"))
+        .unwrap();
+    let mut bytes = vec![0; (vdso.end - vdso.start) as usize];
+    let memory = File::open("/proc/self/mem").unwrap();
+    memory.read_exact_at(&mut bytes, vdso.start).unwrap();
+    let copy = folder.path().join("vdso.so");
+    fs::write(&copy, bytes).unwrap();
+    let notes = tool("readelf", &["-n", text(&copy)]);
+    let id = notes.split("Build ID: ").nth(1).unwrap();
+    let id = BuildId::from_hex(id.split_whitespace().next().unwrap()).unwrap();
+    let symbols = tool("nm", &["-D", text(&copy)]);
+    let line = symbols
+        .lines()
+        .find(|l| l.contains("gettimeofday"))
+        .unwrap();
+    let address = u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
+    let table = |build_id: BuildId| {
+        let module = Mapping {
+            build_id,
+            ..vdso.clone()
+        };
+        let address = vdso.start + address + 2;
+        let dump = write(folder.path(), module, address, Facts::default());
+        named(&dump, &["--symbol-path", text(folder.path())]).0
+    };
+    assert!(table(id).contains("gettimeofday"));
+    assert!(table(BuildId(vec![1; 20])).ends_with(" [vdso]"));
+    assert!(table(BuildId::default()).ends_with(" [vdso]"));
+}
+
+/// A small generator (xorshift), so that every run damages the same bytes.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound.max(1) as u64) as usize
+    }
+}
+
+/// Files that lie or end early cost their own names at most: the parser ends
+/// well and says what is wrong, whatever the library below it does.
+#[test]
+fn damaged_files_never_end_the_parser() {
+    let folder = tempfile::tempdir().unwrap();
+    let built = build(folder.path(), "keeper", &[]);
+    let whole = fs::read(&built.path).unwrap();
+    let address = BASE + built.address + 5;
+    let dump = write(
+        folder.path(),
+        mapping(&built, PATH),
+        address,
+        Facts::default(),
+    );
+    let damaged = folder.path().join("damaged");
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let check = |bytes: &[u8], what: &str| {
+        fs::write(&damaged, bytes).unwrap();
+        let output = parser(&dump, &["-p", text(&damaged), "--force"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{what}: {said}");
+        assert!(!said.contains("panicked"), "{what}: {said}");
+    };
+    for part in 1..16 {
+        check(
+            &whole[..whole.len() * part / 16],
+            &format!("{part} of 16 parts"),
+        );
+    }
+    for number in 0..80 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + random.below(12) {
+            // Headers and debug information more often than the rest.
+            let within = if random.below(2) == 0 {
+                1024
+            } else {
+                bytes.len()
+            };
+            let at = random.below(within);
+            bytes[at] = random.below(256) as u8;
+        }
+        check(&bytes, &format!("damage {number}"));
+    }
+    // A hollow file claims more than there is memory.
+    let hollow = File::options().write(true).open(&damaged).unwrap();
+    hollow.set_len(1 << 40).unwrap();
+    let output = parser(&dump, &["-p", text(&damaged), "--force"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
