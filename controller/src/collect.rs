@@ -35,6 +35,8 @@ pub struct Story {
     pub command_line: Vec<Vec<u8>>,
     /// The text of its maps, while the process lives.
     pub maps: Vec<u8>,
+    /// What the kernel counts of its memory, while the process lives.
+    pub memory: Vec<(&'static str, u64)>,
     /// Boot id of the kernel, if it is still the one that the process ran under.
     pub boot_id: Option<String>,
 }
@@ -47,6 +49,7 @@ impl Story {
             name: name.to_vec(),
             command_line: process::command_line(pid),
             maps: process::maps(pid).unwrap_or_default(),
+            memory: process::memory(pid),
             boot_id: process::boot_id().map(|(_, text)| text),
             ..Self::default()
         }
@@ -222,6 +225,11 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
             .into_iter()
             .flatten()
             .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+        memory: story
+            .memory
+            .iter()
+            .map(|&(name, bytes)| (name.to_owned(), bytes))
             .collect(),
         maps_text: story.maps.clone(),
         ..Facts::default()

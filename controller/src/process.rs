@@ -155,6 +155,26 @@ pub fn maps(pid: i32) -> Option<Vec<u8>> {
     Some(text)
 }
 
+/// What the kernel counts of a process's memory, in bytes by name. From counters that it
+/// keeps anyway: nothing of the process is walked or locked for it.
+pub fn memory(pid: i32) -> Vec<(&'static str, u64)> {
+    const NAMES: [(&str, &str); 5] = [
+        ("RssAnon:", "rss_anon"),
+        ("RssFile:", "rss_file"),
+        ("RssShmem:", "rss_shmem"),
+        ("VmSwap:", "swap"),
+        ("VmHWM:", "peak"),
+    ];
+    let text = read(pid, "status", 1 << 16).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let value = |(field, name): &(&str, &'static str)| {
+        let rest = text.lines().find_map(|line| line.strip_prefix(field))?;
+        let kilobytes: u64 = rest.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some((*name, kilobytes.saturating_mul(1024)))
+    };
+    NAMES.iter().filter_map(value).collect()
+}
+
 /// Whether a maps text has a mapping of the file with this inode and name.
 pub fn maps_file(maps: &[u8], inode: u64, name: &[u8]) -> bool {
     let inode = format!(" {inode} ");
@@ -255,6 +275,21 @@ pub fn user_name(uid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn own_memory_is_counted() {
+        let memory = memory(std::process::id() as i32);
+        let of = |name: &str| {
+            memory
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, bytes)| *bytes)
+        };
+        assert!(of("rss_anon").is_some_and(|bytes| bytes > 0), "{memory:?}");
+        assert!(of("rss_file").is_some_and(|bytes| bytes > 0), "{memory:?}");
+        assert!(of("peak") >= of("rss_anon"), "{memory:?}");
+        assert!(super::memory(i32::MAX).is_empty());
+    }
 
     #[test]
     fn hostile_names_do_not_shift_the_fields() {

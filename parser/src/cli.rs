@@ -146,6 +146,10 @@ pub struct Report {
     #[arg(long, group = "output_kind")]
     pub leaks: bool,
 
+    /// Where the resident memory is: heap, holes, dirty pages, and what is outside
+    #[arg(long, group = "output_kind")]
+    pub rss: bool,
+
     /// The dump itself with symbols inside, readable on any machine
     #[arg(long, group = "output_kind")]
     pub symbolize: bool,

@@ -25,6 +25,11 @@ pub fn load(cli: &Cli) -> Result<Loaded> {
     let read = open_all(cli, &cli.dumps);
     let symbolized = |p: &Profile| p.locations.iter().any(|l| l.line_count > 0);
     let self_contained = |all: &Vec<Profile>| all.iter().all(symbolized) || cli.report.symbolize;
+    if cli.report.rss {
+        // Nothing in it has a name.
+        let (profile, series) = combine(cli, read?)?;
+        return Ok(Loaded { profile, series });
+    }
     let elsewhere = !cli.symbols.symbol_path.is_empty() || cli.symbols.debuginfod;
     if cli.binary.is_none() && !elsewhere && !read.as_ref().is_ok_and(self_contained) {
         let message = "the program that was profiled is needed to name its functions: -p BINARY \
@@ -64,7 +69,7 @@ pub fn load(cli: &Cli) -> Result<Loaded> {
 /// Reads files; with error bars, where the output shows them.
 fn open_all(cli: &Cli, files: &[PathBuf]) -> Result<Vec<Profile>, heap_format::ReadError> {
     let kind = &cli.report;
-    let varied = cli.view.ci || kind.leaks || kind.svg || kind.flame || kind.html;
+    let varied = cli.view.ci || kind.leaks || kind.rss || kind.svg || kind.flame || kind.html;
     let open = |file: &PathBuf| {
         let mut profile = heap_format::open(file)?;
         if varied {

@@ -116,6 +116,13 @@ fn text(cli: &Cli, context: &report::Context) -> Result<String> {
         _ if kind.folded => report::folded::render(context),
         _ if kind.json => report::json::render(context),
         _ if kind.csv => report::csv::render(context),
+        _ if kind.rss => {
+            let base = cli.base.base.len() + cli.base.diff_base.len();
+            if cli.dumps.len() + base > 1 {
+                bail!("--rss tells of one moment: give it one dump");
+            }
+            report::rss::render(context)?
+        }
         _ if kind.leaks => report::leaks::render(context, cli.view.nodecount)?,
         cli::Report {
             peek: Some(peek), ..

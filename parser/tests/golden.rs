@@ -126,6 +126,7 @@ fn golden_files_are_all_compared() {
         include_str!("golden.rs"),
         include_str!("flame.rs"),
         include_str!("leaks.rs"),
+        include_str!("resident.rs"),
     ];
     let sources = sources.concat();
     for entry in fs::read_dir(expected::data("../golden")).unwrap() {

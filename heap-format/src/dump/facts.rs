@@ -83,6 +83,9 @@ impl Writer<'_> {
         for (name, value) in &facts.allocator {
             self.fact("allocator", format!("{value} {name}").as_bytes());
         }
+        for (name, value) in &facts.memory {
+            self.fact("memory", format!("{value} {name}").as_bytes());
+        }
         for comment in &profile.comments {
             self.fact("comment", comment.as_bytes());
         }
@@ -323,6 +326,7 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"ended" => facts.ended = Some(string(value)),
         b"counter" => facts.counters.extend([named()?]),
         b"allocator" => facts.allocator.extend([named()?]),
+        b"memory" => facts.memory.extend([named()?]),
         _ => {}
     }
     Some(())

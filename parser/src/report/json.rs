@@ -190,6 +190,7 @@ fn facts(json: &mut Json, profile: &Profile) {
         for (name, map) in [
             ("counters", &facts.counters),
             ("allocator", &facts.allocator),
+            ("memory", &facts.memory),
         ] {
             json.key(name)
                 .object(|json| map.iter().for_each(|(k, v)| json.key(k).number(v)));

@@ -10,6 +10,7 @@ pub mod json;
 pub mod leaks;
 pub mod list;
 pub mod raw;
+pub mod rss;
 pub mod svg;
 pub mod top;
 pub mod traces;

@@ -90,12 +90,12 @@ impl<'a> Files<'a> {
         let mut refused = Vec::new();
         let mut sources = Vec::new();
         if self.options.debuginfod {
-            sources.extend(self.from_debuginfod("debuginfo", &mapping.build_id));
+            sources.extend(self.by_debuginfod("debuginfo", &mapping.build_id));
         }
         if let Some(binary) = self.options.binary.filter(|_| is_main) {
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));
         } else {
-            sources.extend(self.from_folders(path, mapping, &mut refused));
+            sources.extend(self.in_folders(path, mapping, &mut refused));
             // Files of this machine prove nothing about another one's.
             let proven = self.options.folders.is_empty() || !mapping.build_id.is_empty();
             if path.is_absolute() && (proven || self.options.force) && !holds(&sources) {
@@ -103,11 +103,11 @@ impl<'a> Files<'a> {
             }
         }
         if !holds(&sources) {
-            sources.extend(self.from_process(path, mapping, is_main));
+            sources.extend(self.in_process(path, mapping, is_main));
         }
         sources.extend(self.debug_file(&mapping.build_id));
         if !holds(&sources) && self.options.debuginfod {
-            sources.extend(self.from_debuginfod("executable", &mapping.build_id));
+            sources.extend(self.by_debuginfod("executable", &mapping.build_id));
         }
         match (sources.is_empty(), refused.into_iter().next()) {
             (false, _) => Ok(sources),
@@ -162,7 +162,7 @@ impl<'a> Files<'a> {
 
     /// The file in the folders given: where the other machine has it, or by its
     /// name alone.
-    fn from_folders(
+    fn in_folders(
         &self,
         path: &Path,
         mapping: &Mapping,
@@ -193,7 +193,7 @@ impl<'a> Files<'a> {
     /// The file as the living process has it, which works for containers and
     /// for files that were deleted. Only by build id: the process may be
     /// another one by now.
-    fn from_process(&self, path: &Path, mapping: &Mapping, is_main: bool) -> Option<Source> {
+    fn in_process(&self, path: &Path, mapping: &Mapping, is_main: bool) -> Option<Source> {
         let process = self.process.as_ref()?;
         if mapping.build_id.is_empty() {
             return None;
@@ -231,7 +231,7 @@ impl<'a> Files<'a> {
     }
 
     /// What `debuginfod-find` gives for a build id.
-    fn from_debuginfod(&self, what: &str, id: &BuildId) -> Option<Source> {
+    fn by_debuginfod(&self, what: &str, id: &BuildId) -> Option<Source> {
         if id.is_empty() {
             return None;
         }

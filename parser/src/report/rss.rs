@@ -1,0 +1,311 @@
+//! Where the resident memory is: the parts of the heap by the allocator's own
+//! figures, what is outside it by the kernel's, and the address space by the
+//! maps. All of it as the dump recorded it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+
+use super::{Context, printable};
+use crate::measure::percentage;
+use crate::moment::moment;
+
+/// A part of what is resident.
+struct Part {
+    bytes: u64,
+    name: &'static str,
+    remark: &'static str,
+}
+
+/// The table.
+pub fn render(context: &Context) -> Result<String> {
+    let facts = &context.view.profile().facts;
+    if facts.allocator.is_empty() && facts.memory.is_empty() && facts.maps_text.is_empty() {
+        bail!(
+            "the dump tells neither of the allocator nor of resident memory: --rss needs a dump \
+             of mem_profiler, taken while the process lived"
+        );
+    }
+    let mut out = String::new();
+    let mut lines: Vec<String> = context.identity();
+    lines.pop(); // The type of the values: these are no samples.
+    lines.extend(facts.end_unix_ns.map(|at| format!("Time: {}", moment(at))));
+    lines.push(headline(context));
+    for line in lines {
+        out += &line;
+        out.push('\n');
+    }
+    let parts = parts(&facts.allocator, &facts.memory);
+    let total: u64 = parts.iter().map(|p| p.bytes).sum();
+    if !parts.is_empty() {
+        out += "      size  share\n";
+    }
+    for part in &parts {
+        let share = percentage(clamp(part.bytes), clamp(total));
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(
+            out,
+            "{:>10} {share}  {:<20}  {}",
+            bytes(context, part.bytes),
+            part.name,
+            part.remark
+        );
+        if part.name == LIVE {
+            sampled(context, &mut out, part.bytes);
+        }
+    }
+    notes(context, &mut out);
+    address_space(context, &mut out);
+    Ok(out)
+}
+
+const LIVE: &str = "live heap";
+
+fn headline(context: &Context) -> String {
+    let facts = &context.view.profile().facts;
+    let Some(total) = resident(&facts.memory) else {
+        return "Resident memory: the dump does not tell; of the heap alone:".into();
+    };
+    let more = |name: &str, text: &str| match facts.memory.get(name) {
+        Some(&value) if value > 0 => format!(", {text} {}", bytes(context, value)),
+        _ => String::new(),
+    };
+    format!(
+        "Resident memory: {}{}{}",
+        bytes(context, total),
+        more("peak", "at most"),
+        more("swap", "and swapped out")
+    )
+}
+
+/// What the kernel counts as resident.
+fn resident(memory: &BTreeMap<String, u64>) -> Option<u64> {
+    let of = |name: &str| memory.get(name).copied();
+    let parts = [of("rss_anon")?, of("rss_file")?, of("rss_shmem")?];
+    Some(parts.into_iter().fold(0, u64::saturating_add))
+}
+
+/// The parts, which add up to what is resident. The allocator counts pages that
+/// it never touched too, so no part is larger than what the kernel has left.
+fn parts(allocator: &BTreeMap<String, u64>, memory: &BTreeMap<String, u64>) -> Vec<Part> {
+    let of = |map: &BTreeMap<String, u64>, name: &str| map.get(name).copied().unwrap_or(0);
+    let known = resident(memory).is_some();
+    let (allocated, active) = (of(allocator, "allocated"), of(allocator, "active"));
+    let metadata = of(allocator, "metadata");
+    let used = active.saturating_add(metadata);
+    let heap = [
+        (allocated, LIVE, "objects in use"),
+        (
+            active.saturating_sub(allocated),
+            "fragmentation",
+            "holes between live objects",
+        ),
+        (
+            of(allocator, "resident").saturating_sub(used),
+            "dirty pages",
+            "freed, not given back to the system yet",
+        ),
+        (
+            metadata,
+            "allocator metadata",
+            "bookkeeping of the allocator",
+        ),
+    ];
+    let mut anonymous = if known {
+        of(memory, "rss_anon")
+    } else {
+        u64::MAX
+    };
+    let mut parts = Vec::new();
+    for (bytes, name, remark) in heap {
+        let bytes = bytes.min(anonymous);
+        anonymous -= bytes;
+        if !allocator.is_empty() {
+            parts.push(Part {
+                bytes,
+                name,
+                remark,
+            });
+        }
+    }
+    if !known {
+        return parts;
+    }
+    let rest = if allocator.is_empty() {
+        "heap, stacks, and what the program maps: the dump has no figures of the allocator"
+    } else {
+        "stacks of threads, and what the program maps by itself"
+    };
+    let outside = [
+        (anonymous, "other anonymous", rest),
+        (
+            of(memory, "rss_file"),
+            "files",
+            "code and data of mapped files",
+        ),
+        (
+            of(memory, "rss_shmem"),
+            "shared memory",
+            "segments and tmpfs files, this profiler's table among them",
+        ),
+    ];
+    parts.extend(outside.map(|(bytes, name, remark)| Part {
+        bytes,
+        name,
+        remark,
+    }));
+    parts
+}
+
+/// How much of the live heap the samples account for.
+fn sampled(context: &Context, out: &mut String, live: u64) {
+    let profile = context.view.profile();
+    let Some(column) = profile.type_index("inuse_space") else {
+        return;
+    };
+    let value = profile.total(column);
+    let columns = profile.sample_types.len();
+    let variance: f64 = profile.variances.iter().skip(column).step_by(columns).sum();
+    let error = context.plus_minus(value, variance, &context.unit);
+    let rest = live.saturating_sub(u64::try_from(value).unwrap_or(0));
+    let shown = bytes(context, u64::try_from(value).unwrap_or(0)) + &error;
+    let _ = writeln!(
+        out,
+        "{:>19}{shown:<19} of it allocated since the session began: -t tells by whom",
+        ""
+    );
+    let _ = writeln!(
+        out,
+        "{:>19}{:<19} of it older, or rounding to the sizes that the allocator has",
+        "",
+        bytes(context, rest)
+    );
+}
+
+fn notes(context: &Context, out: &mut String) {
+    let facts = &context.view.profile().facts;
+    if let Some(&retained) = facts.allocator.get("retained") {
+        let _ = writeln!(
+            out,
+            "The allocator keeps {} of address space besides, which is not resident.",
+            bytes(context, retained)
+        );
+    }
+    if facts.allocator.is_empty() {
+        *out += "The dump holds no figures of the allocator, so the heap is not told apart.\n";
+    }
+}
+
+/// The address space by kind of mapping: its size, which need not be resident.
+fn address_space(context: &Context, out: &mut String) {
+    let facts = &context.view.profile().facts;
+    let mut kinds: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    let text = String::from_utf8_lossy(&facts.maps_text);
+    for (size, kind) in text.lines().filter_map(mapping) {
+        let sum = kinds.entry(kind).or_default();
+        *sum = (sum.0.saturating_add(size), sum.1 + 1);
+    }
+    if kinds.is_empty() {
+        return;
+    }
+    *out += "\nAddress space, by the maps:\n      size mappings\n";
+    let mut kinds: Vec<_> = kinds.into_iter().collect();
+    kinds.sort_by_key(|&(kind, (size, _))| (std::cmp::Reverse(size), kind));
+    for (kind, (size, count)) in kinds {
+        let _ = writeln!(
+            out,
+            "{:>10} {count:>8}  {}",
+            bytes(context, size),
+            printable(kind)
+        );
+    }
+}
+
+/// Size and kind of a line of maps.
+fn mapping(line: &str) -> Option<(u64, &'static str)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let size = hex(end)?.checked_sub(hex(start)?)?;
+    let permissions = fields.next()?;
+    let path = fields.nth(3).unwrap_or("");
+    let file = path.strip_prefix("/dev/shm/").unwrap_or("");
+    let kind = match path {
+        _ if file.starts_with("mem_profiler.") => "table of this profiler",
+        "" if permissions.starts_with("---") => "reserved, without access",
+        "" => "anonymous",
+        "[heap]" => "brk heap",
+        _ if path.starts_with("[stack") => "stack of the first thread",
+        _ if path.starts_with("[anon") => "anonymous",
+        _ if path.starts_with('[') => "kernel's (vdso and such)",
+        _ if permissions.ends_with('s') => "shared files",
+        _ if permissions.contains('x') => "code of files",
+        _ => "data of files",
+    };
+    Some((size, kind))
+}
+
+fn bytes(context: &Context, value: u64) -> String {
+    let value = context.divided(clamp(value));
+    crate::measure::label(value, "bytes", &context.unit)
+}
+
+fn clamp(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&str, u64)]) -> BTreeMap<String, u64> {
+        pairs.iter().map(|&(k, v)| (k.to_owned(), v)).collect()
+    }
+
+    #[test]
+    fn parts_add_up_to_what_is_resident_whatever_the_allocator_claims() {
+        let memory = map(&[("rss_anon", 1000), ("rss_file", 200), ("rss_shmem", 30)]);
+        for claim in [0, 10, 700, u64::MAX] {
+            let names = ["allocated", "active", "metadata", "resident"];
+            let allocator = map(&names.map(|n| (n, claim)));
+            let parts = parts(&allocator, &memory);
+            assert_eq!(parts.iter().map(|p| p.bytes).sum::<u64>(), 1230, "{claim}");
+        }
+    }
+
+    #[test]
+    fn parts_are_those_of_the_allocator_and_the_rest() {
+        let allocator = map(&[
+            ("allocated", 600),
+            ("active", 700),
+            ("metadata", 50),
+            ("resident", 800),
+        ]);
+        let memory = map(&[("rss_anon", 1000), ("rss_file", 200), ("rss_shmem", 30)]);
+        let sizes = |memory| {
+            let parts = parts(&allocator, memory);
+            parts.iter().map(|p| p.bytes).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&memory), [600, 100, 50, 50, 200, 200, 30]);
+        // Without the kernel's figures, the heap alone.
+        assert_eq!(sizes(&BTreeMap::new()), [600, 100, 50, 50]);
+    }
+
+    #[test]
+    fn mappings_are_told_apart() {
+        let kind = |line| mapping(line).map(|(_, kind)| kind);
+        assert_eq!(
+            mapping("1000-3000 rw-p 0 0:0 0"),
+            Some((0x2000, "anonymous"))
+        );
+        assert_eq!(kind("1-2 r-xp 0 8:1 5 /bin/x y"), Some("code of files"));
+        assert_eq!(kind("1-2 ---p 0 0:0 0"), Some("reserved, without access"));
+        assert_eq!(
+            kind("1-2 rw-s 0 0:1a 7 /dev/shm/mem_profiler.1.2.0"),
+            Some("table of this profiler")
+        );
+        assert_eq!(kind("3-1 rw-p 0 0:0 0"), None);
+        assert_eq!(kind("no line of maps"), None);
+    }
+}

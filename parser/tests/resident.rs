@@ -1,0 +1,124 @@
+//! Where the resident memory is, as a dump tells it.
+
+mod expected;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use heap_format::{Detail, Facts, ProfileBuilder, dump};
+
+const MIB: u64 = 1 << 20;
+
+const MAPS: &str = "555500000000-555500100000 r-xp 00000000 08:01 5 /usr/bin/server\n\
+    555500100000-555500180000 rw-p 00100000 08:01 5 /usr/bin/server\n\
+    7f0000000000-7f0010000000 rw-p 00000000 00:00 0 \n\
+    7f0010000000-7f0020000000 ---p 00000000 00:00 0 \n\
+    7f0020000000-7f0024000000 rw-s 00000000 00:1a 7 /dev/shm/mem_profiler.7.1.0\n\
+    7ffe00000000-7ffe00021000 rw-p 00000000 00:00 0 [stack]\n";
+
+fn write(folder: &Path, facts: Facts) -> PathBuf {
+    let mut builder = ProfileBuilder::new(1024);
+    builder.facts(facts);
+    let bytes = 150.0 * MIB as f64;
+    let detail = Detail {
+        alloc_samples: 1000,
+        alloc_objects: 1000.0,
+        alloc_bytes: bytes,
+        alloc_variance: bytes * 1024.0,
+        live_variance: bytes * 1024.0,
+        ..Detail::default()
+    };
+    builder.stack([0x5555_0000_1001], &detail);
+    let path = folder.join("x.heap");
+    dump::write(&builder.finish(), &mut File::create(&path).unwrap()).unwrap();
+    path
+}
+
+fn facts() -> Facts {
+    let map = |pairs: &[(&str, u64)]| {
+        let pair = |&(name, value): &(&str, u64)| (name.to_owned(), value * MIB / 16);
+        pairs.iter().map(pair).collect()
+    };
+    Facts {
+        exe: Some("/usr/bin/server".into()),
+        end_unix_ns: Some(1_795_235_047_000_000_000),
+        allocator: map(&[
+            ("allocated", 2640),
+            ("active", 2720),
+            ("metadata", 20),
+            ("resident", 2800),
+            ("retained", 160),
+        ]),
+        memory: map(&[
+            ("rss_anon", 2850),
+            ("rss_file", 90),
+            ("rss_shmem", 24),
+            ("peak", 3200),
+            ("swap", 0),
+        ]),
+        maps_text: MAPS.into(),
+        ..Facts::default()
+    }
+}
+
+fn parser(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn the_table_is_as_in_the_golden_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = write(folder.path(), facts());
+    let output = parser(&["--rss", "-f", dump.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    expected::compare("rss.txt", &String::from_utf8(output.stdout).unwrap());
+}
+
+#[test]
+fn dumps_that_tell_less_are_shown_as_far_as_they_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |facts: Facts| {
+        let dump = write(folder.path(), facts);
+        let output = parser(&["--rss", "-f", dump.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let heap = told(Facts {
+        memory: Default::default(),
+        ..facts()
+    });
+    assert!(
+        heap.contains("of the heap alone") && heap.contains("fragmentation"),
+        "{heap}"
+    );
+    assert!(!heap.contains("shared memory"), "{heap}");
+    let process = told(Facts {
+        allocator: Default::default(),
+        ..facts()
+    });
+    assert!(
+        process.contains("185.25MB") && process.contains("files"),
+        "{process}"
+    );
+    assert!(!process.contains("fragmentation"), "{process}");
+}
+
+#[test]
+fn what_tells_nothing_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.folded");
+    fs::write(&path, "main;work 3\n").unwrap();
+    let path = path.to_str().unwrap();
+    let output = parser(&["--rss", "-f", path]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--rss needs a dump"));
+    let output = parser(&["--rss", "-f", path, "-f", path]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("one moment"));
+}
