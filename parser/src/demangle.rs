@@ -63,12 +63,78 @@ fn cpp(name: &str, style: Style) -> Option<String> {
     };
     let shown = symbol.demangle_with_options(&options).ok()?;
     // `<a, >` and the like: empty argument packs leave commas behind.
-    let shown = shown.replace(", >", ">").replace(",>", ">");
+    let shown = reference_behind(&shown.replace(", >", ">").replace(",>", ">"));
+    let shown = literals(&thunk(name, shown));
     Some(if style == Style::Simple {
         without_templates(&shown)
     } else {
         shown
     })
+}
+
+/// What a thunk leads to: `virtual thunk to f()`.
+fn thunk(name: &str, shown: String) -> String {
+    let kind = match name.get(..4) {
+        Some("_ZTh") => "non-virtual",
+        Some("_ZTv") => "virtual",
+        _ => return shown,
+    };
+    let inner = shown.strip_prefix("{virtual override thunk(");
+    let inner = inner.and_then(|rest| rest.strip_suffix(")}"));
+    match inner.and_then(|rest| rest.split_once(")}, ")) {
+        Some((_, target)) => format!("{kind} thunk to {target}"),
+        None => shown,
+    }
+}
+
+/// Writes numbers of other types than `int` with their suffix: `1ul` rather
+/// than `(unsigned long)1`.
+fn literals(name: &str) -> String {
+    const SUFFIXES: [(&str, &str); 5] = [
+        ("(unsigned long long)", "ull"),
+        ("(unsigned long)", "ul"),
+        ("(unsigned int)", "u"),
+        ("(long long)", "ll"),
+        ("(long)", "l"),
+    ];
+    let mut name = name.to_owned();
+    for (cast, suffix) in SUFFIXES {
+        let mut parts = name.split(cast);
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let digits = part.strip_prefix('-').unwrap_or(part);
+            let digits = digits.len()
+                - digits
+                    .trim_start_matches(|c: char| c.is_ascii_digit())
+                    .len();
+            let length = digits + usize::from(digits > 0 && part.starts_with('-'));
+            let (number, rest) = part.split_at(length);
+            if number.is_empty() {
+                out = out + cast + rest;
+            } else {
+                out = out + number + suffix + rest;
+            }
+        }
+        name = out;
+    }
+    name
+}
+
+/// Puts a reference behind the whole type: `A::B&` rather than `A&::B`, which
+/// is no type at all.
+fn reference_behind(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    let mut rest = name;
+    while let Some(at) = rest.find("&::") {
+        let after = &rest[at + 1..];
+        let inner = |c: char| c != ':' && c != '_' && !c.is_ascii_alphanumeric();
+        let end = after.find(inner).unwrap_or(after.len());
+        out.push_str(&rest[..at]);
+        out.push_str(&after[..end]);
+        out.push('&');
+        rest = &after[end..];
+    }
+    out + rest
 }
 
 /// Removes template arguments: everything between angle brackets that are no
@@ -166,5 +232,95 @@ mod tests {
     fn template_arguments_are_kept_when_asked_for() {
         assert_eq!(demangle("_Z3fooIiEvT_", Style::Templates), "foo<int>");
         assert_eq!(demangle("_Z3fooIiEvT_", Style::None), "_Z3fooIiEvT_");
+    }
+
+    /// The symbols of a file, mangled, and as c++filt prints them.
+    fn filtered(file: &str) -> Vec<(String, String)> {
+        use std::io::Write;
+        use std::process::{Command, Stdio};
+        let nm = Command::new("nm")
+            .args(["-D", "--defined-only", file])
+            .output();
+        let names = String::from_utf8(nm.unwrap().stdout).unwrap();
+        let name = |line: &str| {
+            let mut fields = line.split(' ').skip(1);
+            let (kind, name) = (fields.next()?, fields.next()?);
+            // Functions alone: tables are in no stack.
+            let function = matches!(kind, "T" | "W" | "i");
+            function.then_some(name.split('@').next()?.to_owned())
+        };
+        let mut names: Vec<String> = names.lines().filter_map(name).collect();
+        names.retain(|n| n.starts_with("_Z") || n.starts_with("_R"));
+        names.sort();
+        names.dedup();
+        let mut filter = Command::new("c++filt")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = filter.stdin.take().unwrap();
+        let text = names.join("\n") + "\n";
+        let writer = std::thread::spawn(move || input.write_all(text.as_bytes()));
+        let output = filter.wait_with_output().unwrap();
+        writer.join().unwrap().unwrap();
+        let shown = String::from_utf8(output.stdout).unwrap();
+        names
+            .into_iter()
+            .zip(shown.lines().map(str::to_owned))
+            .collect()
+    }
+
+    /// The names of instances of the standard library that have short ones.
+    fn short(name: &str) -> String {
+        let traits = "char, std::char_traits<char>";
+        let string = format!("std::basic_string<{traits}, std::allocator<char> >");
+        let mut name = name.replace(&string, "std::string");
+        for stream in ["ostream", "istream", "iostream"] {
+            let long = format!("std::basic_{stream}<{traits} >");
+            name = name.replace(&long, &format!("std::{stream}"));
+        }
+        let name = name
+            .replace(" >", ">")
+            .replace("decltype(nullptr)", "std::nullptr_t");
+        let long = ["string", "ostream", "istream", "iostream"];
+        long.iter().fold(name, |name, own| {
+            let name = name.replace(&format!("::basic_{own}("), &format!("::{own}("));
+            name.replace(&format!("::~basic_{own}("), &format!("::~{own}("))
+        })
+    }
+
+    /// Of the names in the C++ library nearly all are c++filt's to the letter,
+    /// but for `std::string` and its like, which are written short everywhere.
+    /// The others are constructors that are templates: their first parameter is
+    /// taken for a result.
+    #[test]
+    fn names_of_the_library_are_as_cxxfilt_prints_them() {
+        let gcc = std::process::Command::new("gcc")
+            .arg("-print-file-name=libstdc++.so.6")
+            .output();
+        let library = String::from_utf8(gcc.unwrap().stdout).unwrap();
+        let pairs = filtered(library.trim());
+        assert!(pairs.len() > 3000, "{}", pairs.len());
+        let other: Vec<_> = pairs
+            .iter()
+            .filter(|(name, shown)| short(&demangle(name, Style::Full)) != short(shown))
+            .collect();
+        let strange: Vec<_> = other
+            .iter()
+            .filter(|(name, _)| !["C1I", "C2I"].iter().any(|c| name.contains(c)))
+            .map(|(name, shown)| (demangle(name, Style::Full), shown))
+            .collect();
+        assert!(
+            strange.is_empty(),
+            "{} of {}: {strange:#?}",
+            strange.len(),
+            pairs.len()
+        );
+        assert!(
+            other.len() * 100 < pairs.len(),
+            "{} of {}",
+            other.len(),
+            pairs.len()
+        );
     }
 }
