@@ -14,6 +14,7 @@ use shm_protocol::layout::ADDRESS_BITS;
 use shm_protocol::segment::IntervalPeriod;
 use shm_protocol::snapshot::{Header, ModuleView, RecordView};
 
+use crate::placed::PlacedTree;
 use crate::process;
 use crate::snapshot::Snapshot;
 
@@ -70,21 +71,18 @@ pub fn profile(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Profi
 
 fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) {
     let now = snapshot.end_tick();
-    let mut addresses = Vec::new();
+    let mut tree = PlacedTree::new(snapshot);
+    let mut stack = Vec::new();
     let mut frames = 0;
     for record in snapshot.stacks() {
-        let whole = frames < MAX_FRAMES && snapshot.addresses(record.node, &mut addresses);
-        if frames >= MAX_FRAMES {
-            addresses.clear();
-        }
+        stack.clear();
+        let whole = frames < MAX_FRAMES
+            && tree.stack(record.node, &mut stack, |a| builder.place(places.of(a)));
         if !whole {
-            addresses.push(TRUNCATED_ADDRESS);
+            stack.push(builder.place(TRUNCATED_ADDRESS));
         }
-        frames += addresses.len();
-        builder.stack(
-            addresses.iter().map(|a| places.of(*a)),
-            &detail(record, now),
-        );
+        frames += stack.len();
+        builder.stack_of(&stack, &detail(record, now));
     }
     if !snapshot.table_full.is_empty() {
         builder.stack([TABLE_FULL_ADDRESS], &detail(&snapshot.table_full, now));

@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use crate::ended::Fate;
 use crate::process::{self, Stat, Status};
 use crate::segment::{Entry, Folder, Head, Refusal, Segment, SegmentName, default_folder};
 use crate::text;
@@ -35,6 +36,8 @@ pub struct Agent {
     pub pid: i32,
     /// Whether it still runs.
     pub life: Life,
+    /// How it ended, where somebody saw it.
+    pub fate: Option<Fate>,
     /// Short name; bytes that it chose.
     pub name: Vec<u8>,
     /// Name of the main thread; bytes that it chose.
@@ -106,8 +109,9 @@ struct Process {
 /// Which names mean which process, across pid namespaces.
 #[derive(Default)]
 struct Namespaces {
-    /// From a process's own pid and start time to its pid here.
-    pids: HashMap<(i32, u64), i32>,
+    /// From a process's own pid and start time to its pid here. Containers that start
+    /// together have processes that agree in both.
+    pids: HashMap<(i32, u64), Vec<i32>>,
     /// One process of each other mount namespace.
     mounts: Vec<i32>,
 }
@@ -196,13 +200,11 @@ impl Discovery {
         scan: &mut Scan,
     ) {
         let name = entry.name;
-        let process = spaces.process_of(name);
-        let live = process.as_ref().map(|process| process.pid);
         let mut young = false;
         let found = Segment::open(folder, name).and_then(|segment| {
             young = is_young(&segment);
             if files.insert((segment.device, segment.inode)) {
-                self.agent(segment, entry, process, head).map(Some)
+                self.agent(segment, entry, spaces, head).map(Some)
             } else {
                 Ok(None)
             }
@@ -211,15 +213,12 @@ impl Discovery {
             Ok(agent) => scan.agents.extend(agent),
             // It was removed meanwhile.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(reason) => {
-                let path = folder.path.join(name.to_string());
-                scan.refused.push(Refused {
-                    path,
-                    live_pid: live,
-                    reason,
-                    young,
-                });
-            }
+            Err(reason) => scan.refused.push(Refused {
+                path: folder.path.join(name.to_string()),
+                live_pid: spaces.process_of(name, 0).map(|process| process.pid),
+                reason,
+                young,
+            }),
         }
     }
 
@@ -228,10 +227,11 @@ impl Discovery {
         &self,
         segment: Segment,
         entry: Entry,
-        process: Option<Process>,
+        spaces: &Namespaces,
         head: &mut Head,
     ) -> Result<Agent, Refusal> {
         let header = segment.head(head)?;
+        let process = spaces.process_of(entry.name, header.pid_namespace());
         let named = (segment.name.pid as u32, segment.name.start_time);
         let same_boot = self.boot_id.is_none_or(|id| header.boot_id() == id);
         let honest = (header.pid(), header.start_time()) == named && same_boot;
@@ -241,6 +241,7 @@ impl Discovery {
             return Ok(Agent {
                 pid: segment.name.pid,
                 life: Life::Dead,
+                fate: None,
                 name: process::display_name(header.comm(), exe, &[header.comm().to_vec()]),
                 comm: header.comm().to_vec(),
                 uid: segment.owner,
@@ -267,6 +268,7 @@ impl Discovery {
         Ok(Agent {
             pid,
             life,
+            fate: None,
             name,
             comm: stat.comm,
             uid,
@@ -325,12 +327,14 @@ impl Namespaces {
 
     fn add(&mut self, pid: i32) {
         if let (Some(stat), Some(status)) = (Stat::of(pid), Status::of(pid)) {
-            self.pids.insert((status.own_pid(), stat.start_time), pid);
+            let own = (status.own_pid(), stat.start_time);
+            self.pids.entry(own).or_default().push(pid);
         }
     }
 
-    /// The live process that a segment's name means, as we see it.
-    fn process_of(&self, name: SegmentName) -> Option<Process> {
+    /// The live process that a segment's name means, as we see it. Of several the one in
+    /// the pid namespace whose inode the segment names (0: not known).
+    fn process_of(&self, name: SegmentName, namespace: u64) -> Option<Process> {
         let of = |pid| {
             Some(Process {
                 pid,
@@ -340,9 +344,25 @@ impl Namespaces {
         };
         let meant =
             |p: &Process| p.stat.start_time == name.start_time && p.status.own_pid() == name.pid;
-        let elsewhere = || of(*self.pids.get(&(name.pid, name.start_time))?);
-        of(name.pid)
-            .filter(meant)
-            .or_else(|| elsewhere().filter(meant))
+        let elsewhere = self.pids.get(&(name.pid, name.start_time));
+        let mut candidates = std::iter::once(name.pid)
+            .chain(elsewhere.into_iter().flatten().copied())
+            .filter_map(of)
+            .filter(meant);
+        let first = candidates.next()?;
+        let is_there = |p: &Process| namespace == 0 || pid_namespace(p.pid) == Some(namespace);
+        match elsewhere {
+            // Nobody else it could be.
+            None => Some(first),
+            Some(_) if is_there(&first) => Some(first),
+            Some(_) => candidates.find(is_there),
+        }
     }
+}
+
+/// Inode of a process's pid namespace.
+fn pid_namespace(pid: i32) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let namespace = std::fs::metadata(format!("/proc/{pid}/ns/pid")).ok()?;
+    Some(namespace.ino())
 }

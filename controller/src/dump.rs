@@ -9,69 +9,12 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use crate::collect::{self, Story};
-use crate::discovery::{Agent, Life};
+use crate::discovery::Agent;
+use crate::ended::Ended;
 use crate::output::{Output, buffered};
 use crate::process;
 use crate::segment::Head;
 use crate::snapshot::Snapshot;
-
-/// How a session stood when it was dumped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// It goes on.
-    Not,
-    /// Its time was over, or somebody ended it.
-    InOrder,
-    /// The process ended by itself during the session.
-    Exited,
-    /// The process was killed or crashed during the session.
-    Died,
-    /// The process executed another program during the session.
-    Replaced,
-}
-
-impl Ended {
-    /// As the dump's facts say it.
-    fn fact(self) -> &'static str {
-        match self {
-            Self::Not => "running",
-            Self::InOrder => "live",
-            Self::Exited => "target exited",
-            Self::Died => "target died",
-            Self::Replaced => "target executed another program",
-        }
-    }
-
-    /// As a table says it.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Not | Self::InOrder => "-",
-            Self::Exited => "exited",
-            Self::Died => "died",
-            Self::Replaced => "exec",
-        }
-    }
-
-    /// As a remark behind the file's name; empty where all went as planned.
-    fn remark(self, title: &str) -> String {
-        match self {
-            Self::Not | Self::InOrder => String::new(),
-            Self::Exited => format!("{title} ended during the session"),
-            Self::Died => format!("{title} died during the session"),
-            Self::Replaced => format!("{title} executed another program during the session"),
-        }
-    }
-
-    /// How the session of an agent that is no longer running it ended.
-    pub fn of(agent: &Agent, header: &Header<'_>) -> Self {
-        match agent.life {
-            Life::Running => Self::InOrder,
-            Life::Replaced => Self::Replaced,
-            Life::Dead if header.exited() => Self::Exited,
-            Life::Dead => Self::Died,
-        }
-    }
-}
 
 /// A dump that was written.
 #[derive(Clone, Debug)]
@@ -199,7 +142,7 @@ pub fn write_snapshot(
         },
     };
     story.trigger = trigger.to_owned();
-    story.ended = ended.fact().to_owned();
+    story.ended = ended.fact();
     story.boot_id = process::boot_id().map(|(_, text)| text);
     let mut profile = collect::profile(snapshot, header, &story);
     let path = output.write(&agent.name, agent.pid, |number, file| {

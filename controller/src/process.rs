@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
 
 use crate::text;
 
@@ -29,6 +30,8 @@ pub struct Stat {
     pub start_time: u64,
     /// Resident pages.
     pub rss_pages: u64,
+    /// How it ended, as `wait` tells it; meaningless before.
+    pub wait_status: Option<i32>,
 }
 
 impl Stat {
@@ -51,6 +54,7 @@ impl Stat {
             cpu_ticks: number(11)?.checked_add(number(12)?)?,
             start_time: number(19)?,
             rss_pages: number(21).unwrap_or(0),
+            wait_status: number(49).map(|status| status as i32),
         })
     }
 
@@ -255,13 +259,19 @@ pub fn pidfd(pid: i32) -> Option<OwnedFd> {
 
 /// Whether the process behind a pidfd has ended.
 pub fn has_ended(pidfd: &OwnedFd) -> bool {
+    wait_for_end(pidfd, Duration::ZERO)
+}
+
+/// Waits for the end of the process behind a pidfd; whether it has ended.
+pub fn wait_for_end(pidfd: &OwnedFd, longest: Duration) -> bool {
     let mut poll = libc::pollfd {
         fd: pidfd.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one valid pollfd, and no waiting.
-    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+    let ms = i32::try_from(longest.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, ms) > 0 }
 }
 
 /// Name of a user, or the number where it has none.

@@ -335,16 +335,38 @@ pub fn io_error(error: shm_protocol::segment::Errno) -> io::Error {
     io::Error::from_raw_os_error(error.0)
 }
 
-/// The folder that sessions use: `MEM_PROFILER_DIR`, or `/dev/shm`.
+/// The folder that sessions use: `MEM_PROFILER_DIR`, or `/dev/shm`. A relative one is
+/// meant from the working folder, as the agent takes it when its program starts.
 pub fn default_folder() -> PathBuf {
-    use shm_protocol::segment::{DEFAULT_DIR, DIR_VARIABLE};
-    let chosen = std::env::var_os(DIR_VARIABLE).filter(|v| v.as_bytes().starts_with(b"/"));
-    chosen.map_or_else(|| PathBuf::from(DEFAULT_DIR), PathBuf::from)
+    use shm_protocol::segment::DIR_VARIABLE;
+    folder_named(std::env::var_os(DIR_VARIABLE))
+}
+
+fn folder_named(value: Option<OsString>) -> PathBuf {
+    use shm_protocol::segment::DEFAULT_DIR;
+    let Some(chosen) = value.filter(|value| !value.is_empty()) else {
+        return PathBuf::from(DEFAULT_DIR);
+    };
+    // Fails where the working folder is gone: then the name alone must do.
+    std::path::absolute(&chosen).unwrap_or_else(|_| PathBuf::from(chosen))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_relative_folder_is_meant_from_the_working_folder() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(folder_named(Some("run/prof".into())), here.join("run/prof"));
+        assert_eq!(
+            folder_named(Some("/run/prof".into())),
+            Path::new("/run/prof")
+        );
+        for unset in [None, Some("".into())] {
+            assert_eq!(folder_named(unset), Path::new("/dev/shm"));
+        }
+    }
 
     #[test]
     fn names_are_read_strictly() {

@@ -173,8 +173,13 @@ fn explain_process(pid: i32, title: &str) -> String {
     let uid = Status::of(pid).map(|s| s.uid());
     if let Some(uid) = uid.filter(|uid| !us.is_root() && *uid != us.as_raw()) {
         let user = process::user_name(uid);
+        let allowed = if uid == 0 {
+            "root".to_owned()
+        } else {
+            format!("{user} or root")
+        };
         return format!(
-            "{title}: the process belongs to user {user}: run mem_profiler as {user} or root"
+            "{title}: the process belongs to user {user}: run mem_profiler as {allowed}"
         );
     }
     let carries = process::maps(pid).is_some_and(|maps| {

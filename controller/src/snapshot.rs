@@ -104,6 +104,17 @@ impl Snapshot {
         tick_of(self.end_ns).wrapping_sub(tick_of(self.session.start_ns))
     }
 
+    /// Number of nodes of the tree, the fixed ones included.
+    pub fn node_count(&self) -> usize {
+        Table::new(&self.nodes, &[]).node_count()
+    }
+
+    /// A node's caller, which is older, and its return address; `None` for one of the
+    /// fixed nodes, for one never filled in, and for one that is damaged.
+    pub fn node(&self, node: NodeId) -> Option<(NodeId, u64)> {
+        Table::new(&self.nodes, &[]).node(node).ok().flatten()
+    }
+
     /// Return addresses of the stack that ends in `leaf`, leaf first, and whether it goes
     /// on to the thread's start.
     pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {

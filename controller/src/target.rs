@@ -9,6 +9,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{Header, Totals};
 
 use crate::discovery::{Agent, Life};
+use crate::ended::Fate;
 use crate::governor::{self, Governor, Reading, Step};
 use crate::process::{self, Stat};
 use crate::segment::{Head, Refusal, io_error};
@@ -18,6 +19,8 @@ use crate::text;
 const FIRST_STEPS: u8 = 4;
 /// How long a session without an end outlives its controller.
 pub const ROLLING: Duration = Duration::from_secs(60);
+/// How long a process may take from its last destructor to its end.
+const LAST_MOMENTS: Duration = Duration::from_millis(500);
 /// How often such a session is prolonged.
 pub const RENEWAL: Duration = Duration::from_secs(20);
 
@@ -373,13 +376,29 @@ impl Target {
         now.saturating_sub(self.agent.cpu_ticks) as f64 / per_second as f64
     }
 
+    /// An agent that has turned its session off because the program ends is a moment ahead
+    /// of the process's end: waits for that.
+    fn let_end(&self) {
+        let mut head = Head::new();
+        let header = self.agent.segment.head(&mut head);
+        if header.is_ok_and(|header| header.exited())
+            && let Some(fd) = &self.pidfd
+        {
+            process::wait_for_end(fd, LAST_MOMENTS);
+        }
+    }
+
     /// Whether the process still has the segment mapped.
     pub fn settle_life(&mut self) {
         if self.agent.life != Life::Running {
             return;
         }
+        self.let_end();
         if !self.is_alive() {
             self.agent.life = Life::Dead;
+            let start = self.agent.segment.name.start_time;
+            let fate = Fate::of(self.agent.pid, start, self.pidfd());
+            self.agent.fate = self.agent.fate.or(fate);
         } else if process::maps(self.agent.pid).is_some() && self.agent.confirm().is_err() {
             self.agent.life = Life::Replaced;
         }

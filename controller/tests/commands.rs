@@ -102,7 +102,7 @@ fn what_a_dead_process_left_is_listed_recovered_and_cleaned() {
     assert!(cleaned.err.contains("1 hold profiles"), "{cleaned:?}");
     let ran = place.run(&["recover", "-o", &place.prefix()]);
     assert!(
-        ran.succeeded()[0].contains("died during the session"),
+        ran.succeeded()[0].contains("ended during the session"),
         "{ran:?}"
     );
     assert_eq!(place.dumps(), [format!("p_fake_agent.{pid}.0001.heap")]);
@@ -316,17 +316,14 @@ fn a_vanished_output_folder_loses_nothing() {
 }
 
 #[test]
-fn lists_of_many_agents_are_quick() {
+fn a_list_of_many_agents_is_complete() {
     let place = Place::new();
-    let _processes: Vec<_> = (0..50).map(|_| place.fake(&[])).collect();
-    let best = (0..5)
-        .map(|_| {
-            let start = std::time::Instant::now();
-            assert_eq!(json(&place.run(&["list", "--json"])).len(), 50);
-            start.elapsed()
-        })
-        .min()
-        .unwrap();
-    // A quarter of 200 agents within a quarter of their time, and slack for a debug build.
-    assert!(best < Duration::from_millis(50), "{best:?}");
+    let processes: Vec<_> = (0..50).map(|_| place.fake(&[])).collect();
+    let listed = json(&place.run(&["list", "--json"]));
+    let pid = |row: &serde_json::Value| row["pid"].as_u64().unwrap() as u32;
+    let mut found: Vec<u32> = listed.iter().map(pid).collect();
+    let mut expected: Vec<u32> = processes.iter().map(support::Process::pid).collect();
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected);
 }

@@ -135,7 +135,7 @@ fn a_killed_redis_is_written_by_the_waiting_controller() {
     drop((redis, load));
     let ran = session.end();
     assert!(
-        ran.succeeded()[0].ends_with("died during the session)"),
+        ran.succeeded()[0].ends_with("died during the session of SIGKILL)"),
         "{ran:?}"
     );
     let (_, profile) = profiles(&place).pop().unwrap();
@@ -167,7 +167,7 @@ fn run_counts_from_the_first_allocation_and_passes_the_exit_code_on() {
         "stdout is the program's"
     );
     let (_, profile) = profiles(&place).into_iter().next_back().unwrap();
-    assert_eq!(profile.facts.ended.as_deref(), Some("target exited"));
+    assert_eq!(profile.facts.ended.as_deref(), Some("target exited: 7"));
     assert_eq!(
         profile.facts.process.as_deref().map(|name| &name[..6]),
         Some("python")
@@ -211,7 +211,7 @@ fn run_forwards_signals_and_writes_what_the_program_had() {
     let status = session.0.wait().unwrap();
     assert_eq!(status.signal(), Some(Signal::SIGTERM as i32), "{status:?}");
     let (_, profile) = profiles(&place).pop().unwrap();
-    assert_eq!(profile.facts.ended.as_deref(), Some("target died"));
+    assert_eq!(profile.facts.ended.as_deref(), Some("target died: SIGTERM"));
     assert!(megabytes(&profile) >= 4.0);
 }
 
@@ -324,7 +324,12 @@ fn exec_in_a_session_ends_one_profile_and_starts_another() {
     let session = place.spawn(&["-o", &place.prefix(), "-p", &process.pid().to_string()]);
     wait_for("the second image", || place.segments().len() == 2);
     wait_for("the first one's dump", || !place.dumps().is_empty());
-    wait_for("sampling", || place.epoch(process.pid()) != 0);
+    wait_for("samples of the second image", || {
+        let listed = place.run(&["list", "--json"]).out;
+        let rows: Vec<serde_json::Value> = serde_json::from_str(&listed).unwrap();
+        let sampled = |row: &serde_json::Value| row["state"] == "sampling" && row["samples"] != 0;
+        rows.iter().any(sampled)
+    });
     session.signal(Signal::SIGINT);
     let ran = session.end();
     let lines = ran.succeeded();

@@ -113,7 +113,9 @@ fn a_process_that_dies_is_dumped_from_its_segment() {
     let ran = session.end();
     let lines = ran.succeeded();
     assert!(
-        lines[0].ends_with(&format!("(fake_agent ({pid}) died during the session)")),
+        lines[0].ends_with(&format!(
+            "(fake_agent ({pid}) died during the session of SIGKILL)"
+        )),
         "{ran:?}"
     );
     assert!(
@@ -124,7 +126,7 @@ fn a_process_that_dies_is_dumped_from_its_segment() {
     assert!(totals(&dump)[0] > 0);
     assert_eq!(
         heap_format::open(&dump).unwrap().facts.ended.as_deref(),
-        Some("target died")
+        Some("target died: SIGKILL")
     );
     assert_eq!(
         place.segments(),

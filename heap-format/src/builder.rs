@@ -23,6 +23,10 @@ pub struct ProfileBuilder {
     interner: Interner,
 }
 
+/// A place in the code, as one [`ProfileBuilder`] numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(u32);
+
 impl ProfileBuilder {
     /// A heap profile sampled once every `interval` bytes.
     pub fn new(interval: u64) -> Self {
@@ -52,9 +56,33 @@ impl ProfileBuilder {
         for address in addresses {
             self.push(address.wrapping_sub(1));
         }
+        self.close(detail);
+    }
+
+    fn close(&mut self, detail: &Detail) {
         self.profile.stacks.close();
         self.profile.values.extend(detail.values());
         self.profile.details.push(*detail);
+    }
+
+    /// The place of a return address, for [`ProfileBuilder::stack_of`]; made on first
+    /// sight. A caller that keeps its stacks as a tree asks once for each node instead of
+    /// once for each frame of each stack.
+    pub fn place(&mut self, address: u64) -> Place {
+        let lookup = address.wrapping_sub(1);
+        Place(intern(&mut self.profile, &mut self.interner, lookup))
+    }
+
+    /// Adds a stack by its places, leaf first; otherwise like [`ProfileBuilder::stack`].
+    ///
+    /// The places must be this builder's: others' mean something else here, or panic.
+    pub fn stack_of(&mut self, places: &[Place], detail: &Detail) {
+        let known = self.profile.locations.len();
+        for place in places {
+            assert!((place.0 as usize) < known, "a place of another builder");
+            self.profile.stacks.push_frame(place.0);
+        }
+        self.close(detail);
     }
 
     /// What the dump says about itself. The text of the maps, when given here,

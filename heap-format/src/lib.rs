@@ -44,7 +44,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-pub use builder::ProfileBuilder;
+pub use builder::{Place, ProfileBuilder};
 pub use detail::Detail;
 pub use error::ReadError;
 pub use profile::{

@@ -12,16 +12,21 @@
 //! folder that the tests themselves are built into, as `tests/run` does.
 
 pub mod artifacts;
+pub mod cgroup;
 pub mod code;
+pub mod mortal;
 pub mod scratch;
 pub mod session;
+pub mod small;
 pub mod steps;
 pub mod table;
 pub mod target;
+pub mod tracing;
 pub mod truth;
 pub mod wait;
 
 pub use code::{Sum, sums};
+pub use mortal::Mortal;
 pub use scratch::Scratch;
 pub use session::{Outcome, Session, run};
 pub use steps::Steps;

@@ -240,7 +240,9 @@ fn a_killed_target_leaves_its_profile() {
         &sums(&outcome.profile(), &[&program.program], "site_"),
     );
     assert!(
-        outcome.stdout.contains("died during the session"),
+        outcome
+            .stdout
+            .contains("died during the session of SIGKILL"),
         "{outcome:?}"
     );
     assert_eq!(

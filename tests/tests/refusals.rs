@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::{Command, Stdio};
 
-use mem_tests::session::tool;
+use mem_tests::small::Small;
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, Target, artifacts, run, sums};
 use shm_protocol::ABI_VERSION;
@@ -108,7 +108,7 @@ fn a_process_of_another_user_is_named() {
     let outcome = run(as_another().args(["-s", "1", "-o", "/tmp/prof_", "-p", &roots]));
     outcome.refused(
         1,
-        &[&roots, "belongs to user root", "run mem_profiler as root"],
+        &[&roots, "belongs to user root", "run mem_profiler as root\n"],
     );
     if !root {
         return;
@@ -174,38 +174,6 @@ fn an_output_folder_that_cannot_be_written_is_found_before_the_session() {
         .args(["-s", "100", "-p", &pid, "-o"])
         .arg(file.join("x")));
     outcome.refused(1, &["a_file"]);
-}
-
-/// A small filesystem of its own; unmounted with this value.
-struct Small<'a>(&'a std::path::Path);
-
-impl<'a> Small<'a> {
-    fn mount(at: &'a std::path::Path, size: &str) -> Self {
-        fs::create_dir(at).expect("a new folder");
-        let option = format!("size={size}");
-        let at_text = at.to_str().expect("a path of ours");
-        tool(
-            "mount",
-            ["-t", "tmpfs", "-o", &option, "mem-tests", at_text],
-        );
-        Self(at)
-    }
-
-    fn fill(&self) {
-        let file = File::create(self.0.join("filler")).expect("a file");
-        let zeros = vec![0; 1 << 16];
-        let mut at = 0;
-        while let Ok(n @ 1..) = file.write_at(&zeros, at) {
-            at += n as u64;
-        }
-    }
-}
-
-impl Drop for Small<'_> {
-    fn drop(&mut self) {
-        // Worst case it stays until the machine's end, empty.
-        let _ = Command::new("umount").arg("-l").arg(self.0).status();
-    }
 }
 
 #[test]

@@ -18,8 +18,9 @@ use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Views};
 const DEFAULT_INTERVAL: u64 = 1024;
 /// Images that one process may execute in turn, each leaving an uncollected profile.
 const MAX_IMAGES: u64 = 64;
-/// One segment in so many looks for files that ended processes left behind.
-const SWEEP_EVERY: u32 = 16;
+/// One segment in so many, as a power of two, looks for files that ended processes left
+/// behind; all do where the folder is crowded.
+const SWEEP_BITS: u32 = 4;
 
 unsafe extern "C" {
     /// glibc: null where the process runs with more rights than its caller.
@@ -150,7 +151,9 @@ fn find_name(
     start_time: u64,
     over: Option<*mut u8>,
 ) -> Option<*mut u8> {
-    if pid().is_multiple_of(SWEEP_EVERY) {
+    // By chance: the pids of a server's children may all be odd.
+    let chance = (clock::unix_ns() ^ u64::from(pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    if chance >> (64 - SWEEP_BITS) == 0 || sweep::is_crowded(dir()) {
         sweep::sweep(dir());
     }
     let session = start.map(|start| (start.session, first_steps()));
@@ -169,6 +172,11 @@ fn find_name(
             unsafe { libc::unlink(name.as_ptr()) };
             made = create(name);
         }
+        if matches!(made, Err(Errno(libc::ENOSPC))) && image == 0 {
+            // What nobody needs may be all that is in the way.
+            sweep::sweep(dir());
+            made = create(name);
+        }
         match made {
             Ok(mapping) => {
                 // SAFETY: single-threaded here, see `Path`.
@@ -185,7 +193,8 @@ fn find_name(
 
 /// The folder of the segments.
 fn dir() -> &'static [u8] {
-    variable(c"MEM_PROFILER_DIR").unwrap_or(DEFAULT_DIR.as_bytes())
+    let chosen = variable(c"MEM_PROFILER_DIR").filter(|dir| !dir.is_empty());
+    chosen.unwrap_or(DEFAULT_DIR.as_bytes())
 }
 
 fn path_of(start_time: u64, image: u64) -> Text<512> {
@@ -341,8 +350,9 @@ extern "C" fn destructor() {
         .load(Ordering::Relaxed);
     if let Some(status) = status() {
         let collected = status.collected_session.load(Ordering::Relaxed);
-        control().epoch.store(0, Ordering::Relaxed);
-        status.exited.store(1, Ordering::Release);
+        // Whoever sees that sampling is off must see why.
+        status.exited.store(1, Ordering::Relaxed);
+        control().epoch.store(0, Ordering::Release);
         // SAFETY: single-threaded write at birth; only read since.
         let path = unsafe { (*PATH.0.get()).as_c_str() };
         match path {

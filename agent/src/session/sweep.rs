@@ -3,21 +3,26 @@
 //! A process that ends by `_exit` or by a signal cannot remove its segment. Where that
 //! happens thousands of times and nobody runs a controller, the next processes of the
 //! same user clean up: what holds no profile goes, and of what does only the newest few
-//! hundred stay.
+//! hundred stay, and of these as many as a share of the folder has room for.
 
 use super::identity::{self, Text};
 use core::ffi::{CStr, c_void};
+use core::mem::size_of;
 use core::ptr::null_mut;
 use shm_protocol::layout::{HEADER_BYTES, MODULES_OFFSET};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile};
 use shm_protocol::snapshot::Header;
 
 /// Most files that one sweep looks into.
-const MAX_FILES: usize = 512;
+const MAX_FILES: usize = 1024;
 /// Profiles of ended processes that are kept for somebody to collect; beyond, the oldest
 /// go first.
 const KEPT: usize = 256;
-const LISTING_BYTES: usize = 32 << 10;
+/// Bytes that they may take, all together.
+const KEPT_BYTES: u64 = 1 << 30;
+/// Part of the folder's size that they may take, where that is less.
+const KEPT_SHARE: u64 = 4;
+const LISTING_BYTES: usize = 64 << 10;
 /// Where the name is in `struct linux_dirent64`.
 const NAME_AT: usize = 19;
 
@@ -113,76 +118,155 @@ pub fn sweep(dir: &[u8]) {
     let (Some(name), Some(mut listing)) = (path.as_c_str(), Pages::new(LISTING_BYTES)) else {
         return;
     };
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    // SAFETY: terminated path.
-    let fd = unsafe { libc::open(name.as_ptr(), flags) };
-    if fd < 0 || namespace == 0 {
+    let Some(mut kept) = Pages::new(MAX_FILES * size_of::<Left>()).filter(|_| namespace != 0)
+    else {
         return;
-    }
-    let listing = listing.bytes();
-    // SAFETY: the kernel writes at most the buffer's length. One call: enough for a sweep.
-    let len = unsafe {
-        let len = libc::syscall(
-            libc::SYS_getdents64,
-            fd,
-            listing.as_mut_ptr(),
-            listing.len(),
-        );
-        libc::close(fd);
-        usize::try_from(len).unwrap_or(0)
     };
-    let listing = &listing[..len];
-    let mut kept = 0;
-    for path in gone(dir, listing) {
+    let Some((listing, most)) = list(name, listing.bytes()) else {
+        return;
+    };
+    let kept = kept.left();
+    let mut count = 0;
+    for (at, path) in gone(dir, listing) {
         let Some(name) = path.as_c_str() else {
             continue;
         };
         if is_left_over(name, Some(namespace)) {
             // SAFETY: terminated path of a file that is ours and holds nothing.
             unsafe { libc::unlink(name.as_ptr()) };
-        } else {
-            kept += 1;
+        } else if let Some((made_ns, bytes)) = ours(name, namespace) {
+            kept[count] = Left { made_ns, bytes, at };
+            count += 1;
         }
     }
-    for _ in KEPT..kept.min(KEPT + 16) {
-        remove_oldest(dir, listing, namespace);
+    keep_newest(dir, listing, &mut kept[..count], most);
+}
+
+/// A profile of a process that is gone.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Left {
+    made_ns: u64,
+    bytes: u64,
+    /// Where its name begins in the listing.
+    at: usize,
+}
+
+impl Pages {
+    fn left(&mut self) -> &mut [Left] {
+        let count = self.1 / size_of::<Left>();
+        // SAFETY: mapped, aligned to a page, ours; any bytes are valid for these.
+        unsafe { core::slice::from_raw_parts_mut(self.0.cast(), count) }
     }
 }
 
-/// Paths of segments whose process is gone.
-fn gone<'a>(dir: &'a [u8], listing: &'a [u8]) -> impl Iterator<Item = Text<512>> + 'a {
-    entries(listing)
-        .filter(|entry| is_gone(entry))
-        .take(MAX_FILES)
-        .map(move |entry| {
-            let mut path = Text::new();
-            path.push(dir);
-            path.push(b"/");
-            path.push(entry);
-            path
-        })
-}
-
-/// Removes the oldest of our profiles that nobody collected.
-fn remove_oldest(dir: &[u8], listing: &[u8], namespace: u64) {
-    let ours = |path: &Text<512>| {
-        // SAFETY: all zero is a valid stat.
-        let mut status: libc::stat = unsafe { core::mem::zeroed() };
-        let name = path.as_c_str()?;
-        // SAFETY: terminated path and a stat to fill; the user cannot be asked wrongly.
-        let ours = unsafe {
-            libc::lstat(name.as_ptr(), &mut status) == 0 && status.st_uid == libc::geteuid()
-        };
-        let known = ours && is_of(name, status.st_size as usize, namespace);
-        known.then_some((status.st_mtime, status.st_mtime_nsec))
+/// The names in a folder, as many as fit, and the bytes that profiles may take in it.
+fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: all zero is a valid statfs.
+    let mut room: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: terminated path, a descriptor of our own, a statfs to fill, and the kernel
+    // writes at most the buffer's length. One call: enough for a sweep.
+    let (len, known) = unsafe {
+        let fd = libc::open(dir.as_ptr(), flags);
+        if fd < 0 {
+            return None;
+        }
+        let len = libc::syscall(
+            libc::SYS_getdents64,
+            fd,
+            listing.as_mut_ptr(),
+            listing.len(),
+        );
+        let known = libc::fstatfs(fd, &mut room) == 0;
+        libc::close(fd);
+        (usize::try_from(len).unwrap_or(0), known)
     };
-    let dated = gone(dir, listing).filter_map(|path| ours(&path).map(|time| (time, path)));
-    if let Some((_, path)) = dated.min_by_key(|(time, _)| *time)
-        && let Some(name) = path.as_c_str()
-    {
-        // SAFETY: terminated path of a file that is ours, of a process that is gone.
-        unsafe { libc::unlink(name.as_ptr()) };
+    // Where the size is not told, it limits nothing.
+    let size = (room.f_blocks).saturating_mul(room.f_bsize as u64);
+    let most = match known && size > 0 {
+        true => KEPT_BYTES.min(size / KEPT_SHARE),
+        false => KEPT_BYTES,
+    };
+    Some((&listing[..len], most))
+}
+
+/// Removes the oldest profiles until so many and so many bytes are left. A process that
+/// was killed could not give back what its table had not used: that goes first.
+fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], most: u64) {
+    kept.sort_unstable_by_key(|left| core::cmp::Reverse(left.made_ns));
+    let mut bytes = 0u64;
+    for (number, left) in kept.iter().enumerate() {
+        let path = path_at(dir, listing, left.at);
+        let Some(name) = path.as_c_str() else {
+            continue;
+        };
+        let mut size = left.bytes;
+        if number < KEPT && bytes.saturating_add(size) > most / 2 {
+            trim(name);
+            size = bytes_of(name).unwrap_or(size);
+        }
+        bytes = bytes.saturating_add(size);
+        if number >= KEPT || bytes > most {
+            // SAFETY: terminated path of a file that is ours, of a process that is gone.
+            unsafe { libc::unlink(name.as_ptr()) };
+        }
     }
+}
+
+/// The memory that a file takes.
+fn bytes_of(name: &CStr) -> Option<u64> {
+    // SAFETY: all zero is a valid stat.
+    let mut status: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: terminated path and a stat to fill.
+    let known = unsafe { libc::lstat(name.as_ptr(), &mut status) } == 0;
+    known.then_some((status.st_blocks as u64).saturating_mul(512))
+}
+
+/// Whether a folder is more than half full: by us or by others.
+pub fn is_crowded(dir: &[u8]) -> bool {
+    let mut path = Text::<512>::new();
+    path.push(dir);
+    // SAFETY: all zero is a valid statfs.
+    let mut room: libc::statfs = unsafe { core::mem::zeroed() };
+    path.as_c_str().is_some_and(|name| {
+        // SAFETY: terminated path and a statfs to fill.
+        let known = unsafe { libc::statfs(name.as_ptr(), &mut room) } == 0;
+        known && room.f_bavail < room.f_blocks / 2
+    })
+}
+
+/// Paths of segments whose process is gone, and where their names are in the listing.
+fn gone<'a>(dir: &'a [u8], listing: &'a [u8]) -> impl Iterator<Item = (usize, Text<512>)> + 'a {
+    entries(listing)
+        .filter(|(_, entry)| is_gone(entry))
+        .take(MAX_FILES)
+        .map(move |(at, _)| (at, path_at(dir, listing, at)))
+}
+
+fn path_at(dir: &[u8], listing: &[u8], at: usize) -> Text<512> {
+    let mut path = Text::new();
+    path.push(dir);
+    path.push(b"/");
+    let name = listing.get(at..).unwrap_or_default();
+    path.push(name.split(|byte| *byte == 0).next().unwrap_or_default());
+    path
+}
+
+/// When a profile of ours was last written, and the memory that it takes. `None` for one
+/// of another user or namespace.
+fn ours(name: &CStr, namespace: u64) -> Option<(u64, u64)> {
+    // SAFETY: all zero is a valid stat.
+    let mut status: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: terminated path and a stat to fill; the user cannot be asked wrongly.
+    let ours =
+        unsafe { libc::lstat(name.as_ptr(), &mut status) == 0 && status.st_uid == libc::geteuid() };
+    let known = ours && is_of(name, status.st_size as usize, namespace);
+    let time = (status.st_mtime as u64).saturating_mul(1_000_000_000);
+    known.then_some((
+        time.saturating_add(status.st_mtime_nsec as u64),
+        (status.st_blocks as u64).saturating_mul(512),
+    ))
 }
 
 /// Whether a segment's pid is of a namespace.
@@ -195,16 +279,18 @@ fn is_of(name: &CStr, bytes: usize, namespace: u64) -> bool {
     Header::new(header, bytes).is_ok_and(|header| header.pid_namespace() == namespace)
 }
 
-/// The names in what `getdents64` gave.
-fn entries(mut listing: &[u8]) -> impl Iterator<Item = &[u8]> {
+/// The names in what `getdents64` gave, and where each begins.
+fn entries(listing: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let mut at = 0;
     core::iter::from_fn(move || {
-        let length = listing.get(16..18)?;
+        let length = listing.get(at + 16..at + 18)?;
         let length = usize::from(u16::from_le_bytes([length[0], length[1]]));
         let entry = listing
-            .get(..length)
+            .get(at..at + length)
             .filter(|entry| entry.len() > NAME_AT)?;
-        listing = &listing[length..];
-        entry[NAME_AT..].split(|byte| *byte == 0).next()
+        let name = at + NAME_AT;
+        at += length;
+        Some((name, entry[NAME_AT..].split(|byte| *byte == 0).next()?))
     })
 }
 

@@ -10,49 +10,70 @@ use crate::target::uncollected;
 use crate::terminal::{result, tell};
 use crate::text;
 
+/// What a cleaning came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cleaned {
+    removed: usize,
+    removed_bytes: u64,
+    failures: usize,
+    /// Profiles that nobody wrote out, or that somebody is about to.
+    pub kept: usize,
+    /// The memory that they take.
+    pub kept_bytes: u64,
+}
+
 /// Removes the segments of dead processes, but for profiles that nobody wrote out.
 pub fn execute(args: CleanArgs) -> anyhow::Result<ExitCode> {
     let selection = Selection::from(args.select);
-    let (mut removed, mut bytes, mut kept, mut failures) = (0, 0.0, 0, 0);
-    for agent in Discovery::new().scan().agents {
+    let cleaned = remove_unused(&Discovery::new(), &selection, args.all);
+    remove_run_folders();
+    result(&format!(
+        "removed {} segments, {}",
+        cleaned.removed,
+        text::bytes(cleaned.removed_bytes as f64)
+    ));
+    if cleaned.kept > 0 {
+        tell(&format!(
+            "{} hold profiles that nobody wrote out: mem_profiler recover, or clean --all",
+            cleaned.kept
+        ));
+    }
+    Ok(if cleaned.failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Removes segments of dead processes: those that hold nothing, or all of them.
+pub fn remove_unused(discovery: &Discovery, selection: &Selection, all: bool) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    for agent in discovery.scan().agents {
         if agent.life == Life::Running || !selection.wants(&agent) {
             continue;
         }
         let mut head = Head::new();
         let header = agent.segment.head(&mut head);
         let wanted = header.is_ok_and(|header| uncollected(&agent, &header).is_some());
+        let size = agent.segment.memory_bytes().unwrap_or(0);
         // A controller that holds the lock is about to write the dump.
-        if wanted && !args.all || !agent.segment.lock()? {
-            kept += 1;
+        if wanted && !all || !agent.segment.lock().unwrap_or(false) {
+            cleaned.kept += 1;
+            cleaned.kept_bytes = cleaned.kept_bytes.saturating_add(size);
             continue;
         }
-        let size = agent.segment.memory_bytes()?;
         match agent.segment.folder.remove(&agent.segment) {
             Ok(()) => {
-                removed += 1;
-                bytes += size as f64;
+                cleaned.removed += 1;
+                cleaned.removed_bytes = cleaned.removed_bytes.saturating_add(size);
             }
             Err(error) => {
                 tell(&format!("{}: {error}", agent.segment.path().display()));
-                failures += 1;
+                cleaned.failures += 1;
             }
         }
     }
-    remove_run_folders();
-    result(&format!(
-        "removed {removed} segments, {}",
-        text::bytes(bytes)
-    ));
-    if kept > 0 {
-        tell(&format!(
-            "{kept} hold profiles that nobody wrote out: mem_profiler recover, or clean --all"
-        ));
-    }
-    Ok(if failures == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    cleaned
 }
 
 /// Removes the folders of `run` that are empty.

@@ -6,7 +6,8 @@ use shm_protocol::segment::Session;
 
 use crate::cli::DumpArgs;
 use crate::discovery::{Agent, Discovery};
-use crate::dump::{self, Ended, Written};
+use crate::dump::{self, Written};
+use crate::ended::Ended;
 use crate::output::Output;
 use crate::segment::{Head, io_error};
 use crate::select::Selection;

@@ -44,7 +44,7 @@ fn table(written: &[Written]) {
         let [allocated, live] = sizes;
         vec![
             w.title.clone(),
-            w.ended.label().to_owned(),
+            w.ended.label(),
             w.samples.to_string(),
             allocated,
             live,

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use crate::cli::DumpArgs;
 use crate::discovery::{Agent, Discovery, Life};
-use crate::dump::{self, Ended, Written};
+use crate::dump::{self, Written};
+use crate::ended::Ended;
 use crate::output::Output;
 use crate::segment::{Head, io_error};
 use crate::select::Selection;

@@ -12,7 +12,8 @@ use serde_json::json;
 
 use crate::cli::{IntervalArgs, TopArgs};
 use crate::discovery::{Agent, Discovery};
-use crate::dump::{self, Ended};
+use crate::dump;
+use crate::ended::Ended;
 use crate::output::Output;
 use crate::segment::Head;
 use crate::select::Selection;
@@ -54,6 +55,8 @@ struct Top {
     title: Title,
     args: TopArgs,
     renewal: Instant,
+    /// Rows that the terminal shows.
+    height: usize,
 }
 
 /// Shows the table until the user leaves it.
@@ -80,6 +83,7 @@ pub fn execute(mut args: TopArgs) -> anyhow::Result<ExitCode> {
         source,
         args,
         renewal: Instant::now() + RENEWAL,
+        height: 0,
     };
     let done = if interactive {
         top.interact(&signals)
@@ -161,7 +165,8 @@ impl Top {
         let mut rows = self.view.rows(&self.model);
         rows.truncate(ROWS);
         if self.args.json {
-            let row = |row: &Row| json!({ "name": row.name, "numbers": row.numbers });
+            let name = |row: &Row| row.name(self.view.page, &self.model);
+            let row = |row: &Row| json!({ "name": name(row), "numbers": row.numbers });
             let agent = self.source.agent();
             result(&serde_json::to_string_pretty(&json!({
                 "pid": agent.pid,
@@ -179,7 +184,7 @@ impl Top {
                     .map(screen::values)
                     .unwrap_or_default()
                     .to_vec();
-                cells.push(row.name.clone());
+                cells.push(row.name(self.view.page, &self.model));
                 cells
             });
             let head = ["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE", "FUNCTION"];
@@ -216,6 +221,8 @@ impl Top {
             }
             let rows = self.view.rows(&self.model);
             self.view.select(0, rows.len());
+            self.height = screen::row_count(terminal.size()?.height);
+            self.view.scroll(self.height);
             terminal.draw(|frame| {
                 screen::draw(frame, &self.title, &self.model, &self.view, &rows);
             })?;
@@ -246,12 +253,13 @@ impl Top {
             return false;
         }
         self.title.message.clear();
+        let page = self.height.max(1) as isize;
         match key.code {
             KeyCode::Char('q') => return true,
             KeyCode::Up | KeyCode::Char('k') => self.view.select(-1, rows.len()),
             KeyCode::Down | KeyCode::Char('j') => self.view.select(1, rows.len()),
-            KeyCode::PageUp => self.view.select(-20, rows.len()),
-            KeyCode::PageDown => self.view.select(20, rows.len()),
+            KeyCode::PageUp => self.view.select(-page, rows.len()),
+            KeyCode::PageDown => self.view.select(page, rows.len()),
             KeyCode::Home => self.view.selected = 0,
             KeyCode::End => self.view.select(isize::MAX, rows.len()),
             KeyCode::Enter => self.view.open(&self.model, rows),

@@ -1,10 +1,12 @@
 //! Writing dumps: in the middle of a session, and at its end.
 
+use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
 
 use super::{Run, SETTLE};
 use crate::discovery::Life;
-use crate::dump::{self, Ended, Written};
+use crate::dump::{self, Written};
+use crate::ended::{Ended, Fate};
 use crate::segment::{Head, io_error};
 use crate::session::member::Member;
 use crate::target::Target;
@@ -80,6 +82,7 @@ impl Run {
     /// Writes the dump of a member whose session is over.
     pub(super) fn finish(&mut self, mut member: Member) {
         member.target.settle_life();
+        self.note_fate(&mut member.target);
         if self.child.is_some() && self.is_empty(&member.target) {
             return self.release(&member.target);
         }
@@ -90,7 +93,7 @@ impl Run {
         } = member;
         let mut head = Head::new();
         let header = target.agent.segment.head(&mut head);
-        let ended = header.map_or(Ended::Died, |header| Ended::of(&target.agent, &header));
+        let ended = header.map_or(Ended::Gone, |header| Ended::of(&target.agent, &header));
         match dump::write(
             &self.output,
             &target.agent,
@@ -118,9 +121,17 @@ impl Run {
         }
     }
 
+    /// The program that we started: its end is ours to know.
+    fn note_fate(&self, target: &mut Target) {
+        let child = self.child.as_ref().filter(|c| c.pid() == target.agent.pid);
+        if let Some(status) = child.and_then(|child| child.status) {
+            target.agent.fate = Some(Fate::of_status(status.into_raw()));
+        }
+    }
+
     /// Whether a process is gone before its first sample: a fork on its way to another
     /// program, say. There is nothing to tell of it.
-    fn is_empty(&self, target: &Target) -> bool {
+    pub(super) fn is_empty(&self, target: &Target) -> bool {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = target
             .agent

@@ -3,25 +3,38 @@
 use std::time::Instant;
 
 use super::{GLANCE, Run, SEARCH};
+use crate::commands::clean::remove_unused;
 use crate::discovery::{Agent, Life};
-use crate::dump::{self, Ended};
+use crate::dump;
+use crate::ended::Ended;
+use crate::process::Stat;
 use crate::segment::{Folder, Head};
+use crate::select::Selection;
 use crate::session::member::Member;
 use crate::target::{End, Target, no_room, uncollected};
 use crate::terminal::tell;
+use crate::text;
+use shm_protocol::clock::now_ns;
+
+/// Whether a process has ended, by its pid and start time.
+fn is_gone((pid, start_time): (i32, u64)) -> bool {
+    Stat::of(pid).is_none_or(|stat| stat.start_time != start_time || stat.is_dead())
+}
 
 impl Run {
     /// Takes processes for the session and saves what earlier sessions left in them.
     pub(super) fn take(&mut self, agents: Vec<Agent>) -> Vec<Target> {
         let mut taken = Vec::new();
         for agent in agents {
-            let title = agent.title();
+            let (title, process) = (agent.title(), (agent.pid, agent.entry.name.start_time));
             match Target::take(agent) {
                 Ok(target) => {
                     let target = target.limited(self.settings.max_overhead);
                     self.save_leftover(&target);
                     taken.push(target);
                 }
+                // It came and went: nobody asked for this one.
+                Err(_) if self.settings.selection.names.is_empty() && is_gone(process) => {}
                 Err(reason) => self.fail(&format!("{title}: {reason}")),
             }
         }
@@ -62,7 +75,8 @@ impl Run {
         }
     }
 
-    /// All sessions together must fit into the shared folder, or none is started.
+    /// All sessions together must fit into the shared folder, or none is started. Where
+    /// they do not, what dead processes left and nobody needs is removed first.
     pub(super) fn check_room(&self, taken: &[Target]) -> anyhow::Result<()> {
         let mut folders: Vec<(&Folder, u64)> = Vec::new();
         for target in taken {
@@ -75,17 +89,28 @@ impl Run {
                 None => folders.push((folder, target.first_bytes())),
             }
         }
-        for (folder, needs) in folders {
-            let free = folder.free_bytes().unwrap_or(u64::MAX);
-            if free < needs {
-                anyhow::bail!(no_room(
-                    &folder.path.display().to_string(),
-                    needs,
-                    Some(free)
-                ));
-            }
+        let is_short =
+            |(folder, needs): &&(&Folder, u64)| folder.free_bytes().is_ok_and(|free| free < *needs);
+        if folders.iter().find(is_short).is_none() {
+            return Ok(());
         }
-        Ok(())
+        let cleaned = remove_unused(&self.discovery, &Selection::default(), false);
+        let Some((folder, needs)) = folders.iter().find(is_short) else {
+            return Ok(());
+        };
+        let path = folder.path.display().to_string();
+        let mut message = no_room(&path, *needs, folder.free_bytes().ok());
+        if cleaned.kept > 0 {
+            message.push_str(&format!(
+                "; {} {}: mem_profiler recover writes out and removes what ended processes left",
+                match cleaned.kept {
+                    1 => "the profile of an ended process takes".to_owned(),
+                    n => format!("{n} profiles of ended processes take"),
+                },
+                text::bytes(cleaned.kept_bytes as f64)
+            ));
+        }
+        anyhow::bail!(message)
     }
 
     /// Prepares all, which takes time, then starts all, which takes microseconds each.
@@ -97,8 +122,9 @@ impl Run {
                 Err(reason) => self.fail(&format!("{}: {reason}", target.agent.title())),
             }
         }
-        if self.members.is_empty() && self.outcome.written.is_empty() {
+        if self.start_ns.is_none() {
             self.start = Instant::now();
+            self.start_ns = Some(now_ns());
         }
         let deadline = End::deadline_ns(self.time_left());
         for mut target in ready {
@@ -130,11 +156,13 @@ impl Run {
         if self.child.is_some() {
             return self.adopt(scan.agents);
         }
-        let wanted =
-            |agent: &Agent| agent.life == Life::Running && self.settings.selection.wants(agent);
         // Looked at once, whether wanted or not.
         self.known.extend(scan.agents.iter().map(|a| a.entry));
-        let new: Vec<Agent> = scan.agents.into_iter().filter(wanted).collect();
+        let new = self.join_children(scan.agents);
+        let new: Vec<Agent> = new
+            .into_iter()
+            .filter(|a| a.life == Life::Running)
+            .collect();
         if new.is_empty() {
             return;
         }
@@ -147,11 +175,45 @@ impl Run {
         self.begin(taken);
     }
 
+    /// Takes in, at the session's end, the children that nobody has seen yet.
+    pub(super) fn join_last(&mut self) {
+        let scan = self.discovery.scan_except(&self.known);
+        self.join_children(scan.agents);
+    }
+
+    /// Takes over what children of our processes count: they go on with the session by
+    /// themselves, and may have ended before anybody looked. Gives the others.
+    fn join_children(&mut self, agents: Vec<Agent>) -> Vec<Agent> {
+        let wanted = agents
+            .into_iter()
+            .filter(|a| self.settings.selection.wants(a));
+        let is_child = |agent: &Agent| {
+            self.is_ours_by_birth(agent) && (agent.life != Life::Running || agent.confirm().is_ok())
+        };
+        let (children, others): (Vec<_>, Vec<_>) = wanted.partition(is_child);
+        self.adopt(children);
+        others
+    }
+
+    /// Whether an agent started its session by itself, as one forked in ours does.
+    fn is_ours_by_birth(&self, agent: &Agent) -> bool {
+        let mut head = Head::new();
+        let session = agent.segment.head(&mut head).ok().and_then(|h| h.session());
+        session.is_some_and(|session| {
+            session.controller_pid == 0
+                && session.interval == self.settings.interval
+                && self.start_ns.is_some_and(|start| session.start_ns >= start)
+        })
+    }
+
     fn adopted(&mut self, target: Target) {
         self.retire_earlier_image(&target.agent);
         let member = Member::new(target, &self.settings.triggers);
         match member.target.agent.life {
             Life::Running => self.members.push(member),
+            _ if self.child.is_none() && self.is_empty(&member.target) => {
+                self.release(&member.target);
+            }
             _ => self.finish(member),
         }
     }

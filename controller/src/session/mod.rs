@@ -76,6 +76,8 @@ pub struct Run {
     known: HashSet<Entry>,
     outcome: Outcome,
     start: Instant,
+    /// The same by the segments' clock, once it has begun.
+    start_ns: Option<u64>,
     last_search: Instant,
     last_glance: Instant,
     /// The program that we started; its agents start their sessions by themselves.
@@ -101,6 +103,7 @@ impl Run {
             known: HashSet::new(),
             outcome: Outcome::default(),
             start: Instant::now(),
+            start_ns: None,
             last_search: Instant::now(),
             last_glance: Instant::now(),
             child: None,
@@ -127,6 +130,7 @@ impl Run {
         if !self.members.is_empty() {
             self.progress = Progress::start(self.settings.length);
             self.watch()?;
+            self.join_last();
             self.end();
         }
         Ok(self.outcome)

@@ -31,7 +31,7 @@ pub fn draw(frame: &mut Frame<'_>, title: &Title, model: &Model, view: &View, ro
     ]);
     let [head, body, foot] = areas.areas(frame.area());
     frame.render_widget(Paragraph::new(header(title, model, view)), head);
-    table(frame, body, view, rows);
+    table(frame, body, model, view, rows);
     frame.render_widget(Paragraph::new(footer(title, view)), foot);
 }
 
@@ -60,7 +60,13 @@ fn header(title: &Title, model: &Model, view: &View) -> Vec<Line<'static>> {
     ]
 }
 
-fn table(frame: &mut Frame<'_>, area: Rect, view: &View, rows: &[Row]) {
+/// How many rows a terminal of this height shows.
+pub fn row_count(height: u16) -> usize {
+    // Two lines above the table, its own head, one below.
+    usize::from(height.saturating_sub(4))
+}
+
+fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[Row]) {
     // Narrow terminals keep the name and drop what is least asked for.
     let columns: &[usize] = match area.width {
         0..60 => &[1],
@@ -88,14 +94,17 @@ fn table(frame: &mut Frame<'_>, area: Rect, view: &View, rows: &[Row]) {
         .iter()
         .map(|c| Cell::from(format!("{:>10}", heads[*c])).style(style(*c)));
     let head = Cells::new(head.chain([Cell::from(name).style(style(usize::MAX))]));
-    let cells = rows.iter().map(|row| {
+    // Only what is seen is put into words.
+    let first = view.first.min(rows.len());
+    let shown = rows[first..].iter().take(usize::from(area.height));
+    let cells = shown.map(|row| {
         let numbers = row.numbers.as_ref().map(values).unwrap_or_default();
         let numbers = columns
             .iter()
             .map(|c| Cell::from(format!("{:>10}", numbers[*c])));
         Cells::new(
             numbers
-                .chain([Cell::from(row.name.clone())])
+                .chain([Cell::from(row.name(view.page, model))])
                 .collect::<Vec<_>>(),
         )
     });
@@ -106,7 +115,8 @@ fn table(frame: &mut Frame<'_>, area: Rect, view: &View, rows: &[Row]) {
     let table = Table::new(cells, widths)
         .header(head)
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let mut state = TableState::new().with_selected(Some(view.selected));
+    let selected = view.selected.saturating_sub(first);
+    let mut state = TableState::new().with_selected(Some(selected));
     frame.render_stateful_widget(table, area, &mut state);
 }
 

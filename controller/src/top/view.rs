@@ -50,15 +50,36 @@ pub enum Key {
     Frame(usize),
 }
 
-/// A row.
-#[derive(Clone, Debug, PartialEq)]
+/// A row. Its name is made where it is shown: [`Row::name`].
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row {
     /// What it stands for.
     pub key: Key,
-    /// Its name.
-    pub name: String,
     /// Its numbers; a frame has none.
     pub numbers: Option<Numbers>,
+}
+
+impl Row {
+    /// Its name on a page: the function's, those of a stack from the innermost one on, or
+    /// a frame's with its depth.
+    pub fn name(&self, page: Page, model: &Model) -> String {
+        let named = |function: &FunctionId| model.symbols.name(*function);
+        match self.key {
+            Key::Function(function) => named(&function).to_owned(),
+            Key::Stack(at) => {
+                let frames = &model.stacks[at].frames;
+                frames.iter().map(named).collect::<Vec<_>>().join(" < ")
+            }
+            Key::Frame(depth) => {
+                let Page::Frames(leaf) = page else {
+                    return String::new();
+                };
+                let stack = model.stacks.iter().find(|stack| stack.leaf == leaf);
+                let function = stack.and_then(|stack| stack.frames.get(depth));
+                format!("{depth:>3}  {}", function.map_or("?", named))
+            }
+        }
+    }
 }
 
 /// Which rows.
@@ -92,28 +113,42 @@ pub struct View {
     pub paused: bool,
     /// The selected row.
     pub selected: usize,
+    /// The first row that is shown.
+    pub first: usize,
 }
 
 impl View {
     /// The rows of the page, in order.
     pub fn rows(&self, model: &Model) -> Vec<Row> {
+        let wanted = self.wanted(model);
         let mut rows = match self.page {
-            Page::Functions => functions(model),
-            Page::Stacks => stacks(model, None),
-            Page::Through(function) => stacks(model, Some(function)),
+            Page::Functions => functions(model, &wanted),
+            Page::Stacks => stacks(model, &wanted, None),
+            Page::Through(function) => stacks(model, &wanted, Some(function)),
             Page::Frames(leaf) => return frames(model, leaf),
         };
-        if !self.filter.is_empty() {
-            let wanted = self.filter.to_lowercase();
-            rows.retain(|row| row.name.to_lowercase().contains(&wanted));
-        }
         let value = |row: &Row| row.numbers.as_ref().map_or(0.0, |n| self.sort.value(n));
         rows.sort_by(|a, b| {
-            value(b)
-                .total_cmp(&value(a))
-                .then_with(|| a.name.cmp(&b.name))
+            let by_value = value(b).total_cmp(&value(a));
+            by_value.then_with(|| names(a.key, model).cmp(names(b.key, model)))
         });
         rows
+    }
+
+    /// For each function whether its name passes the filter; empty: all do.
+    fn wanted(&self, model: &Model) -> Vec<bool> {
+        let wanted = self.filter.to_lowercase();
+        let passes = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&wanted);
+        match wanted.is_empty() {
+            true => Vec::new(),
+            false => (0..model.symbols.len() as FunctionId).map(passes).collect(),
+        }
+    }
+
+    /// Moves the window on the rows, of which `height` fit, to where the selection is.
+    pub fn scroll(&mut self, height: usize) {
+        let lowest = (self.selected + 1).saturating_sub(height.max(1));
+        self.first = self.first.clamp(lowest, self.selected);
     }
 
     /// Opens the selected row: a function's stacks, a stack's frames.
@@ -154,44 +189,56 @@ impl View {
     }
 }
 
-fn functions(model: &Model) -> Vec<Row> {
-    let row = |row: &crate::top::model::FunctionRow| Row {
-        key: Key::Function(row.function),
-        name: model.symbols.name(row.function).to_owned(),
-        numbers: Some(row.numbers),
+/// The names by which rows of equal values are ordered.
+fn names(key: Key, model: &Model) -> impl Iterator<Item = &str> {
+    let frames = match &key {
+        Key::Stack(at) => &model.stacks[*at].frames[..],
+        _ => &[],
     };
-    model.functions.iter().map(row).collect()
+    let function = match key {
+        Key::Function(function) => Some(function),
+        _ => None,
+    };
+    let functions = function.into_iter().chain(frames.iter().copied());
+    functions.map(|function| model.symbols.name(function))
 }
 
-/// All stacks, or those through a function, innermost function first.
-fn stacks(model: &Model, through: Option<FunctionId>) -> Vec<Row> {
+fn passes(wanted: &[bool], function: FunctionId) -> bool {
+    wanted.is_empty() || wanted.get(function as usize) == Some(&true)
+}
+
+fn functions(model: &Model, wanted: &[bool]) -> Vec<Row> {
+    let rows = model.functions.iter();
+    rows.filter(|row| passes(wanted, row.function))
+        .map(|row| Row {
+            key: Key::Function(row.function),
+            numbers: Some(row.numbers),
+        })
+        .collect()
+}
+
+/// The stacks, or those through a function, that have a frame which passes the filter.
+fn stacks(model: &Model, wanted: &[bool], through: Option<FunctionId>) -> Vec<Row> {
     let stacks = model.stacks.iter().enumerate();
-    let wanted = stacks.filter(|(_, s)| through.is_none_or(|f| s.frames.contains(&f)));
-    let row = |(at, stack): (usize, &crate::top::model::StackRow)| {
-        let names: Vec<&str> = stack
-            .frames
-            .iter()
-            .map(|f| model.symbols.name(*f))
-            .collect();
-        Row {
+    stacks
+        .filter(|(_, s)| through.is_none_or(|f| s.frames.contains(&f)))
+        .filter(|(_, s)| s.frames.iter().any(|f| passes(wanted, *f)))
+        .map(|(at, stack)| Row {
             key: Key::Stack(at),
-            name: names.join(" < "),
             numbers: Some(stack.numbers),
-        }
-    };
-    wanted.map(row).collect()
+        })
+        .collect()
 }
 
 fn frames(model: &Model, leaf: u32) -> Vec<Row> {
     let Some(stack) = model.stacks.iter().find(|stack| stack.leaf == leaf) else {
         return Vec::new();
     };
-    let frame = |(depth, function): (usize, &FunctionId)| Row {
+    let frame = |depth| Row {
         key: Key::Frame(depth),
-        name: format!("{depth:>3}  {}", model.symbols.name(*function)),
         numbers: (depth == 0).then_some(stack.numbers),
     };
-    stack.frames.iter().enumerate().map(frame).collect()
+    (0..stack.frames.len()).map(frame).collect()
 }
 
 #[cfg(test)]
@@ -200,7 +247,8 @@ mod tests {
     use crate::top::model::tests::example;
 
     fn names(view: &View, model: &Model) -> Vec<String> {
-        view.rows(model).into_iter().map(|row| row.name).collect()
+        let rows = view.rows(model);
+        rows.iter().map(|row| row.name(view.page, model)).collect()
     }
 
     #[test]
@@ -231,6 +279,27 @@ mod tests {
         view.close();
         view.close();
         assert_eq!((view.page, view.selected), (Page::Functions, 1));
+    }
+
+    #[test]
+    fn the_window_follows_the_selection_and_moves_no_more_than_it_must() {
+        let mut view = View::default();
+        for (selected, first) in [
+            (3, 0),
+            (9, 0),
+            (10, 1),
+            (50, 41),
+            (45, 41),
+            (20, 20),
+            (0, 0),
+        ] {
+            view.selected = selected;
+            view.scroll(10);
+            assert_eq!(view.first, first, "{selected}");
+        }
+        view.selected = 7;
+        view.scroll(0);
+        assert_eq!(view.first, 7, "no row fits");
     }
 
     #[test]

@@ -1,45 +1,68 @@
 //! Fast formatting into a byte buffer.
 
+/// The numbers below 100 as two digits each.
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[0; 2]; 100];
+    let mut n = 0;
+    while n < 100 {
+        pairs[n] = [b'0' + (n / 10) as u8, b'0' + (n % 10) as u8];
+        n += 1;
+    }
+    pairs
+};
+
 /// Appends a decimal number.
 pub(crate) fn decimal(out: &mut Vec<u8>, mut value: u64) {
+    if value < 10 {
+        return out.push(b'0' + value as u8);
+    }
     let mut digits = [0u8; 20];
     let mut at = digits.len();
-    loop {
+    while value >= 100 {
+        at -= 2;
+        digits[at..at + 2].copy_from_slice(&PAIRS[(value % 100) as usize]);
+        value /= 100;
+    }
+    if value >= 10 {
+        at -= 2;
+        digits[at..at + 2].copy_from_slice(&PAIRS[value as usize]);
+    } else {
         at -= 1;
-        digits[at] = b'0' + (value % 10) as u8;
-        value /= 10;
-        if value == 0 {
-            break;
-        }
+        digits[at] = b'0' + value as u8;
     }
     out.extend_from_slice(&digits[at..]);
 }
 
-/// A hex number as text, made once for each address and copied for each use.
+/// Room that a [`HexText`] takes where it is copied whole.
+pub(crate) const HEX_ROOM: usize = 24;
+
+/// A hex number as text, made once for each address and copied for each use: all of it,
+/// with what lies behind, which costs less than to copy as much as is meant.
 #[derive(Clone, Copy)]
 pub(crate) struct HexText {
-    text: [u8; 19],
-    length: u8,
+    /// The text; its length is the last byte.
+    text: [u8; HEX_ROOM],
 }
 
 impl HexText {
     /// ` 0x…`, with the blank before it.
     pub(crate) fn new(value: u64) -> Self {
         let digits = (64 - value.leading_zeros()).div_ceil(4).max(1) as usize;
-        let mut text = [0u8; 19];
+        let mut text = [0u8; HEX_ROOM];
         text[..3].copy_from_slice(b" 0x");
         for (i, c) in text[3..3 + digits].iter_mut().enumerate() {
             let nibble = value >> (4 * (digits - 1 - i)) & 15;
             *c = b"0123456789abcdef"[nibble as usize];
         }
-        Self {
-            text,
-            length: 3 + digits as u8,
-        }
+        text[HEX_ROOM - 1] = 3 + digits as u8;
+        Self { text }
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.text[..self.length as usize]
+    /// Writes it at `at`, where there must be [`HEX_ROOM`]; gives where it ends.
+    #[inline]
+    pub(crate) fn write(&self, room: &mut [u8], at: usize) -> usize {
+        room[at..at + HEX_ROOM].copy_from_slice(&self.text);
+        at + usize::from(self.text[HEX_ROOM - 1])
     }
 }
 
@@ -103,8 +126,10 @@ mod tests {
 
         #[test]
         fn hex_is_as_printf_writes_it(value: u64) {
-            let text = HexText::new(value).bytes().to_vec();
-            prop_assert_eq!(text, format!(" {value:#x}").into_bytes());
+            let mut room = [b'?'; 2 * HEX_ROOM];
+            let end = HexText::new(value).write(&mut room, 5);
+            let expected = format!(" {value:#x}");
+            prop_assert_eq!(&room[5..end], expected.as_bytes());
         }
 
         #[test]

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 
-use super::numbers::{HexText, decimal, fraction};
+use super::numbers::{HEX_ROOM, HexText, decimal, fraction};
 use super::split::{Record, split};
 use super::{END, SIGNATURE, STACK, VERSION, facts};
 use crate::profile::{MARKERS, Profile};
@@ -171,10 +171,14 @@ fn stacks(
 fn line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &[HexText]) {
     totals(buffer, record);
     buffer.push(b'@');
-    for &frame in frames {
-        buffer.extend_from_slice(addresses[frame as usize].bytes());
-    }
-    buffer.push(b'\n');
+    let start = buffer.len();
+    buffer.resize(start + (frames.len() + 1) * HEX_ROOM, 0);
+    let room = &mut buffer[start..];
+    let end = frames
+        .iter()
+        .fold(0, |at, &frame| addresses[frame as usize].write(room, at));
+    room[end] = b'\n';
+    buffer.truncate(start + end + 1);
 }
 
 fn exact(buffer: &mut Vec<u8>, fields: &[f64]) {

@@ -1,0 +1,94 @@
+//! A control group of a test's own, of version 1 or 2, with a limit of memory.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::wait;
+
+/// The group; it goes with this value, once its processes are gone.
+pub struct Cgroup {
+    folder: PathBuf,
+    version: u8,
+}
+
+impl Cgroup {
+    /// Makes one. Needs root, and a hierarchy that may be written to.
+    pub fn new(bytes: u64) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("mem-tests.{}.{number}", std::process::id());
+        let mount = Path::new("/sys/fs/cgroup");
+        let group = if mount.join("memory").is_dir() {
+            Self::at(mount.join("memory").join(name), 1)
+        } else {
+            // Where nobody else has, the controller is switched on for the children.
+            let _ = fs::write(mount.join("cgroup.subtree_control"), "+memory");
+            Self::at(mount.join(name), 2)
+        };
+        let limit = ["memory.limit_in_bytes", "memory.max"][usize::from(group.version - 1)];
+        group.write(limit, &bytes.to_string());
+        group
+    }
+
+    fn at(folder: PathBuf, version: u8) -> Self {
+        fs::create_dir(&folder).unwrap_or_else(|error| {
+            panic!(
+                "{}: {error}: this test needs a control group",
+                folder.display()
+            )
+        });
+        Self { folder, version }
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.folder.join(file);
+        fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+
+    /// Its path, as `--cgroup` takes it.
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Has a command start inside.
+    pub fn put(&self, command: &mut Command) {
+        let path = self.folder.join("cgroup.procs");
+        let procs = File::options().write(true).open(path).expect("our group");
+        let enter = move || {
+            // SAFETY: one write of a text that is there, to a file that is open.
+            match unsafe { libc::write(procs.as_raw_fd(), c"0".as_ptr().cast(), 1) } {
+                1 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: `enter` is async-signal-safe: one system call.
+        unsafe { command.pre_exec(enter) };
+    }
+
+    /// How many of its processes the kernel has killed for want of memory.
+    pub fn kills(&self) -> u64 {
+        let file = ["memory.oom_control", "memory.events"][usize::from(self.version - 1)];
+        let text = fs::read_to_string(self.folder.join(file)).expect("our group");
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|n| n.trim().parse().ok()).expect("a count")
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Ended processes leave it a moment later.
+        if !std::thread::panicking() {
+            wait::until("the control group to be empty", || {
+                fs::remove_dir(&self.folder).ok()
+            });
+        } else if let Ok(mut file) = File::create(self.folder.join("cgroup.kill")) {
+            let _ = file.write_all(b"1");
+            let _ = fs::remove_dir(&self.folder);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The program `mortal.c`: it allocates in several threads until it dies, and its books
+//! outlive it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heap_format::Profile;
+
+use crate::scratch::Scratch;
+use crate::target::Target;
+use crate::{sums, wait};
+
+/// The program, running, and its books.
+pub struct Mortal {
+    /// Its binary.
+    pub program: PathBuf,
+    /// Its process.
+    pub target: Target,
+    books: PathBuf,
+    threads: u64,
+}
+
+/// What its threads came back from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Books {
+    /// Allocations.
+    pub allocated: u64,
+    /// Frees.
+    pub freed: u64,
+}
+
+impl Mortal {
+    /// Compiles and starts it, after `prepare` has seen the command.
+    pub fn start(
+        scratch: &Scratch,
+        threads: u64,
+        flags: &[&str],
+        prepare: impl FnOnce(&mut Command),
+    ) -> Self {
+        let program = scratch.compile("mortal.c", &[]);
+        let books = scratch.file("books");
+        let mut command = scratch.preloaded(&program);
+        command.arg(&books).arg(threads.to_string()).args(flags);
+        prepare(&mut command);
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready");
+        Self {
+            program,
+            target,
+            books,
+            threads,
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.target.pid()
+    }
+
+    /// Its books as they are, or as its death left them.
+    pub fn books(&self) -> Books {
+        let bytes = fs::read(&self.books).expect("the books");
+        let line = |at: usize| {
+            let word = bytes[at..at + 8].try_into().expect("eight bytes");
+            u64::from_le_bytes(word)
+        };
+        let lines = (0..bytes.len()).step_by(64);
+        lines.fold(
+            Books {
+                allocated: 0,
+                freed: 0,
+            },
+            |sum, at| Books {
+                allocated: sum.allocated + line(at),
+                freed: sum.freed + line(at + 8),
+            },
+        )
+    }
+
+    /// Waits until it has allocated so much more.
+    pub fn let_allocate(&self, objects: u64) {
+        let start = self.books().allocated;
+        wait::until("allocations", || {
+            (self.books().allocated >= start + objects).then_some(())
+        });
+    }
+
+    /// Checks a dump of all its allocations, each one sampled, against its books: at most
+    /// what was under way in each thread may lie between them.
+    pub fn assert_complete(&self, dump: &Path) {
+        let profile = heap_format::open(dump).expect("a whole dump");
+        let found = self.sum(&profile);
+        let books = self.books();
+        let counted = (found.alloc_objects, found.freed_objects);
+        let within = |counted: f64, known: u64| {
+            counted >= known as f64 && counted <= (known + self.threads) as f64
+        };
+        assert!(within(counted.0, books.allocated), "{counted:?} {books:?}");
+        assert!(within(counted.1, books.freed), "{counted:?} {books:?}");
+        assert_eq!(found.alloc_bytes, counted.0 * 1000.0);
+        assert_eq!(found.freed_bytes, counted.1 * 1000.0);
+    }
+
+    /// Checks the estimates of a sampled dump: within five standard errors.
+    pub fn assert_estimated(&self, dump: &Path) {
+        let profile = heap_format::open(dump).expect("a whole dump");
+        let found = self.sum(&profile);
+        let truth = self.books().allocated as f64 * 1000.0;
+        let allowed = 5.0 * found.alloc_variance.sqrt() + self.threads as f64 * 1000.0;
+        let off = (found.alloc_bytes - truth).abs();
+        assert!(found.alloc_samples > 1000, "too few to tell: {found:?}");
+        assert!(
+            off <= allowed,
+            "{truth} in truth, {allowed} allowed: {found:?}"
+        );
+    }
+
+    fn sum(&self, profile: &Profile) -> heap_format::Detail {
+        let found = sums(profile, &[&self.program], "site_mortal");
+        found.get("site_mortal").expect("its stacks").detail
+    }
+}

@@ -1,0 +1,41 @@
+//! Folders that run full.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+use crate::session::tool;
+
+/// A small filesystem of its own; unmounted with this value.
+pub struct Small<'a>(&'a std::path::Path);
+
+impl<'a> Small<'a> {
+    /// Mounts one of this size, as `mount` writes it, at a new folder.
+    pub fn mount(at: &'a std::path::Path, size: &str) -> Self {
+        fs::create_dir(at).expect("a new folder");
+        let option = format!("size={size}");
+        let at_text = at.to_str().expect("a path of ours");
+        tool(
+            "mount",
+            ["-t", "tmpfs", "-o", &option, "mem-tests", at_text],
+        );
+        Self(at)
+    }
+
+    /// Leaves no room in it.
+    pub fn fill(&self) {
+        let file = File::create(self.0.join("filler")).expect("a file");
+        let zeros = vec![0; 1 << 16];
+        let mut at = 0;
+        while let Ok(n @ 1..) = file.write_at(&zeros, at) {
+            at += n as u64;
+        }
+    }
+}
+
+impl Drop for Small<'_> {
+    fn drop(&mut self) {
+        // Worst case it stays until the machine's end, empty.
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}

@@ -1,0 +1,254 @@
+//! Post mortem: however and whenever a process dies, what it had allocated until then is
+//! in its dump.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+
+use mem_tests::cgroup::Cgroup;
+use mem_tests::small::Small;
+use mem_tests::{Mortal, Scratch, Session, Steps, Target, run};
+
+/// Has an agent of every allocation from the first one on, without a controller.
+fn from_the_start(command: &mut std::process::Command) {
+    command
+        .env("MEM_PROFILER_START", "1")
+        .env("MEM_PROFILER_INTERVAL", "1");
+}
+
+fn recover(scratch: &Scratch) -> std::path::PathBuf {
+    let outcome = run(scratch.profiler().args(["recover", "-o", "post_"]));
+    let dump = scratch.files().join(outcome.dump());
+    assert!(
+        scratch.segments().is_empty(),
+        "nothing is left: {outcome:?}"
+    );
+    dump
+}
+
+#[test]
+fn killed_at_any_moment_it_leaves_all_that_it_counted() {
+    for moment in [1, 20_000, 50_000, 77_777, 120_000] {
+        let scratch = Scratch::new();
+        let mut mortal = Mortal::start(&scratch, 3, &[], from_the_start);
+        mortal.let_allocate(moment);
+        mortal.target.kill();
+        mortal.assert_complete(&recover(&scratch));
+    }
+}
+
+#[test]
+fn however_it_dies_it_leaves_all_that_it_counted() {
+    for (how, signal) in [
+        ("abort", Some(libc::SIGABRT)),
+        ("segv", Some(libc::SIGSEGV)),
+        ("_exit", None),
+    ] {
+        let scratch = Scratch::new();
+        let mut mortal = Mortal::start(&scratch, 3, &[], from_the_start);
+        mortal.let_allocate(30_000);
+        mortal.target.say(how);
+        assert_eq!(mortal.target.ended().signal(), signal, "{how}");
+        mortal.assert_complete(&recover(&scratch));
+    }
+}
+
+#[test]
+fn sampled_every_1024_bytes_the_estimates_stand_when_it_dies() {
+    let scratch = Scratch::new();
+    let mut mortal = Mortal::start(&scratch, 3, &[], |command| {
+        from_the_start(command);
+        command.env("MEM_PROFILER_INTERVAL", "1024");
+    });
+    mortal.let_allocate(300_000);
+    mortal.target.kill();
+    mortal.assert_estimated(&recover(&scratch));
+}
+
+#[test]
+fn a_waiting_controller_writes_the_dump_and_says_of_what_it_died() {
+    for (signal, name) in [(libc::SIGKILL, "SIGKILL"), (libc::SIGSEGV, "SIGSEGV")] {
+        let scratch = Scratch::new();
+        let mut mortal = Mortal::start(&scratch, 3, &[], |_| {});
+        let before = mortal.books();
+        let session = Session::of(&scratch, mortal.pid(), "1024");
+        mortal.let_allocate(50_000);
+        mortal.target.signal(signal);
+        assert_eq!(mortal.target.ended().signal(), Some(signal));
+        let outcome = session.wait();
+        let said = format!("died during the session of {name}");
+        assert!(outcome.stdout.contains(&said), "{outcome:?}");
+        let profile = outcome.profile();
+        let ended = profile.facts.ended.as_deref();
+        assert_eq!(ended, Some(format!("target died: {name}").as_str()));
+        let since = (mortal.books().allocated - before.allocated) as f64 * 1000.0;
+        let counted = profile.total(1) as f64;
+        // It allocated while the session was being started, too.
+        assert!(
+            counted > 40_000.0 * 1000.0 && counted < since * 1.1,
+            "{counted} {since}"
+        );
+    }
+}
+
+#[test]
+fn an_orderly_end_without_destructors_is_not_called_a_death() {
+    let scratch = Scratch::new();
+    let mut mortal = Mortal::start(&scratch, 1, &[], |_| {});
+    let session = Session::of(&scratch, mortal.pid(), "1");
+    mortal.let_allocate(1000);
+    mortal.target.say("_exit");
+    assert!(mortal.target.ended().success());
+    let outcome = session.wait();
+    assert!(
+        outcome.stdout.contains(" ended during the session)"),
+        "{outcome:?}"
+    );
+    assert!(!outcome.stdout.contains("died"), "{outcome:?}");
+
+    let scratch = Scratch::new();
+    let mut shell = scratch.profiler();
+    shell.args(["run", "-c", "1", "-o", "sh_", "--agent"]);
+    shell.arg(mem_tests::artifacts::agent());
+    let outcome = run(shell.args(["--", "sh", "-c", "for i in 1 2 3; do x=$x$i; done"]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains(" exited "), "{outcome:?}");
+    assert!(!outcome.stderr.contains("died"), "{outcome:?}");
+}
+
+#[test]
+fn killed_for_want_of_memory_in_its_control_group_it_leaves_its_profile() {
+    let scratch = Scratch::new();
+    let group = Cgroup::new(96 << 20);
+    let mut mortal = Mortal::start(&scratch, 3, &["hog"], |command| {
+        from_the_start(command);
+        group.put(command);
+    });
+    assert_eq!(mortal.target.ended().signal(), Some(libc::SIGKILL));
+    assert!(group.kills() > 0, "the kernel's own count of such kills");
+    // It had filled the better part of its group with objects of 1000 bytes.
+    assert!(mortal.books().allocated > 50_000, "{:?}", mortal.books());
+    mortal.assert_complete(&recover(&scratch));
+}
+
+#[test]
+fn before_the_control_group_is_full_a_dump_is_written() {
+    let scratch = Scratch::new();
+    let group = Cgroup::new(160 << 20);
+    let mut mortal = Mortal::start(&scratch, 2, &["hog"], |command| {
+        group.put(command);
+        // Stopped until the session runs: the group fills up within a moment.
+        command.env("MORTAL_WAITS", "1");
+    });
+    let group_path = group.path();
+    let mut command = scratch.profiler();
+    command.args(["-c", "64K", "-o", "g_", "--on-cgroup", "50%", "--cgroup"]);
+    let session = Session::start(command.arg(group_path));
+    scratch.wait_for_sampling(mortal.pid());
+    mortal.target.say("go");
+    assert_eq!(mortal.target.ended().signal(), Some(libc::SIGKILL));
+    let outcome = session.wait();
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let dumps = outcome.dumps();
+    assert_eq!(dumps.len(), 2, "one before, one after the end: {outcome:?}");
+    let open = |at: usize| heap_format::open(&scratch.files().join(&dumps[at])).expect("whole");
+    let (early, last) = (open(0), open(1));
+    let trigger = early.facts.trigger.clone().unwrap_or_default();
+    assert!(
+        trigger.starts_with("memory of the control group at "),
+        "{trigger}"
+    );
+    assert!(early.total(3) < last.total(3), "it went on growing");
+    assert_eq!(last.facts.ended.as_deref(), Some("target died: SIGKILL"));
+}
+
+/// Processes that die by `_exit` with a profile, one after the other.
+fn many_deaths(scratch: &Scratch, shared: &Path, count: usize) {
+    let program = scratch.compile("mortal.c", &[]);
+    for _ in 0..count {
+        let mut command = scratch.preloaded(&program);
+        command.arg(scratch.file("books")).arg("1");
+        command.env("MEM_PROFILER_DIR", shared);
+        from_the_start(&mut command);
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready");
+        target.say("_exit");
+        assert!(target.ended().success());
+    }
+}
+
+fn kept(shared: &Path) -> (usize, u64) {
+    let entries = fs::read_dir(shared).expect("the folder").flatten();
+    let blocks = entries.map(|e| e.metadata().map_or(0, |m| m.blocks()));
+    blocks.fold((0, 0), |(count, bytes), b| (count + 1, bytes + b * 512))
+}
+
+#[test]
+fn profiles_that_nobody_collects_are_bounded_in_number() {
+    let scratch = Scratch::new();
+    many_deaths(&scratch, scratch.shared(), 320);
+    let (count, bytes) = kept(scratch.shared());
+    // A process in sixteen looks, by chance: there may be some more for a while.
+    assert!(count >= 200, "{count}");
+    assert!(
+        count < 320 || bytes <= 1 << 30,
+        "{count} profiles, {bytes} bytes"
+    );
+}
+
+#[test]
+fn profiles_that_nobody_collects_are_bounded_in_bytes() {
+    let scratch = Scratch::new();
+    let shared = scratch.file("small");
+    let _small = Small::mount(&shared, "160m");
+    many_deaths(&scratch, &shared, 120);
+    let (count, bytes) = kept(&shared);
+    assert!(count >= 10, "the newest stay: {count}");
+    assert!(bytes < 100 << 20, "{count} profiles, {bytes} bytes");
+    // There is room left for a session in a new process.
+    let mut program = Steps::start_with(&scratch, &[], |command| {
+        command.env("MEM_PROFILER_DIR", &shared);
+    });
+    let pid = program.pid().to_string();
+    let mut profiler = scratch.profiler();
+    profiler.env("MEM_PROFILER_DIR", &shared);
+    let outcome = run(profiler.args(["-s", "0.05", "-o", "b_", "-p", &pid]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    program.step("keep 1");
+}
+
+#[test]
+fn a_folder_full_of_kept_profiles_is_said_to_be_and_moved_elsewhere() {
+    let scratch = Scratch::new();
+    let shared = scratch.file("small");
+    let small = Small::mount(&shared, "40m");
+    many_deaths(&scratch, &shared, 1);
+    let start = |shared: &Path| {
+        Steps::start_with(&scratch, &[], |command| {
+            command.env("MEM_PROFILER_DIR", shared);
+        })
+    };
+    let program = start(&shared);
+    small.fill();
+    let session = |shared: &Path, pid: u32| {
+        let mut profiler = scratch.profiler();
+        profiler.env("MEM_PROFILER_DIR", shared);
+        run(profiler.args(["-s", "0.05", "-o", "f_", "-p", &pid.to_string()]))
+    };
+    let folder = shared.to_str().expect("a path of ours");
+    let outcome = session(&shared, program.pid());
+    let parts = [
+        folder,
+        "the session needs",
+        "are free",
+        "MEM_PROFILER_DIR",
+        "the profile of an ended process takes",
+        "mem_profiler recover",
+    ];
+    outcome.refused(1, &parts);
+    // In another folder there is no such trouble.
+    let program = start(scratch.shared());
+    let outcome = session(scratch.shared(), program.pid());
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+}
