@@ -11,7 +11,7 @@ use shm_protocol::snapshot::Header;
 use crate::collect::{self, Story};
 use crate::discovery::Agent;
 use crate::ended::Ended;
-use crate::output::{Output, buffered};
+use crate::output::{Output, piecewise};
 use crate::process;
 use crate::segment::Head;
 use crate::snapshot::Snapshot;
@@ -147,7 +147,7 @@ pub fn write_snapshot(
     let mut profile = collect::profile(snapshot, header, &story);
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
-        buffered(file, |out| heap_format::dump::write(&profile, out))
+        piecewise(file, |out| heap_format::dump::write(&profile, out))
     })?;
     Ok(Written {
         path,

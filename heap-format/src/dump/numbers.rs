@@ -75,13 +75,13 @@ pub(crate) fn fraction(out: &mut Vec<u8>, value: f64) {
     if value.abs() >= 9e15 {
         return out.extend_from_slice(format!("{value:e}").as_bytes());
     }
-    let whole = value.abs().trunc();
+    let whole = value.abs() as u64;
     // Thousandths of what is left, which is exact for every double below 2^53.
-    let thousandths = ((value.abs() - whole) * 1000.0).round() as u64;
+    let thousandths = ((value.abs() - whole as f64) * 1000.0 + 0.5) as u64;
     let (whole, thousandths) = if thousandths == 1000 {
-        (whole as u64 + 1, 0)
+        (whole + 1, 0)
     } else {
-        (whole as u64, thousandths)
+        (whole, thousandths)
     };
     if value < 0.0 && (whole, thousandths) != (0, 0) {
         out.push(b'-');

@@ -79,9 +79,11 @@ impl Estimate {
         (self.scaled(records).0 - self.objects).abs()
     }
 
-    /// The record of `count` samples that gives the bytes back.
+    /// The record of `count` samples that gives the bytes back. Where all objects are of
+    /// one size, that is the average to begin with.
     fn single(&self, count: u64) -> Record {
-        self.record(count, average_for(self.units / count as f64))
+        let average = self.units / self.objects;
+        self.record(count, average_near(self.units / count as f64, average))
     }
 
     /// A record of `count` samples with this average size in units.
@@ -103,41 +105,37 @@ impl Estimate {
             return None;
         }
         let mut best: Option<(f64, [Record; 2])> = None;
-        let shares = [0.5, 0.8, 0.2, 0.65];
-        for share in shares {
+        for share in [0.5, 0.8, 0.2, 0.65] {
             let small = ((count as f64 * share) as u64).clamp(1, count - 1);
-            for records in self.chord(small, count - small).into_iter().flatten() {
+            let Some(average) = self.smaller_size(small as f64, (count - small) as f64) else {
+                continue;
+            };
+            // Its bytes are a whole number: the one below, or the one above.
+            let size = average * small as f64 * self.interval;
+            for size in [size.floor(), size.ceil()] {
+                let Some(records) = self.chord(small, size as u64, count - small) else {
+                    continue;
+                };
                 let error = self.objects_error(&records);
+                if error <= self.tolerance() {
+                    return Some(records);
+                }
                 if best.as_ref().is_none_or(|(least, _)| error < *least) {
                     best = Some((error, records));
                 }
-            }
-            if best
-                .as_ref()
-                .is_some_and(|(error, _)| *error <= self.tolerance())
-            {
-                break;
             }
         }
         best.map(|(_, records)| records)
     }
 
-    /// The two ways of rounding the split with `small` samples of the smaller
-    /// size and `large` of the larger one.
-    fn chord(&self, small: u64, large: u64) -> [Option<[Record; 2]>; 2] {
-        let Some(average) = self.smaller_size(small as f64, large as f64) else {
-            return [None, None];
+    /// The split with `small` samples of `size` bytes, and `large` samples for the rest.
+    fn chord(&self, small: u64, size: u64, large: u64) -> Option<[Record; 2]> {
+        let first = Record {
+            count: small,
+            size: size.max(1),
         };
-        let size = average * small as f64 * self.interval;
-        [size.floor(), size.ceil()].map(|size| {
-            let first = Record {
-                count: small,
-                size: (size as u64).max(1),
-            };
-            let rest = self.units - self.scaled(&[first]).1;
-            (rest > large as f64)
-                .then(|| [first, self.record(large, average_for(rest / large as f64))])
-        })
+        let rest = (self.units - self.scaled(&[first]).1) / large as f64;
+        (rest > 1.0).then(|| [first, self.record(large, average_for(rest))])
     }
 
     /// The smaller of the two sizes, in units.
@@ -182,16 +180,24 @@ fn average_for(h: f64) -> f64 {
     }
     // u·g(u) is 1 + u/2 + u²/12 near 0 and convex everywhere, so Newton's
     // method from above converges monotonically.
-    let mut u = h.min(2.0 * (h - 1.0));
-    if u <= 0.0 {
+    average_near(h, h.min(2.0 * (h - 1.0)))
+}
+
+/// The same, begun at a guess: a step from below it leads above.
+fn average_near(h: f64, guess: f64) -> f64 {
+    if h >= 40.0 {
+        return h;
+    }
+    let mut u = guess;
+    if h <= 1.0 || u <= 0.0 {
         return f64::MIN_POSITIVE;
     }
     for _ in 0..60 {
-        let shrink = (-u).exp();
-        let g = weight(u);
-        let slope = g * (1.0 - u * shrink * g);
+        let shrink = (-u).exp_m1();
+        let g = -1.0 / shrink;
+        let slope = g * (1.0 - u * (1.0 + shrink) * g);
         let next = u - (u * g - h) / slope;
-        if next <= 0.0 {
+        if next.is_nan() || next <= 0.0 {
             return f64::MIN_POSITIVE;
         }
         if (next - u).abs() <= u * 1e-12 {

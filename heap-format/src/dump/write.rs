@@ -52,34 +52,38 @@ impl Records {
     fn new(profile: &Profile) -> io::Result<Self> {
         let columns = Columns::find(profile)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a heap profile"))?;
-        let interval = profile.period.max(1) as u64;
-        let mut total = [Record::default(); 2];
-        let mut stacks = Vec::with_capacity(profile.stacks.len());
-        for i in 0..profile.stacks.len() {
-            let [live, allocated] = columns.estimates(profile, i);
-            let live_records = split(live.samples, live.objects, live.bytes, interval);
-            let allocated_records = if live == allocated {
-                live_records
-            } else {
-                split(
-                    allocated.samples,
-                    allocated.objects,
-                    allocated.bytes,
-                    interval,
-                )
-            };
-            let lines = [0, 1].map(|line| [live_records[line], allocated_records[line]]);
-            for record in &lines {
-                for (sum, part) in total.iter_mut().zip(record) {
-                    sum.count = sum.count.saturating_add(part.count);
-                    sum.size = sum.size.saturating_add(part.size);
-                }
+        let mut stacks = vec![Lines::default(); profile.stacks.len()];
+        let of_part = &|first: usize, part: &mut [Lines]| {
+            for (i, lines) in part.iter_mut().enumerate() {
+                *lines = columns.lines(profile, first + i);
             }
-            stacks.push(lines);
+        };
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS));
+        let part = stacks.len().div_ceil(threads).max(PART);
+        std::thread::scope(|scope| {
+            let mut parts = stacks.chunks_mut(part).enumerate();
+            // The first is this thread's own.
+            let own = parts.next();
+            for (number, stacks) in parts {
+                scope.spawn(move || of_part(number * part, stacks));
+            }
+            own.into_iter().for_each(|(_, stacks)| of_part(0, stacks));
+        });
+        let mut total = [Record::default(); 2];
+        for record in stacks.iter().flatten() {
+            for (sum, part) in total.iter_mut().zip(record) {
+                sum.count = sum.count.saturating_add(part.count);
+                sum.size = sum.size.saturating_add(part.size);
+            }
         }
         Ok(Self { stacks, total })
     }
 }
+
+/// Most threads that find records.
+const THREADS: usize = 4;
+/// Stacks that are worth a thread.
+const PART: usize = 4096;
 
 /// What one side of a stack, live or allocated, is estimated to hold.
 #[derive(PartialEq)]
@@ -103,6 +107,20 @@ impl Columns {
             .zip(column("alloc_space"))
             .unwrap_or(live);
         Some(Self { live, allocated })
+    }
+
+    /// The records of a stack.
+    fn lines(&self, profile: &Profile, stack: usize) -> Lines {
+        let interval = profile.period.max(1) as u64;
+        let [live, allocated] = self.estimates(profile, stack);
+        let records = |e: &Estimate| split(e.samples, e.objects, e.bytes, interval);
+        let live_records = records(&live);
+        let allocated_records = if live == allocated {
+            live_records
+        } else {
+            records(&allocated)
+        };
+        [0, 1].map(|line| [live_records[line], allocated_records[line]])
     }
 
     /// Live and allocated estimates of a stack.

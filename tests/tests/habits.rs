@@ -1,0 +1,262 @@
+//! Habits of other profilers' users: each line of the guide's tables, as it stands there,
+//! does on a real process what it says.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use heap_format::Profile;
+use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
+
+/// A line of a table: the first command of its second column.
+#[derive(Debug)]
+struct Habit {
+    there: String,
+    here: String,
+}
+
+fn habits() -> Vec<Habit> {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide.md");
+    let text = fs::read_to_string(guide).expect("the guide");
+    let (_, section) = text
+        .split_once("\n## Coming from another profiler\n")
+        .expect("the section");
+    let section = section.split("\n## ").next().unwrap_or(section);
+    let line = |line: &str| {
+        let mut cells = line.strip_prefix("| ")?.split(" | ");
+        let (there, here) = (cells.next()?, cells.next()?);
+        let command = here.split('`').nth(1)?;
+        Some(Habit {
+            there: there.to_owned(),
+            here: command.to_owned(),
+        })
+    };
+    section.lines().filter_map(line).collect()
+}
+
+/// A program that runs, in a session where the line needs one, and a dump of it.
+struct Stage {
+    scratch: Scratch,
+    program: PathBuf,
+    target: Option<Target>,
+    session: Option<Session>,
+    dump: PathBuf,
+}
+
+impl Stage {
+    fn new(here: &str) -> Self {
+        let scratch = Scratch::new();
+        let program = scratch.compile_as("habits.c", "app", &[]);
+        let script = "keep = [bytes(1000) for _ in range(20000)]\n";
+        fs::write(scratch.file("app.py"), script).expect("a script");
+        let mut stage = Self {
+            scratch,
+            program,
+            target: None,
+            session: None,
+            dump: PathBuf::new(),
+        };
+        if here.contains("PID") {
+            stage.start(here.contains(" dump ") || here.contains(" top "));
+        }
+        if here.contains("DUMP") {
+            stage.make_dump();
+        }
+        stage
+    }
+
+    fn start(&mut self, in_session: bool) {
+        let mut command = self.scratch.preloaded(&self.program);
+        let mut target = Target::start(command.env("STAYS", "1"));
+        assert_eq!(target.hear(), "ready");
+        self.session = in_session.then(|| Session::of(&self.scratch, target.pid(), "1024"));
+        self.target = Some(target);
+    }
+
+    fn make_dump(&mut self) {
+        let mut command = self.scratch.profiler();
+        command.args(["run", "-o", "made_", "--", "./app"]);
+        let made = run(&mut command);
+        assert_eq!(made.code, Some(0), "{made:?}");
+        self.dump = self.dumps("made_").pop().expect("a dump");
+    }
+
+    fn dumps(&self, prefix: &str) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.scratch.files())
+            .expect("our own")
+            .flatten();
+        let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+        let ours = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(prefix) && name.ends_with(".heap")
+        };
+        paths.retain(ours);
+        paths.sort();
+        paths
+    }
+
+    fn profiles(&self, prefix: &str) -> Vec<Profile> {
+        let paths = self.dumps(prefix);
+        let open = |path: &PathBuf| heap_format::open(path).expect("a whole dump");
+        paths.iter().map(open).collect()
+    }
+
+    /// The line with our names in it, and in shorter time.
+    fn command(&self, here: &str) -> Command {
+        let text = |path: &Path| path.to_str().expect("a path of ours").to_owned();
+        let pid = self.target.as_ref().map_or(0, Target::pid).to_string();
+        let line = here
+            .replace("libmem_agent.so", &text(&artifacts::agent()))
+            .replace("mem_profiler ", &(text(&artifacts::profiler()) + " "))
+            .replace("mem_parser ", &(text(&artifacts::parser()) + " "))
+            .replace("/tmp/", &(text(self.scratch.files()) + "/"))
+            .replace("DUMP", &text(&self.dump))
+            .replace("PID", &pid)
+            .replace("-s 60", "-s 0.3")
+            .replace("--every 10s", "--every 100ms");
+        let mut command = Command::new("sh");
+        let exec = if line.starts_with("LD_PRELOAD") {
+            ""
+        } else {
+            "exec "
+        };
+        command
+            .args(["-c", &format!("{exec}{line}")])
+            .env("MEM_PROFILER_DIR", self.scratch.shared())
+            .current_dir(self.scratch.files())
+            .stdin(std::process::Stdio::null());
+        command
+    }
+}
+
+/// Runs a line; where it waits for a signal, sends that until it is heeded.
+fn perform(stage: &Stage, habit: &Habit) -> Outcome {
+    let session = Session::start(&mut stage.command(&habit.here));
+    if habit.here.contains("--signal SIGUSR2") {
+        // The program runs, so its controller heeds the signal.
+        wait::until("the program's segment", || {
+            let folder = stage.scratch.segments().pop()?;
+            fs::read_dir(folder).ok()?.next().map(|_| ())
+        });
+        wait::until("the signal's dump", || {
+            session.signal(libc::SIGUSR2);
+            stage.dumps("p_").pop()
+        });
+    }
+    session.wait()
+}
+
+/// What a line's dumps must be besides whole.
+fn check_dumps(habit: &Habit, profiles: &[Profile]) {
+    let here = &habit.here;
+    let triggers: Vec<String> = profiles
+        .iter()
+        .filter_map(|p| p.facts.trigger.clone())
+        .collect();
+    for (option, trigger) in [
+        ("--every-alloc", " allocated"),
+        ("--every-growth", "live heap grown to "),
+        ("--every 10s", "every 100ms"),
+        ("--signal", "signal SIGUSR2"),
+        ("--peak", "high-water mark, "),
+    ] {
+        let found = triggers.iter().any(|text| text.contains(trigger));
+        assert_eq!(found, here.contains(option), "{habit:?}: {triggers:?}");
+    }
+    let after = here
+        .split(" -c ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next());
+    let interval = match after {
+        None => 1024,
+        Some("512K") => 512 << 10,
+        Some(number) => number.parse().expect("a number of bytes"),
+    };
+    let last = profiles.last().expect("a dump");
+    assert_eq!(last.period, interval, "{habit:?}");
+    assert!(last.total(1) > 1 << 20, "{habit:?}: {}", last.total(1));
+    if here.contains("run -c 1 ") {
+        // Every allocation: what was kept is known to the byte.
+        let kept = 120.0 * f64::from(1 << 20);
+        let live = |p: &Profile| p.details.iter().map(|d| d.live_bytes()).sum::<f64>();
+        assert!(
+            (kept..kept + 65536.0).contains(&live(last)),
+            "{habit:?}: {}",
+            live(last)
+        );
+    }
+}
+
+fn check(habit: &Habit) {
+    let stage = Stage::new(&habit.here);
+    let outcome = perform(&stage, habit);
+    assert_eq!(outcome.code, Some(0), "{habit:?}: {outcome:?}");
+    let pid = stage.target.as_ref().map_or(0, Target::pid).to_string();
+    if habit.here.starts_with("mem_parser") {
+        let drawn = fs::read_to_string(stage.scratch.file("p_.svg")).unwrap_or_default();
+        let empty = habit.here.contains("--base");
+        let shown = drawn.contains("site_habits") || outcome.stdout.contains("site_habits");
+        assert_eq!(shown, !empty, "{habit:?}: {outcome:?}");
+        assert!(!empty || outcome.stdout.contains("flat%"), "{outcome:?}");
+    } else if habit.here.contains(" list ") {
+        assert!(outcome.stdout.contains(&pid), "{habit:?}: {outcome:?}");
+    } else if habit.here.contains(" top ") {
+        assert!(
+            outcome.stdout.contains("site_habits"),
+            "{habit:?}: {outcome:?}"
+        );
+    } else if habit.here.starts_with("LD_PRELOAD") {
+        assert!(outcome.stdout.contains("ready"), "{habit:?}: {outcome:?}");
+        assert!(
+            stage.scratch.segments().is_empty(),
+            "{habit:?}: it left nothing"
+        );
+    } else {
+        let prefix = if habit.here.contains("/tmp/jeprof") {
+            "jeprof."
+        } else {
+            "p_"
+        };
+        let profiles = stage.profiles(prefix);
+        let ours: Vec<Profile> = match habit.here.contains("python3") {
+            true => profiles
+                .into_iter()
+                .filter(|p| p.total(1) > 1 << 20)
+                .collect(),
+            false => profiles,
+        };
+        check_dumps(habit, &ours);
+    }
+    if let Some(session) = stage.session {
+        assert_eq!(session.stop().code, Some(0), "{habit:?}");
+    }
+}
+
+#[test]
+fn each_line_of_the_guides_tables_does_what_it_says() {
+    let habits = habits();
+    assert!(habits.len() >= 30, "the tables are there: {habits:?}");
+    for word in [
+        "HEAPPROFILE",
+        "prof_gdump",
+        "heaptrack ",
+        "memray run",
+        "HEAPCHECK",
+    ] {
+        assert!(
+            habits.iter().any(|habit| habit.there.contains(word)),
+            "{word}"
+        );
+    }
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while let Some(habit) = habits.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    check(habit);
+                }
+            });
+        }
+    });
+}
