@@ -201,7 +201,8 @@ impl Run {
         let session = agent.segment.head(&mut head).ok().and_then(|h| h.session());
         session.is_some_and(|session| {
             session.controller_pid == 0
-                && session.interval == self.settings.interval
+                && (session.interval == self.settings.interval
+                    || self.settings.max_overhead.is_some())
                 && self.start_ns.is_some_and(|start| session.start_ns >= start)
         })
     }

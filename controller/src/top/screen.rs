@@ -30,12 +30,13 @@ pub fn draw(frame: &mut Frame<'_>, title: &Title, model: &Model, view: &View, ro
         Constraint::Length(1),
     ]);
     let [head, body, foot] = areas.areas(frame.area());
-    frame.render_widget(Paragraph::new(header(title, model, view)), head);
+    let width = usize::from(head.width);
+    frame.render_widget(Paragraph::new(header(title, model, view, width)), head);
     table(frame, body, model, view, rows);
-    frame.render_widget(Paragraph::new(footer(title, view)), foot);
+    frame.render_widget(Paragraph::new(footer(title, view, width)), foot);
 }
 
-fn header(title: &Title, model: &Model, view: &View) -> Vec<Line<'static>> {
+fn header(title: &Title, model: &Model, view: &View, width: usize) -> Vec<Line<'static>> {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let total = &model.total;
     let rss = title
@@ -48,14 +49,17 @@ fn header(title: &Title, model: &Model, view: &View) -> Vec<Line<'static>> {
             Span::raw(format!("  {}", title.session)),
             Span::styled(paused, bold.fg(Color::Yellow)),
         ]),
-        Line::raw(format!(
-            "live {}  {}/s  allocating {}/s  age {}  RSS {rss}  {} samples  {} stacks",
-            text::bytes(total.live_bytes),
-            signed(total.growth_per_second),
-            text::bytes(total.alloc_per_second),
-            age(total.age_seconds),
-            model.samples,
-            model.stacks.len(),
+        Line::raw(fitting(
+            &[
+                format!("live {}", text::bytes(total.live_bytes)),
+                format!("{}/s", signed(total.growth_per_second)),
+                format!("allocating {}/s", text::bytes(total.alloc_per_second)),
+                format!("age {}", age(total.age_seconds)),
+                format!("RSS {rss}"),
+                format!("{} samples", model.samples),
+                format!("{} stacks", model.stacks.len()),
+            ],
+            width,
         )),
     ]
 }
@@ -131,23 +135,51 @@ pub fn values(numbers: &Numbers) -> [String; 5] {
     ]
 }
 
-fn footer(title: &Title, view: &View) -> Line<'static> {
+fn footer(title: &Title, view: &View, width: usize) -> Line<'static> {
     if view.editing {
         return Line::raw(format!("filter: {}_", view.filter));
     }
     if !title.message.is_empty() {
         return Line::styled(title.message.clone(), Style::new().fg(Color::Green));
     }
-    let filter = match view.filter.as_str() {
-        "" => String::new(),
-        filter => format!("  [filter: {filter}]"),
-    };
-    let keys =
-        "q quit  Enter open  Esc back  Tab functions/stacks  s sort  / filter  p pause  w write";
+    let mut parts = Vec::new();
+    if !view.filter.is_empty() {
+        parts.push(format!("[filter: {}]", view.filter));
+    }
+    parts.extend(KEYS.map(str::to_owned));
     Line::styled(
-        format!("{keys}{filter}"),
+        fitting(&parts, width),
         Style::new().add_modifier(Modifier::DIM),
     )
+}
+
+/// What the keys do, what is asked for most first.
+const KEYS: [&str; 8] = [
+    "q quit",
+    "Enter open",
+    "Esc back",
+    "Tab stacks",
+    "s sort",
+    "/ filter",
+    "p pause",
+    "w write",
+];
+
+/// As many of the parts as there is room for, whole; the first in any case.
+fn fitting(parts: &[String], width: usize) -> String {
+    let mut line = String::new();
+    for part in parts {
+        let room = width.saturating_sub(line.chars().count() + 2);
+        match line.is_empty() {
+            true => line.push_str(part),
+            false if part.chars().count() <= room => {
+                line.push_str("  ");
+                line.push_str(part);
+            }
+            false => break,
+        }
+    }
+    line
 }
 
 /// Bytes with their sign.
@@ -207,9 +239,18 @@ live 3.9 KiB  +400 B/s  allocating 7.8 KiB/s  age 0.00 s  RSS 1.0 MiB  0 samples
    2.9 KiB    2.9 KiB     +300 B    5.9 KiB     2.00 s alloc
        0 B    2.9 KiB     +300 B    5.9 KiB     2.00 s parse
     1000 B     1000 B     +100 B    2.0 KiB     0.00 s run
-q quit  Enter open  Esc back  Tab functions/stacks  s sort  / filter  p pause  w write
+q quit  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
 ";
         assert_eq!(drawn(100, 8, &View::default()), expected);
+    }
+
+    #[test]
+    fn narrow_terminals_show_whole_words() {
+        let text = drawn(40, 10, &View::default());
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1], "live 3.9 KiB  +400 B/s");
+        assert_eq!(lines[9], "q quit  Enter open  Esc back  Tab stacks");
+        assert!(drawn(80, 24, &View::default()).ends_with("p pause  w write\n"));
     }
 
     #[test]
