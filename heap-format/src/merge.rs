@@ -41,7 +41,8 @@ pub fn merge(profiles: &[Profile]) -> Result<Profile, MergeError> {
     combine(profiles, &[], Base::Difference)
 }
 
-/// The sum of `profiles` less the sum of `bases`.
+/// The sum of `profiles` less the sum of `bases`. Stacks whose values cancel
+/// out are left out.
 pub fn subtract(
     profiles: &[Profile],
     bases: &[Profile],
@@ -382,6 +383,22 @@ impl Merger {
         if self.out.block_sizes.iter().all(|&size| size == 0) {
             self.out.block_sizes.clear();
         }
-        self.out
+        without_zeros(self.out)
     }
+}
+
+/// Drops stacks whose values have cancelled out, as pprof drops them.
+fn without_zeros(mut profile: Profile) -> Profile {
+    let is_zero = |p: &Profile, stack| p.values_of(stack).iter().all(|&v| v == 0);
+    let stacks = 0..profile.stacks.len();
+    if !stacks.clone().any(|stack| is_zero(&profile, stack)) {
+        return profile;
+    }
+    let mut kept = profile.without_stacks();
+    for stack in stacks.filter(|&stack| !is_zero(&profile, stack)) {
+        kept.push_stack_of(&profile, stack, profile.stacks.get(stack));
+    }
+    kept.locations = std::mem::take(&mut profile.locations);
+    kept.lines = std::mem::take(&mut profile.lines);
+    kept
 }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::{Context, printable};
 use crate::graph::Graph;
 use crate::measure;
-use crate::nodes::Info;
+use crate::nodes::{Info, Nodes};
 
 /// The graph by address.
 pub fn render(context: &Context) -> String {
@@ -17,7 +17,10 @@ pub fn render(context: &Context) -> String {
         context,
         unit,
         out: String::new(),
-        ..Writer::new(context)
+        shown: distinct_names(&trimmed.graph, context.nodes),
+        objects: HashMap::new(),
+        files: HashMap::new(),
+        names: HashMap::new(),
     };
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(writer.out, "positions: instr line");
@@ -28,8 +31,8 @@ pub fn render(context: &Context) -> String {
         writer.unit
     );
     let mut before: Option<&Info> = None;
-    for node in &trimmed.graph.nodes {
-        writer.node(&trimmed.graph, node, before);
+    for (number, node) in trimmed.graph.nodes.iter().enumerate() {
+        writer.node(&trimmed.graph, number, before);
         before = Some(context.nodes.info(node.id));
     }
     writer.out
@@ -39,32 +42,24 @@ struct Writer<'a> {
     context: &'a Context<'a>,
     unit: String,
     out: String,
+    /// The name of each entry of the graph.
+    shown: Vec<String>,
     objects: HashMap<String, usize>,
     files: HashMap<String, usize>,
     names: HashMap<String, usize>,
 }
 
-impl<'a> Writer<'a> {
-    fn new(context: &'a Context<'a>) -> Self {
-        Self {
-            context,
-            unit: String::new(),
-            out: String::new(),
-            objects: HashMap::new(),
-            files: HashMap::new(),
-            names: HashMap::new(),
-        }
-    }
-
-    fn node(&mut self, graph: &Graph, node: &crate::graph::Node, before: Option<&Info>) {
+impl Writer<'_> {
+    fn node(&mut self, graph: &Graph, number: usize, before: Option<&Info>) {
         let nodes = self.context.nodes;
+        let node = &graph.nodes[number];
         let info = nodes.info(node.id);
         let same =
             |b: &Info| (&b.object, &b.file, &b.name) == (&info.object, &info.file, &info.name);
         if !before.is_some_and(same) {
             let object = compressed(&mut self.objects, &info.object);
             let file = compressed(&mut self.files, &info.file);
-            let name = compressed(&mut self.names, &info.name);
+            let name = compressed(&mut self.names, &self.shown[number]);
             let _ = writeln!(self.out, "\nob={object}\nfl={file}\nfn={name}");
         }
         let address = relative(before, info.address);
@@ -74,7 +69,7 @@ impl<'a> Writer<'a> {
             let edge = &graph.edges[edge as usize];
             let callee = nodes.info(graph.nodes[edge.to as usize].id);
             let file = compressed(&mut self.files, &callee.file);
-            let name = compressed(&mut self.names, &callee.name);
+            let name = compressed(&mut self.names, &self.shown[edge.to as usize]);
             let address = relative(before, callee.address);
             let value = self.scaled(edge.weight);
             // The number of calls is not known.
@@ -91,6 +86,27 @@ impl<'a> Writer<'a> {
         )
         .0 as i64
     }
+}
+
+/// Readers take entries of one file and name for one function. Those that are
+/// of several objects get a number.
+fn distinct_names(graph: &Graph, nodes: &Nodes) -> Vec<String> {
+    let mut objects: HashMap<(&str, &str), Vec<&str>> = HashMap::new();
+    let infos = || graph.nodes.iter().map(|node| nodes.info(node.id));
+    for info in infos() {
+        let known = objects.entry((&info.file, &info.name)).or_default();
+        if !known.contains(&info.object.as_str()) {
+            known.push(&info.object);
+        }
+    }
+    let name = |info: &Info| match &objects[&(info.file.as_str(), info.name.as_str())][..] {
+        [_] => info.name.clone(),
+        all => {
+            let own = all.iter().position(|o| *o == info.object).unwrap_or(0);
+            format!("{} [{}/{}]", info.name, own + 1, all.len())
+        }
+    };
+    infos().map(name).collect()
 }
 
 /// A name, given once and referred to by number afterwards.

@@ -253,13 +253,17 @@ impl Json {
                 '"' | '\\' => self.out.extend(['\\', c]),
                 // Angle brackets and line separators too, so that the text can
                 // stand inside a script.
-                '<' | '>' | '&' | '\u{2028}' | '\u{2029}' | '\0'..='\u{1f}' => {
-                    let _ = write!(self.out, "\\u{:04x}", u32::from(c));
-                }
+                '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => self.escape(c),
+                c if c.is_control() => self.escape(c),
                 c => self.out.push(c),
             }
         }
         self.out.push('"');
+    }
+
+    fn escape(&mut self, c: char) {
+        // Writing to a string cannot fail.
+        let _ = write!(self.out, "\\u{:04x}", u32::from(c));
     }
 }
 
@@ -271,13 +275,12 @@ mod tests {
     fn any_text_is_escaped() {
         let mut json = Json::default();
         json.object(|json| {
-            json.key("a\"\\\n</script>").text("\u{1}é");
+            json.key("a\"\\\n</script>").text("\u{1}é\u{9b}");
             json.key("list").list(&[1, 2], |json, n| json.number(n));
             json.key("empty").object(|_| {});
             json.key("none").optional(None);
         });
-        let expected =
-            r#"{"a\"\\\u000a\u003c/script\u003e":"\u0001é","list":[1,2],"empty":{},"none":null}"#;
+        let expected = r#"{"a\"\\\u000a\u003c/script\u003e":"\u0001é\u009b","list":[1,2],"empty":{},"none":null}"#;
         assert_eq!(json.out, expected);
     }
 }
