@@ -1,0 +1,12 @@
+//! gperftools' and tcmalloc's text: in use, growth, sampled, of all ages.
+#![no_main]
+
+use libfuzzer_sys::{Corpus, fuzz_target};
+
+fuzz_target!(|data: &[u8]| -> Corpus {
+    if !data.starts_with(b"heap profile:") {
+        return Corpus::Reject;
+    }
+    mem_fuzz::read(data);
+    Corpus::Keep
+});

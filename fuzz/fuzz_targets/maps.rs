@@ -1,0 +1,13 @@
+//! What /proc/PID/maps holds, as heap dumps carry it.
+#![no_main]
+
+use heap_format::maps;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let mappings = mem_fuzz::bounded(data.len(), || maps::parse(data));
+    for mapping in &mappings {
+        maps::strip_deleted(&mapping.path);
+        assert!(!mapping.contains(mapping.end), "{mapping:?}");
+    }
+});

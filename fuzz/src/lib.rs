@@ -1,0 +1,111 @@
+//! What the fuzz targets share: an allocator that counts, and what must hold of
+//! every profile that a reader lets through.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use heap_format::merge::{self, Base};
+use heap_format::{Format, NO_MAPPING, Profile, dump, pprof};
+
+/// The system's allocator, with a count of what is held and of the most there was.
+struct Counting;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: all is passed on to the system's allocator; counting touches no memory of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let held = HELD.fetch_add(layout.size(), Relaxed) + layout.size();
+        MOST.fetch_max(held, Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+/// What a reader may hold whatever its input: buffers of a stream.
+const FIXED: usize = 8 << 20;
+
+/// What it may hold more for each byte of the input.
+const MULTIPLE: usize = 128;
+
+/// Runs `work` on an input of this length and fails if it held too much memory.
+pub fn bounded<T>(length: usize, work: impl FnOnce() -> T) -> T {
+    let before = HELD.load(Relaxed);
+    MOST.store(before, Relaxed);
+    let result = work();
+    let most = MOST.load(Relaxed).saturating_sub(before);
+    assert!(
+        most <= FIXED + MULTIPLE * length,
+        "{most} bytes held for an input of {length}"
+    );
+    result
+}
+
+/// Reads a profile, checks it, and checks what is made of it. Tells whether it was one.
+pub fn read(bytes: &[u8]) -> bool {
+    let Ok(profile) = bounded(bytes.len(), || heap_format::read(bytes, "input")) else {
+        return false;
+    };
+    whole(&profile);
+    again(&profile);
+    true
+}
+
+/// All that one part of a profile says of another must be there.
+fn whole(profile: &Profile) {
+    let columns = profile.sample_types.len();
+    assert!(columns > 0 && profile.default_type < columns);
+    assert_eq!(profile.values.len(), profile.stacks.len() * columns);
+    for number in 0..profile.stacks.len() {
+        for &frame in profile.stacks.get(number) {
+            assert!((frame as usize) < profile.locations.len());
+        }
+    }
+    for location in &profile.locations {
+        let mapping = location.mapping;
+        assert!(mapping == NO_MAPPING || (mapping as usize) < profile.mappings.len());
+        for line in profile.lines_of(location) {
+            assert!((line.function as usize) < profile.functions.len());
+        }
+    }
+    let counts = [profile.details.len(), profile.block_sizes.len()];
+    assert!(counts.iter().all(|n| [0, profile.stacks.len()].contains(n)));
+    for label in &profile.labels {
+        assert!((label.stack as usize) < profile.stacks.len());
+    }
+    for column in 0..columns {
+        profile.total(column);
+    }
+}
+
+/// What we write of it is read again, and is the same.
+fn again(profile: &Profile) {
+    let mut bytes = Vec::new();
+    pprof::write(profile, &mut bytes).expect("memory takes all");
+    let read = heap_format::read(&bytes, "own proto").expect("what we wrote");
+    assert_eq!(read.values, profile.values);
+    assert_eq!(read.stacks.len(), profile.stacks.len());
+    if profile.format == Format::Dump {
+        let mut bytes = Vec::new();
+        dump::write(profile, &mut bytes).expect("memory takes all");
+        let read = heap_format::read(&bytes, "own dump").expect("what we wrote");
+        assert_eq!(read.stacks.len(), profile.stacks.len());
+    }
+    let both = [profile.clone(), profile.clone()];
+    let sum = merge::merge(&both).expect("a profile has its own columns");
+    whole(&sum);
+    let (now, before) = both.split_at(1);
+    for base in [Base::Difference, Base::Comparison] {
+        whole(&merge::subtract(now, before, base).expect("a profile has its own columns"));
+    }
+}

@@ -1,0 +1,47 @@
+//! Modules whose headers or unwind tables lie, as fuzzing found them: every address gets an
+//! answer.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fs;
+use std::path::Path;
+
+use unwind::compile::{Scratch, compile};
+use unwind::elf::Image;
+
+const PAGE: usize = 4096;
+
+/// Looks up every address of the module in memory; gives how many.
+fn look_up(module: &[u8]) -> usize {
+    let size = module.len().next_multiple_of(PAGE).max(PAGE);
+    let layout = Layout::from_size_align(size, PAGE).expect("whole pages");
+    // SAFETY: the layout has a size.
+    let at = unsafe { alloc_zeroed(layout) };
+    assert!(!at.is_null());
+    // SAFETY: so many bytes were just allocated, nobody else has them.
+    unsafe { at.copy_from_nonoverlapping(module.as_ptr(), module.len()) };
+    let (start, end) = (at as u64, at as u64 + size as u64);
+    // SAFETY: all of it stays allocated until the image is gone.
+    let image = unsafe { Image::at(start, end) };
+    let mut asked = 0;
+    if let Some(image) = image {
+        let mut scratch = Scratch::new();
+        for ip in start..end {
+            let _ = compile(&image, ip, &mut scratch);
+            asked += 1;
+        }
+    }
+    // SAFETY: allocated above with this layout; what borrowed it is gone.
+    unsafe { dealloc(at, layout) };
+    asked
+}
+
+#[test]
+fn tables_that_lie_are_survived() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/regressions");
+    let mut modules = 0;
+    for entry in fs::read_dir(folder).expect("the inputs") {
+        let bytes = fs::read(entry.expect("an input").path()).expect("an input");
+        modules += usize::from(look_up(&bytes) > 0);
+    }
+    assert!(modules >= 2, "too few of the inputs were modules");
+}
