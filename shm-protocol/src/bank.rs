@@ -185,8 +185,10 @@ impl<'a> Bank<'a> {
         add(&self.totals(shard).freed_bytes, bytes, exclusive);
     }
 
+    /// Whether a record is one of `shard`'s.
     #[inline]
-    fn owns(&self, id: RecordId, shard: u32) -> bool {
+    #[must_use]
+    pub fn owns(&self, id: RecordId, shard: u32) -> bool {
         let owner = self
             .records
             .record(id)
