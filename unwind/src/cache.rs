@@ -67,7 +67,7 @@ impl RuleCache {
     pub fn put(&self, ip: u64, generation: u16, rule: Rule) {
         let key = key(ip, generation);
         let set = &self.sets[set_of(ip)];
-        let stale = |k: u64| k == 0 || (k >> 48) as u16 != generation;
+        let stale = |k: u64| k == 0 || k as u16 != generation;
         let keys = || set.keys.iter().map(|k| k.load(Ordering::Relaxed));
         if keys().any(|k| k == key) {
             return;
@@ -92,12 +92,12 @@ impl RuleCache {
 
 #[inline]
 fn key(ip: u64, generation: u16) -> u64 {
-    (ip & 0xffff_ffff_ffff) | u64::from(generation) << 48
+    ip << 16 | u64::from(generation)
 }
 
 #[inline]
 fn set_of(ip: u64) -> usize {
-    (ip.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48) as usize % SETS
+    (ip.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - SETS.ilog2())) as usize
 }
 
 #[cfg(test)]

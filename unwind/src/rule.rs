@@ -3,7 +3,7 @@
 //! A rule says where the canonical frame address (CFA, DWARF 5 §6.4.1) is, where
 //! the return address and the frame pointer were saved, and nothing else.
 
-use crate::stack::Stack;
+use crate::stack::{Known, Stack};
 use crate::{Cause, Registers};
 
 /// How to find the CFA.
@@ -30,6 +30,7 @@ pub enum Kind {
 /// A packed rule. `instance:5 | kind:3 | cfa:24 (words, signed) | ra:16 | fp:16 (words,
 /// signed)`. The instance tells modules apart that were loaded at one place in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
 pub struct Rule(u64);
 
 /// `ra` or `fp` when the register still holds the caller's value.
@@ -194,10 +195,11 @@ pub enum Step {
 /// known to be readable, and a caller. `None`: ask [`step`].
 #[inline(always)]
 #[must_use]
-pub fn plain_step(rule: Rule, at: &Registers, stack: &Stack) -> Option<(Registers, Word, Word)> {
+pub fn plain_step(rule: Rule, at: Registers, stack: Known) -> Option<(Registers, Word, Word)> {
+    let Registers { sp, fp, .. } = at;
     let base = match rule.kind() {
-        k if k == Kind::Sp as u8 => at.sp,
-        k if k == Kind::Fp as u8 => at.fp,
+        k if k == Kind::Sp as u8 => sp,
+        k if k == Kind::Fp as u8 => fp,
         _ => return None,
     };
     let cfa = base.wrapping_add_signed(rule.cfa());
@@ -206,27 +208,16 @@ pub fn plain_step(rule: Rule, at: &Registers, stack: &Stack) -> Option<(Register
         at: ra_at,
         value: stack.peek(ra_at)?,
     };
-    let fp = match rule.fp() {
-        None => Word::default(),
+    let (fp_word, fp) = match rule.fp() {
+        None => (Word::default(), fp),
         Some(offset) => {
             let at = cfa.wrapping_add_signed(offset);
-            Word {
-                at,
-                value: stack.peek(at)?,
-            }
+            let value = stack.peek(at)?;
+            (Word { at, value }, value)
         }
     };
     let ip = return_address(ra.value);
-    let outer_fp = if fp.at == 0 { at.fp } else { fp.value };
-    (cfa > at.sp && ip != 0).then_some((
-        Registers {
-            ip,
-            sp: cfa,
-            fp: outer_fp,
-        },
-        ra,
-        fp,
-    ))
+    (cfa > sp && ip != 0).then_some((Registers { ip, sp: cfa, fp }, ra, fp_word))
 }
 
 /// Applies `rule` to the frame in `at`.

@@ -18,6 +18,24 @@ const GAP: u64 = 256 << 10;
 /// What a function may use below its stack pointer (x86-64 psABI 3.2.2).
 const RED_ZONE: u64 = 128;
 
+/// A copy of what is known to be readable, small enough for two registers.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    low: u64,
+    bytes: u64,
+}
+
+impl Known {
+    /// The word at `address` if that is known to be readable; finds nothing out.
+    #[inline(always)]
+    #[must_use]
+    pub fn peek(self, address: u64) -> Option<u64> {
+        let inside = address.wrapping_sub(self.low) < self.bytes;
+        // SAFETY: as in `Stack::read`.
+        (inside && address & 7 == 0).then(|| unsafe { (address as *const u64).read_volatile() })
+    }
+}
+
 /// What is known to be readable, as a half-open range around the stack pointer.
 #[derive(Clone, Copy, Debug)]
 pub struct Stack {
@@ -98,13 +116,14 @@ impl Stack {
         self.moves
     }
 
-    /// The word at `address` if that is known to be readable; finds nothing out.
+    /// What is known now. Holds until the stack is changed.
     #[inline(always)]
     #[must_use]
-    pub fn peek(&self, address: u64) -> Option<u64> {
-        let inside = address.wrapping_sub(self.low) < self.high - self.low;
-        // SAFETY: as in `read`.
-        (inside && address & 7 == 0).then(|| unsafe { (address as *const u64).read_volatile() })
+    pub fn known(&self) -> Known {
+        Known {
+            low: self.low,
+            bytes: self.high - self.low,
+        }
     }
 
     /// Reads the word at `address`.

@@ -9,7 +9,7 @@
 //! nodes, are the same. A word that differs ends the comparison; the walk goes on
 //! from that frame and may meet remembered frames again further out.
 //!
-//! Cost: about 5 ns a new frame plus its node's lookup; one or two compares an
+//! Cost: about 100 instructions a new frame, and 50 for its node; one or two compares an
 //! unchanged one, of words that lie side by side in memory.
 
 use crate::compile::Scratch;
@@ -76,10 +76,9 @@ struct Frame {
     node: u32,
     /// Its words and those of all frames further out are the first so many.
     words: u32,
-    /// Whether its step is the same whatever fp holds.
-    ignores_fp: bool,
-    /// Which module at its place its code belongs to.
-    instance: u8,
+    /// Which module at its place its code belongs to, and whether its step is the same
+    /// whatever fp holds.
+    rule: Rule,
 }
 
 /// A frame of the walk in progress, with what its step read.
@@ -87,8 +86,7 @@ struct Frame {
 #[repr(C)]
 struct Fresh {
     registers: Registers,
-    ignores_fp: bool,
-    instance: u8,
+    rule: Rule,
     words: [Word; 2],
 }
 
@@ -96,7 +94,7 @@ impl Fresh {
     /// What is interned.
     #[inline]
     fn address(&self) -> u64 {
-        tagged(self.registers.ip, self.instance)
+        tagged(self.registers.ip, self.rule.instance())
     }
 }
 
@@ -206,8 +204,9 @@ impl Walker {
         let mut at = start;
         let mut known = self.len;
         let mut fresh = 0;
+        let mut readable = self.stack.known();
         loop {
-            if let Some(index) = self.meet(&at, &mut known) {
+            if let Some(index) = self.meet(at, &mut known) {
                 let Some(changed) = self.first_changed(index) else {
                     return Trace {
                         kept: known,
@@ -228,24 +227,21 @@ impl Walker {
             }
             // SAFETY: `init` wrote it.
             let found = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
-            let (ignores_fp, instance) = (found.ignores_fp(), found.instance());
-            if let Some((caller, ra, fp)) = plain_step(found, &at, &self.stack) {
-                let words = [ra, fp];
-                self.fresh[fresh].write(Fresh {
-                    registers: at,
-                    ignores_fp,
-                    instance,
-                    words,
-                });
+            if let Some((caller, ra, fp)) = plain_step(found, at, readable) {
+                // SAFETY: fewer than MAX_FRAMES, as checked above.
+                unsafe { self.note(fresh, at, found, [ra, fp]) };
                 fresh += 1;
                 at = caller;
                 continue;
             }
-            let step = if found == Rule::IN_FULL.with_instance(instance) {
-                self.step_in_full(&at, fresh, code)
+            // A copy, so that `at` may stay in registers.
+            let here = at;
+            let step = if found == Rule::IN_FULL.with_instance(found.instance()) {
+                self.step_in_full(&here, fresh, code)
             } else {
-                step(found, &at, &mut self.stack)
+                step(found, &here, &mut self.stack)
             };
+            readable = self.stack.known();
             let words = match step {
                 Step::Caller { ra, fp, .. } if found.is_plain() => [ra, fp],
                 Step::End { ra } if found.is_plain() => [ra, Word::default()],
@@ -253,12 +249,8 @@ impl Walker {
                 Step::End { .. } | Step::Cut(_) if found.ends() => [Word::default(); 2],
                 _ => [never(), Word::default()],
             };
-            self.fresh[fresh].write(Fresh {
-                registers: at,
-                ignores_fp,
-                instance,
-                words,
-            });
+            // SAFETY: fewer than MAX_FRAMES, as checked above.
+            unsafe { self.note(fresh, at, found, words) };
             fresh += 1;
             match step {
                 Step::Caller { registers, .. } => at = registers,
@@ -280,6 +272,21 @@ impl Walker {
         }
     }
 
+    /// Makes a frame the `index`th of the walk in progress.
+    ///
+    /// # Safety
+    /// `index` is less than [`MAX_FRAMES`].
+    #[inline(always)]
+    unsafe fn note(&mut self, index: usize, registers: Registers, rule: Rule, words: [Word; 2]) {
+        // SAFETY: the caller's.
+        let slot = unsafe { self.fresh.get_unchecked_mut(index) };
+        slot.write(Fresh {
+            registers,
+            rule,
+            words,
+        });
+    }
+
     /// Steps from `at`, whose rule needs more than the followed registers, with `fresh`
     /// frames further in.
     #[cold]
@@ -299,7 +306,7 @@ impl Walker {
     /// The remembered frame with these registers, if there is one; `known` becomes the
     /// number of frames from it outwards.
     #[inline]
-    fn meet(&self, at: &Registers, known: &mut usize) -> Option<usize> {
+    fn meet(&self, at: Registers, known: &mut usize) -> Option<usize> {
         while *known > 0 && self.frame(*known - 1).registers.sp < at.sp {
             *known -= 1;
         }
@@ -307,7 +314,7 @@ impl Walker {
         let frame = self.frame(index);
         let same = frame.registers.ip == at.ip
             && frame.registers.sp == at.sp
-            && (frame.registers.fp == at.fp || frame.ignores_fp);
+            && (frame.registers.fp == at.fp || frame.rule.ignores_fp());
         same.then_some(index)
     }
 
@@ -341,27 +348,18 @@ impl Walker {
                 // SAFETY: written, as are all words of remembered frames.
                 *word = unsafe { self.words[at].assume_init() };
             }
-            let Some(slot) = self.fresh.get_mut(fresh) else {
+            if fresh == MAX_FRAMES {
                 break;
-            };
-            let Frame {
-                registers,
-                ignores_fp,
-                instance,
-                ..
-            } = frame;
-            slot.write(Fresh {
-                registers,
-                ignores_fp,
-                instance,
-                words,
-            });
+            }
+            // SAFETY: as checked.
+            unsafe { self.note(fresh, frame.registers, frame.rule, words) };
             fresh += 1;
         }
         fresh
     }
 
-    /// Puts the new frames on top of the kept ones, with their nodes.
+    /// Puts the new frames on top of the kept ones, with their nodes. There is room for
+    /// both: `walk` has seen to it.
     #[inline]
     fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
         let (mut node, mut words) = match trace.kept {
@@ -373,10 +371,13 @@ impl Walker {
             ),
         };
         self.len = trace.kept + trace.fresh;
-        let outermost_first = self.fresh[..trace.fresh].iter().rev();
-        for (fresh, slot) in outermost_first.zip(&mut self.frames[trace.kept..]) {
+        debug_assert!(self.len <= MAX_FRAMES);
+        for index in 0..trace.fresh {
             // SAFETY: `trace` wrote the first `fresh` ones.
-            let fresh = unsafe { fresh.assume_init_ref() };
+            let fresh = unsafe {
+                let inwards = trace.fresh - 1 - index;
+                self.fresh.get_unchecked(inwards).assume_init_ref()
+            };
             let Some(child) = tree.child(node, fresh.address()) else {
                 self.len = 0;
                 return Walk {
@@ -385,24 +386,23 @@ impl Walker {
                 };
             };
             node = child;
-            // Both are written, and the next frame writes over what is none: no branches.
-            for word in fresh.words {
-                self.words[words].write(word);
-                words += usize::from(word.at != 0);
+            // SAFETY: at most MAX_FRAMES frames, the caller's, each with two words at most,
+            // and room for one more word: both are written, and the next frame writes over
+            // what is none, so that there are no branches.
+            unsafe {
+                for word in fresh.words {
+                    self.words.get_unchecked_mut(words).write(word);
+                    words += usize::from(word.at != 0);
+                }
+                self.frames
+                    .get_unchecked_mut(trace.kept + index)
+                    .write(Frame {
+                        registers: fresh.registers,
+                        node,
+                        words: words as u32,
+                        rule: fresh.rule,
+                    });
             }
-            let Fresh {
-                registers,
-                ignores_fp,
-                instance,
-                ..
-            } = *fresh;
-            slot.write(Frame {
-                registers,
-                node,
-                words: words as u32,
-                ignores_fp,
-                instance,
-            });
         }
         Walk {
             leaf: Some(node),
@@ -418,7 +418,7 @@ impl Walker {
         let mut node = Some(T::TRUNCATED);
         for index in trace.kept - from_kept..trace.kept {
             let frame = self.frame(index);
-            let address = tagged(frame.registers.ip, frame.instance);
+            let address = tagged(frame.registers.ip, frame.rule.instance());
             node = node.and_then(|parent| tree.child(parent, address));
         }
         for index in (0..from_fresh).rev() {
