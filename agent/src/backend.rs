@@ -23,7 +23,7 @@ macro_rules! next {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?,
         $symbol:literal, $jemalloc:path;)*) => {
         /// One pointer per function of the allocator underneath.
-        pub struct Next { $($name: AtomicPtr<c_void>),* }
+        pub struct Next { $(pub(crate) $name: AtomicPtr<c_void>),* }
 
         /// Where calls go that are not sampled.
         pub static NEXT: Next = Next { $($name: AtomicPtr::new(first::$name as *mut c_void)),* };

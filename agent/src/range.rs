@@ -9,6 +9,10 @@
 //! (`RLIMIT_AS`, small address spaces) smaller ones are tried; without any, objects are
 //! sampled but their frees cannot be followed.
 
+mod stock;
+
+pub use stock::Stock;
+
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::size_of;
 use core::ptr::{null_mut, without_provenance_mut};
@@ -31,6 +35,16 @@ const FAILED: u8 = 3;
 
 const GIB: usize = 1 << 30;
 const SIZES: [usize; 6] = [256 * GIB, 64 * GIB, 16 * GIB, 4 * GIB, GIB, GIB / 4];
+
+/// End of the range; 0 until there is one. The range lies below nearly everything else, so
+/// that comparing with this alone tells nearly all other objects apart.
+pub static END: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether an address may be a sampled object's: [`contains`] knows. Says so of null too.
+#[inline(always)]
+pub fn may_contain(p: *const c_void) -> bool {
+    (p as usize) < END.load(Ordering::Relaxed)
+}
 
 /// Whether an address is a sampled object's.
 #[inline(always)]
@@ -113,6 +127,7 @@ fn make() -> bool {
         let arena = make_arena(size)?;
         ARENA.store(arena, Ordering::Relaxed);
         SIZE.store(size, Ordering::Release);
+        END.store(base + size, Ordering::Release);
         Some(())
     });
     STATE.store(
@@ -128,10 +143,25 @@ fn reserve() -> Option<(usize, usize)> {
         .into_iter()
         .filter(|size| *size == SIZES[1] || plausible(*size))
         .find_map(|size| {
+            let hint = without_provenance_mut(low_place());
             // SAFETY: a new mapping where nothing is.
-            let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+            let at = unsafe { libc::mmap(hint, size, libc::PROT_NONE, flags, -1, 0) };
             (at != libc::MAP_FAILED).then_some((at as usize, size))
         })
+}
+
+/// A place below the libraries, the stacks, and programs that may lie anywhere, at random
+/// like theirs. A wish: where it cannot be had the kernel chooses, and [`may_contain`] says
+/// yes more often.
+fn low_place() -> usize {
+    const LOWEST: usize = 32 << 40;
+    const STEP: usize = 16 << 20;
+    // SAFETY: the kernel leaves 16 random bytes there, or there are none.
+    let random = unsafe {
+        let bytes = libc::getauxval(libc::AT_RANDOM) as *const [usize; 2];
+        bytes.as_ref().map_or(0, |words| words[0] ^ words[1])
+    };
+    LOWEST + (random.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44) * STEP
 }
 
 /// The largest size only where memory is of that order; all smaller ones as fallbacks.
@@ -294,13 +324,15 @@ pub unsafe fn alloc(size: usize, align: usize, zero: bool, flags: Flags) -> *mut
     unsafe { jemalloc::mallocx(size, flags.0 | zero | align).cast() }
 }
 
-/// Resizes in place only; whether it did.
+/// Resizes in place only; whether it did, and the object does not hold much more than it
+/// needs.
 ///
 /// # Safety
 /// `base` came from [`alloc`]; `size` is not 0.
 pub unsafe fn resize(base: *mut u8, size: usize) -> bool {
     // SAFETY: the caller's; jemalloc finds the arena itself.
-    unsafe { jemalloc::xallocx(base.cast(), size, 0, 0) >= size }
+    let usable = unsafe { jemalloc::xallocx(base.cast(), size, 0, 0) };
+    usable >= size && usable / 2 <= size
 }
 
 /// Gives memory back.

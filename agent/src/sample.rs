@@ -9,16 +9,16 @@ pub use calls::*;
 
 use crate::arch::{self, Local};
 use crate::object::{Object, offset_for};
-use crate::range::{self, Flags};
+use crate::range::{self, Flags, Stock};
 use crate::session::{self, Epoch};
+use crate::stats;
 use crate::thread::{self, Thread};
-use crate::{sampler, stats};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use shm_protocol::layout::SHARED_SHARD;
 use shm_protocol::record::TABLE_FULL;
-use shm_protocol::{Bank, FreeSample, NewSample, RecordId, clock};
+use shm_protocol::{FreeSample, NewSample, RecordId, clock};
 use unwind::Registers;
 
 /// Objects from here on are left unsampled: no range could hold them.
@@ -64,9 +64,12 @@ unsafe fn busily(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
             return null_mut();
         }
         (*local).busy = 1;
-        let saved = errno();
+        if (*local).errno.is_null() {
+            (*local).errno = libc::__errno_location();
+        }
+        let saved = *(*local).errno;
         let result = work(&mut *local);
-        set_errno(saved);
+        *(*local).errno = saved;
         (*local).busy = 0;
         result
     }
@@ -160,7 +163,7 @@ fn sample(
     let offset = offset_for(request.bytes, request.align);
     let base = allocate(thread, request, offset);
     let born = clock::tick_of(now_ns);
-    let weight = sampler::weight(request.bytes as u64, thread.interval);
+    let weight = thread.weights.of(request.bytes as u64, thread.interval);
     let tick = born.wrapping_sub(epoch.start_tick);
     let sample = NewSample {
         bytes: request.bytes as u64,
@@ -193,9 +196,9 @@ fn allocate(thread: &mut Thread, request: Request, offset: usize) -> *mut u8 {
     if !range::ready() {
         return null_mut();
     }
-    let flags = *thread.flags.get_or_insert_with(Flags::with_new_cache);
+    let stock = thread.stock.get_or_insert_with(Stock::new);
     // SAFETY: the range is ready; the size is not 0.
-    unsafe { range::alloc(request.bytes + offset, request.align, request.zero, flags) }
+    unsafe { stock.alloc(request.bytes + offset, request.align, request.zero) }
 }
 
 /// Walks and counts; returns the record.
@@ -243,37 +246,62 @@ fn count_untracked(thread: &Thread, epoch: &Epoch, record: RecordId, born: &NewS
 /// Counts the free of a sampled object, if its session still has its bank.
 #[inline]
 fn count_free(local: &mut Local, object: &Object) {
+    // SAFETY: null or the thread's own memory.
+    let thread = unsafe { local.thread.as_mut() };
+    let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object)) else {
+        return count_free_shared(object);
+    };
+    let timer = thread.start_timer();
+    let bank = &epoch.bank;
+    let freed = FreeSample {
+        born: object.sample(epoch.start_tick),
+        tick: clock::tick_of(clock::now_ns()).wrapping_sub(epoch.start_tick),
+    };
+    let record = if bank.owns(object.record, thread.shard) || object.record == TABLE_FULL {
+        object.record
+    } else {
+        record_here(thread, epoch, object.record)
+    };
+    bank.count_free(record, thread.shard, &freed, thread.is_exclusive());
+    thread.stop_timer(timer, bank);
+}
+
+/// The thread's epoch, if it is of the object's session and that still has its bank.
+#[inline]
+fn of_own_session<'a>(
+    thread: &'a mut Thread,
+    object: &Object,
+) -> Option<(&'a mut Thread, &'static Epoch)> {
+    if thread.session == 0 || thread.session as u8 != object.session {
+        return None;
+    }
+    // SAFETY: a thread with a session has entered an epoch.
+    let epoch = unsafe { thread.epoch() };
+    let holds = epoch.bank.header.session.load(Ordering::Relaxed) == thread.session;
+    // Born before the session: in the one of 256 sessions ago.
+    let born_in = (object.born.wrapping_sub(epoch.start_tick) as i32) >= 0;
+    (holds && born_in).then_some((thread, epoch))
+}
+
+/// For another thread's object: this thread's record of the same stack.
+#[cold]
+fn record_here(thread: &mut Thread, epoch: &Epoch, record: RecordId) -> RecordId {
+    let born_in = epoch.bank.records.record(record);
+    let leaf = born_in.map_or(0, |record| record.node.load(Ordering::Relaxed));
+    thread.record_of(leaf, epoch)
+}
+
+/// Counts the free of an object by a thread that does not sample in its session.
+#[cold]
+fn count_free_shared(object: &Object) {
     let Some((bank, start)) = session::of_object(object.session, object.born) else {
         return;
     };
-    let now = clock::tick_of(clock::now_ns()).wrapping_sub(start);
+    let record = object.record;
     let freed = FreeSample {
         born: object.sample(start),
-        tick: now,
+        tick: clock::tick_of(clock::now_ns()).wrapping_sub(start),
     };
-    // SAFETY: null or the thread's own memory.
-    let thread = unsafe { local.thread.as_mut() };
-    let Some(thread) = thread.filter(|thread| thread.session as u8 == object.session) else {
-        return count_free_shared(&bank, object.record, &freed);
-    };
-    let timer = thread.start_timer();
-    let born_in = bank.records.record(object.record);
-    let owner = born_in.map(|record| record.shard.load(Ordering::Relaxed));
-    let record = if object.record == TABLE_FULL || owner == Some(thread.shard) {
-        object.record
-    } else {
-        // Another thread's object: counted in this thread's record of the same stack.
-        let leaf = born_in.map_or(0, |record| record.node.load(Ordering::Relaxed));
-        // SAFETY: a thread with a session has entered an epoch.
-        let epoch = unsafe { thread.epoch() };
-        thread.record_of(leaf, epoch)
-    };
-    bank.count_free(record, thread.shard, &freed, thread.is_exclusive());
-    thread.stop_timer(timer, &bank);
-}
-
-#[cold]
-fn count_free_shared(bank: &Bank<'_>, record: RecordId, freed: &FreeSample) {
     let leaf = bank
         .records
         .record(record)
@@ -282,7 +310,7 @@ fn count_free_shared(bank: &Bank<'_>, record: RecordId, freed: &FreeSample) {
         Some(leaf) if record != TABLE_FULL => bank.record_of(leaf, SHARED_SHARD),
         _ => TABLE_FULL,
     };
-    bank.count_free(record, SHARED_SHARD, freed, false);
+    bank.count_free(record, SHARED_SHARD, &freed, false);
 }
 
 /// Frees a sampled object.
@@ -296,7 +324,7 @@ pub unsafe fn free(p: *mut c_void) {
         let object = Object::read(at);
         let done = busily(|local| {
             count_free(local, &object);
-            range::free(at.sub(object.offset), flags_of(local));
+            give_back(local, at, &object);
             at
         });
         if done.is_null() {
@@ -306,10 +334,20 @@ pub unsafe fn free(p: *mut c_void) {
     }
 }
 
-fn flags_of(local: &mut Local) -> Flags {
+/// Frees an object's memory.
+///
+/// # Safety
+/// As [`free`].
+#[inline]
+unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
     // SAFETY: null or the thread's own memory.
-    let thread = unsafe { local.thread.as_ref() };
-    thread
-        .and_then(|thread| thread.flags)
-        .unwrap_or_else(Flags::uncached)
+    let thread = unsafe { local.thread.as_mut() };
+    // SAFETY: the caller's, and what the header says.
+    unsafe {
+        let base = at.sub(object.offset);
+        match thread.and_then(|thread| thread.stock.as_mut()) {
+            Some(stock) => stock.free(base, object.bytes as usize + object.offset),
+            None => range::free(base, Flags::uncached()),
+        }
+    }
 }

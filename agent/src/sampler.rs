@@ -34,7 +34,15 @@ impl Gaps {
         self.state ^= self.state << 25;
         self.state ^= self.state >> 27;
         let random = self.state.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1;
-        (minus_ln(random) * interval) as i64
+        let gap = minus_ln(random) * interval;
+        // Up to here the conversion is one instruction; beyond, all gaps are for ever.
+        const FOR_EVER: f64 = (1u64 << 62) as f64;
+        if gap < FOR_EVER {
+            // SAFETY: neither negative, as logarithms go, nor NaN, nor too large.
+            unsafe { gap.to_int_unchecked() }
+        } else {
+            1 << 62
+        }
     }
 }
 
@@ -82,6 +90,34 @@ pub fn weight(bytes: u64, interval: f64) -> f32 {
     weight as f32
 }
 
+/// The weights of small sizes at one interval, so far as they were asked for.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    /// 0: not yet.
+    known: [f32; Self::SIZES],
+}
+
+impl Weights {
+    const SIZES: usize = 512;
+
+    /// Forgets them all: the interval is another one. Makes zeroed memory a `Weights`.
+    pub fn forget(&mut self) {
+        self.known = [0.0; Self::SIZES];
+    }
+
+    /// [`weight`], which it is always asked with the same `interval`.
+    #[inline]
+    pub fn of(&mut self, bytes: u64, interval: f64) -> f32 {
+        let Some(known) = self.known.get_mut(bytes as usize) else {
+            return weight(bytes, interval);
+        };
+        if *known == 0.0 {
+            *known = weight(bytes, interval);
+        }
+        *known
+    }
+}
+
 /// exp(-x) for 0 <= x < 40.
 #[inline]
 fn exp_minus(x: f64) -> f64 {
@@ -104,7 +140,8 @@ fn exp_minus(x: f64) -> f64 {
 
 #[inline]
 fn polynomial(coefficients: &[f64], x: f64) -> f64 {
-    coefficients.iter().rev().fold(0.0, |sum, c| sum * x + c)
+    let (highest, others) = coefficients.split_last().unwrap_or((&0.0, &[]));
+    others.iter().rev().fold(*highest, |sum, c| sum * x + c)
 }
 
 #[cfg(test)]
@@ -145,6 +182,19 @@ mod tests {
         }
         assert_eq!(weight(0, 1.0), 1.0);
         assert_eq!(weight(5, 1.0), 1.0);
+    }
+
+    #[test]
+    fn weights_are_remembered_for_one_interval() {
+        let mut weights = Weights {
+            known: [0.0; Weights::SIZES],
+        };
+        for interval in [1024.0, 1.0, 4096.0] {
+            weights.forget();
+            for bytes in (0..600).chain(0..600) {
+                assert_eq!(weights.of(bytes, interval), weight(bytes, interval));
+            }
+        }
     }
 
     #[test]

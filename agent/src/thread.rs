@@ -4,8 +4,8 @@
 //! space, of which a stack of ordinary depth touches four pages), given back when the
 //! thread ends and used again by the next one.
 
-use crate::range::Flags;
-use crate::sampler::Gaps;
+use crate::range::Stock;
+use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::{arch, module, stats};
 use core::ffi::c_void;
@@ -36,7 +36,9 @@ pub struct Thread {
     /// Its shard of the counters.
     pub shard: u32,
     /// Its way into the range of sampled objects; `None` before the first object.
-    pub flags: Option<Flags>,
+    pub stock: Option<Stock>,
+    /// Weights of small objects at its interval.
+    pub weights: Weights,
     until_timed: u32,
     generation: u16,
     records: [(NodeId, RecordId); REMEMBERED],
@@ -66,7 +68,10 @@ impl Thread {
             self.records = [(0, 0); REMEMBERED];
             self.walker.forget();
         }
-        self.interval = epoch.interval as f64;
+        if self.interval != epoch.interval as f64 {
+            self.interval = epoch.interval as f64;
+            self.weights.forget();
+        }
         self.epoch.write(epoch);
     }
 
@@ -174,7 +179,8 @@ pub fn make() -> *mut Thread {
     // the lines below and `enter` set them.
     unsafe {
         (*thread).session = 0;
-        (*thread).flags = None;
+        (&raw mut (*thread).stock).write(None);
+        (*thread).weights.forget();
         // Somewhere: what threads do that end before so many are timed counts as well.
         (*thread).until_timed = 1 + seed(thread) as u32 % TIMED;
         (*thread).shard = session::take_shard();
@@ -222,8 +228,8 @@ unsafe extern "C" fn ended(value: *mut c_void) {
         (*local).busy = 1;
         (*local).thread = null_mut();
         (*local).epoch = 0;
-        if let Some(flags) = (*thread).flags.take() {
-            flags.destroy_cache();
+        if let Some(mut stock) = (*thread).stock.take() {
+            stock.clear();
         }
         session::release_shard((*thread).shard);
         (*local).busy = 0;

@@ -36,6 +36,21 @@ pub fn local() -> *mut Local {
     at
 }
 
+/// Whether the calling thread has met `epoch` and `bytes` more may pass unsampled; then they
+/// are counted.
+#[inline(always)]
+pub fn counts_down(epoch: u8, bytes: usize) -> bool {
+    let local = local();
+    // SAFETY: the thread's own words.
+    unsafe {
+        if (*local).epoch != epoch {
+            return false;
+        }
+        (*local).left = (*local).left.wrapping_sub(bytes as i64);
+        (*local).left >= 0
+    }
+}
+
 /// The thread pointer: glibc puts the control block above the stacks that it makes.
 #[inline(always)]
 pub fn thread_pointer() -> u64 {
@@ -53,6 +68,34 @@ pub fn cycles() -> u64 {
     unsafe { asm!("mrs {at}, cntvct_el0", at = out(reg) at, options(nomem, nostack)) };
     at
 }
+
+/// Defines the entry point `$name` of one size: the allocator's `malloc` while sampling is
+/// off or the gap to the next sample is longer, else `$due`.
+macro_rules! counting_entry {
+    ($(#[$doc:meta])* $name:ident, else $due:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(size: usize) -> *mut c_void {
+            // SAFETY: the C contract, passed on.
+            unsafe { if passes(size) { NEXT.malloc(size) } else { $due(size, 0, 0) } }
+        }
+    };
+}
+pub(crate) use counting_entry;
+
+/// Defines the entry point `$name` of one address: the allocator's `free`, or `$low` where
+/// `range::may_contain` says so.
+macro_rules! freeing_entry {
+    ($(#[$doc:meta])* $name:ident, else $low:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(p: *mut c_void) {
+            // SAFETY: the C contract, passed on.
+            unsafe { if range::may_contain(p) { $low(p) } else { NEXT.free(p) } }
+        }
+    };
+}
+pub(crate) use freeing_entry;
 
 /// Defines a function that hands its arguments, up to three, and its caller's registers to
 /// `$target(a, b, c, &Registers)`. Reached by a jump from an entry point, so "caller" is

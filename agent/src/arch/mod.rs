@@ -12,6 +12,8 @@ pub use aarch64::*;
 pub use x86_64::*;
 
 use crate::thread::Thread;
+use core::ffi::c_int;
+use core::mem::{offset_of, size_of};
 
 /// What each thread has from its first instruction, zeroed. Initial-exec: reading its
 /// address is two instructions and can neither fail nor allocate. No destructor.
@@ -21,13 +23,16 @@ pub struct Local {
     pub left: i64,
     /// Epoch that `left` was drawn in; 0: none.
     pub epoch: u8,
+    /// Nonzero while the thread is in the agent's cold path.
+    pub busy: u8,
     /// What the thread keeps while it samples; null before its first sample.
     pub thread: *mut Thread,
-    /// Nonzero while the thread is in the agent's cold path.
-    pub busy: u64,
+    /// Where its `errno` is; null until that was asked.
+    pub errno: *mut c_int,
 }
 
+const _: () = assert!(size_of::<Local>() == 32, "the assembly reserves 32 bytes");
 const _: () = assert!(
-    core::mem::size_of::<Local>() == 32,
-    "the assembly reserves 32 bytes"
+    offset_of!(Local, left) == 0 && offset_of!(Local, epoch) == 8,
+    "as the assembly reads them"
 );

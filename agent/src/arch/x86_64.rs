@@ -33,6 +33,28 @@ pub fn local() -> *mut Local {
     at
 }
 
+/// Whether the calling thread has met `epoch` and `bytes` more may pass unsampled; then they
+/// are counted.
+#[inline(always)]
+pub fn counts_down(epoch: u8, bytes: usize) -> bool {
+    // SAFETY: the symbol above is in this module's initial-exec block, and the thread's own.
+    unsafe {
+        asm!(
+            "mov {at}, qword ptr [rip + mem_agent_local@GOTTPOFF]",
+            "cmp byte ptr fs:[{at} + 8], {epoch}",
+            "jne {due}",
+            "sub qword ptr fs:[{at}], {bytes}",
+            "js {due}",
+            at = out(reg) _,
+            epoch = in(reg_byte) epoch,
+            bytes = in(reg) bytes,
+            due = label { return false },
+            options(nostack),
+        );
+    }
+    true
+}
+
 /// The thread pointer: glibc puts the control block above the stacks that it makes.
 #[inline(always)]
 pub fn thread_pointer() -> u64 {
@@ -50,6 +72,64 @@ pub fn cycles() -> u64 {
     // SAFETY: every x86-64 has it.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
+
+/// Defines the entry point `$name` of one size: a jump to the allocator's `malloc` while
+/// sampling is off or the gap to the next sample is longer, else one to `$due`. What
+/// `passes` decides, in the fewest instructions: three, or nine while sampling is on.
+macro_rules! counting_entry {
+    ($(#[$doc:meta])* $name:ident, else $due:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(size: usize) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp byte ptr [rip + {control}], 0",
+                "jne 2f",
+                "3:",
+                "jmp qword ptr [rip + {next} + {malloc}]",
+                "2:",
+                "movzx eax, byte ptr [rip + {control}]",
+                "mov rcx, qword ptr [rip + mem_agent_local@GOTTPOFF]",
+                "cmp byte ptr fs:[rcx + 8], al",
+                "jne {due}",
+                "sub qword ptr fs:[rcx], rdi",
+                "jns 3b",
+                "jmp {due}",
+                ".cfi_endproc",
+                control = sym $crate::session::CONTROL,
+                next = sym $crate::backend::NEXT,
+                malloc = const core::mem::offset_of!($crate::backend::Next, malloc),
+                due = sym $due,
+            )
+        }
+    };
+}
+pub(crate) use counting_entry;
+
+/// Defines the entry point `$name` of one address: a jump to the allocator's `free`, or to
+/// `$low` where `range::may_contain` says so. Three instructions.
+macro_rules! freeing_entry {
+    ($(#[$doc:meta])* $name:ident, else $low:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(p: *mut c_void) {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp rdi, qword ptr [rip + {end}]",
+                "jb {low}",
+                "jmp qword ptr [rip + {next} + {free}]",
+                ".cfi_endproc",
+                end = sym $crate::range::END,
+                next = sym $crate::backend::NEXT,
+                free = const core::mem::offset_of!($crate::backend::Next, free),
+                low = sym $low,
+            )
+        }
+    };
+}
+pub(crate) use freeing_entry;
 
 /// Defines a function that hands its arguments, up to three, and its caller's registers to
 /// `$target(a, b, c, &Registers)`. Reached by a jump from an entry point, so "caller" is

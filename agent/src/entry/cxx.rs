@@ -6,10 +6,10 @@
 //! the new-handler and throws. It is reached by jumps, so an exception meets no frame of
 //! ours. Ours also spare each stack a frame.
 
-use super::passes;
+use super::{free_inline, passes};
 use crate::arch::{jump_through, with_registers_or_fail};
 use crate::backend::NEXT;
-use crate::{range, sample};
+use crate::sample;
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
@@ -65,13 +65,7 @@ unsafe fn throwing_aligned(size: usize, align: usize) -> *mut c_void {
 #[inline(always)]
 unsafe fn delete(p: *mut c_void) {
     // SAFETY: the contract of operator delete, passed on.
-    unsafe {
-        if range::contains(p) {
-            sample::free(p)
-        } else {
-            NEXT.free(p)
-        }
-    }
+    unsafe { free_inline(p) }
 }
 
 /// `operator new(size_t)`

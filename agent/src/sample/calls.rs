@@ -5,7 +5,7 @@ use super::{MAX_BYTES, Request, busily, count, count_free, free, sampled};
 use crate::arch::Local;
 use crate::backend::NEXT;
 use crate::object::{Object, offset_for};
-use crate::{range, sampler, session};
+use crate::{range, session};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use shm_protocol::{NewSample, clock};
@@ -97,7 +97,7 @@ fn stay(
     count_free(local, object);
     local.left = thread.gaps.next(thread.interval);
     let born = clock::tick_of(clock::now_ns());
-    let weight = sampler::weight(request.bytes as u64, thread.interval);
+    let weight = thread.weights.of(request.bytes as u64, thread.interval);
     let tick = born.wrapping_sub(epoch.start_tick);
     let bytes = request.bytes as u64;
     let record = count(

@@ -27,13 +27,15 @@ const PAGE: usize = if cfg!(target_arch = "aarch64") {
     4096
 };
 
+/// Memory for a page of control.
 #[cfg_attr(target_arch = "aarch64", repr(C, align(65536)))]
 #[cfg_attr(not(target_arch = "aarch64"), repr(C, align(4096)))]
-struct ControlPage(UnsafeCell<[u8; PAGE]>);
+pub struct ControlPage(UnsafeCell<[u8; PAGE]>);
 // SAFETY: only ever seen as `Control`, which is all atomics.
 unsafe impl Sync for ControlPage {}
 
-static CONTROL: ControlPage = ControlPage(UnsafeCell::new([0; PAGE]));
+/// Where the commands are; see [`control`]. Its first byte is the epoch.
+pub static CONTROL: ControlPage = ControlPage(UnsafeCell::new([0; PAGE]));
 
 /// The commands. All zero (off) until a segment is mapped here.
 #[inline(always)]
