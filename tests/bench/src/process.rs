@@ -4,7 +4,8 @@ use std::fs::{File, read_to_string};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -19,7 +20,7 @@ pub struct Usage {
     pub wall: f64,
     /// Times that it gave the CPU away itself: waits, stops.
     pub waits: i64,
-    /// Its memory as it ended.
+    /// Its memory as it ended, but for the segment: most that was resident of that.
     pub memory: Memory,
 }
 
@@ -81,7 +82,9 @@ pub fn run_with(
         .spawn()
         .with_context(|| format!("cannot run {command:?}"))?;
     let pid = child.id();
-    let (ended, driven) = std::thread::scope(|scope| {
+    let running = AtomicBool::new(true);
+    let (ended, driven, most_shared) = std::thread::scope(|scope| {
+        let most_shared = scope.spawn(|| most_shared(pid as i32, &running));
         let driven = scope.spawn(move || {
             let result = driver(pid);
             if result.is_err() {
@@ -90,16 +93,31 @@ pub fn run_with(
             }
             result
         });
-        (watch(pid as i32), driven.join())
+        let ended = watch(pid as i32).map(|ended| (ended, start.elapsed()));
+        running.store(false, Ordering::Relaxed);
+        (ended, driven.join(), most_shared.join())
     });
     driven.map_err(|_| anyhow::anyhow!("the driver of {command:?} panicked"))??;
-    let (status, mut usage) = ended?;
-    usage.wall = start.elapsed().as_secs_f64();
+    let ((status, mut usage), wall) = ended?;
+    usage.wall = wall.as_secs_f64();
+    usage.memory.shared = usage.memory.shared.max(most_shared.unwrap_or(0));
     if !status.success() {
         let said = read_to_string(tools.scratch("stderr")).unwrap_or_default();
         bail!("{command:?}: {status}\n{said}");
     }
     Ok(usage)
+}
+
+/// Most of the segment that was seen resident. The agent gives back what it has not used of
+/// that as the process ends, and the kernel keeps no high-water mark of it.
+fn most_shared(pid: i32, running: &AtomicBool) -> u64 {
+    const BETWEEN: Duration = Duration::from_millis(10);
+    let mut most = 0;
+    while running.load(Ordering::Relaxed) {
+        most = Memory::of(pid).map_or(most, |memory| most.max(memory.shared));
+        std::thread::sleep(BETWEEN);
+    }
+    most
 }
 
 /// The command's standard output, the last one run.

@@ -86,7 +86,7 @@ impl Workload {
             Self::Micro | Self::Deep => 40_000_000,
             Self::Two | Self::Four => 48_000_000,
             Self::Live => 3_000_000,
-            Self::Json => 60,
+            Self::Json => 300,
             Self::Redis => 800_000,
             Self::Sqlite => 300_000,
             Self::Cc1plus => 1,
@@ -97,10 +97,12 @@ impl Workload {
     /// within seconds; `None`: it is not run.
     pub fn divisor(self, config: Config) -> Option<u64> {
         match (self, config) {
-            (Self::Json, Config::Memray) => Some(6),
+            (Self::Json, Config::Memray) => Some(30),
             (_, Config::Memray) => None,
             (Self::Cc1plus, Config::HeapProfile) => None,
-            (Self::Live | Self::Json | Self::Redis | Self::Sqlite, Config::HeapProfile) => Some(60),
+            (Self::Json, Config::HeapProfile) => Some(300),
+            (Self::Json, Config::Tcmalloc | Config::Heaptrack) => Some(5),
+            (Self::Live | Self::Redis | Self::Sqlite, Config::HeapProfile) => Some(60),
             (Self::Cc1plus | Self::Live | Self::Json | Self::Redis | Self::Sqlite, _) => Some(1),
             (_, Config::Every) => Some(4),
             (_, Config::JemallocFine) => Some(10),
