@@ -60,8 +60,16 @@ fn frees_of_all_are_seen_even_by_the_last_object() {
     target.finish_well();
 }
 
+/// Of its 65 numbers one is further off about once in a hundred runs, by chance; twice in a
+/// row means a fault.
 #[test]
 fn sampling_every_1024_bytes_is_within_four_standard_errors_at_every_site() {
+    if std::panic::catch_unwind(compare_at_1024).is_err() {
+        compare_at_1024();
+    }
+}
+
+fn compare_at_1024() {
     let scratch = Scratch::new();
     let program = scratch.compile("truth.cpp", &[]);
     let mut target = ready(&scratch, &program);
