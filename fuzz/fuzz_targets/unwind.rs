@@ -41,7 +41,7 @@ fn look_up(start: u64, size: usize, step: usize) {
     let mut scratch = Scratch::new();
     for offset in (0..size).step_by(step).take(LOOKUPS) {
         let ip = start + offset as u64;
-        image.text(ip);
-        compile(&image, ip, &mut scratch);
+        let _ = image.text(ip);
+        let _ = compile(&image, ip, &mut scratch);
     }
 }
