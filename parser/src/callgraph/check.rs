@@ -56,20 +56,13 @@ const SLACK: f64 = 0.5;
 
 /// Measures a picture.
 pub fn measure(picture: &Picture) -> Report {
-    let lines: Vec<Vec<Point>> = picture.arrows.iter().map(|a| flatten(&a.curve)).collect();
+    let lines: Vec<Line> = picture.arrows.iter().map(|a| Line::new(&a.curve)).collect();
     let mut report = Report {
         area: picture.size.w * picture.size.h,
+        crossings: crossings(&lines),
+        ink: lines.iter().map(Line::length).sum(),
         ..Report::default()
     };
-    for a in 0..lines.len() {
-        report.ink += lines[a]
-            .windows(2)
-            .map(|p| distance(p[0], p[1]))
-            .sum::<f64>();
-        for b in 0..a {
-            report.crossings += crossings(&lines[a], &lines[b]);
-        }
-    }
     through(picture, &lines, &mut report);
     let mut areas: Vec<Rect> = picture.boxes.clone();
     areas.extend(picture.arrows.iter().filter_map(|a| a.label));
@@ -99,7 +92,7 @@ pub fn measure(picture: &Picture) -> Report {
 }
 
 /// Arrows through boxes, labels and the title, and arrows that miss their boxes.
-fn through(picture: &Picture, lines: &[Vec<Point>], report: &mut Report) {
+fn through(picture: &Picture, lines: &[Line], report: &mut Report) {
     for (i, (arrow, line)) in picture.arrows.iter().zip(lines).enumerate() {
         for (v, area) in picture.boxes.iter().enumerate() {
             // Its own boxes it may touch, but not run through.
@@ -108,14 +101,14 @@ fn through(picture: &Picture, lines: &[Vec<Point>], report: &mut Report) {
             } else {
                 SLACK
             };
-            report.through_boxes += usize::from(enters(line, &grown(area, -slack)));
+            report.through_boxes += usize::from(line.enters(&grown(area, -slack)));
         }
-        report.through_boxes += usize::from(picture.title.is_some_and(|t| enters(line, &t)));
+        report.through_boxes += usize::from(picture.title.is_some_and(|t| line.enters(&t)));
         for (other, label) in picture.arrows.iter().enumerate() {
             if let Some(area) = label.label {
                 // A label's own arrow passes close by it, in other programs' pictures too.
                 let slack = if other == i { 1.5 } else { SLACK };
-                report.through_labels += usize::from(enters(line, &grown(&area, -slack)));
+                report.through_labels += usize::from(line.enters(&grown(&area, -slack)));
             }
         }
         let meets = |p: Option<&Point>, v: usize| {
@@ -127,7 +120,7 @@ fn through(picture: &Picture, lines: &[Vec<Point>], report: &mut Report) {
             });
             dot.is_some_and(|d| overlaps(&d, &picture.boxes[v]))
         };
-        let whole = meets(line.first(), arrow.from) && meets(line.last(), arrow.to);
+        let whole = meets(line.points.first(), arrow.from) && meets(line.points.last(), arrow.to);
         report.loose += usize::from(!whole);
     }
 }
@@ -147,12 +140,51 @@ pub fn overlaps(a: &Rect, b: &Rect) -> bool {
     a.x < b.right() && b.x < a.right() && a.y < b.bottom() && b.y < a.bottom()
 }
 
-fn flatten(curve: &[Cubic]) -> Vec<Point> {
-    let mut line: Vec<Point> = curve.first().map(|c| c[0]).into_iter().collect();
-    for c in curve {
-        line.extend((1..=PIECES).map(|i| cubic_at(c, i as f64 / PIECES as f64)));
+/// A curve cut into straight pieces.
+struct Line {
+    points: Vec<Point>,
+    /// The smallest rectangle around the pieces of each cubic, and around all.
+    areas: Vec<Rect>,
+    whole: Rect,
+}
+
+impl Line {
+    fn new(curve: &[Cubic]) -> Self {
+        let mut points: Vec<Point> = curve.first().map(|c| c[0]).into_iter().collect();
+        for c in curve {
+            points.extend((1..=PIECES).map(|i| cubic_at(c, i as f64 / PIECES as f64)));
+        }
+        let parts = (0..curve.len()).map(|i| &points[i * PIECES..=(i + 1) * PIECES]);
+        Line {
+            areas: parts.map(bounds).collect(),
+            whole: bounds(&points),
+            points,
+        }
     }
-    line
+
+    /// The points of the cubic of this index.
+    fn part(&self, index: usize) -> &[Point] {
+        &self.points[index * PIECES..=(index + 1) * PIECES]
+    }
+
+    fn length(&self) -> f64 {
+        self.points.windows(2).map(|p| distance(p[0], p[1])).sum()
+    }
+
+    /// Whether a point counts as one of the ends.
+    fn ends_at(&self, point: Point) -> bool {
+        let ends = [self.points.first(), self.points.last()];
+        ends.into_iter()
+            .flatten()
+            .any(|e| distance(*e, point) < 1.5)
+    }
+
+    /// Whether a piece of the line is inside the rectangle.
+    fn enters(&self, area: &Rect) -> bool {
+        let near = |r: &Rect| overlaps(&grown(r, 1e-9), area);
+        near(&self.whole)
+            && (0..self.areas.len()).any(|i| near(&self.areas[i]) && enters(self.part(i), area))
+    }
 }
 
 fn distance(a: Point, b: Point) -> f64 {
@@ -172,30 +204,79 @@ fn bounds(line: &[Point]) -> Rect {
         .unwrap_or_default()
 }
 
-/// The points where two lines cross; points less than 3 apart count once, as do common ends.
-fn crossings(a: &[Point], b: &[Point]) -> usize {
-    if !overlaps(&grown(&bounds(a), 0.1), &grown(&bounds(b), 0.1)) {
-        return 0;
+/// The points where two of the lines cross; points of the same two less than 3 apart count once,
+/// common ends not at all.
+fn crossings(lines: &[Line]) -> usize {
+    // From the top down: a cubic meets only those above it that reach down to its top.
+    let mut parts: Vec<Part> = Vec::new();
+    for (line, l) in lines.iter().enumerate() {
+        let areas = l.areas.iter().enumerate();
+        parts.extend(areas.map(|(index, area)| Part {
+            area: grown(area, 0.1),
+            line,
+            index,
+        }));
     }
-    let ends = |l: &[Point]| [l.first().copied(), l.last().copied()];
-    let mut found: Vec<Point> = Vec::new();
-    for p in a.windows(2) {
-        let area = grown(&bounds(p), 0.1);
-        for q in b.windows(2) {
-            if !overlaps(&area, &grown(&bounds(q), 0.1)) {
+    parts.sort_by(|a, b| a.area.y.total_cmp(&b.area.y));
+    let mut open: Vec<Part> = Vec::new();
+    let mut found: Vec<(usize, usize, Point)> = Vec::new();
+    for part in parts {
+        open.retain(|o| o.area.bottom() > part.area.y);
+        for other in open.iter().filter(|o| o.line != part.line) {
+            let (a, b) = (other.line.min(part.line), other.line.max(part.line));
+            let points = part.meets(other, lines);
+            found.extend(points.into_iter().map(|point| (a, b, point)));
+        }
+        open.push(part);
+    }
+    found.sort_by_key(|f| (f.0, f.1));
+    let pairs = found.chunk_by(|f, g| (f.0, f.1) == (g.0, g.1));
+    pairs.map(|p| apart(p.iter().map(|f| f.2))).sum()
+}
+
+/// One cubic of a line.
+#[derive(Clone, Copy)]
+struct Part {
+    area: Rect,
+    line: usize,
+    index: usize,
+}
+
+impl Part {
+    /// Where it crosses a part of another line, but for common ends.
+    fn meets(&self, other: &Part, lines: &[Line]) -> Vec<Point> {
+        let mut found = Vec::new();
+        if !overlaps(&self.area, &other.area) {
+            return found;
+        }
+        let (a, b) = (&lines[self.line], &lines[other.line]);
+        for p in a.part(self.index).windows(2) {
+            let area = grown(&bounds(p), 0.1);
+            if !overlaps(&area, &other.area) {
                 continue;
             }
-            let Some(point) = intersection(p, q) else {
-                continue;
-            };
-            let near = |e: &Option<Point>| e.is_some_and(|e| distance(e, point) < 1.5);
-            let common = ends(a).iter().any(near) && ends(b).iter().any(near);
-            if !common && found.iter().all(|f| distance(*f, point) > 3.0) {
-                found.push(point);
+            for q in b.part(other.index).windows(2) {
+                if overlaps(&area, &grown(&bounds(q), 0.1))
+                    && let Some(point) = intersection(p, q)
+                    && !(a.ends_at(point) && b.ends_at(point))
+                {
+                    found.push(point);
+                }
             }
         }
+        found
     }
-    found.len()
+}
+
+/// How many of the points are at least 3 away from those counted before.
+fn apart(points: impl Iterator<Item = Point>) -> usize {
+    let mut kept: Vec<Point> = Vec::new();
+    for point in points {
+        if kept.iter().all(|k| distance(*k, point) > 3.0) {
+            kept.push(point);
+        }
+    }
+    kept.len()
 }
 
 /// Where two straight pieces cross, if they do.
