@@ -10,12 +10,14 @@
 //! numbers that are not finite count as zero.
 //!
 //! The layout is the layered one of Sugiyama, Gansner and others, a file per step: [`rank`]
-//! breaks cycles and assigns layers, [`order`] removes crossings, [`axes`] and [`position`]
+//! breaks cycles and assigns layers, [`order`] removes crossings
+//! (in [`bare`] rows), [`axes`] and [`position`]
 //! choose coordinates, [`route`] bends the arrows, [`pack`] puts the parts of a graph that are not
 //! connected side by side. [`svg`] draws, with texts measured by [`text`] and colours of
 //! [`style`].
 
 mod axes;
+mod bare;
 pub mod geometry;
 mod layers;
 pub mod layout;

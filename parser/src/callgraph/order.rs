@@ -9,7 +9,8 @@
 //! results of different starts differ a lot. At last every item is tried at every place of its
 //! row. Deterministic: the random numbers are the same each time, and no clock is read.
 
-use super::layers::{Kind, Layered};
+use super::bare::{Bare, Rows};
+use super::layers::Layered;
 
 /// Sweeps without a better result after which a start is given up.
 const PATIENCE: usize = 5;
@@ -63,172 +64,64 @@ pub fn arrange(layered: &mut Layered, parts: usize) -> usize {
     crossings
 }
 
-type Rows = Vec<Vec<usize>>;
-
-/// The rows of boxes alone: items of even rows, numbered anew, and their links.
-struct Bare {
-    /// The item of the layered form.
-    item: Vec<usize>,
-    rows: Rows,
-    /// Links upwards and downwards, in flat arrays.
-    near: [Links; 2],
-}
-
-struct Links {
-    start: Vec<usize>,
-    list: Vec<usize>,
-}
-
-impl Links {
-    fn new(lists: &[Vec<usize>]) -> Self {
-        let mut start = vec![0];
-        let mut list = Vec::new();
-        for l in lists {
-            list.extend_from_slice(l);
-            start.push(list.len());
-        }
-        Links { start, list }
-    }
-
-    fn of(&self, v: usize) -> &[usize] {
-        &self.list[self.start[v]..self.start[v + 1]]
-    }
-}
-
-impl Bare {
-    fn new(layered: &Layered) -> Self {
-        let mut bare = vec![usize::MAX; layered.items.len()];
-        let mut item = Vec::new();
-        let mut rows = Vec::new();
-        for row in layered.rows.iter().step_by(2) {
-            rows.push((item.len()..item.len() + row.len()).collect());
-            for &v in row {
-                bare[v] = item.len();
-                item.push(v);
-            }
-        }
-        let mut lists = [vec![Vec::new(); item.len()], vec![Vec::new(); item.len()]];
-        for chain in &layered.chains {
-            for pair in chain.windows(3).step_by(2) {
-                let (upper, lower) = (bare[pair[0]], bare[pair[2]]);
-                lists[0][lower].push(upper);
-                lists[1][upper].push(lower);
-            }
-        }
-        Bare {
-            item,
-            rows,
-            near: lists.map(|l| Links::new(&l)),
-        }
-    }
-
-    /// Depth first from the first row (or the last), so that what belongs together stays so.
-    fn walk(&self, upwards: bool) -> Rows {
-        let mut rows = vec![Vec::new(); self.rows.len()];
-        let mut row_of = vec![0; self.item.len()];
-        for (r, row) in self.rows.iter().enumerate() {
-            row.iter().for_each(|&v| row_of[v] = r);
-        }
-        let mut seen = vec![false; self.item.len()];
-        let mut roots = self.rows.concat();
-        if upwards {
-            roots.reverse();
-        }
-        let (last, first) = if upwards { (1, 0) } else { (0, 1) };
-        for root in roots {
-            let mut stack = vec![root];
-            while let Some(v) = stack.pop() {
-                if std::mem::replace(&mut seen[v], true) {
-                    continue;
-                }
-                rows[row_of[v]].push(v);
-                stack.extend(self.near[last].of(v).iter().rev().filter(|&&w| !seen[w]));
-                stack.extend(self.near[first].of(v).iter().rev().filter(|&&w| !seen[w]));
-            }
-        }
-        rows
-    }
-
-    fn shuffled(&self, seed: &mut u64) -> Rows {
-        let mut rows = self.rows.clone();
-        for row in &mut rows {
-            for i in (1..row.len()).rev() {
-                *seed = seed
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
-                row.swap(i, ((*seed >> 33) % (i as u64 + 1)) as usize);
-            }
-        }
-        rows
-    }
-
-    /// Writes the order back, and orders the rows between: by the middle of where a wire comes
-    /// from and goes to, which never adds a crossing.
-    fn fill(&self, layered: &mut Layered, rows: &Rows) {
-        let mut place = vec![0.0; layered.items.len()];
-        for (r, row) in rows.iter().enumerate() {
-            let mut x = 0.0;
-            layered.rows[2 * r] = row.iter().map(|&v| self.item[v]).collect();
-            for &v in &layered.rows[2 * r] {
-                let item = &layered.items[v];
-                place[v] = x + item.left;
-                x += item.left + item.right + 12.0;
-            }
-            layered.rows[2 * r]
-                .iter()
-                .for_each(|&v| place[v] -= x / 2.0);
-        }
-        for r in (1..layered.rows.len()).step_by(2) {
-            for &v in &layered.rows[r] {
-                let item = &layered.items[v];
-                place[v] = (place[item.above[0]] + place[item.below[0]]) / 2.0;
-            }
-            layered.rows[r].sort_by(|&a, &b| place[a].total_cmp(&place[b]));
-        }
-        for item in layered.items.iter_mut().filter(|i| i.kind == Kind::Block) {
-            // Wires between the same two boxes keep one order at both.
-            item.above.sort_by(|&a, &b| place[a].total_cmp(&place[b]));
-            item.below.sort_by(|&a, &b| place[a].total_cmp(&place[b]));
-        }
-    }
-}
-
 /// An order of the rows that is being improved.
 struct Ordering<'a> {
     graph: &'a Bare,
     rows: Rows,
     /// Place of each item in its row.
     place: Vec<usize>,
-    /// Scratch: for each item of a row its sorted neighbours' places, above and below.
-    near: [Links; 2],
+    /// The sorted places of each item's neighbours above and below, laid out as the links of
+    /// the graph are, and for which rows they hold.
+    near: [Vec<usize>; 2],
+    fresh: [Vec<bool>; 2],
+    /// Crossings above each row, where they are known.
+    known: Vec<Option<usize>>,
     keyed: Vec<(f64, usize)>,
+    /// Scratch: where the next place of each item goes, and a binary indexed tree.
+    next: Vec<usize>,
     tree: Vec<usize>,
-    /// Links looked at so far.
+    /// Links looked at so far, whether they had to be collected or not.
     work: usize,
 }
 
 impl<'a> Ordering<'a> {
     fn new(graph: &'a Bare, rows: Rows) -> Self {
-        let place = vec![0; graph.item.len()];
-        let near = [Links::new(&[]), Links::new(&[])];
-        let (keyed, tree) = (Vec::new(), Vec::new());
+        let count = rows.len();
         let mut ordering = Ordering {
             graph,
             rows,
-            place,
-            near,
-            keyed,
-            tree,
+            place: vec![0; graph.item.len()],
+            near: [0, 1].map(|side| vec![0; graph.near[side].list.len()]),
+            fresh: [0, 1].map(|_| vec![false; count]),
+            known: vec![None; count],
+            keyed: Vec::new(),
+            next: vec![0; graph.item.len()],
+            tree: Vec::new(),
             work: 0,
         };
-        (0..ordering.rows.len()).for_each(|row| ordering.renumber(row));
+        (0..count).for_each(|row| ordering.reordered(row));
         ordering
     }
 
-    fn renumber(&mut self, row: usize) {
+    /// Takes note of a new order of a row.
+    fn reordered(&mut self, row: usize) {
         for (place, &v) in self.rows[row].iter().enumerate() {
             self.place[v] = place;
         }
+        self.known[row] = None;
+        if row > 0 {
+            self.fresh[1][row - 1] = false;
+        }
+        if row + 1 < self.rows.len() {
+            self.fresh[0][row + 1] = false;
+            self.known[row + 1] = None;
+        }
+    }
+
+    /// The sorted places of an item's neighbours, which must have been collected.
+    fn near(&self, side: usize, v: usize) -> &[usize] {
+        let start = &self.graph.near[side].start;
+        &self.near[side][start[v]..start[v + 1]]
     }
 
     /// Sweeps until nothing gets better for a while or the start cannot compete with the
@@ -258,7 +151,7 @@ impl<'a> Ordering<'a> {
             }
         }
         self.rows = best.1;
-        (0..self.rows.len()).for_each(|row| self.renumber(row));
+        (0..self.rows.len()).for_each(|row| self.reordered(row));
     }
 
     /// Sorts a row by where its neighbours on one side stand; items without any stay.
@@ -268,18 +161,13 @@ impl<'a> Ordering<'a> {
         keyed.clear();
         let mut free = Vec::new();
         for (i, &v) in self.rows[row].iter().enumerate() {
-            let places = self.near[side].of(i);
+            let places = self.near(side, v);
             if places.is_empty() {
                 free.push((i, v));
+            } else if median {
+                keyed.push((median_of(places), v));
             } else {
-                keyed.push((
-                    if median {
-                        median_of(places)
-                    } else {
-                        mean_of(places)
-                    },
-                    v,
-                ));
+                keyed.push((mean_of(places), v));
             }
         }
         keyed.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -290,22 +178,36 @@ impl<'a> Ordering<'a> {
             sorted.insert(i.min(sorted.len()), v);
         }
         self.keyed = keyed;
-        self.renumber(row);
+        let mut places = self.rows[row].iter().enumerate();
+        if places.any(|(place, &v)| self.place[v] != place) {
+            self.reordered(row);
+        }
     }
 
-    /// Fills the scratch with the sorted places of a row's neighbours on one side.
+    /// Finds the sorted places of the neighbours of a row's items on one side.
     fn collect(&mut self, row: usize, side: usize) {
-        let Links { start, list } = &mut self.near[side];
-        start.clear();
-        list.clear();
-        start.push(0);
-        for &v in &self.rows[row] {
-            let from = list.len();
-            list.extend(self.graph.near[side].of(v).iter().map(|&w| self.place[w]));
-            list[from..].sort_unstable();
-            start.push(list.len());
+        self.work += self.graph.links[side][row] + self.rows[row].len() + 1;
+        if std::mem::replace(&mut self.fresh[side][row], true) {
+            return;
         }
-        self.work += list.len() + start.len();
+        let other = if side == 0 {
+            row.wrapping_sub(1)
+        } else {
+            row + 1
+        };
+        let Some(neighbours) = self.rows.get(other) else {
+            return;
+        };
+        for &v in &self.rows[row] {
+            self.next[v] = self.graph.near[side].start[v];
+        }
+        // Place by place, so that every list comes out sorted.
+        for (place, &w) in neighbours.iter().enumerate() {
+            for &v in self.graph.near[1 - side].of(w) {
+                self.near[side][self.next[v]] = place;
+                self.next[v] += 1;
+            }
+        }
     }
 
     /// Exchanges neighbours in a row as long as that removes crossings; with `even`, one round
@@ -338,26 +240,28 @@ impl<'a> Ordering<'a> {
         self.collect(row, 1);
         let mut better = false;
         // The item in hand moves right as long as that is better than letting it stand.
-        let mut hand = 0;
+        let mut hand = self.rows[row][0];
+        let mut moved = false;
         for i in 1..self.rows[row].len() {
-            let gain = self.gain(hand, i);
+            let next = self.rows[row][i];
+            let gain = self.gain(hand, next);
             if gain > 0 || (even && gain == 0) {
                 better |= gain > 0;
+                moved = true;
                 self.rows[row].swap(i - 1, i);
             } else {
-                hand = i;
+                hand = next;
             }
         }
-        self.renumber(row);
+        if moved {
+            self.reordered(row);
+        }
         better
     }
 
-    /// Crossings that vanish when item `i` of the collected row goes right of item `j`.
-    fn gain(&self, i: usize, j: usize) -> i64 {
-        let side = |side: usize| {
-            let (a, b) = (self.near[side].of(i), self.near[side].of(j));
-            inversions(a, b) - inversions(b, a)
-        };
+    /// Crossings that vanish when item `v` of a collected row goes right of item `w`.
+    fn gain(&self, v: usize, w: usize) -> i64 {
+        let side = |side: usize| turned(self.near(side, v), self.near(side, w));
         side(0) + side(1)
     }
 
@@ -383,14 +287,14 @@ impl<'a> Ordering<'a> {
         let from = self.place[v];
         let (mut best, mut to, mut sum) = (0, from, 0);
         for i in (0..from).rev() {
-            sum += self.gain(i, from);
+            sum += self.gain(self.rows[row][i], v);
             if sum > best {
                 (best, to) = (sum, i);
             }
         }
         sum = 0;
         for i in from + 1..self.rows[row].len() {
-            sum += self.gain(from, i);
+            sum += self.gain(v, self.rows[row][i]);
             if sum > best {
                 (best, to) = (sum, i);
             }
@@ -398,7 +302,7 @@ impl<'a> Ordering<'a> {
         if to != from {
             let item = self.rows[row].remove(from);
             self.rows[row].insert(to, item);
-            self.renumber(row);
+            self.reordered(row);
         }
         to != from
     }
@@ -412,45 +316,56 @@ impl<'a> Ordering<'a> {
     /// Crossings between a row and the one above, counted with a binary indexed tree.
     fn crossings_above(&mut self, row: usize) -> usize {
         self.collect(row, 0);
-        self.tree.clear();
-        self.tree.resize(self.rows[row - 1].len() + 1, 0);
+        if let Some(crossings) = self.known[row] {
+            return crossings;
+        }
+        let mut tree = std::mem::take(&mut self.tree);
+        tree.clear();
+        tree.resize(self.rows[row - 1].len() + 1, 0);
         let (mut crossings, mut total) = (0, 0);
-        for i in 0..self.rows[row].len() {
-            let places = self.near[0].of(i);
+        for &v in &self.rows[row] {
+            let places = self.near(0, v);
             for &place in places {
                 let (mut i, mut before) = (place + 1, 0);
                 while i > 0 {
-                    before += self.tree[i];
+                    before += tree[i];
                     i &= i - 1;
                 }
                 crossings += total - before;
             }
             for &place in places {
                 let mut i = place + 1;
-                while i < self.tree.len() {
-                    self.tree[i] += 1;
+                while i < tree.len() {
+                    tree[i] += 1;
                     i += i & i.wrapping_neg();
                 }
             }
             total += places.len();
         }
+        self.tree = tree;
+        self.known[row] = Some(crossings);
         crossings
     }
 }
 
-/// Pairs (p of `left`, q of `right`) with p > q: the crossings if `left` stands before `right`.
-fn inversions(left: &[usize], right: &[usize]) -> i64 {
+/// Pairs (p of `left`, q of `right`) with p > q less those with p < q: the crossings that vanish
+/// when `left` goes right of `right`. Both are sorted.
+fn turned(left: &[usize], right: &[usize]) -> i64 {
     if let ([p], [q]) = (left, right) {
-        return i64::from(p > q);
+        return i64::from(p > q) - i64::from(p < q);
     }
-    let (mut count, mut below) = (0, 0);
+    let (mut sum, mut below, mut upto) = (0, 0, 0);
     for &p in left {
         while below < right.len() && right[below] < p {
             below += 1;
         }
-        count += below as i64;
+        upto = below.max(upto);
+        while upto < right.len() && right[upto] == p {
+            upto += 1;
+        }
+        sum += (below + upto) as i64 - right.len() as i64;
     }
-    count
+    sum
 }
 
 /// The median, weighted towards the denser side where there are two (Gansner and others).

@@ -1,0 +1,150 @@
+//! The rows of boxes alone, which is all that [`order`](super::order) has to look at.
+//!
+//! Their orders to start from, and the way back into the layered form.
+
+use super::layers::{Kind, Layered};
+
+/// Items row by row, left to right.
+pub type Rows = Vec<Vec<usize>>;
+
+/// The rows of boxes alone: items of even rows, numbered anew, and their links.
+pub struct Bare {
+    /// The item of the layered form.
+    pub item: Vec<usize>,
+    rows: Rows,
+    /// Links upwards and downwards.
+    pub near: [Links; 2],
+    /// The number of links of each row upwards and downwards.
+    pub links: [Vec<usize>; 2],
+}
+
+/// A list of items for each item, in flat arrays.
+pub struct Links {
+    /// Where each list starts, and where the last one ends.
+    pub start: Vec<usize>,
+    /// The lists in a row.
+    pub list: Vec<usize>,
+}
+
+impl Links {
+    fn new(lists: &[Vec<usize>]) -> Self {
+        let mut start = vec![0];
+        let mut list = Vec::new();
+        for l in lists {
+            list.extend_from_slice(l);
+            start.push(list.len());
+        }
+        Links { start, list }
+    }
+
+    /// The list of an item.
+    pub fn of(&self, v: usize) -> &[usize] {
+        &self.list[self.start[v]..self.start[v + 1]]
+    }
+}
+
+impl Bare {
+    /// Takes the rows of boxes out of the layered form.
+    pub fn new(layered: &Layered) -> Self {
+        let mut bare = vec![usize::MAX; layered.items.len()];
+        let mut item = Vec::new();
+        let mut rows = Vec::new();
+        for row in layered.rows.iter().step_by(2) {
+            rows.push((item.len()..item.len() + row.len()).collect());
+            for &v in row {
+                bare[v] = item.len();
+                item.push(v);
+            }
+        }
+        let mut lists = [vec![Vec::new(); item.len()], vec![Vec::new(); item.len()]];
+        for chain in &layered.chains {
+            for pair in chain.windows(3).step_by(2) {
+                let (upper, lower) = (bare[pair[0]], bare[pair[2]]);
+                lists[0][lower].push(upper);
+                lists[1][upper].push(lower);
+            }
+        }
+        let count = |side: &[Vec<usize>]| {
+            let rows = rows.iter();
+            rows.map(|row: &Vec<usize>| row.iter().map(|&v| side[v].len()).sum())
+                .collect()
+        };
+        Bare {
+            links: [count(&lists[0]), count(&lists[1])],
+            near: lists.map(|l| Links::new(&l)),
+            item,
+            rows,
+        }
+    }
+
+    /// Depth first from the first row (or the last), so that what belongs together stays so.
+    pub fn walk(&self, upwards: bool) -> Rows {
+        let mut rows = vec![Vec::new(); self.rows.len()];
+        let mut row_of = vec![0; self.item.len()];
+        for (r, row) in self.rows.iter().enumerate() {
+            row.iter().for_each(|&v| row_of[v] = r);
+        }
+        let mut seen = vec![false; self.item.len()];
+        let mut roots = self.rows.concat();
+        if upwards {
+            roots.reverse();
+        }
+        let (last, first) = if upwards { (1, 0) } else { (0, 1) };
+        for root in roots {
+            let mut stack = vec![root];
+            while let Some(v) = stack.pop() {
+                if std::mem::replace(&mut seen[v], true) {
+                    continue;
+                }
+                rows[row_of[v]].push(v);
+                stack.extend(self.near[last].of(v).iter().rev().filter(|&&w| !seen[w]));
+                stack.extend(self.near[first].of(v).iter().rev().filter(|&&w| !seen[w]));
+            }
+        }
+        rows
+    }
+
+    /// Random orders; the same for the same seed.
+    pub fn shuffled(&self, seed: &mut u64) -> Rows {
+        let mut rows = self.rows.clone();
+        for row in &mut rows {
+            for i in (1..row.len()).rev() {
+                *seed = seed
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
+                row.swap(i, ((*seed >> 33) % (i as u64 + 1)) as usize);
+            }
+        }
+        rows
+    }
+
+    /// Writes the order back, and orders the rows between: by the middle of where a wire comes
+    /// from and goes to, which never adds a crossing.
+    pub fn fill(&self, layered: &mut Layered, rows: &Rows) {
+        let mut place = vec![0.0; layered.items.len()];
+        for (r, row) in rows.iter().enumerate() {
+            let mut x = 0.0;
+            layered.rows[2 * r] = row.iter().map(|&v| self.item[v]).collect();
+            for &v in &layered.rows[2 * r] {
+                let item = &layered.items[v];
+                place[v] = x + item.left;
+                x += item.left + item.right + 12.0;
+            }
+            layered.rows[2 * r]
+                .iter()
+                .for_each(|&v| place[v] -= x / 2.0);
+        }
+        for r in (1..layered.rows.len()).step_by(2) {
+            for &v in &layered.rows[r] {
+                let item = &layered.items[v];
+                place[v] = (place[item.above[0]] + place[item.below[0]]) / 2.0;
+            }
+            layered.rows[r].sort_by(|&a, &b| place[a].total_cmp(&place[b]));
+        }
+        for item in layered.items.iter_mut().filter(|i| i.kind == Kind::Block) {
+            // Wires between the same two boxes keep one order at both.
+            item.above.sort_by(|&a, &b| place[a].total_cmp(&place[b]));
+            item.below.sort_by(|&a, &b| place[a].total_cmp(&place[b]));
+        }
+    }
+}
