@@ -80,7 +80,8 @@ fn refresh_now(last: u64, now_ns: u64) {
     if !crate::backend::is_system() {
         publish(&status.allocator);
     }
-    status.allocator.taken_ns.store(now_ns, Ordering::Release);
+    let at = session::time::shift().to_machine(now_ns);
+    status.allocator.taken_ns.store(at, Ordering::Release);
 }
 
 /// Publishes what jemalloc says of itself. Of the program's own allocator nothing is asked:

@@ -4,10 +4,11 @@
 use std::io;
 use std::path::PathBuf;
 
-use shm_protocol::clock::{now_ns, unix_ns};
+use shm_protocol::clock::unix_ns;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
+use crate::clock::now_ns;
 use crate::collect::{self, Story};
 use crate::discovery::Agent;
 use crate::ended::Ended;

@@ -6,6 +6,7 @@
 
 mod cgroup;
 mod cli;
+mod clock;
 mod collect;
 mod commands;
 mod discovery;

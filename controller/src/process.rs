@@ -26,7 +26,7 @@ pub struct Stat {
     pub parent: i32,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
-    /// Start, in clock ticks since boot: with the pid it names the process for ever.
+    /// Start, in clock ticks since the machine's boot: with the pid it names the process for ever.
     pub start_time: u64,
     /// Resident pages.
     pub rss_pages: u64,
@@ -52,7 +52,7 @@ impl Stat {
             state: *fields.first()?.as_bytes().first()?,
             parent: fields.get(1)?.parse().ok()?,
             cpu_ticks: number(11)?.checked_add(number(12)?)?,
-            start_time: number(19)?,
+            start_time: crate::clock::shift().start_time(number(19)?),
             rss_pages: number(21).unwrap_or(0),
             wait_status: number(49).map(|status| status as i32),
         })

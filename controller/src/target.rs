@@ -3,11 +3,12 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use shm_protocol::clock::{now_ns, unix_ns};
+use shm_protocol::clock::unix_ns;
 use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, Node, RESERVE_STEPS, Record};
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{Header, Totals};
 
+use crate::clock::now_ns;
 use crate::discovery::{Agent, Life};
 use crate::ended::Fate;
 use crate::governor::{self, Governor, Reading, Step};

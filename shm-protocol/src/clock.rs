@@ -3,6 +3,9 @@
 //! Births and deaths of objects are stored in *ticks* of 2^22 ns (4.19 ms) of
 //! `CLOCK_MONOTONIC_COARSE`, which the vdso answers from memory without even
 //! reading the cycle counter. Differences are taken modulo 2^32.
+//!
+//! Times in a segment are the machine's: a process in a time namespace
+//! (`time_namespaces(7)`), whose clocks are shifted, translates with [`Shift`].
 
 /// Nanoseconds in one tick.
 pub const TICK_NS: u64 = 1 << 22;
@@ -26,6 +29,68 @@ pub fn tick_of(ns: u64) -> u32 {
     (ns / TICK_NS) as u32
 }
 
+/// Nanoseconds in a tick of `/proc/PID/stat`, whose rate is part of the kernel's interface.
+const STAT_TICK_NS: i64 = 10_000_000;
+
+/// How far a process's clocks are ahead of the machine's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shift {
+    /// Of `CLOCK_MONOTONIC`, ns.
+    pub monotonic_ns: i64,
+    /// Of `CLOCK_BOOTTIME`, ns: that of the start times in `/proc/PID/stat`.
+    pub boottime_ns: i64,
+}
+
+impl Shift {
+    /// None, as in most processes.
+    pub const NONE: Self = Self {
+        monotonic_ns: 0,
+        boottime_ns: 0,
+    };
+
+    /// Reads what `/proc/self/timens_offsets` says; what it does not say is no shift.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Self {
+        let of = |clock: &str| {
+            text.split(|byte| *byte == b'\n')
+                .find_map(|line| shift(line, clock))
+        };
+        Self {
+            monotonic_ns: of("monotonic").unwrap_or(0),
+            boottime_ns: of("boottime").unwrap_or(0),
+        }
+    }
+
+    /// The machine's time of a reading of [`now_ns`] in the process.
+    #[must_use]
+    pub fn to_machine(self, own_ns: u64) -> u64 {
+        own_ns.wrapping_sub(self.monotonic_ns as u64)
+    }
+
+    /// What [`now_ns`] reads in the process at a time of the machine.
+    #[must_use]
+    pub fn to_own(self, machine_ns: u64) -> u64 {
+        machine_ns.wrapping_add_signed(self.monotonic_ns)
+    }
+
+    /// The machine's value of a start time that the process read from `/proc/PID/stat`. Exact
+    /// for shifts of whole hundredths of a second.
+    #[must_use]
+    pub fn start_time(self, own_ticks: u64) -> u64 {
+        own_ticks.wrapping_sub(self.boottime_ns.div_euclid(STAT_TICK_NS) as u64)
+    }
+}
+
+/// The shift in a line of a clock's name, seconds and nanoseconds.
+fn shift(line: &[u8], clock: &str) -> Option<i64> {
+    let mut words = core::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    if words.next()? != clock {
+        return None;
+    }
+    let mut number = || words.next()?.parse::<i64>().ok();
+    number()?.checked_mul(1_000_000_000)?.checked_add(number()?)
+}
+
 fn read(clock: libc::clockid_t) -> u64 {
     let mut ts = libc::timespec {
         tv_sec: 0,
@@ -36,4 +101,34 @@ fn read(clock: libc::clockid_t) -> u64 {
     (ts.tv_sec as u64)
         .wrapping_mul(1_000_000_000)
         .wrapping_add(ts.tv_nsec as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shift_is_read_and_goes_both_ways() {
+        let shift =
+            Shift::parse(b"monotonic       86400 500000000\nboottime        -3600         0\n");
+        assert_eq!(shift.monotonic_ns, 86_400_500_000_000);
+        assert_eq!(shift.boottime_ns, -3_600_000_000_000);
+        assert_eq!(shift.to_machine(86_400_500_000_007), 7);
+        assert_eq!(shift.to_own(7), 86_400_500_000_007);
+        assert_eq!(shift.start_time(5), 360_005);
+    }
+
+    #[test]
+    fn what_is_not_said_is_no_shift() {
+        let texts: [&[u8]; 4] = [
+            b"",
+            b"monotonic\nboottime 1",
+            b"monotonic 9223372036854775807 1\n",
+            b"\xff\n",
+        ];
+        for text in texts {
+            assert_eq!(Shift::parse(text), Shift::NONE);
+        }
+        assert_eq!(Shift::NONE.start_time(42), 42);
+    }
 }

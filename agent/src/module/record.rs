@@ -161,7 +161,7 @@ pub fn note_unloaded(slot: &Slot) {
     let Some(table) = session::modules().filter(|_| here && index > 0) else {
         return;
     };
-    let tick = clock::tick_of(clock::now_ns()).max(1);
+    let tick = clock::tick_of(session::time::now_ns()).max(1);
     // SAFETY: an entry that `publish` filled.
     unsafe {
         if let Some(entry) = (*table).entries.get(index as usize - 1) {

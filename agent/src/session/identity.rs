@@ -80,7 +80,7 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     &buffer[..len]
 }
 
-/// Field 22 of `/proc/self/stat`. The command in field 2 may hold anything, so counting
+/// Field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command in field 2 may hold anything, so counting
 /// starts at the last parenthesis.
 pub fn start_time() -> u64 {
     let mut buffer = [0u8; 1024];
@@ -142,7 +142,7 @@ pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u
     identity.start_time = start_time;
     identity.boot_id = boot_id();
     identity.created_unix_ns = clock::unix_ns();
-    identity.created_ns = clock::now_ns();
+    identity.created_ns = super::time::now_ns();
     identity.allocator = u32::from(crate::backend::is_system());
     identity.forked_from = forked_from;
     identity.pid_namespace = pid_namespace();

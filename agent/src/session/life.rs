@@ -2,7 +2,7 @@
 
 use super::identity::{self, Text};
 use super::sweep::{self, Pages};
-use super::{BASE, BYTES, CONTROL, PAGE, control, status};
+use super::{BASE, BYTES, CONTROL, PAGE, control, status, time};
 use crate::thread;
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -119,7 +119,8 @@ fn segment_bytes() -> usize {
 /// Makes the file and maps it, at `over` if that is given (a child replaces its parent's
 /// views), and describes the process in it. Without success nothing is shared.
 fn make_segment(bytes: usize, start: Option<Start>, forked_from: u32, over: Option<*mut u8>) {
-    let start_time = identity::start_time();
+    time::settle();
+    let start_time = time::shift().start_time(identity::start_time());
     let made = find_name(bytes, start, start_time, over).or_else(|| {
         // No room for a whole session: at least be there for a controller to start one.
         start.and_then(|_| find_name(bytes, None, start_time, over))
@@ -246,7 +247,7 @@ fn begin(start: Start) {
     params
         .deadline_ns
         .store(start.deadline_ns, Ordering::Relaxed);
-    params.start_ns.store(clock::now_ns(), Ordering::Relaxed);
+    params.start_ns.store(time::now_ns(), Ordering::Relaxed);
     params
         .start_unix_ns
         .store(clock::unix_ns(), Ordering::Relaxed);

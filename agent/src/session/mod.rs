@@ -6,6 +6,7 @@
 mod identity;
 mod life;
 mod sweep;
+pub mod time;
 
 pub use identity::read_file;
 pub use life::after_unseen_fork;
@@ -78,9 +79,11 @@ pub struct Epoch {
     pub session: u64,
     /// Mean bytes between samples.
     pub interval: u64,
-    /// End, ns of the coarse clock; 0: none.
+    /// End, ns of this process's coarse clock; 0: none.
     pub deadline_ns: u64,
-    /// First tick of the session.
+    /// The same of the machine's clock, as it was published.
+    pub published_deadline_ns: u64,
+    /// First tick of the session, of this process's clock.
     pub start_tick: u32,
     /// Where to count.
     pub bank: Bank<'static>,
@@ -101,7 +104,13 @@ pub fn current() -> Option<Epoch> {
         return None;
     }
     let bank = bank(session)?;
-    let start_tick = clock::tick_of(params.start_ns.load(Ordering::Relaxed));
+    let shift = time::shift();
+    let start_tick = clock::tick_of(shift.to_own(params.start_ns.load(Ordering::Relaxed)));
+    let published_deadline_ns = params.deadline_ns.load(Ordering::Relaxed);
+    let deadline_ns = match published_deadline_ns {
+        0 => 0,
+        machine_ns => shift.to_own(machine_ns),
+    };
     if bank.header.session.load(Ordering::Relaxed) != session {
         return None;
     }
@@ -111,7 +120,8 @@ pub fn current() -> Option<Epoch> {
         number,
         session,
         interval: params.interval.load(Ordering::Relaxed).max(1),
-        deadline_ns: params.deadline_ns.load(Ordering::Relaxed),
+        deadline_ns,
+        published_deadline_ns,
         start_tick,
         bank,
     })
@@ -202,7 +212,7 @@ const MADV_POPULATE_WRITE: libc::c_int = 23;
 pub fn is_current(epoch: &Epoch) -> bool {
     let params = &control().params[usize::from(epoch.number & 1)];
     params.session.load(Ordering::Relaxed) == epoch.session
-        && params.deadline_ns.load(Ordering::Relaxed) == epoch.deadline_ns
+        && params.deadline_ns.load(Ordering::Relaxed) == epoch.published_deadline_ns
 }
 
 /// Ends the session whose deadline has passed.
@@ -216,7 +226,8 @@ pub fn expire(epoch: &Epoch, now_ns: u64) {
         core::sync::atomic::Ordering::Relaxed,
     );
     if let (Ok(_), Some(status)) = (ended, status()) {
-        status.expired_ns.store(now_ns, Ordering::Relaxed);
+        let at = time::shift().to_machine(now_ns);
+        status.expired_ns.store(at, Ordering::Relaxed);
         status
             .expired_session
             .store(epoch.session, Ordering::Release);

@@ -79,9 +79,7 @@ fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         state: state(agent, &header, running),
         interval: session.map(|s| s.interval),
         seconds_left: match end {
-            Some(End::At(ns)) => {
-                Some(ns.saturating_sub(shm_protocol::clock::now_ns()) as f64 / 1e9)
-            }
+            Some(End::At(ns)) => Some(ns.saturating_sub(crate::clock::now_ns()) as f64 / 1e9),
             _ => None,
         },
         open_end: matches!(end, Some(End::Rolling(_) | End::Never)),
@@ -106,7 +104,7 @@ impl Live {
     /// it is older, the sums of the session are better if they cover the whole heap, or
     /// more than the allocator knew of. Where there is none, they are all there is.
     fn of(header: &Header<'_>, live: bool, sampled: Option<u64>) -> Option<Self> {
-        let now = shm_protocol::clock::now_ns();
+        let now = crate::clock::now_ns();
         let allocator = header.allocator_stats().filter(|_| live);
         let allocator = allocator.map(|(taken, stats)| Self {
             bytes: stats[0].1,

@@ -101,7 +101,7 @@ fn answer(agent: &Agent) -> anyhow::Result<Answer> {
     let header = agent.segment.head(&mut head)?;
     let taken = header.allocator_stats();
     let resident = smaps::read(agent.pid, &smaps::stack_pointers(agent.pid))?;
-    let now = shm_protocol::clock::now_ns();
+    let now = crate::clock::now_ns();
     Ok(Answer {
         pid: agent.pid,
         name: text::escape(&agent.name),

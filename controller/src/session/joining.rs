@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::{GLANCE, Run, SEARCH};
+use crate::clock::now_ns;
 use crate::commands::clean::remove_unused;
 use crate::discovery::{Agent, Life};
 use crate::dump;
@@ -14,7 +15,6 @@ use crate::session::member::Member;
 use crate::target::{End, Target, no_room, uncollected};
 use crate::terminal::tell;
 use crate::text;
-use shm_protocol::clock::now_ns;
 
 /// Whether a process has ended, by its pid and start time.
 fn is_gone((pid, start_time): (i32, u64)) -> bool {
