@@ -8,7 +8,7 @@ use super::layout::{LABEL_FONT, LINE, Layout, TITLE_FONT};
 use super::style;
 use super::text;
 use super::{Edge, Graph, Node};
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 const SCRIPT: &str = include_str!("script.js");
 
@@ -21,7 +21,7 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
         layout.size.h += 50.0;
     }
     let (w, h) = (layout.size.w.ceil(), layout.size.h.ceil());
-    let mut out = String::new();
+    let mut out = String::with_capacity(1024 * (16 + graph.nodes.len() + graph.edges.len()));
     let _ = write!(
         out,
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
@@ -67,52 +67,79 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
 }
 
 /// A text as XML character data or attribute value.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text::printable(text).chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
+fn escape(text: &str) -> Escaped<'_> {
+    Escaped(text)
+}
+
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Runs without any special character are written at once.
+        let mut from = 0;
+        for (at, c) in self.0.char_indices() {
+            let shown = match c {
+                '&' => "&amp;",
+                '<' => "&lt;",
+                '>' => "&gt;",
+                '"' => "&quot;",
+                '\'' => "&#39;",
+                c if text::is_shown(c) => continue,
+                _ => "\u{fffd}",
+            };
+            out.write_str(&self.0[from..at])?;
+            out.write_str(shown)?;
+            from = at + c.len_utf8();
         }
+        out.write_str(&self.0[from..])
     }
-    out
 }
 
 /// Tooltip lines; line breaks in a detail are kept as such.
-fn tooltip<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
-    let lines: Vec<String> = parts
-        .into_iter()
-        .flat_map(str::lines)
-        .filter(|l| !l.is_empty())
-        .map(escape)
-        .collect();
-    format!("<title>{}</title>", lines.join("\n"))
+fn tooltip<'a>(out: &mut String, parts: impl IntoIterator<Item = &'a str>) {
+    out.push_str("<title>");
+    let lines = parts.into_iter().flat_map(str::lines);
+    for (i, line) in lines.filter(|l| !l.is_empty()).enumerate() {
+        let _ = write!(out, "{}{}", if i > 0 { "\n" } else { "" }, escape(line));
+    }
+    out.push_str("</title>");
 }
 
 /// A number with at most one decimal.
-fn n(value: f64) -> String {
-    let rounded = (value * 10.0).round() / 10.0;
-    // -0 would print a sign.
-    format!("{}", if rounded == 0.0 { 0.0 } else { rounded })
+fn n(value: f64) -> Tenths {
+    Tenths((value * 10.0).round() as i64)
+}
+
+struct Tenths(i64);
+
+impl fmt::Display for Tenths {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (self.0.unsigned_abs() / 10, self.0.unsigned_abs() % 10);
+        if self.0 < 0 {
+            out.write_str("-")?;
+        }
+        fmt::Display::fmt(&whole, out)?;
+        if rest > 0 {
+            out.write_char('.')?;
+            out.write_char((b'0' + rest as u8) as char)?;
+        }
+        Ok(())
+    }
 }
 
 fn path(curve: &[Cubic]) -> String {
-    let mut d = String::new();
+    let mut d = String::with_capacity(32 * curve.len() + 16);
     for (i, [a, b, c, e]) in curve.iter().enumerate() {
         if i == 0 {
             let _ = write!(d, "M{} {}", n(a.x), n(a.y));
         }
-        let upright = a.x == b.x && b.x == c.x && c.x == e.x;
-        let _ = if upright {
-            write!(d, "V{}", n(e.y))
-        } else {
-            let [b, c, e] = [b, c, e].map(|p| format!("{} {}", n(p.x), n(p.y)));
-            write!(d, "C{b} {c} {e}")
-        };
+        if a.x == b.x && b.x == c.x && c.x == e.x {
+            let _ = write!(d, "V{}", n(e.y));
+            continue;
+        }
+        for (mark, p) in [('C', b), (' ', c), (' ', e)] {
+            let _ = write!(d, "{mark}{} {}", n(p.x), n(p.y));
+        }
     }
     d
 }
@@ -126,28 +153,17 @@ fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Op
     } else {
         ""
     };
-    let (from, to) = (&graph.nodes[edge.from].name, &graph.nodes[edge.to].name);
-    let inlined = if edge.inlined { " (inlined)" } else { "" };
-    let residual = if edge.residual {
-        " (through functions not shown)"
-    } else {
-        ""
-    };
-    let call = format!(
-        "{} → {}{inlined}{residual}",
-        text::printable(from),
-        text::printable(to)
-    );
     let d = path(&line);
     let _ = write!(
         out,
-        "<g class=\"edge {}\" data-from=\"{}\" data-to=\"{}\">{}<path class=\"wide\" d=\"{d}\" \
-         fill=\"none\"/><path class=\"line\" d=\"{d}\" fill=\"none\" stroke=\"{}\" \
-         stroke-width=\"{}\"{dash}/><path class=\"head\" d=\"{head}\" fill=\"{}\"/>",
-        paint.class,
-        edge.from,
-        edge.to,
-        tooltip([call.as_str(), &edge.label, &edge.detail]),
+        "<g class=\"edge {}\" data-from=\"{}\" data-to=\"{}\">",
+        paint.class, edge.from, edge.to,
+    );
+    tooltip(out, [call(graph, edge).as_str(), &edge.label, &edge.detail]);
+    let _ = write!(
+        out,
+        "<path class=\"wide\" d=\"{d}\" fill=\"none\"/><path class=\"line\" d=\"{d}\" \
+         fill=\"none\" stroke=\"{}\" stroke-width=\"{}\"{dash}/><path class=\"head\" d=\"{head}\" fill=\"{}\"/>",
         paint.main,
         n(thickness),
         paint.main,
@@ -169,6 +185,22 @@ fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Op
         );
     }
     out.push_str("</g>\n");
+}
+
+/// What an arrow stands for, in words.
+fn call(graph: &Graph, edge: &Edge) -> String {
+    let (from, to) = (&graph.nodes[edge.from].name, &graph.nodes[edge.to].name);
+    let inlined = if edge.inlined { " (inlined)" } else { "" };
+    let residual = if edge.residual {
+        " (through functions not shown)"
+    } else {
+        ""
+    };
+    format!(
+        "{} → {}{inlined}{residual}",
+        text::printable(from),
+        text::printable(to)
+    )
 }
 
 /// The width that viewers with another font must squeeze the text into.
@@ -235,12 +267,16 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
     let _ = write!(
         out,
         "<g class=\"node {}\" data-node=\"{index}\" \
-         data-flat=\"{}\" data-cum=\"{}\">{}<rect x=\"{}\" y=\"{}\" width=\"{}\" \
-         height=\"{}\" rx=\"3\" fill=\"{}\" stroke=\"{}\"/>",
+         data-flat=\"{}\" data-cum=\"{}\">",
         paint.class,
         part(node.flat),
         part(node.cum),
-        tooltip([node.name.as_str(), &cum, &node.detail]),
+    );
+    tooltip(out, [node.name.as_str(), &cum, &node.detail]);
+    let _ = write!(
+        out,
+        "<rect x=\"{}\" y=\"{}\" width=\"{}\" \
+         height=\"{}\" rx=\"3\" fill=\"{}\" stroke=\"{}\"/>",
         n(area.x),
         n(area.y),
         n(area.w),

@@ -43,7 +43,7 @@ pub fn printable(text: &str) -> String {
 }
 
 /// Whether XML 1.0 allows the character and it takes part in a line of text.
-fn is_shown(c: char) -> bool {
+pub fn is_shown(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}')
         // Marks that turn the direction of the text around could make a name read as another.

@@ -1,0 +1,170 @@
+//! The spanning tree of tight edges: how it comes about, its numbers and its cut values.
+
+use super::{NONE, Simplex};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+impl Simplex<'_> {
+    fn add(&mut self, e: usize) {
+        self.tree_at[e] = self.tree.len();
+        self.tree.push(e);
+        self.links[self.constraints[e].tail].push(e);
+        self.links[self.constraints[e].head].push(e);
+    }
+
+    /// Puts one edge into the tree in place of another; the numbers are the caller's to mend.
+    pub fn swap(&mut self, leaving: usize, entering: usize) {
+        let slot = self.tree_at[leaving];
+        self.tree[slot] = entering;
+        self.tree_at[entering] = slot;
+        self.tree_at[leaving] = NONE;
+        for end in [
+            self.constraints[leaving].tail,
+            self.constraints[leaving].head,
+        ] {
+            if let Some(i) = self.links[end].iter().position(|&e| e == leaving) {
+                self.links[end].swap_remove(i);
+            }
+        }
+        for end in [
+            self.constraints[entering].tail,
+            self.constraints[entering].head,
+        ] {
+            self.links[end].push(entering);
+        }
+    }
+
+    /// Spans the graph with tight edges, as Prim does: the edge of least slack joins next, and
+    /// the tree so far moves by that slack. The moves are kept as one offset of the tree.
+    pub fn grow_tree(&mut self) {
+        // Keys are slacks as if the tree had not moved; `offset` is how far it did.
+        let mut outwards: BinaryHeap<Reverse<(i64, usize)>> = BinaryHeap::new();
+        let mut inwards: BinaryHeap<Reverse<(i64, usize)>> = BinaryHeap::new();
+        let mut inside = vec![false; self.x.len()];
+        let mut offset = 0;
+        let mut next = 0;
+        let mut order = vec![0];
+        loop {
+            inside[next] = true;
+            // Stored without the offset, so that the whole tree moves at once at the end.
+            self.x[next] -= offset;
+            for &e in self.adjacency.out(next) {
+                let c = self.constraints[e];
+                if !inside[c.head] {
+                    outwards.push(Reverse((self.x[c.head] - self.x[next] - c.length, e)));
+                }
+            }
+            for &e in self.adjacency.inc(next) {
+                let c = self.constraints[e];
+                if !inside[c.tail] {
+                    inwards.push(Reverse((self.x[next] - self.x[c.tail] - c.length, e)));
+                }
+            }
+            while outwards
+                .peek()
+                .is_some_and(|r| inside[self.constraints[r.0.1].head])
+            {
+                outwards.pop();
+            }
+            while inwards
+                .peek()
+                .is_some_and(|r| inside[self.constraints[r.0.1].tail])
+            {
+                inwards.pop();
+            }
+            let out = outwards.peek().map(|r| (r.0.0 - offset, r.0.1));
+            let inc = inwards.peek().map(|r| (r.0.0 + offset, r.0.1));
+            let (edge, by, to) = match (out, inc) {
+                (Some(o), i) if i.is_none_or(|i| o.0 <= i.0) => {
+                    (o.1, o.0, self.constraints[o.1].head)
+                }
+                (_, Some(i)) => (i.1, -i.0, self.constraints[i.1].tail),
+                _ => break,
+            };
+            offset += by;
+            self.add(edge);
+            order.push(to);
+            next = to;
+        }
+        for v in order {
+            self.x[v] += offset;
+        }
+    }
+
+    /// Numbers the tree from node 0 and computes every cut value.
+    ///
+    /// A cut value is the flow through the tree edge: what the subtree below it sends out minus
+    /// what it receives.
+    pub fn root_tree(&mut self) {
+        self.number(0, NONE, 0);
+        let mut surplus = vec![0i64; self.x.len()];
+        for c in self.constraints {
+            surplus[c.tail] += c.weight;
+            surplus[c.head] -= c.weight;
+        }
+        for i in 0..self.at.len() {
+            let v = self.at[i];
+            let e = self.parent[v];
+            if e == NONE {
+                continue;
+            }
+            let c = self.constraints[e];
+            let (up, sign) = if c.tail == v {
+                (c.head, 1)
+            } else {
+                (c.tail, -1)
+            };
+            self.cut[e] = sign * surplus[v];
+            surplus[up] += surplus[v];
+        }
+    }
+
+    /// Postorder numbers of the subtree of `root` from `first` on. Subtrees below it that keep
+    /// their numbers are passed over; what changed inside has lost its `low`.
+    pub fn number(&mut self, root: usize, parent: usize, first: usize) {
+        let mut next = first;
+        self.parent[root] = parent;
+        self.low[root] = next;
+        let mut stack = std::mem::take(&mut self.stack);
+        stack.push((root, 0));
+        while let Some((v, i)) = stack.last_mut() {
+            let v = *v;
+            let Some(&e) = self.links[v].get(*i) else {
+                self.lim[v] = next;
+                self.at[next] = v;
+                next += 1;
+                stack.pop();
+                continue;
+            };
+            *i += 1;
+            if e == self.parent[v] {
+                continue;
+            }
+            let c = self.constraints[e];
+            let child = if c.tail == v { c.head } else { c.tail };
+            if self.parent[child] == e && self.low[child] == next {
+                next = self.lim[child] + 1;
+                continue;
+            }
+            self.parent[child] = e;
+            self.low[child] = next;
+            stack.push((child, 0));
+        }
+        self.stack = stack;
+    }
+
+    /// The end of a tree edge that is farther from the root.
+    pub fn below(&self, e: usize) -> usize {
+        let c = self.constraints[e];
+        if self.parent[c.tail] == e {
+            c.tail
+        } else {
+            c.head
+        }
+    }
+
+    /// Whether a node is in the subtree of another.
+    pub fn under(&self, v: usize, top: usize) -> bool {
+        self.low[top] <= self.lim[v] && self.lim[v] <= self.lim[top]
+    }
+}
