@@ -1,5 +1,7 @@
 //! Names of C++ and Rust functions as people read them.
 
+mod simple;
+
 use clap::ValueEnum;
 use cpp_demangle::{DemangleOptions, Symbol};
 
@@ -56,6 +58,12 @@ fn clone_note(suffix: &str) -> String {
 }
 
 fn cpp(name: &str, style: Style) -> Option<String> {
+    let short = (style == Style::Simple).then(|| simple::simple(name));
+    short.flatten().or_else(|| cpp_whole(name, style))
+}
+
+/// By the library, for every style.
+fn cpp_whole(name: &str, style: Style) -> Option<String> {
     let symbol = Symbol::new(name).ok()?;
     let options = match style {
         Style::Full => DemangleOptions::new(),
@@ -66,7 +74,9 @@ fn cpp(name: &str, style: Style) -> Option<String> {
     let shown = reference_behind(&shown.replace(", >", ">").replace(",>", ">"));
     let shown = literals(&thunk(name, shown));
     Some(if style == Style::Simple {
-        without_templates(&shown)
+        let short = without_templates(&shown);
+        // What the object may be is a part of the parameters.
+        short.trim_end_matches(" &&").trim_end_matches(" &").into()
     } else {
         shown
     })
@@ -321,6 +331,30 @@ mod tests {
             "{} of {}",
             other.len(),
             pairs.len()
+        );
+    }
+
+    /// Short names that are made directly are those that the library gives.
+    #[test]
+    fn both_ways_to_a_short_name_lead_to_the_same_one() {
+        let gcc = std::process::Command::new("gcc")
+            .arg("-print-file-name=libstdc++.so.6")
+            .output();
+        let library = String::from_utf8(gcc.unwrap().stdout).unwrap();
+        let names = filtered(library.trim());
+        let direct: Vec<_> = names
+            .iter()
+            .filter_map(|(name, _)| Some((name, simple::simple(name)?)))
+            .collect();
+        for (name, short) in &direct {
+            let whole = cpp_whole(name, Style::Simple);
+            assert_eq!(whole.as_ref(), Some(short), "{name}");
+        }
+        assert!(
+            direct.len() * 10 > names.len() * 8,
+            "{} of {}",
+            direct.len(),
+            names.len()
         );
     }
 }

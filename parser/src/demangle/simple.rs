@@ -1,0 +1,344 @@
+//! Short names of C++ functions, straight from their mangled ones.
+//!
+//! A simple name is a small part of a mangled one: what is in template
+//! arguments and parameters, most of it in programs of templates, need only be
+//! passed over. Building all of it and cutting it off again takes sixty times
+//! as long.
+//!
+//! Promises: [`simple`] gives what the library's demangler and
+//! [`super::without_templates`] make of the name, or `None` where it holds
+//! anything rare (expressions, names of function-local entities, conversion
+//! operators); time is linear in the length. Limits: that the parts that are
+//! passed over refer to something is not checked.
+
+/// Groups inside groups; more are left to the library.
+const DEEPEST: usize = 100;
+
+/// The name without parameters and template arguments of `_Z…`, which has no
+/// suffix of a clone.
+pub fn simple(mangled: &str) -> Option<String> {
+    let mut scan = Scan {
+        text: mangled,
+        rest: mangled.strip_prefix("_Z")?.as_bytes(),
+    };
+    let mut shown = Shown::default();
+    match scan.peek()? {
+        b'N' => scan.nested(&mut shown)?,
+        b'S' => {
+            scan.take(b"St")?;
+            shown.part("std");
+            shown.part(scan.identifier()?);
+            scan.tags(&mut shown)?;
+        }
+        b'L' | b'1'..=b'9' => {
+            let _ = scan.take(b"L");
+            shown.part(scan.identifier()?);
+            scan.tags(&mut shown)?;
+        }
+        _ => return None,
+    }
+    // Template arguments of a name that is not nested, then parameters.
+    while !scan.rest.is_empty() {
+        scan.type_part(DEEPEST)?;
+    }
+    Some(shown.text)
+}
+
+/// The name as it grows.
+#[derive(Default)]
+struct Shown<'a> {
+    text: String,
+    last: &'a str,
+}
+
+impl<'a> Shown<'a> {
+    fn part(&mut self, part: &'a str) {
+        self.separate();
+        self.text.push_str(part);
+        self.last = part;
+    }
+
+    fn separate(&mut self) {
+        if !self.text.is_empty() {
+            self.text.push_str("::");
+        }
+    }
+}
+
+/// What is left of a mangled name. Each function takes what it is named after,
+/// or returns `None` where it is not there.
+struct Scan<'a> {
+    text: &'a str,
+    rest: &'a [u8],
+}
+
+impl<'a> Scan<'a> {
+    fn peek(&self) -> Option<u8> {
+        self.rest.first().copied()
+    }
+
+    fn skip(&mut self, length: usize) -> Option<()> {
+        self.rest = self.rest.get(length..)?;
+        Some(())
+    }
+
+    fn take(&mut self, what: &[u8]) -> Option<()> {
+        self.rest = self.rest.strip_prefix(what)?;
+        Some(())
+    }
+
+    fn digits(&mut self) -> &'a [u8] {
+        let end = self.rest.iter().position(|c| !c.is_ascii_digit());
+        let (digits, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+        self.rest = rest;
+        digits
+    }
+
+    /// An identifier with its length before it.
+    fn source_name(&mut self) -> Option<&'a str> {
+        let digits = self.digits();
+        if digits.len() > 6 {
+            return None;
+        }
+        let number = |sum: usize, digit: &u8| sum * 10 + usize::from(digit - b'0');
+        let length = digits.iter().fold(0, number);
+        let start = self.text.len() - self.rest.len();
+        self.skip(length)?;
+        self.text
+            .get(start..start + length)
+            .filter(|n| !n.is_empty())
+    }
+
+    /// A source name that can be shown as it is.
+    fn identifier(&mut self) -> Option<&'a str> {
+        let plain = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
+        let name = self.source_name()?;
+        let usual = name.bytes().all(plain) && !name.starts_with("_GLOBAL_");
+        usual.then_some(name)
+    }
+
+    /// Versions of the name: `B5cxx11`.
+    fn tags(&mut self, shown: &mut Shown<'a>) -> Option<()> {
+        while self.take(b"B").is_some() {
+            let tag = self.identifier()?;
+            shown.text.extend(["[abi:", tag, "]"]);
+        }
+        Some(())
+    }
+
+    /// `N…E` as the name of a function.
+    fn nested(&mut self, shown: &mut Shown<'a>) -> Option<()> {
+        self.skip(1)?;
+        while matches!(self.peek()?, b'r' | b'V' | b'K' | b'R' | b'O') {
+            self.skip(1)?;
+        }
+        loop {
+            match self.peek()? {
+                b'E' if !shown.text.is_empty() => return self.skip(1),
+                b'I' if !shown.text.is_empty() => self.type_part(DEEPEST)?,
+                b'0'..=b'9' => {
+                    shown.part(self.identifier()?);
+                    self.tags(shown)?;
+                }
+                b'S' if shown.text.is_empty() => {
+                    shown.part("std");
+                    if self.take(b"St").is_none() {
+                        self.take(b"Sa")?;
+                        shown.part("allocator");
+                    }
+                }
+                b'C' if shown.last != "std" => {
+                    self.structor(b"123")?;
+                    shown.part(shown.last);
+                }
+                b'D' if shown.last != "std" => {
+                    self.structor(b"012")?;
+                    shown.separate();
+                    shown.text.push('~');
+                    shown.text.push_str(shown.last);
+                }
+                b'a'..=b'z' if !shown.text.is_empty() => self.operator(shown)?,
+                _ => return None,
+            }
+        }
+    }
+
+    /// A letter and one of these digits.
+    fn structor(&mut self, kinds: &[u8]) -> Option<()> {
+        self.rest.get(1).filter(|kind| kinds.contains(kind))?;
+        self.skip(2)
+    }
+
+    fn operator(&mut self, shown: &mut Shown<'a>) -> Option<()> {
+        const KNOWN: [(&[u8], &str); 16] = [
+            (b"cl", "operator()"),
+            (b"ix", "operator[]"),
+            (b"aS", "operator="),
+            (b"eq", "operator=="),
+            (b"ne", "operator!="),
+            (b"pt", "operator->"),
+            (b"de", "operator*"),
+            (b"pl", "operator+"),
+            (b"mi", "operator-"),
+            (b"pp", "operator++"),
+            (b"mm", "operator--"),
+            (b"pL", "operator+="),
+            (b"mI", "operator-="),
+            (b"nt", "operator!"),
+            (b"nw", "operator new"),
+            (b"dl", "operator delete"),
+        ];
+        let (code, text) = KNOWN.iter().find(|(code, _)| self.rest.starts_with(code))?;
+        shown.part(text);
+        self.skip(code.len())
+    }
+
+    /// A part of a type, of template arguments or of parameters: a whole group,
+    /// a whole name, or the mark of a pointer, qualifier or built-in type.
+    fn type_part(&mut self, deep: usize) -> Option<()> {
+        match self.peek()? {
+            b'0'..=b'9' => self.source_name().map(|_| ()),
+            b'N' => self.group(deep, Self::nested_part),
+            b'I' | b'J' | b'F' => self.group(deep, Self::type_part),
+            b'Z' if matches!(self.rest.get(1), Some(b'N' | b'S' | b'1'..=b'9')) => {
+                self.group(deep, Self::type_part)
+            }
+            b'L' => self.literal(deep),
+            b'U' => self.unnamed(deep),
+            b'A' => {
+                self.skip(1)?;
+                self.digits();
+                self.take(b"_")
+            }
+            b'D' => {
+                let known = b"nadefhipsuo012";
+                self.rest.get(1).filter(|c| known.contains(c))?;
+                self.skip(2)
+            }
+            b'C' => self.structor(b"12345"),
+            b'S' | b'T' => self.reference(),
+            b'P' | b'R' | b'O' | b'K' | b'V' | b'M' | b'B' => self.skip(1),
+            b'a'..=b'j' | b'l'..=b'o' | b'r'..=b't' | b'v'..=b'z' => self.skip(1),
+            _ => None,
+        }
+    }
+
+    /// A part of a nested name.
+    fn nested_part(&mut self, deep: usize) -> Option<()> {
+        match self.peek()? {
+            b'r' | b'V' | b'K' | b'R' | b'O' | b'M' => self.skip(1),
+            // Of internal linkage.
+            b'L' => self.skip(1),
+            b'c' if self.rest.starts_with(b"cv") => None,
+            b'l' if self.rest.starts_with(b"li") => None,
+            b'a'..=b'z' => self.skip(2),
+            b'D' => self.structor(b"012"),
+            b'0'..=b'9' | b'I' | b'U' | b'S' | b'T' | b'C' | b'B' => self.type_part(deep),
+            _ => None,
+        }
+    }
+
+    /// Parts up to an `E`, behind the letter that starts them.
+    fn group(&mut self, deep: usize, part: fn(&mut Self, usize) -> Option<()>) -> Option<()> {
+        let deep = deep.checked_sub(1)?;
+        self.skip(1)?;
+        while self.peek()? != b'E' {
+            part(self, deep)?;
+        }
+        self.skip(1)
+    }
+
+    /// `Li5E`, or of an enumeration.
+    fn literal(&mut self, deep: usize) -> Option<()> {
+        self.skip(1)?;
+        match self.peek()? {
+            b'a'..=b'z' => self.skip(1)?,
+            b'1'..=b'9' | b'N' => self.type_part(deep)?,
+            _ => return None,
+        }
+        let _ = self.take(b"n");
+        if self.digits().is_empty() {
+            return None;
+        }
+        self.take(b"E")
+    }
+
+    /// `Ul…E_`, a lambda, or `Ut_`.
+    fn unnamed(&mut self, deep: usize) -> Option<()> {
+        self.skip(1)?;
+        match self.peek()? {
+            b'l' => self.group(deep, Self::type_part)?,
+            b't' => self.skip(1)?,
+            _ => return None,
+        }
+        self.digits();
+        self.take(b"_")
+    }
+
+    /// `S_`, `S1A_`, `St`, `T_`, `T0_`.
+    fn reference(&mut self) -> Option<()> {
+        let own = self.peek()? == b'S';
+        self.skip(1)?;
+        if own && matches!(self.peek()?, b't' | b'a' | b'b' | b's' | b'i' | b'o' | b'd') {
+            return self.skip(1);
+        }
+        while self.peek()?.is_ascii_digit() || own && self.peek()?.is_ascii_uppercase() {
+            self.skip(1)?;
+        }
+        self.take(b"_")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::simple;
+    use std::fmt::Write;
+
+    #[test]
+    fn what_is_passed_over_may_be_anything_usual() {
+        let cases = [
+            ("_ZN3KeyILi5EEC2EOS0_", "Key::Key"),
+            ("_ZN3KeyILi5EED0Ev", "Key::~Key"),
+            ("_ZNSaIcED1Ev", "std::allocator::~allocator"),
+            ("_ZL4fillRKSt6vectorIiSaIiEE", "fill"),
+            ("_ZNK1A4pathB5cxx11Ev", "A::path[abi:cxx11]"),
+            ("_ZN1AIZN1B1fEvEUlT_E0_JRKiA4_cEEclIXT_EEEv", ""),
+            ("_ZN1AIZN1B1fEvEUlT_E0_JRKiA4_cEEclEv", "A::operator()"),
+            ("_ZN1AILN1B1CE2ELb1EE3getEPFvM1BiE", "A::get"),
+        ];
+        for (mangled, expected) in cases {
+            let found = simple(mangled).unwrap_or_default();
+            assert_eq!(found, expected, "{mangled}");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_or_lies_is_left_to_the_library() {
+        let whole = "_ZNSt6vectorI3KeyILi5EESaIS1_EE9push_backEZN1A1fEvEUlvE_";
+        assert_eq!(simple(whole).unwrap(), "std::vector::push_back");
+        let parameters = whole.find("ZN1A").unwrap();
+        for end in 0..whole.len() {
+            // Parameters may end wherever one does.
+            let expected = (end >= parameters).then_some("std::vector::push_back");
+            let found = simple(&whole[..end]);
+            assert!(found.is_none() || found.as_deref() == expected, "{end}");
+        }
+        let mut deep = String::from("_Z1f");
+        (0..100_000).for_each(|_| deep.push('N'));
+        for name in [
+            &deep,
+            "_ZN",
+            "_Z99999999a",
+            "_Z3\u{e4}\u{e4}",
+            "_Z2\u{e4}v",
+            "_ZNE",
+            "_ZNC1Ev",
+        ] {
+            assert_eq!(simple(name), None, "{name:.20}");
+        }
+        let mut many = String::from("_Z1fI");
+        (0..100_000).for_each(|i| write!(many, "S{i}_").unwrap());
+        many.push('E');
+        assert_eq!(simple(&many).unwrap(), "f");
+    }
+}
