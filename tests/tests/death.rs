@@ -4,20 +4,21 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use mem_tests::cgroup::Cgroup;
 use mem_tests::small::Small;
-use mem_tests::{Mortal, Scratch, Session, Steps, Target, run};
+use mem_tests::{Mortal, Scratch, Session, Steps, Target, run, wait};
 
 /// Has an agent of every allocation from the first one on, without a controller.
-fn from_the_start(command: &mut std::process::Command) {
+fn from_the_start(command: &mut Command) {
     command
         .env("MEM_PROFILER_START", "1")
         .env("MEM_PROFILER_INTERVAL", "1");
 }
 
-fn recover(scratch: &Scratch) -> std::path::PathBuf {
+fn recover(scratch: &Scratch) -> PathBuf {
     let outcome = run(scratch.profiler().args(["recover", "-o", "post_"]));
     let dump = scratch.files().join(outcome.dump());
     assert!(
@@ -161,6 +162,69 @@ fn before_the_control_group_is_full_a_dump_is_written() {
     );
     assert!(early.total(3) < last.total(3), "it went on growing");
     assert_eq!(last.facts.ended.as_deref(), Some("target died: SIGKILL"));
+}
+
+/// A command that sees a tree of control groups of version 2, made of plain files, whatever
+/// this machine has: the process is in the group `/box/app`; `/box` holds the limit.
+fn with_version_2(pid: u32, tree: &Path, mut command: Command) -> Command {
+    let script = r#"
+        echo "0::/box/app" >"$TREE/of_process"
+        mount --bind "$TREE" /sys/fs/cgroup && mount --bind "$TREE/of_process" "/proc/$PID/cgroup" &&
+            exec "$0" "$@"
+    "#;
+    let mut outer = Command::new("unshare");
+    outer.args(["--mount", "sh", "-c", script]);
+    outer.arg(command.get_program());
+    command.args(["-p", &pid.to_string()]);
+    outer.args(command.get_args());
+    outer.envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    outer.env("TREE", tree).env("PID", pid.to_string());
+    outer.current_dir(command.get_current_dir().expect("the test's folder"));
+    outer.stdin(Stdio::null());
+    outer
+}
+
+#[test]
+fn a_control_group_of_version_2_is_watched_up_to_the_one_with_the_limit() {
+    let scratch = Scratch::new();
+    let mut steps = Steps::start(&scratch);
+    let tree = scratch.file("cgroup");
+    let own = tree.join("box/app");
+    fs::create_dir_all(&own).expect("a folder");
+    let put = |path: PathBuf, text: &str| fs::write(path, text).expect("a file");
+    put(tree.join("cgroup.controllers"), "memory");
+    put(own.join("memory.max"), "max\n");
+    put(own.join("memory.current"), "1048575999\n");
+    put(tree.join("box/memory.max"), "1048576000\n");
+    put(tree.join("box/memory.current"), "104857600\n");
+    let mut command = scratch.profiler();
+    command.args(["-c", "1", "-o", "v_", "--on-cgroup", "90%"]);
+    let session = Session::start(&mut with_version_2(steps.pid(), &tree, command));
+    scratch.wait_for_sampling(steps.pid());
+    steps.step("keep 7");
+    put(tree.join("box/memory.current"), "996147200\n");
+    let first = wait::until("the trigger's dump", || {
+        let names = fs::read_dir(scratch.files()).expect("the folder").flatten();
+        let mut paths = names.map(|entry| entry.path());
+        paths.find(|path| path.extension().is_some_and(|e| e == "heap"))
+    });
+    let outcome = session.stop();
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(
+        outcome.dumps().len(),
+        2,
+        "one of the trigger, one of the end: {outcome:?}"
+    );
+    let trigger = heap_format::open(&first).expect("whole").facts.trigger;
+    let trigger = trigger.unwrap_or_default();
+    assert!(
+        trigger.starts_with("memory of the control group at 950"),
+        "{trigger}"
+    );
 }
 
 /// Processes that die by `_exit` with a profile, one after the other.
