@@ -13,6 +13,7 @@ use crate::lines::{Line, Lines};
 use crate::maps;
 use crate::profile::{
     Format, Location, MARKERS, NO_MAPPING, Profile, ValueType, heap_sample_types,
+    plain_sample_types,
 };
 use crate::scale::unsample;
 use crate::scan::Scan;
@@ -326,11 +327,10 @@ impl Reader {
 
     fn finish(self) -> Result<Profile, Fault> {
         let mut profile = self.profile;
-        let types = heap_sample_types();
         profile.sample_types = if self.has_allocated {
-            types
+            heap_sample_types()
         } else {
-            types[2..].to_vec()
+            plain_sample_types()
         };
         profile.default_type = profile.sample_types.len() - 1;
         if !profile.details.is_empty() && profile.details.len() != profile.stacks.len() {

@@ -83,6 +83,14 @@ pub fn heap_sample_types() -> Vec<ValueType> {
     .to_vec()
 }
 
+/// The columns of a heap profile that tells nothing of what was freed, as pprof
+/// calls them: what is in use, or for `growth` what the heap has grown by.
+pub(crate) fn plain_sample_types() -> Vec<ValueType> {
+    [("objects", "count"), ("space", "bytes")]
+        .map(|(kind, unit)| ValueType::new(kind, unit))
+        .to_vec()
+}
+
 /// The format that a profile was read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Format {

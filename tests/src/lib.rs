@@ -15,6 +15,7 @@ pub mod artifacts;
 pub mod cgroup;
 pub mod code;
 pub mod mortal;
+pub mod peers;
 pub mod scratch;
 pub mod session;
 pub mod small;

@@ -102,7 +102,8 @@ struct Columns {
 impl Columns {
     fn find(profile: &Profile) -> Option<Self> {
         let column = |name: &str| profile.type_index(name);
-        let live = (column("inuse_objects")?, column("inuse_space")?);
+        let live = |name: &str| column(name).or_else(|| column(name.strip_prefix("inuse_")?));
+        let live = (live("inuse_objects")?, live("inuse_space")?);
         let allocated = column("alloc_objects")
             .zip(column("alloc_space"))
             .unwrap_or(live);
