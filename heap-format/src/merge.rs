@@ -237,9 +237,16 @@ impl Merger {
     }
 
     /// The sum spans from the earliest start to the latest end, and covers all
-    /// sessions' time, the bases' too, as pprof sums it.
+    /// sessions' time, the bases' too, as pprof sums it. The intervals are those
+    /// of the latest dump, if all are of one session.
     fn session(&mut self, profile: &Profile) {
         let (out, new) = (&mut self.out.facts, &profile.facts);
+        let start = |facts: &Facts| facts.intervals.first().map(|p| p.from_unix_ns);
+        if start(out) != start(new) {
+            out.intervals.clear();
+        } else if new.end_unix_ns > out.end_unix_ns {
+            out.intervals.clone_from(&new.intervals);
+        }
         let start = out.start_unix_ns.into_iter().chain(new.start_unix_ns);
         out.start_unix_ns = start.min();
         out.end_unix_ns = out.end_unix_ns.max(new.end_unix_ns);

@@ -76,6 +76,38 @@ fn tables_of_a_change() {
     check_change("folded_change.txt", &["--folded"]);
 }
 
+/// The dump as it would be had its session's interval been changed twice.
+fn governed() -> (tempfile::TempDir, String) {
+    let dump = fs::read_to_string(expected::data("shop.heap")).unwrap();
+    let end = 1_795_239_949_573_587_031u64;
+    let history: String = [(4_000_000, "512 14.6378%"), (3_000_000, "2048 4.2184%")]
+        .map(|(before, rest)| format!("# interval {} {rest}\n", end - before))
+        .concat();
+    let history = format!("{history}# interval {} 9253\n# counter", end - 2_500_000);
+    assert!(dump.contains(&format!("# end_unix_ns {end}\n")));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("governed.heap");
+    fs::write(&file, dump.replacen("# counter", &history, 1)).unwrap();
+    let file = file.to_str().unwrap().to_owned();
+    (folder, file)
+}
+
+#[test]
+fn an_interval_that_changed_is_told_with_its_history() {
+    let (_folder, file) = governed();
+    expected::compare("top_governed.txt", &output(&["-f", &file, "-t", "-n", "3"]));
+    let page = output(&["-f", &file, "--html"]);
+    let line = "512 bytes (14.64% of CPU time) for 1ms, 2048 (4.22%) for 500us, 9253 for 2.50ms";
+    assert!(page.contains(&format!("[\"Intervals\",\"{line}\"]")));
+    let json = output(&["-f", &file, "--json"]);
+    let first = "\"intervals\":[{\"from_unix_ns\":1795239949569587031,\"interval\":512,\
+                 \"overhead\":0.146378},";
+    assert!(json.contains(first), "{json}");
+    // The sum of two sessions has no one history.
+    let sum = output(&["-f", &file, "-f", "shop_before.heap", "-t"]);
+    assert!(!sum.contains("Interval"), "{sum}");
+}
+
 #[test]
 fn formats_for_other_programs() {
     check("graph.dot", &["--dot"]);

@@ -14,7 +14,9 @@
 //! - `stacks`: `[{frames, values, detail?}]`, frames leaf first; `detail` has
 //!   the samples, ages and variances that this project's dumps carry
 //! - `mappings`: `[{start, end, offset, build_id, path, past}]`, numbers in hex
-//! - `facts`: what the dump says about itself
+//! - `facts`: what the dump says about itself; `intervals`, where the interval
+//!   changed: `[{from_unix_ns, interval, overhead?}]` in order of time, the
+//!   overhead as a share of the CPU time
 
 use std::fmt::Write;
 
@@ -187,6 +189,15 @@ fn facts(json: &mut Json, profile: &Profile) {
             .text(&facts.exe_build_id.to_string());
         json.key("command_line")
             .list(&facts.command_line, |json, a| json.text(a));
+        json.key("intervals").list(&facts.intervals, |json, p| {
+            json.object(|json| {
+                json.key("from_unix_ns").number(p.from_unix_ns);
+                json.key("interval").number(p.interval);
+                if let Some(millionths) = p.overhead {
+                    json.key("overhead").number(f64::from(millionths) / 1e6);
+                }
+            });
+        });
         for (name, map) in [
             ("counters", &facts.counters),
             ("allocator", &facts.allocator),

@@ -6,6 +6,7 @@ pub mod dot;
 pub mod flame;
 pub mod folded;
 pub mod html;
+pub mod interval;
 pub mod json;
 pub mod leaks;
 pub mod list;
@@ -197,6 +198,7 @@ impl Context<'_> {
                 "Duration: {length}, Total samples = {total} {share}"
             ));
         }
+        lines.extend(interval::history(facts).map(|text| format!("Interval: {text}")));
         lines
     }
 

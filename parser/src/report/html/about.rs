@@ -5,6 +5,7 @@ use std::fmt::Write;
 use heap_format::Profile;
 
 use crate::report::flame::data::{list, quote};
+use crate::report::interval::history;
 use crate::report::{Context, printable};
 
 /// The allocator's figures in bytes, by name, and what the samples say is in
@@ -56,6 +57,7 @@ pub fn facts(context: &Context) -> String {
     add("Build id", Some(facts.exe_build_id.to_string()));
     add("Command line", Some(facts.command_line.join(" ")));
     add("Interval", interval(profile));
+    add("Intervals", history(facts));
     add(
         "Session",
         facts

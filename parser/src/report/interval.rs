@@ -1,0 +1,110 @@
+//! How the sampling interval went over a session, for people.
+
+use std::fmt::Write;
+
+use heap_format::{Facts, IntervalPeriod};
+
+use crate::measure::{self, percentage};
+
+/// Of more intervals than this only the first and the last ones are told.
+const MOST: usize = 8;
+
+/// The history of the interval, where it changed: how long each was in force,
+/// and what sampling took of the CPU time meanwhile.
+///
+/// `256 bytes (14.64% of CPU time) for 128ms, 2048 (4.22%) for 7.87s`
+pub fn history(facts: &Facts) -> Option<String> {
+    let periods = &facts.intervals;
+    if periods.len() < 2 {
+        return None;
+    }
+    let all: Vec<String> = (0..periods.len()).map(|i| period(facts, i)).collect();
+    Some(if all.len() <= MOST {
+        all.join(", ")
+    } else {
+        let half = MOST / 2;
+        let (first, last) = (&all[..half], &all[all.len() - half..]);
+        let between = all.len() - MOST;
+        format!("{}, {between} more, {}", first.join(", "), last.join(", "))
+    })
+}
+
+fn period(facts: &Facts, index: usize) -> String {
+    let IntervalPeriod {
+        from_unix_ns,
+        interval,
+        overhead,
+    } = facts.intervals[index];
+    // Only the first tells the units.
+    let (unit, of) = match index {
+        0 => (" bytes", " of CPU time"),
+        _ => ("", ""),
+    };
+    let mut text = format!("{interval}{unit}");
+    if let Some(millionths) = overhead {
+        let share = percentage(millionths.into(), 1_000_000);
+        // Writing to a string cannot fail.
+        let _ = write!(text, " ({}{of})", share.trim());
+    }
+    let next = facts.intervals.get(index + 1).map(|p| p.from_unix_ns);
+    if let Some(until) = next.or(facts.end_unix_ns) {
+        let length = i64::try_from(until.saturating_sub(from_unix_ns)).unwrap_or(i64::MAX);
+        let _ = write!(
+            text,
+            " for {}",
+            measure::label(length, "nanoseconds", "auto")
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(periods: &[(u64, u64, Option<u32>)], end: Option<u64>) -> Facts {
+        let period = |&(ms, interval, overhead): &(u64, u64, Option<u32>)| IntervalPeriod {
+            from_unix_ns: ms * 1_000_000,
+            interval,
+            overhead,
+        };
+        Facts {
+            intervals: periods.iter().map(period).collect(),
+            end_unix_ns: end.map(|ms| ms * 1_000_000),
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn an_interval_that_stayed_has_no_history() {
+        assert_eq!(history(&facts(&[], Some(9))), None);
+        assert_eq!(history(&facts(&[(1, 256, Some(5))], Some(9))), None);
+    }
+
+    #[test]
+    fn each_interval_is_told_with_its_share_and_time() {
+        let periods = [
+            (1000, 256, Some(146_378)),
+            (1128, 2048, None),
+            (1232, 9253, Some(9_900)),
+        ];
+        assert_eq!(
+            history(&facts(&periods, Some(9000))).unwrap(),
+            "256 bytes (14.64% of CPU time) for 128ms, 2048 for 104ms, 9253 (0.99%) for 7.77s"
+        );
+        let open = history(&facts(&periods, None)).unwrap();
+        assert!(open.ends_with(", 9253 (0.99%)"), "{open}");
+        // A clock that was set back.
+        let back = history(&facts(&periods, Some(0))).unwrap();
+        assert!(back.ends_with("for 0"), "{back}");
+    }
+
+    #[test]
+    fn of_many_intervals_the_first_and_the_last_are_told() {
+        let periods: Vec<_> = (0..30).map(|i| (i * 500, 1000 + i, None)).collect();
+        let text = history(&facts(&periods, Some(15_000))).unwrap();
+        assert!(text.starts_with("1000 bytes for 500ms, 1001"), "{text}");
+        assert!(text.contains("1003 for 500ms, 22 more, 1026 for"), "{text}");
+        assert!(text.ends_with("1029 for 500ms"), "{text}");
+    }
+}
