@@ -304,6 +304,14 @@
     return () => {
       const flat = (s) => s.weights[at.column].map(of).reduce((sum, w) => sum + w.flat, 0);
       const largest = (s) => s.weights[at.column].map(of).reduce((m, w) => (Math.abs(w.cum) > Math.abs(m) ? w.cum : m), 0);
+      // The lines' values do not add up to the function's where it calls itself.
+      const cum = (s) => {
+        const { names, columns: held } = data.functions;
+        const i = names.indexOf(s.name);
+        if (i < 0 || i !== names.lastIndexOf(s.name)) return largest(s);
+        const c = held[at.column];
+        return weight(c.cum[i], c.cum_base ? c.cum_base[i] : 0);
+      };
       const rank = (i) => Math.abs(flat(data.sources[i])) * 1e6 + Math.abs(largest(data.sources[i]));
       const order = data.sources.map((_, i) => i).sort((a, b) => rank(b) - rank(a));
       chosen = order[0];
@@ -311,7 +319,7 @@
         ...order.map((i) => {
           const s = data.sources[i];
           const b = make("button", s.name, { type: "button", "aria-pressed": String(i === chosen) });
-          b.append(make("small", `flat ${signed(flat(s)) || 0} · cum ${signed(largest(s))}`));
+          b.append(make("small", `flat ${signed(flat(s)) || 0} · cum ${signed(cum(s))}`));
           b.addEventListener("click", () => {
             chosen = i;
             for (const other of list.children) other.setAttribute("aria-pressed", String(other === b));
