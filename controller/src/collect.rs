@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use heap_format::dump::{PART, Part};
 use heap_format::{
     BuildId, Detail, Facts, Mapping, Profile, ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
 };
@@ -14,6 +16,7 @@ use shm_protocol::layout::ADDRESS_BITS;
 use shm_protocol::segment::IntervalPeriod;
 use shm_protocol::snapshot::{Header, ModuleView, RecordView};
 
+use crate::beside::Shared;
 use crate::placed::PlacedTree;
 use crate::process;
 use crate::snapshot::Snapshot;
@@ -74,7 +77,7 @@ fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) {
     let mut tree = PlacedTree::new(snapshot);
     let mut stack = Vec::new();
     let mut frames = 0;
-    for record in snapshot.stacks() {
+    for record in snapshot.stacks().iter() {
         stack.clear();
         let whole = frames < MAX_FRAMES
             && tree.stack(record.node, &mut stack, |a| builder.place(places.of(a)));
@@ -87,6 +90,20 @@ fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) {
     if !snapshot.table_full.is_empty() {
         builder.stack([TABLE_FULL_ADDRESS], &detail(&snapshot.table_full, now));
     }
+}
+
+/// Begins to find the records of a profile's stacks, on a second thread: they need the
+/// stacks' numbers alone, so that the first can put the profile together meanwhile.
+pub fn records(snapshot: &Snapshot) -> Shared<Part> {
+    let (now, interval) = (snapshot.end_tick(), snapshot.least_interval.max(1));
+    let stacks = Arc::clone(snapshot.stacks());
+    let table_full = Some(snapshot.table_full).filter(|record| !record.is_empty());
+    let count = stacks.len() + usize::from(table_full.is_some());
+    Shared::start(count.div_ceil(PART), move |part| {
+        let all = stacks.iter().chain(&table_full);
+        let own = all.skip(part * PART).take(PART);
+        Part::new(own.map(|record| detail(record, now)), interval)
+    })
 }
 
 /// A stack's sums in the dump's units.

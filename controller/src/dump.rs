@@ -4,6 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use heap_format::dump::Text;
 use shm_protocol::clock::unix_ns;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
@@ -12,7 +13,8 @@ use crate::clock::now_ns;
 use crate::collect::{self, Story};
 use crate::discovery::Agent;
 use crate::ended::Ended;
-use crate::output::{Output, piecewise};
+use crate::output::Output;
+use crate::pieces;
 use crate::process;
 use crate::segment::Head;
 use crate::snapshot::Snapshot;
@@ -145,10 +147,12 @@ pub fn write_snapshot(
     story.trigger = trigger.to_owned();
     story.ended = ended.fact();
     story.boot_id = process::boot_id().map(|(_, text)| text);
+    let records = collect::records(snapshot);
     let mut profile = collect::profile(snapshot, header, &story);
+    let records = records.finish();
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
-        piecewise(file, |out| heap_format::dump::write(&profile, out))
+        pieces::write(Text::with_parts(profile, records)?, file)
     })?;
     Ok(Written {
         path,

@@ -4,6 +4,7 @@
 //! All policy is here; the agent only counts. A process is never stopped, signalled or
 //! waited for: a dump is read from its segment, alive or dead.
 
+mod beside;
 mod cgroup;
 mod cli;
 mod clock;
@@ -15,6 +16,7 @@ mod ended;
 mod governor;
 mod launch;
 mod output;
+mod pieces;
 mod placed;
 mod process;
 mod segment;

@@ -7,7 +7,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -245,60 +245,10 @@ fn explain(folder: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {what}", folder.display()))
 }
 
-/// Writes text while it is being made: one thread makes it, another has the kernel take
-/// it, part by part.
-pub fn piecewise(
-    file: &mut File,
-    fill: impl FnOnce(&mut Pieces) -> io::Result<()>,
-) -> io::Result<()> {
-    std::thread::scope(|scope| {
-        let (sender, pieces) = std::sync::mpsc::sync_channel::<Vec<u8>>(PIECES);
-        let writer =
-            scope.spawn(move || pieces.iter().try_for_each(|piece| file.write_all(&piece)));
-        let mut out = Pieces {
-            sender,
-            piece: Vec::new(),
-        };
-        let filled = fill(&mut out).and_then(|()| out.flush());
-        drop(out);
-        // Why the kernel took no more says more than that it did not.
-        let written = writer
-            .join()
-            .map_err(|_| io::Error::other("writing failed"))?;
-        written.and(filled)
-    })
-}
-
-/// Text on its way to [`piecewise`]'s other thread.
-pub struct Pieces {
-    sender: std::sync::mpsc::SyncSender<Vec<u8>>,
-    piece: Vec<u8>,
-}
-
-/// Bytes of a piece.
-const PIECE: usize = 1 << 20;
-/// Pieces under way: what is made ahead of the kernel is bounded.
-const PIECES: usize = 4;
-
-impl Write for Pieces {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.piece.extend_from_slice(bytes);
-        if self.piece.len() >= PIECE {
-            self.flush()?;
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        let piece = std::mem::take(&mut self.piece);
-        let sent = self.sender.send(piece);
-        sent.map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     fn names(dir: &Path) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(dir)
@@ -378,28 +328,6 @@ mod tests {
             assert_eq!(std::fs::read(file).unwrap(), b"ours");
         }
         assert_eq!(names(dir.path()).len(), 4);
-    }
-
-    #[test]
-    fn pieces_arrive_in_order_and_their_errors_are_told() {
-        let mut file = tempfile::tempfile().unwrap();
-        let text: Vec<u8> = (0..3_000_000u32).map(|i| i as u8).collect();
-        piecewise(&mut file, |out| {
-            text.chunks(700_000)
-                .try_for_each(|part| out.write_all(part))
-        })
-        .unwrap();
-        let mut found = Vec::new();
-        io::Seek::rewind(&mut file).unwrap();
-        io::Read::read_to_end(&mut file, &mut found).unwrap();
-        assert!(found == text);
-        let mut full = File::options().write(true).open("/dev/full").unwrap();
-        let failed = piecewise(&mut full, |out| {
-            (0..100).try_for_each(|_| out.write_all(&text))
-        });
-        assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-        let failed = piecewise(&mut file, |_| Err(io::Error::other("made badly")));
-        assert_eq!(failed.unwrap_err().to_string(), "made badly");
     }
 
     #[test]

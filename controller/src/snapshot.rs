@@ -5,6 +5,7 @@
 //! record may be read between two of its sums, which is at most the sample in flight.
 
 use std::io;
+use std::sync::Arc;
 
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record, TRUNCATION_CAUSES};
 use shm_protocol::segment::{IntervalPeriod, Session};
@@ -59,7 +60,7 @@ pub struct Snapshot {
     /// What found no room in the table.
     pub table_full: RecordView,
     nodes: Vec<u8>,
-    stacks: Vec<RecordView>,
+    stacks: Arc<Vec<RecordView>>,
 }
 
 impl Snapshot {
@@ -87,14 +88,14 @@ impl Snapshot {
             least_interval: least_interval(session, &bank),
             table_full: merger.table_full,
             nodes,
-            stacks: merger.stacks,
+            stacks: Arc::new(merger.stacks),
         };
         current(segment, session, &mut buffer)?;
         Ok(snapshot)
     }
 
     /// The stacks' sums; [`Snapshot::addresses`] tells where each is.
-    pub fn stacks(&self) -> &[RecordView] {
+    pub fn stacks(&self) -> &Arc<Vec<RecordView>> {
         &self.stacks
     }
 

@@ -77,11 +77,11 @@ impl ProfileBuilder {
     ///
     /// The places must be this builder's: others' mean something else here, or panic.
     pub fn stack_of(&mut self, places: &[Place], detail: &Detail) {
+        let last = places.iter().map(|place| place.0 as usize).max();
         let known = self.profile.locations.len();
-        for place in places {
-            assert!((place.0 as usize) < known, "a place of another builder");
-            self.profile.stacks.push_frame(place.0);
-        }
+        assert!(last < Some(known), "a place of another builder");
+        let frames = places.iter().map(|place| place.0);
+        self.profile.stacks.push_frames(frames);
         self.close(detail);
     }
 

@@ -35,6 +35,11 @@ impl Stacks {
         self.frames.push(location);
     }
 
+    /// Appends frames to the stack under construction.
+    pub(crate) fn push_frames(&mut self, locations: impl ExactSizeIterator<Item = u32>) {
+        self.frames.extend(locations);
+    }
+
     /// Ends the stack under construction.
     pub(crate) fn close(&mut self) {
         self.ends.push(self.frames.len() as u64);

@@ -107,7 +107,7 @@ impl Model {
         let mut addresses = Vec::new();
         let mut new = Vec::new();
         let mut all = Vec::new();
-        for record in snapshot.stacks() {
+        for record in snapshot.stacks().iter() {
             if !self.frames.contains_key(&record.node) {
                 let whole = snapshot.addresses(record.node, &mut addresses);
                 all.extend_from_slice(&addresses);

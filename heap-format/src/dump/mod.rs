@@ -32,7 +32,7 @@ mod numbers;
 pub(crate) mod split;
 mod write;
 
-pub use write::write;
+pub use write::{PART, Part, Text, write};
 
 /// Second line of a dump.
 pub(crate) const SIGNATURE: &[u8] = b"# mem-profiler dump ";

@@ -107,16 +107,17 @@ impl Estimate {
         let mut best: Option<(f64, [Record; 2])> = None;
         for share in [0.5, 0.8, 0.2, 0.65] {
             let small = ((count as f64 * share) as u64).clamp(1, count - 1);
-            let Some(average) = self.smaller_size(small as f64, (count - small) as f64) else {
+            let sizes = self.sizes(small as f64, (count - small) as f64);
+            let Some((average, other)) = sizes else {
                 continue;
             };
             // Its bytes are a whole number: the one below, or the one above.
             let size = average * small as f64 * self.interval;
             for size in [size.floor(), size.ceil()] {
-                let Some(records) = self.chord(small, size as u64, count - small) else {
+                let chord = self.chord(small, size as u64, count - small, other);
+                let Some((records, error)) = chord else {
                     continue;
                 };
-                let error = self.objects_error(&records);
                 if error <= self.tolerance() {
                     return Some(records);
                 }
@@ -128,23 +129,32 @@ impl Estimate {
         best.map(|(_, records)| records)
     }
 
-    /// The split with `small` samples of `size` bytes, and `large` samples for the rest.
-    fn chord(&self, small: u64, size: u64, large: u64) -> Option<[Record; 2]> {
+    /// The split with `small` samples of `size` bytes, and `large` samples of about
+    /// `other` units each for the rest; and its error in objects.
+    fn chord(&self, small: u64, size: u64, large: u64, other: f64) -> Option<([Record; 2], f64)> {
         let first = Record {
             count: small,
             size: size.max(1),
         };
-        let rest = (self.units - self.scaled(&[first]).1) / large as f64;
-        (rest > 1.0).then(|| [first, self.record(large, average_for(rest))])
+        let (objects, units) = self.scaled(&[first]);
+        let rest = (self.units - units) / large as f64;
+        if rest.is_nan() || rest <= 1.0 {
+            return None;
+        }
+        // For u·g(u) lies above 1 + u/2 and u, and below 1 + u.
+        let guess = other.clamp(rest - 1.0, rest.min(2.0 * (rest - 1.0)));
+        let second = self.record(large, average_near(rest, guess));
+        let objects = objects + self.scaled(&[second]).0;
+        Some(([first, second], (objects - self.objects).abs()))
     }
 
-    /// The smaller of the two sizes, in units.
+    /// The two sizes in units: the smaller one, and about the larger one.
     ///
     /// Its weight `g` decides the other's through the objects; what is sought
     /// is the root of the bytes of both, which are a convex function of `g`
     /// with its least value where the sizes are equal. Newton's method from
     /// the parabola there, kept between bounds.
-    fn smaller_size(&self, small: f64, large: f64) -> Option<f64> {
+    fn sizes(&self, small: f64, large: f64) -> Option<(f64, f64)> {
         let equal = self.objects / (small + large);
         let (mut low, mut high) = (equal, (self.objects - large) / small);
         let missing = self.units - self.objects * inverse_weight(equal);
@@ -153,12 +163,14 @@ impl Estimate {
         }
         let curvature = small * (1.0 + small / large) / (equal * (equal - 1.0).powi(2));
         let mut g = low + (2.0 * missing / curvature).sqrt();
+        let mut v = 0.0;
         for _ in 0..100 {
             if !(g > low && g < high) {
                 g = (low + high) / 2.0;
             }
             let other = (self.objects - small * g) / large;
-            let (u, v) = (inverse_weight(g), inverse_weight(other));
+            let u = inverse_weight(g);
+            v = inverse_weight(other);
             let excess = small * g * u + large * other * v - self.units;
             // A hundredth of a byte is lost in rounding the sizes.
             if excess.abs() * self.interval <= 0.01 || high - low <= low * 1e-14 {
@@ -168,22 +180,15 @@ impl Estimate {
             let slope = small * ((u - 1.0 / (g - 1.0)) - (v - 1.0 / (other - 1.0)));
             g -= excess / slope;
         }
-        Some(inverse_weight(g))
+        Some((inverse_weight(g), v))
     }
 }
 
-/// The average size `u` in units at which `u·g(u)` is `h`; tiny when `h` is
-/// not above 1, which no size reaches.
-fn average_for(h: f64) -> f64 {
-    if h >= 40.0 {
-        return h;
-    }
-    // u·g(u) is 1 + u/2 + u²/12 near 0 and convex everywhere, so Newton's
-    // method from above converges monotonically.
-    average_near(h, h.min(2.0 * (h - 1.0)))
-}
-
-/// The same, begun at a guess: a step from below it leads above.
+/// The average size `u` in units at which `u·g(u)` is `h`, sought from a guess; tiny when
+/// `h` is not above 1, which no size reaches.
+///
+/// u·g(u) is 1 + u/2 + u²/12 near 0 and convex everywhere, so Newton's method converges
+/// monotonically from above, and a step from below leads above.
 fn average_near(h: f64, guess: f64) -> f64 {
     if h >= 40.0 {
         return h;
@@ -200,7 +205,8 @@ fn average_near(h: f64, guess: f64) -> f64 {
         if next.is_nan() || next <= 0.0 {
             return f64::MIN_POSITIVE;
         }
-        if (next - u).abs() <= u * 1e-12 {
+        // The error is squared by each step: it is below a double's own by now.
+        if (next - u).abs() <= u * 1e-8 {
             return next;
         }
         u = next;

@@ -1,15 +1,15 @@
 //! Writing a dump.
 
+use std::borrow::Borrow;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 
 use super::numbers::{HEX_ROOM, HexText, decimal, fraction};
 use super::split::{Record, split};
 use super::{END, SIGNATURE, STACK, VERSION, facts};
+use crate::detail::Detail;
 use crate::profile::{MARKERS, Profile};
 use crate::scale::weight;
-
-const BUFFER: usize = 1 << 20;
 
 /// Writes `profile` as a dump.
 ///
@@ -20,70 +20,163 @@ const BUFFER: usize = 1 << 20;
 /// Needs a heap profile: one with the columns `inuse_objects` and
 /// `inuse_space` at least. Others are refused.
 pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
-    let records = Records::new(profile)?;
-    let mut buffer = Vec::with_capacity(BUFFER + (BUFFER >> 2));
-    buffer.extend_from_slice(b"heap profile: ");
-    totals(&mut buffer, &records.total);
-    buffer.extend_from_slice(b"@ heap_v2/");
-    decimal(&mut buffer, profile.period.max(1) as u64);
-    buffer.push(b'\n');
-    buffer.extend_from_slice(SIGNATURE);
-    decimal(&mut buffer, VERSION.into());
-    buffer.push(b'\n');
-    stacks(profile, &records, &mut buffer, out)?;
-    buffer.extend_from_slice(b"\nMAPPED_LIBRARIES:\n");
-    maps(profile, &mut buffer);
-    buffer.push(b'\n');
-    facts::write(profile, &mut buffer);
-    buffer.extend_from_slice(END);
-    buffer.push(b'\n');
-    out.write_all(&buffer)
+    let text = Text::new(profile)?;
+    let mut buffer = Vec::new();
+    for piece in 0..text.pieces() {
+        buffer.clear();
+        text.piece(piece, &mut buffer);
+        out.write_all(&buffer)?;
+    }
+    Ok(())
+}
+
+/// The text of a dump in pieces, which several threads can make at once: behind each
+/// other they are what [`write`] writes.
+pub struct Text<P> {
+    profile: P,
+    parts: Vec<Part>,
+    addresses: Vec<HexText>,
+}
+
+impl<P: Borrow<Profile>> Text<P> {
+    /// Of a heap profile; others are refused.
+    pub fn new(profile: P) -> io::Result<Self> {
+        let of = profile.borrow();
+        let columns = Columns::find(of).ok_or_else(|| refused("not a heap profile"))?;
+        let interval = of.period.max(1) as u64;
+        let numbers: Vec<usize> = (0..of.stacks.len()).collect();
+        let lines = |&stack: &usize| columns.estimates(of, stack).lines(interval);
+        let parts = numbers
+            .chunks(PART)
+            .map(|part| Part::of(part.iter().map(lines)));
+        let parts = parts.collect();
+        Ok(Self::made(profile, parts))
+    }
+
+    /// Of a heap profile of whose stacks the records are known: those of each [`PART`]
+    /// stacks, in order.
+    pub fn with_parts(profile: P, parts: Vec<Part>) -> io::Result<Self> {
+        let stacks = profile.borrow().stacks.len();
+        let lengths = parts.iter().map(|part| part.lines.len());
+        let expected = (0..stacks).step_by(PART).map(|at| PART.min(stacks - at));
+        match lengths.eq(expected) {
+            true => Ok(Self::made(profile, parts)),
+            false => Err(refused("not the records of its stacks")),
+        }
+    }
+
+    fn made(profile: P, parts: Vec<Part>) -> Self {
+        let locations = profile.borrow().locations.iter();
+        let addresses = locations
+            .map(|l| HexText::new(l.address.wrapping_add(1)))
+            .collect();
+        Self {
+            profile,
+            parts,
+            addresses,
+        }
+    }
+
+    /// How many there are: at least one.
+    pub fn pieces(&self) -> usize {
+        self.parts.len().max(1)
+    }
+
+    /// Appends a piece, of about as many bytes as its [`PART`] stacks need.
+    pub fn piece(&self, piece: usize, out: &mut Vec<u8>) {
+        if piece == 0 {
+            self.head(out);
+        }
+        if let Some(part) = self.parts.get(piece) {
+            self.stacks(piece * PART, part, out);
+        }
+        if piece + 1 == self.pieces() {
+            self.tail(out);
+        }
+    }
+
+    fn head(&self, out: &mut Vec<u8>) {
+        let mut total = [Record::default(); 2];
+        self.parts
+            .iter()
+            .for_each(|part| add(&mut total, &part.total));
+        out.extend_from_slice(b"heap profile: ");
+        totals(out, &total);
+        out.extend_from_slice(b"@ heap_v2/");
+        decimal(out, self.profile.borrow().period.max(1) as u64);
+        out.push(b'\n');
+        out.extend_from_slice(SIGNATURE);
+        decimal(out, VERSION.into());
+        out.push(b'\n');
+    }
+
+    fn stacks(&self, start: usize, part: &Part, out: &mut Vec<u8>) {
+        let profile = self.profile.borrow();
+        for (stack, [first, second]) in (start..).zip(&part.lines) {
+            let frames = profile.stacks.get(stack);
+            line(out, first, frames, &self.addresses);
+            if *second != [Record::default(); 2] {
+                line(out, second, frames, &self.addresses);
+            }
+            if let Some(detail) = profile.details.get(stack) {
+                exact(out, &detail.to_fields());
+            }
+        }
+    }
+
+    fn tail(&self, out: &mut Vec<u8>) {
+        let profile = self.profile.borrow();
+        out.extend_from_slice(b"\nMAPPED_LIBRARIES:\n");
+        maps(profile, out);
+        out.push(b'\n');
+        facts::write(profile, out);
+        out.extend_from_slice(END);
+        out.push(b'\n');
+    }
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
 /// In-use and allocated records of a stack, as many as it has lines.
 type Lines = [[Record; 2]; 2];
 
-struct Records {
-    stacks: Vec<Lines>,
+/// Stacks of a piece of the text.
+pub const PART: usize = 1024;
+
+/// The records of some stacks: what costs most of a dump's time, and needs their numbers
+/// alone.
+pub struct Part {
+    lines: Vec<Lines>,
     total: [Record; 2],
 }
 
-impl Records {
-    fn new(profile: &Profile) -> io::Result<Self> {
-        let columns = Columns::find(profile)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a heap profile"))?;
-        let mut stacks = vec![Lines::default(); profile.stacks.len()];
-        let of_part = &|first: usize, part: &mut [Lines]| {
-            for (i, lines) in part.iter_mut().enumerate() {
-                *lines = columns.lines(profile, first + i);
-            }
+impl Part {
+    /// Those of stacks with these numbers, sampled once every `interval` bytes.
+    pub fn new(details: impl Iterator<Item = Detail>, interval: u64) -> Self {
+        Self::of(details.map(|detail| Estimates::of(&detail).lines(interval)))
+    }
+
+    fn of(lines: impl Iterator<Item = Lines>) -> Self {
+        let mut part = Self {
+            lines: Vec::with_capacity(PART),
+            total: [Record::default(); 2],
         };
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS));
-        let part = stacks.len().div_ceil(threads).max(PART);
-        std::thread::scope(|scope| {
-            let mut parts = stacks.chunks_mut(part).enumerate();
-            // The first is this thread's own.
-            let own = parts.next();
-            for (number, stacks) in parts {
-                scope.spawn(move || of_part(number * part, stacks));
-            }
-            own.into_iter().for_each(|(_, stacks)| of_part(0, stacks));
-        });
-        let mut total = [Record::default(); 2];
-        for record in stacks.iter().flatten() {
-            for (sum, part) in total.iter_mut().zip(record) {
-                sum.count = sum.count.saturating_add(part.count);
-                sum.size = sum.size.saturating_add(part.size);
-            }
+        part.lines.extend(lines);
+        for record in part.lines.iter().flatten() {
+            add(&mut part.total, record);
         }
-        Ok(Self { stacks, total })
+        part
     }
 }
 
-/// Most threads that find records.
-const THREADS: usize = 4;
-/// Stacks that are worth a thread.
-const PART: usize = 4096;
+fn add(total: &mut [Record; 2], more: &[Record; 2]) {
+    for (sum, part) in total.iter_mut().zip(more) {
+        sum.count = sum.count.saturating_add(part.count);
+        sum.size = sum.size.saturating_add(part.size);
+    }
+}
 
 /// What one side of a stack, live or allocated, is estimated to hold.
 #[derive(PartialEq)]
@@ -110,33 +203,13 @@ impl Columns {
         Some(Self { live, allocated })
     }
 
-    /// The records of a stack.
-    fn lines(&self, profile: &Profile, stack: usize) -> Lines {
-        let interval = profile.period.max(1) as u64;
-        let [live, allocated] = self.estimates(profile, stack);
-        let records = |e: &Estimate| split(e.samples, e.objects, e.bytes, interval);
-        let live_records = records(&live);
-        let allocated_records = if live == allocated {
-            live_records
-        } else {
-            records(&allocated)
-        };
-        [0, 1].map(|line| [live_records[line], allocated_records[line]])
-    }
-
     /// Live and allocated estimates of a stack.
-    fn estimates(&self, profile: &Profile, stack: usize) -> [Estimate; 2] {
-        if let Some(d) = profile.details.get(stack) {
-            let live = (d.live_samples(), d.live_objects(), d.live_bytes());
-            let allocated = (d.alloc_samples, d.alloc_objects, d.alloc_bytes);
-            return [live, allocated].map(|(samples, objects, bytes)| Estimate {
-                samples,
-                objects,
-                bytes,
-            });
+    fn estimates(&self, profile: &Profile, stack: usize) -> Estimates {
+        if let Some(detail) = profile.details.get(stack) {
+            return Estimates::of(detail);
         }
         let values = profile.values_of(stack);
-        [self.live, self.allocated].map(|(objects, bytes)| {
+        Estimates([self.live, self.allocated].map(|(objects, bytes)| {
             let (objects, bytes) = (values[objects] as f64, values[bytes] as f64);
             let samples = objects / weight(bytes / objects / profile.period.max(1) as f64);
             Estimate {
@@ -144,7 +217,34 @@ impl Columns {
                 objects,
                 bytes,
             }
-        })
+        }))
+    }
+}
+
+/// Live and allocated estimates of a stack.
+struct Estimates([Estimate; 2]);
+
+impl Estimates {
+    fn of(d: &Detail) -> Self {
+        let live = (d.live_samples(), d.live_objects(), d.live_bytes());
+        let allocated = (d.alloc_samples, d.alloc_objects, d.alloc_bytes);
+        Self([live, allocated].map(|(samples, objects, bytes)| Estimate {
+            samples,
+            objects,
+            bytes,
+        }))
+    }
+
+    fn lines(&self, interval: u64) -> Lines {
+        let Self([live, allocated]) = self;
+        let records = |e: &Estimate| split(e.samples, e.objects, e.bytes, interval);
+        let live_records = records(live);
+        let allocated_records = if live == allocated {
+            live_records
+        } else {
+            records(allocated)
+        };
+        [0, 1].map(|line| [live_records[line], allocated_records[line]])
     }
 }
 
@@ -157,34 +257,6 @@ fn totals(buffer: &mut Vec<u8>, [live, allocated]: &[Record; 2]) {
     buffer.extend_from_slice(b": ");
     decimal(buffer, allocated.size);
     buffer.extend_from_slice(b"] ");
-}
-
-fn stacks(
-    profile: &Profile,
-    records: &Records,
-    buffer: &mut Vec<u8>,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let addresses: Vec<HexText> = profile
-        .locations
-        .iter()
-        .map(|l| HexText::new(l.address.wrapping_add(1)))
-        .collect();
-    for (i, [first, second]) in records.stacks.iter().enumerate() {
-        let frames = profile.stacks.get(i);
-        line(buffer, first, frames, &addresses);
-        if *second != [Record::default(); 2] {
-            line(buffer, second, frames, &addresses);
-        }
-        if let Some(detail) = profile.details.get(i) {
-            exact(buffer, &detail.to_fields());
-        }
-        if buffer.len() >= BUFFER {
-            out.write_all(buffer)?;
-            buffer.clear();
-        }
-    }
-    Ok(())
 }
 
 fn line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &[HexText]) {

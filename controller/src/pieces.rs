@@ -1,0 +1,130 @@
+//! Writing a dump's text while it is made.
+//!
+//! Two threads take turns: each makes a piece in memory of its own, learns where it goes
+//! from the piece before, and has the kernel take it while the other makes the next. The
+//! kernel lets one thread at a time write to a file, so that more would wait.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use heap_format::Profile;
+use heap_format::dump::Text;
+
+use crate::beside;
+
+/// Writes the text to the beginning of an empty file.
+pub fn write(text: Text<Profile>, file: &File) -> io::Result<()> {
+    let writing = Arc::new(Writing {
+        text,
+        file: file.try_clone()?,
+        next: AtomicUsize::new(0),
+        turn: AtomicUsize::new(0),
+        place: AtomicU64::new(0),
+        failed: OnceLock::new(),
+    });
+    let theirs = Arc::clone(&writing);
+    let several = writing.text.pieces() > 1;
+    let second = several.then(|| beside::spawn(move || theirs.work()));
+    writing.work();
+    if let Some(second) = second.flatten() {
+        // A panic aborts: there is nothing to be told here.
+        let _ = second.join();
+    }
+    let writing = Arc::into_inner(writing);
+    match writing.and_then(|writing| writing.failed.into_inner()) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+struct Writing {
+    text: Text<Profile>,
+    file: File,
+    /// The piece to make next.
+    next: AtomicUsize,
+    /// The piece that goes to `place`.
+    turn: AtomicUsize,
+    place: AtomicU64,
+    /// Why the kernel took no more.
+    failed: OnceLock<io::Error>,
+}
+
+impl Writing {
+    /// Makes and writes pieces until there are no more.
+    fn work(&self) {
+        let mut piece = Vec::new();
+        while self.failed.get().is_none() {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            if number >= self.text.pieces() {
+                return;
+            }
+            piece.clear();
+            self.text.piece(number, &mut piece);
+            let place = self.place_of(number, piece.len() as u64);
+            if let Err(error) = self.file.write_all_at(&piece, place) {
+                // The first error is told.
+                let _ = self.failed.set(error);
+            }
+        }
+    }
+
+    /// Where a piece of so many bytes goes: behind the one before, whose length is known
+    /// as soon as it is made, which takes the other thread less than a millisecond.
+    fn place_of(&self, number: usize, bytes: u64) -> u64 {
+        let mut patience = 1000;
+        while self.turn.load(Ordering::Acquire) != number {
+            match patience {
+                0 => std::thread::yield_now(),
+                _ => {
+                    patience -= 1;
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        let place = self.place.fetch_add(bytes, Ordering::Relaxed);
+        self.turn.store(number + 1, Ordering::Release);
+        place
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heap_format::{Detail, ProfileBuilder, dump};
+
+    fn profile(stacks: u64) -> Profile {
+        let mut builder = ProfileBuilder::new(1);
+        for stack in 0..stacks {
+            let detail = Detail {
+                alloc_samples: stack + 1,
+                alloc_objects: (stack + 1) as f64,
+                alloc_bytes: (8 * stack + 8) as f64,
+                ..Detail::default()
+            };
+            builder.stack((0..20).map(|frame| 0x1000 + frame * stack), &detail);
+        }
+        builder.finish()
+    }
+
+    #[test]
+    fn pieces_arrive_whole_and_in_order() {
+        for stacks in [0, 1, dump::PART as u64, 20_000] {
+            let profile = profile(stacks);
+            let mut expected = Vec::new();
+            dump::write(&profile, &mut expected).unwrap();
+            let file = tempfile::NamedTempFile::new().unwrap();
+            write(Text::new(profile).unwrap(), file.as_file()).unwrap();
+            assert!(std::fs::read(file.path()).unwrap() == expected, "{stacks}");
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let failed = write(Text::new(profile(5000)).unwrap(), &full);
+        assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    }
+}
