@@ -1,7 +1,7 @@
 //! From the graph to coordinates of everything that is drawn.
 
 use super::geometry::{Cubic, Point, Rect, Size, hull};
-use super::layers::{self, Block, Wire};
+use super::layers::{self, Block, Layered, Wire};
 use super::route::{self, Drawn};
 use super::style;
 use super::text;
@@ -9,7 +9,7 @@ use super::{Edge, Graph, Node};
 use super::{order, pack, position, rank};
 
 /// Free space around the picture.
-const MARGIN: f64 = 6.0;
+const MARGIN: f64 = 4.0;
 /// Font size of edge labels and of the title.
 pub const LABEL_FONT: f64 = 10.0;
 /// Font size of the title.
@@ -218,17 +218,31 @@ fn split(graph: &Graph) -> Vec<Part> {
     parts
 }
 
+/// Orders the rows of each way to rank the blocks; the one with the fewest crossings.
+fn least_crossing(
+    blocks: &[Block],
+    wires: &[Wire],
+    ways: Vec<Vec<usize>>,
+) -> Option<(usize, Layered, Vec<usize>)> {
+    let count = ways.len();
+    let arranged = ways.into_iter().map(|ranks| {
+        let mut layered = layers::build(blocks, wires, &ranks);
+        let crossings = order::arrange(&mut layered, count);
+        (crossings, layered, ranks)
+    });
+    arranged.min_by_key(|a| a.0)
+}
+
 impl Part {
     /// Lays the part out; the result lists edges, then loops, as the part does.
     fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> Drawn {
         let (blocks, wires) = (self.blocks(graph, lines), self.wires(graph));
-        let ways = rank::assign(&blocks, &wires);
-        let arranged = ways.iter().map(|ranks| {
-            let mut layered = layers::build(&blocks, &wires, ranks);
-            let crossings = order::arrange(&mut layered, ways.len());
-            (crossings, layered, ranks)
-        });
-        let Some((_, layered, ranks)) = arranged.min_by_key(|a| a.0) else {
+        let mut best = least_crossing(&blocks, &wires, rank::assign(&blocks, &wires));
+        if best.as_ref().is_some_and(|b| 2 * b.0 > wires.len()) {
+            let more = least_crossing(&blocks, &wires, rank::assign_tangled(&blocks, &wires));
+            best = best.into_iter().chain(more).min_by_key(|b| b.0);
+        }
+        let Some((_, layered, ranks)) = best else {
             return Drawn::default();
         };
         let down: Vec<bool> = wires.iter().map(|w| ranks[w.from] < ranks[w.to]).collect();

@@ -6,21 +6,29 @@ use super::geometry::{Rect, Size};
 const GAP: f64 = 18.0;
 const GAP_DOWN: f64 = 12.0;
 
+/// How much higher than wide a picture of many parts may be, and how much wider than high.
+const SHAPES: (f64, f64) = (0.5, 4.0);
+
 /// Where each part goes: the first stays leftmost at the top, the others stand at its right in
-/// columns no higher than the highest part (or than what makes the picture about square).
+/// columns no higher than the highest part, or than what makes the picture smallest.
 pub fn columns(sizes: &[Size]) -> Vec<Rect> {
     let area: f64 = sizes.iter().map(|s| (s.w + GAP) * (s.h + GAP_DOWN)).sum();
-    let highest = sizes
-        .iter()
-        .map(|s| s.h)
-        .fold(0.0, f64::max)
-        .max((area / 1.6).sqrt());
+    let least = sizes.iter().map(|s| s.h).fold(0.0, f64::max);
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by(|&a, &b| sizes[b].h.total_cmp(&sizes[a].h));
+    let (flat, high) = ((area / SHAPES.1).sqrt(), (area / SHAPES.0).sqrt());
+    let heights = (0..=8).map(|i| least.max(flat + (high - flat) * f64::from(i) / 8.0));
+    let all = heights.map(|height| filled(sizes, &order, height));
+    let best = all.min_by(|a, b| a.0.total_cmp(&b.0));
+    best.map(|b| b.1).unwrap_or_default()
+}
+
+/// The area of the picture and the places if columns may be this high.
+fn filled(sizes: &[Size], order: &[usize], highest: f64) -> (f64, Vec<Rect>) {
     let mut places = vec![Rect::default(); sizes.len()];
     let mut shelves: Vec<Shelf> = Vec::new();
     let mut right = 0.0;
-    for i in order {
+    for &i in order {
         let Size { w, h } = sizes[i];
         let found = shelves
             .iter_mut()
@@ -40,7 +48,8 @@ pub fn columns(sizes: &[Size]) -> Vec<Rect> {
         });
         places[i] = Rect { x, y, w, h };
     }
-    places
+    let bottom = places.iter().map(Rect::bottom).fold(0.0, f64::max);
+    (right * bottom, places)
 }
 
 /// A column of a fixed width, filled in lines from the top.
