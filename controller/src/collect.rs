@@ -216,12 +216,17 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
     counters.insert("modules_lost".to_owned(), header.modules_lost());
     let unix =
         |ns: u64| (session.start_unix_ns).saturating_add(ns.saturating_sub(session.start_ns));
+    // Of what may lie before the session, as figures of the allocator do.
+    let machine_unix = |ns: u64| {
+        let since = ns as i64 - session.start_ns as i64;
+        session.start_unix_ns.saturating_add_signed(since)
+    };
     let interval = |period: &IntervalPeriod| heap_format::IntervalPeriod {
         from_unix_ns: unix(period.from_ns),
         interval: period.interval,
         overhead: period.overhead,
     };
-    let allocator = header.allocator_stats().map(|(_, stats)| stats);
+    let (allocator_ns, allocator) = header.allocator_stats().unzip();
     Facts {
         pid: Some(story.pid as u32),
         process: Some(text(&story.name)),
@@ -241,6 +246,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
             .flatten()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
+        allocator_unix_ns: allocator_ns.map(machine_unix),
         memory: story
             .memory
             .iter()

@@ -287,6 +287,8 @@ pub struct Facts {
     pub counters: BTreeMap<String, u64>,
     /// Statistics of the allocator by name.
     pub allocator: BTreeMap<String, u64>,
+    /// When these were taken, ns since the Unix epoch.
+    pub allocator_unix_ns: Option<u64>,
     /// What the kernel counted of the process's memory, by name.
     pub memory: BTreeMap<String, u64>,
     /// The text of `/proc/PID/maps`, or what stood in its place.

@@ -110,6 +110,43 @@ fn dumps_that_tell_less_are_shown_as_far_as_they_go() {
 }
 
 #[test]
+fn figures_of_another_moment_are_told_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |facts: Facts| {
+        let dump = write(folder.path(), facts);
+        let output = parser(&["--rss", "-f", dump.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let end = facts().end_unix_ns.unwrap();
+    let at = |taken| Facts {
+        allocator_unix_ns: Some(taken),
+        duration_ns: Some(60_000_000_000),
+        ..facts()
+    };
+    assert!(!told(at(end - 900_000_000)).contains("figures are of"));
+    let old = told(at(end - 12_000_000_000));
+    assert!(
+        old.contains("figures are of 12s before the samples'"),
+        "{old}"
+    );
+    let new = told(at(end + 12_000_000_000));
+    assert!(
+        new.contains("figures are of 12s after the samples'"),
+        "{new}"
+    );
+    // The process had hardly begun when the allocator was asked.
+    let mut early = at(end);
+    early.allocator.insert("allocated".to_owned(), 4096);
+    let early = told(early);
+    assert!(
+        early.contains(" by the samples, all of it since"),
+        "{early}"
+    );
+    assert!(!early.contains("of it older"), "{early}");
+}
+
+#[test]
 fn what_tells_nothing_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.folded");

@@ -83,6 +83,7 @@ impl Writer<'_> {
         for (name, value) in &facts.allocator {
             self.fact("allocator", format!("{value} {name}").as_bytes());
         }
+        self.number("allocator_unix_ns", facts.allocator_unix_ns);
         for (name, value) in &facts.memory {
             self.fact("memory", format!("{value} {name}").as_bytes());
         }
@@ -326,6 +327,7 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"ended" => facts.ended = Some(string(value)),
         b"counter" => facts.counters.extend([named()?]),
         b"allocator" => facts.allocator.extend([named()?]),
+        b"allocator_unix_ns" => facts.allocator_unix_ns = Some(number()?),
         b"memory" => facts.memory.extend([named()?]),
         _ => {}
     }

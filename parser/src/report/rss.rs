@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
+use heap_format::Facts;
 
 use super::{Context, printable};
-use crate::measure::percentage;
+use crate::measure::{self, percentage};
 use crate::moment::moment;
 
 /// A part of what is resident.
@@ -168,8 +169,17 @@ fn sampled(context: &Context, out: &mut String, live: u64) {
     let columns = profile.sample_types.len();
     let variance: f64 = profile.variances.iter().skip(column).step_by(columns).sum();
     let error = context.plus_minus(value, variance, &context.unit);
-    let rest = live.saturating_sub(u64::try_from(value).unwrap_or(0));
-    let shown = bytes(context, u64::try_from(value).unwrap_or(0)) + &error;
+    let value = u64::try_from(value).unwrap_or(0);
+    let shown = bytes(context, value) + &error;
+    let Some(rest) = live.checked_sub(value) else {
+        // Figures of another moment, or within the samples' error.
+        let _ = writeln!(
+            out,
+            "{:>19}{shown:<19} by the samples, all of it since the session began: -t tells by whom",
+            ""
+        );
+        return;
+    };
     let _ = writeln!(
         out,
         "{:>19}{shown:<19} of it allocated since the session began: -t tells by whom",
@@ -192,9 +202,28 @@ fn notes(context: &Context, out: &mut String) {
             bytes(context, retained)
         );
     }
+    if let Some(age) = age(facts) {
+        *out += &age;
+    }
     if facts.allocator.is_empty() {
         *out += "The dump holds no figures of the allocator, so the heap is not told apart.\n";
     }
+}
+
+/// Least difference in time that is told, ns: the agent looks once a second, if it can.
+const STALE_NS: u64 = 2_000_000_000;
+
+/// When the allocator's figures were taken, where that was long before or after the samples'
+/// moment, or long for the time sampled.
+fn age(facts: &Facts) -> Option<String> {
+    let (taken, end) = (facts.allocator_unix_ns?, facts.end_unix_ns?);
+    let apart = taken.abs_diff(end);
+    let told = STALE_NS.min(facts.duration_ns.unwrap_or(0) / 4);
+    let when = if taken < end { "before" } else { "after" };
+    (apart > told).then(|| {
+        let apart = measure::label(clamp(apart), "nanoseconds", "auto");
+        format!("The allocator's figures are of {apart} {when} the samples'.\n")
+    })
 }
 
 /// The address space by kind of mapping: its size, which need not be resident.
