@@ -13,6 +13,11 @@ use super::position::Positions;
 const GAP: f64 = 15.0;
 const GAP_MOST: f64 = 28.0;
 const GAP_MORE: f64 = 1.2;
+/// Height for each of the wires that lie above each other between two bands, how much at most
+/// that adds to a distance, and what part of the height all of that may add.
+const LANE: f64 = 2.0;
+const LANES_MOST: f64 = 60.0;
+const LANES_SHARE: f64 = 0.06;
 
 /// A laid-out connected part.
 #[derive(Default)]
@@ -91,33 +96,81 @@ fn label(
     })
 }
 
-/// Heights of the rows, and gaps that grow with the sideways steps between them.
-fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positions) -> Vec<Band> {
-    let mut steps = vec![0f64; layered.rows.len()];
+/// The sideways steps of the wires below a row: from where to where.
+type Steps = Vec<(f64, f64)>;
+
+fn steps(layered: &Layered, positions: &Positions) -> Vec<Steps> {
+    let mut steps = vec![Steps::new(); layered.rows.len()];
     for (wire, chain) in layered.chains.iter().enumerate() {
         let ends = chain_x(wire, chain, positions);
         for (pair, x) in chain.windows(2).zip(ends.windows(2)) {
-            let step = &mut steps[layered.items[pair[0]].row];
-            *step = step.max((x[0].1 - x[1].0).abs());
+            steps[layered.items[pair[0]].row].push((x[0].1, x[1].0));
         }
     }
+    steps
+}
+
+fn widest(steps: &Steps) -> f64 {
+    steps.iter().map(|s| (s.0 - s.1).abs()).fold(0.0, f64::max)
+}
+
+/// How many of the steps lie above each other at most.
+fn lanes(steps: &Steps) -> usize {
+    let mut ends: Vec<(f64, i64)> = Vec::with_capacity(2 * steps.len());
+    for &(a, b) in steps.iter().filter(|s| (s.0 - s.1).abs() >= 1.0) {
+        ends.extend([(a.min(b), 1), (a.max(b), -1)]);
+    }
+    ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let (mut most, mut now) = (0, 0);
+    for (_, by) in ends {
+        now += by;
+        most = most.max(now);
+    }
+    most as usize
+}
+
+/// Distances below the rows. They grow with the sideways steps there, and, as far as the whole
+/// stays about as high, with the number of wires that would else lie upon each other.
+fn gaps(steps: &[Steps], heights: &[f64]) -> Vec<f64> {
+    let most = GAP_MOST + (GAP_MORE * steps.len() as f64).min(GAP_MOST);
+    let mut gaps: Vec<f64> = steps
+        .iter()
+        .map(|s| (widest(s) * 0.06).clamp(GAP, most))
+        .collect();
+    let wants = steps.iter().zip(&gaps);
+    let wants: Vec<f64> = wants
+        .map(|(s, gap)| (lanes(s) as f64 * LANE - gap).clamp(0.0, LANES_MOST))
+        .collect();
+    let wanted: f64 = wants.iter().sum();
+    let height: f64 = heights.iter().chain(&gaps).sum();
+    let part = (height * LANES_SHARE / wanted.max(1.0)).min(1.0);
+    for (gap, want) in gaps.iter_mut().zip(wants) {
+        *gap += want * part;
+    }
+    gaps
+}
+
+/// Where the rows are.
+fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positions) -> Vec<Band> {
+    let height = |v: usize| match layered.items[v].kind {
+        Kind::Block => blocks[v].size.h,
+        Kind::Label(wire) => wires[wire].label.h,
+        Kind::Bend(_) => 0.0,
+    };
+    let rows = layered.rows.iter();
+    let heights: Vec<f64> = rows
+        .map(|items| items.iter().map(|&v| height(v)).fold(0.0, f64::max))
+        .collect();
+    let steps = steps(layered, positions);
+    let gaps = gaps(&steps, &heights);
     let mut y = 0.0;
     let mut bands = Vec::with_capacity(layered.rows.len());
-    for (row, items) in layered.rows.iter().enumerate() {
-        let height = items.iter().map(|&v| match layered.items[v].kind {
-            Kind::Block => blocks[v].size.h,
-            Kind::Label(wire) => wires[wire].label.h,
-            Kind::Bend(_) => 0.0,
-        });
-        let height = height.fold(0.0, f64::max);
-        let most = GAP_MOST + (GAP_MORE * layered.rows.len() as f64).min(GAP_MOST);
-        let gap = (steps[row] * 0.06).clamp(GAP, most);
-        // Long flat wires lie less upon each other when they start at a slant.
-        let bend = (0.65 - 0.035 * steps[row] / gap).clamp(0.32, 0.55);
+    for ((height, gap), steps) in heights.iter().zip(gaps).zip(&steps) {
         bands.push(Band {
             top: y,
             bottom: y + height,
-            bend,
+            // Long flat wires lie less upon each other when they start at a slant.
+            bend: (0.65 - 0.035 * widest(steps) / gap).clamp(0.32, 0.55),
         });
         y += height + gap;
     }

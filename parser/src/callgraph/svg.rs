@@ -288,7 +288,7 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
     let mut y = area.y + (area.h - height) / 2.0;
     for line in lines {
         let (class, fill) = if line.number {
-            ("number", "#4a4742")
+            ("number", "#36332f")
         } else {
             ("name", "#1c1b19")
         };
