@@ -1,7 +1,14 @@
 //! Results to stdout, talk to stderr, progress only on a terminal. A closed terminal or
 //! pipe must not end a session, so failed writes are dropped.
+//!
+//! Nor may a terminal that takes nothing, stopped by Ctrl-S or at the end of a dead line,
+//! hold a session up: while one runs, a thread of its own does all the writing, and only
+//! [`Progress::finish`] waits for it.
 
+use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -10,13 +17,74 @@ use crate::text;
 
 /// Writes a line of results.
 pub fn result(line: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    print(Line::Result(line.to_owned()));
 }
 
 /// Writes a line of talk.
 pub fn tell(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "mem_profiler: {line}");
+    print(Line::Talk(format!("mem_profiler: {line}")));
+}
+
+enum Line {
+    Result(String),
+    Talk(String),
+}
+
+/// Leaves a line to the thread that prints, where there is one.
+fn print(line: Line) {
+    let board = lock(&PRINTING).clone();
+    match board {
+        Some(board) => board.post(|news| news.lines.push_back(line)),
+        None => line.write(),
+    }
+}
+
+impl Line {
+    fn write(&self) {
+        let _ = match self {
+            Self::Result(line) => {
+                let mut out = std::io::stdout().lock();
+                writeln!(out, "{line}").and_then(|()| out.flush())
+            }
+            Self::Talk(line) => writeln!(std::io::stderr().lock(), "{line}"),
+        };
+    }
+}
+
+/// Where lines go while a session runs.
+static PRINTING: Mutex<Option<Arc<Board>>> = Mutex::new(None);
+
+/// What is to be printed, and who waits for it.
+#[derive(Default)]
+struct Board {
+    news: Mutex<News>,
+    came: Condvar,
+}
+
+#[derive(Default)]
+struct News {
+    lines: VecDeque<Line>,
+    /// The bar's last state: older ones are not worth printing.
+    state: Option<(Duration, Tally)>,
+    over: bool,
+}
+
+impl Board {
+    fn post(&self, change: impl FnOnce(&mut News)) {
+        change(&mut lock(&self.news));
+        self.came.notify_one();
+    }
+
+    /// Waits for news.
+    fn take(&self) -> News {
+        let nothing = |news: &mut News| news.lines.is_empty() && news.state.is_none() && !news.over;
+        let news = self.came.wait_while(lock(&self.news), nothing);
+        std::mem::take(&mut *news.unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the progress bar shows.
@@ -30,46 +98,118 @@ pub struct Tally {
     pub bytes: f64,
 }
 
-/// A bar while a session runs; nothing at all where stderr is no terminal.
+/// Printing while a session runs, with a bar where stderr is a terminal.
 pub struct Progress {
-    bar: Option<ProgressBar>,
-    total: Option<Duration>,
+    /// The thread that prints, and whether it has a bar.
+    printer: Option<(JoinHandle<()>, Arc<Board>)>,
+    has_bar: bool,
 }
 
 impl Progress {
     /// Starts a bar for a session of this length; without one it shows the time gone by.
     pub fn start(total: Option<Duration>) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let template = match total {
-                Some(_) => "{bar:30.cyan/blue} {msg}",
-                None => "{spinner} {msg}",
-            };
-            let style = ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            let length = total.map(|t| t.as_millis() as u64);
-            ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr_with_hz(4))
-                .with_style(style)
-        });
-        Self { bar, total }
+        let bar = std::io::stderr().is_terminal().then(|| Bar::new(total));
+        Self::printing(bar)
     }
 
     /// No bar.
+    pub fn without_bar() -> Self {
+        Self::printing(None)
+    }
+
+    /// No session yet: lines are written by who has them.
     pub fn silent() -> Self {
         Self {
-            bar: None,
-            total: None,
+            printer: None,
+            has_bar: false,
+        }
+    }
+
+    fn printing(bar: Option<Bar>) -> Self {
+        let board = Arc::new(Board::default());
+        let (has_bar, news) = (bar.is_some(), Arc::clone(&board));
+        let thread = std::thread::Builder::new().spawn(move || work(&news, bar));
+        let Ok(thread) = thread else {
+            return Self::silent();
+        };
+        *lock(&PRINTING) = Some(Arc::clone(&board));
+        Self {
+            printer: Some((thread, board)),
+            has_bar,
         }
     }
 
     /// Shows how far the session is.
     pub fn show(&self, gone: Duration, tally: &Tally) {
-        let Some(bar) = &self.bar else { return };
+        if let Some((_, board)) = self.printer.as_ref().filter(|_| self.has_bar) {
+            board.post(|news| news.state = Some((gone, *tally)));
+        }
+    }
+
+    /// Removes the bar, once all lines are written.
+    pub fn finish(&mut self) {
+        if let Some((thread, board)) = self.printer.take() {
+            *lock(&PRINTING) = None;
+            board.post(|news| news.over = true);
+            // A panic aborts: there is nothing to be told here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Prints what comes until it is over.
+fn work(board: &Board, bar: Option<Bar>) {
+    loop {
+        let news = board.take();
+        let write = || news.lines.iter().for_each(Line::write);
+        match &bar {
+            Some(bar) if !news.lines.is_empty() => bar.bar.suspend(write),
+            _ => write(),
+        }
+        if let (Some(bar), Some((gone, tally))) = (&bar, &news.state) {
+            bar.show(*gone, tally);
+        }
+        if news.over {
+            if let Some(bar) = &bar {
+                bar.bar.finish_and_clear();
+            }
+            return;
+        }
+    }
+}
+
+struct Bar {
+    bar: ProgressBar,
+    total: Option<Duration>,
+}
+
+impl Bar {
+    fn new(total: Option<Duration>) -> Self {
+        let template = match total {
+            Some(_) => "{bar:30.cyan/blue} {msg}",
+            None => "{spinner} {msg}",
+        };
+        let style =
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let length = total.map(|t| t.as_millis() as u64);
+        let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr_with_hz(4))
+            .with_style(style);
+        Self { bar, total }
+    }
+
+    fn show(&self, gone: Duration, tally: &Tally) {
         let time = match self.total {
             Some(total) => format!("{} left", text::duration(total.saturating_sub(gone))),
             None => format!("{} (Ctrl-C ends it)", text::duration(gone)),
         };
-        bar.set_position(gone.as_millis() as u64);
-        bar.set_message(format!(
+        self.bar.set_position(gone.as_millis() as u64);
+        self.bar.set_message(format!(
             "{time}, {} samples, {:.1} MB sampled, {} {}",
             tally.samples,
             tally.bytes / 1e6,
@@ -80,20 +220,5 @@ impl Progress {
                 "processes"
             }
         ));
-    }
-
-    /// Prints lines above the bar.
-    pub fn above(&self, print: impl FnOnce()) {
-        match &self.bar {
-            Some(bar) => bar.suspend(print),
-            None => print(),
-        }
-    }
-
-    /// Removes the bar.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
     }
 }

@@ -3,11 +3,14 @@
 
 mod support;
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use support::{Place, wait_for};
+use support::{Place, Process, wait_for};
 
 /// Objects and bytes in a dump, allocated and in use.
 fn totals(path: &Path) -> [i64; 4] {
@@ -81,6 +84,38 @@ fn without_a_length_a_signal_ends_the_session() {
         assert_eq!(ran.succeeded().len(), 1, "{signal}");
         assert_eq!(place.epoch(process.pid()), 0, "{signal}");
     }
+}
+
+#[test]
+fn a_stopped_terminal_does_not_hold_a_session_up() {
+    use nix::sys::termios::{FlowArg, tcflow};
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let pty = nix::pty::openpty(None, None).unwrap();
+    let slave = || Stdio::from(pty.slave.try_clone().unwrap());
+    // As Ctrl-S does.
+    tcflow(&pty.slave, FlowArg::TCOOFF).unwrap();
+    let mut command = place.profiler(&["-s", "1", "-o", &place.prefix()]);
+    command.stdin(slave()).stdout(slave()).stderr(slave());
+    let mut session = Process(command.env("TERM", "xterm").spawn().unwrap());
+    wait_for("sampling", || place.epoch(process.pid()) != 0);
+    wait_for("its dump", || place.dumps().len() == 1);
+    assert!(
+        session.0.try_wait().unwrap().is_none(),
+        "results wait for the terminal"
+    );
+    tcflow(&pty.slave, FlowArg::TCOON).unwrap();
+    drop((command, pty.slave));
+    let mut shown = String::new();
+    let mut buffer = [0; 4096];
+    let mut master = File::from(pty.master);
+    // The terminal's end is an error to its reader.
+    while let Ok(n @ 1..) = master.read(&mut buffer) {
+        shown.push_str(&String::from_utf8_lossy(&buffer[..n]));
+    }
+    assert_eq!(session.0.wait().unwrap().code(), Some(0));
+    assert!(shown.contains(" left, "), "{shown}");
+    assert!(shown.contains("succeeded in collecting"), "{shown}");
 }
 
 #[test]

@@ -31,11 +31,9 @@ impl Run {
             Err(error) => {
                 watcher.failed(reason);
                 let title = agent.title();
-                self.progress.above(|| {
-                    tell(&format!(
-                        "warning: {title}: {error}; sampling goes on, tried again soon"
-                    ));
-                });
+                tell(&format!(
+                    "warning: {title}: {error}; sampling goes on, tried again soon"
+                ));
             }
         }
     }
@@ -193,13 +191,11 @@ impl Run {
     fn warn_idle(&self, target: &Target, written: &Written) {
         let cpu = target.cpu_seconds();
         if written.threads == 0 && target.agent.life == Life::Running && cpu > IDLE_CPU_SECONDS {
-            self.progress.above(|| {
-                tell(&format!(
-                    "warning: {}: 0 calls seen in {cpu:.1} s of CPU time: the agent is loaded, but \
-                     the program seems to allocate through a static or own allocator",
-                    written.title
-                ));
-            });
+            tell(&format!(
+                "warning: {}: 0 calls seen in {cpu:.1} s of CPU time: the agent is loaded, but \
+                 the program seems to allocate through a static or own allocator",
+                written.title
+            ));
         }
     }
 

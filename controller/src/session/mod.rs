@@ -140,6 +140,7 @@ impl Run {
     pub fn follow(mut self, child: Launched) -> anyhow::Result<Outcome> {
         self.child = Some(child);
         self.start = Instant::now();
+        self.progress = Progress::without_bar();
         self.watch()?;
         self.join_new();
         self.look();
@@ -159,7 +160,7 @@ impl Run {
 
     fn fail(&mut self, message: &str) {
         self.outcome.failures += 1;
-        self.progress.above(|| tell(message));
+        tell(message);
     }
 
     fn time_left(&self) -> Option<Duration> {
@@ -294,8 +295,10 @@ impl Run {
 
     /// Prints a dump's name. The stdout of a program that we started is its own.
     fn announce(&self, line: &str) {
-        let launched = self.child.is_some();
-        self.progress
-            .above(|| if launched { tell(line) } else { result(line) });
+        if self.child.is_some() {
+            tell(line);
+        } else {
+            result(line);
+        }
     }
 }
