@@ -7,9 +7,21 @@ use std::process::{Command, Stdio};
 
 use mem_tests::small::Small;
 use mem_tests::truth::assert_exact;
+use mem_tests::wait;
 use mem_tests::{Scratch, Session, Steps, Target, artifacts, run, sums};
 use shm_protocol::ABI_VERSION;
 use shm_protocol::layout::{IDENTITY_OFFSET, Identity};
+
+/// CPU time that a process has used.
+fn cpu_seconds(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");
+    let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
+    let times = fields.split(' ').skip(11).take(2);
+    let ticks: u64 = times.map(|t| t.parse::<u64>().expect("a number")).sum();
+    // SAFETY: a plain call.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    ticks as f64 / per_second as f64
+}
 
 /// A process without the agent.
 fn bystander() -> Target {
@@ -145,10 +157,13 @@ fn a_program_with_an_allocator_of_its_own_is_warned_about() {
     let program = scratch.compile("silent.c", &[]);
     let mut target = Target::start(&mut scratch.preloaded(&program));
     assert_eq!(target.hear(), "ready");
-    let pid = target.pid().to_string();
-    let outcome = run(scratch
-        .profiler()
-        .args(["-s", "1.5", "-o", "prof_", "-p", &pid]));
+    let session = Session::of(&scratch, target.pid(), "1024");
+    // Idle programs are not warned about; how long being busy takes, the machine decides.
+    let start = cpu_seconds(target.pid());
+    wait::until("the program's turns", || {
+        (cpu_seconds(target.pid()) > start + 0.2).then_some(())
+    });
+    let outcome = session.stop();
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert!(outcome.stderr.contains("0 calls seen"), "{outcome:?}");
     assert!(outcome.stderr.contains("static"), "{outcome:?}");
