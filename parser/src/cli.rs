@@ -201,6 +201,10 @@ pub struct ViewOptions {
     #[arg(long)]
     pub cum: bool,
 
+    /// Leave out what is below zero in a comparison
+    #[arg(long)]
+    pub drop_negative: bool,
+
     /// Limit and cut off as the three options above say; --trim=false shows everything
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set,
           num_args = 0..=1, default_missing_value = "true")]

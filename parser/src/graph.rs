@@ -25,6 +25,13 @@ pub struct Node {
     pub outs: Vec<u32>,
 }
 
+impl Node {
+    /// Whether it is below zero: itself, or where it holds nothing itself, with all it called.
+    fn is_negative(&self) -> bool {
+        self.flat < 0 || (self.flat == 0 && self.cum < 0)
+    }
+}
+
 /// Calls from one entry to another.
 #[derive(Clone, Debug)]
 pub struct Edge {
@@ -62,6 +69,8 @@ pub struct Trim {
     pub node_fraction: f64,
     /// Least share of the total for a call.
     pub edge_fraction: f64,
+    /// Leave out entries below zero.
+    pub drop_negative: bool,
     /// How the entries are ordered and chosen.
     pub order: Order,
 }
@@ -106,6 +115,10 @@ impl Graph {
     /// Trims, choosing and sorting entries in the given order.
     pub fn trimmed(view: &View, nodes: &Nodes, trim: &Trim) -> Trimmed {
         let mut graph = Self::new(view, nodes, None);
+        if trim.drop_negative {
+            let kept = set(nodes.len(), graph.nodes.iter().filter(|n| !n.is_negative()));
+            graph = Self::new(view, nodes, Some(&kept));
+        }
         let total: i64 = graph
             .nodes
             .iter()

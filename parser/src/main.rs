@@ -193,12 +193,14 @@ fn trim(cli: &Cli) -> Trim {
         (false, true) => Order::Cum,
         (false, false) => Order::Flat,
     };
+    let drop_negative = view.drop_negative;
     let whole = !view.trim || kind.peek.is_some() || kind.callgrind || kind.json;
     if whole {
         return Trim {
             node_count: 0,
             node_fraction: 0.0,
             edge_fraction: 0.0,
+            drop_negative,
             order,
         };
     }
@@ -207,6 +209,7 @@ fn trim(cli: &Cli) -> Trim {
         node_count: view.nodecount.unwrap_or(default_count),
         node_fraction: view.nodefraction,
         edge_fraction: view.edgefraction,
+        drop_negative,
         order,
     }
 }

@@ -187,6 +187,18 @@ fn comparisons_are_equal_to_pprofs() {
         assert_eq!(our, their, "--{option}");
         assert!(our.contains('-'), "no negative difference: {our}");
     }
+    for sort in ["", " -cum"] {
+        let (ours_sort, compared) = (sort.replace('-', "--"), format!("base {before}"));
+        let our = ours(
+            &after,
+            &format!("-t{ours_sort} --drop_negative --{compared}"),
+        );
+        let their = theirs(&after, &format!("-top{sort} -drop_negative -{compared}"));
+        assert_eq!(our, their, "--drop_negative{sort}");
+        assert!(our.lines().count() > 9, "nothing is left: {our}");
+        let negative = |line: &str| line.trim_start().starts_with('-');
+        assert!(!our.lines().any(negative), "{our}");
+    }
 }
 
 #[test]

@@ -414,7 +414,7 @@ fn compare_calls(scratch: &Scratch, viewer: &str, profiled: &Profiled, column: &
 
 /// The edges of a graph for graphviz by the names of their ends. Those of a function to itself
 /// are not pprof's, nor ours.
-fn calls(graph: &str) -> BTreeMap<(String, String), i64> {
+pub fn calls(graph: &str) -> BTreeMap<(String, String), i64> {
     let mut names = BTreeMap::new();
     let mut calls = BTreeMap::new();
     for line in graph.lines().filter(|line| line.starts_with('N')) {

@@ -36,7 +36,11 @@ pub const LIMIT: f64 = 0.1 / WIDTH;
 const ROWS: u32 = 1500;
 
 /// The script that draws a tree; `boot.js` starts it in a picture of its own.
-pub const SCRIPT: &str = concat!(include_str!("numbers.js"), include_str!("view.js"));
+pub const SCRIPT: &str = concat!(
+    include_str!("numbers.js"),
+    include_str!("tree.js"),
+    include_str!("view.js")
+);
 
 /// How wide a frame is that has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

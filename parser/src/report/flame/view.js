@@ -6,8 +6,6 @@
 function flameGraph(root, data, options) {
   const NS = "http://www.w3.org/2000/svg";
   const HTML = "http://www.w3.org/1999/xhtml";
-  const ALL = -1; // names of the root and of merged small frames
-  const FEW = -2;
   const ROW = 18;
   const TOP = 62;
   const EDGE = 10;
@@ -31,93 +29,11 @@ function flameGraph(root, data, options) {
   const total = () => column().totals[at.rule];
   const signed = (value) => (compared() && value > 0 ? "+" : "") + number(value);
 
-  // --- the tree as it is shown: callers of callees, or turned around
-  function weigh() {
-    const { plus, minus } = column();
-    const size = plus.length;
-    const own = new Float64Array(size);
-    const net = new Float64Array(size);
-    for (let i = 0; i < size; i++) {
-      const less = minus ? minus[i] : 0;
-      net[i] = plus[i] - less;
-      if (at.rule === "larger") own[i] = Math.max(plus[i], less);
-      else if (at.rule === "change") own[i] = Math.abs(net[i]);
-      else own[i] = net[i] = at.rule === "base" ? less : plus[i];
-    }
-    return { own, net };
-  }
-  // Sums up, sorts callees by weight and places them. Callers come before their callees.
-  function lay(parent, name, own, net) {
-    const size = parent.length;
-    const [width, sum] = [Float64Array.from(own), Float64Array.from(net)];
-    for (let i = size - 1; i > 0; i--) {
-      width[parent[i]] += width[i];
-      sum[parent[i]] += sum[i];
-    }
-    const callees = new Array(size);
-    for (let i = 1; i < size; i++) {
-      if (width[i] > 0) (callees[parent[i]] = callees[parent[i]] || []).push(i);
-    }
-    const x = new Float64Array(size);
-    const depth = new Int32Array(size);
-    const rows = [[0]];
-    const queue = [0];
-    for (let next = 0; next < queue.length; next++) {
-      const caller = queue[next];
-      const list = callees[caller] || [];
-      list.sort((a, b) => (name[a] === FEW) - (name[b] === FEW) || width[b] - width[a] || a - b);
-      let edge = x[caller];
-      for (const i of list) {
-        x[i] = edge;
-        edge += width[i];
-        depth[i] = depth[caller] + 1;
-        (rows[depth[i]] = rows[depth[i]] || []).push(i);
-        queue.push(i);
-      }
-    }
-    return { parent, name, own, net, width, sum, x, depth, rows, callees };
-  }
-  // Leaves at the root, callers above: stacks are followed from their ends, level by level, and
-  // parts too small to be seen are not followed.
-  function invert(own, net) {
-    const from = Int32Array.from(own, (_, i) => i);
-    const out = { parent: [0], name: [ALL], own: [0], net: [0] };
-    const push = (parent, name) => {
-      out.parent.push(parent);
-      out.name.push(name);
-      out.own.push(0);
-      out.net.push(0);
-      return out.parent.length - 1;
-    };
-    const add = (i, w, d) => { out.own[i] += w; out.net[i] += d; };
-    const least = own.reduce((a, b) => a + b, 0) * data.limit;
-    const work = [[0, [...from].filter((i) => own[i] > 0)]];
-    while (work.length) {
-      const [node, list] = work.pop();
-      const parts = new Map();
-      for (const i of list) {
-        if (from[i] === 0) add(node, own[i], net[i]);
-        else if (parts.has(data.name[from[i]])) parts.get(data.name[from[i]]).push(i);
-        else parts.set(data.name[from[i]], [i]);
-      }
-      let few = -1;
-      for (const [name, part] of parts) {
-        if (name === FEW || part.reduce((sum, i) => sum + own[i], 0) < least) {
-          if (few < 0) few = push(node, FEW);
-          for (const i of part) add(few, own[i], net[i]);
-          continue;
-        }
-        const child = push(node, name);
-        for (const i of part) from[i] = data.parent[from[i]];
-        work.push([child, part]);
-      }
-    }
-    return lay(out.parent, out.name, out.own, out.net);
-  }
+  // --- the tree as it is shown
   let tree = null;
   function rebuild() {
-    const { own, net } = weigh();
-    tree = at.inverted ? invert(own, net) : lay(data.parent, data.name, own, net);
+    const { own, net } = weigh(column(), at.rule);
+    tree = at.inverted ? invert(data, own, net) : lay(data.parent, data.name, own, net);
     at.zoom = 0;
     at.scroll = 0;
     at.pick = -1;
