@@ -128,6 +128,8 @@ struct Reader {
     ours: bool,
     /// Whether the last stack still awaits its exact values.
     open: bool,
+    /// The text of its addresses.
+    last: Vec<u8>,
     facts: FactsReader,
 }
 
@@ -153,6 +155,7 @@ impl Reader {
             seen: Record::default(),
             ours: false,
             open: false,
+            last: Vec::new(),
             facts: FactsReader::default(),
         }
     }
@@ -217,13 +220,8 @@ impl Reader {
         let malformed = || Fault::here("is neither a stack nor a comment");
         let record = Record::parse(&mut scan).ok_or_else(malformed)?;
         scan.blanks().literal(b"@").ok_or_else(malformed)?;
-        push_addresses(
-            &mut self.profile,
-            &mut self.interner,
-            &mut self.scratch,
-            &mut scan,
-        )
-        .ok_or_else(|| Fault::here("holds a malformed address"))?;
+        let addresses = scan.rest();
+        let repeated = self.frames(addresses)?;
         self.seen.add(&record);
         let (live, allocated) = (self.scaled(record.live), self.scaled(record.allocated));
         let values = [allocated.0, allocated.1, live.0, live.1];
@@ -232,7 +230,7 @@ impl Reader {
         } else {
             &values[2..]
         };
-        if self.open && self.repeats_last() {
+        if repeated {
             self.profile.stacks.discard_open();
             let start = self.profile.values.len() - values.len();
             for (sum, value) in self.profile.values[start..].iter_mut().zip(values) {
@@ -244,7 +242,24 @@ impl Reader {
         self.profile.values.extend_from_slice(values);
         self.profile.block_sizes.push(record.block_size());
         self.open = self.ours;
+        if self.open {
+            self.last.clear();
+            self.last.extend_from_slice(addresses);
+        }
         Ok(())
+    }
+
+    /// Reads the frames of a line, and tells whether they are those of the last stack
+    /// again. Most such lines are known by their text, without a look at the addresses.
+    fn frames(&mut self, addresses: &[u8]) -> Result<bool, Fault> {
+        if self.open && addresses == self.last {
+            return Ok(true);
+        }
+        let mut scan = Scan::new(addresses);
+        let (profile, interner) = (&mut self.profile, &mut self.interner);
+        push_addresses(profile, interner, &mut self.scratch, &mut scan)
+            .ok_or_else(|| Fault::here("holds a malformed address"))?;
+        Ok(self.open && self.repeats_last())
     }
 
     fn scaled(&self, (objects, bytes): (i64, i64)) -> (i64, i64) {

@@ -195,6 +195,43 @@ fn without_its_comments_a_dump_reads_within_rounding() {
     }
 }
 
+#[test]
+fn a_second_line_is_known_by_its_addresses_however_they_are_written() {
+    let dump = |second: &str| {
+        format!(
+            "heap profile: 2: 32 [2: 32] @ heap_v2/1\n# mem-profiler dump 1\n\
+             1: 16 [1: 16] @ 0xa0 0xb0\n1: 16 [1: 16] @ {second}\n# s 2 0 2 32\n\n\
+             MAPPED_LIBRARIES:\n\n# mem-profiler facts 1\n# end\n"
+        )
+    };
+    for again in ["0xa0 0xb0", "0xA0  0x00b0"] {
+        let profile = read(dump(again).as_bytes(), "a.heap").unwrap();
+        assert_eq!(profile.stacks.len(), 1, "{again}");
+        assert_eq!(profile.values_of(0), [2, 32, 2, 32]);
+    }
+    for other in ["0xa0", "0xa0 0xb1", "0xa0 0xb0 0xc0"] {
+        let error = read(dump(other).as_bytes(), "a.heap").unwrap_err();
+        assert!(
+            error.to_string().contains("lack their exact values"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn records_found_beforehand_make_the_same_text() {
+    let profile = sample();
+    let part = || dump::Part::new(profile.details.iter().copied(), profile.period as u64);
+    let text = dump::Text::with_parts(&profile, vec![part()]).unwrap();
+    let mut out = Vec::new();
+    (0..text.pieces()).for_each(|piece| text.piece(piece, &mut out));
+    assert!(out == written(&profile));
+    // Others' are refused.
+    for parts in [vec![], vec![part(), part()]] {
+        assert!(dump::Text::with_parts(&profile, parts).is_err());
+    }
+}
+
 proptest! {
     #[test]
     fn any_profile_comes_back(
