@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
         "{:24} {:>9}  {:>13}  {:>11}  {:>11}  {:>9}  {:>15}  {:>6}",
         "graph", "boxes", "crossings", "thru boxes", "thru labels", "overlaps", "ms", "area"
     );
-    let mut sums = [[0usize; 4]; 2];
+    let mut groups: Vec<Group> = Vec::new();
     for (name, graph) in &graphs {
         let (ours, our_time) = ours(graph);
         let (theirs, their_time) = dot::lay_out(graph)?;
@@ -56,13 +56,104 @@ fn main() -> anyhow::Result<()> {
         }
         let (a, b) = (check::measure(&ours), check::measure(&theirs));
         line(name, graph, [&a, &b], [our_time, their_time]);
-        for (sum, r) in sums.iter_mut().zip([a, b]) {
-            let all = [r.crossings, r.through_boxes, r.through_labels, r.overlaps];
-            all.iter().zip(sum).for_each(|(v, s)| *s += v);
+        // What stands before the first dash is the program, or the kind of a synthetic graph.
+        let group = name.split('-').next().unwrap_or(name);
+        if groups.last().is_none_or(|g| g.name != group) {
+            groups.push(Group::new(group));
+        }
+        if let Some(last) = groups.last_mut() {
+            last.add(graph.nodes.len(), [&a, &b], [our_time, their_time]);
         }
     }
-    println!("sum of crossings, through boxes, through labels, overlaps: {sums:?}");
+    summary(&groups);
     Ok(())
+}
+
+/// What is said of the graphs of one program.
+struct Group {
+    name: String,
+    graphs: usize,
+    boxes: Range,
+    /// Sums of ours and of dot's.
+    crossings: [usize; 2],
+    through_boxes: [usize; 2],
+    through_labels: [usize; 2],
+    overlaps: [usize; 2],
+    area: Range,
+    speed: Range,
+}
+
+/// The least and the greatest of some numbers.
+struct Range(f64, f64);
+
+impl Range {
+    const NONE: Range = Range(f64::INFINITY, f64::NEG_INFINITY);
+
+    fn add(&mut self, value: f64) {
+        *self = Range(self.0.min(value), self.1.max(value));
+    }
+
+    fn show(&self, decimals: usize) -> String {
+        let Range(least, most) = self;
+        if format!("{least:.decimals$}") == format!("{most:.decimals$}") {
+            return format!("{least:.decimals$}");
+        }
+        format!("{least:.decimals$}–{most:.decimals$}")
+    }
+}
+
+impl Group {
+    fn new(name: &str) -> Self {
+        Group {
+            name: name.to_string(),
+            graphs: 0,
+            boxes: Range::NONE,
+            crossings: [0; 2],
+            through_boxes: [0; 2],
+            through_labels: [0; 2],
+            overlaps: [0; 2],
+            area: Range::NONE,
+            speed: Range::NONE,
+        }
+    }
+
+    fn add(&mut self, boxes: usize, reports: [&Report; 2], times: [Duration; 2]) {
+        self.graphs += 1;
+        self.boxes.add(boxes as f64);
+        for (i, report) in reports.iter().enumerate() {
+            self.crossings[i] += report.crossings;
+            self.through_boxes[i] += report.through_boxes;
+            self.through_labels[i] += report.through_labels;
+            self.overlaps[i] += report.overlaps;
+        }
+        self.area.add(reports[0].area / reports[1].area);
+        self.speed
+            .add(times[1].as_secs_f64() / times[0].as_secs_f64());
+    }
+}
+
+/// A table in Markdown, a row for each program.
+fn summary(groups: &[Group]) {
+    println!(
+        "\n| | graphs | boxes | crossings, ours / dot's | arrows through boxes | arrows through \
+         labels | overlaps | area ÷ dot's | dot's time ÷ ours |\n\
+         |---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    );
+    for group in groups {
+        let pair = |sums: [usize; 2]| format!("{} / {}", sums[0], sums[1]);
+        println!(
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            group.name,
+            group.graphs,
+            group.boxes.show(0),
+            pair(group.crossings),
+            pair(group.through_boxes),
+            pair(group.through_labels),
+            pair(group.overlaps),
+            group.area.show(2),
+            group.speed.show(1),
+        );
+    }
 }
 
 /// Our layout and the median time of five runs.
