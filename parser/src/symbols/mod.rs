@@ -9,6 +9,7 @@
 //! Code without a file has its names from the kernel ([`vdso`]) or from the
 //! list that its maker wrote ([`perf_map`]).
 
+mod dwarf;
 mod elf;
 mod files;
 mod names;

@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
+use super::dwarf;
+
 /// Memory that a child may take besides what it has and what its files need.
 const MEMORY: u64 = 4 << 30;
 /// Seconds that a child may compute, besides one for each MiB of its files.
@@ -147,7 +149,9 @@ fn answer_all(requests: &[Request], debug_folders: &[PathBuf], to: PipeWriter) -
         .set_debug_dirs(Some(debug_folders))
         .build();
     for request in requests {
-        send(&mut to, &answer(&symbolizer, request))?;
+        let found = dwarf::read(&request.path, &request.addresses, debug_folders);
+        let found = found.map_or_else(|| answer(&symbolizer, request), Ok);
+        send(&mut to, &found)?;
         // What is known survives if the next file ends this process.
         to.flush()?;
     }
@@ -333,5 +337,74 @@ mod tests {
             assert_eq!(receive(&mut from).unwrap(), Some(answer));
         }
         assert_eq!(receive(&mut from).unwrap(), None);
+    }
+
+    /// Addresses all over the code of a program.
+    fn spread(path: &Path) -> Vec<u64> {
+        let sections = std::process::Command::new("readelf")
+            .args(["-SW", path.to_str().unwrap()])
+            .output();
+        let sections = String::from_utf8(sections.unwrap().stdout).unwrap();
+        let text = sections.split(" .text ").nth(1).unwrap();
+        let hex = |n| u64::from_str_radix(text.split_whitespace().nth(n).unwrap(), 16).unwrap();
+        let (start, size) = (hex(1), hex(3));
+        let step = size / 3000;
+        (0..3000).map(|i| start + i * step + i % 7).collect()
+    }
+
+    #[test]
+    fn the_reader_of_many_addresses_tells_what_the_library_tells() {
+        let path = std::env::current_exe().unwrap();
+        let addresses = spread(&path);
+        let many = dwarf::read(&path, &addresses, &[]).expect("it has debug information");
+        let request = Request { path, addresses };
+        let symbolizer = Symbolizer::builder().enable_demangling(false).build();
+        let library = answer(&symbolizer, &request).unwrap();
+        let mut inlined = 0;
+        for ((address, own), theirs) in request.addresses.iter().zip(&many).zip(&library) {
+            assert_eq!(own, theirs, "{address:x}");
+            inlined += usize::from(own.len() > 1);
+        }
+        let named = many.iter().filter(|frames| !frames.is_empty()).count();
+        assert!(named > 2000 && inlined > 100, "{named} {inlined}");
+    }
+
+    #[test]
+    fn files_that_end_early_or_have_other_bytes_are_answered_or_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let exe = std::env::current_exe().unwrap();
+        let small = folder.path().join("small");
+        let source = folder.path().join("small.cpp");
+        let text = "#include <string>\nstd::string s(int n) { return std::string(n, 'x'); }\n\
+                    int main(int n, char **) { return s(n).size(); }\n";
+        std::fs::write(&source, text).unwrap();
+        let built = std::process::Command::new("g++")
+            .args(["-g", "-O1", "-o"])
+            .args([&small, &source])
+            .status();
+        assert!(built.unwrap().success());
+        let addresses: Vec<u64> = (0x1000..0x2000).collect();
+        assert!(dwarf::read(&exe, &addresses, &[]).is_some());
+        let whole = std::fs::read(&small).unwrap();
+        let requests: Vec<Request> = (0..60)
+            .map(|i| {
+                let path = folder.path().join(format!("{i}"));
+                let mut bytes = whole.clone();
+                if i % 3 == 0 {
+                    bytes.truncate(whole.len() * i / 60);
+                } else {
+                    let start = whole.len() * i / 60;
+                    bytes[start..]
+                        .iter_mut()
+                        .step_by(97)
+                        .for_each(|b| *b ^= 0x55);
+                }
+                std::fs::write(&path, bytes).unwrap();
+                let addresses = addresses.clone();
+                Request { path, addresses }
+            })
+            .collect();
+        // Whatever each is, it has an answer, and the next one too.
+        assert_eq!(read(&requests, &[]).len(), requests.len());
     }
 }

@@ -1,0 +1,187 @@
+//! A program's file, mapped, and its sections.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use flate2::read::ZlibDecoder;
+use gimli::{DwarfSections, SectionId};
+use memmap2::Mmap;
+
+use crate::symbols::elf::Elf;
+
+const EXEC: u64 = 2;
+const DYN: u64 = 3;
+/// A section that has no bytes in the file.
+const NOBITS: u64 = 8;
+const COMPRESSED: u64 = 0x800;
+const ZLIB: u64 = 1;
+const HEADER: usize = 64;
+const SECTION_HEADER: usize = 64;
+/// Bytes that a section begins with when it is compressed.
+const COMPRESSION_HEADER: usize = 24;
+
+/// What is read of debug information. Locations of variables, macros and
+/// indexes are not, which are most of some files.
+const NEEDED: [SectionId; 10] = [
+    SectionId::DebugAbbrev,
+    SectionId::DebugAddr,
+    SectionId::DebugAranges,
+    SectionId::DebugInfo,
+    SectionId::DebugLine,
+    SectionId::DebugLineStr,
+    SectionId::DebugRanges,
+    SectionId::DebugRngLists,
+    SectionId::DebugStr,
+    SectionId::DebugStrOffsets,
+];
+
+/// Debug information goes on in another file.
+const ELSEWHERE: [&str; 3] = [".gnu_debugaltlink", ".debug_sup", ".debug_types"];
+
+/// A section's header.
+#[derive(Clone, Copy, Debug)]
+pub struct Section {
+    kind: u64,
+    flags: u64,
+    offset: u64,
+    size: u64,
+    /// Number of the section that it refers to.
+    pub link: usize,
+}
+
+/// A mapped file and the table of its sections.
+pub struct Image {
+    path: PathBuf,
+    bytes: Mmap,
+    sections: Vec<(String, Section)>,
+}
+
+/// The number of `size` bytes at `at`.
+pub fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
+    let bytes = bytes.get(at..at.checked_add(size)?)?;
+    let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
+    Some(bytes.iter().rev().fold(0, add))
+}
+
+impl Image {
+    /// Maps a 64-bit little-endian program or library.
+    pub fn open(path: &Path) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        // SAFETY: the bytes may change or go while they are read; they are read
+        // as bytes only, and a signal ends a process that has nothing else to do.
+        let bytes = unsafe { Mmap::map(&file) }.ok()?;
+        let mut image = Self {
+            path: path.to_path_buf(),
+            bytes,
+            sections: Vec::new(),
+        };
+        image.sections = image.table()?;
+        Some(image)
+    }
+
+    fn table(&self) -> Option<Vec<(String, Section)>> {
+        let bytes = &self.bytes[..];
+        let header = bytes.get(..HEADER)?;
+        let field = |at, size| number(header, at, size);
+        let usual =
+            header.starts_with(b"\x7fELF\x02\x01") && field(58, 2)? == SECTION_HEADER as u64;
+        if !usual || ![EXEC, DYN].contains(&field(16, 2)?) {
+            return None;
+        }
+        let start = usize::try_from(field(40, 8)?).ok()?;
+        let count = field(60, 2)? as usize;
+        let end = start.checked_add(count * SECTION_HEADER)?;
+        let headers = bytes.get(start..end)?.chunks_exact(SECTION_HEADER);
+        let section = |header: &[u8]| {
+            Some(Section {
+                kind: number(header, 4, 4)?,
+                flags: number(header, 8, 8)?,
+                offset: number(header, 24, 8)?,
+                size: number(header, 32, 8)?,
+                link: number(header, 40, 4)? as usize,
+            })
+        };
+        let sections: Vec<Section> = headers.clone().map(section).collect::<Option<_>>()?;
+        let names = self.raw(sections.get(field(62, 2)? as usize)?)?;
+        let name = |header: &[u8]| {
+            let rest = names.get(number(header, 0, 4)? as usize..)?;
+            let name = rest.split(|&b| b == 0).next()?;
+            // A name is a short word.
+            Some(String::from_utf8_lossy(&name[..name.len().min(64)]).into_owned())
+        };
+        headers
+            .zip(sections)
+            .map(|(h, s)| Some((name(h)?, s)))
+            .collect()
+    }
+
+    fn raw(&self, section: &Section) -> Option<&[u8]> {
+        if section.kind == NOBITS {
+            return None;
+        }
+        let start = usize::try_from(section.offset).ok()?;
+        let size = usize::try_from(section.size).ok()?;
+        self.bytes.get(start..start.checked_add(size)?)
+    }
+
+    /// The section of this name.
+    pub fn section(&self, name: &str) -> Option<&Section> {
+        let mut sections = self.sections.iter();
+        sections.find(|(own, _)| own == name).map(|(_, s)| s)
+    }
+
+    /// The section of this number.
+    pub fn numbered(&self, number: usize) -> Option<&Section> {
+        self.sections.get(number).map(|(_, section)| section)
+    }
+
+    /// What is in a section; `None` where it cannot be read.
+    pub fn data(&self, section: &Section) -> Option<Cow<'_, [u8]>> {
+        let raw = self.raw(section)?;
+        if section.flags & COMPRESSED == 0 {
+            return Some(Cow::Borrowed(raw));
+        }
+        if number(raw, 0, 4)? != ZLIB {
+            return None;
+        }
+        let size = number(raw, 8, 8)?;
+        let mut bytes = Vec::new();
+        let packed = ZlibDecoder::new(raw.get(COMPRESSION_HEADER..)?);
+        packed.take(size).read_to_end(&mut bytes).ok()?;
+        (bytes.len() as u64 == size).then_some(Cow::Owned(bytes))
+    }
+
+    /// Whether there is any debug information in it.
+    pub fn has_debug_info(&self) -> bool {
+        let info = self.section(".debug_info");
+        info.is_some_and(|s| s.kind != NOBITS && s.size > 0)
+    }
+
+    /// Its debug file, found by build id.
+    pub fn separate(&self, folders: &[PathBuf]) -> Option<Self> {
+        let id = Elf::open(&self.path).ok()?.build_id;
+        let hex = id.to_string();
+        let (first, rest) = hex.split_at_checked(2).filter(|_| hex.len() >= 8)?;
+        let inside = format!(".build-id/{first}/{rest}.debug");
+        let path = folders
+            .iter()
+            .map(|f| f.join(&inside))
+            .find(|p| p.is_file())?;
+        let same = Elf::open(&path).is_ok_and(|elf| elf.build_id == id);
+        Self::open(&path).filter(|found| same && found.has_debug_info())
+    }
+
+    /// The debug information, if all of it is here.
+    pub fn sections(&self) -> Option<DwarfSections<Cow<'_, [u8]>>> {
+        if ELSEWHERE.iter().any(|name| self.section(name).is_some()) {
+            return None;
+        }
+        DwarfSections::load(|id: SectionId| {
+            let section = self.section(id.name()).filter(|_| NEEDED.contains(&id));
+            section.map_or(Ok(Cow::Borrowed(&[][..])), |s| self.data(s).ok_or(()))
+        })
+        .ok()
+    }
+}

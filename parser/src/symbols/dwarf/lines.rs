@@ -1,0 +1,101 @@
+//! Source lines of addresses.
+
+use std::path::PathBuf;
+
+use gimli::{ColumnType, Dwarf, Result, Unit};
+
+use super::units::{Slice, Units};
+
+/// Where an address is.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// Unit of the program of lines.
+    pub unit: usize,
+    /// Number of the source file.
+    pub file: u64,
+    /// Line; 0 when unknown.
+    pub line: u32,
+    /// Column; 0 when unknown.
+    pub column: u32,
+}
+
+/// Finds the lines of the addresses, which are sorted, in a unit's program of
+/// lines. It is run once and not kept.
+pub fn find(units: &Units, unit: usize, wanted: &[u64], found: &mut [Option<Row>]) -> Result<()> {
+    let opened = units.open(unit)?;
+    let Some(program) = opened.line_program.clone() else {
+        return Ok(());
+    };
+    let mut rows = program.rows();
+    // The row before, while it is in a sequence, and the next address at or
+    // behind it.
+    let mut last: Option<(u64, Row)> = None;
+    let mut next = 0;
+    while let Some((_, row)) = rows.next_row()? {
+        let address = row.address();
+        match last {
+            Some((before, value)) if address >= before => {
+                while wanted.get(next).is_some_and(|&a| a < address) {
+                    found[next].get_or_insert(value);
+                    next += 1;
+                }
+            }
+            // A sequence starts, or goes back, which none may.
+            _ => next = wanted.partition_point(|&a| a < address),
+        }
+        last = (!row.end_sequence()).then(|| {
+            let line = row.line().map_or(0, |line| line.get() as u32);
+            let column = match row.column() {
+                ColumnType::Column(column) if line > 0 => column.get() as u32,
+                _ => 0,
+            };
+            let file = row.file_index();
+            let row = Row {
+                unit,
+                file,
+                line,
+                column,
+            };
+            (address, row)
+        });
+    }
+    Ok(())
+}
+
+/// The ranges of addresses that a unit has lines for.
+pub fn sequences<'a>(unit: &Unit<Slice<'a>>, mut each: impl FnMut(u64, u64)) -> Result<()> {
+    let Some(program) = unit.line_program.clone() else {
+        return Ok(());
+    };
+    let mut rows = program.rows();
+    let mut start = None;
+    while let Some((_, row)) = rows.next_row()? {
+        let start_of_this = *start.get_or_insert(row.address());
+        if row.end_sequence() {
+            each(start_of_this, row.address());
+            start = None;
+        }
+    }
+    Ok(())
+}
+
+/// Path of a source file of a unit; empty when there is none of this number.
+pub fn path<'a>(unit: &Unit<Slice<'a>>, dwarf: &Dwarf<Slice<'a>>, file: u64) -> Result<String> {
+    let header = unit.line_program.as_ref().map(|program| program.header());
+    let Some((header, file)) = header.and_then(|h| Some((h, h.file(file)?))) else {
+        return Ok(String::new());
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let mut path = PathBuf::new();
+    if let Some(folder) = unit.comp_dir {
+        path.push(text(folder.slice()));
+    }
+    // The first folder is that of the unit.
+    if file.directory_index() != 0
+        && let Some(folder) = file.directory(header)
+    {
+        path.push(text(dwarf.attr_string(unit, folder)?.slice()));
+    }
+    path.push(text(dwarf.attr_string(unit, file.path_name())?.slice()));
+    Ok(path.to_string_lossy().into_owned())
+}

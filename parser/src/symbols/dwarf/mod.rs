@@ -1,0 +1,172 @@
+//! Names of many addresses of one file at once, from its debug information.
+//!
+//! A dump asks for thousands of addresses of a file, all known beforehand. So
+//! nothing is indexed: each part of the debug information that may matter is
+//! passed through once, and only what holds an address that is asked for is
+//! looked at. Where a part says where it ends, it is not even passed through.
+//!
+//! Promises: [`read`] answers as blazesym does, or says `None` where the file
+//! is of a kind that is left to it: no debug information, no 64-bit
+//! little-endian program, parts of the information in further files, damage.
+//! Limits: of functions with one address the one that starts last is taken.
+//! May panic or be killed where a file lies: a child process is where to call
+//! it.
+
+mod functions;
+mod image;
+mod lines;
+mod table;
+mod units;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use gimli::AbbreviationsCacheStrategy;
+
+use super::reader::{Frame, Frames};
+use functions::Function;
+use image::Image;
+use lines::Row;
+use units::{Slice, Units};
+
+/// The frames of each address; `None` where another reader has to be asked.
+pub fn read(path: &Path, addresses: &[u64], debug_folders: &[PathBuf]) -> Option<Frames> {
+    let image = Image::open(path)?;
+    if image.has_debug_info() {
+        return look_up(&image, addresses);
+    }
+    let image = image.separate(debug_folders)?;
+    look_up(&image, addresses)
+}
+
+fn look_up(image: &Image, addresses: &[u64]) -> Option<Frames> {
+    let sections = image.sections()?;
+    let mut dwarf = sections.borrow(|bytes| Slice::new(bytes, gimli::LittleEndian));
+    dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::Duplicates);
+    let mut wanted = addresses.to_vec();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let found = Lookup::make(&dwarf, image, wanted)?;
+    addresses.iter().map(|&a| found.frames(a)).collect()
+}
+
+/// What was found.
+struct Lookup<'a> {
+    units: Units<'a>,
+    /// The addresses, each once, sorted; the others are parallel to it.
+    wanted: Vec<u64>,
+    functions: Vec<Option<Function>>,
+    rows: Vec<Option<Row>>,
+    /// Names from the table of symbols, for what is in no function.
+    symbols: HashMap<u64, String>,
+    /// Paths of source files, of those that rows and calls name.
+    paths: HashMap<(usize, u64), String>,
+}
+
+impl<'a> Lookup<'a> {
+    fn make(dwarf: &'a gimli::Dwarf<Slice<'a>>, image: &Image, wanted: Vec<u64>) -> Option<Self> {
+        let units = Units::new(dwarf).ok()?;
+        let candidates = units.candidates(&wanted).ok()?;
+        let functions = candidates.in_turn(&wanted, |unit, wanted, found| {
+            functions::find(&units, unit, wanted, found)
+        });
+        let functions = functions.ok()?;
+        let rows = candidates.in_turn(&wanted, |unit, wanted, found| {
+            lines::find(&units, unit, wanted, found)
+        });
+        let rows = rows.ok()?;
+        let unnamed = wanted.iter().zip(&functions).filter(|(_, f)| f.is_none());
+        let unnamed: Vec<u64> = unnamed.map(|(&address, _)| address).collect();
+        let symbols = table::names(image, &unnamed)?;
+        let mut found = Self {
+            units,
+            wanted,
+            functions,
+            rows,
+            symbols,
+            paths: HashMap::new(),
+        };
+        found.note_paths().ok()?;
+        Some(found)
+    }
+
+    fn note_paths(&mut self) -> gimli::Result<()> {
+        let mut files: Vec<(usize, u64)> = Vec::new();
+        files.extend(self.rows.iter().flatten().map(|r| (r.unit, r.file)));
+        for function in self.functions.iter().flatten() {
+            let calls = function.inlined.iter();
+            files.extend(calls.filter_map(|call| Some((call.unit, call.file?))));
+        }
+        files.sort_unstable();
+        files.dedup();
+        for (unit, file) in files {
+            let path = lines::path(&*self.units.open(unit)?, self.units.dwarf, file)?;
+            self.paths.insert((unit, file), path);
+        }
+        Ok(())
+    }
+
+    /// The frames of an address, innermost first.
+    fn frames(&self, address: u64) -> Option<Vec<Frame>> {
+        let at = self.wanted.binary_search(&address).ok()?;
+        let function = self.functions[at].as_ref();
+        let name = match function {
+            Some(function) => self.units.name(function.unit, function.entry).ok()?,
+            None => match self.symbols.get(&address) {
+                Some(name) => name.clone(),
+                None => return Some(Vec::new()),
+            },
+        };
+        let Some(row) = &self.rows[at] else {
+            return Some(vec![framed(name, None)]);
+        };
+        let place = self.place(row.unit, row.file, row.line, row.column);
+        let mut chain = vec![(name, Some(place))];
+        // Outermost first: each is where its caller calls it, and the last one
+        // is where the address is.
+        for call in function.iter().flat_map(|f| &f.inlined) {
+            let name = self.units.name(call.unit, call.entry).ok()?;
+            let site = call.file;
+            let mut site = site.map(|file| self.place(call.unit, file, call.line, call.column));
+            if (chain.len() > 1 || site.is_some())
+                && let Some((_, caller)) = chain.last_mut()
+            {
+                std::mem::swap(caller, &mut site);
+            }
+            chain.push((name, site));
+        }
+        let frames = chain.into_iter().rev();
+        Some(frames.map(|(name, place)| framed(name, place)).collect())
+    }
+
+    fn place(&self, unit: usize, file: u64, line: u32, column: u32) -> Place {
+        let path = self.paths.get(&(unit, file)).cloned();
+        Place {
+            file: path.unwrap_or_default(),
+            line,
+            column: column.min(u16::MAX.into()),
+        }
+    }
+}
+
+/// A place in a source file.
+struct Place {
+    file: String,
+    line: u32,
+    column: u32,
+}
+
+fn framed(name: String, place: Option<Place>) -> Frame {
+    let Some(Place { file, line, column }) = place else {
+        return Frame {
+            name,
+            ..Frame::default()
+        };
+    };
+    Frame {
+        name,
+        file,
+        line,
+        column,
+    }
+}

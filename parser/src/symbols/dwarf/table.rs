@@ -1,0 +1,90 @@
+//! Names of addresses from tables of symbols.
+
+use std::collections::HashMap;
+
+use super::image::{Image, number};
+
+const ENTRY: usize = 24;
+/// Kinds of symbols that stand for code or data; others name sections, files
+/// and thread-local places.
+const KINDS: [u64; 4] = [0, 1, 2, 10];
+
+/// A symbol that may hold an address.
+#[derive(Clone, Copy)]
+struct Symbol {
+    value: u64,
+    size: u64,
+    name: usize,
+    undefined: bool,
+}
+
+/// Names of those of the addresses, which are sorted, that a symbol holds.
+/// `None` where a table is damaged.
+pub fn names(image: &Image, wanted: &[u64]) -> Option<HashMap<u64, String>> {
+    let mut names = HashMap::new();
+    let mut rest = wanted.to_vec();
+    for (table, sparse) in [(".symtab", false), (".dynsym", true)] {
+        if !rest.is_empty() && image.section(table).is_some() {
+            in_table(image, table, sparse, &rest, &mut names)?;
+            rest.retain(|address| !names.contains_key(address));
+        }
+    }
+    Some(names)
+}
+
+/// Looks in one table. In a `sparse` one, symbols without a size hold nothing
+/// but their own address.
+fn in_table(
+    image: &Image,
+    table: &str,
+    sparse: bool,
+    wanted: &[u64],
+    names: &mut HashMap<u64, String>,
+) -> Option<()> {
+    let section = image.section(table)?;
+    let Some(symbols) = image.data(section) else {
+        // A debug file has the header alone.
+        return Some(());
+    };
+    let strings = image.data(image.numbered(section.link)?)?;
+    // For each address the symbols that start last of those between the address
+    // before and it.
+    let mut nearest: Vec<Vec<Symbol>> = vec![Vec::new(); wanted.len()];
+    for entry in symbols.chunks_exact(ENTRY) {
+        let value = number(entry, 8, 8)?;
+        let first = wanted.partition_point(|&a| a < value);
+        let known = nearest.get(first).map(|own| own.first().map(|s| s.value));
+        let Some(known) = known.filter(|_| KINDS.contains(&(u64::from(entry[4]) & 15))) else {
+            continue;
+        };
+        if known.is_none_or(|known| known <= value) {
+            if known != Some(value) {
+                nearest[first].clear();
+            }
+            nearest[first].push(Symbol {
+                value,
+                size: number(entry, 16, 8)?,
+                name: number(entry, 0, 4)? as usize,
+                undefined: number(entry, 6, 2)? == 0,
+            });
+        }
+    }
+    for own in &mut nearest {
+        own.sort_by_key(|symbol| std::cmp::Reverse(symbol.size));
+    }
+    let mut symbols: &[Symbol] = &[];
+    for (&address, own) in wanted.iter().zip(&nearest) {
+        if !own.is_empty() {
+            symbols = own;
+        }
+        let holds = |s: &&Symbol| match s.size {
+            0 => !sparse || address == s.value,
+            size => address < s.value.saturating_add(size),
+        };
+        if let Some(symbol) = symbols.iter().filter(|s| !s.undefined).find(holds) {
+            let name = strings.get(symbol.name..)?.split(|&b| b == 0).next()?;
+            names.insert(address, String::from_utf8(name.to_vec()).ok()?);
+        }
+    }
+    Some(())
+}

@@ -1,0 +1,242 @@
+//! Units of debug information: which may hold an address, and their entries.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use gimli::{
+    AttributeValue, Dwarf, EndianSlice, LittleEndian, Result, Unit, UnitHeader, UnitOffset,
+    UnitRef, UnitType,
+};
+
+use super::lines;
+
+/// Bytes of a section.
+pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
+
+/// Entries that say what another one is called; more are no name.
+const DEEPEST: usize = 16;
+
+/// Ranges around one address; a file with more of them lies.
+const MOST_UNITS: usize = 100;
+
+/// All units, opened when they are needed.
+pub struct Units<'a> {
+    /// The debug information.
+    pub dwarf: &'a Dwarf<Slice<'a>>,
+    headers: Vec<UnitHeader<Slice<'a>>>,
+    open: RefCell<HashMap<usize, Rc<Unit<Slice<'a>>>>>,
+    names: RefCell<HashMap<(usize, UnitOffset), String>>,
+}
+
+/// For each address the units that may hold it.
+pub struct Candidates {
+    /// Those that start last come first.
+    of: Vec<Vec<usize>>,
+}
+
+impl<'a> Units<'a> {
+    /// Those of a file. Units of types hold no code.
+    pub fn new(dwarf: &'a Dwarf<Slice<'a>>) -> Result<Self> {
+        let mut headers = Vec::new();
+        let mut all = dwarf.units();
+        while let Some(header) = all.next()? {
+            if !matches!(
+                header.type_(),
+                UnitType::Type { .. } | UnitType::SplitType { .. }
+            ) {
+                headers.push(header);
+            }
+        }
+        Ok(Self {
+            dwarf,
+            headers,
+            open: RefCell::default(),
+            names: RefCell::default(),
+        })
+    }
+
+    /// A unit by its number.
+    pub fn open(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
+        if let Some(unit) = self.open.borrow().get(&number) {
+            return Ok(Rc::clone(unit));
+        }
+        let header = self
+            .headers
+            .get(number)
+            .ok_or(gimli::Error::MissingUnitDie)?;
+        let unit = Rc::new(self.dwarf.unit(*header)?);
+        if unit.dwo_id.is_some() {
+            // The rest of it is in another file.
+            return Err(gimli::Error::MissingSplitUnit);
+        }
+        self.open.borrow_mut().insert(number, Rc::clone(&unit));
+        Ok(unit)
+    }
+
+    /// Which units may hold each of the addresses, which are sorted.
+    pub fn candidates(&self, wanted: &[u64]) -> Result<Candidates> {
+        let mut starts: Vec<Vec<(u64, usize)>> = vec![Vec::new(); wanted.len()];
+        let mut note = |begin: u64, end: u64, unit: usize| {
+            let first = wanted.partition_point(|&a| a < begin);
+            let inside = wanted[first..].iter().take_while(|&&a| a < end);
+            for (at, _) in inside.enumerate() {
+                let own = &mut starts[first + at];
+                if own.len() < MOST_UNITS {
+                    own.push((begin, unit));
+                }
+            }
+        };
+        let told = self.ranges_told(&mut note)?;
+        for (number, header) in self.headers.iter().enumerate() {
+            if told[number] || matches!(header.type_(), UnitType::Partial) {
+                continue;
+            }
+            let unit = self.open(number)?;
+            let mut ranges = self.dwarf.unit_ranges(&unit)?;
+            let mut any = false;
+            while let Some(range) = ranges.next()? {
+                any |= range.begin < range.end;
+                note(range.begin, range.end, number);
+            }
+            if !any {
+                lines::sequences(&unit, |begin, end| note(begin, end, number))?;
+            }
+        }
+        let order = |mut found: Vec<(u64, usize)>| {
+            found.sort_unstable_by(|a, b| b.cmp(a));
+            found.dedup_by_key(|(_, unit)| *unit);
+            found.into_iter().map(|(_, unit)| unit).collect()
+        };
+        Ok(Candidates {
+            of: starts.into_iter().map(order).collect(),
+        })
+    }
+
+    /// Notes the ranges in the list of all units' ranges; says which units are
+    /// in it.
+    fn ranges_told(&self, note: &mut impl FnMut(u64, u64, usize)) -> Result<Vec<bool>> {
+        let mut told = vec![false; self.headers.len()];
+        let mut sets = self.dwarf.debug_aranges.headers();
+        while let Some(set) = sets.next()? {
+            let Ok(unit) = self.number_at(set.debug_info_offset().0) else {
+                continue;
+            };
+            let mut entries = set.entries();
+            loop {
+                match entries.next() {
+                    Ok(Some(entry)) if entry.length() > 0 => {
+                        told[unit] = true;
+                        note(entry.range().begin, entry.range().end, unit);
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    // A range beyond all addresses; the iterator goes on or ends.
+                    Err(_) => {}
+                }
+            }
+        }
+        Ok(told)
+    }
+
+    /// Number of the unit whose header is at this offset.
+    fn number_at(&self, offset: usize) -> std::result::Result<usize, usize> {
+        self.headers.binary_search_by_key(&offset, start)
+    }
+
+    /// What an entry is called: as the linker knows it, otherwise as the source
+    /// does; empty when it has no name.
+    pub fn name(&self, unit: usize, entry: UnitOffset) -> Result<String> {
+        if let Some(name) = self.names.borrow().get(&(unit, entry)) {
+            return Ok(name.clone());
+        }
+        let name = self.find_name(unit, entry, DEEPEST)?;
+        let name = name.map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+        self.names.borrow_mut().insert((unit, entry), name.clone());
+        Ok(name)
+    }
+
+    fn find_name(
+        &self,
+        number: usize,
+        entry: UnitOffset,
+        deep: usize,
+    ) -> Result<Option<Slice<'a>>> {
+        let opened = self.open(number)?;
+        let unit = UnitRef::new(self.dwarf, &opened);
+        let mut entries = unit.entries_raw(Some(entry))?;
+        let Some(abbreviation) = entries.read_abbreviation()? else {
+            return Err(gimli::Error::NoEntryAtGivenOffset(entry.0 as u64));
+        };
+        let (mut name, mut other) = (None, None);
+        for spec in abbreviation.attributes() {
+            let attribute = entries.read_attribute(*spec)?;
+            match attribute.name() {
+                gimli::DW_AT_linkage_name | gimli::DW_AT_MIPS_linkage_name => {
+                    if let Ok(found) = unit.attr_string(attribute.value()) {
+                        return Ok(Some(found));
+                    }
+                }
+                gimli::DW_AT_name if name.is_none() => {
+                    name = unit.attr_string(attribute.value()).ok();
+                }
+                gimli::DW_AT_abstract_origin | gimli::DW_AT_specification => {
+                    other = Some(attribute.value());
+                }
+                _ => {}
+            }
+        }
+        let Some(deep) = deep.checked_sub(1).filter(|_| name.is_none()) else {
+            return Ok(name);
+        };
+        match other {
+            Some(AttributeValue::UnitRef(entry)) => self.find_name(number, entry, deep),
+            Some(AttributeValue::DebugInfoRef(offset)) => {
+                let after = self.headers.partition_point(|h| start(h) <= offset.0);
+                let number = after.checked_sub(1).ok_or(gimli::Error::MissingUnitDie)?;
+                let inside = offset.to_unit_offset(&self.headers[number]);
+                let missing = gimli::Error::NoEntryAtGivenOffset(offset.0 as u64);
+                self.find_name(number, inside.ok_or(missing)?, deep)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Where a unit starts.
+fn start(header: &UnitHeader<Slice>) -> usize {
+    header.debug_info_offset().map_or(0, |offset| offset.0)
+}
+
+impl Candidates {
+    /// Has `look` look for the addresses in the first units that may hold them,
+    /// all of a unit together; for those not found, in the next units.
+    pub fn in_turn<T>(
+        &self,
+        wanted: &[u64],
+        mut look: impl FnMut(usize, &[u64], &mut [Option<T>]) -> Result<()>,
+    ) -> Result<Vec<Option<T>>> {
+        let mut found: Vec<Option<T>> = wanted.iter().map(|_| None).collect();
+        for turn in 0.. {
+            let mut by_unit: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+            for (at, units) in self.of.iter().enumerate() {
+                if let Some(&unit) = units.get(turn).filter(|_| found[at].is_none()) {
+                    by_unit.entry(unit).or_default().push(at);
+                }
+            }
+            if by_unit.is_empty() {
+                break;
+            }
+            for (unit, places) in by_unit {
+                let addresses: Vec<u64> = places.iter().map(|&at| wanted[at]).collect();
+                let mut results: Vec<Option<T>> = places.iter().map(|_| None).collect();
+                look(unit, &addresses, &mut results)?;
+                places
+                    .iter()
+                    .zip(results)
+                    .for_each(|(&at, r)| found[at] = r);
+            }
+        }
+        Ok(found)
+    }
+}
