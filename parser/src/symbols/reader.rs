@@ -1,8 +1,8 @@
 //! Reading symbols, in a process of its own.
 //!
 //! A file is as it is: truncated, damaged, made to mislead, replaced while it
-//! is read. The library that reads it (blazesym) may panic, which ends the
-//! process here, or be killed by the kernel where a mapped file ends early.
+//! is read. What reads it, [`dwarf`] or else blazesym, may panic, which ends
+//! the process here, or be killed by the kernel where a mapped file ends early.
 //! So a child reads and writes what it found into a pipe. If it dies, the file
 //! that it was reading is named, and another child goes on with the next one.
 //!
