@@ -1,0 +1,34 @@
+//! Programs with debug information, as the parser reads them in its child.
+#![no_main]
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+
+/// The parser's own files; it is a program, not a library.
+#[allow(dead_code, unused_imports)]
+#[path = "../../parser/src/symbols"]
+mod symbols {
+    pub mod dwarf;
+    pub mod elf;
+    pub mod reader;
+}
+
+/// Bytes after which code is asked for, in a small program.
+const ADDRESSES: std::ops::Range<u64> = 0x1000..0x1400;
+
+/// Where the program lies: it is mapped, so it has to be a file.
+static PLACE: LazyLock<PathBuf> =
+    LazyLock::new(|| PathBuf::from(format!("/dev/shm/mem-fuzz.{}", std::process::id())));
+
+fuzz_target!(|data: &[u8]| {
+    let mut file = std::fs::File::create(&*PLACE).expect("room in /dev/shm");
+    file.write_all(data).expect("room in /dev/shm");
+    let addresses: Vec<u64> = ADDRESSES.step_by(3).collect();
+    let found = mem_fuzz::bounded(data.len(), || symbols::dwarf::read(&PLACE, &addresses, &[]));
+    if let Some(frames) = found {
+        assert_eq!(frames.len(), addresses.len());
+    }
+});
