@@ -63,7 +63,10 @@ fn run(cli: &Cli) -> Result<()> {
         view.total_of_shown();
     }
     let content = render(cli, &view, &series, program.as_deref())?;
-    output::write(cli.output.as_deref(), &content)
+    let written = output::write(cli.output.as_deref(), &content);
+    // The program ends: its memory goes as a whole, not piece by piece.
+    std::mem::forget((view, series));
+    written
 }
 
 /// The output asked for.

@@ -1,6 +1,8 @@
 //! Functions and lines of a profile, as they are found.
 
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
 
 use heap_format::{Function, Line, Profile};
 
@@ -11,10 +13,31 @@ use crate::demangle::{Style, demangle};
 pub struct Names {
     style: Style,
     functions: Vec<Function>,
-    known: HashMap<(String, String), u32>,
+    /// By name and file.
+    known: HashMap<(Rc<str>, Rc<str>), u32>,
+    /// The same by where these are in memory, as most come more than once.
+    seen: HashMap<(Same, Same), u32>,
     lines: Vec<Line>,
     /// For each location, its range of `lines`.
     ranges: Vec<(u32, u32)>,
+}
+
+/// A text that is equal to itself alone. It lives as long as this, so its place in memory
+/// is no other's.
+struct Same(Rc<str>);
+
+impl PartialEq for Same {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Same {}
+
+impl Hash for Same {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.as_ptr().hash(state);
+    }
 }
 
 impl Names {
@@ -24,6 +47,7 @@ impl Names {
             style,
             functions: profile.functions.clone(),
             known: HashMap::new(),
+            seen: HashMap::new(),
             lines: profile.lines.clone(),
             ranges: profile
                 .locations
@@ -35,7 +59,7 @@ impl Names {
 
     /// Gives a location one frame that is only a name.
     pub fn add_name(&mut self, number: usize, name: &str) {
-        let function = self.function(name, String::new());
+        let function = self.function(&name.into(), &Rc::default());
         self.ranges[number] = (self.lines.len() as u32, 1);
         self.lines.push(Line {
             function,
@@ -47,7 +71,7 @@ impl Names {
     pub fn add(&mut self, number: usize, frames: &[Frame]) {
         let first = self.lines.len() as u32;
         for frame in frames {
-            let function = self.function(&frame.name, frame.file.clone());
+            let function = self.shared(&frame.name, &frame.file);
             self.lines.push(Line {
                 function,
                 line: frame.line,
@@ -57,16 +81,26 @@ impl Names {
         self.ranges[number] = (first, self.lines.len() as u32 - first);
     }
 
-    fn function(&mut self, system_name: &str, file: String) -> u32 {
-        let key = (system_name.to_owned(), file);
+    fn shared(&mut self, name: &Rc<str>, file: &Rc<str>) -> u32 {
+        let key = (Same(Rc::clone(name)), Same(Rc::clone(file)));
+        if let Some(&number) = self.seen.get(&key) {
+            return number;
+        }
+        let number = self.function(name, file);
+        self.seen.insert(key, number);
+        number
+    }
+
+    fn function(&mut self, system_name: &Rc<str>, file: &Rc<str>) -> u32 {
+        let key = (Rc::clone(system_name), Rc::clone(file));
         if let Some(&number) = self.known.get(&key) {
             return number;
         }
         let number = self.functions.len() as u32;
         self.functions.push(Function {
             name: demangle(system_name, self.style),
-            system_name: system_name.to_owned(),
-            file: key.1.clone(),
+            system_name: system_name.as_ref().to_owned(),
+            file: file.as_ref().to_owned(),
             start_line: 0,
         });
         self.known.insert(key, number);

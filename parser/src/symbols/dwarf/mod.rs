@@ -20,6 +20,7 @@ mod units;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use gimli::AbbreviationsCacheStrategy;
 
@@ -58,9 +59,9 @@ struct Lookup<'a> {
     functions: Vec<Option<Function>>,
     rows: Vec<Option<Row>>,
     /// Names from the table of symbols, for what is in no function.
-    symbols: HashMap<u64, String>,
+    symbols: HashMap<u64, Rc<str>>,
     /// Paths of source files, of those that rows and calls name.
-    paths: HashMap<(usize, u64), String>,
+    paths: HashMap<(usize, u64), Rc<str>>,
 }
 
 impl<'a> Lookup<'a> {
@@ -101,7 +102,7 @@ impl<'a> Lookup<'a> {
         files.dedup();
         for (unit, file) in files {
             let path = lines::path(&*self.units.open(unit)?, self.units.dwarf, file)?;
-            self.paths.insert((unit, file), path);
+            self.paths.insert((unit, file), path.into());
         }
         Ok(())
     }
@@ -113,7 +114,7 @@ impl<'a> Lookup<'a> {
         let name = match function {
             Some(function) => self.units.name(function.unit, function.entry).ok()?,
             None => match self.symbols.get(&address) {
-                Some(name) => name.clone(),
+                Some(name) => Rc::clone(name),
                 None => return Some(Vec::new()),
             },
         };
@@ -151,12 +152,12 @@ impl<'a> Lookup<'a> {
 
 /// A place in a source file.
 struct Place {
-    file: String,
+    file: Rc<str>,
     line: u32,
     column: u32,
 }
 
-fn framed(name: String, place: Option<Place>) -> Frame {
+fn framed(name: Rc<str>, place: Option<Place>) -> Frame {
     let Some(Place { file, line, column }) = place else {
         return Frame {
             name,

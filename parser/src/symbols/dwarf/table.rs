@@ -1,6 +1,7 @@
 //! Names of addresses from tables of symbols.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::image::{Image, number};
 
@@ -20,7 +21,7 @@ struct Symbol {
 
 /// Names of those of the addresses, which are sorted, that a symbol holds.
 /// `None` where a table is damaged.
-pub fn names(image: &Image, wanted: &[u64]) -> Option<HashMap<u64, String>> {
+pub fn names(image: &Image, wanted: &[u64]) -> Option<HashMap<u64, Rc<str>>> {
     let mut names = HashMap::new();
     let mut rest = wanted.to_vec();
     for (table, sparse) in [(".symtab", false), (".dynsym", true)] {
@@ -39,7 +40,7 @@ fn in_table(
     table: &str,
     sparse: bool,
     wanted: &[u64],
-    names: &mut HashMap<u64, String>,
+    names: &mut HashMap<u64, Rc<str>>,
 ) -> Option<()> {
     let section = image.section(table)?;
     let Some(symbols) = image.data(section) else {
@@ -83,7 +84,7 @@ fn in_table(
         };
         if let Some(symbol) = symbols.iter().filter(|s| !s.undefined).find(holds) {
             let name = strings.get(symbol.name..)?.split(|&b| b == 0).next()?;
-            names.insert(address, String::from_utf8(name.to_vec()).ok()?);
+            names.insert(address, std::str::from_utf8(name).ok()?.into());
         }
     }
     Some(())

@@ -26,7 +26,7 @@ pub struct Units<'a> {
     pub dwarf: &'a Dwarf<Slice<'a>>,
     headers: Vec<UnitHeader<Slice<'a>>>,
     open: RefCell<HashMap<usize, Rc<Unit<Slice<'a>>>>>,
-    names: RefCell<HashMap<(usize, UnitOffset), String>>,
+    names: RefCell<HashMap<(usize, UnitOffset), Rc<str>>>,
 }
 
 /// For each address the units that may hold it.
@@ -146,13 +146,15 @@ impl<'a> Units<'a> {
 
     /// What an entry is called: as the linker knows it, otherwise as the source
     /// does; empty when it has no name.
-    pub fn name(&self, unit: usize, entry: UnitOffset) -> Result<String> {
+    pub fn name(&self, unit: usize, entry: UnitOffset) -> Result<Rc<str>> {
         if let Some(name) = self.names.borrow().get(&(unit, entry)) {
-            return Ok(name.clone());
+            return Ok(Rc::clone(name));
         }
         let name = self.find_name(unit, entry, DEEPEST)?;
-        let name = name.map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        self.names.borrow_mut().insert((unit, entry), name.clone());
+        let name: Rc<str> = name.map_or_else(Rc::default, |n| n.to_string_lossy().into());
+        self.names
+            .borrow_mut()
+            .insert((unit, entry), Rc::clone(&name));
         Ok(name)
     }
 
