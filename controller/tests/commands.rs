@@ -123,7 +123,7 @@ fn clean_removes_dead_segments_and_no_live_ones() {
             .any(|r| r["state"] == "dead")
     });
     let ran = place.run(&["clean"]);
-    assert!(ran.out.starts_with("removed 1 segments"), "{ran:?}");
+    assert!(ran.out.starts_with("removed 1 segment,"), "{ran:?}");
     let left = place.segments();
     assert_eq!(left.len(), 1);
     assert!(left[0].contains(&format!(".{}.", live.pid())));

@@ -28,8 +28,13 @@ pub fn execute(args: CleanArgs) -> anyhow::Result<ExitCode> {
     let cleaned = remove_unused(&Discovery::new(), &selection, args.all);
     remove_run_folders();
     result(&format!(
-        "removed {} segments, {}",
+        "removed {} {}, {}",
         cleaned.removed,
+        if cleaned.removed == 1 {
+            "segment"
+        } else {
+            "segments"
+        },
         text::bytes(cleaned.removed_bytes as f64)
     ));
     if cleaned.kept > 0 {
