@@ -1,6 +1,7 @@
 //! The machine's time, which segments are kept in, also where this program is in a time
 //! namespace of its own.
 
+use std::fs;
 use std::sync::OnceLock;
 
 use shm_protocol::clock::{self, Shift};
@@ -14,6 +15,11 @@ pub fn now_ns() -> u64 {
 pub fn shift() -> Shift {
     static SHIFT: OnceLock<Shift> = OnceLock::new();
     *SHIFT.get_or_init(|| {
-        std::fs::read("/proc/self/timens_offsets").map_or(Shift::NONE, |text| Shift::parse(&text))
+        // The file tells of the namespace of children to come, which may be another one.
+        let namespace = |name: &str| fs::read_link(format!("/proc/self/ns/{name}")).ok();
+        match namespace("time") == namespace("time_for_children") {
+            true => fs::read("/proc/self/timens_offsets").map_or(Shift::NONE, |t| Shift::parse(&t)),
+            false => Shift::NONE,
+        }
     })
 }

@@ -214,10 +214,8 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
     let mut counters: std::collections::BTreeMap<String, u64> =
         snapshot.counters.iter().cloned().collect();
     counters.insert("modules_lost".to_owned(), header.modules_lost());
-    let unix =
-        |ns: u64| (session.start_unix_ns).saturating_add(ns.saturating_sub(session.start_ns));
-    // Of what may lie before the session, as figures of the allocator do.
-    let machine_unix = |ns: u64| {
+    // Figures of the allocator may be from before the session.
+    let unix = |ns: u64| {
         let since = ns as i64 - session.start_ns as i64;
         session.start_unix_ns.saturating_add_signed(since)
     };
@@ -246,7 +244,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
             .flatten()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
-        allocator_unix_ns: allocator_ns.map(machine_unix),
+        allocator_unix_ns: allocator_ns.map(unix),
         memory: story
             .memory
             .iter()

@@ -33,7 +33,7 @@ pub fn tick_of(ns: u64) -> u32 {
 const STAT_TICK_NS: i64 = 10_000_000;
 
 /// How far a process's clocks are ahead of the machine's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shift {
     /// Of `CLOCK_MONOTONIC`, ns.
     pub monotonic_ns: i64,

@@ -139,6 +139,12 @@ fn a_controller_in_a_time_namespace_sees_the_machines_processes() {
     };
     let listed = run(inside().arg("list")).stdout;
     assert!(listed.contains("idle"), "{listed}");
+    // Without a fork the namespace may be that of its children only.
+    let mut before = Command::new("unshare");
+    before.args(["--time", "--monotonic", "86400", "--boottime", "86400"]);
+    before.arg(artifacts::profiler()).arg("list");
+    let listed = run(before.env("MEM_PROFILER_DIR", scratch.shared())).stdout;
+    assert!(listed.contains("idle"), "{listed}");
     session_counts(&scratch, &mut target, pid, inside());
     target.finish_well();
 }

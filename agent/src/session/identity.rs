@@ -80,8 +80,8 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     &buffer[..len]
 }
 
-/// Field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command in field 2 may hold anything, so counting
-/// starts at the last parenthesis.
+/// Field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command
+/// in field 2 may hold anything, so counting starts at the last parenthesis.
 pub fn start_time() -> u64 {
     let mut buffer = [0u8; 1024];
     let text = read_file(c"/proc/self/stat", &mut buffer);
