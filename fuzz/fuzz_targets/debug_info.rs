@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 
 /// The parser's own files; it is a program, not a library.
 #[allow(dead_code, unused_imports)]
-#[path = "../../parser/src/symbols"]
+#[path = "../../symbols/src"]
 mod symbols {
     pub mod dwarf;
     pub mod elf;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, ValueEnum};
+use symbols::demangle::Style;
 
-use crate::demangle::Style;
 use crate::nodes::Granularity;
 
 /// Reads heap profiles: tables, call graphs, and conversions.

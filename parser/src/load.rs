@@ -9,7 +9,6 @@ use heap_format::{Profile, maps, variance};
 
 use crate::cli::Cli;
 use crate::series::Series;
-use crate::symbols;
 
 /// What was read.
 pub struct Loaded {

@@ -6,7 +6,6 @@
 
 mod callgraph;
 mod cli;
-mod demangle;
 mod graph;
 mod load;
 mod measure;
@@ -16,7 +15,6 @@ mod output;
 mod report;
 mod series;
 mod suspects;
-mod symbols;
 mod view;
 
 use std::path::{Path, PathBuf};

@@ -20,13 +20,13 @@ pub mod tree;
 use std::path::Path;
 
 use heap_format::variance::half_width;
+use symbols::main_mapping;
 
 use crate::graph::{Trim, Trimmed};
 use crate::measure;
 use crate::moment::moment;
 use crate::nodes::Nodes;
 use crate::series::Series;
-use crate::symbols::main_mapping;
 use crate::view::View;
 
 /// What reports are made of.

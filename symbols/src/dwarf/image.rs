@@ -9,7 +9,7 @@ use flate2::read::ZlibDecoder;
 use gimli::{DwarfSections, SectionId};
 use memmap2::Mmap;
 
-use crate::symbols::elf::Elf;
+use super::super::elf::Elf;
 
 const EXEC: u64 = 2;
 const DYN: u64 = 3;

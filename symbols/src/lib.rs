@@ -9,6 +9,7 @@
 //! Code without a file has its names from the kernel ([`vdso`]) or from the
 //! list that its maker wrote ([`perf_map`]).
 
+pub mod demangle;
 mod dwarf;
 mod elf;
 mod files;
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use heap_format::{BuildId, Location, Mapping, Profile, maps, marker_at};
 
-use crate::demangle::Style;
+use demangle::Style;
 use files::{Files, Source};
 use names::Names;
 pub use program::{check_binary, doubt_binary, main_mapping};
