@@ -14,6 +14,7 @@
 pub mod artifacts;
 pub mod cgroup;
 pub mod code;
+pub mod limits;
 pub mod mortal;
 pub mod peers;
 pub mod scratch;

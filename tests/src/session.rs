@@ -99,6 +99,11 @@ impl Session {
         assert_eq!(sent, 0, "the command cannot be signalled");
     }
 
+    /// Whether it has ended.
+    pub fn is_over(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
     /// Ends it as Ctrl-C does.
     pub fn stop(self) -> Outcome {
         self.signal(libc::SIGINT);

@@ -15,8 +15,17 @@ pub enum Fate {
 
 /// Runs a command up to its system call number `calls`, counted from its start, and kills
 /// it there.
-#[expect(clippy::zombie_processes, reason = "waited for by its pid")]
 pub fn kill_at(command: &mut Command, calls: usize) -> Fate {
+    kill_where(command, calls, |_| true)
+}
+
+/// The same, counting only one system call: `libc::SYS_…`.
+pub fn kill_at_call(command: &mut Command, call: libc::c_long, calls: usize) -> Fate {
+    kill_where(command, calls, |pid| number_of_call(pid) == call as u64)
+}
+
+#[expect(clippy::zombie_processes, reason = "waited for by its pid")]
+fn kill_where(command: &mut Command, calls: usize, counts: impl Fn(i32) -> bool) -> Fate {
     command.stdout(Stdio::null()).stderr(Stdio::null());
     // SAFETY: one system call, which is async-signal-safe.
     unsafe { command.pre_exec(|| ask(libc::PTRACE_TRACEME, 0, 0)) };
@@ -29,19 +38,21 @@ pub fn kill_at(command: &mut Command, calls: usize) -> Fate {
     assert!(libc::WIFSTOPPED(status), "{command:?}: {status:x}");
     let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
     ask(libc::PTRACE_SETOPTIONS, pid, options).expect("a stopped child");
-    let mut stops = 0;
+    let (mut stops, mut counted) = (0, 0);
     let mut signal = 0;
     loop {
         ask(libc::PTRACE_SYSCALL, pid, signal).expect("a stopped child");
         let status = wait(pid);
         if !libc::WIFSTOPPED(status) {
-            return Fate::Ended(status, stops / 2);
+            return Fate::Ended(status, counted);
         }
         let by_call = libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80;
         signal = if by_call { 0 } else { libc::WSTOPSIG(status) };
         stops += usize::from(by_call);
         // Each call stops it twice: before and after.
-        if by_call && stops == 2 * calls + 1 {
+        let before = by_call && stops % 2 == 1 && counts(pid);
+        counted += usize::from(before);
+        if before && counted == calls + 1 {
             // SAFETY: our own child, not yet waited for to its end.
             unsafe { libc::kill(pid, libc::SIGKILL) };
             while libc::WIFSTOPPED(wait(pid)) {}
@@ -57,6 +68,19 @@ fn ask(request: libc::c_uint, pid: i32, data: i32) -> Result<()> {
         -1 => Err(Error::last_os_error()),
         _ => Ok(()),
     }
+}
+
+/// The system call that a stopped child is about to make.
+fn number_of_call(pid: i32) -> u64 {
+    // SAFETY: plain numbers.
+    let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+    let bytes = size_of_val(&info);
+    // SAFETY: the kernel fills at most so many bytes of it.
+    let got = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, pid, bytes, &raw mut info) };
+    assert!(got > 0, "{}", Error::last_os_error());
+    assert_eq!(info.op, libc::PTRACE_SYSCALL_INFO_ENTRY);
+    // SAFETY: before a call, that is the part which the kernel filled.
+    unsafe { info.u.entry.nr }
 }
 
 fn wait(pid: i32) -> i32 {

@@ -1,34 +1,16 @@
 //! Where there is little of something: address space, room for segments, table.
 
-use std::os::unix::process::CommandExt;
-use std::process::Command;
-
+use mem_tests::limits::{Scarce, limit};
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, sums};
-
-/// Limits the address space of a command.
-fn limit_address_space(command: &mut Command, bytes: u64) {
-    let limit = libc::rlimit {
-        rlim_cur: bytes,
-        rlim_max: bytes,
-    };
-    let set = move || {
-        // SAFETY: a plain system call on a valid struct.
-        match unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        }
-    };
-    // SAFETY: `set` is async-signal-safe: one system call.
-    unsafe { command.pre_exec(set) };
-}
 
 #[test]
 fn a_small_address_space_costs_no_allocation_and_no_count() {
     for megabytes in [4096, 600, 200] {
         let scratch = Scratch::new();
-        let limit = |command: &mut Command| limit_address_space(command, megabytes << 20);
-        let mut program = Steps::start_with(&scratch, &[], limit);
+        let mut program = Steps::start_with(&scratch, &[], |command| {
+            limit(command, Scarce::AddressSpace, megabytes << 20);
+        });
         let session = Session::of(&scratch, program.pid(), "1");
         program.step("keep 1000");
         program.step("huge 30000000");
@@ -57,8 +39,9 @@ fn a_small_address_space_costs_no_allocation_and_no_count() {
 #[test]
 fn a_program_that_may_have_next_to_nothing_still_runs() {
     let scratch = Scratch::new();
-    let limit = |command: &mut Command| limit_address_space(command, 40 << 20);
-    let mut program = Steps::start_with(&scratch, &[], limit);
+    let mut program = Steps::start_with(&scratch, &[], |command| {
+        limit(command, Scarce::AddressSpace, 40 << 20);
+    });
     program.step("keep 1000");
     program.target.finish_well();
 }

@@ -1,0 +1,213 @@
+// Lives in unlucky surroundings, and tells how it and its children fare. Does what lines
+// on its input say, one after the other, and answers "ok" to each.
+#define _GNU_SOURCE
+#include "books.h"
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+BOOK(main)
+BOOK(child)
+
+enum { MOST = 10000, OBJECT = 1000 };
+static void *kept[MOST];
+static long count;
+
+SITE void site_main(void) {
+    void *p = malloc(OBJECT);
+    if (!p || count == MOST) abort();
+    memset(p, 7, OBJECT);
+    kept[count++] = p;
+    born(&book_main, OBJECT);
+}
+
+SITE void *site_child(void) {
+    void *p = malloc(OBJECT);
+    if (!p) abort();
+    memset(p, 8, OBJECT);
+    return p;
+}
+
+SITE void *site_churn(void) {
+    void *p = malloc(64);
+    if (!p) abort();
+    __asm__ volatile("" : "+r"(p));
+    return p;
+}
+
+static void drop_one(void) {
+    free(kept[--count]);
+    died(&book_main, OBJECT);
+}
+
+static void fail(const char *what) {
+    fprintf(stderr, "%s: %s\n", what, strerror(errno));
+    abort();
+}
+
+// ---- children
+
+static pid_t by_clone(void) { return (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }
+
+static pid_t by_clone_into_namespace(void) {
+    return (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_NEWPID, 0, 0, 0, 0);
+}
+
+static pid_t by_unshare(void) {
+    if (unshare(CLONE_NEWPID)) fail("unshare");
+    return fork();
+}
+
+static pid_t child_by(const char *how) {
+    if (!strcmp(how, "fork")) return fork();
+    if (!strcmp(how, "_Fork")) return _Fork();
+    if (!strcmp(how, "clone")) return by_clone();
+    if (!strcmp(how, "clone_newpid")) return by_clone_into_namespace();
+    if (!strcmp(how, "unshare")) return by_unshare();
+    errno = EINVAL;
+    fail(how);
+    return -1;
+}
+
+static void tell_end(pid_t pid) {
+    int status;
+    if (waitpid(pid, &status, 0) != pid) fail("waitpid");
+    printf("ended %d %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+           WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+}
+
+// Frees so many of its parent's objects, makes as many of its own, frees half of those.
+static void childs_work(long n) {
+    for (long i = 0; i < n; i++) free(kept[--count]);
+    void *last = NULL;
+    for (long i = 0; i < n; i++) {
+        free(last);
+        last = i % 2 ? site_child() : NULL;
+    }
+}
+
+static void child(const char *how, long n) {
+    fflush(stdout);
+    pid_t pid = child_by(how);
+    if (pid < 0) fail("a child");
+    if (pid == 0) {
+        childs_work(n);
+        _exit(17);
+    }
+    tell_end(pid);
+}
+
+static pid_t worker;
+static int orders[2];
+
+// A child that waits until it is told to free one of its parent's objects, and ends in
+// order.
+static void hire(void) {
+    if (pipe(orders)) fail("pipe");
+    fflush(stdout);
+    worker = fork();
+    if (worker < 0) fail("fork");
+    if (worker == 0) {
+        char byte;
+        close(orders[1]);
+        if (read(orders[0], &byte, 1) != 1) _exit(1);
+        childs_work(1);
+        exit(17);
+    }
+    close(orders[0]);
+}
+
+static void dismiss(void) {
+    if (write(orders[1], "x", 1) != 1) fail("the worker");
+    close(orders[1]);
+    tell_end(worker);
+}
+
+// ---- memory
+
+// Takes up to so many MiB in blocks of 4 KiB, untouched, until malloc refuses; tells how
+// many it got.
+static void fill(long mebibytes) {
+    long wanted = mebibytes * 256, got = 0;
+    void **blocks = mmap(NULL, wanted * sizeof *blocks, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (blocks == MAP_FAILED) fail("mmap");
+    while (got < wanted && (blocks[got] = malloc(4096))) got++;
+    for (long i = 0; i < got; i++) free(blocks[i]);
+    munmap(blocks, wanted * sizeof *blocks);
+    printf("filled %ld\n", got / 256);
+}
+
+static int churning;
+
+// Each object lives for a second or two: it outlives many short sessions.
+static void *churn(void *unused) {
+    static void *ring[200000];
+    for (long i = 0; __atomic_load_n(&churning, __ATOMIC_RELAXED); i = (i + 1) % 200000) {
+        free(ring[i]);
+        ring[i] = site_churn();
+        if (i % 64 == 0) usleep(500);
+    }
+    return unused;
+}
+
+static void start_churning(void) {
+    pthread_t thread;
+    churning = 1;
+    if (pthread_create(&thread, NULL, churn, NULL)) fail("pthread_create");
+    pthread_detach(thread);
+}
+
+static void lock_all(const char *what) {
+    int flags = !strcmp(what, "current") ? MCL_CURRENT
+              : !strcmp(what, "future")  ? MCL_FUTURE
+                                         : MCL_CURRENT | MCL_FUTURE;
+    printf("locked %d\n", mlockall(flags) ? errno : 0);
+}
+
+// ---- all of it
+
+static void step(char *line) {
+    long n = 0;
+    char word[64];
+    if (sscanf(line, "keep %ld", &n) == 1)
+        for (long i = 0; i < n; i++) site_main();
+    else if (sscanf(line, "drop %ld", &n) == 1)
+        for (long i = 0; i < n; i++) drop_one();
+    else if (sscanf(line, "child %63s %ld", word, &n) == 2)
+        child(word, n);
+    else if (sscanf(line, "fill %ld", &n) == 1)
+        fill(n);
+    else if (sscanf(line, "lock %63s", word) == 1)
+        lock_all(word);
+    else if (!strcmp(line, "hire"))
+        hire();
+    else if (!strcmp(line, "dismiss"))
+        dismiss();
+    else if (!strcmp(line, "churn"))
+        start_churning();
+    else if (!strcmp(line, "books"))
+        print_books();
+    else {
+        errno = EINVAL;
+        fail(line);
+    }
+}
+
+int main(void) {
+    static char line[256];
+    setvbuf(stdout, NULL, _IOLBF, 4096);
+    say("ready");
+    while (fgets(line, sizeof line, stdin)) {
+        line[strcspn(line, "\n")] = 0;
+        step(line);
+        say("ok");
+    }
+    return 0;
+}

@@ -1,0 +1,37 @@
+//! Commands that may have only so much of something.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// What there is little of.
+#[derive(Clone, Copy, Debug)]
+pub enum Scarce {
+    /// Address space, bytes.
+    AddressSpace,
+    /// Size of files, bytes.
+    FileSize,
+    /// Locked memory, bytes.
+    Locked,
+}
+
+/// Has a command start with so much of it, now and for ever.
+pub fn limit(command: &mut Command, scarce: Scarce, most: u64) {
+    let resource = match scarce {
+        Scarce::AddressSpace => libc::RLIMIT_AS,
+        Scarce::FileSize => libc::RLIMIT_FSIZE,
+        Scarce::Locked => libc::RLIMIT_MEMLOCK,
+    };
+    let limit = libc::rlimit {
+        rlim_cur: most,
+        rlim_max: most,
+    };
+    let set = move || {
+        // SAFETY: a plain system call on a valid struct.
+        match unsafe { libc::setrlimit(resource, &limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: `set` is async-signal-safe: one system call.
+    unsafe { command.pre_exec(set) };
+}
