@@ -21,8 +21,12 @@ use crate::placed::PlacedTree;
 use crate::process;
 use crate::snapshot::Snapshot;
 
-/// Most frames in one profile: bounds what a damaged tree can make of itself.
+/// Most frames in one profile.
 const MAX_FRAMES: usize = 1 << 26;
+/// Most frames for each byte that the segment takes. Stacks share nodes, so that a damaged
+/// or forged tree of a few pages could tell of any number; a real one that recurses a
+/// thousand deep on ten thousand stacks stays below, as a session takes megabytes.
+const FRAMES_PER_BYTE: u64 = 2;
 
 /// What a dump says besides the stacks.
 #[derive(Clone, Debug, Default)]
@@ -60,27 +64,31 @@ impl Story {
     }
 }
 
-/// Puts a profile together.
-pub fn profile(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Profile {
+/// Puts a profile together; also tells how many stacks had to be truncated here.
+pub fn profile(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> (Profile, usize) {
     let mut builder = ProfileBuilder::new(snapshot.least_interval.max(1));
     let (modules, places) = modules(header, &story.maps);
     for module in modules {
         builder.module(module);
     }
     builder.facts(facts(snapshot, header, story));
-    stacks(snapshot, &places, &mut builder);
-    builder.finish()
+    let truncated = stacks(snapshot, &places, &mut builder);
+    (builder.finish(), truncated)
 }
 
-fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) {
+fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) -> usize {
+    let most = snapshot.segment_bytes.saturating_mul(FRAMES_PER_BYTE);
+    let most = usize::try_from(most).unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
+    let mut truncated = 0;
     let now = snapshot.end_tick();
     let mut tree = PlacedTree::new(snapshot);
     let mut stack = Vec::new();
     let mut frames = 0;
     for record in snapshot.stacks().iter() {
         stack.clear();
-        let whole = frames < MAX_FRAMES
-            && tree.stack(record.node, &mut stack, |a| builder.place(places.of(a)));
+        let fits = frames < most;
+        let whole = fits && tree.stack(record.node, &mut stack, |a| builder.place(places.of(a)));
+        truncated += usize::from(!fits);
         if !whole {
             stack.push(builder.place(TRUNCATED_ADDRESS));
         }
@@ -90,6 +98,7 @@ fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) {
     if !snapshot.table_full.is_empty() {
         builder.stack([TABLE_FULL_ADDRESS], &detail(&snapshot.table_full, now));
     }
+    truncated
 }
 
 /// Begins to find the records of a profile's stacks, on a second thread: they need the

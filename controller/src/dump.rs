@@ -18,6 +18,7 @@ use crate::pieces;
 use crate::process;
 use crate::segment::Head;
 use crate::snapshot::Snapshot;
+use crate::text;
 
 /// A dump that was written.
 #[derive(Clone, Debug)]
@@ -45,10 +46,10 @@ pub struct Written {
 impl Written {
     /// The file's name, and a remark where not all went as planned.
     pub fn line(&self) -> String {
-        let path = self.path.display();
+        let path = text::path(&self.path);
         let ended = Some(self.ended.remark(&self.title)).filter(|r| !r.is_empty());
         match self.remark.clone().or(ended) {
-            None => path.to_string(),
+            None => path,
             Some(remark) => format!("{path} ({remark})"),
         }
     }
@@ -148,7 +149,15 @@ pub fn write_snapshot(
     story.ended = ended.fact();
     story.boot_id = process::boot_id().map(|(_, text)| text);
     let records = collect::records(snapshot);
-    let mut profile = collect::profile(snapshot, header, &story);
+    let (mut profile, truncated) = collect::profile(snapshot, header, &story);
+    if truncated > 0 {
+        crate::terminal::tell(&format!(
+            "warning: {}: {truncated} stacks are truncated: the segment is too small for frames \
+             as many as it tells of (it is damaged, or forged); their bytes are counted at \
+             [truncated]",
+            agent.title()
+        ));
+    }
     let records = records.finish();
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);

@@ -13,6 +13,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 use shm_protocol::segment::DIR_VARIABLE;
 
 use crate::discovery::RUN_PREFIX;
+use crate::text;
 use crate::waiting::{Received, unblock_all};
 
 /// Signals that are passed on to the program.
@@ -109,7 +110,7 @@ pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         ],
     };
     let Some(found) = places.iter().find_map(|place| place.canonicalize().ok()) else {
-        let tried: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+        let tried: Vec<String> = places.iter().map(text::path).collect();
         bail!(
             "the agent is not at {}: name it with --agent",
             tried.join(", ")
@@ -121,7 +122,7 @@ pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         .iter()
         .any(|b| b" :\t".contains(b))
     {
-        let shown = found.display();
+        let shown = text::path(&found);
         bail!("{shown}: the loader cannot preload a path with blanks or colons: move the agent");
     }
     Ok(found)
@@ -141,15 +142,15 @@ pub fn make_folder(shared: &Path) -> anyhow::Result<PathBuf> {
     builder
         .mode(0o700)
         .create(&path)
-        .with_context(|| format!("{}", path.display()))?;
+        .with_context(|| text::path(&path))?;
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
-    std::fs::set_permissions(&path, permissions).with_context(|| format!("{}", path.display()))?;
+    std::fs::set_permissions(&path, permissions).with_context(|| text::path(&path))?;
     Ok(path)
 }
 
 /// The exit code for a program that could not be started, as shells give it.
 pub fn start_failure(program: &OsStr, error: &io::Error) -> ExitCode {
-    crate::terminal::tell(&format!("{}: {error}", program.display()));
+    crate::terminal::tell(&format!("{}: {error}", text::path(program)));
     match error.kind() {
         io::ErrorKind::NotFound => ExitCode::from(127),
         _ => ExitCode::from(126),

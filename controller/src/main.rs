@@ -6,6 +6,7 @@
 
 mod beside;
 mod cgroup;
+mod claims;
 mod cli;
 mod clock;
 mod collect;

@@ -151,7 +151,7 @@ impl Output {
     }
 
     fn create(&self) -> io::Result<Pending> {
-        let mode = Mode::from_bits_truncate(0o644);
+        let mode = Mode::from_bits_truncate(0o600);
         if !self.named_files_only {
             let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
             match openat(&self.folder, ".", flags, mode) {
@@ -240,9 +240,9 @@ fn explain(folder: &Path, error: io::Error) -> io::Error {
         Some(Errno::ENOSPC | Errno::EDQUOT) => {
             "the output folder is full: make room, or choose another with -o"
         }
-        _ => return io::Error::other(format!("{}: {error}", folder.display())),
+        _ => return io::Error::other(format!("{}: {error}", text::path(folder))),
     };
-    io::Error::new(error.kind(), format!("{}: {what}", folder.display()))
+    io::Error::new(error.kind(), format!("{}: {what}", text::path(folder)))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::text;
@@ -97,6 +98,14 @@ impl Status {
         Self::parse(&read(pid, "status", FILE_LIMIT)?)
     }
 
+    /// Reads our own, by whatever pid `/proc` knows us.
+    pub fn of_self() -> Option<Self> {
+        let mut text = Vec::new();
+        let file = File::open("/proc/self/status").ok()?;
+        file.take(FILE_LIMIT).read_to_end(&mut text).ok()?;
+        Self::parse(&text)
+    }
+
     fn parse(text: &[u8]) -> Option<Self> {
         let mut status = Self::default();
         let mut uids_seen = false;
@@ -179,13 +188,99 @@ pub fn memory(pid: i32) -> Vec<(&'static str, u64)> {
     NAMES.iter().filter_map(value).collect()
 }
 
-/// Whether a maps text has a mapping of the file with this inode and name.
-pub fn maps_file(maps: &[u8], inode: u64, name: &[u8]) -> bool {
-    let inode = format!(" {inode} ");
-    maps.split(|b| *b == b'\n').any(|line| {
-        let path = line.strip_suffix(b" (deleted)").unwrap_or(line);
-        path.ends_with(name) && line.windows(inode.len()).any(|w| w == inode.as_bytes())
+/// A device as the kernel writes it in maps.
+pub fn device(number: u64) -> (u32, u32) {
+    (libc::major(number), libc::minor(number))
+}
+
+/// A mapping of a file, as a line of maps tells of it.
+pub struct MappedFile<'a> {
+    permissions: &'a [u8],
+    /// Major and minor number of its device.
+    pub device: (u32, u32),
+    /// Its inode.
+    pub inode: u64,
+    /// Its path, without the kernel's ` (deleted)`.
+    pub path: &'a [u8],
+}
+
+fn mapping(line: &[u8]) -> Option<MappedFile<'_>> {
+    let mut rest = line;
+    let mut field = || {
+        let start = rest.iter().position(|b| *b != b' ')?;
+        let end = rest[start..].iter().position(|b| *b == b' ');
+        let end = end.map_or(rest.len(), |end| start + end);
+        let field = &rest[start..end];
+        rest = &rest[end..];
+        Some(field)
+    };
+    let (_range, permissions, _offset) = (field()?, field()?, field()?);
+    let (device, inode) = (field()?, field()?);
+    let (major, minor) = std::str::from_utf8(device).ok()?.split_once(':')?;
+    let hex = |text| u32::from_str_radix(text, 16).ok();
+    let inode = std::str::from_utf8(inode).ok()?.parse().ok()?;
+    let path = rest.trim_ascii_start();
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    Some(MappedFile {
+        permissions,
+        device: (hex(major)?, hex(minor)?),
+        inode,
+        path,
     })
+}
+
+/// Whether a maps text has a mapping of the file with this device, inode and name. Inodes
+/// alone are not unique: whoever has a filesystem of his own can have any.
+pub fn maps_file(maps: &[u8], device: (u32, u32), inode: u64, name: &[u8]) -> bool {
+    let mut lines = maps
+        .split(|b| *b == b'\n')
+        .filter(|line| line_ends(line, name));
+    lines.any(|line| mapping(line).is_some_and(|m| (m.device, m.inode) == (device, inode)))
+}
+
+/// The same whatever the device.
+pub fn maps_name(maps: &[u8], inode: u64, name: &[u8]) -> bool {
+    let mut lines = maps
+        .split(|b| *b == b'\n')
+        .filter(|line| line_ends(line, name));
+    lines.any(|line| mapping(line).is_some_and(|m| m.inode == inode))
+}
+
+fn line_ends(line: &[u8], name: &[u8]) -> bool {
+    let path = line.strip_suffix(b" (deleted)").unwrap_or(line);
+    path.strip_suffix(name)
+        .is_some_and(|rest| rest.ends_with(b"/"))
+}
+
+/// The shared mappings of files.
+pub fn shared_files(maps: &[u8]) -> impl Iterator<Item = MappedFile<'_>> {
+    let lines = maps.split(|b| *b == b'\n').filter_map(mapping);
+    lines.filter(|m| m.permissions.ends_with(b"s") && m.inode != 0)
+}
+
+/// The device that maps show for an open file: on some filesystems another than the file's.
+/// Mapped without any right, so that nothing of it can be touched.
+pub fn shown_device(file: &File) -> Option<(u32, u32)> {
+    let (length, flags) = (4096, libc::MAP_SHARED);
+    // SAFETY: a new mapping in place of nothing, which nobody may read or write.
+    let at = unsafe {
+        let fd = file.as_raw_fd();
+        libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, fd, 0)
+    };
+    if at == libc::MAP_FAILED {
+        return None;
+    }
+    let text = maps(std::process::id() as i32);
+    // SAFETY: the mapping made above, which nobody else knows of.
+    unsafe { libc::munmap(at, length) };
+    let start = format!("{:x}-", at as usize);
+    let text = text?;
+    let mut lines = text.split(|b| *b == b'\n');
+    let line = lines.find(|line| {
+        let line = line.strip_prefix(b"0").unwrap_or(line);
+        line.starts_with(start.as_bytes())
+    })?;
+    mapping(line).map(|mapped| mapped.device)
 }
 
 /// Path of the executable; `None` without permission.
@@ -247,9 +342,20 @@ pub fn boot_id() -> Option<([u8; 16], String)> {
     (digits.len() == 32).then(|| (id, text.trim().to_owned()))
 }
 
+/// Whether `/proc` calls processes as the kernel does when we ask: it may be another pid
+/// namespace's (`unshare --pid` without `--mount-proc`), where a pid that it tells is, for us,
+/// another process's.
+pub fn proc_is_ours() -> bool {
+    static OURS: OnceLock<bool> = OnceLock::new();
+    *OURS.get_or_init(|| Status::of_self().is_some_and(|status| status.ns_pids.len() <= 1))
+}
+
 /// A descriptor that becomes readable when the process ends; `None` on kernels
 /// before 5.3 or if the process is gone.
 pub fn pidfd(pid: i32) -> Option<OwnedFd> {
+    if !proc_is_ours() {
+        return None;
+    }
     // SAFETY: a plain call; a descriptor that it returns is ours alone.
     unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
@@ -357,10 +463,33 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_is_found_by_inode_and_name() {
+    fn a_mapping_is_found_by_device_inode_and_name() {
         let maps = b"7f0-7f1 rw-s 00000000 00:1b 4711 /dev/shm/mem_profiler.1.2.0\n";
-        assert!(maps_file(maps, 4711, b"mem_profiler.1.2.0"));
-        assert!(!maps_file(maps, 471, b"mem_profiler.1.2.0"));
-        assert!(!maps_file(maps, 4711, b"mem_profiler.1.2.1"));
+        let name = b"mem_profiler.1.2.0";
+        assert!(maps_file(maps, (0, 0x1b), 4711, name));
+        assert!(!maps_file(maps, (0, 0x1b), 471, name));
+        assert!(!maps_file(maps, (0, 0x1c), 4711, name));
+        assert!(!maps_file(maps, (0, 0x1b), 4711, b"mem_profiler.1.2.1"));
+        assert!(!maps_file(maps, (0, 0x1b), 4711, b"profiler.1.2.0"));
+        assert!(maps_name(maps, 4711, name));
+        let deleted = b"7f0-7f1 rw-s 00000000 08:1b 4711    /dev/shm/mem_profiler.1.2.0 (deleted)";
+        assert!(maps_file(deleted, (8, 0x1b), 4711, name));
+        let private = b"1-2 rw-p 00000000 08:1b 9 /x\n3-4 rw-s 00000000 00:01 8 /y z\n";
+        let shared = shared_files(private).map(|m| (m.device, m.inode, m.path));
+        assert!(shared.eq([((0, 1), 8, &b"/y z"[..])]));
+    }
+
+    #[test]
+    fn a_files_device_is_shown_in_maps() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = File::create_new(dir.path().join("x")).unwrap();
+        file.set_len(4096).unwrap();
+        use std::os::unix::fs::MetadataExt;
+        let own = device(file.metadata().unwrap().dev());
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(dir.path().join("x"));
+        assert_eq!(shown_device(&file.unwrap()), Some(own));
     }
 }

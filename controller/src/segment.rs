@@ -15,14 +15,14 @@ use std::rc::Rc;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
-use nix::sys::stat::{Mode, SFlag, fstat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 
 use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, MODULES_OFFSET};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile};
 use shm_protocol::snapshot::{BankSummary, Header, Invalid};
 
-/// Most entries of a folder that are looked at.
-const MAX_ENTRIES: usize = 100_000;
+/// Most entries of a directory that are read: the names alone.
+const MAX_ENTRIES: usize = 1_000_000;
 
 /// What a segment's file name says: whose it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,14 +53,17 @@ impl SegmentName {
     }
 }
 
-/// A file in a folder. Names come back: a program that executes another may find the
-/// name of an earlier image free again. Name and inode together do not.
+/// A file in a directory. Names come back: a program that executes another may find the
+/// name of an earlier image free again. Name and inode together do not; but directories of
+/// other mount namespaces, each a filesystem of its own, may agree in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// Its name.
     pub name: SegmentName,
-    /// Its inode, as the folder tells it.
+    /// Its inode, as the directory tells it.
     pub inode: u64,
+    /// The directory's device.
+    pub device: u64,
 }
 
 impl std::fmt::Display for SegmentName {
@@ -121,6 +124,7 @@ impl Folder {
             Some(Entry {
                 name,
                 inode: e.ino(),
+                device: self.identity.0,
             })
         };
         Ok(self.read()?.filter_map(entry).collect())
@@ -138,6 +142,13 @@ impl Folder {
         // Through /proc, so that the folder read is the one that is open.
         let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
         Ok(std::fs::read_dir(path)?.take(MAX_ENTRIES).flatten())
+    }
+
+    /// What a segment's name means, without opening it.
+    pub fn kind(&self, name: SegmentName) -> io::Result<Kind> {
+        let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+        let stat = nix::sys::stat::fstatat(&self.fd, name.to_string().as_str(), flags)?;
+        Ok(Kind::of(&stat))
     }
 
     /// Opens a folder inside it.
@@ -181,6 +192,9 @@ pub enum Refusal {
     /// The content is not ours.
     #[error("{0}")]
     Content(#[from] Invalid),
+    /// The content is of another process than the name.
+    #[error("its name and its content tell of different processes")]
+    Misnamed,
     /// It belongs to somebody who is neither root nor the process's user.
     #[error("it is owned by user {}, not by the process's user", crate::process::user_name(*.0))]
     Planted(u32),
@@ -193,6 +207,54 @@ impl From<Errno> for Refusal {
     fn from(error: Errno) -> Self {
         Self::Io(error.into())
     }
+}
+
+/// What a name in a directory means, as far as that can be told without opening it.
+pub struct Kind {
+    /// Owner of the file.
+    pub owner: u32,
+    regular: bool,
+    bytes: u64,
+    modified_unix_ns: u64,
+}
+
+impl Kind {
+    fn of(stat: &FileStat) -> Self {
+        Self {
+            owner: stat.st_uid,
+            regular: is_regular(stat),
+            bytes: stat.st_size.max(0) as u64,
+            modified_unix_ns: modified_unix_ns(stat),
+        }
+    }
+
+    /// Why it is no segment, or none of ours.
+    pub fn refusal(&self) -> Option<Refusal> {
+        let us = nix::unistd::geteuid();
+        if !self.regular {
+            Some(Refusal::NotAFile)
+        } else if !us.is_root() && us.as_raw() != self.owner {
+            Some(Refusal::Foreign(self.owner))
+        } else if SegmentFile::new(-1, self.bytes).is_none() {
+            Some(Refusal::Size(self.bytes))
+        } else {
+            None
+        }
+    }
+
+    /// Whether its agent may not have filled it in yet.
+    pub fn is_young(&self) -> bool {
+        crate::discovery::is_young(self.modified_unix_ns)
+    }
+}
+
+fn is_regular(stat: &FileStat) -> bool {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG
+}
+
+fn modified_unix_ns(stat: &FileStat) -> u64 {
+    let seconds = (stat.st_mtime.max(0) as u64).saturating_mul(1_000_000_000);
+    seconds.saturating_add(stat.st_mtime_nsec.max(0) as u64)
 }
 
 /// The head of a segment, in private memory.
@@ -231,25 +293,25 @@ pub struct Segment {
 impl Segment {
     /// Opens a segment for reading and commanding. The content is not checked yet.
     pub fn open(folder: &Rc<Folder>, name: SegmentName) -> Result<Self, Refusal> {
-        let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
         let text = name.to_string();
-        let fd = match openat(&folder.fd, text.as_str(), flags, Mode::empty()) {
-            Ok(fd) => fd,
-            Err(Errno::ELOOP | Errno::ENXIO | Errno::EISDIR) => return Err(Refusal::NotAFile),
-            Err(Errno::EACCES | Errno::EPERM) => {
-                let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
-                let stat = nix::sys::stat::fstatat(&folder.fd, text.as_str(), flags)?;
-                return Err(Refusal::Foreign(stat.st_uid));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let stat = fstat(&fd)?;
-        if SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+        // Opening a device may act on it: first it is looked at.
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let path = openat(&folder.fd, text.as_str(), flags, Mode::empty())?;
+        let stat = fstat(&path)?;
+        if !is_regular(&stat) {
             return Err(Refusal::NotAFile);
         }
+        let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let again = format!("/proc/self/fd/{}", path.as_raw_fd());
+        let fd = match nix::fcntl::open(again.as_str(), flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::EACCES | Errno::EPERM) => return Err(Refusal::Foreign(stat.st_uid)),
+            Err(error) => return Err(error.into()),
+        };
+        // It may have grown since.
+        let stat = fstat(&fd)?;
         let bytes = stat.st_size.max(0) as u64;
         let view = SegmentFile::new(fd.as_raw_fd(), bytes).ok_or(Refusal::Size(bytes))?;
-        let modified = (stat.st_mtime.max(0) as u64).saturating_mul(1_000_000_000);
         Ok(Self {
             file: File::from(fd),
             view,
@@ -258,13 +320,18 @@ impl Segment {
             owner: stat.st_uid,
             device: stat.st_dev,
             inode: stat.st_ino,
-            modified_unix_ns: modified.saturating_add(stat.st_mtime_nsec.max(0) as u64),
+            modified_unix_ns: modified_unix_ns(&stat),
         })
     }
 
     /// Where it is, for people.
     pub fn path(&self) -> PathBuf {
         self.folder.path.join(self.name.to_string())
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     /// Memory that it takes.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::cgroup;
 use crate::cli::SelectArgs;
-use crate::discovery::{Agent, Life, Refused, Scan};
+use crate::discovery::{Agent, Found, Life, Refused, Scan};
 use crate::process::{self, Stat, Status};
 use crate::segment::Refusal;
 use crate::text;
@@ -47,7 +47,7 @@ const HOW: &str = "start it with LD_PRELOAD=/path/to/libmem_agent.so";
 
 impl Selection {
     /// Whether an agent is asked for.
-    pub fn wants(&self, agent: &Agent) -> bool {
+    pub fn wants(&self, agent: &Found) -> bool {
         let uid = nix::unistd::geteuid();
         let named = self.names.iter().any(|name| matches(name, agent));
         let ours = uid.is_root() || agent.uid == uid.as_raw();
@@ -66,26 +66,36 @@ impl Selection {
             failures: Vec::new(),
             warnings: Vec::new(),
         };
-        let live: Vec<Agent> = scan
-            .agents
+        let live: Vec<Found> = scan
+            .found
             .into_iter()
             .filter(|a| a.life == Life::Running)
             .collect();
         for name in &self.names {
             if !live.iter().any(|agent| matches(name, agent)) {
-                chosen.failures.push(self.explain(name, &scan.refused));
+                chosen
+                    .failures
+                    .push(self.explain(name, &scan.refused.first));
             }
         }
         if self.names.is_empty() {
-            let (live, other): (Vec<_>, Vec<_>) = scan
-                .refused
-                .iter()
-                .filter(|r| is_ours(r))
-                .partition(|r| r.live_pid.is_some());
-            chosen.failures.extend(live.into_iter().map(refusal));
-            chosen.warnings.extend(other.into_iter().map(refusal));
+            let is_live = |r: &Refused| r.live_pid.is_some();
+            let of_live = |r: &Refused| is_live(r) && is_ours(r);
+            let of_left = |r: &Refused| !is_live(r) && is_ours(r);
+            chosen
+                .failures
+                .extend(scan.refused.warnings(of_live, false));
+            chosen.warnings.extend(scan.refused.warnings(of_left, true));
         }
-        chosen.agents = live.into_iter().filter(|agent| self.wants(agent)).collect();
+        for found in live.into_iter().filter(|found| self.wants(found)) {
+            let title = found.title();
+            match found.open() {
+                Ok(agent) => chosen.agents.push(agent),
+                // It ended.
+                Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(reason) => chosen.failures.push(format!("{title}: {reason}")),
+            }
+        }
         if chosen.agents.is_empty() && chosen.failures.is_empty() {
             let who = if nix::unistd::geteuid().is_root() {
                 "no process"
@@ -124,7 +134,7 @@ impl Selection {
             r.live_pid.is_some_and(|p| pids.contains(&p)) && !foreign
         };
         if let Some(refusal) = refused.iter().find(theirs) {
-            let path = shown_path(refusal);
+            let path = text::path(&refusal.path);
             return format!("{title}: {path} cannot be used: {}", refusal.reason);
         }
         explain_process(pid, &title)
@@ -132,7 +142,7 @@ impl Selection {
 }
 
 /// Whether a pid or name means this agent.
-fn matches(name: &str, agent: &Agent) -> bool {
+fn matches(name: &str, agent: &Found) -> bool {
     if let Ok(pid) = name.parse::<i32>() {
         return pid == agent.pid;
     }
@@ -192,7 +202,7 @@ fn explain_process(pid: i32, title: &str) -> String {
             "{title}: the process carries the agent, but there is no segment of it in {}: \
              that folder was full or not writable when it started, the segment was deleted, or \
              MEM_PROFILER_DIR differs; restart it",
-            folder.display()
+            text::path(folder)
         );
     }
     format!("{title}: the process runs without the agent: {HOW}")
@@ -215,24 +225,9 @@ fn processes_called(name: &str) -> BTreeSet<i32> {
 }
 
 /// Whether a refused segment concerns us when nobody was named.
-fn is_ours(refused: &Refused) -> bool {
+pub fn is_ours(refused: &Refused) -> bool {
     let making = refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
     !making && !matches!(refused.reason, Refusal::Foreign(_))
-}
-
-fn refusal(refused: &Refused) -> String {
-    let path = shown_path(refused);
-    match refused.live_pid {
-        Some(pid) => format!("{pid}: {path} cannot be used: {}", refused.reason),
-        None => format!(
-            "{path} cannot be used: {}; its process is gone",
-            refused.reason
-        ),
-    }
-}
-
-fn shown_path(refused: &Refused) -> String {
-    refused.path.display().to_string()
 }
 
 #[cfg(test)]

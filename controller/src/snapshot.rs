@@ -57,6 +57,8 @@ pub struct Snapshot {
     /// The smallest interval of the session. Every sample stands for as many bytes at
     /// least, so all estimates can be told in its terms.
     pub least_interval: u64,
+    /// Memory that the segment takes: what can have been written at most.
+    pub segment_bytes: u64,
     /// What found no room in the table.
     pub table_full: RecordView,
     nodes: Vec<u8>,
@@ -72,11 +74,11 @@ impl Snapshot {
     ) -> Result<Self, Gone> {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = current(segment, session, &mut buffer)?;
-        let records = bank.records();
+        let records = within(segment, bank.records(), RECORD)?;
         let mut merger = Merger::default();
         read_records(segment, session, records, &mut merger)?;
         let bank = current(segment, session, &mut buffer)?;
-        let nodes = read_nodes(segment, session, bank.nodes())?;
+        let nodes = read_nodes(segment, session, within(segment, bank.nodes(), NODE)?)?;
         let snapshot = Self {
             session: *session,
             totals: bank.totals(),
@@ -86,6 +88,7 @@ impl Snapshot {
             end_unix_ns,
             intervals: bank.intervals().collect(),
             least_interval: least_interval(session, &bank),
+            segment_bytes: segment.memory_bytes()?,
             table_full: merger.table_full,
             nodes,
             stacks: Arc::new(merger.stacks),
@@ -179,6 +182,13 @@ impl Merger {
     }
 }
 
+/// As many of the entries claimed as the segment has memory for: what nobody wrote need not
+/// be read, and a hollow file may claim any number.
+fn within(segment: &Segment, claimed: usize, size: usize) -> io::Result<usize> {
+    let most = usize::try_from(segment.memory_bytes()? / size as u64).unwrap_or(usize::MAX);
+    Ok(claimed.min(most.saturating_add(FIRST_NODE as usize)))
+}
+
 fn read_records(
     segment: &Segment,
     session: &Session,
@@ -195,13 +205,14 @@ fn read_records(
             .read_at(base + first * RECORD, part)
             .map_err(io_error)?;
         let table = Table::new(&[], &part[..got]);
+        let nodes = within(segment, geometry.nodes, NODE)?;
         for (index, record) in table.records().enumerate() {
             if record.is_empty() {
                 continue;
             }
             if first + index == 0 {
                 merger.table_full = record;
-            } else if (record.node as usize) < geometry.nodes {
+            } else if (record.node as usize) < nodes {
                 merger.add(&record);
             }
         }

@@ -8,6 +8,7 @@ use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, Node, RESERVE_STEPS,
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{Header, Totals};
 
+use crate::claims::Claims;
 use crate::clock::now_ns;
 use crate::discovery::{Agent, Life};
 use crate::ended::Fate;
@@ -214,6 +215,19 @@ impl Target {
         }
     }
 
+    /// Whether nobody uses the segment any more: the process ended before our eyes, maps
+    /// another image's, or is provably gone.
+    pub fn is_gone(&self) -> bool {
+        match (self.agent.life, &self.pidfd) {
+            (Life::Running, _) => false,
+            (Life::Dead, Some(fd)) if process::has_ended(fd) => true,
+            _ => {
+                let start = self.agent.entry.name.start_time;
+                Claims::since(start).check(&self.agent).is_ok()
+            }
+        }
+    }
+
     /// Becomes readable when the process ends.
     pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd.as_ref().map(AsFd::as_fd)
@@ -253,7 +267,7 @@ impl Target {
         }
         let folder = &self.agent.segment.folder;
         no_room(
-            &folder.path.display().to_string(),
+            &text::path(&folder.path),
             self.first_bytes(),
             folder.free_bytes().ok(),
         )
@@ -357,7 +371,7 @@ impl Target {
             Ok(()) => self.steps = steps,
             Err(error) => {
                 self.full = true;
-                let folder = self.agent.segment.folder.path.display();
+                let folder = text::path(&self.agent.segment.folder.path);
                 crate::terminal::tell(&format!(
                     "warning: {}: its table cannot grow in {folder} ({}): further new stacks are \
                      counted together as [table full]; make room there, or move it with \

@@ -15,14 +15,26 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::text;
 
-/// Writes a line of results.
+/// Writes a line of results. Whatever it holds, the terminal only shows it.
 pub fn result(line: &str) {
-    print(Line::Result(line.to_owned()));
+    print(Line::Result(text::line(line).into_owned()));
 }
 
-/// Writes a line of talk.
+/// Writes a line of talk, likewise.
 pub fn tell(line: &str) {
-    print(Line::Talk(format!("mem_profiler: {line}")));
+    print(Line::Talk(format!("mem_profiler: {}", text::line(line))));
+}
+
+/// Writes a value as JSON.
+pub fn json(value: &impl serde::Serialize) -> serde_json::Result<()> {
+    let text = serde_json::to_string_pretty(value)?;
+    print(Line::Result(text::json(&text)));
+    Ok(())
+}
+
+/// Writes lines that are this program's own.
+pub fn own(lines: &str) {
+    print(Line::Result(lines.to_owned()));
 }
 
 enum Line {

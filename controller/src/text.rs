@@ -1,18 +1,21 @@
 //! Text for people and for file names, made from bytes that a target chose.
 
+use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 /// Longest name part of a file that is made from a process's name.
 const NAME_BYTES: usize = 64;
 
-/// Bytes as text that is safe on a terminal: control characters and what is not
-/// UTF-8 come out as `\xNN`.
+/// Bytes as text that is safe on a terminal: what could move the cursor, end the line,
+/// reorder or hide text, and what is not UTF-8, comes out as `\xNN`.
 pub fn escape(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() || is_bidi_control(c) {
+            if is_unsafe(c) {
                 let mut utf8 = [0; 4];
                 c.encode_utf8(&mut utf8)
                     .bytes()
@@ -26,9 +29,44 @@ pub fn escape(bytes: &[u8]) -> String {
     out
 }
 
-/// Characters that reorder what follows them on the screen.
-fn is_bidi_control(c: char) -> bool {
-    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+/// A path or a name of a file as text that is safe on a terminal.
+pub fn path(path: impl AsRef<OsStr>) -> String {
+    escape(path.as_ref().as_bytes())
+}
+
+/// A line that is safe on a terminal, whatever it was put together from.
+pub fn line(text: &str) -> Cow<'_, str> {
+    match text.chars().any(is_unsafe) {
+        true => Cow::Owned(escape(text.as_bytes())),
+        false => Cow::Borrowed(text),
+    }
+}
+
+/// JSON whose strings hold nothing that a terminal acts on. Outside of them there is only
+/// ASCII, with line ends, which stay.
+pub fn json(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c != '\n' && is_unsafe(c) {
+            let mut units = [0; 2];
+            for unit in c.encode_utf16(&mut units) {
+                // Writing to a String cannot fail.
+                let _ = write!(out, "\\u{unit:04x}");
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// Characters that control a terminal, or that reorder or hide what stands around them.
+fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}')
 }
 
 fn hex(out: &mut String, byte: u8) {
@@ -126,6 +164,21 @@ mod tests {
             "caf\u{e9} \\xe2\\x80\\xae"
         );
         assert_eq!(escape(b"\xff/bin"), "\\xff/bin");
+        assert_eq!(escape("\u{9b}2J\u{7f}".as_bytes()), "\\xc2\\x9b2J\\x7f");
+        assert_eq!(escape("a\u{200b}b".as_bytes()), "a\\xe2\\x80\\x8bb");
+        assert_eq!(line("two\nlines"), "two\\x0alines");
+        assert_eq!(path("/tmp/\r"), "/tmp/\\x0d");
+    }
+
+    #[test]
+    fn json_stays_json() {
+        let value = serde_json::json!({ "name": "\u{1b}[2J\u{9b}\u{202e}\u{e0041}\u{7f}é" });
+        let text = json(&serde_json::to_string_pretty(&value).unwrap());
+        assert!(text.chars().all(|c| c == '\n' || !is_unsafe(c)), "{text:?}");
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&text).unwrap(),
+            value
+        );
     }
 
     #[test]

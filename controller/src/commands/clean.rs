@@ -2,16 +2,20 @@
 
 use std::process::ExitCode;
 
+use crate::claims::{Claims, Doubt};
 use crate::cli::CleanArgs;
-use crate::discovery::{Discovery, Life, run_folders};
-use crate::segment::{Folder, Head, default_folder};
+use crate::discovery::{Agent, Discovery, Life, run_folders};
+use crate::segment::{Folder, Head, Refusal, default_folder};
 use crate::select::Selection;
 use crate::target::uncollected;
 use crate::terminal::{result, tell};
 use crate::text;
 
+/// Most reasons that are told why something is kept.
+const MOST_DOUBTS: usize = 8;
+
 /// What a cleaning came to.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Cleaned {
     removed: usize,
     removed_bytes: u64,
@@ -20,6 +24,8 @@ pub struct Cleaned {
     pub kept: usize,
     /// The memory that they take.
     pub kept_bytes: u64,
+    /// What somebody may still use, and why the first of it may be.
+    doubted: Vec<(String, Doubt)>,
 }
 
 /// Removes the segments of dead processes, but for profiles that nobody wrote out.
@@ -43,6 +49,7 @@ pub fn execute(args: CleanArgs) -> anyhow::Result<ExitCode> {
             cleaned.kept
         ));
     }
+    cleaned.tell_doubts();
     Ok(if cleaned.failures == 0 {
         ExitCode::SUCCESS
     } else {
@@ -53,32 +60,65 @@ pub fn execute(args: CleanArgs) -> anyhow::Result<ExitCode> {
 /// Removes segments of dead processes: those that hold nothing, or all of them.
 pub fn remove_unused(discovery: &Discovery, selection: &Selection, all: bool) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    for agent in discovery.scan().agents {
-        if agent.life == Life::Running || !selection.wants(&agent) {
+    let mut found = discovery.scan().found;
+    found.retain(|found| found.life != Life::Running && selection.wants(found));
+    let mut claims = Claims::of(&found);
+    for found in found {
+        if let Err(doubt) = claims.check(&found) {
+            cleaned.doubted.push((text::path(found.path()), doubt));
             continue;
         }
-        let mut head = Head::new();
-        let header = agent.segment.head(&mut head);
-        let wanted = header.is_ok_and(|header| uncollected(&agent, &header).is_some());
-        let size = agent.segment.memory_bytes().unwrap_or(0);
-        // A controller that holds the lock is about to write the dump.
-        if wanted && !all || !agent.segment.lock().unwrap_or(false) {
-            cleaned.kept += 1;
-            cleaned.kept_bytes = cleaned.kept_bytes.saturating_add(size);
-            continue;
-        }
-        match agent.segment.folder.remove(&agent.segment) {
-            Ok(()) => {
-                cleaned.removed += 1;
-                cleaned.removed_bytes = cleaned.removed_bytes.saturating_add(size);
-            }
-            Err(error) => {
-                tell(&format!("{}: {error}", agent.segment.path().display()));
-                cleaned.failures += 1;
-            }
+        match found.open() {
+            Ok(agent) => cleaned.remove(&agent, all),
+            // Somebody else removed it.
+            Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => cleaned.fail(&error.to_string()),
         }
     }
     cleaned
+}
+
+impl Cleaned {
+    fn remove(&mut self, agent: &Agent, all: bool) {
+        let mut head = Head::new();
+        let header = agent.segment.head(&mut head);
+        let wanted = header.is_ok_and(|header| uncollected(agent, &header).is_some());
+        let size = agent.segment.memory_bytes().unwrap_or(0);
+        // A controller that holds the lock is about to write the dump.
+        if wanted && !all || !agent.segment.lock().unwrap_or(false) {
+            self.kept += 1;
+            self.kept_bytes = self.kept_bytes.saturating_add(size);
+            return;
+        }
+        match agent.segment.folder.remove(&agent.segment) {
+            Ok(()) => {
+                self.removed += 1;
+                self.removed_bytes = self.removed_bytes.saturating_add(size);
+            }
+            Err(error) => self.fail(&format!("{}: {error}", text::path(agent.path()))),
+        }
+    }
+
+    fn fail(&mut self, message: &str) {
+        tell(message);
+        self.failures += 1;
+    }
+
+    /// What may still be in use is told in a line for each reason.
+    fn tell_doubts(&self) {
+        let mut told: Vec<&Doubt> = Vec::new();
+        for (path, doubt) in &self.doubted {
+            if told.contains(&doubt) || told.len() == MOST_DOUBTS {
+                continue;
+            }
+            told.push(doubt);
+            let others = self.doubted.iter().filter(|(_, other)| other == doubt);
+            tell(&match others.count() {
+                1 => format!("{path} is kept: {doubt}"),
+                n => format!("{n} segments are kept, {path} the first: {doubt}"),
+            });
+        }
+    }
 }
 
 /// Removes the folders of `run` that are empty.

@@ -13,13 +13,17 @@ use crate::cli::Cli;
 pub fn completions(shell: Shell) -> anyhow::Result<ExitCode> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "mem_profiler", &mut text);
-    crate::terminal::result(&String::from_utf8_lossy(&text));
+    crate::terminal::own(&String::from_utf8_lossy(&text));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Writes a man page for each command into a folder.
 pub fn man(folder: &Path) -> anyhow::Result<ExitCode> {
-    clap_mangen::generate_to(Cli::command(), folder)
-        .with_context(|| format!("{}: cannot write man pages there", folder.display()))?;
+    clap_mangen::generate_to(Cli::command(), folder).with_context(|| {
+        format!(
+            "{}: cannot write man pages there",
+            crate::text::path(folder)
+        )
+    })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -13,7 +13,7 @@ use crate::process;
 use crate::segment::{Head, Refusal};
 use crate::select::Selection;
 use crate::target::{End, is_running, uncollected};
-use crate::terminal::{result, tell};
+use crate::terminal::{json, result, tell};
 use crate::text;
 use crate::triggers::rss_bytes;
 
@@ -48,15 +48,25 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     let selection = Selection::from(args.select);
     let scan = Discovery::new().scan();
     let mut head = Head::new();
-    let wanted = scan.agents.iter().filter(|agent| selection.wants(agent));
-    let rows: Vec<Row> = wanted.filter_map(|agent| row(agent, &mut head)).collect();
+    let wanted = scan
+        .found
+        .into_iter()
+        .filter(|found| selection.wants(found));
+    // One after the other: there may be more than descriptors.
+    let agents = wanted.filter_map(|found| found.open().ok());
+    let rows: Vec<Row> = agents.filter_map(|agent| row(&agent, &mut head)).collect();
     if args.json {
-        result(&serde_json::to_string_pretty(&rows)?);
+        json(&rows)?;
     } else {
         print(&rows);
     }
     if selection.names.is_empty() {
-        scan.refused.iter().for_each(warn);
+        let concerns =
+            |refused: &Refused| !matches!(refused.reason, Refusal::Foreign(_)) && !refused.young;
+        let warnings = scan.refused.warnings(concerns, true);
+        warnings
+            .iter()
+            .for_each(|warning| tell(&format!("warning: {warning}")));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -88,7 +98,7 @@ fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         live_source: heap.as_ref().map(|heap| heap.source),
         live_age_seconds: heap.as_ref().map(|heap| heap.age_ns as f64 / 1e9),
         rss_bytes: live.then(|| rss_bytes(agent.pid)).flatten(),
-        segment: agent.segment.path().display().to_string(),
+        segment: text::path(agent.segment.path()),
     })
 }
 
@@ -214,14 +224,4 @@ fn live_text(row: &Row) -> Option<String> {
         }
         _ => text,
     })
-}
-
-fn warn(refused: &Refused) {
-    if !matches!(refused.reason, Refusal::Foreign(_)) && !refused.young {
-        tell(&format!(
-            "warning: {} cannot be used: {}",
-            refused.path.display(),
-            refused.reason
-        ));
-    }
 }

@@ -48,7 +48,7 @@ fn table(written: &[Written]) {
             w.samples.to_string(),
             allocated,
             live,
-            w.path.display().to_string(),
+            crate::text::path(&w.path),
         ]
     });
     let head = ["PROCESS", "ENDED", "SAMPLES", "ALLOCATED", "LIVE", "DUMP"];

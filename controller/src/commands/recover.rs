@@ -2,16 +2,18 @@
 
 use std::process::ExitCode;
 
+use crate::claims::Claims;
 use crate::cli::DumpArgs;
-use crate::discovery::{Agent, Discovery, Life};
+use crate::discovery::{Discovery, Found, Life, Refused};
 use crate::dump::{self, Written};
 use crate::ended::Ended;
 use crate::output::Output;
-use crate::segment::{Head, io_error};
-use crate::select::Selection;
+use crate::segment::{Head, Refusal, io_error};
+use crate::select::{Selection, is_ours};
 use crate::session::Outcome;
 use crate::target::uncollected;
 use crate::terminal::{result, tell};
+use crate::text;
 
 /// Writes what dead processes left, and removes their segments.
 pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
@@ -19,30 +21,26 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     let selection = Selection::from(args.select);
     let scan = Discovery::new().scan();
     let mut outcome = Outcome::default();
-    for refused in scan
-        .refused
-        .iter()
-        .filter(|r| r.live_pid.is_none() && selection.names.is_empty())
-    {
-        tell(&format!(
-            "warning: {} cannot be used: {}",
-            refused.path.display(),
-            refused.reason
-        ));
+    if selection.names.is_empty() {
+        let gone = |r: &Refused| r.live_pid.is_none() && is_ours(r);
+        let warnings = scan.refused.warnings(gone, true);
+        warnings
+            .iter()
+            .for_each(|warning| tell(&format!("warning: {warning}")));
     }
-    let gone = scan
-        .agents
-        .iter()
-        .filter(|a| a.life != Life::Running && selection.wants(a));
-    for agent in gone {
-        match one(&output, agent) {
+    let mut gone = scan.found;
+    gone.retain(|found| found.life != Life::Running && selection.wants(found));
+    let mut claims = Claims::of(&gone);
+    for found in gone {
+        let title = found.title();
+        match one(&output, found, &mut claims) {
             Ok(Some(written)) => {
                 result(&written.line());
                 outcome.written.push(written);
             }
             Ok(None) => {}
             Err(error) => {
-                tell(&format!("{}: {error}", agent.title()));
+                tell(&format!("{title}: {error}"));
                 outcome.failures += 1;
             }
         }
@@ -55,13 +53,24 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     Ok(super::conclude(&outcome))
 }
 
-fn one(output: &Output, agent: &Agent) -> std::io::Result<Option<Written>> {
+fn one(output: &Output, found: Found, claims: &mut Claims) -> std::io::Result<Option<Written>> {
+    let claim = claims.check(&found);
+    let agent = &match found.open() {
+        Ok(agent) => agent,
+        Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(refusal) => return Err(std::io::Error::other(refusal)),
+    };
     let segment = &agent.segment;
     let mut head = Head::new();
     let header = segment.head(&mut head).map_err(std::io::Error::other)?;
     let Some(session) = uncollected(agent, &header) else {
         return Ok(None);
     };
+    // Only what holds a profile is worth a word.
+    if let Err(doubt) = claim {
+        let path = text::path(agent.path());
+        return Err(std::io::Error::other(format!("{path} is kept: {doubt}")));
+    }
     if !segment.lock()? {
         // Its controller is about to write it.
         return Ok(None);

@@ -18,7 +18,7 @@ use crate::output::Output;
 use crate::segment::Head;
 use crate::select::Selection;
 use crate::target::{End, RENEWAL, Target, is_running};
-use crate::terminal::{result, tell};
+use crate::terminal::{self, result, tell};
 use crate::text;
 use crate::top::model::Model;
 use crate::top::screen::{self, Title};
@@ -102,7 +102,12 @@ fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
         bail!("no process carries the agent")
     };
     if !chosen.agents.is_empty() {
-        let mut titles: Vec<String> = chosen.agents.iter().take(10).map(Agent::title).collect();
+        let mut titles: Vec<String> = chosen
+            .agents
+            .iter()
+            .take(10)
+            .map(|agent| agent.title())
+            .collect();
         titles.push(agent.title());
         bail!(
             "several processes carry the agent, choose one with -p: {}",
@@ -168,13 +173,13 @@ impl Top {
             let name = |row: &Row| row.name(self.view.page, &self.model);
             let row = |row: &Row| json!({ "name": name(row), "numbers": row.numbers });
             let agent = self.source.agent();
-            result(&serde_json::to_string_pretty(&json!({
+            terminal::json(&json!({
                 "pid": agent.pid,
                 "name": text::escape(&agent.name),
                 "samples": self.model.samples,
                 "total": self.model.total,
                 "functions": rows.iter().map(row).collect::<Vec<_>>(),
-            }))?);
+            }))?;
         } else {
             result(&format!("{}  {}", self.title.process, self.title.session));
             let cells = rows.iter().map(|row| {

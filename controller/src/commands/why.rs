@@ -11,7 +11,7 @@ use crate::discovery::{Agent, Discovery};
 use crate::segment::Head;
 use crate::select::Selection;
 use crate::smaps::{self, Resident};
-use crate::terminal::{result, tell};
+use crate::terminal::{json, result, tell};
 use crate::text;
 
 /// Width of the bars.
@@ -85,7 +85,7 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
         }
     }
     if args.json {
-        result(&serde_json::to_string_pretty(&answers)?);
+        json(&answers)?;
     } else {
         answers.iter().for_each(print);
     }

@@ -43,7 +43,7 @@ impl Run {
         if let Err(error) = self.output.remove(&file) {
             tell(&format!(
                 "warning: {}: cannot be removed: {error}",
-                file.display()
+                text::path(&file)
             ));
         }
     }
@@ -178,13 +178,15 @@ impl Run {
             .map_err(io_error);
         let done = match target.agent.life {
             Life::Running => done,
+            // Collected is all that it need be: `clean` removes it later.
+            _ if !target.is_gone() => done,
             _ => segment.folder.remove(segment).or_else(|e| match e.kind() {
                 std::io::ErrorKind::NotFound => Ok(()),
                 _ => Err(e),
             }),
         };
         if let Err(error) = done {
-            tell(&format!("warning: {}: {error}", segment.path().display()));
+            tell(&format!("warning: {}: {error}", text::path(segment.path())));
         }
     }
 

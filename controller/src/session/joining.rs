@@ -5,11 +5,11 @@ use std::time::Instant;
 use super::{GLANCE, Run, SEARCH};
 use crate::clock::now_ns;
 use crate::commands::clean::remove_unused;
-use crate::discovery::{Agent, Life};
+use crate::discovery::{Agent, Found, Life};
 use crate::dump;
 use crate::ended::Ended;
 use crate::process::Stat;
-use crate::segment::{Folder, Head};
+use crate::segment::{Folder, Head, Refusal};
 use crate::select::Selection;
 use crate::session::member::Member;
 use crate::target::{End, Target, no_room, uncollected};
@@ -98,7 +98,7 @@ impl Run {
         let Some((folder, needs)) = folders.iter().find(is_short) else {
             return Ok(());
         };
-        let path = folder.path.display().to_string();
+        let path = text::path(&folder.path);
         let mut message = no_room(&path, *needs, folder.free_bytes().ok());
         if cleaned.kept > 0 {
             message.push_str(&format!(
@@ -153,16 +153,13 @@ impl Run {
     /// Takes new processes into the session.
     pub(super) fn join_new(&mut self) {
         let scan = self.discovery.scan_except(&self.known);
+        self.known.extend(&scan.settled);
         if self.child.is_some() {
-            return self.adopt(scan.agents);
+            return scan.found.into_iter().for_each(|found| self.adopt(found));
         }
         // Looked at once, whether wanted or not.
-        self.known.extend(scan.agents.iter().map(|a| a.entry));
-        let new = self.join_children(scan.agents);
-        let new: Vec<Agent> = new
-            .into_iter()
-            .filter(|a| a.life == Life::Running)
-            .collect();
+        self.known.extend(scan.found.iter().map(|a| a.entry));
+        let new = self.join_children(scan.found);
         if new.is_empty() {
             return;
         }
@@ -178,20 +175,26 @@ impl Run {
     /// Takes in, at the session's end, the children that nobody has seen yet.
     pub(super) fn join_last(&mut self) {
         let scan = self.discovery.scan_except(&self.known);
-        self.join_children(scan.agents);
+        self.join_children(scan.found);
     }
 
     /// Takes over what children of our processes count: they go on with the session by
     /// themselves, and may have ended before anybody looked. Gives the others.
-    fn join_children(&mut self, agents: Vec<Agent>) -> Vec<Agent> {
-        let wanted = agents
-            .into_iter()
-            .filter(|a| self.settings.selection.wants(a));
-        let is_child = |agent: &Agent| {
-            self.is_ours_by_birth(agent) && (agent.life != Life::Running || agent.confirm().is_ok())
-        };
-        let (children, others): (Vec<_>, Vec<_>) = wanted.partition(is_child);
-        self.adopt(children);
+    fn join_children(&mut self, all: Vec<Found>) -> Vec<Agent> {
+        let mut others = Vec::new();
+        for found in all {
+            if !self.settings.selection.wants(&found) {
+                continue;
+            }
+            // It has ended, or is none.
+            let Ok(agent) = found.open() else { continue };
+            if !self.is_ours_by_birth(&agent) {
+                // What is left of others' is not ours to take.
+                others.extend(Some(agent).filter(|agent| agent.life == Life::Running));
+            } else if agent.life != Life::Running || agent.confirm().is_ok() {
+                self.take_over(agent);
+            }
+        }
         others
     }
 
@@ -221,11 +224,9 @@ impl Run {
 
     /// A new image of a process ends the session of the one before.
     fn retire_earlier_image(&mut self, agent: &Agent) {
-        let name = agent.entry.name;
         let earlier = |member: &Member| {
             let other = &member.target.agent;
-            (other.entry.name.pid, other.entry.name.start_time) == (name.pid, name.start_time)
-                && other.created_ns < agent.created_ns
+            other.process() == agent.process() && other.created_ns < agent.created_ns
         };
         while let Some(at) = self.members.iter().position(earlier) {
             let mut member = self.members.swap_remove(at);
@@ -234,21 +235,32 @@ impl Run {
         }
     }
 
-    /// Takes over sessions that agents started by themselves.
-    fn adopt(&mut self, agents: Vec<Agent>) {
-        for agent in agents {
-            let entry = agent.entry;
-            match Target::adopt(agent) {
-                Ok(Some(target)) => {
-                    self.known.insert(entry);
-                    self.adopted(target.limited(self.settings.max_overhead));
-                }
-                // Not started yet: the next search asks again.
-                Ok(None) => {}
-                Err(reason) => {
-                    self.known.insert(entry);
-                    self.fail(&reason);
-                }
+    /// Takes over a session that an agent started by itself.
+    fn adopt(&mut self, found: Found) {
+        let (entry, title) = (found.entry, found.title());
+        match found.open() {
+            Ok(agent) => self.take_over(agent),
+            // It was removed meanwhile.
+            Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(reason) => {
+                self.known.insert(entry);
+                self.fail(&format!("{title}: {reason}"));
+            }
+        }
+    }
+
+    fn take_over(&mut self, agent: Agent) {
+        let entry = agent.entry;
+        match Target::adopt(agent) {
+            Ok(Some(target)) => {
+                self.known.insert(entry);
+                self.adopted(target.limited(self.settings.max_overhead));
+            }
+            // Not started yet: the next search asks again.
+            Ok(None) => {}
+            Err(reason) => {
+                self.known.insert(entry);
+                self.fail(&reason);
             }
         }
     }

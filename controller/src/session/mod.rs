@@ -114,7 +114,8 @@ impl Run {
     /// Runs a session in processes that run already.
     pub fn run(mut self) -> anyhow::Result<Outcome> {
         let scan = self.discovery.scan();
-        self.known.extend(scan.agents.iter().map(|a| a.entry));
+        self.known.extend(scan.found.iter().map(|a| a.entry));
+        self.known.extend(&scan.settled);
         let chosen = self.settings.selection.choose(scan);
         chosen
             .failures

@@ -137,14 +137,17 @@ pub fn values(numbers: &Numbers) -> [String; 5] {
 
 fn footer(title: &Title, view: &View, width: usize) -> Line<'static> {
     if view.editing {
-        return Line::raw(format!("filter: {}_", view.filter));
+        return Line::raw(format!("filter: {}_", text::line(&view.filter)));
     }
     if !title.message.is_empty() {
-        return Line::styled(title.message.clone(), Style::new().fg(Color::Green));
+        return Line::styled(
+            text::line(&title.message).into_owned(),
+            Style::new().fg(Color::Green),
+        );
     }
     let mut parts = Vec::new();
     if !view.filter.is_empty() {
-        parts.push(format!("[filter: {}]", view.filter));
+        parts.push(format!("[filter: {}]", text::line(&view.filter)));
     }
     parts.extend(KEYS.map(str::to_owned));
     Line::styled(

@@ -1,7 +1,8 @@
 //! A process that keeps a segment as the agent would, with samples whose sums a test can
 //! know, and that can be told to misbehave.
 //!
-//! `fake_agent [silent | version N | truncate | corrupt | exit-after MS | stacks N]`
+//! `fake_agent [silent | version N | truncate | corrupt | exit-after MS | stacks N |
+//! called NAME | holds FILE]`
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -23,7 +24,8 @@ struct Mapping {
 }
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = std::env::args_os().skip(1);
+    let arguments: Vec<String> = arguments.filter_map(|a| a.into_string().ok()).collect();
     let mode = arguments.first().map_or("", String::as_str);
     let number = |at: usize| {
         arguments
@@ -36,6 +38,9 @@ fn main() {
     } else {
         ABI_VERSION
     };
+    if mode == "holds" {
+        return hold(std::path::Path::new(&arguments[1]));
+    }
     let (path, mapping) = make(version);
     let end = (mode == "exit-after").then(|| Instant::now() + Duration::from_millis(number(1)));
     match mode {
@@ -46,6 +51,11 @@ fn main() {
                 .unwrap()
                 .set_len(4096),
         ),
+        "called" => {
+            let name = std::ffi::CString::new(arguments[1].clone()).unwrap();
+            // SAFETY: a text that ends in a zero byte.
+            unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+        }
         "corrupt" => std::fs::write(&path, vec![0xa5; BYTES]).unwrap(),
         _ => {}
     }
@@ -63,14 +73,33 @@ fn main() {
     status(&mapping).exited.store(1, Release);
 }
 
+/// Maps somebody's file until it is killed.
+fn hold(path: &std::path::Path) {
+    use std::os::fd::AsRawFd;
+    let file = std::fs::File::open(path).unwrap();
+    let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+    // SAFETY: a new mapping of an open file, in place of nothing.
+    let base = unsafe {
+        let fd = file.as_raw_fd();
+        libc::mmap(std::ptr::null_mut(), 4096, protection, flags, fd, 0)
+    };
+    assert_ne!(base, libc::MAP_FAILED);
+    println!("ready");
+    loop {
+        std::thread::park();
+    }
+}
+
 fn make(version: u32) -> (std::path::PathBuf, Mapping) {
     let pid = std::process::id();
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    // Its name may be anything.
+    let stat = std::fs::read("/proc/self/stat").unwrap();
+    let stat = String::from_utf8_lossy(&stat);
     let fields = stat[stat.rfind(')').unwrap() + 2..]
         .split(' ')
         .collect::<Vec<_>>();
     let start: u64 = fields[19].parse().unwrap();
-    let dir = std::env::var("MEM_PROFILER_DIR").unwrap_or("/dev/shm".into());
+    let dir = std::env::var_os("MEM_PROFILER_DIR").unwrap_or("/dev/shm".into());
     let path = std::path::Path::new(&dir).join(format!("mem_profiler.{pid}.{start}.0"));
     let mapping = create(&path);
     let exe = std::env::current_exe()
@@ -101,6 +130,15 @@ fn make(version: u32) -> (std::path::PathBuf, Mapping) {
         let byte = u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
         put(offset_of!(Identity, boot_id) + i, &[byte]);
     }
+    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap();
+    let namespace = namespace.to_str().unwrap();
+    let namespace = namespace.trim_matches(|c: char| !c.is_ascii_digit());
+    let namespace: u64 = namespace.parse().unwrap();
+    put(
+        offset_of!(Identity, pid_namespace),
+        &namespace.to_le_bytes(),
+    );
+    put(offset_of!(Identity, created_ns), &now_ns().to_le_bytes());
     put(offset_of!(Identity, exe), &exe);
     put(
         offset_of!(Identity, exe_len),

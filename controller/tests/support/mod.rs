@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod forge;
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -43,17 +45,8 @@ impl Place {
     /// A stand-in for a process with the agent, ready.
     pub fn fake(&self, arguments: &[&str]) -> Process {
         let mut command = Command::new(example("fake_agent"));
-        command
-            .args(arguments)
-            .env("MEM_PROFILER_DIR", self.shm())
-            .stdout(Stdio::piped());
-        let mut process = Process(command.spawn().unwrap());
-        let mut line = String::new();
-        BufReader::new(process.0.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        assert_eq!(line, "ready\n");
-        process
+        command.args(arguments).env("MEM_PROFILER_DIR", self.shm());
+        ready(&mut command)
     }
 
     /// A program with the real agent.
@@ -118,6 +111,17 @@ impl Place {
     }
 }
 
+/// Starts a stand-in, and waits until it is ready.
+pub fn ready(command: &mut Command) -> Process {
+    let mut process = Process(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(process.0.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "ready\n");
+    process
+}
+
 pub fn names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
     let mut names: Vec<String> = entries
@@ -127,7 +131,7 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-fn example(name: &str) -> PathBuf {
+pub fn example(name: &str) -> PathBuf {
     let binary = Path::new(env!("CARGO_BIN_EXE_mem_profiler"));
     binary.parent().unwrap().join("examples").join(name)
 }
@@ -210,7 +214,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    fn of(output: Output) -> Self {
+    pub fn of(output: Output) -> Self {
         Self {
             code: output.status.code(),
             out: String::from_utf8(output.stdout).unwrap(),

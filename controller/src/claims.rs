@@ -1,0 +1,162 @@
+//! Whether anybody may still use a segment. Only one that is provably nobody's is removed,
+//! or written out as a dead process's.
+//!
+//! A process is provably gone only where all processes of its pid namespace can be seen:
+//! in that namespace, or in the initial one, which sees all. Then no process may have the
+//! file mapped: its maker's children inherit that. What maps a segment is its maker or a
+//! descendant, so that processes older than the maker need not be asked.
+
+use std::collections::HashMap;
+
+use crate::discovery::spaces::namespace;
+use crate::discovery::{Found, Life};
+use crate::process::{self, Stat, Status};
+use crate::text;
+
+/// Inode of the initial pid namespace, a constant of the kernel's (`PROC_PID_INIT_INO`).
+const INITIAL: u64 = 0xEFFF_FFFC;
+
+/// Why a segment may still be somebody's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Doubt {
+    /// Its process runs.
+    #[error("its process runs")]
+    Alive,
+    /// Somebody maps it.
+    #[error("process {0} still maps it")]
+    Mapped(i32),
+    /// Nobody knows what this process maps.
+    #[error("process {0} may map it: its maps cannot be read: ask as root")]
+    Unreadable(i32),
+    /// Its process cannot be looked for from here.
+    #[error(
+        "its process is of a pid namespace that cannot be searched from here: ask from inside \
+         that container, or from the host"
+    )]
+    Elsewhere,
+    /// `/proc` tells of other processes than ours.
+    #[error("/proc is another pid namespace's: mount the own one")]
+    ForeignProc,
+}
+
+/// What processes map, looked at once.
+pub struct Claims {
+    own: Option<u64>,
+    proc_is_ours: bool,
+    seen: Option<Seen>,
+    /// Start time that all makers asked about have at least.
+    since: u64,
+}
+
+/// A mapping that is shared: device as the kernel shows it, inode.
+type File = ((u32, u32), u64);
+
+#[derive(Default)]
+struct Seen {
+    mapped: HashMap<File, i32>,
+    /// Segments by inode and name, whatever the device is called.
+    named: HashMap<(u64, Vec<u8>), i32>,
+    /// Processes whose maps cannot be read: start, users.
+    unreadable: Vec<(i32, u64, [u32; 4])>,
+}
+
+impl Claims {
+    /// For segments whose makers started at `since` or later.
+    pub fn since(since: u64) -> Self {
+        Self {
+            own: namespace("self", "pid"),
+            proc_is_ours: process::proc_is_ours(),
+            seen: None,
+            since,
+        }
+    }
+
+    /// For the segments of a scan.
+    pub fn of(found: &[Found]) -> Self {
+        let starts = found.iter().map(|found| found.entry.name.start_time);
+        Self::since(starts.min().unwrap_or(0))
+    }
+
+    /// Whether a segment is nobody's any more.
+    pub fn check(&mut self, found: &Found) -> Result<(), Doubt> {
+        if found.life == Life::Running {
+            return Err(Doubt::Alive);
+        }
+        if !self.proc_is_ours {
+            return Err(Doubt::ForeignProc);
+        }
+        let all_seen = self.own == Some(INITIAL) || self.own == Some(found.namespace);
+        if !all_seen && !found.other_boot {
+            return Err(Doubt::Elsewhere);
+        }
+        let name = found.entry.name;
+        if found.life == Life::Dead && self.own == Some(found.namespace) && is_hidden(name.pid) {
+            return Err(Doubt::Unreadable(name.pid));
+        }
+        let since = self.since.min(name.start_time);
+        let seen = match self.seen.take().filter(|_| since == self.since) {
+            Some(seen) => seen,
+            None => Seen::look(since),
+        };
+        self.since = since;
+        self.seen.insert(seen).check(found)
+    }
+}
+
+impl Seen {
+    fn look(since: u64) -> Self {
+        let mut seen = Self::default();
+        for pid in process::all() {
+            let Some(stat) = Stat::of(pid).filter(|stat| stat.start_time >= since) else {
+                continue;
+            };
+            let maps = process::maps(pid);
+            match (maps, Status::of(pid)) {
+                (Some(maps), _) => seen.add(pid, &maps),
+                (None, Some(status)) => {
+                    seen.unreadable.push((pid, stat.start_time, status.uids));
+                }
+                // It has ended.
+                (None, None) => {}
+            }
+        }
+        seen
+    }
+
+    fn add(&mut self, pid: i32, maps: &[u8]) {
+        for file in process::shared_files(maps) {
+            let inode = file.inode;
+            self.mapped.entry((file.device, inode)).or_insert(pid);
+            let name = text::base_name(file.path);
+            if name.starts_with(shm_protocol::segment::FILE_PREFIX.as_bytes()) {
+                self.named.entry((inode, name.to_vec())).or_insert(pid);
+            }
+        }
+    }
+
+    fn check(&self, found: &Found) -> Result<(), Doubt> {
+        let (device, inode) = found.file;
+        let mapped = self.mapped.get(&(process::device(device), inode));
+        let name = found.entry.name.to_string().into_bytes();
+        if let Some(pid) = mapped.or_else(|| self.named.get(&(inode, name))) {
+            return Err(Doubt::Mapped(*pid));
+        }
+        let start = found.entry.name.start_time;
+        let may_map = |&&(_, born, uids): &&(i32, u64, [u32; 4])| {
+            born >= start && uids.contains(&found.owner)
+        };
+        match self.unreadable.iter().find(may_map) {
+            Some((pid, ..)) => Err(Doubt::Unreadable(*pid)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether there is a process of this pid that `/proc` does not show us (`hidepid`).
+fn is_hidden(pid: i32) -> bool {
+    let exists = match nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), None) {
+        Ok(()) | Err(nix::errno::Errno::EPERM) => true,
+        Err(_) => false,
+    };
+    exists && Stat::of(pid).is_none()
+}

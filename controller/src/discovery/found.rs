@@ -1,0 +1,223 @@
+//! What a scan finds: a segment and whose it is.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use crate::ended::Fate;
+use crate::process;
+use crate::segment::{Entry, Folder, Refusal, Segment};
+use crate::text;
+
+/// Whether the process that made a segment still uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It does.
+    Running,
+    /// It executed another program since.
+    Replaced,
+    /// It is gone.
+    Dead,
+}
+
+/// A process that carries the agent, or what is left of it. Its segment is closed: there
+/// may be more of them than descriptors.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Pid as we see it; a dead process's as it saw it.
+    pub pid: i32,
+    /// Inode of its pid namespace; 0: not known.
+    pub namespace: u64,
+    /// Whether it still runs.
+    pub life: Life,
+    /// It ran before the machine was last started.
+    pub other_boot: bool,
+    /// How it ended, where somebody saw it.
+    pub fate: Option<Fate>,
+    /// Short name; bytes that it chose.
+    pub name: Vec<u8>,
+    /// Name of the main thread; bytes that it chose.
+    pub comm: Vec<u8>,
+    /// Its user; a dead process's segment's owner.
+    pub uid: u32,
+    /// CPU time used, in clock ticks.
+    pub cpu_ticks: u64,
+    /// When the segment was made, by the segments' clock: tells images of a process apart.
+    pub created_ns: u64,
+    /// Its segment's entry in the directory.
+    pub entry: Entry,
+    /// The directory.
+    pub folder: Rc<Folder>,
+    /// Owner of the segment's file.
+    pub owner: u32,
+    /// Device and inode of the segment's file.
+    pub file: (u64, u64),
+}
+
+/// A process that carries the agent, with its segment open.
+#[derive(Debug)]
+pub struct Agent {
+    found: Found,
+    /// Its segment.
+    pub segment: Segment,
+}
+
+impl Deref for Agent {
+    type Target = Found;
+
+    fn deref(&self) -> &Found {
+        &self.found
+    }
+}
+
+impl DerefMut for Agent {
+    fn deref_mut(&mut self) -> &mut Found {
+        &mut self.found
+    }
+}
+
+impl Found {
+    /// `name (pid)`, for people.
+    pub fn title(&self) -> String {
+        format!("{} ({})", text::escape(&self.name), self.pid)
+    }
+
+    /// Where its segment is.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path.join(self.entry.name.to_string())
+    }
+
+    /// What tells processes apart, whatever they call themselves: two containers that share
+    /// a directory may have processes that agree in pid and start.
+    pub fn process(&self) -> (u32, u64, i32, u64) {
+        let name = self.entry.name;
+        (self.owner, self.namespace, name.pid, name.start_time)
+    }
+
+    /// Opens its segment, if the name still means that file.
+    pub fn open(self) -> Result<Agent, Refusal> {
+        let segment = Segment::open(&self.folder, self.entry.name)?;
+        if (segment.device, segment.inode) != self.file {
+            return Err(Refusal::Io(std::io::ErrorKind::NotFound.into()));
+        }
+        Ok(Agent {
+            found: self,
+            segment,
+        })
+    }
+
+    /// Whether the process maps a file of this inode and name, on whatever device: tells
+    /// images of one process apart. `None` where its maps cannot be read.
+    pub fn seems_mapped(&self) -> Option<bool> {
+        let maps = process::maps(self.pid)?;
+        let name = self.entry.name.to_string();
+        Some(process::maps_name(&maps, self.file.1, name.as_bytes()))
+    }
+}
+
+impl Agent {
+    /// Makes sure that the process has this segment mapped, now.
+    pub fn confirm(&self) -> Result<(), String> {
+        let Some(maps) = process::maps(self.pid) else {
+            return Err("its memory map cannot be read (it ended, or needs root)".to_owned());
+        };
+        let name = self.segment.name.to_string();
+        let is_mapped = |device| {
+            process::maps_file(&maps, device, self.segment.inode, name.as_bytes()).then_some(())
+        };
+        let mapped = is_mapped(process::device(self.segment.device)).or_else(|| {
+            // Some filesystems tell another device there than to whoever asks for it.
+            let seems = process::maps_name(&maps, self.segment.inode, name.as_bytes());
+            let shown = || process::shown_device(self.segment.file());
+            seems.then(shown).flatten().and_then(is_mapped)
+        });
+        mapped.ok_or_else(|| {
+            format!(
+                "it does not map {}: another program left it",
+                text::path(self.segment.path())
+            )
+        })
+    }
+}
+
+/// A segment that is not used, and why.
+#[derive(Debug)]
+pub struct Refused {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Pid of its live process, as we see it.
+    pub live_pid: Option<i32>,
+    /// Why.
+    pub reason: Refusal,
+    /// It may be in the making.
+    pub young: bool,
+}
+
+/// Most refused segments that are told apart.
+const TOLD: usize = 256;
+/// Refused segments of dead processes that are told one by one.
+const NAMED: usize = 3;
+
+/// Segments that are not used. Anybody can make any number of them, so the rest is counted.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    /// The first ones; those of live processes are looked at first.
+    pub first: Vec<Refused>,
+    /// How many more there are, by directory.
+    more: BTreeMap<PathBuf, usize>,
+}
+
+impl Refusals {
+    /// Takes one in.
+    pub fn push(&mut self, refused: Refused) {
+        match self.first.len() < TOLD {
+            true => self.first.push(refused),
+            false => {
+                let folder = refused.path.parent().map(PathBuf::from).unwrap_or_default();
+                self.count(folder, 1);
+            }
+        }
+    }
+
+    /// Counts some that nobody looked at.
+    pub fn count(&mut self, folder: PathBuf, files: usize) {
+        if files > 0 {
+            *self.more.entry(folder).or_default() += files;
+        }
+    }
+
+    /// What to say of those that `concern` us, and of the `rest` that was only counted: each
+    /// where they are few, else their number and the first of them.
+    pub fn warnings(&self, concern: impl Fn(&Refused) -> bool, rest: bool) -> Vec<String> {
+        let told: Vec<&Refused> = self.first.iter().filter(|r| concern(r)).collect();
+        let more: usize = self.more.values().filter(|_| rest).sum();
+        if told.len() <= NAMED && more == 0 {
+            return told.iter().map(|refused| refused.line()).collect();
+        }
+        let count = told.len() + more;
+        let first = told.iter().take(NAMED).map(|refused| refused.line());
+        let mut first: Vec<String> = first.collect();
+        if first.is_empty() {
+            let folders = self.more.keys().take(NAMED);
+            first.extend(folders.map(|folder| format!("in {}", text::path(folder))));
+        }
+        let first = first.join("; ");
+        vec![format!(
+            "{count} files that are named like segments cannot be used, the first: {first}"
+        )]
+    }
+}
+
+impl Refused {
+    fn line(&self) -> String {
+        let path = text::path(&self.path);
+        match self.live_pid {
+            Some(pid) => format!("{pid}: {path} cannot be used: {}", self.reason),
+            None => format!(
+                "{path} cannot be used: {}; its process is gone",
+                self.reason
+            ),
+        }
+    }
+}

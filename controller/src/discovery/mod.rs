@@ -1,0 +1,309 @@
+//! Finding agents: segments in the shared directory, in those of `run`, and in the
+//! directories that processes of other mount namespaces see; and whose they are.
+//!
+//! Anybody may put files there, as many as he likes. A scan costs a few system calls per
+//! segment and per process in another namespace, keeps no descriptor, and looks at segments
+//! of live processes before it looks at a bounded number of others. It reads a memory map
+//! only where several segments claim to be one process's; [`Agent::confirm`] does for the
+//! processes that are about to be commanded.
+
+mod found;
+pub mod spaces;
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+pub use found::{Agent, Found, Life, Refusals, Refused};
+use spaces::{Process, Spaces};
+
+use crate::process;
+use crate::segment::{Entry, Folder, Head, Refusal, Segment, default_folder};
+use crate::text;
+
+/// Directories inside the shared one that `run` makes begin like this.
+pub const RUN_PREFIX: &str = "mem_profiler.run.";
+/// Most segments of one live process that are looked at.
+const MOST_IMAGES: usize = 64;
+/// Most segments of dead processes of one owner that are looked at.
+const MOST_LEFT: usize = 10_000;
+
+/// What a scan found.
+#[derive(Debug, Default)]
+pub struct Scan {
+    /// Agents and what they left, in order of pid.
+    pub found: Vec<Found>,
+    /// Segments that are not used.
+    pub refused: Refusals,
+    /// Those of them that need no second look.
+    pub settled: Vec<Entry>,
+}
+
+/// Looks for agents.
+pub struct Discovery {
+    path: PathBuf,
+    boot_id: Option<[u8; 16]>,
+}
+
+/// A scan under way.
+struct Search<'a> {
+    spaces: &'a Spaces,
+    head: Head,
+    /// Files seen, which several directories may show.
+    files: HashSet<(u64, u64)>,
+    /// Segments of each live process, and of each owner's dead ones.
+    images: HashMap<i32, usize>,
+    left: HashMap<u32, usize>,
+    scan: Scan,
+}
+
+impl Discovery {
+    /// Looks in `MEM_PROFILER_DIR` or `/dev/shm`.
+    pub fn new() -> Self {
+        Self::in_folder(default_folder())
+    }
+
+    /// Looks in one directory.
+    pub fn in_folder(path: PathBuf) -> Self {
+        Self {
+            path,
+            boot_id: process::boot_id().map(|(id, _)| id),
+        }
+    }
+
+    /// Looks everywhere. A shared directory that is not there holds no agents.
+    pub fn scan(&self) -> Scan {
+        self.scan_except(&HashSet::new())
+    }
+
+    /// Looks everywhere, but leaves out the segments named.
+    pub fn scan_except(&self, known: &HashSet<Entry>) -> Scan {
+        let spaces = Spaces::read();
+        let mut search = Search {
+            spaces: &spaces,
+            head: Head::new(),
+            files: HashSet::new(),
+            images: HashMap::new(),
+            left: HashMap::new(),
+            scan: Scan::default(),
+        };
+        let mut later = Vec::new();
+        for folder in self.folders(&spaces) {
+            for entry in folder.segments().unwrap_or_default() {
+                match known.contains(&entry) {
+                    true => {}
+                    false if spaces.may_live(entry.name) => {
+                        self.look_at_live(&folder, entry, &mut search);
+                    }
+                    false => later.push((folder.clone(), entry)),
+                }
+            }
+        }
+        for (folder, entry) in later {
+            self.look_at_left(&folder, entry, &mut search);
+        }
+        let mut scan = search.scan;
+        mark_replaced(&mut scan.found);
+        scan.found.sort_by_key(|a| (a.pid, a.created_ns));
+        scan
+    }
+
+    /// Whether the shared directory holds a name that is not known: cheap.
+    pub fn has_new(&self, known: &HashSet<Entry>) -> bool {
+        let entries = Folder::open(&self.path).and_then(|folder| folder.segments());
+        entries
+            .unwrap_or_default()
+            .iter()
+            .any(|entry| !known.contains(entry))
+    }
+
+    /// The shared directory, those of `run` in it, and other mount namespaces' of that name.
+    fn folders(&self, spaces: &Spaces) -> Vec<Rc<Folder>> {
+        let mut folders = Vec::new();
+        let mut seen = HashSet::new();
+        let own = Folder::open(&self.path);
+        let others = spaces
+            .mounts
+            .iter()
+            .map(|pid| Folder::open_in(*pid, &self.path));
+        for folder in std::iter::once(own).chain(others).flatten() {
+            if !seen.insert(folder.identity) {
+                continue;
+            }
+            for inner in run_folders(&folder) {
+                if let Ok(inner) = folder.folder(&inner) {
+                    folders.push(inner);
+                }
+            }
+            folders.push(folder);
+        }
+        folders
+    }
+
+    fn look_at_live(&self, folder: &Rc<Folder>, entry: Entry, search: &mut Search<'_>) {
+        let images = search.images.entry(entry.name.pid).or_default();
+        *images += 1;
+        match *images <= MOST_IMAGES {
+            true => self.look_at(folder, entry, search),
+            false => search.scan.refused.count(folder.path.clone(), 1),
+        }
+    }
+
+    /// What cannot be a segment is not opened, nor what is not ours.
+    fn look_at_left(&self, folder: &Rc<Folder>, entry: Entry, search: &mut Search<'_>) {
+        let Ok(kind) = folder.kind(entry.name) else {
+            return;
+        };
+        let refusal = match kind.refusal() {
+            Some(refusal) => refusal,
+            None => {
+                let left = search.left.entry(kind.owner).or_default();
+                *left += 1;
+                if *left <= MOST_LEFT {
+                    return self.look_at(folder, entry, search);
+                }
+                return search.scan.refused.count(folder.path.clone(), 1);
+            }
+        };
+        search.refuse(folder, entry, refusal, kind.is_young());
+    }
+
+    fn look_at(&self, folder: &Rc<Folder>, entry: Entry, search: &mut Search<'_>) {
+        let mut young = false;
+        let looked = Segment::open(folder, entry.name).and_then(|segment| {
+            young = is_young(segment.modified_unix_ns);
+            match search.files.insert((segment.device, segment.inode)) {
+                true => self.found(&segment, entry, search).map(Some),
+                false => Ok(None),
+            }
+        });
+        match looked {
+            Ok(found) => search.scan.found.extend(found),
+            // It was removed meanwhile.
+            Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(reason) => search.refuse(folder, entry, reason, young),
+        }
+    }
+
+    /// Checks a segment and puts it together with its process.
+    fn found(
+        &self,
+        segment: &Segment,
+        entry: Entry,
+        search: &mut Search<'_>,
+    ) -> Result<Found, Refusal> {
+        let header = segment.head(&mut search.head)?;
+        let other_boot = self.boot_id.is_some_and(|id| header.boot_id() != id);
+        let named = (entry.name.pid as u32, entry.name.start_time);
+        // Nothing that an agent wrote: it counts for nothing, above all not against others.
+        let honest = (header.pid(), header.start_time()) == named
+            && (other_boot || header.created_ns() <= crate::clock::now_ns() + AHEAD_NS);
+        if !honest {
+            return Err(Refusal::Misnamed);
+        }
+        let (exe, comm) = (header.exe(), header.comm());
+        let mut found = Found {
+            pid: entry.name.pid,
+            namespace: header.pid_namespace(),
+            life: Life::Dead,
+            other_boot,
+            fate: None,
+            name: process::display_name(comm, exe, &[comm.to_vec()]),
+            comm: comm.to_vec(),
+            uid: segment.owner,
+            cpu_ticks: 0,
+            created_ns: header.created_ns(),
+            entry,
+            folder: segment.folder.clone(),
+            owner: segment.owner,
+            file: (segment.device, segment.inode),
+        };
+        let process = search.spaces.process_of(entry.name, found.namespace);
+        if let Some(process) = process.filter(|p| !other_boot && !p.stat.is_dead()) {
+            live(&mut found, process, exe)?;
+        }
+        Ok(found)
+    }
+}
+
+/// How far the clock that segments are dated by may be ahead of ours.
+const AHEAD_NS: u64 = 1_000_000_000;
+
+impl Search<'_> {
+    fn refuse(&mut self, folder: &Folder, entry: Entry, reason: Refusal, young: bool) {
+        if !young {
+            self.scan.settled.push(entry);
+        }
+        let process = self.spaces.process_of(entry.name, 0);
+        self.scan.refused.push(Refused {
+            path: folder.path.join(entry.name.to_string()),
+            live_pid: process.map(|process| process.pid),
+            reason,
+            young,
+        });
+    }
+}
+
+/// Adds what the live process tells of itself.
+fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> {
+    let Process { pid, stat, status } = process;
+    if found.owner != 0 && !status.uids.contains(&found.owner) {
+        return Err(Refusal::Planted(found.owner));
+    }
+    let now = process::exe(pid);
+    let same = now.is_none_or(|now| text::base_name(&now) == text::base_name(exe));
+    (found.life, found.name) = match same {
+        true => (
+            Life::Running,
+            process::display_name(&stat.comm, exe, &process::command_line(pid)),
+        ),
+        false => (Life::Replaced, text::base_name(exe).to_vec()),
+    };
+    found.pid = pid;
+    found.uid = status.uid();
+    found.cpu_ticks = stat.cpu_ticks;
+    found.comm = stat.comm;
+    Ok(())
+}
+
+/// Whether a segment is so young that its agent may not have filled it in yet.
+pub fn is_young(modified_unix_ns: u64) -> bool {
+    shm_protocol::clock::unix_ns().abs_diff(modified_unix_ns) < 2_000_000_000
+}
+
+/// Of several images of one process only the last can be running, or have died. Which that
+/// is the process's own maps tell, if it lives; else the age of the files. Only segments of
+/// one owner, namespace and directory are one process's.
+fn mark_replaced(all: &mut [Found]) {
+    let key = |found: &Found| (found.process(), found.folder.identity);
+    let mut images: HashMap<_, (usize, u64)> = HashMap::new();
+    for found in all.iter() {
+        let (count, newest) = images.entry(key(found)).or_default();
+        *count += 1;
+        *newest = found.created_ns.max(*newest);
+    }
+    let mut claimants: HashMap<i32, usize> = HashMap::new();
+    for found in all.iter().filter(|found| found.life == Life::Running) {
+        *claimants.entry(found.pid).or_default() += 1;
+    }
+    for found in all {
+        let newest = images[&key(found)].1;
+        let replaced = match found.life {
+            Life::Running if claimants[&found.pid] > 1 => match found.seems_mapped() {
+                Some(mapped) => !mapped,
+                None => newest > found.created_ns,
+            },
+            Life::Running => false,
+            _ => newest > found.created_ns,
+        };
+        if replaced {
+            found.life = Life::Replaced;
+        }
+    }
+}
+
+/// Names of the directories that `run` made inside a shared one.
+pub fn run_folders(folder: &Folder) -> Vec<OsString> {
+    folder.entries(RUN_PREFIX).unwrap_or_default()
+}
