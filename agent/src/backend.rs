@@ -1,10 +1,11 @@
 //! The allocator underneath: jemalloc, or with `MEM_PROFILER_ALLOCATOR=system` the one
-//! that the program would have had.
+//! that the program would have had. A program with a sanitizer always keeps its own.
 //!
 //! Which one is decided by the first allocation of the process, before any constructor
 //! has run, and never changes: every object must go back to where it came from. Until
 //! then each entry of [`NEXT`] points to a function that decides and jumps on.
 
+use crate::arch;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use tikv_jemalloc_sys as jemalloc;
@@ -47,10 +48,13 @@ macro_rules! next {
             }
 
             /// Takes what the next library in line exports; jemalloc's own calls stay with
-            /// the jemalloc inside where there is none.
+            /// the jemalloc inside where there is none. All are found before the first is
+            /// used: each lookup frees what an earlier one left to say.
             fn use_system(&self) {
-                $(if let Some(found) = system::resolve($symbol) {
-                    self.$name.store(found, Ordering::Relaxed);
+                $(let $name = system::find($symbol);)*
+                $(if !$name.is_null() {
+                    let function = system::guarded($symbol, $name);
+                    self.$name.store(function, Ordering::Relaxed);
                 })*
             }
         }
@@ -97,9 +101,20 @@ next! {
     stats_print(write: Option<unsafe extern "C" fn(*mut c_void, *const c_char)>,
         context: *mut c_void, options: *const c_char),
         c"malloc_stats_print", jemalloc::malloc_stats_print;
+    libc_malloc(size: usize) -> *mut c_void, c"__libc_malloc", jemalloc::malloc;
+    libc_free(p: *mut c_void), c"__libc_free", jemalloc::free;
+    libc_calloc(n: usize, size: usize) -> *mut c_void, c"__libc_calloc", jemalloc::calloc;
+    libc_realloc(p: *mut c_void, size: usize) -> *mut c_void, c"__libc_realloc", jemalloc::realloc;
+    libc_memalign(align: usize, size: usize) -> *mut c_void, c"__libc_memalign", _rjem_memalign;
 }
 
 static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
+
+/// Whether the agent leaves everything alone: the process carries a sanitizer, whose
+/// allocator is how it finds its errors.
+pub fn stands_aside() -> bool {
+    arch::has_sanitizer()
+}
 
 /// Makes the choice, if no allocation has asked for it yet.
 pub fn settle() {
@@ -116,11 +131,17 @@ pub fn is_system() -> bool {
 #[cold]
 fn choose() {
     NEXT.use_jemalloc();
-    if wants_system() {
+    if stands_aside() || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
         system::enter();
+        if stands_aside() {
+            crate::entry::stand_aside();
+        }
         NEXT.use_system();
         system::leave();
+    }
+    if !stands_aside() {
+        crate::entry::settle();
     }
 }
 
@@ -163,21 +184,23 @@ mod system {
     static EARLY: Early = Early(UnsafeCell::new([0; EARLY_BYTES]));
     static USED: AtomicUsize = AtomicUsize::new(0);
 
-    pub fn resolve(symbol: &CStr) -> Option<*mut c_void> {
+    pub fn find(symbol: &CStr) -> *mut c_void {
         // SAFETY: a plain lookup by a terminated name.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) };
-        if found.is_null() {
-            return None;
-        }
+        unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) }
+    }
+
+    /// What stands for a function that was found: those that are given objects must know
+    /// the early ones.
+    pub fn guarded(symbol: &CStr, found: *mut c_void) -> *mut c_void {
         if symbol == c"free" {
             REAL_FREE.store(found, Ordering::Relaxed);
-            return Some(free as *mut c_void);
-        }
-        if symbol == c"realloc" {
+            free as *mut c_void
+        } else if symbol == c"realloc" {
             REAL_REALLOC.store(found, Ordering::Relaxed);
-            return Some(realloc as *mut c_void);
+            realloc as *mut c_void
+        } else {
+            found
         }
-        Some(found)
     }
 
     static REAL_FREE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());

@@ -19,8 +19,22 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 
 mod cxx;
+mod libc_names;
+mod loader;
 
-pub use cxx::find_next as find_next_operators;
+pub use cxx::settle;
+
+/// Finds what lies behind the entry points. At start-up: later the loader may not be called.
+pub fn find_next() {
+    loader::find_next();
+    cxx::find_next();
+}
+
+/// Leaves all to the functions that the program would have had without us.
+pub fn stand_aside() {
+    loader::keep_all_flags();
+    cxx::pass_on();
+}
 
 mod to {
     use super::{c_int, c_void, sample, with_registers};
@@ -95,6 +109,12 @@ unsafe extern "C" fn free_low(p: *mut c_void) {
 /// C11 7.22.3.2.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(n: usize, size: usize) -> *mut c_void {
+    // SAFETY: the C contract, passed on.
+    unsafe { calloc_inline(n, size) }
+}
+
+#[inline(always)]
+unsafe fn calloc_inline(n: usize, size: usize) -> *mut c_void {
     // SAFETY: the C contract, passed on; an overflow is left to the allocator to refuse.
     unsafe {
         match n.checked_mul(size) {
@@ -107,6 +127,12 @@ pub unsafe extern "C" fn calloc(n: usize, size: usize) -> *mut c_void {
 /// C11 7.22.3.5.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: the C contract, passed on.
+    unsafe { realloc_inline(p, size) }
+}
+
+#[inline(always)]
+unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: the C contract, passed on.
     unsafe {
         if range::contains(p) {
@@ -127,18 +153,8 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
         sample::set_errno(libc::ENOMEM);
         return null_mut();
     };
-    // SAFETY: the C contract, passed on. As in `realloc`, which must not be called: it
-    // would be the caller on the stack.
-    unsafe {
-        if range::contains(p) {
-            return to::realloc_sampled(p as usize, bytes, usize::from(!passes(bytes)));
-        }
-        if passes(bytes) {
-            NEXT.realloc(p, bytes)
-        } else {
-            to::realloc(p as usize, bytes, 0)
-        }
-    }
+    // SAFETY: the C contract, passed on.
+    unsafe { realloc_inline(p, bytes) }
 }
 
 /// POSIX.1-2024.
@@ -405,4 +421,12 @@ mod jemalloc_api {
         // SAFETY: the contract of jemalloc(3), passed on.
         unsafe { NEXT.stats_print(write, context, options) }
     }
+}
+
+/// What AddressSanitizer asks of the program, which may define this itself. It refuses to
+/// start where a library lies before its own in the loader's list, as every preloaded one
+/// does: those could keep its functions from being called. This one hands all on to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn __asan_default_options() -> *const c_char {
+    c"verify_asan_link_order=0".as_ptr()
 }

@@ -8,6 +8,7 @@ mod calls;
 pub use calls::*;
 
 use crate::arch::{self, Local};
+use crate::backend;
 use crate::object::{Object, offset_for};
 use crate::range::{self, Flags, Stock};
 use crate::session::{self, Epoch};
@@ -134,6 +135,9 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     }
     local.epoch = number;
     local.left = i64::MAX / 2;
+    if backend::stands_aside() {
+        return None;
+    }
     let epoch = session::current().filter(|epoch| epoch.number == number)?;
     if local.thread.is_null() {
         local.thread = thread::make();

@@ -42,6 +42,27 @@ const JEMALLOC: [&str; 11] = [
     "xallocx",
 ];
 
+/// The C library's own names of its family.
+const OWN_NAMES: [&str; 7] = [
+    "__libc_calloc",
+    "__libc_free",
+    "__libc_malloc",
+    "__libc_memalign",
+    "__libc_pvalloc",
+    "__libc_realloc",
+    "__libc_valloc",
+];
+
+/// The loader's: the agent must know when code is gone, and no library may be led to
+/// another allocator. And what lets AddressSanitizer start behind a preloaded library.
+const PASSED_ON: [&str; 5] = [
+    "__asan_default_options",
+    "dlclose",
+    "dlmopen",
+    "dlopen",
+    "dlsym",
+];
+
 /// Names of the C library that sound like the family but hand out no objects of it.
 const OTHERS: [&str; 24] = [
     "fallocate",
@@ -120,18 +141,22 @@ fn operators() -> BTreeSet<String> {
 fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
     let ours = exports(&artifacts::agent());
     let own = FAMILY.iter().chain(&C23).chain(&JEMALLOC);
+    let own = own.chain(&OWN_NAMES).chain(&PASSED_ON);
     let mut expected: BTreeSet<_> = own.map(|name| (*name).to_owned()).collect();
     expected.extend(operators());
-    // Passed on to the loader; the agent must know when code is gone.
-    expected.insert("dlclose".to_owned());
     assert_eq!(ours, expected);
 
+    // glibc's names that begin with one are its own affair, but for those of the family.
+    let libc = exports(&c_library());
+    for name in OWN_NAMES {
+        assert!(libc.contains(name), "{name} is no longer the C library's");
+    }
     // What a newer C library brings has to be looked at: the family's or not?
     let sounds = |name: &&String| {
         let parts = ["alloc", "memalign", "free", "frealloc"];
         !name.starts_with('_') && parts.iter().any(|part| name.contains(part))
     };
-    for name in exports(&c_library()).iter().filter(sounds) {
+    for name in libc.iter().filter(sounds) {
         let known = FAMILY
             .iter()
             .chain(&C23)

@@ -69,6 +69,48 @@ pub fn cycles() -> u64 {
     at
 }
 
+/// Whether the runtime of one of the compilers' sanitizers is in the process, and has its
+/// allocator: what the loader found for the names that each of them has.
+pub fn has_sanitizer() -> bool {
+    let found: usize;
+    // SAFETY: reads words of our own offset table, null where a weak name is nowhere.
+    unsafe {
+        asm!(
+            ".weak __asan_init",
+            ".weak __hwasan_init",
+            ".weak __lsan_init",
+            ".weak __memprof_init",
+            ".weak __msan_init",
+            ".weak __nsan_init",
+            ".weak __tsan_init",
+            "adrp {found}, :got:__asan_init",
+            "ldr {found}, [{found}, #:got_lo12:__asan_init]",
+            "adrp {other}, :got:__hwasan_init",
+            "ldr {other}, [{other}, #:got_lo12:__hwasan_init]",
+            "orr {found}, {found}, {other}",
+            "adrp {other}, :got:__lsan_init",
+            "ldr {other}, [{other}, #:got_lo12:__lsan_init]",
+            "orr {found}, {found}, {other}",
+            "adrp {other}, :got:__memprof_init",
+            "ldr {other}, [{other}, #:got_lo12:__memprof_init]",
+            "orr {found}, {found}, {other}",
+            "adrp {other}, :got:__msan_init",
+            "ldr {other}, [{other}, #:got_lo12:__msan_init]",
+            "orr {found}, {found}, {other}",
+            "adrp {other}, :got:__nsan_init",
+            "ldr {other}, [{other}, #:got_lo12:__nsan_init]",
+            "orr {found}, {found}, {other}",
+            "adrp {other}, :got:__tsan_init",
+            "ldr {other}, [{other}, #:got_lo12:__tsan_init]",
+            "orr {found}, {found}, {other}",
+            found = out(reg) found,
+            other = out(reg) _,
+            options(nostack),
+        );
+    }
+    found != 0
+}
+
 /// Defines the entry point `$name` of one size: the allocator's `malloc` while sampling is
 /// off or the gap to the next sample is longer, else `$due`.
 macro_rules! counting_entry {
@@ -177,10 +219,10 @@ macro_rules! jump_through {
         pub unsafe extern "C" fn $name(a: usize, b: usize) -> *mut c_void {
             naked_asm!(
                 ".cfi_startproc",
-                "adrp x9, {to}",
-                "ldr x9, [x9, :lo12:{to}]",
-                "cbz x9, 2f",
-                "br x9",
+                "adrp x16, {to}",
+                "ldr x16, [x16, :lo12:{to}]",
+                "cbz x16, 2f",
+                "br x16",
                 "2:",
                 "mov x0, xzr",
                 "ret",
@@ -191,6 +233,116 @@ macro_rules! jump_through {
     };
 }
 pub(crate) use jump_through;
+
+/// Defines the entry point `$name`: takes from its second argument, or from its third where
+/// its first is 0, the bits that `$kept` lacks, and jumps to where `$next` points. The
+/// function there must not see a frame of ours: its return address tells it who calls.
+///
+/// Jumps out of this library go through x16: where branch targets are checked (BTI),
+/// functions may be jumped to through no other register.
+macro_rules! jump_without {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), second, $kept:path, $next:path) => {
+        jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next, "and w1, w1, w9");
+    };
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), third, $kept:path, $next:path) => {
+        jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next,
+            "cbnz x0, 2f", "and w2, w2, w9", "2:");
+    };
+    (@ [$(#[$doc:meta])*] $name:ident($($arg:ident: $type:ty),*), $kept:path, $next:path,
+        $($line:literal),*) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "adrp x9, {kept}",
+                "ldr w9, [x9, :lo12:{kept}]",
+                $($line,)*
+                "adrp x16, {next}",
+                "ldr x16, [x16, :lo12:{next}]",
+                "br x16",
+                ".cfi_endproc",
+                kept = sym $kept,
+                next = sym $next,
+            )
+        }
+    };
+}
+pub(crate) use jump_without;
+
+/// Defines a function that asks `$find` for an address, given its own arguments, and jumps
+/// there with them, up to three; returns null if there is none.
+macro_rules! find_and_jump {
+    ($name:ident, $find:path) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "stp x29, x30, [sp, #-48]!",
+                ".cfi_def_cfa_offset 48",
+                ".cfi_offset x29, -48",
+                ".cfi_offset x30, -40",
+                "mov x29, sp",
+                "stp x0, x1, [sp, #16]",
+                "str x2, [sp, #32]",
+                "bl {find}",
+                "mov x16, x0",
+                "ldp x0, x1, [sp, #16]",
+                "ldr x2, [sp, #32]",
+                "ldp x29, x30, [sp], #48",
+                ".cfi_def_cfa_offset 0",
+                "cbz x16, 2f",
+                "br x16",
+                "2:",
+                "mov x0, xzr",
+                "ret",
+                ".cfi_endproc",
+                find = sym $find,
+            )
+        }
+    };
+}
+pub(crate) use find_and_jump;
+
+/// Defines the entry point `$name`: returns what `$answer` does, given its arguments, or if
+/// that is null jumps to where `$next` points, as [`jump_without`] does.
+macro_rules! answer_or_jump {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path, $next:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "stp x29, x30, [sp, #-48]!",
+                ".cfi_def_cfa_offset 48",
+                ".cfi_offset x29, -48",
+                ".cfi_offset x30, -40",
+                "mov x29, sp",
+                "stp x0, x1, [sp, #16]",
+                "str x2, [sp, #32]",
+                "bl {answer}",
+                "mov x9, x0",
+                "ldp x0, x1, [sp, #16]",
+                "ldr x2, [sp, #32]",
+                "ldp x29, x30, [sp], #48",
+                ".cfi_def_cfa_offset 0",
+                "cbnz x9, 2f",
+                "adrp x16, {next}",
+                "ldr x16, [x16, :lo12:{next}]",
+                "br x16",
+                "2:",
+                "mov x0, x9",
+                "ret",
+                ".cfi_endproc",
+                answer = sym $answer,
+                next = sym $next,
+            )
+        }
+    };
+}
+pub(crate) use answer_or_jump;
 
 const _: () = assert!(
     core::mem::size_of::<Registers>() == 24,

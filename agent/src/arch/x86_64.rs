@@ -73,6 +73,34 @@ pub fn cycles() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
+/// Whether the runtime of one of the compilers' sanitizers is in the process, and has its
+/// allocator: what the loader found for the names that each of them has.
+pub fn has_sanitizer() -> bool {
+    let found: usize;
+    // SAFETY: reads words of our own offset table, null where a weak name is nowhere.
+    unsafe {
+        asm!(
+            ".weak __asan_init",
+            ".weak __hwasan_init",
+            ".weak __lsan_init",
+            ".weak __memprof_init",
+            ".weak __msan_init",
+            ".weak __nsan_init",
+            ".weak __tsan_init",
+            "mov {found}, qword ptr [rip + __asan_init@GOTPCREL]",
+            "or {found}, qword ptr [rip + __hwasan_init@GOTPCREL]",
+            "or {found}, qword ptr [rip + __lsan_init@GOTPCREL]",
+            "or {found}, qword ptr [rip + __memprof_init@GOTPCREL]",
+            "or {found}, qword ptr [rip + __msan_init@GOTPCREL]",
+            "or {found}, qword ptr [rip + __nsan_init@GOTPCREL]",
+            "or {found}, qword ptr [rip + __tsan_init@GOTPCREL]",
+            found = out(reg) found,
+            options(nostack),
+        );
+    }
+    found != 0
+}
+
 /// Defines the entry point `$name` of one size: a jump to the allocator's `malloc` while
 /// sampling is off or the gap to the next sample is longer, else one to `$due`. What
 /// `passes` decides, in the fewest instructions: three, or nine while sampling is on.
@@ -219,6 +247,108 @@ macro_rules! jump_through {
     };
 }
 pub(crate) use jump_through;
+
+/// Defines the entry point `$name`: takes from its second argument, or from its third where
+/// its first is 0, the bits that `$kept` lacks, and jumps to where `$next` points. The
+/// function there must not see a frame of ours: its return address tells it who calls.
+macro_rules! jump_without {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), second, $kept:path, $next:path) => {
+        jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next,
+            "and esi, dword ptr [rip + {kept}]");
+    };
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), third, $kept:path, $next:path) => {
+        jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next,
+            "test rdi, rdi", "jne 2f", "and edx, dword ptr [rip + {kept}]", "2:");
+    };
+    (@ [$(#[$doc:meta])*] $name:ident($($arg:ident: $type:ty),*), $kept:path, $next:path,
+        $($line:literal),*) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                $($line,)*
+                "jmp qword ptr [rip + {next}]",
+                ".cfi_endproc",
+                kept = sym $kept,
+                next = sym $next,
+            )
+        }
+    };
+}
+pub(crate) use jump_without;
+
+/// Defines a function that asks `$find` for an address, given its own arguments, and jumps
+/// there with them, up to three; returns null if there is none.
+macro_rules! find_and_jump {
+    ($name:ident, $find:path) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "call {find}",
+                "pop rdx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "test rax, rax",
+                "je 2f",
+                "jmp rax",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                find = sym $find,
+            )
+        }
+    };
+}
+pub(crate) use find_and_jump;
+
+/// Defines the entry point `$name`: returns what `$answer` does, given its arguments, or if
+/// that is null jumps to where `$next` points, as [`jump_without`] does.
+macro_rules! answer_or_jump {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path, $next:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "call {answer}",
+                "pop rdx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "test rax, rax",
+                "jne 2f",
+                "jmp qword ptr [rip + {next}]",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                answer = sym $answer,
+                next = sym $next,
+            )
+        }
+    };
+}
+pub(crate) use answer_or_jump;
 
 const _: () = assert!(
     core::mem::size_of::<Registers>() == 24,

@@ -5,11 +5,15 @@
 //! Where there is no memory, the next library's operator is asked in our place: it calls
 //! the new-handler and throws. It is reached by jumps, so an exception meets no frame of
 //! ours. Ours also spare each stack a frame.
+//!
+//! What is not sampled is served through a pointer for each operator. Where the agent stands
+//! aside it leads to a sanitizer's, which checks that each object goes back by the
+//! counterpart of the form that it came from.
 
-use super::{free_inline, passes};
+use super::{free_low, passes, to};
 use crate::arch::{jump_through, with_registers_or_fail};
 use crate::backend::NEXT;
-use crate::sample;
+use crate::{range, sample};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
@@ -24,202 +28,190 @@ jump_through!(aligned_new_failed, NEXT_ALIGNED_NEW);
 with_registers_or_fail!(sampled_new, sample::malloc, new_failed);
 with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_failed);
 
+fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: a plain lookup by a terminated name.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
 /// Finds the operators that fail for us. At start-up: later the loader may not be called.
 pub fn find_next() {
-    let find = |name: &CStr| {
-        // SAFETY: a plain lookup by a terminated name.
-        unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+    NEXT_NEW.store(next(c"_Znwm"), Ordering::Relaxed);
+    NEXT_ALIGNED_NEW.store(next(c"_ZnwmSt11align_val_t"), Ordering::Relaxed);
+}
+
+/// How objects are made and freed that are not sampled.
+mod plain {
+    use super::*;
+
+    pub unsafe extern "C" fn new(size: usize, _: usize, _: usize) -> *mut c_void {
+        // SAFETY: plain allocation calls.
+        unsafe {
+            let p = NEXT.malloc(size);
+            if p.is_null() { new_failed(size, 0) } else { p }
+        }
+    }
+
+    pub unsafe extern "C" fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
+        // SAFETY: plain allocation calls.
+        unsafe { NEXT.malloc(size) }
+    }
+
+    pub unsafe extern "C" fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
+        // SAFETY: plain allocation calls.
+        unsafe {
+            let p = NEXT.memalign(align, size);
+            if p.is_null() {
+                aligned_new_failed(size, align)
+            } else {
+                p
+            }
+        }
+    }
+
+    pub unsafe extern "C" fn new_aligned_nothrow(
+        size: usize,
+        align: usize,
+        _: usize,
+    ) -> *mut c_void {
+        // SAFETY: plain allocation calls.
+        unsafe { NEXT.memalign(align, size) }
+    }
+
+    pub unsafe extern "C" fn delete(p: usize, _: usize, _: usize) -> *mut c_void {
+        // SAFETY: the contract of operator delete, passed on.
+        unsafe { NEXT.free(p as *mut c_void) }
+        null_mut()
+    }
+}
+
+/// How objects are made whose turn it may be.
+mod sampled {
+    use super::*;
+
+    #[inline(always)]
+    pub unsafe fn new(size: usize, _: usize, _: usize) -> *mut c_void {
+        // SAFETY: plain allocation calls.
+        unsafe { sampled_new(size, 0, 0) }
+    }
+
+    #[inline(always)]
+    pub unsafe fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
+        // SAFETY: plain allocation calls.
+        unsafe { to::malloc(size, 0, 0) }
+    }
+
+    #[inline(always)]
+    pub unsafe fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
+        // SAFETY: plain allocation calls.
+        unsafe { sampled_aligned_new(size, align, 0) }
+    }
+
+    #[inline(always)]
+    pub unsafe fn new_aligned_nothrow(size: usize, align: usize, _: usize) -> *mut c_void {
+        // SAFETY: plain allocation calls.
+        unsafe { to::memalign(align, size, 0) }
+    }
+}
+
+/// Calls what a slot leads to, with all arguments that an operator may have. One that takes
+/// fewer never looks at the registers of the others.
+#[inline(always)]
+unsafe fn call(slot: &AtomicPtr<c_void>, a: usize, b: usize, c: usize) -> *mut c_void {
+    let function = slot.load(Ordering::Relaxed);
+    let function: unsafe extern "C" fn(usize, usize, usize) -> *mut c_void =
+        // SAFETY: slots hold functions of ours of this type, the allocator's `free`, or the
+        // next library's operator of the slot's name.
+        unsafe { core::mem::transmute(function) };
+    // SAFETY: the caller's.
+    unsafe { function(a, b, c) }
+}
+
+macro_rules! operators {
+    (new { $($new:ident $kind:ident $new_name:literal,)* }
+     delete { $($delete:ident $delete_name:literal,)* }) => {
+        #[allow(non_upper_case_globals)]
+        mod slot {
+            use super::*;
+            $(pub static $new: AtomicPtr<c_void> = AtomicPtr::new(plain::$kind as *mut c_void);)*
+            $(pub static $delete: AtomicPtr<c_void> =
+                AtomicPtr::new(plain::delete as *mut c_void);)*
+        }
+
+        $(
+            #[doc = concat!("`operator new`, as ", stringify!($kind))]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $new(size: usize, b: usize, c: usize) -> *mut c_void {
+                // SAFETY: the operator's contract, passed on.
+                unsafe {
+                    if passes(size) {
+                        call(&slot::$new, size, b, c)
+                    } else {
+                        sampled::$kind(size, b, c)
+                    }
+                }
+            }
+        )*
+
+        $(
+            /// `operator delete`
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $delete(p: *mut c_void, b: usize, c: usize) {
+                // SAFETY: the operator's contract, passed on.
+                unsafe {
+                    if range::may_contain(p) {
+                        free_low(p)
+                    } else {
+                        call(&slot::$delete, p as usize, b, c);
+                    }
+                }
+            }
+        )*
+
+        /// To be called when the allocator is chosen: spares each `operator delete` a jump.
+        pub fn settle() {
+            let free = NEXT.free.load(Ordering::Relaxed);
+            $(slot::$delete.store(free, Ordering::Relaxed);)*
+        }
+
+        /// Hands all on to the next library's operators, where there are such.
+        pub fn pass_on() {
+            let pass = |slot: &AtomicPtr<c_void>, name: &CStr| {
+                let found = next(name);
+                if !found.is_null() {
+                    slot.store(found, Ordering::Relaxed);
+                }
+            };
+            $(pass(&slot::$new, $new_name);)*
+            $(pass(&slot::$delete, $delete_name);)*
+        }
     };
-    NEXT_NEW.store(find(c"_Znwm"), Ordering::Relaxed);
-    NEXT_ALIGNED_NEW.store(find(c"_ZnwmSt11align_val_t"), Ordering::Relaxed);
 }
 
-#[inline(always)]
-unsafe fn throwing(size: usize) -> *mut c_void {
-    // SAFETY: plain allocation calls.
-    unsafe {
-        if !passes(size) {
-            return sampled_new(size, 0, 0);
-        }
-        let p = NEXT.malloc(size);
-        if p.is_null() { new_failed(size, 0) } else { p }
+operators! {
+    new {
+        _Znwm new c"_Znwm",
+        _ZnwmRKSt9nothrow_t new_nothrow c"_ZnwmRKSt9nothrow_t",
+        _ZnwmSt11align_val_t new_aligned c"_ZnwmSt11align_val_t",
+        _ZnwmSt11align_val_tRKSt9nothrow_t new_aligned_nothrow
+            c"_ZnwmSt11align_val_tRKSt9nothrow_t",
+        _Znam new c"_Znam",
+        _ZnamRKSt9nothrow_t new_nothrow c"_ZnamRKSt9nothrow_t",
+        _ZnamSt11align_val_t new_aligned c"_ZnamSt11align_val_t",
+        _ZnamSt11align_val_tRKSt9nothrow_t new_aligned_nothrow
+            c"_ZnamSt11align_val_tRKSt9nothrow_t",
     }
-}
-
-#[inline(always)]
-unsafe fn throwing_aligned(size: usize, align: usize) -> *mut c_void {
-    // SAFETY: plain allocation calls.
-    unsafe {
-        if !passes(size) {
-            return sampled_aligned_new(size, align, 0);
-        }
-        let p = NEXT.memalign(align, size);
-        if p.is_null() {
-            aligned_new_failed(size, align)
-        } else {
-            p
-        }
+    delete {
+        _ZdlPv c"_ZdlPv",
+        _ZdlPvm c"_ZdlPvm",
+        _ZdlPvRKSt9nothrow_t c"_ZdlPvRKSt9nothrow_t",
+        _ZdlPvSt11align_val_t c"_ZdlPvSt11align_val_t",
+        _ZdlPvmSt11align_val_t c"_ZdlPvmSt11align_val_t",
+        _ZdlPvSt11align_val_tRKSt9nothrow_t c"_ZdlPvSt11align_val_tRKSt9nothrow_t",
+        _ZdaPv c"_ZdaPv",
+        _ZdaPvm c"_ZdaPvm",
+        _ZdaPvRKSt9nothrow_t c"_ZdaPvRKSt9nothrow_t",
+        _ZdaPvSt11align_val_t c"_ZdaPvSt11align_val_t",
+        _ZdaPvmSt11align_val_t c"_ZdaPvmSt11align_val_t",
+        _ZdaPvSt11align_val_tRKSt9nothrow_t c"_ZdaPvSt11align_val_tRKSt9nothrow_t",
     }
-}
-
-#[inline(always)]
-unsafe fn delete(p: *mut c_void) {
-    // SAFETY: the contract of operator delete, passed on.
-    unsafe { free_inline(p) }
-}
-
-/// `operator new(size_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Znwm(size: usize) -> *mut c_void {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { throwing(size) }
-}
-
-/// `operator new(size_t, nothrow_t const&)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZnwmRKSt9nothrow_t(size: usize, _: *const c_void) -> *mut c_void {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { super::malloc_inline(size) }
-}
-
-/// `operator new(size_t, align_val_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZnwmSt11align_val_t(size: usize, align: usize) -> *mut c_void {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { throwing_aligned(size, align) }
-}
-
-/// `operator new(size_t, align_val_t, nothrow_t const&)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZnwmSt11align_val_tRKSt9nothrow_t(
-    size: usize,
-    align: usize,
-    _: *const c_void,
-) -> *mut c_void {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { super::memalign_inline(align, size) }
-}
-
-/// `operator new[](size_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Znam(size: usize) -> *mut c_void {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { throwing(size) }
-}
-
-/// `operator new[](size_t, nothrow_t const&)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZnamRKSt9nothrow_t(size: usize, _: *const c_void) -> *mut c_void {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { super::malloc_inline(size) }
-}
-
-/// `operator new[](size_t, align_val_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZnamSt11align_val_t(size: usize, align: usize) -> *mut c_void {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { throwing_aligned(size, align) }
-}
-
-/// `operator new[](size_t, align_val_t, nothrow_t const&)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZnamSt11align_val_tRKSt9nothrow_t(
-    size: usize,
-    align: usize,
-    _: *const c_void,
-) -> *mut c_void {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { super::memalign_inline(align, size) }
-}
-
-/// `operator delete(void*)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdlPv(p: *mut c_void) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete(void*, size_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdlPvm(p: *mut c_void, _: usize) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete(void*, nothrow_t const&)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdlPvRKSt9nothrow_t(p: *mut c_void, _: *const c_void) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete(void*, align_val_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdlPvSt11align_val_t(p: *mut c_void, _: usize) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete(void*, size_t, align_val_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdlPvmSt11align_val_t(p: *mut c_void, _: usize, _: usize) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete(void*, align_val_t, nothrow_t const&)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdlPvSt11align_val_tRKSt9nothrow_t(
-    p: *mut c_void,
-    _: usize,
-    _: *const c_void,
-) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete[](void*)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdaPv(p: *mut c_void) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete[](void*, size_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdaPvm(p: *mut c_void, _: usize) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete[](void*, nothrow_t const&)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdaPvRKSt9nothrow_t(p: *mut c_void, _: *const c_void) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete[](void*, align_val_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdaPvSt11align_val_t(p: *mut c_void, _: usize) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete[](void*, size_t, align_val_t)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdaPvmSt11align_val_t(p: *mut c_void, _: usize, _: usize) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
-}
-
-/// `operator delete[](void*, align_val_t, nothrow_t const&)`
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ZdaPvSt11align_val_tRKSt9nothrow_t(
-    p: *mut c_void,
-    _: usize,
-    _: *const c_void,
-) {
-    // SAFETY: the operator's contract, passed on.
-    unsafe { delete(p) }
 }

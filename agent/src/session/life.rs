@@ -54,7 +54,7 @@ extern "C" fn constructor() {
     crate::module::init();
     thread::make_key();
     crate::stats::start();
-    crate::entry::find_next_operators();
+    crate::entry::find_next();
     // SAFETY: the handler is async-signal-safe as atfork handlers must be.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     make_mark();
@@ -104,7 +104,8 @@ fn number(name: &CStr) -> Option<u64> {
 }
 
 fn wants_start() -> bool {
-    variable(c"MEM_PROFILER_START").is_some_and(|v| !v.is_empty() && v != b"0")
+    !crate::backend::stands_aside()
+        && variable(c"MEM_PROFILER_START").is_some_and(|v| !v.is_empty() && v != b"0")
 }
 
 fn segment_bytes() -> usize {

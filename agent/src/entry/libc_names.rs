@@ -1,0 +1,92 @@
+//! The C library's own names of its allocator: some programs take from these and give to
+//! `free`, or the other way round.
+//!
+//! Where the program keeps its allocator they lead to the next library's functions of the
+//! very name, unsampled: one that stands before `malloc` may call these for its memory.
+
+use super::*;
+use crate::backend::is_system;
+
+/// `malloc`
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
+    // SAFETY: plain allocation calls.
+    unsafe {
+        if is_system() {
+            NEXT.libc_malloc(size)
+        } else {
+            malloc_inline(size)
+        }
+    }
+}
+
+/// `free`
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __libc_free(p: *mut c_void) {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if is_system() && !range::contains(p) {
+            NEXT.libc_free(p)
+        } else {
+            free_inline(p)
+        }
+    }
+}
+
+/// `calloc`
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __libc_calloc(n: usize, size: usize) -> *mut c_void {
+    // SAFETY: plain allocation calls.
+    unsafe {
+        if is_system() {
+            NEXT.libc_calloc(n, size)
+        } else {
+            calloc_inline(n, size)
+        }
+    }
+}
+
+/// `realloc`
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __libc_realloc(p: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: the C contract, passed on.
+    unsafe {
+        if is_system() && !range::contains(p) {
+            NEXT.libc_realloc(p, size)
+        } else {
+            realloc_inline(p, size)
+        }
+    }
+}
+
+/// `memalign`
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __libc_memalign(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: plain allocation calls.
+    unsafe {
+        if is_system() {
+            NEXT.libc_memalign(align, size)
+        } else {
+            memalign_inline(align, size)
+        }
+    }
+}
+
+/// `valloc`
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __libc_valloc(size: usize) -> *mut c_void {
+    // SAFETY: plain allocation calls.
+    unsafe { __libc_memalign(page_size(), size) }
+}
+
+/// `pvalloc`
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __libc_pvalloc(size: usize) -> *mut c_void {
+    let page = page_size();
+    let Some(bytes) = size.max(1).checked_next_multiple_of(page) else {
+        sample::set_errno(libc::ENOMEM);
+        return null_mut();
+    };
+    // SAFETY: plain allocation calls.
+    unsafe { __libc_memalign(page, bytes) }
+}

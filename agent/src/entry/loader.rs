@@ -1,0 +1,151 @@
+//! The loader's calls that decide whose `malloc` and `free` a library gets.
+//!
+//! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before
+//! ours, and `dlsym` on the C library's own handle gives that as well. Either way one
+//! allocator is asked to free the other's objects. So the flag is dropped, and who asks for
+//! the C library's `free` gets ours: all then use one allocator.
+//!
+//! Where the agent stands aside nothing is changed.
+
+use crate::arch::{answer_or_jump, find_and_jump, jump_without};
+use crate::backend;
+use crate::entry::{self, libc_names};
+use core::arch::naked_asm;
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+
+/// The flags of `dlopen` that are passed on.
+static KEPT: AtomicI32 = AtomicI32::new(!libc::RTLD_DEEPBIND);
+
+/// Lets libraries be bound as the program says.
+pub fn keep_all_flags() {
+    KEPT.store(!0, Ordering::Relaxed);
+}
+
+/// The loader's functions, or until they are looked up what does that.
+static DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlopen as *mut c_void);
+static DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlmopen as *mut c_void);
+static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlsym as *mut c_void);
+
+jump_without! {
+    /// dlopen(3), but for `RTLD_DEEPBIND`.
+    dlopen(name: *const c_char, flags: c_int), second, KEPT, DLOPEN
+}
+
+jump_without! {
+    /// dlmopen(3), likewise in the program's own namespace. Others have a C library of their
+    /// own.
+    dlmopen(space: c_long, name: *const c_char, flags: c_int), third, KEPT, DLMOPEN
+}
+
+answer_or_jump! {
+    /// dlsym(3), with our allocator in the place of the C library's.
+    dlsym(handle: *mut c_void, name: *const c_char), ours_for, DLSYM
+}
+
+find_and_jump!(first_dlopen, find_dlopen);
+find_and_jump!(first_dlmopen, find_dlmopen);
+find_and_jump!(first_dlsym, find_dlsym);
+
+/// Finds them all. At start-up, so that later nothing is looked up.
+pub fn find_next() {
+    find_dlsym();
+    find_dlopen();
+    find_dlmopen();
+}
+
+extern "C" fn find_dlopen() -> *mut c_void {
+    keep(&DLOPEN, next(c"dlopen"))
+}
+
+extern "C" fn find_dlmopen() -> *mut c_void {
+    keep(&DLMOPEN, next(c"dlmopen"))
+}
+
+/// By `dlvsym`, which is not ours, and the version that glibc 2.34 gave it.
+extern "C" fn find_dlsym() -> *mut c_void {
+    let (name, version) = (c"dlsym".as_ptr(), c"GLIBC_2.34".as_ptr());
+    // SAFETY: a plain lookup by terminated names.
+    keep(&DLSYM, unsafe { dlvsym(libc::RTLD_NEXT, name, version) })
+}
+
+fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
+    if !found.is_null() {
+        slot.store(found, Ordering::Relaxed);
+    }
+    found
+}
+
+unsafe extern "C" {
+    fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
+}
+
+/// What comes after this library by a name.
+fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: a plain lookup by a terminated name.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+/// What `dlsym` shall answer, or null: what it does by itself. Ours only where that would be
+/// the function that ours stands before, and only for a library's handle: the other two
+/// depend on who calls.
+unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    let special = handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT;
+    if special || name.is_null() || backend::stands_aside() {
+        return null_mut();
+    }
+    // SAFETY: the caller of `dlsym` gives a terminated string.
+    let name = unsafe { CStr::from_ptr(name) };
+    let mut family = family().into_iter();
+    let Some((_, own)) = family.find(|(known, _)| *known == name) else {
+        return null_mut();
+    };
+    let real = DLSYM.load(Ordering::Relaxed);
+    // SAFETY: the loader's function of this type, or one that finds and calls it.
+    let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
+        unsafe { core::mem::transmute(real) };
+    // SAFETY: the caller's handle and name; that we are who calls matters to neither.
+    let found = unsafe { real(handle, name.as_ptr()) };
+    if !found.is_null() && found == next(name) {
+        own
+    } else {
+        null_mut()
+    }
+}
+
+/// The C library's names that hand out objects or take them.
+fn family() -> [(&'static CStr, *mut c_void); 21] {
+    [
+        (c"malloc", entry::malloc as *mut c_void),
+        (c"free", entry::free as *mut c_void),
+        (c"calloc", entry::calloc as *mut c_void),
+        (c"realloc", entry::realloc as *mut c_void),
+        (c"reallocarray", entry::reallocarray as *mut c_void),
+        (c"posix_memalign", entry::posix_memalign as *mut c_void),
+        (c"aligned_alloc", entry::aligned_alloc as *mut c_void),
+        (c"memalign", entry::memalign as *mut c_void),
+        (c"valloc", entry::valloc as *mut c_void),
+        (c"pvalloc", entry::pvalloc as *mut c_void),
+        (
+            c"malloc_usable_size",
+            entry::malloc_usable_size as *mut c_void,
+        ),
+        (c"free_sized", entry::free_sized as *mut c_void),
+        (
+            c"free_aligned_sized",
+            entry::free_aligned_sized as *mut c_void,
+        ),
+        (c"cfree", entry::cfree as *mut c_void),
+        (c"__libc_malloc", libc_names::__libc_malloc as *mut c_void),
+        (c"__libc_free", libc_names::__libc_free as *mut c_void),
+        (c"__libc_calloc", libc_names::__libc_calloc as *mut c_void),
+        (c"__libc_realloc", libc_names::__libc_realloc as *mut c_void),
+        (
+            c"__libc_memalign",
+            libc_names::__libc_memalign as *mut c_void,
+        ),
+        (c"__libc_valloc", libc_names::__libc_valloc as *mut c_void),
+        (c"__libc_pvalloc", libc_names::__libc_pvalloc as *mut c_void),
+    ]
+}
