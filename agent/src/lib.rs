@@ -22,8 +22,8 @@
 //! `entry` is the hot path, in one file. `sample` is what happens to a sampled
 //! allocation. `range` holds the sampled objects, `object` their headers. `thread`
 //! is what a thread keeps, `sampler` its arithmetic, `module` what code is loaded,
-//! `session` the segment and its life, `backend` the allocator underneath, `arch` the
-//! few lines of assembly.
+//! `session` the segment and its life, `ends` where stacks end, `backend` the allocator
+//! underneath, `arch` the few lines of assembly.
 #![cfg_attr(not(test), no_std)]
 
 // Links the panic handler; nothing here uses the standard library.
@@ -31,6 +31,7 @@ extern crate std;
 
 mod arch;
 mod backend;
+mod ends;
 mod entry;
 mod module;
 mod object;

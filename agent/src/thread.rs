@@ -185,7 +185,7 @@ pub fn make() -> *mut Thread {
         (*thread).until_timed = 1 + seed(thread) as u32 % TIMED;
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
-        (*thread).walker.init();
+        (*thread).walker.init(crate::ends::known());
     }
     let key = KEY.load(Ordering::Relaxed);
     if key != u32::MAX {

@@ -181,7 +181,7 @@ where
         for index in (number.saturating_sub(MOST_ASKED)..number).rev() {
             let inner = (self.frame)(index);
             let cfa = outer.sp;
-            let mut read = |address| Stack::at(inner.sp, 0).read(address);
+            let mut read = |address| Stack::at(inner.sp).read(address);
             let tables = self.tables(inner.ip)?;
             let (row, _) = tables.row(inner.ip.wrapping_sub(1), self.scratch)?;
             match row.register(register).unwrap_or(RegisterRule::SameValue) {
@@ -278,6 +278,7 @@ mod tests {
     use crate::compile::{Scratch, compile};
     use crate::elf::Image;
     use crate::rule::Rule;
+    use crate::stack::Ends;
     use crate::walk::{Code, Tree, Walk, Walker};
     use std::boxed::Box;
     use std::cell::RefCell;
@@ -364,7 +365,7 @@ mod tests {
         // SAFETY: of this layout, and zeroed memory is what `init` expects.
         let mut walker: Box<Walker> =
             unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) };
-        walker.init();
+        walker.init(Ends::default());
         let sp = memory.as_ptr() as u64;
         let frames = Frames::default();
         let walk = walker.walk(Registers { ip, sp, fp }, 0, &frames, Own);

@@ -4,8 +4,9 @@
 //! - No lock, no allocation, no call into the loader, no wait: an unwind is
 //!   arithmetic on the caller's registers, reads of its stack and reads of the
 //!   modules' `.eh_frame`.
-//! - Every stack word is read inside memory that was found readable
-//!   ([`stack::Stack`]); a damaged frame ends one stack, never the process.
+//! - Every stack word is read inside memory that was found readable in the same walk, or
+//!   that is the thread's own stack ([`stack::Stack`]); a damaged frame ends one stack,
+//!   never the process.
 //! - Rules are compiled once per return address by `gimli` and kept in a table
 //!   shared by all threads ([`cache::RuleCache`]), about 5 ns a step.
 //! - A stack whose outer part is unchanged since the thread's last one costs
@@ -36,6 +37,7 @@ pub mod cache;
 pub mod compile;
 pub mod elf;
 mod full;
+pub mod probe;
 pub mod rule;
 pub mod stack;
 pub mod walk;

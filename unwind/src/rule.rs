@@ -27,6 +27,17 @@ pub enum Kind {
     Plt = 7,
 }
 
+/// What the way to the caller's frame hangs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// The stack pointer, at a distance that is in the code.
+    Sp,
+    /// A register that was saved.
+    Fp,
+    /// Whatever else: a switch of stacks is possible.
+    Other,
+}
+
 /// A packed rule. `instance:5 | kind:3 | cfa:24 (words, signed) | ra:16 | fp:16 (words,
 /// signed)`. The instance tells modules apart that were loaded at one place in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +153,16 @@ impl Rule {
     pub fn is_plain(self) -> bool {
         let kind = self.kind();
         kind == Kind::Sp as u8 || kind == Kind::Fp as u8
+    }
+
+    /// What the way to the caller's frame hangs on.
+    #[must_use]
+    pub(crate) fn base(self) -> Base {
+        match self.kind() {
+            k if k == Kind::Sp as u8 || k == Kind::Plt as u8 => Base::Sp,
+            k if k == Kind::Fp as u8 || k == Kind::FpDeref as u8 => Base::Fp,
+            _ => Base::Other,
+        }
     }
 
     /// Whether a stack ends at this rule whatever its words hold.
@@ -389,7 +410,7 @@ mod tests {
 
     fn frame(words: &[u64]) -> (u64, Stack) {
         let sp = words.as_ptr() as u64;
-        (sp, Stack::at(sp, 0))
+        (sp, Stack::at(sp))
     }
 
     #[test]

@@ -2,21 +2,45 @@
 //!
 //! The bounds of a stack cannot be asked for inside `malloc` (the libc call takes
 //! locks and allocates), and a program may run on stacks that no library knows
-//! (alternate signal stacks, coroutines). So memory is found readable page by page,
-//! with a system call that copies from it and reports instead of faulting, and
-//! remembered while the thread stays there: one such call a page and thread.
+//! (alternate signal stacks, coroutines). So memory is found readable page by page
+//! ([`crate::probe`]). For how long that holds depends on whose stack it is:
+//!
+//! - **The thread's own**, on which it began and which is mapped as long as it lives. What
+//!   was found there is kept ([`Own`]).
+//! - **Any other.** It may be unmapped, and another one mapped in its place, as soon as the
+//!   thread has left it. Nothing is kept from one walk to the next: each page is asked for
+//!   in the walk that reads it, before it is read.
+//!
+//! Which one it is cannot be asked either. It is taken for the thread's own where the memory
+//! is readable without a gap up to the thread's end ([`Ends`]) and
+//! - in other threads than the first: a walk ended, complete, so close below that end that no
+//!   other stack fits between, and every frame from there inwards lies where code only comes
+//!   by going deeper on one stack, not by a switch to another;
+//! - in the first thread: always, for the kernel keeps a gap below a stack that grows.
 
 use crate::Cause;
+use crate::probe::{self, PAGE};
 
-const PAGE: u64 = 4096;
 /// Most bytes by which one read may extend the known part: frames with arrays of
 /// megabytes exist, wild pointers are further away.
 const REACH: u64 = 16 << 20;
-/// Largest downward gap that still counts as the same stack.
-const GAP: u64 = 256 << 10;
 
 /// What a function may use below its stack pointer (x86-64 psABI 3.2.2).
 const RED_ZONE: u64 = 128;
+
+/// Where stacks end that threads begin on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ends {
+    /// End of the stack that the kernel made for the first thread; 0: not known.
+    pub first: u64,
+    /// The first thread's thread pointer: what that points to is a mapping of its own, and
+    /// below it may lie whatever the program maps.
+    pub first_thread: u64,
+    /// How far below its thread pointer the outermost frame of another thread may be: what
+    /// the C library puts between (thread-local storage), and less of the stack itself than
+    /// the smallest one has.
+    pub thread_slack: u64,
+}
 
 /// A copy of what is known to be readable, small enough for two registers.
 #[derive(Clone, Copy, Debug)]
@@ -36,54 +60,110 @@ impl Known {
     }
 }
 
-/// What is known to be readable, as a half-open range around the stack pointer.
+/// What is known of the thread's own stack: mapped as long as the thread lives.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    low: u64,
+    high: u64,
+}
+
+/// What is known to be readable in the walk in progress, as a half-open range around the
+/// stack pointer, and what is known for longer.
 #[derive(Clone, Copy, Debug)]
 pub struct Stack {
     low: u64,
     high: u64,
+    /// No word at or above belongs to it; 0: not known.
     ceiling: u64,
-    /// How often what was known no longer counted.
-    moves: u64,
+    own: Own,
+    ends: Ends,
+    thread: u64,
+    /// Whether `low` and `high` are what is known of the thread's own stack.
+    on_own: bool,
+    /// Whether the walk came from another stack.
+    moved: bool,
 }
 
 impl Stack {
-    /// Nothing known yet.
-    pub const EMPTY: Self = Self {
-        low: 0,
-        high: 0,
-        ceiling: 0,
-        moves: 0,
-    };
-
-    /// A stack at `sp`; no word at or above `ceiling` belongs to it (0: not known).
+    /// Nothing known yet, in a thread of a process whose stacks end there.
     #[must_use]
-    pub fn at(sp: u64, ceiling: u64) -> Self {
+    pub const fn new(ends: Ends) -> Self {
         Self {
-            low: sp & !(PAGE - 1),
-            high: sp & !(PAGE - 1),
-            ceiling,
-            moves: 0,
+            low: 0,
+            high: 0,
+            ceiling: 0,
+            own: Own { low: 0, high: 0 },
+            ends,
+            thread: 0,
+            on_own: false,
+            moved: false,
         }
     }
 
-    /// Makes `sp` the lowest word in use. Keeps what is known if `sp` is still there.
-    #[inline]
-    pub fn enter(&mut self, sp: u64, ceiling: u64) {
-        if sp >= self.low && sp < self.high {
-            return;
+    /// A stack at `sp` of which nothing is known, for a few reads.
+    #[must_use]
+    pub fn at(sp: u64) -> Self {
+        let mut stack = Self::new(Ends::default());
+        stack.restart(sp);
+        stack
+    }
+
+    /// Whether the last walk was on what is known of the thread's own stack, and `sp` is
+    /// there as well: a walk may begin as it is.
+    #[inline(always)]
+    #[must_use]
+    pub fn stays_on_own(&self, sp: u64) -> bool {
+        self.on_own && sp.wrapping_sub(self.low) < self.high - self.low
+    }
+
+    /// Whether all that is known is the thread's own stack.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_on_own(&self) -> bool {
+        self.on_own
+    }
+
+    /// Begins a walk at `sp`, the lowest word in use, of the thread with that thread pointer
+    /// (0: not known). Whether that is on what is known of the thread's own stack.
+    pub fn enter(&mut self, sp: u64, thread: u64) -> bool {
+        self.moved = false;
+        self.thread = if thread == self.ends.first_thread {
+            0
+        } else {
+            thread
+        };
+        if self.is_own(sp) {
+            self.enter_own();
+        } else {
+            self.restart(sp);
         }
-        self.enter_elsewhere(sp, ceiling);
+        self.on_own
+    }
+
+    fn is_own(&self, sp: u64) -> bool {
+        sp.wrapping_sub(self.own.low) < self.own.high - self.own.low
+    }
+
+    fn enter_own(&mut self) {
+        self.low = self.own.low;
+        self.high = self.own.high;
+        self.ceiling = self.own.high;
+        self.on_own = true;
+    }
+
+    /// Where the stack at `sp` ends if it is one that the thread may have begun on; else 0.
+    fn end_above(&self, sp: u64) -> u64 {
+        let ends = [self.thread, self.ends.first].map(|end| end & !7);
+        let above = ends.into_iter().filter(|end| sp < *end);
+        above.min().unwrap_or(0)
     }
 
     #[cold]
-    fn enter_elsewhere(&mut self, sp: u64, ceiling: u64) {
-        let page = sp & !(PAGE - 1);
-        let deeper = sp < self.low && self.low - sp <= GAP;
-        if deeper && (page..self.low).step_by(PAGE as usize).all(is_readable) {
-            self.low = page;
-        } else {
-            self.restart(sp, if ceiling > sp { ceiling } else { 0 });
-        }
+    fn restart(&mut self, sp: u64) {
+        self.on_own = false;
+        self.low = sp & !(PAGE - 1);
+        self.high = self.low;
+        self.ceiling = self.end_above(sp);
     }
 
     /// Follows a switch of stacks (a signal frame): what was known no longer counts. The red
@@ -92,28 +172,29 @@ impl Stack {
     ///
     /// # Errors
     /// [`Cause::OutOfStack`] if nothing is readable there.
+    #[cold]
     pub fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
         let red = sp.saturating_sub(RED_ZONE);
         if red >= self.low && sp < self.high {
             return Ok(());
         }
-        self.restart(if is_readable(red) { red } else { sp }, 0);
+        self.moved = true;
+        if self.is_own(red) && self.is_own(sp) {
+            self.enter_own();
+            // What is remembered may be of the stack that the walk began on.
+            self.on_own = false;
+            return Ok(());
+        }
+        let below = probe::is_readable(red);
+        self.restart(if below { red } else { sp });
         self.extend(sp)
     }
 
-    fn restart(&mut self, sp: u64, ceiling: u64) {
-        *self = Self {
-            moves: self.moves + 1,
-            ..Self::at(sp, ceiling)
-        };
-    }
-
-    /// How often the stack was another one: while this stays, every word that was read
-    /// may be read again.
+    /// Whether the walk in progress went over more than one stack.
     #[inline]
     #[must_use]
-    pub fn moves(&self) -> u64 {
-        self.moves
+    pub fn moved(&self) -> bool {
+        self.moved
     }
 
     /// What is known now. Holds until the stack is changed.
@@ -124,6 +205,20 @@ impl Stack {
             low: self.low,
             bytes: self.high - self.low,
         }
+    }
+
+    /// The same as a range.
+    #[inline]
+    #[must_use]
+    pub fn span(&self) -> (u64, u64) {
+        (self.low, self.high)
+    }
+
+    /// Whether everything between these is readable now. Finds it out where that means to go
+    /// on upwards from what is known.
+    #[inline]
+    pub fn covers(&mut self, (low, high): (u64, u64)) -> bool {
+        low >= self.low && (high <= self.high || self.extend(high - 8).is_ok())
     }
 
     /// Reads the word at `address`.
@@ -138,8 +233,9 @@ impl Stack {
         if address & 7 != 0 {
             return Err(Cause::OutOfStack);
         }
-        // SAFETY: the page was found readable while this thread was on this stack, and the
-        // words between its stack pointer and its end stay mapped while it runs there.
+        // SAFETY: between `low` and `high` every page is either of this thread's own stack,
+        // which is mapped while the thread lives, or was found readable in this very walk,
+        // during which the thread stays on the stack that begins there.
         Ok(unsafe { (address as *const u64).read_volatile() })
     }
 
@@ -150,108 +246,41 @@ impl Stack {
             return Err(Cause::OutOfStack);
         }
         while self.high <= address {
-            if !is_readable(self.high) {
+            if self.high == self.own.low && self.high < self.own.high {
+                self.high = self.own.high;
+            } else if self.high & (PAGE - 1) == 0 && probe::is_readable(self.high) {
+                self.high = self.high.checked_add(PAGE).ok_or(Cause::OutOfStack)?;
+            } else {
                 return Err(Cause::OutOfStack);
             }
-            self.high = self.high.checked_add(PAGE).ok_or(Cause::OutOfStack)?;
         }
         Ok(())
     }
-}
 
-/// Whether the page at `address` can be read: `rt_sigprocmask` copies the new mask before
-/// it refuses `how`, so it answers EFAULT for an unreadable one and EINVAL otherwise, and
-/// changes nothing. Sandboxes allow it; one that does not (EPERM, ENOSYS) leaves no page
-/// known to be readable. errno is not touched.
-fn is_readable(address: u64) -> bool {
-    const EINVAL: i64 = -22;
-    // A null mask is no mask to the kernel; nothing is mapped below the first page anyway.
-    if address < PAGE {
-        return false;
+    /// After a walk that did not begin on what is known of the thread's own stack: whether it
+    /// was on more of it. `outermost` is the stack pointer of its last frame if it is
+    /// complete, and `steady` gives that of the innermost frame from which the walk certainly
+    /// stayed on one stack.
+    #[cold]
+    pub fn settle(&mut self, outermost: Option<u64>, steady: impl FnOnce() -> u64) {
+        let end = self.ceiling;
+        let first = end == self.ends.first & !7;
+        let ends_here = outermost.is_some_and(|sp| end - sp.min(end) <= self.ends.thread_slack);
+        let near = end != 0 && end - self.high.min(end) <= REACH;
+        if !near || !(first || ends_here) || self.extend(end - 8).is_err() {
+            return;
+        }
+        let low = if first {
+            self.low
+        } else {
+            steady().max(self.low)
+        };
+        let low = low & !(PAGE - 1);
+        if self.own.high != end || low < self.own.low {
+            self.own = Own { low, high: end };
+        }
     }
-    // SAFETY: with an invalid `how` the call has no effect but to read 8 bytes.
-    unsafe { rt_sigprocmask_invalid(address) == EINVAL }
-}
-
-#[cfg(target_arch = "x86_64")]
-unsafe fn rt_sigprocmask_invalid(set: u64) -> i64 {
-    let result: i64;
-    // SAFETY: system call 14 with these arguments only reads 8 bytes at `set`.
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            inlateout("rax") 14i64 => result,
-            in("rdi") -1i64, in("rsi") set, in("rdx") 0u64, in("r10") 8u64,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    result
-}
-
-#[cfg(target_arch = "aarch64")]
-unsafe fn rt_sigprocmask_invalid(set: u64) -> i64 {
-    let result: i64;
-    // SAFETY: system call 135 with these arguments only reads 8 bytes at `set`.
-    unsafe {
-        core::arch::asm!(
-            "svc 0",
-            in("x8") 135i64,
-            inlateout("x0") -1i64 => result,
-            in("x1") set, in("x2") 0u64, in("x3") 8u64,
-            options(nostack),
-        );
-    }
-    result
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::vec;
-
-    #[test]
-    fn readable_and_unreadable_pages_are_told_apart() {
-        let word = 5u64;
-        assert!(is_readable(&raw const word as u64));
-        assert!(!is_readable(0));
-        assert!(!is_readable(0x10));
-        assert!(!is_readable(u64::MAX - 4095));
-    }
-
-    #[test]
-    fn words_are_read_across_pages_and_misalignment_refused() {
-        let words = vec![7u64; 4096];
-        let base = words.as_ptr() as u64;
-        let mut stack = Stack::at(base, 0);
-        assert_eq!(stack.read(base), Ok(7));
-        assert_eq!(stack.read(base + 8 * 4000), Ok(7));
-        assert_eq!(stack.read(base + 4), Err(Cause::OutOfStack));
-    }
-
-    #[test]
-    fn words_below_an_interrupted_stack_pointer_are_read_across_a_page() {
-        let words = vec![7u64; 4096];
-        let page = (words.as_ptr() as u64 + 2 * PAGE) & !(PAGE - 1);
-        let mut stack = Stack::EMPTY;
-        assert_eq!(stack.move_to(page), Ok(()));
-        assert_eq!(stack.read(page - 16), Ok(7));
-        assert_eq!(stack.read(page), Ok(7));
-        assert_eq!(
-            stack.move_to(8),
-            Err(Cause::OutOfStack),
-            "nothing is mapped there"
-        );
-    }
-
-    #[test]
-    fn nothing_below_the_stack_or_above_its_ceiling_is_read() {
-        let words = vec![7u64; 4096];
-        let base = words.as_ptr() as u64;
-        let mut stack = Stack::at(base + 8192, base + 16384);
-        assert_eq!(stack.read(base), Err(Cause::OutOfStack));
-        assert_eq!(stack.read(base + 16384), Err(Cause::OutOfStack));
-        assert_eq!(stack.read(base + 8192), Ok(7));
-        assert_eq!(stack.read(!7), Err(Cause::OutOfStack));
-    }
-}
+mod tests;

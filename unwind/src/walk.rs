@@ -5,8 +5,8 @@
 //! its registers, the addresses of the two words that its step read, and its node
 //! in the calling-context tree. A new walk steps only until it meets a remembered
 //! frame with equal registers, then compares the words that the remembered steps
-//! read, innermost first. Where all are unchanged the remaining frames, and their
-//! nodes, are the same. A word that differs ends the comparison; the walk goes on
+//! read, once all of them are known to be readable now. Where all are unchanged the
+//! remaining frames, and their nodes, are the same. A word that differs ends the comparison; the walk goes on
 //! from that frame and may meet remembered frames again further out.
 //!
 //! Cost: about 100 instructions a new frame, and 50 for its node; one or two compares an
@@ -15,8 +15,9 @@
 use crate::compile::Scratch;
 use crate::elf::Image;
 use crate::full;
-use crate::rule::{Rule, Step, Word, plain_step, step};
-use crate::stack::Stack;
+use crate::probe::PAGE;
+use crate::rule::{Base, Rule, Step, Word, plain_step, step};
+use crate::stack::{Ends, Stack};
 use crate::{Cause, Registers};
 use core::mem::MaybeUninit;
 
@@ -105,10 +106,12 @@ fn tagged(ip: u64, instance: u8) -> u64 {
 
 /// The last of `words` that no longer holds what it held. Four at a time, since nearly
 /// always none differs.
+///
+/// # Safety
+/// All of `words` can be read now, those behind the answer as well.
 #[inline(always)]
-fn last_differing(words: &[Word]) -> Option<usize> {
-    // SAFETY: each was read while the thread was on this stack, which `walk` makes sure of:
-    // the pages between its stack pointer and the outermost frame are still there.
+unsafe fn last_differing(words: &[Word]) -> Option<usize> {
+    // SAFETY: the caller's.
     let difference = |word: &Word| unsafe { (word.at as *const u64).read_volatile() } ^ word.value;
     let mut rest = words;
     while let Some((outer, [a, b, c, d])) = rest.split_last_chunk::<4>() {
@@ -137,6 +140,8 @@ pub struct Walker {
     stack: Stack,
     /// Frames remembered; the outermost is first.
     len: usize,
+    /// All of their words lie between these, but for [`NEVER`].
+    span: (u64, u64),
     cut: Option<Cause>,
     scratch: MaybeUninit<Scratch>,
     frames: [MaybeUninit<Frame>; MAX_FRAMES],
@@ -154,10 +159,11 @@ struct Trace {
 }
 
 impl Walker {
-    /// Makes zeroed memory a walker.
-    pub fn init(&mut self) {
-        self.stack = Stack::EMPTY;
+    /// Makes zeroed memory a walker, for a thread that knows nothing yet of its stack.
+    pub fn init(&mut self, ends: Ends) {
+        self.stack = Stack::new(ends);
         self.len = 0;
+        self.span = (0, 0);
         self.cut = None;
         self.scratch.write(Scratch::new());
     }
@@ -167,35 +173,80 @@ impl Walker {
         self.len = 0;
     }
 
-    /// Walks from `start`, asking `code` for rules and interning in `tree`. No word at or
-    /// above `ceiling` is read (0: unknown).
+    /// Walks from `start`, asking `code` for rules and interning in `tree`. `thread` is the
+    /// thread pointer, above which the thread's own stack holds nothing (0: unknown).
     #[inline]
     pub fn walk<T: Tree>(
         &mut self,
         start: Registers,
-        ceiling: u64,
+        thread: u64,
         tree: &T,
         code: impl Code,
     ) -> Walk {
-        let moves = self.stack.moves();
-        self.stack.enter(start.sp, ceiling);
-        if moves != self.stack.moves() {
-            self.len = 0;
+        if !self.stack.stays_on_own(start.sp) {
+            self.enter(start.sp, thread);
         }
-        let moves = self.stack.moves();
         let trace = self.trace(start, &code);
         if let Some(end) = trace.end {
             self.cut = end;
         }
         if trace.kept + trace.fresh > MAX_FRAMES || self.cut == Some(Cause::TooDeep) {
-            return self.intern_deep(&trace, tree);
+            let walk = self.intern_deep(&trace, tree);
+            self.stack.settle(None, || 0);
+            return walk;
         }
         let walk = self.intern(&trace, tree);
-        if moves != self.stack.moves() {
-            // Parts of two stacks: not all of its words can be compared later.
-            self.len = 0;
+        if !self.stack.is_on_own() || self.stack.moved() {
+            self.settle();
         }
         walk
+    }
+
+    /// Begins a walk where the last one was not.
+    #[cold]
+    fn enter(&mut self, sp: u64, thread: u64) {
+        if self.stack.enter(sp, thread) {
+            if !self.stack.covers(self.span) {
+                self.len = 0;
+            }
+            self.span = self.stack.span();
+        }
+    }
+
+    /// After a walk that was not all on what is known of the thread's own stack.
+    #[cold]
+    fn settle(&mut self) {
+        let complete = self.cut.is_none() && self.len > 0;
+        let outermost = complete.then(|| self.frame(0).registers.sp);
+        let mut stack = self.stack;
+        stack.settle(outermost, || self.steady());
+        self.stack = stack;
+        if self.stack.moved() {
+            // Parts of two stacks: its words are not all in one span.
+            self.len = 0;
+        }
+        self.span = self.stack.span();
+    }
+
+    /// The stack pointer of the innermost frame from which the last walk certainly stayed on
+    /// one stack. Code that switches stacks finds back by a saved register, and that leads
+    /// over all that was unused of the other stack, or further.
+    fn steady(&self) -> u64 {
+        let mut sp = self.frame(0).registers.sp;
+        for index in 1..self.len {
+            let frame = self.frame(index);
+            let step = sp.wrapping_sub(frame.registers.sp);
+            let stays = match frame.rule.base() {
+                Base::Sp => true,
+                Base::Fp => step <= PAGE,
+                Base::Other => false,
+            };
+            if !stays {
+                break;
+            }
+            sp = frame.registers.sp;
+        }
+        sp
     }
 
     /// Steps outwards until the end or a remembered frame.
@@ -206,8 +257,14 @@ impl Walker {
         let mut fresh = 0;
         let mut readable = self.stack.known();
         loop {
-            if let Some(index) = self.meet(at, &mut known) {
-                let Some(changed) = self.first_changed(index) else {
+            let met = self.meet(at, &mut known);
+            if met.is_some() && !self.stack.is_on_own() && !self.stack.covers(self.span) {
+                // Memory of another stack that was here.
+                self.len = 0;
+                known = 0;
+            } else if let Some(index) = met {
+                // SAFETY: all remembered words are in what is readable now, as just asked.
+                let Some(changed) = (unsafe { self.first_changed(index) }) else {
                     return Trace {
                         kept: known,
                         fresh,
@@ -326,13 +383,18 @@ impl Walker {
 
     /// Compares, from frame `from` outwards, what each step read with what is there now.
     /// Returns the first frame whose step has to be taken again.
+    ///
+    /// # Safety
+    /// The stack covers [`span`](Self::span).
     #[inline]
-    fn first_changed(&self, from: usize) -> Option<usize> {
+    unsafe fn first_changed(&self, from: usize) -> Option<usize> {
         let count = self.frame(from).words as usize;
         // SAFETY: so many words are written.
         let words =
             unsafe { core::slice::from_raw_parts(self.words.as_ptr().cast::<Word>(), count) };
-        let changed = last_differing(words)?;
+        // SAFETY: `span` holds them all, as every walk that is remembered noted it, or they
+        // are `NEVER`, which stays.
+        let changed = unsafe { last_differing(words) }?;
         (0..=from).find(|index| self.frame(*index).words as usize > changed)
     }
 
@@ -435,134 +497,4 @@ impl Walker {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rule::Kind;
-    use proptest::prelude::*;
-    use std::boxed::Box;
-    use std::cell::RefCell;
-    use std::collections::HashMap;
-    use std::vec;
-    use std::vec::Vec;
-
-    #[derive(Default)]
-    struct Interned(RefCell<HashMap<(u32, u64), u32>>);
-
-    impl Tree for Interned {
-        const ROOT: u32 = 0;
-        const TRUNCATED: u32 = 1;
-        fn child(&self, parent: u32, address: u64) -> Option<u32> {
-            let mut map = self.0.borrow_mut();
-            let next = map.len() as u32 + 2;
-            Some(*map.entry((parent, address)).or_insert(next))
-        }
-    }
-
-    impl Interned {
-        fn path(&self, mut node: u32) -> (Vec<u64>, bool) {
-            let map = self.0.borrow();
-            let mut path = Vec::new();
-            while node > 1 {
-                let (&(parent, address), _) = map.iter().find(|(_, id)| **id == node).unwrap();
-                path.push(address);
-                node = parent;
-            }
-            (path, node == 1)
-        }
-    }
-
-    fn walker() -> Box<Walker> {
-        // SAFETY: zeroed memory is what `init` expects.
-        let mut walker = unsafe { Box::<Walker>::new_zeroed().assume_init() };
-        walker.init();
-        walker
-    }
-
-    /// Frames of 32 bytes: two locals, saved fp, return address. Odd addresses save fp.
-    fn rules(ip: u64, _: &mut Scratch) -> Rule {
-        match ip {
-            0xdead => Rule::failed(Cause::NoModule),
-            _ if ip % 2 == 1 => Rule::new(Kind::Sp, 32, Some(-8), Some(-16)),
-            _ => Rule::new(Kind::Sp, 32, Some(-8), None),
-        }
-    }
-
-    /// A fake stack whose frames return to `ips` (innermost first), ending in 0.
-    fn lay(memory: &mut [u64], ips: &[u64]) -> Registers {
-        let top = memory.len();
-        let first = top - 4 * ips.len();
-        for (i, _) in ips.iter().enumerate() {
-            let at = first + 4 * i;
-            memory[at + 3] = ips.get(i + 1).copied().unwrap_or(0);
-        }
-        Registers {
-            ip: ips[0],
-            sp: &raw const memory[first] as u64,
-            fp: 5,
-        }
-    }
-
-    #[test]
-    fn a_deep_stack_keeps_its_innermost_frames() {
-        let ips: Vec<u64> = (0..MAX_FRAMES as u64 + 10)
-            .map(|i| 0x1000 + 2 * i)
-            .collect();
-        let mut memory = vec![0u64; ips.len() * 4];
-        let start = lay(&mut memory, &ips);
-        let (mut walker, tree) = (walker(), Interned::default());
-        let walk = walker.walk(start, 0, &tree, rules);
-        assert_eq!(walk.cut, Some(Cause::TooDeep));
-        let (path, truncated) = tree.path(walk.leaf.unwrap());
-        assert_eq!((path.as_slice(), truncated), (&ips[..DEEP_FRAMES], true));
-    }
-
-    #[test]
-    fn growing_over_the_limit_one_frame_at_a_time_is_noticed() {
-        let ips: Vec<u64> = (0..MAX_FRAMES as u64 + 1).map(|i| 0x1000 + 2 * i).collect();
-        let mut memory = vec![0u64; ips.len() * 4];
-        let (mut walker, tree) = (walker(), Interned::default());
-        let start = lay(&mut memory, &ips[1..]);
-        assert_eq!(walker.walk(start, 0, &tree, rules).cut, None);
-        let start = lay(&mut memory, &ips);
-        let walk = walker.walk(start, 0, &tree, rules);
-        assert_eq!(walk.cut, Some(Cause::TooDeep));
-        assert_eq!(tree.path(walk.leaf.unwrap()).0, ips[..DEEP_FRAMES]);
-    }
-
-    #[test]
-    fn unknown_code_truncates() {
-        let mut memory = vec![0u64; 64];
-        let start = lay(&mut memory, &[0x10, 0x20, 0xdead, 0x30]);
-        let (mut walker, tree) = (walker(), Interned::default());
-        for _ in 0..2 {
-            let walk = walker.walk(start, 0, &tree, rules);
-            assert_eq!(walk.cut, Some(Cause::NoModule));
-            let path = tree.path(walk.leaf.unwrap());
-            assert_eq!(path, (vec![0x10, 0x20, 0xdead], true));
-        }
-    }
-
-    proptest! {
-        /// Whatever the stacks of a thread, a walk that remembers gives what a walk that
-        /// does not gives.
-        #[test]
-        fn memory_never_changes_the_result(
-            stacks in prop::collection::vec(prop::collection::vec(0x10u64..0x18, 1..12), 1..40),
-            fps in prop::collection::vec(0u64..3, 40),
-        ) {
-            let mut memory = vec![0u64; 4 * 16];
-            let tree = Interned::default();
-            let (mut remembering, mut forgetful) = (walker(), walker());
-            for (ips, fp) in stacks.iter().zip(fps) {
-                let mut start = lay(&mut memory, ips);
-                start.fp = fp;
-                let slot = memory.len() - 2;
-                memory[slot] = fp;
-                forgetful.forget();
-                let expected = forgetful.walk(start, 0, &tree, rules);
-                prop_assert_eq!(remembering.walk(start, 0, &tree, rules), expected);
-                prop_assert_eq!(&tree.path(expected.leaf.unwrap()).0, ips);
-            }
-        }
-    }
-}
+mod tests;

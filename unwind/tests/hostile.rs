@@ -10,6 +10,7 @@ use unwind::Registers;
 use unwind::compile::{Scratch, compile};
 use unwind::elf::Image;
 use unwind::rule::Rule;
+use unwind::stack::Ends;
 use unwind::walk::{Code, MAX_FRAMES, Tree, Walker};
 
 const PAGE: usize = 4096;
@@ -113,7 +114,7 @@ fn walker() -> Box<Walker> {
     // SAFETY: of this layout, and zeroed memory is what `init` expects.
     let mut walker: Box<Walker> =
         unsafe { Box::from_raw(alloc_zeroed(Layout::new::<Walker>()).cast()) };
-    walker.init();
+    walker.init(Ends::default());
     walker
 }
 

@@ -45,6 +45,7 @@ static DL_FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 /// linkers turn it into a demand for the C library that they saw, and with an older one
 /// the agent would not load.
 pub fn init() {
+    crate::ends::find();
     // SAFETY: a plain lookup by a terminated name; a failure is not left for the program
     // to find.
     unsafe {

@@ -15,6 +15,7 @@ use unwind::Registers;
 use unwind::cache::RuleCache;
 use unwind::compile::Scratch;
 use unwind::rule::{Kind, Rule};
+use unwind::stack::Ends;
 use unwind::walk::Walker;
 
 // The agent itself is a library to preload; this module of it is nothing but arithmetic.
@@ -107,7 +108,12 @@ fn walks(c: &mut Criterion) {
     for frames in [30, 200] {
         let memory = stack(frames);
         let walker = &mut zeroed::<Walker>(1)[0];
-        walker.init();
+        let end = memory.as_ptr_range().end as u64;
+        // As on a thread's own stack.
+        walker.init(Ends {
+            first: end,
+            ..Ends::default()
+        });
         c.bench_function(&format!("walk, {frames} frames unchanged"), |b| {
             b.iter(|| black_box(walker.walk(registers(&memory), 0, &tree, code)));
         });

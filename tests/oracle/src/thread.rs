@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 use unwind::Registers;
+use unwind::stack::Ends;
 use unwind::walk::{self, Walk, Walker};
 
 thread_local! {
@@ -78,8 +79,21 @@ fn walker() -> Box<Walker> {
         assert!(!zeroed.is_null(), "no memory for a walker");
         Box::from_raw(zeroed)
     };
-    walker.init();
+    walker.init(ends());
     walker
+}
+
+/// As the agent finds them out, near enough for programs that unmap no stack.
+fn ends() -> Ends {
+    // SAFETY: a plain lookup by a terminated name.
+    let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_stack_end".as_ptr()) };
+    // SAFETY: null, or the loader's `void *__libc_stack_end`.
+    let first = unsafe { at.cast::<u64>().as_ref() }.copied().unwrap_or(0);
+    Ends {
+        first,
+        first_thread: 0,
+        thread_slack: 8192,
+    }
 }
 
 impl Thread {

@@ -1,0 +1,201 @@
+//! Whether memory can be read, asked of the kernel.
+//!
+//! `futex(address, FUTEX_CMP_REQUEUE_PRIVATE, 0, 0, address, …)` reads four bytes at the
+//! address to compare them, and then wakes none and moves none of those that wait there: it
+//! answers `EFAULT` where they cannot be read, `EAGAIN` or 0 otherwise, and changes nothing.
+//! Both addresses are the same one, so that even a kernel that moved a waiter would leave it
+//! where it is. It needs no file descriptor, takes no lock that is held for longer than a
+//! compare, never sleeps but for the page itself, and `malloc` of the C library needs the
+//! same system call: a filter that forbids it has ended the process before. A filter that
+//! refuses it (EPERM, ENOSYS), or an emulator without it, leaves no page known to be readable.
+//!
+//! About 0.25 µs for a page that is there, 2 µs for one that is not.
+
+/// Granularity of what is asked: no machine has smaller pages.
+pub const PAGE: u64 = 4096;
+
+const FUTEX: i64 = if cfg!(target_arch = "x86_64") {
+    202
+} else {
+    98
+};
+/// `FUTEX_CMP_REQUEUE | FUTEX_PRIVATE_FLAG`.
+const CMP_REQUEUE_PRIVATE: u64 = 4 | 128;
+/// What the word is compared with. Any value does.
+const VALUE: u64 = 0x5A17_C0DE;
+const EAGAIN: i64 = -11;
+
+/// Whether the page that holds `address` can be read now. errno is not touched.
+#[must_use]
+pub fn is_readable(address: u64) -> bool {
+    // Nothing is mapped below the first page.
+    if address < PAGE {
+        return false;
+    }
+    // SAFETY: with these numbers the call has no effect but to read 4 bytes.
+    let answer = unsafe { compare_at(address & !3) };
+    answer == 0 || answer == EAGAIN
+}
+
+/// Whether all pages that hold a byte of `start..end` can be read now.
+#[must_use]
+pub fn are_readable(start: u64, end: u64) -> bool {
+    let mut page = start & !(PAGE - 1);
+    while page < end {
+        if !is_readable(page) {
+            return false;
+        }
+        match page.checked_add(PAGE) {
+            Some(next) => page = next,
+            None => return false,
+        }
+    }
+    true
+}
+
+/// # Safety
+/// None is needed: the kernel checks the address. Unsafe as all assembly is.
+#[cfg(target_arch = "x86_64")]
+unsafe fn compare_at(address: u64) -> i64 {
+    let result: i64;
+    // SAFETY: the system call with these arguments reads 4 bytes at `address`, no more.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") FUTEX => result,
+            in("rdi") address, in("rsi") CMP_REQUEUE_PRIVATE, in("rdx") 0u64, in("r10") 0u64,
+            in("r8") address, in("r9") VALUE,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// # Safety
+/// None is needed: the kernel checks the address. Unsafe as all assembly is.
+#[cfg(target_arch = "aarch64")]
+unsafe fn compare_at(address: u64) -> i64 {
+    let result: i64;
+    // SAFETY: the system call with these arguments reads 4 bytes at `address`, no more.
+    unsafe {
+        core::arch::asm!(
+            "svc 0",
+            in("x8") FUTEX,
+            inlateout("x0") address => result,
+            in("x1") CMP_REQUEUE_PRIVATE, in("x2") 0u64, in("x3") 0u64,
+            in("x4") address, in("x5") VALUE,
+            options(nostack),
+        );
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    unsafe extern "C" {
+        fn mmap(at: u64, len: usize, access: i32, flags: i32, file: i32, offset: i64) -> u64;
+        fn mprotect(at: u64, len: usize, access: i32) -> i32;
+        fn munmap(at: u64, len: usize) -> i32;
+    }
+
+    const PRIVATE: i32 = 2;
+    const ANONYMOUS: i32 = 0x20;
+    const LEN: usize = 1 << 16;
+
+    fn mapped(access: i32) -> u64 {
+        // SAFETY: a new mapping where nothing is.
+        unsafe { mmap(0, LEN, access, PRIVATE | ANONYMOUS, -1, 0) }
+    }
+
+    #[test]
+    fn readable_pages_are_known_whatever_they_hold() {
+        for access in [1, 3] {
+            let page = mapped(access);
+            assert!(is_readable(page) && is_readable(page + 8), "never touched");
+            assert!(are_readable(page, page + LEN as u64));
+        }
+        let word = VALUE as u32;
+        assert!(is_readable(&raw const word as u64), "the very value");
+        assert!(is_readable(is_readable as *const () as u64));
+    }
+
+    #[test]
+    fn unreadable_pages_are_known_as_well() {
+        let page = mapped(3);
+        // SAFETY: our own mapping.
+        assert_eq!(unsafe { mprotect(page, LEN, 0) }, 0);
+        assert!(!is_readable(page));
+        // SAFETY: our own mapping.
+        assert_eq!(unsafe { munmap(page, LEN) }, 0);
+        assert!(!is_readable(page));
+        for wild in [0, 8, 0xfff, 1 << 63, !7, 0xffff_8000_0000_0000] {
+            assert!(!is_readable(wild), "{wild:x}");
+        }
+        assert!(!are_readable(!7, u64::MAX));
+    }
+
+    #[test]
+    fn one_hole_is_enough() {
+        let at = mapped(3);
+        assert!(are_readable(at + 8, at + LEN as u64));
+        // SAFETY: our own mapping.
+        assert_eq!(unsafe { mprotect(at + (LEN / 2) as u64, LEN / 2, 0) }, 0);
+        assert!(are_readable(at + 8, at + LEN as u64 / 2));
+        assert!(!are_readable(at + 8, at + LEN as u64 / 2 + 1));
+    }
+
+    #[test]
+    fn a_mapping_beyond_the_end_of_its_file_is_unreadable_and_no_bus_error() {
+        let file = File::open("/proc/self/exe").expect("this program");
+        let len = file
+            .metadata()
+            .expect("its size")
+            .len()
+            .next_multiple_of(LEN as u64);
+        // SAFETY: a new mapping where nothing is.
+        let at = unsafe {
+            let bytes = len as usize + 2 * LEN;
+            mmap(0, bytes, 1, PRIVATE, file.as_raw_fd(), 0)
+        };
+        assert!(is_readable(at));
+        assert!(!is_readable(at + len + LEN as u64));
+    }
+
+    /// What the kernel does with its waiters is its own affair, as long as none of them
+    /// moves: the mutex of two threads that fight for it is asked about all the time.
+    #[test]
+    fn threads_that_wait_at_the_word_are_neither_woken_nor_lost() {
+        use std::sync::{Arc, Condvar, Mutex};
+        let pair = Arc::new((Mutex::new(0u32), Condvar::new()));
+        let other = Arc::clone(&pair);
+        let thread = std::thread::spawn(move || {
+            for turn in 0..500 {
+                let mut at = other.0.lock().unwrap();
+                while *at != 2 * turn + 1 {
+                    at = other.1.wait(at).unwrap();
+                }
+                *at += 1;
+                other.1.notify_one();
+            }
+        });
+        let words = Arc::as_ptr(&pair) as u64;
+        for turn in 0..500 {
+            let mut at = pair.0.lock().unwrap();
+            while *at != 2 * turn {
+                at = pair.1.wait(at).unwrap();
+            }
+            *at += 1;
+            pair.1.notify_one();
+            drop(at);
+            for word in 0..4 {
+                assert!(is_readable(words + 4 * word));
+            }
+        }
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,131 @@
+//! Walks over stacks made by hand.
+
+use super::*;
+use crate::rule::Kind;
+use proptest::prelude::*;
+use std::boxed::Box;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::vec;
+use std::vec::Vec;
+
+#[derive(Default)]
+struct Interned(RefCell<HashMap<(u32, u64), u32>>);
+
+impl Tree for Interned {
+    const ROOT: u32 = 0;
+    const TRUNCATED: u32 = 1;
+    fn child(&self, parent: u32, address: u64) -> Option<u32> {
+        let mut map = self.0.borrow_mut();
+        let next = map.len() as u32 + 2;
+        Some(*map.entry((parent, address)).or_insert(next))
+    }
+}
+
+impl Interned {
+    fn path(&self, mut node: u32) -> (Vec<u64>, bool) {
+        let map = self.0.borrow();
+        let mut path = Vec::new();
+        while node > 1 {
+            let (&(parent, address), _) = map.iter().find(|(_, id)| **id == node).unwrap();
+            path.push(address);
+            node = parent;
+        }
+        (path, node == 1)
+    }
+}
+
+fn walker() -> Box<Walker> {
+    // SAFETY: zeroed memory is what `init` expects.
+    let mut walker = unsafe { Box::<Walker>::new_zeroed().assume_init() };
+    walker.init(Ends::default());
+    walker
+}
+
+/// Frames of 32 bytes: two locals, saved fp, return address. Odd addresses save fp.
+fn rules(ip: u64, _: &mut Scratch) -> Rule {
+    match ip {
+        0xdead => Rule::failed(Cause::NoModule),
+        _ if ip % 2 == 1 => Rule::new(Kind::Sp, 32, Some(-8), Some(-16)),
+        _ => Rule::new(Kind::Sp, 32, Some(-8), None),
+    }
+}
+
+/// A fake stack whose frames return to `ips` (innermost first), ending in 0.
+fn lay(memory: &mut [u64], ips: &[u64]) -> Registers {
+    let top = memory.len();
+    let first = top - 4 * ips.len();
+    for (i, _) in ips.iter().enumerate() {
+        let at = first + 4 * i;
+        memory[at + 3] = ips.get(i + 1).copied().unwrap_or(0);
+    }
+    Registers {
+        ip: ips[0],
+        sp: &raw const memory[first] as u64,
+        fp: 5,
+    }
+}
+
+#[test]
+fn a_deep_stack_keeps_its_innermost_frames() {
+    let ips: Vec<u64> = (0..MAX_FRAMES as u64 + 10)
+        .map(|i| 0x1000 + 2 * i)
+        .collect();
+    let mut memory = vec![0u64; ips.len() * 4];
+    let start = lay(&mut memory, &ips);
+    let (mut walker, tree) = (walker(), Interned::default());
+    let walk = walker.walk(start, 0, &tree, rules);
+    assert_eq!(walk.cut, Some(Cause::TooDeep));
+    let (path, truncated) = tree.path(walk.leaf.unwrap());
+    assert_eq!((path.as_slice(), truncated), (&ips[..DEEP_FRAMES], true));
+}
+
+#[test]
+fn growing_over_the_limit_one_frame_at_a_time_is_noticed() {
+    let ips: Vec<u64> = (0..MAX_FRAMES as u64 + 1).map(|i| 0x1000 + 2 * i).collect();
+    let mut memory = vec![0u64; ips.len() * 4];
+    let (mut walker, tree) = (walker(), Interned::default());
+    let start = lay(&mut memory, &ips[1..]);
+    assert_eq!(walker.walk(start, 0, &tree, rules).cut, None);
+    let start = lay(&mut memory, &ips);
+    let walk = walker.walk(start, 0, &tree, rules);
+    assert_eq!(walk.cut, Some(Cause::TooDeep));
+    assert_eq!(tree.path(walk.leaf.unwrap()).0, ips[..DEEP_FRAMES]);
+}
+
+#[test]
+fn unknown_code_truncates() {
+    let mut memory = vec![0u64; 64];
+    let start = lay(&mut memory, &[0x10, 0x20, 0xdead, 0x30]);
+    let (mut walker, tree) = (walker(), Interned::default());
+    for _ in 0..2 {
+        let walk = walker.walk(start, 0, &tree, rules);
+        assert_eq!(walk.cut, Some(Cause::NoModule));
+        let path = tree.path(walk.leaf.unwrap());
+        assert_eq!(path, (vec![0x10, 0x20, 0xdead], true));
+    }
+}
+
+proptest! {
+    /// Whatever the stacks of a thread, a walk that remembers gives what a walk that
+    /// does not gives.
+    #[test]
+    fn memory_never_changes_the_result(
+        stacks in prop::collection::vec(prop::collection::vec(0x10u64..0x18, 1..12), 1..40),
+        fps in prop::collection::vec(0u64..3, 40),
+    ) {
+        let mut memory = vec![0u64; 4 * 16];
+        let tree = Interned::default();
+        let (mut remembering, mut forgetful) = (walker(), walker());
+        for (ips, fp) in stacks.iter().zip(fps) {
+            let mut start = lay(&mut memory, ips);
+            start.fp = fp;
+            let slot = memory.len() - 2;
+            memory[slot] = fp;
+            forgetful.forget();
+            let expected = forgetful.walk(start, 0, &tree, rules);
+            prop_assert_eq!(remembering.walk(start, 0, &tree, rules), expected);
+            prop_assert_eq!(&tree.path(expected.leaf.unwrap()).0, ips);
+        }
+    }
+}
