@@ -144,6 +144,14 @@ static void fill(long mebibytes) {
     printf("filled %ld\n", got / 256);
 }
 
+// Takes so many MiB and writes to them.
+static void hog(long mebibytes) {
+    for (long i = 0; i < mebibytes * 16; i++) {
+        char *p = malloc(65536);
+        if (p) memset(p, 1, 65536);
+    }
+}
+
 static int churning;
 
 // Each object lives for a second or two: it outlives many short sessions.
@@ -184,6 +192,8 @@ static void step(char *line) {
         child(word, n);
     else if (sscanf(line, "fill %ld", &n) == 1)
         fill(n);
+    else if (sscanf(line, "hog %ld", &n) == 1)
+        hog(n);
     else if (sscanf(line, "lock %63s", word) == 1)
         lock_all(word);
     else if (!strcmp(line, "hire"))

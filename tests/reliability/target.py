@@ -1,0 +1,96 @@
+"""A program under test that talks in lines, and the controller's commands about it."""
+
+import json
+import os
+import subprocess
+import time
+
+import machine
+
+PATIENCE = 60
+
+
+class Target:
+    """A running program; `say` gives it a line and takes what it answers before "ok"."""
+
+    def __init__(self, command, environment, **options):
+        self.process = subprocess.Popen(
+            ["env", *[f"{k}={v}" for k, v in environment.items()], *map(str, command)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+        self.pid = self.process.pid
+        self.hear("ready")
+
+    def hear(self, last):
+        heard = []
+        for line in self.process.stdout:
+            if line == last + "\n":
+                return heard
+            heard.append(line.rstrip("\n"))
+        raise EOFError(f"the program ended: {self.process.wait()}")
+
+    def say(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.hear("ok")
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def end(self):
+        """Ends its input; gives its exit code."""
+        self.process.stdin.close()
+        return self.process.wait(PATIENCE)
+
+
+def command(shared, *arguments, seconds=PATIENCE, **options):
+    """Runs the controller to its end; gives exit code, standard output, standard error."""
+    line, how = machine.profiler(shared, *arguments, **options)
+    done = subprocess.run(line, text=True, capture_output=True, timeout=seconds, **how)
+    return done.returncode, done.stdout, done.stderr
+
+
+def start(shared, *arguments, **options):
+    """Starts the controller, its output kept."""
+    line, how = machine.profiler(shared, *arguments, **options)
+    return subprocess.Popen(line, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
+
+
+def is_sampling(shared, pid):
+    """Whether a session runs, as the segment's first byte tells."""
+    for entry in os.scandir(shared):
+        if entry.name.startswith(f"mem_profiler.{pid}."):
+            with open(entry.path, "rb") as file:
+                if file.read(1) not in (b"", b"\0"):
+                    return True
+    return False
+
+
+def until(what, condition, seconds=PATIENCE):
+    """Asks until it is so; fails at a deadline."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds} s for {what}")
+        time.sleep(0.002)
+    return found
+
+
+def dumps(output):
+    """The dumps that the controller names."""
+    return [line[:line.index(".heap") + 5] for line in output.splitlines() if ".heap" in line]
+
+
+def sites(program, dump):
+    """What a dump says of each `site_…`: objects, bytes, live objects, live bytes."""
+    parser = [machine.release("mem_parser"), "-p", program, "-f", dump, "--json"]
+    parsed = json.loads(subprocess.run(parser, check=True, capture_output=True).stdout)
+    found = {}
+    for stack in parsed["stacks"]:
+        names = [parsed["frames"][frame]["name"] for frame in stack["frames"]]
+        name = next((name for name in names if name.startswith("site_")), None)
+        if name:
+            d = stack["detail"]
+            values = [d["alloc_objects"], d["alloc_bytes"], d["alloc_objects"] - d["freed_objects"],
+                      d["alloc_bytes"] - d["freed_bytes"]]
+            found[name] = [a + b for a, b in zip(found.get(name, [0] * 4), values)]
+    return found
