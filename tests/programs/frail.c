@@ -103,6 +103,17 @@ static void child(const char *how, long n) {
     tell_end(pid);
 }
 
+// So many children, one after the other, that end at once.
+static void forks(long n) {
+    fflush(stdout);
+    for (long i = 0; i < n; i++) {
+        pid_t pid = fork();
+        if (pid < 0) fail("fork");
+        if (pid == 0) _exit(0);
+        if (waitpid(pid, NULL, 0) != pid) fail("waitpid");
+    }
+}
+
 static pid_t worker;
 static int orders[2];
 
@@ -190,6 +201,8 @@ static void step(char *line) {
         for (long i = 0; i < n; i++) drop_one();
     else if (sscanf(line, "child %63s %ld", word, &n) == 2)
         child(word, n);
+    else if (sscanf(line, "forks %ld", &n) == 1)
+        forks(n);
     else if (sscanf(line, "fill %ld", &n) == 1)
         fill(n);
     else if (sscanf(line, "hog %ld", &n) == 1)

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import machine
 from scenario import MOMENTS
-from target import Target
 
 SIGNALLED = (-signal.SIGBUS, 128 + signal.SIGBUS)
 
@@ -172,30 +170,20 @@ class Segment(Fault):
 
 
 class Clock(Fault):
-    """The wall clock jumps, for one side, by what faketime tells it."""
+    """The wall clock jumps, as the controller sees it: faketime tells it so."""
 
-    def __init__(self, name, who, jump):
+    def __init__(self, name, jump):
         super().__init__(name)
-        self.who, self.jump = who, jump
+        self.jump = jump
         self.moments = ["idle", "session starts", "in session", "dump", "session ends"]
 
-    def variables(self, scenario):
-        file = scenario.files / "now"
-        file.write_text("+0")
-        library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-        return {"LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_NO_CACHE": "1",
-                "DONT_FAKE_MONOTONIC": "1"}
-
-    def environment(self, scenario):
-        if self.who != "target":
-            return {}
-        variables = self.variables(scenario)
-        return variables | {"LD_PRELOAD": f"{scenario.work.agent}:{variables['LD_PRELOAD']}"}
-
     def controller_options(self, scenario):
-        if self.who == "target":
-            return {}
-        return {"env": os.environ | {"MEM_PROFILER_DIR": str(scenario.shared)} | self.variables(scenario)}
+        file = scenario.files / "now"
+        file.write_text("+0" if scenario.moment != "idle" else self.jump)
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+        variables = {"LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_NO_CACHE": "1",
+                     "DONT_FAKE_MONOTONIC": "1", "MEM_PROFILER_DIR": str(scenario.shared)}
+        return {"env": os.environ | variables}
 
     def strike(self, scenario):
         (scenario.files / "now").write_text(self.jump)
@@ -275,15 +263,14 @@ ALL = [
     Limit("RLIMIT_MEMLOCK 0", resource.RLIMIT_MEMLOCK, lambda pid: 0),
     Limit("RLIMIT_NPROC 0", resource.RLIMIT_NPROC, lambda pid: 0),
     Segment("segment deleted", delete),
-    Segment("segment cut to nothing", lambda path, _: os.truncate(path, 0), truncates=True),
-    Segment("segment cut to one page", lambda path, _: os.truncate(path, 4096), truncates=True),
+    Segment("segment truncated to nothing", lambda path, _: os.truncate(path, 0), truncates=True),
+    Segment("segment truncated to one page", lambda path, _: os.truncate(path, 4096), truncates=True),
     Segment("segment replaced by a file", replace_by(lambda p, _: p.write_text("another")), leaves=True),
     Segment("segment replaced by a directory", replace_by(lambda p, _: p.mkdir()), leaves=True),
     Segment("segment replaced by a FIFO", replace_by(lambda p, _: os.mkfifo(p)), leaves=True),
     Segment("segment replaced by a link", replace_by(lambda p, _: p.symlink_to("/etc/passwd")), leaves=True),
     Oom("killed for want of memory"),
-    Clock("wall clock of the target a year back", "target", "-365d"),
-    Clock("wall clock of the controller a year back", "controller", "-365d"),
-    Clock("wall clock of the controller a year on", "controller", "+365d"),
+    Clock("wall clock a year back", "-365d"),
+    Clock("wall clock a year on", "+365d"),
     TimeNamespace("monotonic clock a day ahead"),
 ]

@@ -103,7 +103,7 @@ class Scenario:
             return self.target.say(line)
         except (EOFError, BrokenPipeError):
             if "target" not in self.killed:
-                code = self.target.process.wait()
+                code = self.target.process.wait(PATIENCE)
                 self.killed.add("target")
                 if self.fault.may_die(code):
                     self.notes.append(f"the target died: {code}")
@@ -194,7 +194,9 @@ class Scenario:
             self.past("at exit")
         code = self.target.process.wait(PATIENCE)
         killed = "target" in self.killed and code in (-9, 137)
-        if code and not killed and not self.fault.died:
+        if code and self.fault.may_die(code):
+            self.fault.died = True
+        elif code and not killed and not self.fault.died:
             self.wrong.append(f"the target's exit code is {code}")
 
     def collect(self):

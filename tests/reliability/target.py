@@ -1,8 +1,10 @@
 """A program under test that talks in lines, and the controller's commands about it."""
 
+import contextlib
 import json
 import os
 import subprocess
+import threading
 import time
 
 import machine
@@ -21,12 +23,16 @@ class Target:
         self.hear("ready")
 
     def hear(self, last):
-        heard = []
-        for line in self.process.stdout:
-            if line == last + "\n":
-                return heard
-            heard.append(line.rstrip("\n"))
-        raise EOFError(f"the program ended: {self.process.wait()}")
+        heard, late = [], threading.Timer(PATIENCE, self.process.kill)
+        late.start()
+        try:
+            for line in self.process.stdout:
+                if line == last + "\n":
+                    return heard
+                heard.append(line.rstrip("\n"))
+        finally:
+            late.cancel()
+        raise EOFError(f"the program ended, or was killed after {PATIENCE} s: {self.process.wait()}")
 
     def say(self, line):
         self.process.stdin.write(line + "\n")
@@ -59,7 +65,7 @@ def is_sampling(shared, pid):
     """Whether a session runs, as the segment's first byte tells."""
     for entry in os.scandir(shared):
         if entry.name.startswith(f"mem_profiler.{pid}."):
-            with open(entry.path, "rb") as file:
+            with contextlib.suppress(OSError), open(os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
                 if file.read(1) not in (b"", b"\0"):
                     return True
     return False
