@@ -5,16 +5,21 @@
 //! library is older. Its module is then registered for good, and recorded in the segment
 //! with path and build id, so that the profile of a dead process can be symbolized.
 //! A module found gone starts a new generation: rules known so far no longer count.
+//!
+//! A misread return address may lie in any module, so nothing keeps the one mapped whose
+//! tables are read but `dlclose`, which waits for that ([`close`]). All that is ever read of a
+//! module but its unwind tables is read when it is registered, and ours from then on.
 
+mod close;
 mod find;
 mod record;
 
-pub use find::init;
+pub use close::close;
 pub use record::executable_build_id;
-use record::publish_missing;
+use record::{Facts, publish_missing};
 
-use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use find::Found;
 use unwind::Cause;
 use unwind::cache::RuleCache;
@@ -43,9 +48,10 @@ struct Slot {
     end: AtomicU64,
     /// What tells it from another module at the same place.
     identity: AtomicU64,
-    /// An address in its code, and where its name is.
+    /// An address in its code.
     pc: AtomicU64,
-    name: AtomicU64,
+    /// What is recorded of it.
+    facts: UnsafeCell<Facts>,
     /// How many registered modules were at its place before.
     instance: AtomicU8,
     /// Where it was recorded: the segment's number, and its entry there plus one.
@@ -61,11 +67,19 @@ impl Slot {
             end: AtomicU64::new(0),
             identity: AtomicU64::new(0),
             pc: AtomicU64::new(0),
-            name: AtomicU64::new(0),
+            facts: UnsafeCell::new(Facts::NONE),
             instance: AtomicU8::new(0),
             segment: AtomicU32::new(0),
             entry: AtomicU32::new(0),
         }
+    }
+
+    /// What is recorded of it.
+    fn facts(&self) -> &Facts {
+        debug_assert!(self.state.load(Ordering::Acquire) >= LIVE);
+        // SAFETY: written once, before the slot was live, by who took it; only slots that
+        // were seen live are asked.
+        unsafe { &*self.facts.get() }
     }
 
     fn is_live(&self) -> bool {
@@ -87,6 +101,10 @@ impl Slot {
         (self.start.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed)).contains(&pc)
     }
 }
+
+// SAFETY: `facts` is written by the one thread that took the slot, before it is live, and only
+// read from then on.
+unsafe impl Sync for Slot {}
 
 static SLOTS: [Slot; CAPACITY] = [const { Slot::new() }; CAPACITY];
 
@@ -117,9 +135,22 @@ impl Code for Modules {
     fn image(&self, ip: u64) -> Option<Image> {
         let pc = ip.wrapping_sub(1);
         let found = registered(pc).or_else(|| find::find(pc))?;
-        // SAFETY: its code is on the stack, so the loader keeps it mapped.
+        // SAFETY: the walker asks for images inside `reading` only, and uses them there: the
+        // loader has just told that it is mapped, and no `dlclose` unmaps it meanwhile.
         unsafe { Image::at(found.start, found.end) }
     }
+
+    fn reading<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        close::reading(work)
+    }
+}
+
+/// Looks up what is needed of the loader; at start-up.
+pub fn init() {
+    find::init();
+    close::find();
+    // SAFETY: the handler stores two numbers.
+    unsafe { libc::pthread_atfork(None, None, Some(close::in_child)) };
 }
 
 /// The unwind rule of a return address. About 2 ns when it is known, 1 µs otherwise.
@@ -150,18 +181,28 @@ pub fn generation() -> u16 {
 
 #[cold]
 fn find_rule(ip: u64, scratch: &mut Scratch) -> Rule {
+    // While something is unloaded this frame fails, and is asked for again next time.
+    close::reading(|| find_rule_inside(ip, scratch)).unwrap_or(Rule::NOT_NOW)
+}
+
+/// Inside [`close::reading`].
+fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
     let pc = ip.wrapping_sub(1);
+    let generation = GENERATION.load(Ordering::Acquire);
     let Some(found) = registered(pc).or_else(|| find::find(pc)) else {
         return Rule::failed(Cause::NoModule);
     };
-    let instance = register(&found, pc);
-    // SAFETY: its code is on the stack, so the loader keeps it mapped.
+    // SAFETY: just found, and no `dlclose` unmaps it while we are inside.
     let image = unsafe { Image::at(found.start, found.end) };
+    let instance = register(&found, pc, image.as_ref());
     let rule = image.map_or(Rule::failed(Cause::NoRule), |image| {
         compile(&image, ip, scratch)
     });
     let rule = rule.with_instance(instance);
-    RULES.put(ip, GENERATION.load(Ordering::Relaxed), rule);
+    // Of the generation that it was found in: registering may have begun another one.
+    if GENERATION.load(Ordering::Relaxed) == generation {
+        RULES.put(ip, generation, rule);
+    }
     rule
 }
 
@@ -177,12 +218,13 @@ fn registered(pc: u64) -> Option<Found> {
             start: slot.start.load(Ordering::Relaxed),
             end: slot.end.load(Ordering::Relaxed),
             identity: slot.identity.load(Ordering::Relaxed),
-            name: slot.name.load(Ordering::Relaxed),
+            ..Found::default()
         })
 }
 
-/// Registers a module that is not yet; returns how many were at its place before.
-fn register(found: &Found, pc: u64) -> u8 {
+/// Registers a module that is not yet; returns how many were at its place before. Inside
+/// [`close::reading`].
+fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     if let Some(slot) = used_slots().find(|slot| slot.is_live() && slot.matches(found)) {
         return slot.instance.load(Ordering::Relaxed);
     }
@@ -202,9 +244,10 @@ fn register(found: &Found, pc: u64) -> u8 {
     slot.start.store(found.start, Ordering::Relaxed);
     slot.end.store(found.end, Ordering::Relaxed);
     slot.identity.store(found.identity, Ordering::Relaxed);
-    slot.name.store(found.name, Ordering::Relaxed);
     slot.instance.store(instance, Ordering::Relaxed);
     slot.pc.store(pc, Ordering::Relaxed);
+    // SAFETY: this thread took the slot, and nobody looks at it before it is live.
+    unsafe { slot.facts.get().write(Facts::read(found, pc, image)) };
     slot.state.store(LIVE, Ordering::Release);
     record::publish(slot);
     instance
@@ -218,31 +261,6 @@ fn retire(slot: &Slot) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         record::note_unloaded(slot);
     }
-}
-
-/// The loader's `dlclose`, looked up when it is first called: outside any allocation.
-static DLCLOSE: AtomicUsize = AtomicUsize::new(0);
-
-/// Calls the loader's `dlclose`, then looks what is gone.
-///
-/// # Safety
-/// That of dlclose(3).
-pub unsafe fn close(handle: *mut c_void) -> c_int {
-    let mut real = DLCLOSE.load(Ordering::Relaxed);
-    if real == 0 {
-        // SAFETY: a plain lookup by a terminated name.
-        real = unsafe { libc::dlsym(libc::RTLD_NEXT, c"dlclose".as_ptr()) } as usize;
-        DLCLOSE.store(real, Ordering::Relaxed);
-    }
-    if real == 0 {
-        return -1;
-    }
-    // SAFETY: the loader's function of this type.
-    let real: unsafe extern "C" fn(*mut c_void) -> c_int = unsafe { core::mem::transmute(real) };
-    // SAFETY: the caller's.
-    let result = unsafe { real(handle) };
-    look_for_changes();
-    result
 }
 
 /// Finds modules that were unloaded, by asking again who is at their place. No memory of
@@ -265,16 +283,21 @@ pub fn look_for_changes() {
 fn look_in_maps() {
     // Those that are registered meanwhile may be younger than what is read.
     let before = used_slots().count();
-    let mut there = [false; CAPACITY];
+    if before == 0 {
+        return;
+    }
+    // One bit a slot: small, for it lies on the program's stack.
+    let mut there = [0u64; CAPACITY / 64];
     let read = find::each_in_maps(|found| {
-        for (slot, there) in used_slots().zip(&mut there) {
-            *there |= slot.matches(found);
+        for (index, slot) in used_slots().enumerate() {
+            there[index / 64] |= u64::from(slot.matches(found)) << (index % 64);
         }
     });
     if read {
-        let known = used_slots().take(before).zip(there);
-        known
-            .filter(|(slot, there)| !there && slot.is_live())
-            .for_each(|(slot, _)| retire(slot));
+        for (index, slot) in used_slots().enumerate().take(before) {
+            if there[index / 64] >> (index % 64) & 1 == 0 && slot.is_live() {
+                retire(slot);
+            }
+        }
     }
 }

@@ -1,8 +1,10 @@
 //! A loaded ELF image, read in place: where its code and unwind tables are.
 //!
 //! The loader maps the file's first page, which holds the program headers (ELF-64
-//! gABI), at the start of every module, the vdso included.
+//! gABI), at the start of every module, the vdso included. Whether it can be read is asked
+//! first; headers beyond it are not looked for.
 
+use crate::probe;
 use core::slice::from_raw_parts;
 
 const PT_LOAD: u32 = 1;
@@ -65,15 +67,21 @@ struct Segment {
 impl Image {
     /// The module mapped at `start..end`.
     ///
+    /// `None` also where the first page cannot be read.
+    ///
     /// # Safety
-    /// The first page is readable and the module's `PT_LOAD` segments stay mapped for as
-    /// long as the image and what it returns are used.
+    /// The module, first page and `PT_LOAD` segments, stays mapped for as long as the image and
+    /// what it returns are used.
     #[must_use]
     pub unsafe fn at(start: u64, end: u64) -> Option<Self> {
         if end.checked_sub(start)? < 4096 || start == 0 {
             return None;
         }
-        // SAFETY: the caller vouches for the first page.
+        // Programs hide it (some packers and sandboxes do).
+        if !probe::are_readable(start, start + 4096) {
+            return None;
+        }
+        // SAFETY: found readable, and the caller vouches that it stays.
         let page: &'static [u8] = unsafe { from_raw_parts(start as *const u8, 4096) };
         if !page.starts_with(b"\x7fELF\x02\x01") {
             return None;

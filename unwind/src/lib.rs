@@ -17,8 +17,9 @@
 //! # The caller must
 //! - give registers that belong together: the return address, the stack pointer
 //!   after the return, the frame pointer;
-//! - keep the modules' tables mapped while their code is on the stack (the loader
-//!   does), and bump the generation when a module's address range is used anew;
+//! - keep a module mapped while its tables are read ([`readers`]), which a misread return
+//!   address may make those of any module, and bump the generation when a module's address
+//!   range is used anew;
 //! - use a [`walk::Walker`] from one thread at a time.
 //!
 //! # Limits
@@ -38,6 +39,7 @@ pub mod compile;
 pub mod elf;
 mod full;
 pub mod probe;
+pub mod readers;
 pub mod rule;
 pub mod stack;
 pub mod walk;

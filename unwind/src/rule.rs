@@ -63,6 +63,10 @@ impl Rule {
     /// one that is [`Cause::Unsupported`].
     pub(crate) const IN_FULL: Self = Self((Kind::Failed as u64) << 56 | IN_FULL << 32);
 
+    /// The rule of an address about which nothing can be found out just now. Never to be
+    /// kept: the next sample asks again.
+    pub const NOT_NOW: Self = Self::IN_FULL;
+
     /// A rule from byte offsets: `ra_at` and `fp_at` relative to the CFA (or to fp, sp for
     /// [`Kind::FpDeref`], [`Kind::Context`]); `None` where the register is kept.
     /// [`Cause::Unsupported`] if an offset is out of reach or not a multiple of 8.

@@ -47,6 +47,10 @@ pub trait Code {
     /// The image that holds it, for the rare frame that is followed in full; `None`: such
     /// frames end the stack.
     fn image(&self, ip: u64) -> Option<Image>;
+    /// Runs what reads images, which stay mapped meanwhile; `None`: just now it may not be.
+    fn reading<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        Some(work())
+    }
 }
 
 impl<F: Fn(u64, &mut Scratch) -> Rule> Code for F {
@@ -357,7 +361,9 @@ impl Walker {
             // SAFETY: `init` wrote it.
             scratch: unsafe { self.scratch.assume_init_mut() },
         };
-        full::step(at, &mut self.stack, &mut inner)
+        let stack = &mut self.stack;
+        code.reading(|| full::step(at, stack, &mut inner))
+            .unwrap_or(Step::Cut(Cause::Unsupported))
     }
 
     /// The remembered frame with these registers, if there is one; `known` becomes the

@@ -25,6 +25,8 @@ pub struct Local {
     pub epoch: u8,
     /// Nonzero while the thread is in the agent's cold path.
     pub busy: u8,
+    /// Nonzero while it reads a module's memory, see [`crate::module`].
+    pub reading: u8,
     /// What the thread keeps while it samples; null before its first sample.
     pub thread: *mut Thread,
     /// Where its `errno` is; null until that was asked.

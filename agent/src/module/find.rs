@@ -6,7 +6,7 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// A mapped module.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Found {
     /// First address: its ELF header.
     pub start: u64,
@@ -14,8 +14,25 @@ pub struct Found {
     pub end: u64,
     /// What tells it from another module at the same place.
     pub identity: u64,
-    /// Address of its terminated name, which stays; empty for the executable.
+    /// Address of its terminated name, which stays; 0: the loader has it.
     pub name: u64,
+    /// The loader's record of it, 0: none.
+    pub link_map: u64,
+}
+
+impl Found {
+    /// Its terminated name, empty for the executable; null: it has none.
+    ///
+    /// # Safety
+    /// Nobody unloads it meanwhile, nor while the name is used.
+    pub unsafe fn name(&self) -> *const core::ffi::c_char {
+        let map = self.link_map as *const LinkMap;
+        if self.name != 0 || map.is_null() {
+            return self.name as *const core::ffi::c_char;
+        }
+        // SAFETY: the caller's: the loader keeps the record of a loaded module.
+        unsafe { (*map).name.cast() }
+    }
 }
 
 /// glibc's `struct dl_find_object`, with room for what later versions may add.
@@ -84,13 +101,13 @@ fn ask_loader(function: DlFind, pc: u64) -> Option<Found> {
     if unsafe { function(pc as *mut c_void, &mut result) } != 0 {
         return None;
     }
-    // SAFETY: null, or the link map of a module whose code is running, which stays.
-    let name = unsafe { result.link_map.as_ref() }.map_or(0, |map| map.name as u64);
+    // Nothing is read through these pointers here: another thread may be unloading it.
     Some(Found {
         start: result.map_start as u64,
         end: result.map_end as u64,
         identity: result.eh_frame as u64 ^ (result.link_map as u64).rotate_left(16),
-        name,
+        name: 0,
+        link_map: result.link_map as u64,
     })
 }
 
@@ -212,7 +229,7 @@ fn images(text: &[u8]) -> impl Iterator<Item = Mapped<'_>> {
                 start: line.start,
                 end: line.end,
                 identity: inode(line.file),
-                name: 0,
+                ..Found::default()
             };
             let mut behind = rest;
             while let Some(next) = next_line(&mut behind).and_then(parse_line) {
@@ -355,10 +372,8 @@ mod tests {
         assert_eq!(keep_name(&mut names, &mut used, b"/a/b"), first);
         assert_eq!((first, used), (&raw const names[0] as u64, 5));
         let found = Found {
-            start: 0,
-            end: 0,
-            identity: 0,
             name: other,
+            ..Found::default()
         };
         assert_eq!(name_of(&found), c"[unnamed]");
     }
