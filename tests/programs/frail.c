@@ -143,13 +143,18 @@ static void dismiss(void) {
 
 // ---- memory
 
+// Memory that is not malloc's, and not the program's while it is idle.
+static void **places(long n) {
+    void **at = mmap(NULL, n * sizeof *at, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) fail("mmap");
+    return at;
+}
+
 // Takes up to so many MiB in blocks of 4 KiB, untouched, until malloc refuses; tells how
 // many it got.
 static void fill(long mebibytes) {
     long wanted = mebibytes * 256, got = 0;
-    void **blocks = mmap(NULL, wanted * sizeof *blocks, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (blocks == MAP_FAILED) fail("mmap");
+    void **blocks = places(wanted);
     while (got < wanted && (blocks[got] = malloc(4096))) got++;
     for (long i = 0; i < got; i++) free(blocks[i]);
     munmap(blocks, wanted * sizeof *blocks);
@@ -168,8 +173,9 @@ static int churning;
 
 // Each object lives for a second or two: it outlives many short sessions.
 static void *churn(void *unused) {
-    static void *ring[200000];
-    for (long i = 0; __atomic_load_n(&churning, __ATOMIC_RELAXED); i = (i + 1) % 200000) {
+    enum { RING = 200000 };
+    void **ring = places(RING);
+    for (long i = 0; __atomic_load_n(&churning, __ATOMIC_RELAXED); i = (i + 1) % RING) {
         free(ring[i]);
         ring[i] = site_churn();
         if (i % 64 == 0) usleep(500);

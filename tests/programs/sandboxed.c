@@ -24,12 +24,13 @@ static const int needed[] = {
 };
 static const int more[] = {SYS_getpid, SYS_rt_sigprocmask};
 static const int most[] = {SYS_sysinfo};
-// What the loader needs besides to start a program.
+// What starting a program needs besides: the loader's calls, and those of an allocator
+// that is not the C library's.
 static const int loading[] = {
     SYS_execve, SYS_openat, SYS_pread64, SYS_set_tid_address, SYS_set_robust_list, SYS_rseq,
-    SYS_prlimit64, SYS_faccessat,
+    SYS_prlimit64, SYS_faccessat, SYS_readlinkat, SYS_madvise, SYS_sched_getaffinity,
 #ifdef __x86_64__
-    SYS_access, SYS_arch_prctl,
+    SYS_access, SYS_arch_prctl, SYS_readlink, SYS_open,
 #endif
 };
 

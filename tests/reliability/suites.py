@@ -83,7 +83,7 @@ def empty(_, place):
 
 PYTHON_QUICK = """test_dict test_list test_bytes test_re test_json test_zlib test_array test_mmap
 test_ctypes test_thread test_fork1 test_subprocess test_weakref test_gc test_pickle
-test_functools test_memoryview test_posix test_sqlite3 test_xml_etree_c""".split()
+test_functools test_memoryview test_posix test_xml_etree_c""".split()
 
 PYTHON_FULL = PYTHON_QUICK + """test_asyncgen test_ast test_audit test_base64 test_bigmem
 test_binascii test_bisect test_buffer test_builtin test_bz2 test_calendar test_call test_capi
