@@ -101,6 +101,30 @@ fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) ->
     truncated
 }
 
+/// A profile of code alone: for each return address a stack of one frame, so that it is
+/// named as a dump's is.
+pub fn places(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
+    let maps_text = process::maps(pid).unwrap_or_default();
+    let mut builder = ProfileBuilder::new(1);
+    let (modules, places) = modules(header, &maps_text);
+    modules
+        .into_iter()
+        .for_each(|module| builder.module(module));
+    builder.facts(Facts {
+        pid: Some(pid as u32),
+        exe: Some(path(header.exe())),
+        exe_build_id: BuildId(header.exe_build_id().to_vec()),
+        boot_id: process::boot_id().map(|(_, text)| text),
+        maps_text,
+        ..Facts::default()
+    });
+    for address in addresses {
+        let place = builder.place(places.of(*address));
+        builder.stack_of(&[place], &Detail::default());
+    }
+    builder.finish()
+}
+
 /// Begins to find the records of a profile's stacks, on a second thread: they need the
 /// stacks' numbers alone, so that the first can put the profile together meanwhile.
 pub fn records(snapshot: &Snapshot) -> Shared<Part> {

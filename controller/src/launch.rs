@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 use shm_protocol::segment::DIR_VARIABLE;
 
-use crate::discovery::RUN_PREFIX;
+use crate::discovery::{HIDDEN_PREFIX, RUN_PREFIX};
 use crate::text;
 use crate::waiting::{Received, unblock_all};
 
@@ -132,20 +132,41 @@ pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 pub fn make_folder(shared: &Path) -> anyhow::Result<PathBuf> {
     let time = shm_protocol::clock::unix_ns();
     let path = shared.join(format!("{RUN_PREFIX}{}.{time}", std::process::id()));
-    let mut builder = std::fs::DirBuilder::new();
+    if !nix::unistd::geteuid().is_root() {
+        make_one(&path, 0o700)?;
+        return Ok(path);
+    }
     // A program that root starts may become any user, and its children make segments too.
-    let mode = if nix::unistd::geteuid().is_root() {
-        0o1777
-    } else {
-        0o700
-    };
-    builder
-        .mode(0o700)
-        .create(&path)
-        .with_context(|| text::path(&path))?;
+    // So others may write there, but only who is told its name can find it: our program
+    // and what it starts, and whoever may look into these.
+    make_one(&path, 0o711)?;
+    let mut name = [0; 16];
+    let mut random = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;
+    io::Read::read_exact(&mut random, &mut name).context("/dev/urandom")?;
+    let hidden = path.join(format!("{HIDDEN_PREFIX}{:032x}", u128::from_ne_bytes(name)));
+    make_one(&hidden, 0o1733)?;
+    Ok(hidden)
+}
+
+/// Makes a directory with these permissions, whatever the mask is.
+fn make_one(path: &Path, mode: u32) -> anyhow::Result<()> {
+    let made = std::fs::DirBuilder::new().mode(0o700).create(path);
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
-    std::fs::set_permissions(&path, permissions).with_context(|| text::path(&path))?;
-    Ok(path)
+    made.and_then(|()| std::fs::set_permissions(path, permissions))
+        .with_context(|| text::path(path))
+}
+
+/// Removes what [`make_folder`] made, where it is empty.
+pub fn remove_folder(path: &Path) {
+    // Live processes may still use it; `clean` removes it after them.
+    let _ = std::fs::remove_dir(path);
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    if let Some(outer) = path
+        .parent()
+        .filter(|_| name.starts_with(HIDDEN_PREFIX.as_bytes()))
+    {
+        let _ = std::fs::remove_dir(outer);
+    }
 }
 
 /// The exit code for a program that could not be started, as shells give it.

@@ -14,6 +14,7 @@ mod commands;
 mod discovery;
 mod dump;
 mod ended;
+mod family;
 mod governor;
 mod launch;
 mod output;

@@ -84,6 +84,8 @@ pub struct Folder {
     pub path: PathBuf,
     /// Device and inode, to know it again under another name.
     pub identity: (u64, u64),
+    /// Its owner.
+    pub owner: u32,
 }
 
 impl Folder {
@@ -114,6 +116,7 @@ impl Folder {
             fd,
             path,
             identity: (stat.st_dev, stat.st_ino),
+            owner: stat.st_uid,
         }))
     }
 

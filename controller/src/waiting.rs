@@ -70,6 +70,19 @@ impl Signals {
     }
 }
 
+/// Whether a signal that ends a session waits to be received.
+pub fn is_ending() -> bool {
+    // SAFETY: a set is plain bits, and a place for one.
+    let mut waiting: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: both look at a set that is ours.
+    unsafe {
+        libc::sigpending(&raw mut waiting) == 0
+            && ENDING
+                .iter()
+                .any(|signal| libc::sigismember(&raw const waiting, *signal as libc::c_int) == 1)
+    }
+}
+
 /// Unblocks all signals: for a child before it becomes another program. Async-signal-safe.
 pub fn unblock_all() -> std::io::Result<()> {
     let none = SigSet::empty();

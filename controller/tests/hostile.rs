@@ -338,3 +338,120 @@ fn nothing_that_a_stranger_named_reaches_the_terminal_raw() {
     assert!(shown.count() > 8);
     drop((live, dead));
 }
+
+/// Waits for the directory of a run that root started.
+fn directory_of_run(place: &Place) -> std::path::PathBuf {
+    let inside = |path: std::path::PathBuf, prefix: &str| {
+        let entries = std::fs::read_dir(path).ok()?.flatten();
+        let mut named = entries.filter(|e| e.file_name().to_string_lossy().starts_with(prefix));
+        named.next().map(|entry| entry.path())
+    };
+    let mut found = None;
+    wait_for("the directory of the run", || {
+        found =
+            inside(place.shm(), "mem_profiler.run.").and_then(|outer| inside(outer, "segments."));
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+#[test]
+fn run_takes_its_descendants_alone() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let agent = support::agent();
+    let run = place.spawn(&[
+        "run",
+        "-c",
+        "1",
+        "-o",
+        &place.prefix(),
+        "--agent",
+        agent.to_str().unwrap(),
+        "--",
+        "sh",
+        "-c",
+        // A child that became another user is taken all the same.
+        "setpriv --reuid=65534 --regid=65534 --clear-groups sh -c 'sleep 0.5; : $(seq 99)'; \
+         exec sleep 60",
+    ]);
+    let directory = directory_of_run(&place);
+    for (folder, command) in [
+        (directory.parent().unwrap(), "ls"),
+        (directory.parent().unwrap(), "touch"),
+        (&directory, "ls"),
+    ] {
+        let path = match command {
+            "touch" => folder.join("x"),
+            _ => folder.to_owned(),
+        };
+        let mut stranger = Command::new("setpriv");
+        stranger
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", command])
+            .arg(path);
+        assert!(
+            !stranger.output().unwrap().status.success(),
+            "{command} {folder:?}"
+        );
+    }
+    // Whoever knows the name all the same.
+    for image in 0..50 {
+        let mut forged = Forged::of_dead();
+        (forged.image, forged.bytes) = (image, 64 << 20);
+        let path = forged.make_with_stacks(&place.out(), 2, 3);
+        std::os::unix::fs::chown(&path, Some(65533), Some(65533)).unwrap();
+        std::fs::rename(&path, directory.join(path.file_name().unwrap())).unwrap();
+    }
+    let seqs = |name: &String| name.contains("seq.");
+    wait_for("the other user's last child", || {
+        place.dumps().iter().any(seqs)
+    });
+    run.signal(Signal::SIGTERM);
+    let ran = run.end();
+    assert!(
+        !place.dumps().iter().any(|name| name.contains("forged")),
+        "{ran:?}"
+    );
+    assert!(
+        ran.err
+            .contains("50 segments in this run's directory are not taken"),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn top_is_not_held_up_by_what_a_process_calls_its_symbols() {
+    let place = Place::new();
+    let live = place.fake(&[]);
+    let pid = live.pid().to_string();
+    let map = std::path::PathBuf::from(format!("/tmp/perf-{pid}.map"));
+    let named = "400000 1000 jit_outer\n401000 1000 jit_\x1b[2J\n";
+    let make: [(&str, &dyn Fn()); 4] = [
+        ("a list", &|| std::fs::write(&map, named).unwrap()),
+        ("a pipe", &|| {
+            nix::unistd::mkfifo(&map, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        }),
+        ("a device", &|| {
+            std::os::unix::fs::symlink("/dev/zero", &map).unwrap()
+        }),
+        ("no end", &|| {
+            let file = std::fs::File::create(&map).unwrap();
+            file.set_len(10 << 30).unwrap();
+        }),
+    ];
+    for (what, make) in make {
+        make();
+        let mut command = Command::new("timeout");
+        command
+            .args(["--signal=KILL", "90", env!("CARGO_BIN_EXE_mem_profiler")])
+            .args(["top", "--once", "-p", &pid])
+            .env("MEM_PROFILER_DIR", place.shm());
+        let ran = Ran::of(command.output().unwrap());
+        std::fs::remove_file(&map).unwrap();
+        assert_eq!(ran.code, Some(0), "{what}: {ran:?}");
+        assert_eq!(ran.out.contains("jit_outer"), what == "a list", "{ran:?}");
+        assert!(!ran.out.contains('\x1b'), "{ran:?}");
+    }
+}

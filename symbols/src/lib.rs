@@ -9,6 +9,7 @@
 //! Code without a file has its names from the kernel ([`vdso`]) or from the
 //! list that its maker wrote ([`perf_map`]).
 
+pub mod apart;
 pub mod demangle;
 mod dwarf;
 mod elf;

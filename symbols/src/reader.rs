@@ -14,7 +14,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, PipeWriter, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -242,7 +242,7 @@ impl<'a> Texts<'a> {
 }
 
 /// Writes an answer: its length, whether it is an error, and what it says.
-fn send(to: &mut impl Write, answer: &Result<Frames, String>) -> io::Result<()> {
+pub fn send(to: &mut impl Write, answer: &Result<Frames, String>) -> io::Result<()> {
     let mut bytes = Vec::new();
     let text = |bytes: &mut Vec<u8>, text: &str| {
         bytes.extend((text.len() as u32).to_le_bytes());
@@ -273,7 +273,7 @@ fn send(to: &mut impl Write, answer: &Result<Frames, String>) -> io::Result<()> 
 }
 
 /// Reads an answer; `None` when the child says nothing more.
-fn receive(from: &mut PipeReader) -> io::Result<Option<Result<Frames, String>>> {
+pub fn receive(from: &mut impl Read) -> io::Result<Option<Result<Frames, String>>> {
     let mut head = [0; 9];
     let mut bytes = Vec::new();
     let got = from.by_ref().take(9).read_to_end(&mut bytes)?;

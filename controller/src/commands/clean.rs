@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use crate::claims::{Claims, Doubt};
 use crate::cli::CleanArgs;
 use crate::discovery::{Agent, Discovery, Life, run_folders};
+use crate::launch;
 use crate::segment::{Folder, Head, Refusal, default_folder};
 use crate::select::Selection;
 use crate::target::uncollected;
@@ -125,9 +126,9 @@ impl Cleaned {
 fn remove_run_folders() {
     let shared = default_folder();
     if let Ok(folder) = Folder::open(&shared) {
-        for name in run_folders(&folder) {
+        for inner in run_folders(&folder) {
             // Fails where it is not empty, as it should.
-            let _ = std::fs::remove_dir(shared.join(name));
+            launch::remove_folder(&inner.path);
         }
     }
 }

@@ -30,8 +30,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             Err(error) => Ok(Err(launch::start_failure(&args.command[0], &error))),
         }
     });
-    // Live processes still use it; `clean` removes it after them.
-    let _ = std::fs::remove_dir(&folder);
+    launch::remove_folder(&folder);
     match followed? {
         Ok(outcome) => Ok(conclude(&outcome)),
         Err(code) => Ok(code),

@@ -135,7 +135,7 @@ fn look_at(agent: Agent, interval: &IntervalArgs) -> anyhow::Result<Source> {
 
 impl Top {
     /// Takes a new snapshot; false once the session or the process is over.
-    fn refresh(&mut self) -> anyhow::Result<bool> {
+    fn refresh(&mut self, at_once: bool) -> anyhow::Result<bool> {
         if let Source::Own(target) = &mut self.source {
             target.look()?;
             if Instant::now() >= self.renewal {
@@ -147,7 +147,7 @@ impl Top {
         }
         let agent = self.source.agent();
         let mut head = Head::new();
-        let header = agent.segment.head(&mut head)?;
+        let header = agent.segment.full_head(&mut head)?;
         let session = header.session().context("there is no session")?;
         let running = is_running(&header);
         let left = if running {
@@ -158,15 +158,24 @@ impl Top {
         self.title.session = format!("every {} bytes, {left}", session.interval);
         self.title.rss_bytes = rss_bytes(agent.pid);
         let snapshot = dump::snapshot(agent, &session, &header)?;
-        self.model.update(&snapshot);
+        self.model.update(&snapshot, &header, at_once);
+        if let Some(trouble) = self.model.symbols.trouble() {
+            self.title.message = trouble;
+        }
         Ok(running && self.title.rss_bytes.is_some())
     }
 
     /// Prints one table: with a session of our own, of its first second.
     fn once(&mut self, signals: &Signals) -> anyhow::Result<()> {
-        self.refresh()?;
+        self.refresh(false)?;
         signals.wait(&[], self.args.delay.unwrap_or(REFRESH))?;
-        self.refresh()?;
+        self.refresh(true)?;
+        if !self.title.message.is_empty() {
+            tell(&format!(
+                "warning: {}: {}",
+                self.title.process, self.title.message
+            ));
+        }
         let mut rows = self.view.rows(&self.model);
         rows.truncate(ROWS);
         if self.args.json {
@@ -218,7 +227,7 @@ impl Top {
         loop {
             if Instant::now() >= next {
                 next = Instant::now() + self.args.delay.unwrap_or(REFRESH);
-                if !self.view.paused && !self.refresh()? {
+                if !self.view.paused && !self.refresh(false)? {
                     self.view.paused = true;
                     self.title.message =
                         "the session is over: these are its last numbers".to_owned();

@@ -11,7 +11,6 @@ mod found;
 pub mod spaces;
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -24,6 +23,12 @@ use crate::text;
 
 /// Directories inside the shared one that `run` makes begin like this.
 pub const RUN_PREFIX: &str = "mem_profiler.run.";
+/// Inside such a one of root's is one whose name nobody can guess, which begins like this.
+pub const HIDDEN_PREFIX: &str = "segments.";
+/// Most directories of `run` of one owner that are looked into.
+const MOST_RUNS: usize = 64;
+/// Most names of such directories that are read.
+const MOST_RUN_NAMES: usize = 10_000;
 /// Most segments of one live process that are looked at.
 const MOST_IMAGES: usize = 64;
 /// Most segments of dead processes of one owner that are looked at.
@@ -131,11 +136,7 @@ impl Discovery {
             if !seen.insert(folder.identity) {
                 continue;
             }
-            for inner in run_folders(&folder) {
-                if let Ok(inner) = folder.folder(&inner) {
-                    folders.push(inner);
-                }
-            }
+            folders.extend(run_folders(&folder));
             folders.push(folder);
         }
         folders
@@ -303,7 +304,24 @@ fn mark_replaced(all: &mut [Found]) {
     }
 }
 
-/// Names of the directories that `run` made inside a shared one.
-pub fn run_folders(folder: &Folder) -> Vec<OsString> {
-    folder.entries(RUN_PREFIX).unwrap_or_default()
+/// The directories that `run` made inside a shared one; inner ones before outer ones. Of
+/// each owner there are only so many: anybody can make any number of them.
+pub fn run_folders(folder: &Folder) -> Vec<Rc<Folder>> {
+    let mut folders = Vec::new();
+    let mut owners: HashMap<u32, usize> = HashMap::new();
+    let names = folder.entries(RUN_PREFIX).unwrap_or_default();
+    for outer in names.into_iter().take(MOST_RUN_NAMES) {
+        let Ok(outer) = folder.folder(&outer) else {
+            continue;
+        };
+        let of_owner = owners.entry(outer.owner).or_default();
+        *of_owner += 1;
+        if *of_owner > MOST_RUNS {
+            continue;
+        }
+        let hidden = outer.entries(HIDDEN_PREFIX).unwrap_or_default();
+        folders.extend(hidden.first().and_then(|name| outer.folder(name).ok()));
+        folders.push(outer);
+    }
+    folders
 }

@@ -144,6 +144,9 @@ impl Run {
             return;
         }
         self.last_glance = now;
+        if self.child.is_some() && nix::unistd::geteuid().is_root() {
+            self.family.look();
+        }
         if now - self.last_search >= SEARCH || self.discovery.has_new(&self.known) {
             self.last_search = now;
             self.join_new();
@@ -238,6 +241,14 @@ impl Run {
     /// Takes over a session that an agent started by itself.
     fn adopt(&mut self, found: Found) {
         let (entry, title) = (found.entry, found.title());
+        if !self.family.has(&found) {
+            // Its process may be seen, or have it mapped, a moment later.
+            if found.life != Life::Running {
+                self.known.insert(entry);
+                self.family.strangers += 1;
+            }
+            return;
+        }
         match found.open() {
             Ok(agent) => self.take_over(agent),
             // It was removed meanwhile.

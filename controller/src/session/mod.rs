@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::cli::TriggerArgs;
 use crate::discovery::Discovery;
 use crate::dump::Written;
+use crate::family::Family;
 use crate::launch::{FORWARDED, Launched};
 use crate::output::Output;
 use crate::segment::Entry;
@@ -82,6 +83,8 @@ pub struct Run {
     last_glance: Instant,
     /// The program that we started; its agents start their sessions by themselves.
     child: Option<Launched>,
+    /// Its descendants.
+    family: Family,
 }
 
 impl Run {
@@ -107,6 +110,7 @@ impl Run {
             last_search: Instant::now(),
             last_glance: Instant::now(),
             child: None,
+            family: Family::new(),
             settings,
         })
     }
@@ -146,6 +150,7 @@ impl Run {
         self.join_new();
         self.look();
         self.end();
+        self.tell_strangers();
         // With a length given the program may go on: its end is still ours to pass on.
         while self
             .child
@@ -157,6 +162,16 @@ impl Run {
         }
         self.outcome.status = self.child.take().and_then(|child| child.status);
         Ok(self.outcome)
+    }
+
+    fn tell_strangers(&self) {
+        let strangers = self.family.strangers;
+        if strangers > 0 {
+            tell(&format!(
+                "warning: {strangers} segments in this run's directory are not taken: they are \
+                 of users that none of its processes was seen to be"
+            ));
+        }
     }
 
     fn fail(&mut self, message: &str) {

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use serde::Serialize;
 use shm_protocol::clock::TICK_NS;
+use shm_protocol::snapshot::Header;
 use shm_protocol::tree::NodeId;
 
 use crate::snapshot::Snapshot;
@@ -86,8 +87,8 @@ impl Model {
         }
     }
 
-    /// Takes a new snapshot in.
-    pub fn update(&mut self, snapshot: &Snapshot) {
+    /// Takes a new snapshot in; names what is new `at_once`, or when it is time.
+    pub fn update(&mut self, snapshot: &Snapshot, header: &Header<'_>, at_once: bool) {
         if self.session != snapshot.session.number {
             self.session = snapshot.session.number;
             self.frames.clear();
@@ -97,13 +98,13 @@ impl Model {
         let seconds = snapshot.end_ns.saturating_sub(self.taken_ns) as f64 / 1e9;
         self.taken_ns = snapshot.end_ns;
         self.samples = snapshot.totals.samples;
-        self.name_stacks(snapshot);
+        self.name_stacks(snapshot, header, at_once);
         self.fill_stacks(snapshot, seconds.max(0.001));
         self.fill_functions();
     }
 
     /// Resolves the functions of stacks that are new.
-    fn name_stacks(&mut self, snapshot: &Snapshot) {
+    fn name_stacks(&mut self, snapshot: &Snapshot, header: &Header<'_>, at_once: bool) {
         let mut addresses = Vec::new();
         let mut new = Vec::new();
         let mut all = Vec::new();
@@ -114,26 +115,18 @@ impl Model {
                 new.push((record.node, addresses.clone(), whole));
             }
         }
-        self.symbols.resolve(all.into_iter());
+        let pid = self.symbols.pid();
+        let profile = |addresses: &[u64]| crate::collect::places(header, pid, addresses);
+        self.symbols.resolve(all.into_iter(), at_once, profile);
         for (leaf, addresses, whole) in new {
-            let mut frames = Vec::with_capacity(addresses.len() + 1);
-            let known = addresses
-                .iter()
-                .all(|address| match self.symbols.at(*address) {
-                    Some(functions) => {
-                        frames.extend_from_slice(functions);
-                        true
-                    }
-                    None => false,
-                });
+            // Where not all are known yet, the next refresh asks again.
+            let Some(mut frames) = self.symbols.frames(&addresses) else {
+                continue;
+            };
             if !whole {
                 frames.push(self.symbols.intern("[truncated]"));
             }
-            // Where not all are known yet, the next refresh asks again.
-            let frames: Rc<[FunctionId]> = frames.into();
-            if known {
-                self.frames.insert(leaf, frames);
-            }
+            self.frames.insert(leaf, frames.into());
         }
     }
 

@@ -1,40 +1,84 @@
 //! Names of functions, found outside the target and kept: an address is looked up once.
+//! They are those that `mem_parser` finds for a dump, by the same code, and what it leaves
+//! out of stacks is left out here. Reading is done apart, as the target's files are not to
+//! be trusted.
 
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
-use blazesym::Pid;
-use blazesym::symbolize::source::{Process, Source};
-use blazesym::symbolize::{Input, Symbolized, Symbolizer};
+use heap_format::{NO_MAPPING, Profile};
+use regex::Regex;
+use symbols::{Options, apart};
 
 use crate::text;
+use crate::waiting;
 
-/// Most addresses that are looked up in one refresh, so that the first one shows soon.
-const BATCH: usize = 20_000;
+/// Most addresses that are looked up in one refresh.
+const BATCH: usize = 200_000;
+/// Longest time that one look takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// New names wait at least so many times as long as the last took.
+const PAUSE: u32 = 5;
 
 /// Index of a function's name.
 pub type FunctionId = u32;
 
 /// Names by address, for one process.
 pub struct Symbols {
-    symbolizer: Symbolizer,
     pid: i32,
     names: Vec<Rc<str>>,
+    /// For each whether it is an allocator's, which stacks leave out.
+    left_out: Vec<bool>,
     ids: HashMap<Rc<str>, FunctionId>,
     /// Functions at an address, innermost first.
     known: HashMap<u64, Rc<[FunctionId]>>,
+    allocator: Option<Allocator>,
+    next: Instant,
+    trouble: Option<String>,
+}
+
+/// Frames of the allocator, as dumps name them.
+struct Allocator {
+    drop: Regex,
+    keep: Option<Regex>,
+}
+
+impl Allocator {
+    fn of(profile: &Profile) -> Option<Self> {
+        let whole = |pattern: &str| Regex::new(&format!("^({pattern})$")).ok();
+        let drop = Some(&profile.drop_frames).filter(|p| !p.is_empty())?;
+        let keep = Some(&profile.keep_frames).filter(|p| !p.is_empty());
+        Some(Self {
+            drop: whole(drop)?,
+            keep: keep.and_then(|keep| whole(keep)),
+        })
+    }
+
+    fn holds(&self, name: &str) -> bool {
+        let keep = self.keep.as_ref();
+        self.drop.is_match(name) && !keep.is_some_and(|keep| keep.is_match(name))
+    }
 }
 
 impl Symbols {
     /// Of a live process.
     pub fn new(pid: i32) -> Self {
         Self {
-            symbolizer: Symbolizer::new(),
             pid,
             names: Vec::new(),
+            left_out: Vec::new(),
             ids: HashMap::new(),
             known: HashMap::new(),
+            allocator: None,
+            next: Instant::now(),
+            trouble: None,
         }
+    }
+
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid
     }
 
     /// A function's name.
@@ -47,9 +91,9 @@ impl Symbols {
         self.names.len()
     }
 
-    /// The functions at a return address, innermost first, once they were looked up.
-    pub fn at(&self, address: u64) -> Option<&Rc<[FunctionId]>> {
-        self.known.get(&address)
+    /// What went wrong since it was asked last.
+    pub fn trouble(&mut self) -> Option<String> {
+        self.trouble.take()
     }
 
     /// The number of a name, made if it is new.
@@ -58,74 +102,150 @@ impl Symbols {
             return *id;
         }
         let id = self.names.len() as FunctionId;
+        let allocator = self.allocator.as_ref();
+        self.left_out.push(allocator.is_some_and(|a| a.holds(name)));
         let name: Rc<str> = name.into();
         self.names.push(name.clone());
         self.ids.insert(name, id);
         id
     }
 
-    /// Looks up those of the return addresses that are new; at most so many at a time.
-    pub fn resolve(&mut self, addresses: impl Iterator<Item = u64>) {
+    /// The functions of a stack of return addresses, both leaf first, without those of the
+    /// allocator at its leaf and what they called; with them where there is nothing else.
+    /// `None` while not all addresses are looked up.
+    pub fn frames(&self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
+        let all: Option<Vec<&[FunctionId]>> = addresses
+            .iter()
+            .map(|address| self.known.get(address).map(|functions| &functions[..]))
+            .collect();
+        let mut frames: Vec<&[FunctionId]> = Vec::new();
+        let mut found_user = false;
+        for functions in all?.into_iter().rev() {
+            let left_out = |id: &FunctionId| self.left_out[*id as usize];
+            match functions.iter().rposition(left_out) {
+                None => {
+                    found_user = true;
+                    frames.push(functions);
+                }
+                Some(at) => {
+                    let rest = &functions[at + 1..];
+                    // Inlined into its caller, which stays.
+                    frames.push(if rest.is_empty() && !found_user {
+                        functions
+                    } else {
+                        rest
+                    });
+                    if found_user {
+                        break;
+                    }
+                }
+            }
+        }
+        Some(frames.into_iter().rev().flatten().copied().collect())
+    }
+
+    /// Looks up those of the return addresses that are new, by a `profile` of them; at most
+    /// so many at a time, and not all the time.
+    pub fn resolve(
+        &mut self,
+        addresses: impl Iterator<Item = u64>,
+        at_once: bool,
+        profile: impl FnOnce(&[u64]) -> Profile,
+    ) {
+        let start = Instant::now();
         let mut new: Vec<u64> = addresses.filter(|a| !self.known.contains_key(a)).collect();
         new.sort_unstable();
         new.dedup();
         new.truncate(BATCH);
-        if new.is_empty() {
+        if new.is_empty() || !at_once && start < self.next {
             return;
         }
-        // Inside the call, not behind it.
-        let lookup: Vec<u64> = new.iter().map(|address| address.wrapping_sub(1)).collect();
-        let process = Process::new(Pid::from(self.pid as u32));
-        let found = self
-            .symbolizer
-            .symbolize(&Source::Process(process), Input::AbsAddr(&lookup));
-        let names: Vec<Vec<String>> = found.unwrap_or_default().iter().map(names_of).collect();
-        let mut names = names.into_iter();
-        for address in new {
-            let mut names = names.next().unwrap_or_default();
-            if names.is_empty() {
-                names.push(format!("0x{address:x}"));
-            }
-            let functions = names.iter().map(|name| self.intern(name)).collect();
+        let profile = profile(&new);
+        self.allocator = self.allocator.take().or_else(|| Allocator::of(&profile));
+        let locations = profile.locations.len();
+        let place = |stack: usize| profile.stacks.get(stack).first().copied();
+        let places: Vec<Option<u32>> = (0..new.len()).map(place).collect();
+        let object = |location: &heap_format::Location| match location.mapping {
+            NO_MAPPING => "<unknown>".to_owned(),
+            mapping => object(&profile, mapping),
+        };
+        let objects: Vec<String> = profile.locations.iter().map(object).collect();
+        let names = apart::names(profile, &OPTIONS, PATIENCE, waiting::is_ending);
+        let names = names.unwrap_or_else(|trouble| {
+            self.trouble = Some(trouble);
+            vec![Vec::new(); locations]
+        });
+        for (address, place) in new.into_iter().zip(places) {
+            let place = place.map_or(usize::MAX, |place| place as usize);
+            let functions = match names.get(place) {
+                Some(names) if !names.is_empty() => {
+                    let ids = names
+                        .iter()
+                        .map(|n| self.intern(&text::escape(n.as_bytes())));
+                    ids.collect()
+                }
+                _ => [self.intern(objects.get(place).map_or("<unknown>", |o| o))].into(),
+            };
             self.known.insert(address, functions);
         }
+        self.next = Instant::now() + start.elapsed() * PAUSE;
     }
 }
 
-/// Names of the functions at an address, innermost first; the file where none is known;
-/// nothing for an address outside all files.
-fn names_of(found: &Symbolized<'_>) -> Vec<String> {
-    match found {
-        Symbolized::Sym(symbol) => {
-            let inlined = symbol.inlined.iter().map(|inlined| inlined.name.as_ref());
-            let names = inlined.chain([symbol.name.as_ref()]);
-            names.map(|name| text::escape(name.as_bytes())).collect()
-        }
-        Symbolized::Unknown(_) => Vec::new(),
-    }
+/// As `mem_parser` takes a dump unless told otherwise.
+const OPTIONS: Options<'static> = Options {
+    binary: None,
+    force: false,
+    demangle: symbols::demangle::Style::Simple,
+    folders: &[],
+    debuginfod: false,
+    perf_map: None,
+};
+
+/// How code without a name is called: by its file.
+fn object(profile: &Profile, mapping: u32) -> String {
+    let path = profile.mappings[mapping as usize].path.as_os_str();
+    let path = std::os::unix::ffi::OsStrExt::as_bytes(path);
+    let base = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
+    format!("[{}]", text::escape(base))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn symbols(places: &[(u64, &[&str])]) -> Symbols {
+        let mut symbols = Symbols::new(0);
+        symbols.allocator = Some(Allocator {
+            drop: Regex::new("^(malloc|allocate|operator new)$").unwrap(),
+            keep: None,
+        });
+        for (address, names) in places {
+            let ids = names.iter().map(|name| symbols.intern(name)).collect();
+            symbols.known.insert(*address, ids);
+        }
+        symbols
+    }
+
+    fn named(symbols: &Symbols, addresses: &[u64]) -> Vec<String> {
+        let frames = symbols.frames(addresses).unwrap();
+        frames
+            .iter()
+            .map(|id| symbols.name(*id).to_owned())
+            .collect()
+    }
+
     #[test]
-    fn own_functions_have_names_and_strangers_addresses() {
-        let mut symbols = Symbols::new(std::process::id() as i32);
-        let here = own_functions_have_names_and_strangers_addresses as *const () as u64 + 4;
-        symbols.resolve([here, 0x10].into_iter());
-        let name = |address| {
-            symbols
-                .name(*symbols.at(address).unwrap().last().unwrap())
-                .to_owned()
-        };
-        assert!(
-            name(here).contains("own_functions_have_names"),
-            "{}",
-            name(here)
-        );
-        assert_eq!(name(0x10), "0x10");
-        assert!(symbols.at(0x20).is_none());
-        assert_eq!(symbols.len(), 2);
+    fn the_allocator_is_left_out_with_what_it_called() {
+        let symbols = symbols(&[
+            (1, &["inner"]),
+            (2, &["malloc"]),
+            (3, &["allocate", "push", "fill"]),
+            (4, &["main"]),
+        ]);
+        assert_eq!(named(&symbols, &[1, 2, 4]), ["main"]);
+        assert_eq!(named(&symbols, &[2, 3, 4]), ["push", "fill", "main"]);
+        assert_eq!(named(&symbols, &[1, 2]), ["inner", "malloc"]);
+        assert_eq!(symbols.frames(&[1, 9]), None);
     }
 }

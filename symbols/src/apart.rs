@@ -1,0 +1,180 @@
+//! Naming code of a process that lives and may mean ill.
+//!
+//! Its files are what it wants them to be, and may change while they are read: pipes that
+//! nobody writes to, disks without end, programs that lie. So all of [`symbolize`], not
+//! the reading of symbols alone, is done by a child, which has limits and a deadline.
+//!
+//! Promises: [`names`] comes back within its time, whatever the files are; nothing of the
+//! child is left then.
+//!
+//! The caller must be the only thread of its process.
+
+use std::io::{self, PipeReader, PipeWriter, Read};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use heap_format::Profile;
+
+use super::reader::{self, Frame};
+use super::{Options, symbolize};
+
+/// Address space that a child may take besides what it has.
+const MEMORY: u64 = 16 << 30;
+/// Seconds that it may compute.
+const SECONDS: u64 = 300;
+/// How long to wait between two looks whether the caller wants to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Names of the functions at each location of `profile`, innermost first; none where
+/// nothing is known.
+///
+/// # Errors
+/// A text for people: the child died, took longer than `patience`, or `stops` said so.
+pub fn names(
+    profile: Profile,
+    options: &Options,
+    patience: Duration,
+    stops: impl Fn() -> bool,
+) -> Result<Vec<Vec<String>>, String> {
+    let count = profile.locations.len();
+    let failed = |error: io::Error| format!("functions cannot be named: {error}");
+    let (from, to) = io::pipe().map_err(failed)?;
+    // SAFETY: this process has one thread, so the child's copy of it is whole: no lock is
+    // held by a thread that the child does not have.
+    let child = unsafe { libc::fork() };
+    match child {
+        -1 => return Err(failed(io::Error::last_os_error())),
+        0 => {
+            drop(from);
+            let code = i32::from(answer(profile, options, to).is_err());
+            // SAFETY: _exit ends the process; nothing of it is used afterwards.
+            unsafe { libc::_exit(code) }
+        }
+        _ => drop(to),
+    }
+    let answer = collect(from, Instant::now() + patience, stops);
+    end(child);
+    let found = answer.map_err(|error| format!("functions cannot be named: {error}"))?;
+    match found.len() == count {
+        true => Ok(found),
+        false => Err("functions cannot be named: a file of the process is damaged".to_owned()),
+    }
+}
+
+/// The life of the child.
+fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Result<()> {
+    restrain();
+    // What it says of files concerns whoever reads a dump.
+    let _ = symbolize(&mut profile, options);
+    let lines = |first: u32, count: u32| &profile.lines[first as usize..][..count as usize];
+    let frame = |line: &heap_format::Line| Frame {
+        name: profile.functions[line.function as usize]
+            .name
+            .as_str()
+            .into(),
+        ..Frame::default()
+    };
+    let locations = profile.locations.iter();
+    let frames = locations.map(|l| {
+        lines(l.first_line, l.line_count)
+            .iter()
+            .map(frame)
+            .collect()
+    });
+    reader::send(&mut to, &Ok(frames.collect()))
+}
+
+/// Sets limits, ends with the parent, and says nothing.
+fn restrain() {
+    std::panic::set_hook(Box::new(|_| {}));
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+    let own = pages.unwrap_or(0).saturating_mul(4096);
+    for (what, most) in [
+        (libc::RLIMIT_CORE, 0),
+        (libc::RLIMIT_AS, MEMORY.saturating_add(own)),
+        (libc::RLIMIT_CPU, SECONDS),
+    ] {
+        let limit = libc::rlimit {
+            rlim_cur: most,
+            rlim_max: most,
+        };
+        // SAFETY: `limit` is a whole rlimit. A limit that cannot be set, since a lower one
+        // is in force, need not be.
+        unsafe { libc::setrlimit(what, &raw const limit) };
+    }
+    // SAFETY: plain calls about this process. Its group is all that it starts in turn.
+    unsafe {
+        libc::setpgid(0, 0);
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+    }
+    if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+        // SAFETY: both are descriptors of this process, which writes nothing to its
+        // standard error from here on.
+        unsafe { libc::dup2(null.as_raw_fd(), libc::STDERR_FILENO) };
+    }
+}
+
+/// What the child writes, until it ends.
+fn collect(
+    mut from: PipeReader,
+    deadline: Instant,
+    stops: impl Fn() -> bool,
+) -> io::Result<Vec<Vec<String>>> {
+    let mut bytes = Vec::new();
+    let mut chunk = vec![0; 1 << 16];
+    loop {
+        let late = Instant::now() >= deadline;
+        if late || stops() {
+            let kind = if late {
+                io::ErrorKind::TimedOut
+            } else {
+                io::ErrorKind::Interrupted
+            };
+            let why = if late {
+                "reading its files takes too long"
+            } else {
+                "interrupted"
+            };
+            return Err(io::Error::new(kind, why));
+        }
+        let mut poll = libc::pollfd {
+            fd: from.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one whole pollfd, which is ours.
+        if unsafe { libc::poll(&raw mut poll, 1, LOOK.as_millis() as libc::c_int) } <= 0 {
+            continue;
+        }
+        match from.read(&mut chunk)? {
+            0 => break,
+            n => bytes.extend_from_slice(&chunk[..n]),
+        }
+    }
+    match reader::receive(&mut bytes.as_slice())? {
+        Some(Ok(frames)) => {
+            let name = |frame: &Frame| frame.name.as_ref().to_owned();
+            Ok(frames
+                .iter()
+                .map(|f| f.iter().map(name).collect())
+                .collect())
+        }
+        Some(Err(error)) => Err(io::Error::other(error)),
+        None => Err(io::Error::other("a file of the process is damaged")),
+    }
+}
+
+/// Ends the child with all that it started, and waits until it is gone.
+fn end(child: libc::pid_t) {
+    let mut status = 0;
+    // SAFETY: our own child, not yet waited for, and the group that it made for itself; a
+    // place for one int.
+    unsafe {
+        libc::kill(-child, libc::SIGKILL);
+        libc::kill(child, libc::SIGKILL);
+        while libc::waitpid(child, &raw mut status, 0) == -1
+            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+        {}
+    }
+}

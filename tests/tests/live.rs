@@ -1,0 +1,79 @@
+//! The live view beside the dump of the same moment: equal functions, order and numbers.
+
+use std::collections::BTreeMap;
+
+use mem_tests::{Scratch, Session, Target, run};
+
+/// Flat and cumulative bytes in use, by function.
+type Table = BTreeMap<String, (f64, f64)>;
+
+/// What `top` shows.
+fn live(scratch: &Scratch, pid: u32) -> Table {
+    let mut command = scratch.profiler();
+    let outcome = run(command.args(["top", "--json", "-p", &pid.to_string()]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let json: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    let rows = json["functions"].as_array().expect("rows");
+    let row = |row: &serde_json::Value| {
+        let bytes = |field: &str| row["numbers"][field].as_f64().expect("a number");
+        let name = row["name"].as_str().expect("a name").to_owned();
+        (name, (bytes("flat_bytes"), bytes("live_bytes")))
+    };
+    let order = rows
+        .iter()
+        .map(|r| r["numbers"]["live_bytes"].as_f64().unwrap_or(0.0));
+    assert!(order.is_sorted_by(|a, b| a >= b), "{json}");
+    rows.iter().map(row).collect()
+}
+
+/// What `mem_parser -t` shows of a dump.
+fn dumped(scratch: &Scratch, program: &std::path::Path, dump: &std::path::Path) -> Table {
+    let mut command = scratch.parser();
+    command.args(["-t", "--cum", "--unit", "B", "--nodefraction", "0", "-p"]);
+    let outcome = run(command.arg(program).arg("-f").arg(dump));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let mut lines = outcome
+        .stdout
+        .lines()
+        .skip_while(|line| !line.contains("flat%"));
+    lines.next().expect("a table");
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split_whitespace().collect();
+        let bytes = |at: usize| cells[at].trim_end_matches('B').parse().expect("bytes");
+        let name = cells[5..].join(" ");
+        let name = name
+            .trim_end_matches(" (inline)")
+            .trim_end_matches(" (partial-inline)");
+        (name.to_owned(), (bytes(0), bytes(3)))
+    };
+    lines.map(row).collect()
+}
+
+#[test]
+fn top_and_the_parser_tell_the_same() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("truth.cpp", &[]);
+    let mut target = Target::start(
+        scratch
+            .preloaded(&program)
+            .stdin(std::process::Stdio::piped()),
+    );
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go 2000 3 1");
+    target.hear_until("done");
+    let shown = live(&scratch, target.pid());
+    let outcome = session.stop();
+    let written = dumped(&scratch, &program, &outcome.dump());
+    assert!(shown.len() > 5, "{shown:?}");
+    // Of the dump's rows `top` shows the first ones.
+    for (name, (flat, sum)) in &shown {
+        let (flat_there, sum_there) = written
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} is not in {written:?}"));
+        let equal = |a: f64, b: f64| (a - b).abs() <= 1.0 + a.abs() * 1e-6;
+        assert!(equal(*flat, *flat_there), "{name}: {flat} {flat_there}");
+        assert!(equal(*sum, *sum_there), "{name}: {sum} {sum_there}");
+    }
+    drop(target);
+}
