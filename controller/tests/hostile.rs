@@ -455,3 +455,19 @@ fn top_is_not_held_up_by_what_a_process_calls_its_symbols() {
         assert!(!ran.out.contains('\x1b'), "{ran:?}");
     }
 }
+
+#[test]
+fn a_segment_that_is_removed_in_a_session_still_gives_its_dump() {
+    let place = Place::new();
+    let live = place.fake(&[]);
+    let session = place.spawn(&["-s", "60", "-o", &place.prefix()]);
+    wait_for("sampling", || place.epoch(live.pid()) != 0);
+    // As logind does at the user's logout.
+    std::fs::remove_file(place.shm().join(&place.segments()[0])).unwrap();
+    session.signal(Signal::SIGINT);
+    assert_eq!(session.end().succeeded().len(), 1);
+    let pid = live.pid().to_string();
+    place
+        .run(&["-s", "1", "-o", &place.prefix(), "-p", &pid])
+        .failed_saying(&["runs without the agent"]);
+}

@@ -265,8 +265,20 @@ fn another_users_process_is_named_as_such() {
 #[test]
 fn a_program_that_never_calls_the_agent_is_pointed_out() {
     let place = Place::new();
-    let _process = place.fake(&["silent"]);
-    let ran = place.run(&["-s", "0.5", "-o", &place.prefix()]);
+    let process = place.fake(&["silent"]);
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap();
+        let fields = stat[stat.rfind(')').unwrap() + 2..].split(' ');
+        let used = fields.skip(11).take(2);
+        used.map(|ticks| ticks.parse::<u64>().unwrap()).sum::<u64>()
+    };
+    let session = place.spawn(&["-o", &place.prefix()]);
+    wait_for("sampling", || place.epoch(process.pid()) != 0);
+    let before = ticks();
+    // However busy the machine is, it has computed for a while.
+    wait_for("its work", || ticks() > before + 20);
+    session.signal(Signal::SIGINT);
+    let ran = session.end();
     ran.succeeded();
     assert!(
         ran.err.contains("0 calls seen") && ran.err.contains("static"),
