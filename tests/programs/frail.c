@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "books.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -171,6 +172,17 @@ static void hog(long mebibytes) {
 
 static int churning;
 
+// How many objects `churn` has made: in a file that outlives the process, where one is given.
+static long *made;
+
+static void count_in(const char *path) {
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    if (fd < 0 || ftruncate(fd, sizeof *made)) fail(path);
+    made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (made == MAP_FAILED) fail(path);
+    close(fd);
+}
+
 // Each object lives for a second or two: it outlives many short sessions.
 static void *churn(void *unused) {
     enum { RING = 200000 };
@@ -178,6 +190,7 @@ static void *churn(void *unused) {
     for (long i = 0; __atomic_load_n(&churning, __ATOMIC_RELAXED); i = (i + 1) % RING) {
         free(ring[i]);
         ring[i] = site_churn();
+        if (made) __atomic_fetch_add(made, 1, __ATOMIC_RELAXED);
         if (i % 64 == 0) usleep(500);
     }
     return unused;
@@ -201,7 +214,7 @@ static void lock_all(const char *what) {
 
 static void step(char *line) {
     long n = 0;
-    char word[64];
+    char word[128];
     if (sscanf(line, "keep %ld", &n) == 1)
         for (long i = 0; i < n; i++) site_main();
     else if (sscanf(line, "drop %ld", &n) == 1)
@@ -220,7 +233,10 @@ static void step(char *line) {
         hire();
     else if (!strcmp(line, "dismiss"))
         dismiss();
-    else if (!strcmp(line, "churn"))
+    else if (sscanf(line, "churn %127s", word) == 1) {
+        count_in(word);
+        start_churning();
+    } else if (!strcmp(line, "churn"))
         start_churning();
     else if (!strcmp(line, "books"))
         print_books();

@@ -10,26 +10,40 @@ from scenario import Scenario
 from target import Target, command, is_sampling
 
 
-class Watch(threading.Thread):
-    """Sees whether a session was running at some time: from then on a profile is promised."""
+# So many objects of 64 bytes, at an interval of 16: some were sampled, for certain.
+ENOUGH = 200
 
-    def __init__(self, shared, pid):
+
+class Watch(threading.Thread):
+    """Sees when a session runs, and what its target had allocated by then."""
+
+    def __init__(self, shared, pid, books):
         super().__init__(daemon=True)
-        self.shared, self.pid, self.seen, self.ended = shared, pid, False, threading.Event()
+        self.shared, self.pid, self.books = shared, pid, books
+        self.made, self.ended = None, threading.Event()
 
     def run(self):
-        while not self.seen and not self.ended.wait(0.001):
+        while not self.ended.wait(0.001):
             try:
-                self.seen = is_sampling(self.shared, self.pid)
+                if is_sampling(self.shared, self.pid):
+                    self.made = count(self.books)
+                    return
             except FileNotFoundError:
                 pass
 
 
+def count(books):
+    """What the target allocated, as its books say that outlive it."""
+    return int.from_bytes(books.read_bytes(), "little")
+
+
 def one(work, shared, files, who):
-    """A life, and a death at some moment. Gives whether a profile was promised, and kept."""
+    """A life, and a death at some moment. Gives whether a profile was promised, and kept: it
+    is from the moment that the target allocates in a session that anybody can see."""
     target = Target([Scenario.program], work.preloaded(shared=shared))
-    target.say("churn")
-    watch = Watch(shared, target.pid)
+    books = files / "books"
+    target.say(f"churn {books}")
+    watch = Watch(shared, target.pid, books)
     watch.start()
     line, how = machine.profiler(shared, "-s", "0.05", "-c", "16", "-o", files / "prof_", "-p", target.pid)
     controller = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
@@ -43,33 +57,35 @@ def one(work, shared, files, who):
     watch.join()
     target.process.kill()
     target.process.wait()
+    promised = watch.made is not None and count(books) >= watch.made + ENOUGH
     command(shared, "recover", "-o", files / "prof_")
     command(shared, "clean")
+    books.unlink()
     whole = [p for p in files.glob("*.heap") if p.read_bytes().startswith(b"heap profile:")]
-    return watch.seen, bool(whole)
+    return promised, bool(whole)
 
 
-def run(work, count, seed):
+def run(work, number, seed):
     """Kills so often; gives what went wrong."""
     wrong, promised, partial = [], 0, 0
     shared, files = work.shared / "kills", work.path / "kills"
     shared.mkdir()
-    for number in range(count):
+    for kill in range(number):
         files.mkdir()
         who = random.choice([("target",), ("controller",), ("target", "controller")])
         seen, kept = one(work, shared, files, who)
         promised += seen
         if seen and not kept:
-            wrong.append(f"kill {number} (seed {seed}) of {' and '.join(who)}: its profile is lost")
+            wrong.append(f"kill {kill} (seed {seed}) of {' and '.join(who)}: its profile is lost")
         left = [p.name for p in shared.iterdir()]
         if left:
-            wrong.append(f"kill {number} (seed {seed}) of {' and '.join(who)}: left behind: {left}")
+            wrong.append(f"kill {kill} (seed {seed}) of {' and '.join(who)}: left behind: {left}")
             for path in shared.iterdir():
                 path.unlink()
         for path in files.iterdir():
             partial += not path.name.endswith(".heap")
             path.unlink()
         files.rmdir()
-    print(f"\n{count} kills at random moments (seed {seed}): {promised} profiles promised, {len(wrong)} lost or "
+    print(f"\n{number} kills at random moments (seed {seed}): {promised} profiles promised, {len(wrong)} lost or "
           f"files left; {partial} halves of dumps that killed controllers were writing")
     return wrong
