@@ -79,7 +79,7 @@ impl Selection {
             }
         }
         if self.names.is_empty() {
-            let is_live = |r: &Refused| r.live_pid.is_some();
+            let is_live = |r: &Refused| r.live_pid.is_some() && r.is_own;
             let of_live = |r: &Refused| is_live(r) && is_ours(r);
             let of_left = |r: &Refused| !is_live(r) && is_ours(r);
             chosen

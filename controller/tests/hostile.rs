@@ -69,6 +69,7 @@ fn a_planted_file_costs_no_live_process_its_segment() {
     );
     session.signal(Signal::SIGINT);
     let ran = session.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!(
         ran.out
             .lines()

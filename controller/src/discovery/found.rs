@@ -148,6 +148,8 @@ pub struct Refused {
     pub path: PathBuf,
     /// Pid of its live process, as we see it.
     pub live_pid: Option<i32>,
+    /// Whether that process, or root, may have made it.
+    pub is_own: bool,
     /// Why.
     pub reason: Refusal,
     /// It may be in the making.

@@ -237,9 +237,14 @@ impl Search<'_> {
             self.scan.settled.push(entry);
         }
         let process = self.spaces.process_of(entry.name, 0);
+        // A stranger's file says nothing of the process that it is named after.
+        let owner = folder.kind(entry.name).map(|kind| kind.owner);
+        let owns = |p: &Process| owner.is_ok_and(|o| o == 0 || p.status.uids.contains(&o));
+        let is_own = !matches!(reason, Refusal::Misnamed) && process.as_ref().is_some_and(owns);
         self.scan.refused.push(Refused {
             path: folder.path.join(entry.name.to_string()),
             live_pid: process.map(|process| process.pid),
+            is_own,
             reason,
             young,
         });
