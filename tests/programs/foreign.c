@@ -18,6 +18,7 @@ BOOK(handler)
 BOOK(supplied)
 BOOK(deep)
 BOOK(chained)
+BOOK(tiny)
 
 #define ALLOCATES(place)                             \
     SITE void site_##place(long bytes) {             \
@@ -33,6 +34,7 @@ ALLOCATES(handler)
 ALLOCATES(supplied)
 ALLOCATES(deep)
 ALLOCATES(chained)
+ALLOCATES(tiny)
 
 static void fail(const char *what) {
     fprintf(stderr, "%s: %s\n", what, strerror(errno));
@@ -160,6 +162,36 @@ static void guards(long rounds) {
     release(all, STACKS * STEP + PAGE);
 }
 
+// Stacks of a single page, between pages that nobody may touch: by new threads, whose first
+// allocation is there.
+static void tiny_routine(void) {
+    for (int i = 0; i < 3; i++) site_tiny(100 + 1000 * i);
+}
+
+static void *on_tiny(void *stack) {
+    ucontext_t back, away;
+    for (int i = 0; i < 2; i++) {
+        if (getcontext(&away)) fail("getcontext");
+        away.uc_stack.ss_sp = stack;
+        away.uc_stack.ss_size = PAGE;
+        away.uc_link = &back;
+        makecontext(&away, tiny_routine, 0);
+        if (swapcontext(&back, &away)) fail("swapcontext");
+    }
+    return NULL;
+}
+
+static void tiny(long rounds) {
+    char *all = reserve(3 * PAGE);
+    map(all + PAGE, PAGE);
+    for (long i = 0; i < rounds; i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, on_tiny, all + PAGE)) fail("pthread_create");
+        pthread_join(thread, NULL);
+    }
+    release(all, 3 * PAGE);
+}
+
 // ---- signals
 
 static int handler_depth;
@@ -180,6 +212,36 @@ static void on_alternate(char *at, size_t bytes, int frames) {
     raise(SIGUSR2);
     stack.ss_flags = SS_DISABLE;
     if (sigaltstack(&stack, NULL)) fail("sigaltstack");
+}
+
+static void small_handler(int signal) {
+    (void)signal;
+    int saved = errno;
+    site_handler(200);
+    errno = saved;
+}
+
+// As small as portable programs have them (SIGSTKSZ), a page below that nobody may touch.
+static void *small_body(void *memory) {
+    stack_t stack = {.ss_sp = memory, .ss_size = 8192};
+    struct sigaction action = {.sa_handler = small_handler, .sa_flags = SA_ONSTACK};
+    sigaction(SIGUSR2, &action, NULL);
+    if (sigaltstack(&stack, NULL)) fail("sigaltstack");
+    for (int i = 0; i < 3; i++) pthread_kill(pthread_self(), SIGUSR2);
+    stack.ss_flags = SS_DISABLE;
+    if (sigaltstack(&stack, NULL)) fail("sigaltstack");
+    return NULL;
+}
+
+static void small_signals(long rounds) {
+    char *all = reserve(4 * PAGE);
+    map(all + PAGE, 2 * PAGE);
+    for (long i = 0; i < rounds; i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, small_body, all + PAGE)) fail("pthread_create");
+        pthread_join(thread, NULL);
+    }
+    release(all, 4 * PAGE);
 }
 
 static void signals(long rounds) {
@@ -267,7 +329,7 @@ static void step(const char *line) {
         void (*run)(long);
     } steps[] = {{"unmapped", unmapped}, {"truncated", truncated}, {"on_heap", on_heap},
                  {"guards", guards},     {"signals", signals},     {"supplied", supplied},
-                 {"chained", chained}};
+                 {"chained", chained},   {"tiny", tiny},           {"small_signals", small_signals}};
     char word[32];
     long n;
     if (!strcmp(line, "books")) {

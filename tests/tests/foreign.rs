@@ -63,3 +63,13 @@ fn threads_on_memory_of_the_program_s_own() {
 fn segments_beside_a_thread_s_own_stack() {
     exact("chained");
 }
+
+#[test]
+fn stacks_of_one_page() {
+    exact("tiny");
+}
+
+#[test]
+fn signal_stacks_of_8_kib() {
+    exact("small_signals");
+}

@@ -4,22 +4,15 @@
 
 use crate::Cause;
 use crate::elf::{Image, Section};
+use crate::row::{Row, Rows};
 use crate::rule::{Kind, Rule};
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, Expression,
     FrameDescriptionEntry, LittleEndian, Operation, ParsedEhFrameHdr, Register, RegisterRule,
-    UnwindContext, UnwindContextStorage, UnwindExpression, UnwindSection, UnwindTableRow,
+    UnwindExpression, UnwindSection,
 };
 
 pub(crate) type Bytes = EndianSlice<'static, LittleEndian>;
-
-/// Room for a table row on a fixed budget: 33 general registers and some to spare.
-pub(crate) struct Fixed;
-
-impl UnwindContextStorage<usize> for Fixed {
-    type Rules = [(Register, RegisterRule<usize>); 40];
-    type Stack = [UnwindTableRow<usize, Self>; 3];
-}
 
 /// DWARF numbers of the registers that are followed.
 pub(crate) struct Numbers {
@@ -43,7 +36,7 @@ pub(crate) const NUMBERS: Numbers = Numbers {
 
 /// The interpreter's working memory, a few KiB: kept off small stacks by its owner.
 pub struct Scratch {
-    context: UnwindContext<usize, Fixed>,
+    rows: Rows,
 }
 
 impl Scratch {
@@ -53,10 +46,8 @@ impl Scratch {
         clippy::new_without_default,
         reason = "large: to be made where it stays"
     )]
-    pub fn new() -> Self {
-        Self {
-            context: UnwindContext::new_in(),
-        }
+    pub const fn new() -> Self {
+        Self { rows: Rows::new() }
     }
 }
 
@@ -86,8 +77,6 @@ pub(crate) struct Tables {
     place: Section,
     bases: BaseAddresses,
 }
-
-pub(crate) type Row = UnwindTableRow<usize, Fixed>;
 
 impl Tables {
     pub(crate) fn of(image: &Image) -> Result<Self, Cause> {
@@ -150,9 +139,7 @@ impl Tables {
         scratch: &'a mut Scratch,
     ) -> Result<(&'a Row, bool), Cause> {
         let entry = self.entry(pc)?;
-        let row = entry
-            .unwind_info_for_address(&self.frames, &self.bases, &mut scratch.context, pc)
-            .map_err(cause)?;
+        let row = scratch.rows.of(&entry, &self.frames, &self.bases, pc)?;
         Ok((row, entry.is_signal_trampoline()))
     }
 

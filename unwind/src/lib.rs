@@ -40,6 +40,7 @@ pub mod elf;
 mod full;
 pub mod probe;
 pub mod readers;
+mod row;
 pub mod rule;
 pub mod stack;
 pub mod walk;

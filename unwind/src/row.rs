@@ -1,0 +1,279 @@
+//! The row of an instruction in an unwind table (DWARF 5 §6.4.2), computed in place.
+//!
+//! `gimli` reads the instructions; they are executed here, in memory that is kept off the
+//! stack: a sample may be taken on one of 4 KiB, and `gimli`'s own interpreter moves whole
+//! rows about, 5.5 KiB of stack.
+
+use crate::Cause;
+use crate::compile::Bytes;
+use core::mem::MaybeUninit;
+use gimli::{
+    BaseAddresses, CallFrameInstruction, CallFrameInstructionIter, CfaRule, EhFrame,
+    FrameDescriptionEntry, Register, RegisterRule,
+};
+
+/// Most registers with a rule: 33 general ones and some to spare.
+const MOST_RULES: usize = 40;
+/// Most states that are remembered at once.
+const MOST_SAVED: usize = 3;
+
+/// The CFA and the registers' rules at an instruction.
+pub(crate) struct Row {
+    cfa: CfaRule<usize>,
+    len: usize,
+    rules: [MaybeUninit<(Register, RegisterRule<usize>)>; MOST_RULES],
+}
+
+impl Row {
+    const fn new() -> Self {
+        Self {
+            cfa: NO_CFA,
+            len: 0,
+            rules: [const { MaybeUninit::uninit() }; MOST_RULES],
+        }
+    }
+
+    /// How the CFA is found.
+    pub(crate) fn cfa(&self) -> &CfaRule<usize> {
+        &self.cfa
+    }
+
+    /// The rule of a register, if it has one.
+    pub(crate) fn register(&self, register: Register) -> Option<RegisterRule<usize>> {
+        self.find(register).map(|at| self.rule(at).1.clone())
+    }
+
+    fn rule(&self, at: usize) -> &(Register, RegisterRule<usize>) {
+        debug_assert!(at < self.len);
+        // SAFETY: the first `len` are written; callers pass less.
+        unsafe { self.rules[at].assume_init_ref() }
+    }
+
+    fn find(&self, register: Register) -> Option<usize> {
+        (0..self.len).find(|at| self.rule(*at).0 == register)
+    }
+
+    fn set(&mut self, register: Register, rule: RegisterRule<usize>) -> Result<(), Cause> {
+        let at = self.find(register).unwrap_or(self.len);
+        let place = self.rules.get_mut(at).ok_or(Cause::Unsupported)?;
+        place.write((register, rule));
+        self.len = self.len.max(at + 1);
+        Ok(())
+    }
+
+    fn clear(&mut self, register: Register) {
+        if let Some(at) = self.find(register) {
+            self.len -= 1;
+            self.rules.swap(at, self.len);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.cfa = NO_CFA;
+        self.len = 0;
+    }
+
+    fn copy(&mut self, other: &Self) {
+        self.cfa = other.cfa.clone();
+        self.len = other.len;
+        for at in 0..other.len {
+            self.rules[at].write(other.rule(at).clone());
+        }
+    }
+}
+
+const NO_CFA: CfaRule<usize> = CfaRule::RegisterAndOffset {
+    register: Register(0),
+    offset: 0,
+};
+
+/// What instructions multiply their operands with.
+#[derive(Clone, Copy)]
+struct Factors {
+    code: u64,
+    data: i64,
+}
+
+/// Room to compute a row in: 5 KiB.
+pub(crate) struct Rows {
+    row: Row,
+    initial: Row,
+    saved: [Row; MOST_SAVED],
+    /// How many are saved.
+    depth: usize,
+}
+
+impl Rows {
+    pub(crate) const fn new() -> Self {
+        Self {
+            row: Row::new(),
+            initial: Row::new(),
+            saved: [const { Row::new() }; MOST_SAVED],
+            depth: 0,
+        }
+    }
+
+    /// The row of the instruction at `pc`, which lies in `entry`.
+    pub(crate) fn of(
+        &mut self,
+        entry: &FrameDescriptionEntry<Bytes>,
+        frames: &EhFrame<Bytes>,
+        bases: &BaseAddresses,
+        pc: u64,
+    ) -> Result<&Row, Cause> {
+        let cie = entry.cie();
+        let factors = Factors {
+            code: cie.code_alignment_factor(),
+            data: cie.data_alignment_factor(),
+        };
+        self.row.reset();
+        self.depth = 0;
+        self.run(cie.instructions(frames, bases), factors, None)?;
+        self.initial.copy(&self.row);
+        let span = Some((entry.initial_address(), pc));
+        self.run(entry.instructions(frames, bases), factors, span)?;
+        Ok(&self.row)
+    }
+
+    /// Executes instructions, those of an entry up to the row of the second of `span`; the
+    /// first is where the entry begins.
+    #[inline(never)]
+    fn run(
+        &mut self,
+        mut instructions: CallFrameInstructionIter<'_, Bytes>,
+        factors: Factors,
+        span: Option<(u64, u64)>,
+    ) -> Result<(), Cause> {
+        use CallFrameInstruction::{AdvanceLoc, SetLoc};
+        let mut at = span.map_or(0, |(start, _)| start);
+        while let Some(instruction) = instructions.next().map_err(|_| Cause::Unsupported)? {
+            let next = match instruction {
+                SetLoc { address } if address >= at => address,
+                SetLoc { .. } => return Err(Cause::Unsupported),
+                AdvanceLoc { delta } => u64::from(delta)
+                    .checked_mul(factors.code)
+                    .and_then(|delta| at.checked_add(delta))
+                    .ok_or(Cause::Unsupported)?,
+                other => {
+                    self.apply(other, factors, span.is_some())?;
+                    continue;
+                }
+            };
+            if span.is_some_and(|(_, pc)| pc < next) {
+                break;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn apply(
+        &mut self,
+        instruction: CallFrameInstruction<usize>,
+        factors: Factors,
+        has_initial: bool,
+    ) -> Result<(), Cause> {
+        use CallFrameInstruction as I;
+        let data = |factored: i64| factored.wrapping_mul(factors.data);
+        let (register, rule) = match instruction {
+            I::Undefined { register } => (register, RegisterRule::Undefined),
+            I::SameValue { register } => (register, RegisterRule::SameValue),
+            I::Offset {
+                register,
+                factored_offset: n,
+            } => (register, RegisterRule::Offset(data(n as i64))),
+            I::OffsetExtendedSf {
+                register,
+                factored_offset: n,
+            } => (register, RegisterRule::Offset(data(n))),
+            I::ValOffset {
+                register,
+                factored_offset: n,
+            } => (register, RegisterRule::ValOffset(data(n as i64))),
+            I::ValOffsetSf {
+                register,
+                factored_offset: n,
+            } => (register, RegisterRule::ValOffset(data(n))),
+            I::Register {
+                dest_register,
+                src_register,
+            } => (dest_register, RegisterRule::Register(src_register)),
+            I::Expression {
+                register,
+                expression,
+            } => (register, RegisterRule::Expression(expression)),
+            I::ValExpression {
+                register,
+                expression,
+            } => (register, RegisterRule::ValExpression(expression)),
+            I::Restore { register } if has_initial => match self.initial.register(register) {
+                Some(rule) => (register, rule),
+                None => {
+                    self.row.clear(register);
+                    return Ok(());
+                }
+            },
+            other => return self.apply_other(other, factors),
+        };
+        self.row.set(register, rule)
+    }
+
+    /// Instructions that set no register's rule.
+    fn apply_other(
+        &mut self,
+        instruction: CallFrameInstruction<usize>,
+        factors: Factors,
+    ) -> Result<(), Cause> {
+        use CallFrameInstruction as I;
+        let cfa = match instruction {
+            I::DefCfa { register, offset } => CfaRule::RegisterAndOffset {
+                register,
+                offset: offset as i64,
+            },
+            I::DefCfaSf {
+                register,
+                factored_offset: n,
+            } => CfaRule::RegisterAndOffset {
+                register,
+                offset: n.wrapping_mul(factors.data),
+            },
+            I::DefCfaRegister { register } => CfaRule::RegisterAndOffset {
+                register,
+                offset: self.simple_cfa()?.1,
+            },
+            I::DefCfaOffset { offset } => CfaRule::RegisterAndOffset {
+                register: self.simple_cfa()?.0,
+                offset: offset as i64,
+            },
+            I::DefCfaOffsetSf { factored_offset: n } => CfaRule::RegisterAndOffset {
+                register: self.simple_cfa()?.0,
+                offset: n.wrapping_mul(factors.data),
+            },
+            I::DefCfaExpression { expression } => CfaRule::Expression(expression),
+            I::RememberState => {
+                let place = self.saved.get_mut(self.depth).ok_or(Cause::Unsupported)?;
+                place.copy(&self.row);
+                self.depth += 1;
+                return Ok(());
+            }
+            I::RestoreState => {
+                self.depth = self.depth.checked_sub(1).ok_or(Cause::Unsupported)?;
+                self.row.copy(&self.saved[self.depth]);
+                return Ok(());
+            }
+            // Whether return addresses are signed is not asked: the signature is taken off.
+            I::ArgsSize { .. } | I::NegateRaState | I::Nop => return Ok(()),
+            _ => return Err(Cause::Unsupported),
+        };
+        self.row.cfa = cfa;
+        Ok(())
+    }
+
+    fn simple_cfa(&self) -> Result<(Register, i64), Cause> {
+        match self.row.cfa {
+            CfaRule::RegisterAndOffset { register, offset } => Ok((register, offset)),
+            CfaRule::Expression(_) => Err(Cause::Unsupported),
+        }
+    }
+}
