@@ -47,6 +47,7 @@ mod to {
     with_registers!(memalign, sample::memalign);
     with_registers!(mallocx, sample::mallocx);
     with_registers!(rallocx, sample::rallocx);
+    with_registers!(rallocx_sampled, sample::rallocx_sampled);
     with_registers!(realloc, sample::realloc);
     with_registers!(realloc_sampled, sample::realloc_sampled);
 }
@@ -54,7 +55,7 @@ mod to {
 /// Whether an allocation of `size` bytes is none of our business: sampling is off, or the
 /// gap to the next sample is longer.
 #[inline(always)]
-fn passes(size: usize) -> bool {
+pub fn passes(size: usize) -> bool {
     let epoch = session::control().epoch.load(Ordering::Relaxed);
     epoch == 0 || arch::counts_down(epoch, size)
 }
@@ -136,7 +137,7 @@ unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: the C contract, passed on.
     unsafe {
         if range::contains(p) {
-            return to::realloc_sampled(p as usize, size, usize::from(!passes(size)));
+            return to::realloc_sampled(p as usize, size, 0);
         }
         if passes(size) {
             NEXT.realloc(p, size)
@@ -301,15 +302,17 @@ mod jemalloc_api {
     pub unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
         // SAFETY: the contract of jemalloc(3), passed on.
         unsafe {
-            if range::contains(p) || !passes(size) {
-                to::rallocx(p as usize, size, flags as usize)
-            } else {
+            if range::contains(p) {
+                to::rallocx_sampled(p as usize, size, flags as usize)
+            } else if passes(size) {
                 NEXT.rallocx(p, size, flags)
+            } else {
+                to::rallocx(p as usize, size, flags as usize)
             }
         }
     }
 
-    /// jemalloc(3). Sampled objects are not resized in place.
+    /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn xallocx(
         p: *mut c_void,
@@ -320,7 +323,7 @@ mod jemalloc_api {
         // SAFETY: the contract of jemalloc(3), passed on.
         unsafe {
             if range::contains(p) {
-                sample::usable_size(p)
+                sample::xallocx(p, size, extra, flags)
             } else {
                 NEXT.xallocx(p, size, extra, flags)
             }

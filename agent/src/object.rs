@@ -4,14 +4,22 @@
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! The extension is there when the object is aligned to more than 16 bytes or is
-//! larger than 2 GiB.
+//! The extension is there when the object is aligned to more than 16 bytes, is larger than
+//! 2 GiB, or is so small that an alignment to 16 makes it larger.
+//!
+//! An object has as many usable bytes as jemalloc gives its request: the size class, 8 bytes
+//! at least, and memory for all of them.
 
+use core::ffi::c_int;
 use shm_protocol::record::{NewSample, RecordId};
 
 /// Bytes of a header.
 pub const HEADER: usize = 16;
 const EXTENDED: u32 = 1 << 31;
+/// jemalloc's smallest size class.
+const SMALLEST: usize = 8;
+/// Size classes up to here are known; those of large objects are jemalloc's affair.
+const KNOWN: usize = 4 << 10;
 
 /// A sampled object as its header describes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,8 +34,8 @@ pub struct Object {
     pub born: u32,
     /// Requested bytes.
     pub bytes: u64,
-    /// Distance from the allocation's base to the object.
-    pub offset: usize,
+    /// Alignment that was asked for, where that made a difference; else 1.
+    pub align: usize,
 }
 
 #[repr(C)]
@@ -41,29 +49,80 @@ struct Header {
 #[repr(C)]
 struct Extension {
     bytes: u64,
-    offset: u64,
+    align: u64,
 }
 
-/// Where an object of `bytes` aligned to `align` begins in its allocation.
+/// How an object lies in its allocation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Layout {
+    /// Distance from the allocation's base to the object.
+    pub offset: usize,
+    /// Bytes that its owner may use: what jemalloc's `nallocx` says.
+    pub usable: usize,
+}
+
+/// The layout of an object of `bytes` aligned to `align`.
 #[inline]
 #[must_use]
-pub fn offset_for(bytes: usize, align: usize) -> usize {
-    if align <= HEADER && bytes < EXTENDED as usize {
-        HEADER
+pub fn layout(bytes: usize, align: usize) -> Layout {
+    if align < HEADER && bytes <= KNOWN {
+        Layout {
+            offset: HEADER,
+            usable: known_class(bytes),
+        }
     } else {
-        align.max(2 * HEADER)
+        uncommon_layout(bytes, align)
     }
 }
+
+#[cold]
+#[inline(never)]
+fn uncommon_layout(bytes: usize, align: usize) -> Layout {
+    let aligned = align < HEADER || (align == HEADER && bytes > SMALLEST);
+    let flags = align.trailing_zeros() as c_int;
+    Layout {
+        offset: if aligned && bytes < EXTENDED as usize {
+            HEADER
+        } else {
+            align.max(2 * HEADER)
+        },
+        // SAFETY: a size that is not 0 and a power of two.
+        usable: unsafe { tikv_jemalloc_sys::nallocx(bytes.max(1), flags) },
+    }
+}
+
+/// The least size class that holds `bytes`, up to [`KNOWN`].
+#[inline]
+fn known_class(bytes: usize) -> usize {
+    usize::from(CLASSES[bytes.div_ceil(SMALLEST)])
+}
+
+/// By multiples of 8: classes are 8, multiples of 16, and from 128 on four to each doubling.
+static CLASSES: [u16; KNOWN / SMALLEST + 1] = {
+    let mut classes = [SMALLEST as u16; KNOWN / SMALLEST + 1];
+    let mut at = 2;
+    while at < classes.len() {
+        let bytes = at * SMALLEST;
+        let step = if bytes <= 128 {
+            16
+        } else {
+            1 << ((bytes - 1).ilog2() - 2)
+        };
+        classes[at] = bytes.next_multiple_of(step) as u16;
+        at += 1;
+    }
+    classes
+};
 
 impl Object {
     /// Writes the header of the object at `at`.
     ///
     /// # Safety
-    /// `at` is 16-aligned, `self.offset` bytes before it are the caller's to write, and
-    /// `self.offset` is what [`offset_for`] gave.
+    /// `at` is 16-aligned, the bytes before it are the caller's to write as far as the
+    /// object's `offset` says, which is that of its [`layout`](Self::layout).
     #[inline]
-    pub unsafe fn write(&self, at: *mut u8) {
-        let extended = self.offset != HEADER;
+    pub unsafe fn write(&self, offset: usize, at: *mut u8) {
+        let extended = offset != HEADER;
         let size = if extended {
             EXTENDED
         } else {
@@ -83,7 +142,7 @@ impl Object {
                 let extension = at.sub(2 * HEADER).cast::<Extension>();
                 extension.write(Extension {
                     bytes: self.bytes,
-                    offset: self.offset as u64,
+                    align: self.align as u64,
                 });
             }
         }
@@ -98,12 +157,12 @@ impl Object {
     pub unsafe fn read(at: *const u8) -> Self {
         // SAFETY: the caller vouches that a header is there.
         let header = unsafe { at.sub(HEADER).cast::<Header>().read() };
-        let (bytes, offset) = if header.size & EXTENDED == 0 {
-            (u64::from(header.size), HEADER)
+        let (bytes, align) = if header.size & EXTENDED == 0 {
+            (u64::from(header.size), 1)
         } else {
             // SAFETY: `write` put an extension there with this flag.
             let extension = unsafe { at.sub(2 * HEADER).cast::<Extension>().read() };
-            (extension.bytes, extension.offset as usize)
+            (extension.bytes, extension.align as usize)
         };
         Self {
             record: header.place >> 8,
@@ -111,8 +170,15 @@ impl Object {
             weight: header.weight,
             born: header.born,
             bytes,
-            offset,
+            align,
         }
+    }
+
+    /// How it lies in its allocation.
+    #[inline]
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        layout(self.bytes as usize, self.align)
     }
 
     /// As it was counted at birth, `start` being the session's first tick.
@@ -138,27 +204,49 @@ mod tests {
         for (bytes, align) in [
             (0usize, 1usize),
             (5, 16),
+            (17, 1),
             (64, 64),
             (1 << 31, 8),
             (1 << 40, 4096),
         ] {
-            let offset = offset_for(bytes, align);
-            assert!(offset >= HEADER && offset.is_multiple_of(align.max(16)));
             let object = Object {
                 record: 0xab_cdef,
                 session: 200,
                 weight: 64.5,
                 born: 0xdead_beef,
                 bytes: bytes as u64,
-                offset,
+                align,
             };
+            let Layout { offset, .. } = object.layout();
+            assert!(offset >= HEADER && offset.is_multiple_of(align.max(16)));
             // SAFETY: 8 KiB of aligned memory, offsets of at most 4096 into it.
             let back = unsafe {
                 let at = memory.as_mut_ptr().cast::<u8>().add(offset);
-                object.write(at);
+                object.write(offset, at);
                 Object::read(at)
             };
             assert_eq!(back, object);
+            assert_eq!(back.layout(), object.layout());
         }
+    }
+
+    #[test]
+    fn objects_have_the_size_that_jemalloc_says() {
+        let mut sizes: std::vec::Vec<usize> = (1..70_000).collect();
+        sizes.extend((16..40).flat_map(|bits| [1 << bits, (1 << bits) + 1, (5 << bits) - 1]));
+        for bytes in sizes {
+            for align in [1usize, 8, 16, 32, 64, 4096, 1 << 21] {
+                let flags = align.trailing_zeros() as c_int;
+                // SAFETY: a size that is not 0 and a power of two.
+                let theirs = unsafe { tikv_jemalloc_sys::nallocx(bytes, flags) };
+                assert_eq!(
+                    layout(bytes, align).usable,
+                    theirs,
+                    "{bytes} aligned to {align}"
+                );
+            }
+        }
+        assert_eq!(layout(0, 1).usable, 8);
+        assert_eq!(layout(0, 16).usable, 16);
     }
 }

@@ -345,13 +345,3 @@ pub unsafe fn free(base: *mut u8, flags: Flags) {
     // cache would hand the memory to plain allocations.
     unsafe { jemalloc::dallocx(base.cast(), flags.0) }
 }
-
-/// Bytes from `base` on that may be used.
-///
-/// # Safety
-/// `base` came from [`alloc`].
-#[inline]
-pub unsafe fn usable(base: *const u8) -> usize {
-    // SAFETY: the caller's.
-    unsafe { jemalloc::sallocx(base.cast(), 0) }
-}

@@ -4,12 +4,14 @@
 //! signal handler in the middle of it goes straight to the allocator.
 
 mod calls;
+mod resize;
 
 pub use calls::*;
+pub use resize::*;
 
 use crate::arch::{self, Local};
 use crate::backend;
-use crate::object::{Object, offset_for};
+use crate::object::{self, Layout, Object};
 use crate::range::{self, Flags, Stock};
 use crate::session::{self, Epoch};
 use crate::stats;
@@ -19,7 +21,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use shm_protocol::layout::SHARED_SHARD;
 use shm_protocol::record::TABLE_FULL;
-use shm_protocol::{FreeSample, NewSample, RecordId, clock};
+use shm_protocol::{Bank, FreeSample, NewSample, RecordId, clock};
 use unwind::Registers;
 
 /// Objects from here on are left unsampled: no range could hold them.
@@ -49,7 +51,7 @@ impl Request {
     fn plain(bytes: usize) -> Self {
         Self {
             bytes,
-            align: 16,
+            align: 1,
             zero: false,
         }
     }
@@ -164,8 +166,8 @@ fn sample(
     registers: &Registers,
     now_ns: u64,
 ) -> *mut u8 {
-    let offset = offset_for(request.bytes, request.align);
-    let base = allocate(thread, request, offset);
+    let layout = object::layout(request.bytes, request.align);
+    let base = allocate(thread, request.align, layout);
     let born = clock::tick_of(now_ns);
     let weight = thread.weights.of(request.bytes as u64, thread.interval);
     let tick = born.wrapping_sub(epoch.start_tick);
@@ -185,24 +187,50 @@ fn sample(
         weight,
         born,
         bytes: request.bytes as u64,
-        offset,
+        align: request.align,
     };
-    // SAFETY: `base` is fresh and has `offset` bytes for the header.
+    // SAFETY: `base` is fresh and has `offset` bytes for the header, then `usable`.
     unsafe {
-        let at = base.add(offset);
-        object.write(at);
+        let at = base.add(layout.offset);
+        if request.zero {
+            clear(at, layout.usable);
+        }
+        object.write(layout.offset, at);
         at
     }
 }
 
+/// Zeroes memory of the range. Whole pages of much of it are given back to the system and
+/// come again as zeros when they are touched, as jemalloc does with what it has used before.
+///
+/// # Safety
+/// `bytes` from `at` on are the caller's.
+unsafe fn clear(at: *mut u8, bytes: usize) {
+    const MUCH: usize = 64 << 10;
+    let first = at.align_offset(session::PAGE);
+    let pages = bytes.saturating_sub(first) & !(session::PAGE - 1);
+    // SAFETY: the caller's; whole pages of private memory of our own mapping, between those
+    // that are shared with what lies before and behind. Refused where they are locked.
+    unsafe {
+        let given =
+            bytes >= MUCH && libc::madvise(at.add(first).cast(), pages, libc::MADV_DONTNEED) == 0;
+        if given {
+            at.write_bytes(0, first);
+            at.add(first + pages).write_bytes(0, bytes - first - pages);
+        } else {
+            at.write_bytes(0, bytes);
+        }
+    }
+}
+
 #[inline]
-fn allocate(thread: &mut Thread, request: Request, offset: usize) -> *mut u8 {
+fn allocate(thread: &mut Thread, align: usize, layout: Layout) -> *mut u8 {
     if !range::ready() {
         return null_mut();
     }
     let stock = thread.stock.get_or_insert_with(Stock::new);
-    // SAFETY: the range is ready; the size is not 0.
-    unsafe { stock.alloc(request.bytes + offset, request.align, request.zero) }
+    // SAFETY: the range is ready; there are usable bytes.
+    unsafe { stock.alloc(layout, align) }
 }
 
 /// Walks and counts; returns the record.
@@ -261,11 +289,7 @@ fn count_free(local: &mut Local, object: &Object) {
         born: object.sample(epoch.start_tick),
         tick: clock::tick_of(clock::now_ns()).wrapping_sub(epoch.start_tick),
     };
-    let record = if bank.owns(object.record, thread.shard) || object.record == TABLE_FULL {
-        object.record
-    } else {
-        record_here(thread, epoch, object.record)
-    };
+    let record = own_record(thread, epoch, object.record);
     bank.count_free(record, thread.shard, &freed, thread.is_exclusive());
     thread.stop_timer(timer, bank);
 }
@@ -287,6 +311,16 @@ fn of_own_session<'a>(
     (holds && born_in).then_some((thread, epoch))
 }
 
+/// The record of this thread's shard for an object's.
+#[inline]
+fn own_record(thread: &mut Thread, epoch: &Epoch, record: RecordId) -> RecordId {
+    if epoch.bank.owns(record, thread.shard) || record == TABLE_FULL {
+        record
+    } else {
+        record_here(thread, epoch, record)
+    }
+}
+
 /// For another thread's object: this thread's record of the same stack.
 #[cold]
 fn record_here(thread: &mut Thread, epoch: &Epoch, record: RecordId) -> RecordId {
@@ -301,20 +335,25 @@ fn count_free_shared(object: &Object) {
     let Some((bank, start)) = session::of_object(object.session, object.born) else {
         return;
     };
-    let record = object.record;
     let freed = FreeSample {
         born: object.sample(start),
         tick: clock::tick_of(clock::now_ns()).wrapping_sub(start),
     };
+    let record = shared_record(&bank, object.record);
+    bank.count_free(record, SHARED_SHARD, &freed, false);
+}
+
+/// The shared shard's record for an object's.
+#[cold]
+fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
     let leaf = bank
         .records
         .record(record)
         .map(|r| r.node.load(Ordering::Relaxed));
-    let record = match leaf {
+    match leaf {
         Some(leaf) if record != TABLE_FULL => bank.record_of(leaf, SHARED_SHARD),
         _ => TABLE_FULL,
-    };
-    bank.count_free(record, SHARED_SHARD, &freed, false);
+    }
 }
 
 /// Frees a sampled object.
@@ -333,7 +372,7 @@ pub unsafe fn free(p: *mut c_void) {
         });
         if done.is_null() {
             // A signal handler in the middle of our own work: keep away from all of it.
-            range::free(at.sub(object.offset), Flags::uncached());
+            range::free(at.sub(object.layout().offset), Flags::uncached());
         }
     }
 }
@@ -348,9 +387,10 @@ unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
     let thread = unsafe { local.thread.as_mut() };
     // SAFETY: the caller's, and what the header says.
     unsafe {
-        let base = at.sub(object.offset);
+        let layout = object.layout();
+        let base = at.sub(layout.offset);
         match thread.and_then(|thread| thread.stock.as_mut()) {
-            Some(stock) => stock.free(base, object.bytes as usize + object.offset),
+            Some(stock) => stock.free(base, layout),
             None => range::free(base, Flags::uncached()),
         }
     }

@@ -5,11 +5,18 @@
 //! so that the memory is likely in the processor's cache. They are chained through their
 //! first word, where a live piece has its header.
 //!
+//! The thread's counts of bytes, jemalloc's `thread.allocated` and `thread.deallocated`,
+//! go on by what the program may use of each object, as they would without the agent.
+//!
 //! Limits: pieces of up to 512 bytes, [`ROOM`] bytes a thread, given back when the thread
 //! ends.
 
 use super::Flags;
+use crate::object::Layout;
+use core::ffi::{CStr, c_void};
+use core::mem::size_of;
 use core::ptr::null_mut;
+use tikv_jemalloc_sys as jemalloc;
 
 /// Sizes are multiples of this.
 const STEP: usize = 16;
@@ -22,91 +29,200 @@ struct Piece {
     next: *mut Piece,
 }
 
+/// One of the thread's two counts of bytes, as jemalloc keeps it: the count, and behind it
+/// the value from which on jemalloc itself must count, as it then has something to do.
+struct Count(*mut [u64; 2]);
+
+impl Count {
+    fn new(name: &CStr) -> Self {
+        let mut at: *mut c_void = null_mut();
+        let mut len = size_of::<*mut c_void>();
+        // SAFETY: jemalloc writes a pointer to a pointer.
+        unsafe { jemalloc::mallctl(name.as_ptr(), (&raw mut at).cast(), &mut len, null_mut(), 0) };
+        Self(at.cast())
+    }
+
+    /// Counts `bytes`; whether that was possible.
+    #[inline]
+    fn add(&self, bytes: usize) -> bool {
+        // SAFETY: null, or the calling thread's words of jemalloc's, there as long as it is.
+        let Some([count, limit]) = (unsafe { self.0.as_mut() }) else {
+            return true;
+        };
+        let sum = *count + bytes as u64;
+        if sum >= *limit {
+            return false;
+        }
+        *count = sum;
+        true
+    }
+
+    /// Lets jemalloc do some work, and counts `bytes` instead of what it counted for that.
+    fn instead<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
+        let count: *mut u64 = self.0.cast();
+        if count.is_null() {
+            return work();
+        }
+        // SAFETY: as above; jemalloc changes the word meanwhile, no reference to it is held.
+        unsafe {
+            let before = *count;
+            let result = work();
+            *count = before + bytes as u64;
+            result
+        }
+    }
+}
+
 /// See above.
 pub struct Stock {
     flags: Flags,
     /// How many more bytes may come in.
     room: usize,
+    allocated: Count,
+    deallocated: Count,
     /// Of each size, the last piece that came in.
     heads: [*mut Piece; BINS],
 }
 
 impl Stock {
-    /// An empty one over a new cache of jemalloc's.
+    /// An empty one over a new cache of jemalloc's, of the calling thread.
     #[cold]
     #[inline(never)]
     pub fn new() -> Self {
         Self {
             flags: Flags::with_new_cache(),
             room: ROOM,
+            allocated: Count::new(c"thread.allocatedp"),
+            deallocated: Count::new(c"thread.deallocatedp"),
             heads: [null_mut(); BINS],
         }
     }
 
-    /// Memory in the range, or null when it is exhausted. `size` counts the header.
+    /// Memory in the range for an object, or null when that is exhausted.
     ///
     /// # Safety
-    /// [`super::ready`] was true; `size` is not 0 and `align` a power of two.
+    /// [`super::ready`] was true; `align` is a power of two.
     #[inline]
-    pub unsafe fn alloc(&mut self, size: usize, align: usize, zero: bool) -> *mut u8 {
-        if align > STEP {
-            // SAFETY: the caller's.
-            return unsafe { super::alloc(size, align, zero, self.flags) };
-        }
-        let size = size.next_multiple_of(STEP);
-        let waiting = self.heads.get_mut(size / STEP - 1);
-        let Some(head) = waiting.filter(|head| !head.is_null()) else {
-            // SAFETY: the caller's.
-            return unsafe { super::alloc(size, align, zero, self.flags) };
-        };
-        let piece = *head;
-        // SAFETY: pieces of a size are ours, at least as large as that, and were chained
-        // by `free`.
-        unsafe {
-            *head = (*piece).next;
+    pub unsafe fn alloc(&mut self, layout: Layout, align: usize) -> *mut u8 {
+        let Layout { offset, usable } = layout;
+        let size = (usable + offset).next_multiple_of(STEP);
+        if align <= STEP
+            && let Some(head) = self.heads.get_mut(size / STEP - 1)
+            && !head.is_null()
+            && self.allocated.add(usable)
+        {
+            let piece = *head;
+            // SAFETY: pieces of a size are ours, at least as large as that, and were chained
+            // by `free`.
+            *head = unsafe { (*piece).next };
             self.room += size;
-            if zero {
-                piece.cast::<u8>().write_bytes(0, size);
-            }
+            return piece.cast();
         }
-        piece.cast()
+        self.allocated.instead(usable, || {
+            // SAFETY: the caller's.
+            unsafe { super::alloc(size, align, false, self.flags) }
+        })
     }
 
-    /// Takes memory back that was allocated, or last resized, with this `size` and aligned
-    /// as objects are, in whatever thread.
+    /// Takes memory back that was allocated, or last resized, for an object of this layout,
+    /// in whatever thread.
     ///
     /// # Safety
     /// `base` came from [`alloc`](Self::alloc) or [`super::alloc`] and is not used again.
     #[inline]
-    pub unsafe fn free(&mut self, base: *mut u8, size: usize) {
-        let size = size.next_multiple_of(STEP);
+    pub unsafe fn free(&mut self, base: *mut u8, layout: Layout) {
+        let Layout { offset, usable } = layout;
+        let size = (usable + offset).next_multiple_of(STEP);
         match self.heads.get_mut(size / STEP - 1) {
-            Some(head) if self.room >= size => {
+            Some(head) if self.room >= size && self.deallocated.add(usable) => {
                 let piece: *mut Piece = base.cast();
                 // SAFETY: the caller's memory, 16 bytes at least, and nobody else's now.
                 unsafe { (*piece).next = *head };
                 *head = piece;
                 self.room -= size;
             }
-            // SAFETY: the caller's.
-            _ => unsafe { super::free(base, self.flags) },
+            _ => self.deallocated.instead(usable, || {
+                // SAFETY: the caller's.
+                unsafe { super::free(base, self.flags) }
+            }),
         }
     }
 
-    /// Gives everything back.
+    /// Gives everything back: what the program freed before.
     #[cold]
     pub fn clear(&mut self) {
-        for head in &mut self.heads {
-            while !head.is_null() {
-                let piece = *head;
-                // SAFETY: chained by `free`, which was given it.
-                unsafe {
-                    *head = (*piece).next;
-                    super::free(piece.cast(), self.flags);
+        let Self {
+            flags,
+            heads,
+            deallocated,
+            ..
+        } = self;
+        deallocated.instead(0, || {
+            for head in heads {
+                while !head.is_null() {
+                    let piece = *head;
+                    // SAFETY: chained by `free`, which was given it.
+                    unsafe {
+                        *head = (*piece).next;
+                        super::free(piece.cast(), *flags);
+                    }
                 }
             }
-        }
+        });
         self.room = ROOM;
         self.flags.destroy_cache();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What [`Count`] takes for granted of jemalloc's layout.
+    #[test]
+    fn jemallocs_counts_have_their_limits_behind_them() {
+        for (allocates, name) in [
+            (true, c"thread.allocatedp"),
+            (false, c"thread.deallocatedp"),
+        ] {
+            let count = Count::new(name);
+            let mut limits = std::vec::Vec::new();
+            for _ in 0..20_000 {
+                // SAFETY: plain allocation calls; the words are this thread's.
+                unsafe {
+                    let before = *count.0;
+                    let p = jemalloc::mallocx(100, 0);
+                    let between = *count.0;
+                    jemalloc::dallocx(p, 0);
+                    let after = *count.0;
+                    let (from, to) = if allocates {
+                        (before, between)
+                    } else {
+                        (between, after)
+                    };
+                    assert_eq!(to[0], from[0] + 112);
+                    assert!(to[0] < to[1], "the limit is ahead: {to:?}");
+                    // It moves exactly when it is reached, and not before.
+                    assert_eq!(
+                        to[1] != from[1],
+                        from[0] + 112 >= from[1],
+                        "{from:?} {to:?}"
+                    );
+                    limits.push(to[1]);
+                }
+            }
+            limits.dedup();
+            assert!(limits.len() > 2, "no limit was met: {limits:?}");
+        }
+    }
+
+    #[test]
+    fn a_count_stops_before_its_limit_and_jemalloc_takes_over() {
+        let mut words = [100, 200];
+        let count = Count(&raw mut words);
+        assert!(count.add(99));
+        assert!(!count.add(1));
+        assert_eq!(count.instead(64, || 5), 5);
+        assert_eq!(words, [263, 200]);
     }
 }

@@ -22,7 +22,7 @@ use shm_protocol::layout::{
 use shm_protocol::{Bank, Geometry, clock};
 
 /// Largest page of the machines that we run on.
-const PAGE: usize = if cfg!(target_arch = "aarch64") {
+pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
     65536
 } else {
     4096

@@ -1,0 +1,350 @@
+//! Objects that are resized.
+//!
+//! A sampled object that is resized is counted as freed with its old size and born with its
+//! new one. Where it keeps its place and at most doubles it also keeps its weight: that it
+//! is among the samples was decided by a draw that its new size has no part in, so that its
+//! estimates stay unbiased. In all other cases the new size is drawn like any allocation.
+//!
+//! All usable bytes go along, not only those asked for: where jemalloc would have left an
+//! object in its place, nobody may see that it moved.
+
+use super::calls::{ordinary, request};
+use super::*;
+use crate::backend::NEXT;
+use crate::entry::passes;
+
+/// Bytes of a sampled object that its owner may use.
+///
+/// # Safety
+/// `p` is a live object in the range.
+pub unsafe fn usable_size(p: *const c_void) -> usize {
+    // SAFETY: the caller's.
+    unsafe { Object::read(p.cast()).layout().usable }
+}
+
+/// What the new size is counted with.
+#[derive(Clone, Copy, PartialEq)]
+enum Weight {
+    Kept,
+    Drawn,
+}
+
+/// Resizes a sampled object for `request`; if its new size is not sampled it leaves the
+/// range, for where `elsewhere` allocates. Null if there is no memory.
+///
+/// # Safety
+/// `p` is a live object in the range.
+unsafe fn resize(
+    p: *mut c_void,
+    request: Request,
+    registers: &Registers,
+    elsewhere: impl FnOnce() -> *mut c_void,
+) -> *mut c_void {
+    let at: *mut u8 = p.cast();
+    // SAFETY: the caller's; what is copied is within both objects.
+    unsafe {
+        let object = Object::read(at);
+        let bytes = request.bytes;
+        let stays = |weight| busily(|local| stay(local, at, &object, request, weight, registers));
+        let grows = bytes as u64 / 2 > object.bytes;
+        if !grows && !stays(Weight::Kept).is_null() {
+            return p;
+        }
+        let mut new: *mut c_void = null_mut();
+        if !passes(bytes) && bytes < MAX_BYTES {
+            if grows && !stays(Weight::Drawn).is_null() {
+                return p;
+            }
+            new = sampled(request, registers).cast();
+        }
+        if new.is_null() {
+            return leave(p, elsewhere());
+        }
+        let room = object::layout(bytes, request.align).usable;
+        new.copy_from_nonoverlapping(p, object.layout().usable.min(room));
+        free(p);
+        new
+    }
+}
+
+/// Moves a sampled object to an ordinary one, unless that is null.
+unsafe fn leave(p: *mut c_void, new: *mut c_void) -> *mut c_void {
+    if !new.is_null() {
+        // SAFETY: the caller's live object of the range, and a new one; what is copied is
+        // within both.
+        unsafe {
+            let room = NEXT.usable_size(new);
+            new.copy_from_nonoverlapping(p, usable_size(p).min(room));
+            free(p);
+        }
+    }
+    new
+}
+
+/// Moves an ordinary object to a sampled one.
+unsafe fn arrive(p: *mut c_void, new: *mut u8) -> *mut c_void {
+    let new: *mut c_void = new.cast();
+    // SAFETY: as above, the other way round.
+    unsafe {
+        let room = NEXT.usable_size(p);
+        new.copy_from_nonoverlapping(p, usable_size(new).min(room));
+        NEXT.free(p);
+    }
+    new
+}
+
+/// Resizes in place and counts, in the session that the object was born in and where the
+/// memory has room.
+fn stay(
+    local: &mut Local,
+    at: *mut u8,
+    object: &Object,
+    request: Request,
+    weight: Weight,
+    registers: &Registers,
+) -> *mut u8 {
+    let number = session::control().epoch.load(Ordering::Relaxed);
+    let Request { bytes, align, zero } = request;
+    let (old, new) = (object.layout(), object::layout(bytes, align));
+    let fits_place = old.offset == new.offset && (at as usize).is_multiple_of(align);
+    // SAFETY: null or the thread's own memory.
+    let thread = unsafe { local.thread.as_mut() };
+    let own = thread.and_then(|thread| of_own_session(thread, object));
+    let Some((thread, epoch)) = own else {
+        return null_mut();
+    };
+    if number == 0 || local.epoch != number || !fits_place || !session::is_current(epoch) {
+        return null_mut();
+    }
+    let mut reborn = Object {
+        bytes: bytes as u64,
+        align,
+        born: clock::tick_of(clock::now_ns()),
+        ..*object
+    };
+    // SAFETY: a live object of the range.
+    if !unsafe { has_room(at.sub(old.offset), old, new) } {
+        return null_mut();
+    }
+    if weight == Weight::Drawn {
+        local.left = thread.gaps.next(thread.interval);
+        reborn.weight = thread.weights.of(bytes as u64, thread.interval);
+    }
+    reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
+    count_free(local, object);
+    // SAFETY: the header's place did not move, and the memory behind is there.
+    unsafe {
+        if zero && new.usable > old.usable {
+            clear(at.add(old.usable), new.usable - old.usable);
+        }
+        reborn.write(new.offset, at);
+    }
+    at
+}
+
+/// Whether an object can have another layout where it is, and would not leave half of its
+/// memory unused. Large ones are resized; small ones have what they have.
+///
+/// # Safety
+/// The object of layout `old` lies in the allocation at `base`.
+unsafe fn has_room(base: *mut u8, old: Layout, new: Layout) -> bool {
+    let larger = old.usable.max(new.usable);
+    if larger < LEAST_LARGE {
+        return new.usable <= old.usable && old.usable / 2 <= new.usable;
+    }
+    // SAFETY: the caller's.
+    new == old || unsafe { range::resize(base, new.offset + new.usable) }
+}
+
+/// `realloc` of an ordinary object (or null) to a size whose turn it may be.
+pub unsafe extern "C" fn realloc(
+    p: usize,
+    size: usize,
+    _: usize,
+    registers: &Registers,
+) -> *mut c_void {
+    let p = p as *mut c_void;
+    // SAFETY: the caller of `realloc` owns `p`; what is copied is within both objects.
+    unsafe {
+        let ends = size == 0 && !p.is_null();
+        let new = if ends {
+            null_mut()
+        } else {
+            sampled(Request::plain(size), registers)
+        };
+        if new.is_null() {
+            return NEXT.realloc(p, size);
+        }
+        if p.is_null() {
+            new.cast()
+        } else {
+            arrive(p, new)
+        }
+    }
+}
+
+/// `realloc` of a sampled object.
+pub unsafe extern "C" fn realloc_sampled(
+    p: usize,
+    size: usize,
+    _: usize,
+    registers: &Registers,
+) -> *mut c_void {
+    let p = p as *mut c_void;
+    // SAFETY: the caller of `realloc` owns `p`, which is in the range.
+    unsafe {
+        if size == 0 {
+            // As the allocator underneath does with its own.
+            free(p);
+            return null_mut();
+        }
+        let request = Request::plain(size);
+        resize(p, request, registers, || ordinary(request))
+    }
+}
+
+/// `rallocx(p, size, flags)` of an ordinary object to a size whose turn it may be.
+pub unsafe extern "C" fn rallocx(
+    p: usize,
+    size: usize,
+    flags: usize,
+    registers: &Registers,
+) -> *mut c_void {
+    let p = p as *mut c_void;
+    // SAFETY: the caller of `rallocx` owns `p`; what is copied is within both objects.
+    unsafe {
+        let new = match request(size, flags) {
+            Some(request) => sampled(request, registers),
+            None => null_mut(),
+        };
+        if new.is_null() {
+            return NEXT.rallocx(p, size, flags as c_int);
+        }
+        arrive(p, new)
+    }
+}
+
+/// `rallocx(p, size, flags)` of a sampled object.
+pub unsafe extern "C" fn rallocx_sampled(
+    p: usize,
+    size: usize,
+    flags: usize,
+    registers: &Registers,
+) -> *mut c_void {
+    let p = p as *mut c_void;
+    // SAFETY: the caller of `rallocx` owns `p`, which is in the range; what is copied is
+    // within both objects.
+    unsafe {
+        let elsewhere = || NEXT.mallocx(size, flags as c_int);
+        match request(size, flags) {
+            Some(request) => resize(p, request, registers, elsewhere),
+            None => leave(p, elsewhere()),
+        }
+    }
+}
+
+/// jemalloc's least large size class: below, objects are never resized in place.
+const LEAST_LARGE: usize = 4 * session::PAGE;
+/// Its largest of all.
+const LARGEST: usize = 7 << 60;
+
+/// `xallocx` of a sampled object: resizes it in place, to `size` at least and `extra` more if
+/// possible, and tells its usable bytes. It stays where it was born, with its weight.
+///
+/// # Safety
+/// `p` is a live object in the range.
+pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -> usize {
+    let at: *mut u8 = p.cast();
+    // SAFETY: the caller's.
+    let object = unsafe { Object::read(at) };
+    let Layout {
+        offset,
+        usable: old,
+    } = object.layout();
+    if size > LARGEST {
+        return old;
+    }
+    let most = size + extra.min(LARGEST - size);
+    let class = |bytes| object::layout(bytes, 1).usable;
+    let Request { align, zero, .. } = flag_parts(size, flags);
+    if old < LEAST_LARGE || class(most) < LEAST_LARGE || !(at as usize).is_multiple_of(align) {
+        return old;
+    }
+    let fits = |bytes: usize| {
+        let reborn = resized(&object, bytes)?;
+        let usable = reborn.layout().usable;
+        // SAFETY: the caller's. What is made smaller may keep its memory.
+        let resized = unsafe { range::resize(at.sub(offset), offset + usable) };
+        (resized || usable < old).then_some(reborn)
+    };
+    let reborn = if class(most) > old {
+        let least = (class(size) > old).then_some(size);
+        fits(most).or_else(|| fits(least?))
+    } else if class(most) < old {
+        fits(most)
+    } else {
+        None
+    };
+    let Some(reborn) = reborn else {
+        return old;
+    };
+    let new = reborn.layout().usable;
+    // SAFETY: the header's place did not move, and the memory behind it is there.
+    unsafe {
+        if zero && new > old {
+            clear(at.add(old), new - old);
+        }
+        let counted = busily(|local| {
+            recount(local, &object, reborn).write(offset, at);
+            at
+        });
+        if counted.is_null() {
+            // A signal handler in the middle of our own work: not counted.
+            reborn.write(offset, at);
+        }
+    }
+    new
+}
+
+/// What flags of jemalloc's ask for, placed or not.
+fn flag_parts(size: usize, flags: c_int) -> Request {
+    request(size, flags as usize & 0xff).unwrap_or(Request::plain(size))
+}
+
+/// The object with another size and its header's form; `None` where there is none.
+fn resized(object: &Object, bytes: usize) -> Option<Object> {
+    let offset = object.layout().offset;
+    let keeps = |align: &usize| object::layout(bytes, *align).offset == offset;
+    let align = [object.align, offset].into_iter().find(keeps)?;
+    (bytes < MAX_BYTES).then_some(Object {
+        bytes: bytes as u64,
+        align,
+        ..*object
+    })
+}
+
+/// Counts an object as freed and as born again at the same stack with the same weight.
+/// Returns what its header says from now on.
+fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
+    count_free(local, old);
+    let reborn = Object {
+        born: clock::tick_of(clock::now_ns()),
+        ..reborn
+    };
+    // SAFETY: null or the thread's own memory.
+    let thread = unsafe { local.thread.as_mut() };
+    if let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, old)) {
+        let record = own_record(thread, epoch, old.record);
+        let sample = reborn.sample(epoch.start_tick);
+        epoch
+            .bank
+            .count_new(record, thread.shard, &sample, thread.is_exclusive());
+        return Object { record, ..reborn };
+    }
+    let Some((bank, start)) = session::of_object(old.session, old.born) else {
+        return reborn;
+    };
+    let record = shared_record(&bank, old.record);
+    bank.count_new(record, SHARED_SHARD, &reborn.sample(start), false);
+    Object { record, ..reborn }
+}

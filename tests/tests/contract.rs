@@ -1,0 +1,35 @@
+//! jemalloc's contract, on objects that are sampled and on those that are not.
+
+use std::process::Stdio;
+
+use mem_tests::{Scratch, run};
+
+fn holds(environment: &[(&str, &str)]) {
+    let scratch = Scratch::new();
+    let program = scratch.compile("contract.c", &["-fno-builtin"]);
+    let mut command = scratch.preloaded(&program);
+    command
+        .envs(environment.iter().copied())
+        .stdin(Stdio::null());
+    let outcome = run(&mut command);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.stdout, "done\n", "{outcome:?}");
+}
+
+#[test]
+fn it_holds_while_nothing_is_sampled() {
+    holds(&[]);
+}
+
+#[test]
+fn it_holds_for_objects_that_are_sampled() {
+    holds(&[("MEM_PROFILER_START", "1"), ("MEM_PROFILER_INTERVAL", "1")]);
+}
+
+#[test]
+fn it_holds_where_some_are_sampled() {
+    holds(&[
+        ("MEM_PROFILER_START", "1"),
+        ("MEM_PROFILER_INTERVAL", "4096"),
+    ]);
+}
