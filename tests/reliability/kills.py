@@ -58,11 +58,10 @@ def one(work, shared, files, who):
     target.process.kill()
     target.process.wait()
     promised = watch.made is not None and count(books) >= watch.made + ENOUGH
-    command(shared, "recover", "-o", files / "prof_")
-    command(shared, "clean")
+    said = command(shared, "recover", "-o", files / "prof_"), command(shared, "clean")
     books.unlink()
     whole = [p for p in files.glob("*.heap") if p.read_bytes().startswith(b"heap profile:")]
-    return promised, bool(whole)
+    return promised, bool(whole), said
 
 
 def run(work, number, seed):
@@ -73,13 +72,13 @@ def run(work, number, seed):
     for kill in range(number):
         files.mkdir()
         who = random.choice([("target",), ("controller",), ("target", "controller")])
-        seen, kept = one(work, shared, files, who)
+        seen, kept, said = one(work, shared, files, who)
         promised += seen
         if seen and not kept:
-            wrong.append(f"kill {kill} (seed {seed}) of {' and '.join(who)}: its profile is lost")
+            wrong.append(f"kill {kill} (seed {seed}) of {' and '.join(who)}: its profile is lost: {said}")
         left = [p.name for p in shared.iterdir()]
         if left:
-            wrong.append(f"kill {kill} (seed {seed}) of {' and '.join(who)}: left behind: {left}")
+            wrong.append(f"kill {kill} (seed {seed}) of {' and '.join(who)}: left behind: {left}: {said}")
             for path in shared.iterdir():
                 path.unlink()
         for path in files.iterdir():

@@ -287,14 +287,14 @@ STRESSORS = ["malloc", "fork", "vfork", "pthread", "clone", "exec", "stack", "mm
 
 
 # These have no end of their own in good time.
-STRESS_SECONDS = {"stack": 3, "mmap": 3}
-STRESS_OPS = {"malloc": 40000, "fork": 400, "vfork": 1500, "pthread": 1500, "clone": 400, "exec": 60}
+STRESS_SECONDS = {"stack": 3, "mmap": 3, "exec": 3}
+STRESS_OPS = {"malloc": 40000, "fork": 400, "vfork": 1500, "pthread": 1500, "clone": 400}
 
 
 def stress(place, quick):
     def piece(name):
         if name in STRESS_OPS:
-            amount = [f"--{name}-ops", str(STRESS_OPS[name] // (4 if quick else 1)), "--timeout", "100"]
+            amount = [f"--{name}-ops", str(STRESS_OPS[name] // (4 if quick else 1)), "--timeout", "60"]
         else:
             amount = ["--timeout", str(STRESS_SECONDS[name] * (1 if quick else 4))]
         command = ["stress-ng", "--verify", "--oomable", "--temp-path", str(place), "--mmap-bytes", "8m",
