@@ -80,9 +80,9 @@ impl Readers {
             .fetch_update(Ordering::Release, Ordering::Relaxed, less);
     }
 
-    /// In a forked child: only the calling thread is left, and that one is not inside.
-    pub fn forget(&self) {
-        self.inside.store(0, Ordering::Relaxed);
+    /// In a forked child: only the calling thread is left, which is inside or is not.
+    pub fn forget_others(&self, is_inside: bool) {
+        self.inside.store(u32::from(is_inside), Ordering::Relaxed);
         self.closing.store(0, Ordering::Release);
     }
 
@@ -201,9 +201,20 @@ mod tests {
         let readers = Readers::new();
         core::mem::forget(readers.enter());
         readers.announce();
-        readers.forget();
+        readers.forget_others(false);
         assert!(readers.enter().is_some() && !readers.is_inside());
         readers.end();
         assert!(readers.enter().is_some(), "an end without a beginning");
+    }
+
+    #[test]
+    fn a_reader_that_is_forked_leaves_in_the_child_as_well() {
+        let readers = Readers::new();
+        core::mem::forget(readers.enter());
+        let reading = readers.enter();
+        readers.forget_others(true);
+        assert!(readers.is_inside());
+        drop(reading);
+        assert!(!readers.is_inside());
     }
 }
