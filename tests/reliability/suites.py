@@ -197,7 +197,7 @@ def redis(place, quick):
 
 # ---- PHP
 
-PHP_QUICK = ["Zend/tests/closures", "Zend/tests/generators", "Zend/tests/gc"]
+PHP_QUICK = ["Zend/tests/closures", "Zend/tests/generators"]
 PHP_FULL = PHP_QUICK + [f"Zend/tests/{part}" for part in (
     "arg_unpack", "array_unpack", "arrow_functions", "assert", "attributes", "constant_expressions",
     "enum", "exceptions", "fibers", "first_class_callable", "list", "magic_methods", "match",
@@ -272,8 +272,8 @@ def prepare_torture(_, place):
 
 
 def torture(place, _):
-    # Every fourth: compiled at two levels and run, in pieces of twenty.
-    files = sorted((place / "execute").glob("*.c"))[::4]
+    # Every eighth: compiled at two levels and run, in pieces of twenty.
+    files = sorted((place / "execute").glob("*.c"))[::8]
 
     def piece(at):
         command = ["sh", str(HERE / "torture"), str(place / "objects" / str(at)), *map(str, files[at:at + 20])]
