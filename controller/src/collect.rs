@@ -154,6 +154,8 @@ pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
         freed_lifetime_ms_sum: sums.freed_lifetime_ticks * ms,
         alloc_variance: sums.alloc_variance,
         live_variance: sums.live_variance,
+        alloc_object_variance: sums.alloc_object_variance,
+        live_object_variance: sums.live_object_variance,
     }
 }
 

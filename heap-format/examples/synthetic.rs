@@ -78,6 +78,7 @@ fn detail(random: &mut Random, interval: u64) -> Detail {
         d.alloc_objects += weight;
         d.alloc_bytes += weight * size;
         d.alloc_variance += weight * size * (weight * size - size);
+        d.alloc_object_variance += weight * (weight - 1.0);
         if random.below(4) == 0 {
             d.free_samples += 1;
             d.freed_objects += weight;
@@ -86,6 +87,7 @@ fn detail(random: &mut Random, interval: u64) -> Detail {
         } else {
             d.live_age_ms_sum += weight * random.below(60_000) as f64;
             d.live_variance += weight * size * (weight * size - size);
+            d.live_object_variance += weight * (weight - 1.0);
         }
     }
     d

@@ -26,7 +26,14 @@ pub struct Detail {
     pub alloc_variance: f64,
     /// Variance of the live bytes.
     pub live_variance: f64,
+    /// Variance of `alloc_objects`.
+    pub alloc_object_variance: f64,
+    /// Variance of the live objects.
+    pub live_object_variance: f64,
 }
+
+/// Numbers that a dump stores of a stack.
+pub(crate) const FIELDS: usize = 12;
 
 impl Detail {
     /// Samples whose objects are still live.
@@ -64,7 +71,7 @@ impl Detail {
     }
 
     /// The fields as floats, in the order in which a dump stores them.
-    pub(crate) fn to_fields(self) -> [f64; 10] {
+    pub(crate) fn to_fields(self) -> [f64; FIELDS] {
         [
             self.alloc_samples as f64,
             self.free_samples as f64,
@@ -76,11 +83,13 @@ impl Detail {
             self.freed_lifetime_ms_sum,
             self.alloc_variance,
             self.live_variance,
+            self.alloc_object_variance,
+            self.live_object_variance,
         ]
     }
 
     /// The inverse of [`Detail::to_fields`].
-    pub(crate) fn from_fields(f: [f64; 10]) -> Self {
+    pub(crate) fn from_fields(f: [f64; FIELDS]) -> Self {
         Self {
             alloc_samples: f[0] as u64,
             free_samples: f[1] as u64,
@@ -92,6 +101,8 @@ impl Detail {
             freed_lifetime_ms_sum: f[7],
             alloc_variance: f[8],
             live_variance: f[9],
+            alloc_object_variance: f[10],
+            live_object_variance: f[11],
         }
     }
 

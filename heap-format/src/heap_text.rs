@@ -4,9 +4,9 @@
 use std::io::Read;
 
 use crate::builder::push_addresses;
-use crate::detail::Detail;
+use crate::detail::{Detail, FIELDS};
 use crate::dump::facts::FactsReader;
-use crate::dump::{END, FACTS, SIGNATURE, STACK, VERSION};
+use crate::dump::{END, FACTS, OBJECT_VARIANCES, SIGNATURE, STACK, VERSION};
 use crate::error::Fault;
 use crate::intern::Interner;
 use crate::lines::{Line, Lines};
@@ -17,6 +17,7 @@ use crate::profile::{
 };
 use crate::scale::unsample;
 use crate::scan::Scan;
+use crate::variance;
 
 /// How this kind of file starts.
 pub(crate) const START: &[u8] = b"heap profile:";
@@ -126,6 +127,8 @@ struct Reader {
     seen: Record,
     /// Set by the second line of this project's dumps.
     ours: bool,
+    /// Whether the variances of objects are among their exact values.
+    varied: bool,
     /// Whether the last stack still awaits its exact values.
     open: bool,
     /// The text of its addresses.
@@ -154,6 +157,7 @@ impl Reader {
             has_allocated,
             seen: Record::default(),
             ours: false,
+            varied: false,
             open: false,
             last: Vec::new(),
             facts: FactsReader::default(),
@@ -200,6 +204,7 @@ impl Reader {
         match version {
             Some(v) if v <= VERSION => {
                 self.ours = true;
+                self.varied = v >= OBJECT_VARIANCES;
                 self.has_allocated = true;
                 self.profile.format = Format::Dump;
                 Ok(())
@@ -281,7 +286,7 @@ impl Reader {
             return Err(Fault::here("gives exact values without a stack before it"));
         }
         let mut scan = Scan::new(fields);
-        let mut values = [0.0; 10];
+        let mut values = [0.0; FIELDS];
         let mut used = 0;
         while !scan.blanks().rest().is_empty() {
             let slot = values.get_mut(used);
@@ -291,7 +296,10 @@ impl Reader {
             }
             used += 1;
         }
-        let detail = Detail::from_fields(values);
+        let mut detail = Detail::from_fields(values);
+        if !self.varied {
+            variance::of_objects(&mut detail, self.header.period.max(0) as u64);
+        }
         let start = self.profile.values.len() - 4;
         self.profile.values[start..].copy_from_slice(&detail.values());
         if let Some(size) = self.profile.block_sizes.last_mut() {

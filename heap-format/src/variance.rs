@@ -6,6 +6,7 @@
 //! the samples alone (Horvitz and Thompson): `x` is 1 for objects and `n` for
 //! bytes.
 
+use crate::detail::Detail;
 use crate::dump::split::{Record, split};
 use crate::profile::{Format, Profile};
 use crate::scale::weight;
@@ -24,9 +25,8 @@ const PAIRS: [(&str, &str); 3] = [
 /// Gives `profile` the variances of its values; none where they cannot be
 /// known: what is no heap profile, or does not tell its interval.
 ///
-/// This project's dumps carry the variances of bytes; elsewhere, and for
-/// objects, those of each stack are taken as if it had objects of one or two
-/// sizes.
+/// This project's dumps carry them; elsewhere those of each stack are taken as
+/// if it had objects of one size.
 pub fn fill(profile: &mut Profile) {
     profile.variances.clear();
     let exact = profile.format == Format::Dump && profile.period == 1;
@@ -60,23 +60,27 @@ fn of_pair(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f6
         return of_one_size(o.abs(), b.abs(), interval as f64);
     };
     let allocated = profile.sample_types[bytes].kind == "alloc_space";
-    let (samples, o, b, variance) = if allocated {
-        (
-            d.alloc_samples,
-            d.alloc_objects,
-            d.alloc_bytes,
-            d.alloc_variance,
-        )
+    if allocated {
+        (finite(d.alloc_object_variance), finite(d.alloc_variance))
+    } else if d.live_samples() > 0 {
+        (finite(d.live_object_variance), finite(d.live_variance))
     } else {
-        (
-            d.live_samples(),
-            d.live_objects(),
-            d.live_bytes(),
-            d.live_variance,
-        )
-    };
-    if samples == 0 {
-        return (0.0, 0.0);
+        (0.0, 0.0)
+    }
+}
+
+/// Gives numbers of a stack the variances of their objects, which the first
+/// version of dumps does not tell: as if there were one or two sizes.
+pub(crate) fn of_objects(d: &mut Detail, interval: u64) {
+    let live = (d.live_samples(), d.live_objects(), d.live_bytes());
+    d.alloc_object_variance =
+        of_two_sizes(d.alloc_samples, d.alloc_objects, d.alloc_bytes, interval);
+    d.live_object_variance = of_two_sizes(live.0, live.1, live.2, interval);
+}
+
+fn of_two_sizes(samples: u64, objects: f64, bytes: f64, interval: u64) -> f64 {
+    if samples == 0 || interval <= 1 {
+        return 0.0;
     }
     let of_record = |r: &Record| {
         let w = weight(r.size as f64 / r.count.max(1) as f64 / interval as f64);
@@ -86,10 +90,11 @@ fn of_pair(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f6
             r.count as f64 * w * (w - 1.0)
         }
     };
-    let by_sizes: f64 = split(samples, o, b, interval).iter().map(of_record).sum();
+    let records = split(samples, objects, bytes, interval);
+    let by_sizes: f64 = records.iter().map(of_record).sum();
     // However the sizes are mixed, equal weights give the least variance.
-    let least = o * (o / samples as f64 - 1.0);
-    (finite(by_sizes.max(least)), finite(variance))
+    let least = objects * (objects / samples as f64 - 1.0);
+    finite(by_sizes.max(least))
 }
 
 fn of_one_size(objects: f64, bytes: f64, interval: f64) -> (f64, f64) {
@@ -113,14 +118,17 @@ fn finite(variance: f64) -> f64 {
 /// Half of the width of the interval around `value` that holds the truth in
 /// 95 of 100 cases.
 ///
-/// The normal quantile, corrected for few samples: half of the contribution
-/// of an average sample more, without which the interval around small counts
-/// is too short.
+/// The normal quantile, corrected for few samples: a count of less than it
+/// should be has a smaller variance too, so that around `n` samples of equal
+/// weight the root of `n` is too short, and that of `n + QUANTILE² / 2` right
+/// (from five on, within 1 %). What no sample has met, such as a few small
+/// objects at a wide interval, no interval knows of.
 pub fn half_width(value: f64, variance: f64) -> f64 {
     if variance <= 0.0 {
         return 0.0;
     }
     let deviation = variance.sqrt();
     let one_sample = (variance / value.abs()).min(deviation);
-    QUANTILE * (variance + one_sample * one_sample / 2.0).sqrt()
+    let few = one_sample * one_sample * QUANTILE * QUANTILE / 2.0;
+    QUANTILE * (variance + few).sqrt()
 }

@@ -26,6 +26,7 @@ fn detail(sizes: &[(u64, bool)], interval: u64) -> Detail {
         d.alloc_objects += weight;
         d.alloc_bytes += weight * n;
         d.alloc_variance += weight * n * (weight * n - n);
+        d.alloc_object_variance += weight * (weight - 1.0);
         if freed {
             d.free_samples += 1;
             d.freed_objects += weight;
@@ -34,6 +35,7 @@ fn detail(sizes: &[(u64, bool)], interval: u64) -> Detail {
         } else {
             d.live_age_ms_sum += weight * 40.0;
             d.live_variance += weight * n * (weight * n - n);
+            d.live_object_variance += weight * (weight - 1.0);
         }
     }
     d
@@ -199,9 +201,9 @@ fn without_its_comments_a_dump_reads_within_rounding() {
 fn a_second_line_is_known_by_its_addresses_however_they_are_written() {
     let dump = |second: &str| {
         format!(
-            "heap profile: 2: 32 [2: 32] @ heap_v2/1\n# mem-profiler dump 1\n\
+            "heap profile: 2: 32 [2: 32] @ heap_v2/1\n# mem-profiler dump 2\n\
              1: 16 [1: 16] @ 0xa0 0xb0\n1: 16 [1: 16] @ {second}\n# s 2 0 2 32\n\n\
-             MAPPED_LIBRARIES:\n\n# mem-profiler facts 1\n# end\n"
+             MAPPED_LIBRARIES:\n\n# mem-profiler facts 2\n# end\n"
         )
     };
     for again in ["0xa0 0xb0", "0xA0  0x00b0"] {

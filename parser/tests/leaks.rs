@@ -96,6 +96,7 @@ fn server(minute: f64, pid: u32) -> Profile {
             freed_lifetime_ms_sum: freed * b.lifetime * 1e3,
             alloc_variance: variance(allocated),
             live_variance: variance(live),
+            ..Detail::default()
         };
         builder.stack([0x1001 + 0x100 * number as u64, 0x9001], &detail);
     }

@@ -344,8 +344,8 @@ pub struct Record {
     pub alloc_birth: AtomicU64,
     /// Variance of `alloc_bytes`, fixed point.
     pub alloc_variance: AtomicU64,
-    /// Zero.
-    pub reserved2: u64,
+    /// Variance of `alloc_objects`, the bits of an `f64`.
+    pub alloc_object_variance: AtomicU64,
     /// Samples freed.
     pub free_samples: AtomicU64,
     /// Estimated objects freed, fixed point.
@@ -358,8 +358,10 @@ pub struct Record {
     pub free_death: AtomicU64,
     /// The part of the variance that left with the freed objects.
     pub free_variance: AtomicU64,
+    /// The same of the objects' variance.
+    pub free_object_variance: AtomicU64,
     /// Zero.
-    pub reserved3: [u64; 2],
+    pub reserved2: u64,
 }
 
 #[cfg(all(test, not(loom)))]
@@ -386,6 +388,8 @@ mod tests {
         assert!(size_of::<BankHeader>() <= BANK_HEADER_BYTES);
         assert_eq!(size_of::<Node>(), 16);
         assert_eq!(size_of::<Record>(), 128);
+        assert_eq!(offset_of!(Record, alloc_object_variance), 56);
         assert_eq!(offset_of!(Record, free_samples), 64);
+        assert_eq!(offset_of!(Record, free_object_variance), 112);
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! Fixed point: objects 12 fractional bits, bytes 8, weights in time sums 4,
 //! variances in units of 256 bytes². Sums wrap modulo 2^64; differences
-//! (allocated - freed) stay right.
+//! (allocated - freed) stay right. The objects' variances are floats.
 
 use crate::layout::{Node, Record, SHARED_SHARD};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -58,6 +58,7 @@ struct Amounts {
     bytes: u64,
     time_weight: u64,
     variance: u64,
+    object_variance: f64,
 }
 
 impl Amounts {
@@ -72,6 +73,7 @@ impl Amounts {
             bytes: fixed(estimate * BYTE_ONE),
             time_weight: fixed(weight * TIME_ONE),
             variance: fixed(estimate * (estimate - own) * VARIANCE_ONE),
+            object_variance: weight * (weight - 1.0),
         }
     }
 }
@@ -145,6 +147,11 @@ impl<'a> Records<'a> {
         add(&record.alloc_bytes, amounts.bytes, exclusive);
         add(&record.alloc_birth, births, exclusive);
         add(&record.alloc_variance, amounts.variance, exclusive);
+        add_float(
+            &record.alloc_object_variance,
+            amounts.object_variance,
+            exclusive,
+        );
         amounts.bytes
     }
 
@@ -165,6 +172,11 @@ impl<'a> Records<'a> {
         add(&record.free_birth, births, exclusive);
         add(&record.free_death, deaths, exclusive);
         add(&record.free_variance, amounts.variance, exclusive);
+        add_float(
+            &record.free_object_variance,
+            amounts.object_variance,
+            exclusive,
+        );
         amounts.bytes
     }
 
@@ -237,6 +249,23 @@ pub(crate) fn add(counter: &AtomicU64, amount: u64, exclusive: bool) {
         );
     } else {
         counter.fetch_add(amount, Ordering::Relaxed);
+    }
+}
+
+/// The same for a sum that is kept as the bits of an `f64`: object variances reach from
+/// millionths to 2^60 a sample, more than a fixed point has room for.
+#[inline]
+fn add_float(counter: &AtomicU64, amount: f64, exclusive: bool) {
+    let mut known = counter.load(Ordering::Relaxed);
+    loop {
+        let sum = (f64::from_bits(known) + amount).to_bits();
+        if exclusive {
+            return counter.store(sum, Ordering::Relaxed);
+        }
+        match counter.compare_exchange_weak(known, sum, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => known = now,
+        }
     }
 }
 
@@ -315,6 +344,29 @@ mod tests {
         assert_eq!(get(&r.alloc_bytes), get(&r.free_bytes));
         assert_eq!(get(&r.alloc_birth), get(&r.free_birth));
         assert_eq!(get(&r.alloc_variance), get(&r.free_variance));
+        assert_eq!(get(&r.alloc_object_variance), get(&r.free_object_variance));
+    }
+
+    #[test]
+    fn object_variances_of_all_sizes_add_up() {
+        let (records, count, node) = memory(8);
+        let records = Records::new(&records, &count);
+        let id = records.of_shard(&node, 1, 0, 8).unwrap();
+        let mut expected = 0.0;
+        for weight in [1.0f32, 1.000_01, 1.5, 64.5, 4096.25, 1_048_576.5] {
+            for exclusive in [true, false] {
+                let sample = NewSample {
+                    bytes: 16,
+                    weight,
+                    tick: 0,
+                };
+                records.count_new(id, &sample, exclusive);
+                expected += f64::from(weight) * (f64::from(weight) - 1.0);
+            }
+        }
+        let sum = &records.record(id).unwrap().alloc_object_variance;
+        let sum = f64::from_bits(sum.load(Ordering::Relaxed));
+        assert!((sum / expected - 1.0).abs() < 1e-12, "{sum} {expected}");
     }
 
     #[test]

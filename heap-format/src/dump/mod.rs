@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! heap profile: 2: 8192 [3: 9000] @ heap_v2/1024
-//! # mem-profiler dump 1
+//! # mem-profiler dump 2
 //! 1: 4096 [2: 4904] @ 0x55d0 0x55e0
 //! # s 3 1 3.1 9100 …
 //! …
@@ -11,7 +11,7 @@
 //! MAPPED_LIBRARIES:
 //! 55c0-55f0 r-xp 00000000 08:01 42 /usr/bin/server
 //!
-//! # mem-profiler facts 1
+//! # mem-profiler facts 2
 //! # pid 4711
 //! …
 //! # end
@@ -41,7 +41,10 @@ pub(crate) const SIGNATURE: &[u8] = b"# mem-profiler dump ";
 pub(crate) const FACTS: &[u8] = b"# mem-profiler facts ";
 
 /// The version that this crate writes, and the newest that it reads.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
+
+/// The version from which on exact values tell the variances of objects.
+pub(crate) const OBJECT_VARIANCES: u32 = 2;
 
 /// Last line of a dump.
 pub(crate) const END: &[u8] = b"# end";

@@ -140,6 +140,8 @@ fn detail(json: &mut Json, d: &Detail) {
         ("freed_lifetime_ms_sum", d.freed_lifetime_ms_sum),
         ("alloc_variance", d.alloc_variance),
         ("live_variance", d.live_variance),
+        ("alloc_object_variance", d.alloc_object_variance),
+        ("live_object_variance", d.live_object_variance),
     ];
     for (name, value) in fields {
         // JSON knows no infinities.

@@ -70,11 +70,13 @@ impl<'a> Table<'a> {
 
 /// The sums of a record, still in fixed point: add those of one stack with
 /// [`RecordView::merge`] before converting them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecordView {
     /// Leaf of the stack; 0 for `[table full]`.
     pub node: NodeId,
     sums: [u64; 11],
+    /// Variance of the objects allocated, and the part that left with freed ones.
+    object_variances: [f64; 2],
 }
 
 const FIELDS: [usize; 11] = [
@@ -91,6 +93,11 @@ const FIELDS: [usize; 11] = [
     offset_of!(Record, free_variance),
 ];
 
+const FLOATS: [usize; 2] = [
+    offset_of!(Record, alloc_object_variance),
+    offset_of!(Record, free_object_variance),
+];
+
 /// What a stack's records say, in plain units.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StackSums {
@@ -104,12 +111,16 @@ pub struct StackSums {
     pub alloc_bytes: f64,
     /// Variance of `alloc_bytes`, bytes².
     pub alloc_variance: f64,
+    /// Variance of `alloc_objects`.
+    pub alloc_object_variance: f64,
     /// Estimated objects freed.
     pub free_objects: f64,
     /// Estimated bytes freed.
     pub free_bytes: f64,
     /// Variance of the live bytes, bytes².
     pub live_variance: f64,
+    /// Variance of the live objects.
+    pub live_object_variance: f64,
     /// Sum over live objects of their age, in object-ticks.
     pub live_age_ticks: f64,
     /// Sum over freed objects of their lifetime, in object-ticks.
@@ -122,6 +133,7 @@ impl RecordView {
         Self {
             node: u32_at(bytes, base + offset_of!(Record, node)),
             sums: FIELDS.map(|field| u64_at(bytes, base + field)),
+            object_variances: FLOATS.map(|field| variance(u64_at(bytes, base + field))),
         }
     }
 
@@ -135,6 +147,9 @@ impl RecordView {
     pub fn merge(&mut self, other: &Self) {
         for (sum, more) in self.sums.iter_mut().zip(other.sums) {
             *sum = sum.wrapping_add(more);
+        }
+        for (sum, more) in self.object_variances.iter_mut().zip(other.object_variances) {
+            *sum += more;
         }
     }
 
@@ -158,17 +173,27 @@ impl RecordView {
         let left = |all: u64, gone: u64| (all.wrapping_sub(gone) as i64).max(0) as f64;
         let live_objects = left(objects, f_objects) / OBJECT_ONE;
         let births = birth.wrapping_sub(f_birth) as i64 as f64 / TIME_ONE;
+        let [object_variance, f_object_variance] = self.object_variances;
         StackSums {
             alloc_samples: n,
             free_samples: f_n.min(n),
             alloc_objects: objects as f64 / OBJECT_ONE,
             alloc_bytes: bytes as f64 / BYTE_ONE,
             alloc_variance: variance as f64 / VARIANCE_ONE,
+            alloc_object_variance: object_variance,
             free_objects: f_objects.min(objects) as f64 / OBJECT_ONE,
             free_bytes: f_bytes.min(bytes) as f64 / BYTE_ONE,
             live_variance: left(variance, f_var) / VARIANCE_ONE,
+            live_object_variance: (object_variance - f_object_variance).max(0.0),
             live_age_ticks: (live_objects * f64::from(now_tick) - births).max(0.0),
             freed_lifetime_ticks: left(death, f_birth) / TIME_ONE,
         }
     }
+}
+
+/// A variance from its bits; a hostile target may have put any there.
+fn variance(bits: u64) -> f64 {
+    Some(f64::from_bits(bits))
+        .filter(|v| (0.0..1e100).contains(v))
+        .unwrap_or(0.0)
 }

@@ -82,6 +82,8 @@ fn what_the_writer_counts_the_reader_reads() {
     assert_eq!(sums.live_age_ticks, 250.0);
     assert_eq!(sums.freed_lifetime_ticks, 50.0);
     assert!((sums.live_variance - 250.0 * 150.0).abs() <= 0.5 / VARIANCE_ONE);
+    assert_eq!(sums.alloc_object_variance, 2.0 * 2.5 * 1.5);
+    assert_eq!(sums.live_object_variance, 2.5 * 1.5);
 }
 
 proptest! {

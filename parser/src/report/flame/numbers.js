@@ -15,5 +15,5 @@ function share(value, whole) {
 function halfWidth(value, variance) {
   if (!(variance > 0)) return 0;
   const one = Math.min(value ? variance / Math.abs(value) : Infinity, Math.sqrt(variance));
-  return 1.959964 * Math.sqrt(variance + (one * one) / 2);
+  return 1.959964 * Math.sqrt(variance + 1.920729 * one * one);
 }
