@@ -13,6 +13,7 @@ use libfuzzer_sys::fuzz_target;
 mod symbols {
     pub mod dwarf;
     pub mod elf;
+    pub mod links;
     pub mod reader;
 }
 

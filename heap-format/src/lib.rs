@@ -32,15 +32,16 @@ mod lines;
 pub mod maps;
 pub mod merge;
 mod named;
+pub mod opening;
 mod perf;
 pub mod pprof;
+pub mod printable;
 mod profile;
 mod scale;
 mod scan;
 mod stacks;
 pub mod variance;
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -60,15 +61,11 @@ use lines::Lines;
 
 /// Reads the profile in a file.
 pub fn open(path: &Path) -> Result<Profile, ReadError> {
-    let name = path.display().to_string();
-    let io = |error| ReadError::Io {
+    let name = printable::path(path);
+    let file = opening::given(path).map_err(|error| ReadError::Io {
         name: name.clone(),
         error,
-    };
-    let file = File::open(path).map_err(io)?;
-    if file.metadata().map_err(io)?.is_dir() {
-        return Err(Fault::whole("is a folder, not a profile").into_error(&name, 0));
-    }
+    })?;
     read_from(file, &name)
 }
 

@@ -7,6 +7,9 @@ const CHUNK: usize = 1 << 20;
 /// Longest line that is taken for one: a stack of millions of frames.
 const LONGEST: usize = 64 << 20;
 
+/// Most bytes that are held as a whole: of formats that are no lines.
+const LARGEST: u64 = 4 << 30;
+
 /// A line without its newline.
 #[derive(Clone, Copy)]
 pub(crate) struct Line<'a> {
@@ -87,7 +90,11 @@ impl<R: Read> Lines<R> {
     pub(crate) fn rest(&mut self) -> io::Result<Vec<u8>> {
         let mut all = self.buffer[self.start..self.end].to_vec();
         self.start = self.end;
-        self.reader.read_to_end(&mut all)?;
+        let reader = self.reader.by_ref();
+        if reader.take(LARGEST).read_to_end(&mut all)? as u64 == LARGEST {
+            let what = format!("it is larger than {} GiB", LARGEST >> 30);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
         Ok(all)
     }
 

@@ -35,9 +35,9 @@ impl Node {
 /// Calls from one entry to another.
 #[derive(Clone, Debug)]
 pub struct Edge {
-    /// Index of the caller in [`Graph::nodes`].
+    /// The caller: its index in [`Graph::nodes`], or behind these in [`Graph::gone`].
     pub from: u32,
-    /// Index of the callee in [`Graph::nodes`].
+    /// The callee, likewise.
     pub to: u32,
     /// What went along these calls.
     pub weight: i64,
@@ -80,6 +80,9 @@ pub struct Trim {
 pub struct Graph {
     /// Entries with weight, in order of their numbers until sorted.
     pub nodes: Vec<Node>,
+    /// Entries whose weights have cancelled out, by their numbers: they are not listed, but
+    /// calls to and from them are, which may weigh something each.
+    pub gone: Vec<u32>,
     /// Calls between them.
     pub edges: Vec<Edge>,
 }
@@ -193,8 +196,9 @@ impl Graph {
             .collect();
         self.nodes = sorted.iter().filter_map(|&old| taken[old].take()).collect();
         for edge in &mut self.edges {
-            edge.from = place[edge.from as usize];
-            edge.to = place[edge.to as usize];
+            for end in [&mut edge.from, &mut edge.to] {
+                *end = place.get(*end as usize).copied().unwrap_or(*end);
+            }
         }
     }
 
@@ -228,12 +232,27 @@ impl Graph {
         weights().map(part).sum::<f64>() + if own > 0 { part(own) } else { 0.0 }
     }
 
-    /// Removes edges below a weight; returns how many.
+    /// The number of the entry at an end of an edge.
+    pub fn id(&self, end: u32) -> u32 {
+        let end = end as usize;
+        match self.nodes.get(end) {
+            Some(node) => node.id,
+            None => self.gone[end - self.nodes.len()],
+        }
+    }
+
+    /// Whether an end of an edge is an entry that is listed.
+    pub fn is_listed(&self, end: u32) -> bool {
+        (end as usize) < self.nodes.len()
+    }
+
+    /// Removes edges below a weight, as pprof does: not those to entries that are gone.
+    /// Returns how many.
     fn drop_light_edges(&mut self, cutoff: i64) -> usize {
         let light: Vec<bool> = self
             .edges
             .iter()
-            .map(|e| e.weight.saturating_abs() < cutoff)
+            .map(|e| e.weight.saturating_abs() < cutoff && self.is_listed(e.to))
             .collect();
         let connected: usize = self.nodes.iter().map(|n| n.ins.len()).sum();
         self.retain_edges(|e| !light[e as usize]);
@@ -258,7 +277,9 @@ impl Graph {
                 }
                 if self.is_redundant(edge) {
                     let Edge { from, to, .. } = self.edges[edge as usize];
-                    self.nodes[from as usize].outs.retain(|&e| e != edge);
+                    if let Some(caller) = self.nodes.get_mut(from as usize) {
+                        caller.outs.retain(|&e| e != edge);
+                    }
                     self.nodes[to as usize].ins.retain(|&e| e != edge);
                 }
             }
@@ -273,7 +294,7 @@ impl Graph {
         while let Some(node) = queue.pop() {
             for &e in &self.nodes[node as usize].ins {
                 let caller = self.edges[e as usize].from;
-                if e == edge || seen[caller as usize] {
+                if e == edge || !self.is_listed(caller) || seen[caller as usize] {
                     continue;
                 }
                 if caller == from {
@@ -288,7 +309,7 @@ impl Graph {
 
     /// Edges by weight, heaviest first, then by name.
     pub fn sorted(&self, edges: &[u32], nodes: &Nodes) -> Vec<u32> {
-        let name = |node: u32| nodes.name(self.nodes[node as usize].id);
+        let name = |end: u32| nodes.name(self.id(end));
         let mut sorted = edges.to_vec();
         sorted.sort_by(|&a, &b| {
             let (x, y) = (&self.edges[a as usize], &self.edges[b as usize]);
@@ -301,11 +322,10 @@ impl Graph {
         sorted
     }
 
-    /// The edges that are still connected, by index.
-    pub fn connected(&self) -> impl Iterator<Item = &Edge> + '_ {
-        self.nodes
-            .iter()
-            .flat_map(|n| n.outs.iter().map(|&e| &self.edges[e as usize]))
+    /// The edges that are still connected and lead from one listed entry to another.
+    pub fn connected(&self) -> impl Iterator<Item = u32> + '_ {
+        let all = self.nodes.iter().flat_map(|n| n.outs.iter().copied());
+        all.filter(|&e| self.is_listed(self.edges[e as usize].to))
     }
 }
 
@@ -454,15 +474,24 @@ impl Builder {
                 });
             }
         }
+        let listed = graph.nodes.len();
         for mut edge in self.edges {
-            let (from, to) = (place[edge.from as usize], place[edge.to as usize]);
-            if from != NONE && to != NONE {
-                let number = graph.edges.len() as u32;
-                graph.nodes[from as usize].outs.push(number);
-                graph.nodes[to as usize].ins.push(number);
-                (edge.from, edge.to) = (from, to);
-                graph.edges.push(edge);
+            for end in [&mut edge.from, &mut edge.to] {
+                let own = &mut place[*end as usize];
+                if *own == NONE {
+                    *own = (listed + graph.gone.len()) as u32;
+                    graph.gone.push(*end);
+                }
+                *end = *own;
             }
+            let number = graph.edges.len() as u32;
+            if let Some(caller) = graph.nodes.get_mut(edge.from as usize) {
+                caller.outs.push(number);
+            }
+            if let Some(callee) = graph.nodes.get_mut(edge.to as usize) {
+                callee.ins.push(number);
+            }
+            graph.edges.push(edge);
         }
         graph
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow};
 use clap::{CommandFactory, error::ErrorKind};
 use heap_format::merge::{self, Base};
-use heap_format::{Profile, maps, variance};
+use heap_format::{LabelValue, Profile, maps, printable, variance};
 
 use crate::cli::Cli;
 use crate::series::Series;
@@ -57,7 +57,7 @@ pub fn load(cli: &Cli) -> Result<Loaded> {
         perf_map: cli.symbols.perf_map.as_deref(),
     };
     for warning in symbols::symbolize(&mut profile, &options) {
-        eprintln!("mem_parser: warning: {warning}");
+        crate::say(&format!("warning: {warning}"));
     }
     if let Some(binary) = &cli.binary {
         rename_program(&mut profile, binary);
@@ -71,12 +71,28 @@ fn open_all(cli: &Cli, files: &[PathBuf]) -> Result<Vec<Profile>, heap_format::R
     let varied = cli.view.ci || kind.leaks || kind.rss || kind.svg || kind.flame || kind.html;
     let open = |file: &PathBuf| {
         let mut profile = heap_format::open(file)?;
+        clean_units(&mut profile);
         if varied {
             variance::fill(&mut profile);
         }
         Ok(profile)
     };
     files.iter().map(open).collect()
+}
+
+/// What values count is named by the file, and is part of lines of every output.
+fn clean_units(profile: &mut Profile) {
+    let types = profile.sample_types.iter_mut();
+    for kind in types.chain(&mut profile.period_type) {
+        for text in [&mut kind.kind, &mut kind.unit] {
+            *text = printable::printable(text).into_owned();
+        }
+    }
+    for label in &mut profile.labels {
+        if let LabelValue::Number(_, unit) = &mut label.value {
+            *unit = printable::printable(unit).into_owned();
+        }
+    }
 }
 
 /// The dumps of one process beside each other, earliest first.
@@ -103,9 +119,9 @@ fn check(cli: &Cli, profile: &Profile, binary: &Path, file: &Path) -> Result<()>
         return Ok(());
     }
     if let Some(warning) = symbols::doubt_binary(profile, binary) {
-        eprintln!("mem_parser: warning: {warning}");
+        crate::say(&format!("warning: {warning}"));
     }
-    symbols::check_binary(profile, binary, &file.display().to_string())
+    symbols::check_binary(profile, binary, &printable::path(file))
         .map_err(|message| anyhow!(message))
 }
 

@@ -14,6 +14,7 @@ mod nodes;
 mod output;
 mod report;
 mod series;
+mod sources;
 mod suspects;
 mod view;
 
@@ -36,10 +37,16 @@ fn main() -> ExitCode {
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("mem_parser: {error:#}");
+            say(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// A message, without anything that acts on a terminal: it may hold names from
+/// anywhere.
+fn say(message: &str) {
+    eprintln!("mem_parser: {}", heap_format::printable::text(message));
 }
 
 fn run(cli: &Cli) -> Result<()> {
@@ -55,7 +62,7 @@ fn run(cli: &Cli) -> Result<()> {
     let mut view = View::new(profile, cli.values.wanted())?;
     view.drop_allocator_frames()?;
     for warning in view.filter(&filters) {
-        eprintln!("mem_parser: warning: {warning}");
+        say(&format!("warning: {warning}"));
     }
     if cli.filters.relative_percentages {
         view.total_of_shown();
@@ -80,7 +87,10 @@ fn render(cli: &Cli, view: &View, series: &Series, program: Option<&Path>) -> Re
         return Ok(out);
     }
     if kind.raw {
-        return Ok(report::raw::render(&view.materialize()).into_bytes());
+        let text = report::raw::render(&view.materialize());
+        return Ok(heap_format::printable::text(&text)
+            .into_owned()
+            .into_bytes());
     }
     let (grain, inlines) = match kind {
         _ if kind.callgrind => (Granularity::Addresses, true),
@@ -101,7 +111,11 @@ fn render(cli: &Cli, view: &View, series: &Series, program: Option<&Path>) -> Re
         series,
         ci: cli.view.ci,
     };
-    text(cli, &context).map(String::into_bytes)
+    // Whatever an output forgot to escape.
+    let text = text(cli, &context)?;
+    Ok(heap_format::printable::text(&text)
+        .into_owned()
+        .into_bytes())
 }
 
 fn text(cli: &Cli, context: &report::Context) -> Result<String> {

@@ -3,9 +3,11 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use heap_format::printable;
 
 /// Writes `content` to the file, or to standard output when there is none.
 pub fn write(path: Option<&Path>, content: &[u8]) -> Result<()> {
@@ -32,7 +34,7 @@ fn to_file(path: &Path, content: &[u8]) -> Result<()> {
             .write(true)
             .open(path)
             .and_then(|mut file| file.write_all(content))
-            .with_context(|| format!("{} cannot be written", path.display()));
+            .with_context(|| format!("{} cannot be written", printable::path(path)));
     }
     let temporary = temporary_name(path)?;
     let written = write_whole(&temporary, content).and_then(|()| fs::rename(&temporary, path));
@@ -41,11 +43,14 @@ fn to_file(path: &Path, content: &[u8]) -> Result<()> {
         // worth a second one.
         let _ = fs::remove_file(&temporary);
     }
-    written.with_context(|| format!("{} cannot be written", path.display()))
+    written.with_context(|| format!("{} cannot be written", printable::path(path)))
 }
 
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file = File::options().write(true).create_new(true).open(path)?;
+    let mut options = File::options();
+    // As dumps are: it tells where code lies in memory, and may hold sources.
+    options.write(true).create_new(true).mode(0o600);
+    let mut file = options.open(path)?;
     file.write_all(content)?;
     file.sync_all()
 }
@@ -53,13 +58,16 @@ fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
 /// Says what is wrong with an output file, before any work is done for it.
 pub fn check(path: &Path) -> Result<()> {
     if path.is_dir() {
-        bail!("{} is a folder; name a file in it with -o", path.display());
+        bail!(
+            "{} is a directory; name a file in it with -o",
+            printable::path(path)
+        );
     }
     let folder = folder(path);
     if !folder.is_dir() {
         bail!(
-            "the folder {} does not exist; create it first: mkdir -p {0}",
-            folder.display()
+            "the directory {} does not exist; create it first: mkdir -p {0}",
+            printable::path(folder)
         );
     }
     Ok(())
@@ -75,7 +83,7 @@ fn folder(path: &Path) -> &Path {
 fn temporary_name(path: &Path) -> Result<PathBuf> {
     let name = path
         .file_name()
-        .with_context(|| format!("{} names no file", path.display()))?;
+        .with_context(|| format!("{} names no file", printable::path(path)))?;
     let mut temporary = std::ffi::OsString::from(".");
     temporary.push(name);
     temporary.push(format!(".{}.tmp", std::process::id()));
@@ -85,6 +93,7 @@ fn temporary_name(path: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn files_appear_whole_and_leave_nothing_else() {
@@ -94,6 +103,7 @@ mod tests {
         write(Some(&path), b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]
@@ -104,6 +114,6 @@ mod tests {
             .to_string();
         assert!(error.contains("/no does not exist"), "{error}");
         let error = write(Some(folder.path()), b"").unwrap_err().to_string();
-        assert!(error.contains("is a folder"), "{error}");
+        assert!(error.contains("is a directory"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use heap_format::Profile;
+use heap_format::{Profile, printable};
 
 /// When the dumps were taken.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,7 +23,7 @@ impl Series {
         if !force {
             for i in 1..profiles.len() {
                 if let Some(what) = difference(&profiles[0], &profiles[i]) {
-                    let (a, b) = (files[0].display(), files[i].display());
+                    let (a, b) = (printable::path(&files[0]), printable::path(&files[i]));
                     bail!(
                         "{a} and {b} are not of one session: {what}; growth needs several dumps \
                          of one session (mem_profiler --every 60s), or --force"

@@ -125,7 +125,7 @@ fn unusable_files_exit_with_1_and_are_named() {
         (write("empty.heap", b""), "is empty"),
         (write("cut.heap", &bytes[..bytes.len() - 3]), "line "),
         (write("other.heap", b"\x7fELF whatever"), "is no profile"),
-        (folder.path().to_path_buf(), "is a folder"),
+        (folder.path().to_path_buf(), "is a directory"),
         (folder.path().join("missing.heap"), "cannot be read"),
     ];
     for (path, expected) in cases {

@@ -62,9 +62,9 @@ fn the_table_shows_them_when_asked() {
         rows,
         [
             "      flat          \u{b1}  flat%   sum%        cum          \u{b1}   cum%",
-            "      64kB    15.74kB 64.00% 64.00%       64kB    15.74kB 64.00%  left",
-            "      36kB    11.84kB 36.00%   100%       36kB    11.84kB 36.00%  right",
-            "         0          0     0%   100%      100kB    19.65kB   100%  main",
+            "      64kB    15.91kB 64.00% 64.00%       64kB    15.91kB 64.00%  left",
+            "      36kB    12.07kB 36.00%   100%       36kB    12.07kB 36.00%  right",
+            "         0          0     0%   100%      100kB    19.79kB   100%  main",
         ]
     );
     assert!(!parser(&["-t"], &file).contains('\u{b1}'));
@@ -94,18 +94,18 @@ fn tooltips_carry_them_and_boxes_when_asked() {
     let file = write(folder.path(), 1024);
     let graph = parser(&["-s"], &file);
     assert!(
-        graph.contains("at 95 %: flat \u{b1}0, cum \u{b1}19.65kB"),
+        graph.contains("at 95 %: flat \u{b1}0, cum \u{b1}19.79kB"),
         "{graph}"
     );
     assert!(
-        graph.contains("main \u{2192} left (64kB \u{b1}15.74kB)"),
+        graph.contains("main \u{2192} left (64kB \u{b1}15.91kB)"),
         "{graph}"
     );
-    assert!(!graph.contains("64kB \u{b1}15.74kB (64.00%)"));
+    assert!(!graph.contains("64kB \u{b1}15.91kB (64.00%)"));
     let boxes = parser(&["-s", "--ci"], &file);
-    assert!(boxes.contains("64kB \u{b1}15.74kB (64.00%)"), "{boxes}");
+    assert!(boxes.contains("64kB \u{b1}15.91kB (64.00%)"), "{boxes}");
     let flame = parser(&["--flame"], &file);
-    assert!(flame.contains("\u{b1}19.65kB at 95 %"), "{flame}");
+    assert!(flame.contains("\u{b1}19.79kB at 95 %"), "{flame}");
     assert!(flame.contains("\"variance\":[0,0,"), "{flame}");
     let page = parser(&["--html"], &file);
     assert!(page.contains("\"cum_variance\":[1.049e8,"), "{page}");

@@ -201,6 +201,71 @@ fn comparisons_are_equal_to_pprofs() {
     }
 }
 
+/// `gains` and `loses` call `cancels` for as much more as less; `keeps` calls `even` for two
+/// sizes that cancel out: entries that are no longer listed, calls that still are.
+fn cancelling() -> Profile {
+    let calls = [
+        ("cancels", "gains", 5000),
+        ("cancels", "loses", -5000),
+        ("even", "keeps", 700),
+        ("even", "keeps", -700),
+        ("own", "keeps", 900_000),
+        ("own", "gains", 40_000),
+    ];
+    let mut text = String::from("heap profile: 1: 1 [2: 2] @ heapprofile\n");
+    for call in 0..calls.len() {
+        text += &format!(
+            "1: 1 [2: 2] @ {:#x} {:#x}\n",
+            0x1001 + call * 16,
+            0x2001 + call * 16
+        );
+    }
+    text += "MAPPED_LIBRARIES:\n";
+    let mut profile = read(text.as_bytes(), "made up").unwrap();
+    profile.sample_types = heap_sample_types();
+    profile.default_type = 3;
+    profile.values = calls.iter().flat_map(|c| [1, c.2, 1, c.2]).collect();
+    profile.block_sizes.clear();
+    let names = calls.iter().flat_map(|call| [call.0, call.1]);
+    for (number, (location, name)) in profile.locations.iter_mut().zip(names).enumerate() {
+        profile.functions.push(Function {
+            name: name.into(),
+            system_name: name.into(),
+            ..Function::default()
+        });
+        profile.lines.push(Line {
+            function: number as u32,
+            ..Line::default()
+        });
+        (location.first_line, location.line_count) = (number as u32, 1);
+    }
+    profile
+}
+
+#[test]
+fn calls_to_what_has_cancelled_out_are_listed_as_pprof_lists_them() {
+    let cases = [
+        ("-t", "-top"),
+        ("--tree", "-tree"),
+        ("--tree --trim=false", "-tree -trim=false"),
+        ("--peek .", "-peek ."),
+        ("--traces", "-traces"),
+    ];
+    compare(&cancelling(), &cases);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.pb.gz");
+    pprof::write(&cancelling(), &mut File::create(&file).unwrap()).unwrap();
+    let tree = ours(&file, "--tree");
+    assert!(
+        tree.contains("|   cancels") && tree.contains("|   even"),
+        "{tree}"
+    );
+    // Pictures and files for other programs have no end for these calls.
+    for output in ["--dot", "-s", "--callgrind", "--json", "--html", "--flame"] {
+        ours(&file, output);
+    }
+}
+
 #[test]
 fn our_proto_output_gives_the_same_table() {
     let folder = tempfile::tempdir().unwrap();

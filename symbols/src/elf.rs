@@ -4,22 +4,19 @@
 //! Reads only headers and notes, each bounded; never trusts an offset or a
 //! size of the file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use heap_format::BuildId;
+use heap_format::{BuildId, opening, printable};
 
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 const PF_X: u64 = 1;
 const NT_GNU_BUILD_ID: u32 = 3;
 const MAX_NOTES: u64 = 1 << 20;
-
-/// Flag of `open`: do not wait for the writer of a FIFO.
-const O_NONBLOCK: i32 = 0o4000;
 
 /// A part of the file that is loaded into memory.
 #[derive(Clone, Copy, Debug)]
@@ -41,16 +38,9 @@ pub struct Elf {
 impl Elf {
     /// Reads the headers of the file at `path`.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(O_NONBLOCK)
-            .open(path)
-            .with_context(|| format!("{} cannot be opened", path.display()))?;
-        let kind = file.metadata()?.file_type();
-        if !kind.is_file() {
-            bail!("{} is no regular file", path.display());
-        }
-        read(&file).with_context(|| format!("{} is no usable ELF file", path.display()))
+        let file = opening::regular(path)
+            .with_context(|| format!("{} cannot be opened", printable::path(path)))?;
+        read(&file).with_context(|| format!("{} is no usable ELF file", printable::path(path)))
     }
 
     /// The virtual address that the file gives to the byte at `offset`.

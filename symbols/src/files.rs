@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heap_format::{BuildId, Mapping, Profile, maps};
+use heap_format::{BuildId, Mapping, Profile, maps, printable};
 
 use super::elf::Elf;
 use super::reader::{Request, is_there};
@@ -114,7 +114,7 @@ impl<'a> Files<'a> {
             (true, Some(why)) => Err(why),
             (true, None) if path.is_absolute() => Err(format!(
                 "{} is not in the folders given; its functions are not named",
-                path.display()
+                printable::path(path)
             )),
             // A bare name, as some formats have: there is nothing to open.
             (true, None) => Ok(sources),
@@ -129,7 +129,7 @@ impl<'a> Files<'a> {
         deleted: bool,
         refused: &mut Vec<String>,
     ) -> Option<Source> {
-        let shown = path.display();
+        let shown = printable::path(path);
         let elf = match Elf::open(path) {
             Ok(elf) => elf,
             Err(error) => {

@@ -14,6 +14,7 @@ pub mod demangle;
 mod dwarf;
 mod elf;
 mod files;
+mod links;
 mod names;
 mod perf_map;
 mod program;

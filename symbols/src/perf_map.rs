@@ -1,21 +1,18 @@
 //! Names of code that was made at run time, from the list that its maker
 //! writes: `/tmp/perf-PID.map`, lines of `START SIZE NAME` in hex.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use heap_format::Profile;
+use heap_format::{Profile, opening, printable};
 
 use super::is_of_this_machine;
 use super::names::Names;
 
 /// More than any program writes.
 const MOST_BYTES: u64 = 1 << 28;
-
-/// Do not wait for the writer of a FIFO.
-const O_NONBLOCK: i32 = 0o4000;
 
 /// A function that was made at run time.
 struct Function<'a> {
@@ -33,13 +30,16 @@ pub fn name(
     given: Option<&Path>,
     names: &mut Names,
 ) -> Option<String> {
-    let text = match given {
-        Some(path) => match read(path) {
-            Ok(text) => text,
-            Err(error) => return Some(format!("{}: {error}", path.display())),
-        },
+    let read = match given {
+        Some(path) => opening::regular(path)
+            .and_then(read)
+            .map_err(|error| format!("{}: {error}", printable::path(path))),
         None if made.is_empty() => return None,
         None => own(profile)?,
+    };
+    let text = match read {
+        Ok(text) => text,
+        Err(warning) => return Some(warning),
     };
     let text = String::from_utf8_lossy(&text);
     let mut functions: Vec<Function> = text.lines().filter_map(parse).collect();
@@ -58,15 +58,32 @@ pub fn name(
 
 /// The list of the profiled process: in its own `/tmp` while it lives, which
 /// may be a container's, otherwise in ours.
-fn own(profile: &Profile) -> Option<Vec<u8>> {
+///
+/// Anybody can leave a file of that name behind, so it must be of the one who runs the
+/// process, of root or of the reader. The error is a warning for people.
+fn own(profile: &Profile) -> Option<Result<Vec<u8>, String>> {
     let pid = profile.facts.pid.filter(|_| is_of_this_machine(profile))?;
+    let process = PathBuf::from(format!("/proc/{pid}"));
     let inside = inner_pid(pid).unwrap_or(pid);
-    [
-        PathBuf::from(format!("/proc/{pid}/root/tmp/perf-{inside}.map")),
+    let paths = [
+        process.join(format!("root/tmp/perf-{inside}.map")),
         PathBuf::from(format!("/tmp/perf-{pid}.map")),
-    ]
-    .iter()
-    .find_map(|path| read(path).ok())
+    ];
+    let mut owners = vec![0, own_user()];
+    owners.extend(std::fs::metadata(&process).map(|m| m.uid()));
+    let open = |path: &PathBuf| Some((path.clone(), opening::regular(path).ok()?));
+    let (path, file) = paths.iter().find_map(open)?;
+    let text = match file.metadata().map(|m| owners.contains(&m.uid())) {
+        Ok(true) => read(file).map_err(|error| error.to_string()),
+        Ok(false) => Err("it is of another user; --perf-map takes it all the same".into()),
+        Err(error) => Err(error.to_string()),
+    };
+    Some(text.map_err(|why| format!("{}: {why}", path.display())))
+}
+
+fn own_user() -> u32 {
+    // SAFETY: it only tells a number.
+    unsafe { libc::geteuid() }
 }
 
 /// The process's id in its own namespace.
@@ -76,14 +93,7 @@ fn inner_pid(pid: u32) -> Option<u32> {
     line.split_whitespace().last()?.parse().ok()
 }
 
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(O_NONBLOCK)
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(std::io::Error::other("is no regular file"));
-    }
+fn read(file: File) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     file.take(MOST_BYTES).read_to_end(&mut text)?;
     Ok(text)

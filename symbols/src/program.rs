@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use heap_format::{Mapping, Profile, maps};
+use heap_format::{Mapping, Profile, maps, printable};
 
 use super::elf::Elf;
 use super::shown_id;
@@ -43,8 +43,8 @@ pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
     }
     Some(format!(
         "the dump has no build id of {}; that {} is the same program cannot be checked",
-        recorded.display(),
-        binary.display(),
+        printable::path(recorded),
+        printable::path(binary),
     ))
 }
 
@@ -71,8 +71,8 @@ pub fn check_binary(profile: &Profile, binary: &Path, dump: &str) -> Result<(), 
         "{} is not the program that was profiled:\n  it has the build id        {}\n  \
          {dump} was taken from {} with build id {recorded}\n\
          Pass that program with -p, or --force to use this one anyway.",
-        binary.display(),
+        printable::path(binary),
         shown_id(&elf.build_id),
-        exe.unwrap_or(Path::new("a program")).display(),
+        printable::path(exe.unwrap_or(Path::new("a program"))),
     ))
 }

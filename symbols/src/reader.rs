@@ -19,10 +19,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use heap_format::{opening, printable};
+
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
-use super::dwarf;
+use super::{dwarf, links};
 
 /// Memory that a child may take besides what it has and what its files need.
 const MEMORY: u64 = 4 << 30;
@@ -78,7 +80,7 @@ pub fn read(requests: &[Request], debug_folders: &[PathBuf]) -> Vec<Result<Frame
 }
 
 fn rest_path(requests: &[Request], at: usize) -> String {
-    let path = requests.get(at).map(|r| r.path.display().to_string());
+    let path = requests.get(at).map(|r| printable::path(&r.path));
     path.unwrap_or_default()
 }
 
@@ -135,7 +137,7 @@ fn wait_for(child: libc::pid_t) -> io::Result<String> {
     }
     Ok(if libc::WIFSIGNALED(status) {
         match libc::WTERMSIG(status) {
-            libc::SIGXCPU => "reading it takes too long".into(),
+            libc::SIGXCPU | libc::SIGALRM => "reading it takes too long".into(),
             signal => format!("reading it ended by signal {signal}"),
         }
     } else {
@@ -153,7 +155,7 @@ fn answer_all(requests: &[Request], debug_folders: &[PathBuf], to: PipeWriter) -
         .build();
     for request in requests {
         let found = dwarf::read(&request.path, &request.addresses, debug_folders);
-        let found = found.map_or_else(|| answer(&symbolizer, request), Ok);
+        let found = found.map_or_else(|| answer(&symbolizer, request, debug_folders), Ok);
         send(&mut to, &found)?;
         // What is known survives if the next file ends this process.
         to.flush()?;
@@ -187,6 +189,14 @@ fn restrain(requests: &[Request]) {
         // lower one is in force, need not be.
         unsafe { libc::setrlimit(what, &limit) };
     }
+    // What waits computes nothing: a file system that does not answer, a FIFO put in place
+    // of a file just now.
+    let patience = u32::try_from(seconds.saturating_mul(4)).unwrap_or(u32::MAX);
+    // SAFETY: this process has no handlers of its own; the signal's default ends it.
+    unsafe {
+        libc::signal(libc::SIGALRM, libc::SIG_DFL);
+        libc::alarm(patience);
+    }
     if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
         use std::os::fd::AsRawFd;
         // SAFETY: both are descriptors of this process, which writes nothing
@@ -195,11 +205,19 @@ fn restrain(requests: &[Request]) {
     }
 }
 
-fn answer(symbolizer: &Symbolizer, request: &Request) -> Result<Frames, String> {
-    let source = Source::Elf(ElfSource::new(&request.path));
+fn answer(
+    symbolizer: &Symbolizer,
+    request: &Request,
+    debug_folders: &[PathBuf],
+) -> Result<Frames, String> {
+    let shown = printable::path(&request.path);
+    opening::regular(&request.path).map_err(|error| format!("{shown} {error}"))?;
+    let mut source = ElfSource::new(&request.path);
+    source.debug_syms = links::are_harmless(&request.path, debug_folders);
+    let source = Source::Elf(source);
     let found = symbolizer
         .symbolize(&source, Input::VirtOffset(&request.addresses))
-        .map_err(|e| format!("{}: symbols cannot be read: {e:#}", request.path.display()))?;
+        .map_err(|e| format!("{shown}: symbols cannot be read: {e:#}"))?;
     let one = |symbol: &Symbolized| match symbol {
         Symbolized::Sym(symbol) => frames(symbol),
         Symbolized::Unknown(_) => Vec::new(),
@@ -402,7 +420,7 @@ mod tests {
         let many = dwarf::read(&path, &addresses, &[]).expect("it has debug information");
         let request = Request { path, addresses };
         let symbolizer = Symbolizer::builder().enable_demangling(false).build();
-        let library = answer(&symbolizer, &request).unwrap();
+        let library = answer(&symbolizer, &request, &[]).unwrap();
         let symbols = symbols(&request.path);
         let mut inlined = 0;
         for ((address, own), theirs) in request.addresses.iter().zip(&many).zip(&library) {

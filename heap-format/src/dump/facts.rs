@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::{FACTS, VERSION};
 use crate::maps::hex;
+use crate::printable::is_hidden;
 use crate::profile::{BuildId, Function, IntervalPeriod, Line, MARKERS, Mapping, Profile};
 
 /// Appends the facts of `profile`, from the section's first line on.
@@ -167,7 +168,7 @@ fn interval(text: &str) -> Option<IntervalPeriod> {
 fn escape(out: &mut Vec<u8>, text: &[u8]) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c == '\\' || c.is_control() {
+            if c == '\\' || is_hidden(c) {
                 let mut bytes = [0; 4];
                 c.encode_utf8(&mut bytes)
                     .bytes()

@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::numbers::{HEX_ROOM, HexText, decimal, fraction};
 use super::split::{Record, split};
+use crate::printable::is_hidden;
+
 use super::{END, SIGNATURE, STACK, VERSION, facts};
 use crate::detail::Detail;
 use crate::profile::{MARKERS, Profile};
@@ -285,6 +287,24 @@ fn exact(buffer: &mut Vec<u8>, fields: &[f64]) {
     buffer.push(b'\n');
 }
 
+/// Appends text without what acts on a terminal, which becomes `?`, but for the control
+/// characters `kept`. The facts have each path as it is.
+fn plain(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
+    for chunk in text.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            let shown = match c {
+                c if c.is_ascii() && kept.contains(&(c as u8)) => c,
+                c if is_hidden(c) => '?',
+                c => c,
+            };
+            buffer.extend_from_slice(shown.encode_utf8(&mut [0; 4]).as_bytes());
+        }
+        // Single bytes of C1 act on terminals that do not speak UTF-8.
+        let invalid = chunk.invalid().iter();
+        buffer.extend(invalid.map(|&b| if b < 0xa0 { b'?' } else { b }));
+    }
+}
+
 /// The maps text, or one made of the modules, with ranges for the
 /// pseudo-frames, so that other readers have a name for these.
 fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
@@ -295,12 +315,11 @@ fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
             buffer.extend_from_slice(range.as_bytes());
             buffer.extend_from_slice(b" 00:00 0 ");
             // A newline in a path would start another entry.
-            let path = m.path.as_os_str().as_bytes();
-            buffer.extend(path.iter().map(|&c| if c == b'\n' { b'?' } else { c }));
+            plain(buffer, m.path.as_os_str().as_bytes(), b"");
             buffer.push(b'\n');
         }
     } else {
-        buffer.extend_from_slice(text.trim_ascii_end());
+        plain(buffer, text.trim_ascii_end(), b"\n\t");
         buffer.push(b'\n');
     }
     let used = |start: u64| profile.locations.iter().any(|l| l.address == start);

@@ -67,7 +67,10 @@ impl Writer<'_> {
         let _ = writeln!(self.out, "{address} {} {value}", info.line);
         for edge in graph.sorted(&node.outs, nodes) {
             let edge = &graph.edges[edge as usize];
-            let callee = nodes.info(graph.nodes[edge.to as usize].id);
+            if !graph.is_listed(edge.to) {
+                continue;
+            }
+            let callee = nodes.info(graph.id(edge.to));
             let file = compressed(&mut self.files, &callee.file);
             let name = compressed(&mut self.names, &self.shown[edge.to as usize]);
             let address = relative(before, callee.address);

@@ -37,13 +37,8 @@ pub fn render(context: &Context) -> String {
     for (i, node) in graph.nodes.iter().enumerate() {
         boxed(context, &mut out, i, node, heaviest, &unit);
     }
-    let mut edges: Vec<u32> = graph
-        .nodes
-        .iter()
-        .flat_map(|n| n.outs.iter().copied())
-        .collect();
-    edges = graph.sorted(&edges, context.nodes);
-    for edge in edges {
+    let edges: Vec<u32> = graph.connected().collect();
+    for edge in graph.sorted(&edges, context.nodes) {
         arrow(context, &mut out, graph, edge, &unit);
     }
     out += "}\n";
@@ -84,7 +79,7 @@ fn arrow(context: &Context, out: &mut String, graph: &Graph, edge: u32, unit: &s
     let edge = &graph.edges[edge as usize];
     let total = context.view.total();
     let weight = context.format(edge.weight, unit);
-    let name = |node: u32| escape(context.nodes.name(graph.nodes[node as usize].id));
+    let name = |node: u32| escape(context.nodes.name(graph.id(node)));
     let (from, to) = (name(edge.from), name(edge.to));
     let steps = |most: i64| {
         let share = edge

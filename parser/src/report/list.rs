@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use regex::Regex;
@@ -11,12 +10,10 @@ use regex::Regex;
 use super::{Context, printable};
 use crate::graph::{Graph, Node};
 use crate::measure::percentage;
+use crate::sources;
 
 /// Lines shown before and after those with values.
 const MARGIN: u32 = 5;
-
-/// Largest source file that is read.
-const MAX_SOURCE: u64 = 64 << 20;
 
 /// Weights of a line: flat, cum.
 type Weights = (i64, i64);
@@ -74,7 +71,7 @@ fn routine(
         context.format(cum, unit),
         percentage(cum, context.view.total()),
     );
-    let source = match source(file, folders) {
+    let source = match sources::read(file, folders) {
         Ok(source) => source,
         Err(error) => {
             let _ = writeln!(out, " Error: {error}");
@@ -104,32 +101,4 @@ fn routine(
             i + 1
         );
     }
-}
-
-/// The text of a source file: where it was compiled, or below a folder.
-pub fn source(file: &str, folders: &[PathBuf]) -> Result<String, String> {
-    let relative = Path::new(file.trim_start_matches('/'));
-    let base = relative.file_name().map(Path::new);
-    let below = folders.iter().flat_map(|folder| {
-        [
-            Some(folder.join(relative)),
-            base.map(|base| folder.join(base)),
-        ]
-        .into_iter()
-        .flatten()
-    });
-    let candidates = std::iter::once(PathBuf::from(file)).chain(below);
-    for candidate in candidates {
-        let Ok(metadata) = fs::metadata(&candidate) else {
-            continue;
-        };
-        if metadata.is_file() && metadata.len() <= MAX_SOURCE {
-            let read = fs::read(&candidate).map_err(|e| format!("{}: {e}", candidate.display()))?;
-            return Ok(String::from_utf8_lossy(&read).into_owned());
-        }
-    }
-    Err(format!(
-        "{} was not found; --source_path names folders to search",
-        printable(file)
-    ))
 }

@@ -248,19 +248,5 @@ impl Context<'_> {
     }
 }
 
-/// A name for a terminal or a text file: control characters, which could
-/// start a new line or an escape sequence, are shown as escapes.
-pub fn printable(name: &str) -> std::borrow::Cow<'_, str> {
-    if name.contains(|c: char| c.is_control()) {
-        let escape = |c: char| {
-            if c.is_control() {
-                c.escape_default().to_string()
-            } else {
-                c.to_string()
-            }
-        };
-        name.chars().map(escape).collect::<String>().into()
-    } else {
-        name.into()
-    }
-}
+/// A name for a terminal, a text file or a picture.
+pub use heap_format::printable::printable;

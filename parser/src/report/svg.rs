@@ -23,7 +23,7 @@ pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
         .collect();
     let edges = graph
         .connected()
-        .map(|edge| arrow(context, graph, edge, &unit))
+        .map(|edge| arrow(context, graph, &graph.edges[edge as usize], &unit))
         .collect();
     callgraph::Graph {
         title: title(context, trimmed, &unit),
@@ -36,10 +36,10 @@ pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
 fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(program) = context.program {
-        lines.push(program.display().to_string());
+        lines.push(heap_format::printable::path(program));
     }
     for file in context.files {
-        lines.push(format!("Dump: {}", file.display()));
+        lines.push(format!("Dump: {}", heap_format::printable::path(file)));
     }
     let total = context.view.total();
     let kind = context.view.kind();
@@ -121,7 +121,7 @@ fn arrow(
     edge: &crate::graph::Edge,
     unit: &str,
 ) -> callgraph::Edge {
-    let name = |node: u32| context.nodes.name(graph.nodes[node as usize].id);
+    let name = |node: u32| context.nodes.name(graph.id(node));
     let label = context.format(edge.weight, unit);
     let error = context.plus_minus(edge.weight, edge.variance, unit);
     let detail = format!(

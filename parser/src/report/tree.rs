@@ -85,7 +85,7 @@ impl Printer<'_> {
     }
 
     fn call(&self, out: &mut String, edge: &Edge, other: u32, cum: i64) {
-        let name = self.context.nodes.name(self.graph.nodes[other as usize].id);
+        let name = self.context.nodes.name(self.graph.id(other));
         let _ = writeln!(
             out,
             "{:>50} {} |   {}{}",

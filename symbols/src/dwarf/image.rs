@@ -1,12 +1,12 @@
 //! A program's file, mapped, and its sections.
 
 use std::borrow::Cow;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use flate2::read::ZlibDecoder;
 use gimli::{DwarfSections, SectionId};
+use heap_format::opening;
 use memmap2::Mmap;
 
 use super::super::elf::Elf;
@@ -68,10 +68,7 @@ pub fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
 impl Image {
     /// Maps a 64-bit little-endian program or library.
     pub fn open(path: &Path) -> Option<Self> {
-        let file = File::open(path).ok()?;
-        // SAFETY: the bytes may change or go while they are read; they are read
-        // as bytes only, and a signal ends a process that has nothing else to do.
-        let bytes = unsafe { Mmap::map(&file) }.ok()?;
+        let bytes = Self::bytes_of(path)?;
         let mut image = Self {
             path: path.to_path_buf(),
             bytes,
@@ -79,6 +76,14 @@ impl Image {
         };
         image.sections = image.table()?;
         Some(image)
+    }
+
+    /// Maps any file.
+    pub fn bytes_of(path: &Path) -> Option<Mmap> {
+        let file = opening::regular(path).ok()?;
+        // SAFETY: the bytes may change or go while they are read; they are read
+        // as bytes only, and a signal ends a process that has nothing else to do.
+        unsafe { Mmap::map(&file) }.ok()
     }
 
     fn table(&self) -> Option<Vec<(String, Section)>> {

@@ -26,7 +26,7 @@ use gimli::AbbreviationsCacheStrategy;
 
 use super::reader::{Frame, Frames};
 use functions::Function;
-use image::Image;
+pub use image::Image;
 use lines::Row;
 use units::{Slice, Units};
 

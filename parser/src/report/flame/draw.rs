@@ -126,7 +126,7 @@ impl<'a> Picture<'a> {
     fn legend(&self) -> Vec<String> {
         let mut lines = self.context.origin();
         for file in self.context.files {
-            lines.push(format!("Dump: {}", printable(&file.display().to_string())));
+            lines.push(format!("Dump: {}", heap_format::printable::path(file)));
         }
         lines.extend(
             self.context

@@ -43,16 +43,16 @@ pub fn facts(context: &Context) -> String {
         }
     };
     let facts = &profile.facts;
-    add("Program", context.program.map(|p| p.display().to_string()));
+    add("Program", context.program.map(heap_format::printable::path));
     for file in context.files {
-        add("Dump", Some(file.display().to_string()));
+        add("Dump", Some(heap_format::printable::path(file)));
     }
     add("Format", Some(profile.format.to_string()));
     add("Process", facts.process.clone());
     add("Process id", facts.pid.map(|pid| pid.to_string()));
     add(
         "Executable",
-        facts.exe.as_ref().map(|p| p.display().to_string()),
+        facts.exe.as_ref().map(|p| heap_format::printable::path(p)),
     );
     add("Build id", Some(facts.exe_build_id.to_string()));
     add("Command line", Some(facts.command_line.join(" ")));

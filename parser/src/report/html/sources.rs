@@ -1,14 +1,14 @@
 //! Source lines of the functions that hold most.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::weights::Weights;
 use crate::nodes::{Granularity, Nodes};
 use crate::report::flame::data::{list, quote};
 use crate::report::flame::tree::Weight;
-use crate::report::list::source;
 use crate::report::{Context, printable};
+use crate::sources;
 
 /// Functions whose source is shown.
 const MOST_FUNCTIONS: usize = 60;
@@ -18,14 +18,6 @@ const MOST_LINES: u32 = 600;
 const MARGIN: u32 = 5;
 /// Longer lines are cut.
 const LONGEST: usize = 400;
-
-/// A page is passed on, and a hostile dump can name any file as a source. So
-/// only files that are called as sources are, become part of it.
-const ENDINGS: [&str; 36] = [
-    "c", "cc", "cpp", "cxx", "c++", "h", "hh", "hpp", "hxx", "h++", "inc", "inl", "ipp", "tcc",
-    "rs", "go", "py", "pyx", "pxd", "s", "S", "asm", "m", "mm", "zig", "d", "f", "f90", "swift",
-    "nim", "pas", "adb", "ads", "js", "ts", "rb",
-];
 
 /// The entries of a function, by line.
 type Lines = BTreeMap<u32, u32>;
@@ -39,7 +31,7 @@ pub fn all(context: &Context, columns: &[usize], compared: bool, folders: &[Path
     for entry in 0..nodes.len() as u32 {
         let info = nodes.info(entry);
         let holds = (0..columns.len()).any(|c| weights.cum(entry, c) != Weight::default());
-        if holds && info.line != 0 && is_source(&info.file) {
+        if holds && info.line != 0 && sources::is_source(Path::new(&info.file)) {
             let lines = functions.entry((&info.name, &info.file)).or_default();
             lines.insert(info.line, entry);
         }
@@ -50,7 +42,7 @@ pub fn all(context: &Context, columns: &[usize], compared: bool, folders: &[Path
     for ((name, file), lines) in ranked {
         let text = texts
             .entry(file)
-            .or_insert_with(|| source(file, folders).ok());
+            .or_insert_with(|| sources::read(file, folders).ok());
         if let Some(text) = text {
             let rows = rows(&weights, &lines, columns.len(), compared);
             shown.push(function(name, file, &lines, text, &rows));
@@ -62,14 +54,6 @@ pub fn all(context: &Context, columns: &[usize], compared: bool, folders: &[Path
     let mut out = String::new();
     list(&mut out, shown);
     out
-}
-
-fn is_source(file: &str) -> bool {
-    let name = file.rsplit('/').next().unwrap_or(file);
-    let ending = name.rsplit_once('.').map(|(_, ending)| ending);
-    // The headers of C++'s library have none.
-    let header = file.contains("/include/c++/") && ending.is_none();
-    header || ending.is_some_and(|ending| ENDINGS.contains(&ending))
 }
 
 /// The functions by what their lines hold themselves and in all, largest first.
@@ -145,30 +129,4 @@ fn function(name: &str, file: &str, lines: &Lines, text: &str, rows: &str) -> St
     );
     list(&mut out, shown.map(line));
     out + ",\"weights\":" + rows + "}"
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_files_called_as_sources_are_become_part_of_the_page() {
-        for file in [
-            "/a/x.c",
-            "src/lib.rs",
-            "/usr/include/c++/12/vector",
-            "a.b/y.hpp",
-        ] {
-            assert!(is_source(file), "{file}");
-        }
-        for file in [
-            "/etc/shadow",
-            "/root/.ssh/id_rsa",
-            "/proc/self/environ",
-            "x.key",
-            "",
-        ] {
-            assert!(!is_source(file), "{file}");
-        }
-    }
 }

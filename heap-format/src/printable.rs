@@ -1,0 +1,74 @@
+//! Text of others for people: what could act on a terminal, pass for a line of
+//! its own, or show itself other than it is, is shown as an escape.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Whether a character is not shown as itself: control characters (of C0, C1,
+/// and DEL), ends of lines and paragraphs, marks that turn the direction of
+/// writing around, and what has no width.
+pub fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}')
+}
+
+/// A name, as part of a line.
+pub fn printable(name: &str) -> Cow<'_, str> {
+    screened(name, is_hidden)
+}
+
+/// A path, as part of a line.
+pub fn path(path: &Path) -> String {
+    printable(&path.to_string_lossy()).into_owned()
+}
+
+/// A whole text, of which only the ends of lines and tabs are left.
+///
+/// The escapes (`\u001b`) are such that a JSON string holds the same text after as
+/// before.
+pub fn text(text: &str) -> Cow<'_, str> {
+    screened(text, |c| is_hidden(c) && !matches!(c, '\n' | '\r' | '\t'))
+}
+
+fn screened(text: &str, hidden: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&hidden) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            '\n' if hidden(c) => out.push_str("\\n"),
+            '\t' if hidden(c) => out.push_str("\\t"),
+            '\r' if hidden(c) => out.push_str("\\r"),
+            c if hidden(c) => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    // Writing to a string cannot fail.
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+            c => out.push(c),
+        }
+    }
+    out.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_acts_is_shown() {
+        assert!(matches!(
+            printable("plain \u{fc}\u{4e2d}"),
+            Cow::Borrowed(_)
+        ));
+        let hostile = "a\x1b[2J\nb\u{9b}c\u{7f}\u{202e}d\u{e0041}";
+        let shown = "a\\u001b[2J\\nb\\u009bc\\u007f\\u202ed\\udb40\\udc41";
+        assert_eq!(printable(hostile), shown);
+        assert_eq!(text("a\tb\n\x1bc"), "a\tb\n\\u001bc");
+    }
+}

@@ -1,0 +1,194 @@
+//! Source files, which a dump and debug information name: whoever wrote these can
+//! name any file.
+//!
+//! What is read ends up on a terminal, or in a page that is passed on. So a
+//! file is a source only if
+//! - it is called as sources are, by the name that is left when all symbolic
+//!   links are resolved, or the caller named its directory with `--source_path`;
+//! - the caller could read it without being somebody else: under a changed user
+//!   id (`sudo`, a set-user-id bit), and for root at all, everybody must be able
+//!   to read it, and each directory above it, or it lies below `--source_path`;
+//! - it is a regular file, of bounded size, and text.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use heap_format::{opening, printable};
+
+/// Largest file that is read.
+const MAX_SOURCE: u64 = 16 << 20;
+
+/// How the names of sources end.
+const ENDINGS: [&str; 57] = [
+    "c", "cc", "cpp", "cxx", "c++", "h", "hh", "hpp", "hxx", "h++", "inc", "inl", "ipp", "tcc",
+    "tpp", "def", "cu", "cuh", "cl", "rs", "go", "py", "pyx", "pxd", "pxi", "s", "S", "asm", "m",
+    "mm", "zig", "d", "f", "f90", "F90", "swift", "nim", "pas", "adb", "ads", "js", "ts", "rb",
+    "java", "kt", "scala", "hs", "ml", "mli", "cr", "v", "y", "l", "yy", "ll", "vala", "C",
+];
+
+/// The text of a source file: where it was compiled, or below one of the
+/// directories that the caller named. The error is for people.
+pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, String> {
+    let shown = printable::printable(file);
+    let relative: PathBuf = Path::new(file)
+        .components()
+        .filter(|c| matches!(c, Component::Normal(_)))
+        .collect();
+    let base = relative.file_name().map(Path::new);
+    let mut refused = None;
+    for directory in directories {
+        for below in [Some(relative.as_path()), base].into_iter().flatten() {
+            match Found::below(directory, below).and_then(Found::text) {
+                Ok(text) => return Ok(text),
+                Err(Refusal::Absent) => {}
+                Err(Refusal::Because(why)) => refused = refused.or(Some(why)),
+            }
+        }
+    }
+    match Found::named(Path::new(file)).and_then(Found::text) {
+        Ok(text) => return Ok(text),
+        Err(Refusal::Absent) => {}
+        Err(Refusal::Because(why)) => refused = refused.or(Some(why)),
+    }
+    Err(match refused {
+        Some(why) => format!("{shown} is not shown: {why}"),
+        None => format!("{shown} was not found; --source_path names directories to search"),
+    })
+}
+
+/// Whether a file is called as sources are.
+pub fn is_source(file: &Path) -> bool {
+    let ending = file.extension().and_then(|e| e.to_str());
+    // The headers of C++'s library have none.
+    let header = file.to_string_lossy().contains("/include/c++/") && ending.is_none();
+    header || ending.is_some_and(|ending| ENDINGS.contains(&ending))
+}
+
+enum Refusal {
+    Absent,
+    Because(String),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Absent,
+            _ => Self::Because(error.to_string()),
+        }
+    }
+}
+
+/// A file that is held, but not opened yet.
+struct Found {
+    hold: File,
+}
+
+impl Found {
+    /// A file that a dump names by itself.
+    fn named(path: &Path) -> Result<Self, Refusal> {
+        let path = path.canonicalize()?;
+        if !is_source(&path) {
+            let name = printable::path(&path);
+            return Err(Refusal::Because(format!(
+                "{name} is not called as sources are; --source_path names its directory if it is one"
+            )));
+        }
+        let (hold, public) = walk(&path)?;
+        if !public && !is_plain_user() {
+            return Err(Refusal::Because(
+                "not everybody may read it, and root does not read it for a dump; \
+                 --source_path names its directory if it is a source"
+                    .into(),
+            ));
+        }
+        Ok(Self { hold })
+    }
+
+    /// A file below a directory that the caller named.
+    fn below(directory: &Path, name: &Path) -> Result<Self, Refusal> {
+        let directory = directory.canonicalize()?;
+        let path = directory.join(name).canonicalize()?;
+        if !path.starts_with(&directory) {
+            // A link leads out of it.
+            return Self::named(&path);
+        }
+        let (hold, _) = walk(&path)?;
+        Ok(Self { hold })
+    }
+
+    fn text(self) -> Result<String, Refusal> {
+        let file = opening::held_regular(&self.hold)?;
+        let because = |why: &str| Err(Refusal::Because(why.into()));
+        if file.metadata()?.len() > MAX_SOURCE {
+            return because("it is too large for a source");
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_SOURCE).read_to_end(&mut bytes)?;
+        if bytes.contains(&0) {
+            return because("it is no text");
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// Takes hold of a file by a path without symbolic links, step by step, so that none put
+/// there meanwhile is followed. Also tells whether everybody may come there and read it.
+fn walk(path: &Path) -> io::Result<(File, bool)> {
+    let mut hold = opening::hold(Path::new("/"), libc::O_DIRECTORY)?;
+    let mut public = true;
+    let everybody = |metadata: &Metadata, bit: u32| metadata.mode() & bit != 0;
+    for component in path.components() {
+        let name = match component {
+            Component::RootDir => continue,
+            Component::Normal(name) => name,
+            _ => return Err(io::Error::other("is no absolute path")),
+        };
+        public &= everybody(&hold.metadata()?, 0o001);
+        let next = Path::new(&opening::through(&hold)).join(name);
+        hold = opening::hold(&next, libc::O_NOFOLLOW)?;
+        if hold.metadata()?.is_symlink() {
+            return Err(io::Error::other("a symbolic link was put in its way"));
+        }
+    }
+    public &= everybody(&hold.metadata()?, 0o004);
+    Ok((hold, public))
+}
+
+/// Whether the caller is an ordinary user who runs this as itself: then the kernel decides
+/// what it may read.
+fn is_plain_user() -> bool {
+    // SAFETY: these only tell numbers.
+    let (ids, groups) = unsafe {
+        (
+            [libc::getuid(), libc::geteuid()],
+            [libc::getgid(), libc::getegid()],
+        )
+    };
+    ids[0] == ids[1] && groups[0] == groups[1] && ids[0] != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_called_as_sources_are_sources() {
+        let yes = [
+            "/a/x.c",
+            "src/lib.rs",
+            "/usr/include/c++/12/vector",
+            "a.b/y.hpp",
+        ];
+        assert!(yes.iter().all(|file| is_source(Path::new(file))));
+        let no = [
+            "/etc/shadow",
+            "/root/.ssh/id_rsa",
+            "/proc/self/environ",
+            "x.key",
+            "",
+        ];
+        assert!(!no.iter().any(|file| is_source(Path::new(file))));
+    }
+}

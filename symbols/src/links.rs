@@ -1,0 +1,114 @@
+//! Further files that an ELF file names: separate debug information, what
+//! several files share (dwz), packages.
+//!
+//! The library that follows these links opens whatever is there, and waits on a
+//! FIFO for ever. So all places where it would look are looked at before, and
+//! where one holds anything but a regular file, no link of the file is followed:
+//! its functions have the names of its symbol table.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use heap_format::{BuildId, opening};
+
+use super::dwarf::Image;
+use super::elf::Elf;
+
+/// Sections that name another file, and bytes before its name.
+const SECTIONS: [(&str, usize); 3] = [
+    (".gnu_debuglink", 0),
+    (".gnu_debugaltlink", 0),
+    (".debug_sup", 3),
+];
+
+/// A separate debug file may name a shared one; that one names none.
+const DEPTH: u32 = 2;
+
+/// Whether all that the links of a file can lead to are regular files.
+pub fn are_harmless(path: &Path, folders: &[PathBuf]) -> bool {
+    let mut package = path.as_os_str().to_os_string();
+    package.push(".dwp");
+    is_harmless(Path::new(&package)) && all_harmless(path, folders, DEPTH)
+}
+
+fn all_harmless(path: &Path, folders: &[PathBuf], depth: u32) -> bool {
+    let Some(links) = links(path) else {
+        return false;
+    };
+    links.iter().all(|link| {
+        let mut places = link.places(path, folders).into_iter();
+        places.all(|place| {
+            let follows = depth > 1 && place != path && place.is_file();
+            is_harmless(&place) && (!follows || all_harmless(&place, folders, depth - 1))
+        })
+    })
+}
+
+fn is_harmless(path: &Path) -> bool {
+    // What cannot be taken hold of cannot be opened either.
+    opening::hold(path, 0).map_or(true, |hold| opening::check(&hold).is_ok())
+}
+
+/// The name of another file.
+struct Link {
+    name: PathBuf,
+    id: BuildId,
+}
+
+/// The links of a file; `None` where it cannot be told.
+fn links(path: &Path) -> Option<Vec<Link>> {
+    let own = Elf::open(path).ok()?.build_id;
+    let Some(image) = Image::open(path) else {
+        return no_links_by_text(path).then(Vec::new);
+    };
+    let mut links = Vec::new();
+    for (section, skipped) in SECTIONS {
+        let Some(section) = image.section(section) else {
+            continue;
+        };
+        let data = image.data(section)?;
+        let data = data.get(skipped..)?;
+        let end = data.iter().position(|&byte| byte == 0)?;
+        let id = match skipped {
+            0 if data.len() - end > 8 => BuildId(data[end + 1..].to_vec()),
+            _ => own.clone(),
+        };
+        let name = PathBuf::from(OsStr::from_bytes(&data[..end]));
+        links.push(Link { name, id });
+    }
+    Some(links)
+}
+
+/// Of a file that is not taken apart here: whether it has no section of links, since their
+/// names are nowhere in it.
+fn no_links_by_text(path: &Path) -> bool {
+    let Some(bytes) = Image::bytes_of(path) else {
+        return false;
+    };
+    let names = SECTIONS.map(|(name, _)| name.as_bytes());
+    !names
+        .iter()
+        .any(|name| memchr::memmem::find(&bytes, name).is_some())
+}
+
+impl Link {
+    /// Everywhere the file may be searched, and more.
+    fn places(&self, linker: &Path, folders: &[PathBuf]) -> Vec<PathBuf> {
+        let canonical = linker.canonicalize();
+        let linker = canonical.as_deref().unwrap_or(linker);
+        let own = linker.parent().unwrap_or(Path::new("/"));
+        let mut places = vec![own.join(&self.name), own.join(".debug").join(&self.name)];
+        let hex = self.id.to_string();
+        for folder in folders {
+            if let Some((first, rest)) = hex.split_at_checked(2) {
+                places.push(folder.join(format!(".build-id/{first}/{rest}.debug")));
+            }
+            for above in own.ancestors() {
+                let below = above.strip_prefix("/").unwrap_or(above);
+                places.push(folder.join(below).join(&self.name));
+            }
+        }
+        places
+    }
+}
