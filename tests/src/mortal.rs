@@ -102,12 +102,13 @@ impl Mortal {
         assert_eq!(found.freed_bytes, counted.1 * 1000.0);
     }
 
-    /// Checks the estimates of a sampled dump: within five standard errors.
+    /// Checks the estimates of a sampled dump: within seven standard errors, which is left
+    /// by chance once in 1e11 runs.
     pub fn assert_estimated(&self, dump: &Path) {
         let profile = heap_format::open(dump).expect("a whole dump");
         let found = self.sum(&profile);
         let truth = self.books().allocated as f64 * 1000.0;
-        let allowed = 5.0 * found.alloc_variance.sqrt() + self.threads as f64 * 1000.0;
+        let allowed = 7.0 * found.alloc_variance.sqrt() + self.threads as f64 * 1000.0;
         let off = (found.alloc_bytes - truth).abs();
         assert!(found.alloc_samples > 1000, "too few to tell: {found:?}");
         assert!(

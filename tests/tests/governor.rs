@@ -36,17 +36,17 @@ fn start(scratch: &Scratch) -> Steps {
     Steps::run(program, &mut command)
 }
 
-/// Checks the sums of each site against its books: within five of the standard errors
-/// that the dump claims.
+/// Checks the sums of each site against its books: within seven of the standard errors
+/// that the dump claims, which are left by chance once in 1e10 runs.
 fn assert_unbiased(program: &mut Steps, profile: &Profile) {
     let books = program.books();
     let found = sums(profile, &[&program.program], "site_");
     for (name, site) in &books {
         let d = &found[name].detail;
         let [objects, bytes, live_objects, live_bytes] = site.values;
-        let allowed = 5.0 * d.alloc_variance.sqrt();
+        let allowed = 7.0 * d.alloc_variance.sqrt();
         assert!(
-            allowed < bytes * 0.2,
+            allowed < bytes * 0.28,
             "{name}: {allowed} of {bytes} tells little"
         );
         let off = (d.alloc_bytes - bytes).abs();
@@ -61,7 +61,7 @@ fn assert_unbiased(program: &mut Steps, profile: &Profile) {
             "{name}: {} of {objects} objects",
             d.alloc_objects
         );
-        let allowed = 5.0 * d.live_variance.sqrt();
+        let allowed = 7.0 * d.live_variance.sqrt();
         let off = (d.live_bytes() - live_bytes).abs();
         assert!(
             off <= allowed,

@@ -106,15 +106,18 @@ impl Stage {
     fn command(&self, here: &str) -> Command {
         let text = |path: &Path| path.to_str().expect("a path of ours").to_owned();
         let pid = self.target.as_ref().map_or(0, Target::pid).to_string();
+        // Our paths come last: what stands in them is not the line's.
         let line = here
+            .replace("-s 60", "-s 0.3")
+            .replace("--every 10s", "--every 100ms")
+            .replace("PID", &pid)
+            .replace("DUMP", "\u{1}")
+            .replace("/tmp/", "\u{2}")
             .replace("libmem_agent.so", &text(&artifacts::agent()))
             .replace("mem_profiler ", &(text(&artifacts::profiler()) + " "))
             .replace("mem_parser ", &(text(&artifacts::parser()) + " "))
-            .replace("/tmp/", &(text(self.scratch.files()) + "/"))
-            .replace("DUMP", &text(&self.dump))
-            .replace("PID", &pid)
-            .replace("-s 60", "-s 0.3")
-            .replace("--every 10s", "--every 100ms");
+            .replace('\u{1}', &text(&self.dump))
+            .replace('\u{2}', &(text(self.scratch.files()) + "/"));
         let mut command = Command::new("sh");
         let exec = if line.starts_with("LD_PRELOAD") {
             ""

@@ -60,10 +60,11 @@ fn frees_of_all_are_seen_even_by_the_last_object() {
     target.finish_well();
 }
 
-/// Of its 65 numbers one is further off about once in a hundred runs, by chance; twice in a
-/// row means a fault.
+/// Of its 65 numbers one is further off once in half a million runs, by chance (of the sites
+/// with the fewest samples, some hundred, whose counts are a little askew); twice in a row
+/// means a fault, but once in 1e11 runs.
 #[test]
-fn sampling_every_1024_bytes_is_within_four_standard_errors_at_every_site() {
+fn sampling_every_1024_bytes_is_within_six_standard_errors_at_every_site() {
     if std::panic::catch_unwind(compare_at_1024).is_err() {
         compare_at_1024();
     }
@@ -85,8 +86,11 @@ fn compare_at_1024() {
         let claimed = found[name].detail.alloc_variance;
         let true_variance = site.variances[1];
         let off = (claimed - true_variance).abs();
+        // A sum over the samples, which are the fewer the further it may be off.
+        let samples = found[name].detail.alloc_samples as f64;
+        let share = (8.0 / samples.sqrt()).max(0.1);
         assert!(
-            off <= 0.2 * true_variance + 1.0,
+            off <= share * true_variance + 1.0,
             "{name}: {claimed}, {true_variance} in truth"
         );
     }
