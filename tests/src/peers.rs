@@ -99,15 +99,11 @@ fn with_names(scratch: &Scratch, profiled: &Profiled, number: usize) -> String {
 }
 
 /// A report whose order is not all chance: pprof leaves equal calls in the order of a hash
-/// table. In comparisons it also lists calls to what has cancelled out, as zeros.
-fn settled(report: &str, compared: bool) -> Vec<Vec<&str>> {
-    let zero = |line: &&str| {
-        let (number, _) = line.split_once(" |   ").unwrap_or_default();
-        compared && number.split_whitespace().eq(["0", "0%"])
-    };
+/// table.
+fn settled(report: &str) -> Vec<Vec<&str>> {
     let sorted = |block: &'_ _| -> Vec<&str> {
         let block: &&str = block;
-        let mut lines: Vec<&str> = block.lines().filter(|line| !zero(line)).collect();
+        let mut lines: Vec<&str> = block.lines().collect();
         lines.sort_unstable();
         lines
     };
@@ -173,8 +169,7 @@ fn same(
     let ours = ours(scratch, &our);
     assert!(theirs.lines().count() > 4, "{their:?}: {theirs}");
     if ours != theirs {
-        let compared = base.is_some();
-        let (ours, theirs) = (settled(&ours, compared), settled(&theirs, compared));
+        let (ours, theirs) = (settled(&ours), settled(&theirs));
         assert_eq!(ours, theirs, "{our:?} differs from {their:?}");
     }
 }
