@@ -65,11 +65,6 @@ def ruby(text):
     return results
 
 
-def ruby_bootstrap(text):
-    """bootstraptest: a name and an outcome a line, in turn."""
-    return _by_line(r"^(\S+#\S+|\S+\.rb) +(.*)$", lambda m: (m[1], m[2]))(text)
-
-
 def junit(text):
     """What regrtest writes: a testcase each, and what went wrong in it."""
     results = Results()

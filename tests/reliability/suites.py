@@ -188,8 +188,7 @@ def redis(place, quick):
         # Pieces side by side: ports and directories of their own.
         copy = place.parent / f"copy{at}"
         script = ('[ -d "$1" ] || cp -a "$2" "$1"; cd "$1" && exec ./runtest --clients 1 --baseport "$3" '
-                  '--portcount 200 --skip-till-nothing 2>/dev/null --single "$4"')
-        script = script.replace(" --skip-till-nothing 2>/dev/null", "")
+                  '--portcount 200 --single "$4"')
         command = ["sh", "-c", script, "sh", str(copy), str(place), str(21000 + 300 * at), unit]
         return Piece(unit, command, place, results.redis, seconds=240)
     return [piece(at, unit) for at, unit in enumerate(REDIS_QUICK if quick else REDIS_FULL)]
@@ -210,8 +209,8 @@ def php(place, quick):
     def piece(part):
         listing = place.parent / part.replace("/", "-")
         # Each object's memory through malloc.
-        script = ('php run-tests.php -q -j1 --set-timeout 120 -W "$1" "$2" >/dev/null 2>&1; code=$?; cat "$1"; '
-                  'rm -f "$1"; exit $code').replace(" --set-timeout 120", "")
+        script = ('php run-tests.php -q -j1 -W "$1" "$2" >/dev/null 2>&1; code=$?; cat "$1"; '
+                  'rm -f "$1"; exit $code')
         environment = {"TEST_PHP_EXECUTABLE": "/usr/bin/php", "USE_ZEND_ALLOC": "0", "NO_INTERACTION": "1",
                        "SKIP_ONLINE_TESTS": "1", "SKIP_SLOW_TESTS": "1"}
         return Piece(part, ["sh", "-c", script, "sh", str(listing), part], place, results.php, environment, 600)
