@@ -167,8 +167,8 @@ def tcl(place, quick):
 # ---- redis
 
 REDIS_QUICK = ["unit/type/hash", "unit/type/set", "unit/type/string", "unit/type/incr", "unit/keyspace",
-               "unit/dump", "unit/hyperloglog"]
-REDIS_FULL = REDIS_QUICK + ["unit/type/list", "unit/type/zset", "unit/type/stream", "unit/sort", "unit/expire",
+               "unit/dump"]
+REDIS_FULL = REDIS_QUICK + ["unit/hyperloglog", "unit/type/list", "unit/type/zset", "unit/type/stream", "unit/sort", "unit/expire",
                             "unit/scan", "unit/multi", "unit/scripting", "unit/functions", "unit/bitops",
                             "unit/geo", "unit/pubsub", "unit/auth", "unit/protocol", "unit/quit",
                             "integration/aof", "integration/rdb", "integration/replication-2",
