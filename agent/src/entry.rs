@@ -21,6 +21,7 @@ use core::sync::atomic::Ordering;
 mod cxx;
 mod libc_names;
 mod loader;
+mod seccomp;
 
 pub use cxx::settle;
 

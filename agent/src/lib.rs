@@ -38,6 +38,7 @@ mod object;
 mod range;
 mod sample;
 mod sampler;
+mod seccomp;
 mod session;
 mod stats;
 mod thread;

@@ -34,7 +34,22 @@ const READY: u8 = 2;
 const FAILED: u8 = 3;
 
 const GIB: usize = 1 << 30;
-const SIZES: [usize; 6] = [256 * GIB, 64 * GIB, 16 * GIB, 4 * GIB, GIB, GIB / 4];
+const SIZES: [usize; 8] = [
+    256 * GIB,
+    64 * GIB,
+    16 * GIB,
+    4 * GIB,
+    GIB,
+    GIB / 4,
+    GIB / 16,
+    GIB / 64,
+];
+/// Part of a limited address space that the range may take: the program needs the rest.
+pub const SHARE: u64 = 16;
+
+/// Most that may be reserved, as it was known at start-up: by the machine's memory and the
+/// process's limit.
+static MOST: AtomicUsize = AtomicUsize::new(SIZES[1]);
 
 /// End of the range; 0 until there is one. The range lies below nearly everything else, so
 /// that comparing with this alone tells nearly all other objects apart.
@@ -104,25 +119,45 @@ fn arena_flag() -> c_int {
     (ARENA.load(Ordering::Relaxed) as c_int + 1) << 20
 }
 
+/// Learns what may be reserved; `address_space` is the process's limit, `u64::MAX` for none.
+/// At start-up: a sample may not ask.
+pub fn start(address_space: u64) {
+    // SAFETY: all zero is a valid sysinfo, and the call fills it.
+    let memory = unsafe {
+        let mut info: libc::sysinfo = core::mem::zeroed();
+        libc::sysinfo(&mut info);
+        (info.totalram as usize).saturating_mul(info.mem_unit as usize)
+    };
+    let by_memory = if memory > SIZES[1] / 4 {
+        SIZES[0]
+    } else {
+        SIZES[1]
+    };
+    let by_limit = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
+    MOST.store(by_memory.min(by_limit), Ordering::Relaxed);
+}
+
 /// Makes the range, once. Whether there is one; `false` also while another thread is at it.
+/// `limit`: most bytes to reserve, as the session's starter has found the process's limit and
+/// use of address space; 0: as known at start-up.
 #[inline]
-pub fn ready() -> bool {
+pub fn ready(limit: u64) -> bool {
     match STATE.load(Ordering::Acquire) {
         READY => true,
-        UNTRIED => make(),
+        UNTRIED => make(limit),
         _ => false,
     }
 }
 
 #[cold]
-fn make() -> bool {
+fn make(limit: u64) -> bool {
     if STATE
         .compare_exchange(UNTRIED, TRYING, Ordering::Acquire, Ordering::Relaxed)
         .is_err()
     {
         return false;
     }
-    let made = reserve().and_then(|(base, size)| {
+    let made = reserve(limit).and_then(|(base, size)| {
         BASE.store(base, Ordering::Relaxed);
         let arena = make_arena(size)?;
         ARENA.store(arena, Ordering::Relaxed);
@@ -137,11 +172,17 @@ fn make() -> bool {
     made.is_some()
 }
 
-fn reserve() -> Option<(usize, usize)> {
+fn reserve(limit: u64) -> Option<(usize, usize)> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let most = match limit {
+        0 => MOST.load(Ordering::Relaxed),
+        limit => MOST
+            .load(Ordering::Relaxed)
+            .min(usize::try_from(limit).unwrap_or(usize::MAX)),
+    };
     SIZES
         .into_iter()
-        .filter(|size| *size == SIZES[1] || plausible(*size))
+        .filter(|size| *size <= most)
         .find_map(|size| {
             let hint = without_provenance_mut(low_place());
             // SAFETY: a new mapping where nothing is.
@@ -162,17 +203,6 @@ fn low_place() -> usize {
         bytes.as_ref().map_or(0, |words| words[0] ^ words[1])
     };
     LOWEST + (random.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44) * STEP
-}
-
-/// The largest size only where memory is of that order; all smaller ones as fallbacks.
-fn plausible(size: usize) -> bool {
-    // SAFETY: all zero is a valid sysinfo, and the call fills it.
-    let memory = unsafe {
-        let mut info: libc::sysinfo = core::mem::zeroed();
-        libc::sysinfo(&mut info);
-        (info.totalram as usize).saturating_mul(info.mem_unit as usize)
-    };
-    size < SIZES[1] || memory > SIZES[1] / 4
 }
 
 fn make_arena(size: usize) -> Option<c_uint> {

@@ -13,7 +13,7 @@ use crate::arch::{self, Local};
 use crate::backend;
 use crate::object::{self, Layout, Object};
 use crate::range::{self, Flags, Stock};
-use crate::session::{self, Epoch};
+use crate::session::{self, Copy, Epoch, Missing};
 use crate::stats;
 use crate::thread::{self, Thread};
 use core::ffi::{c_int, c_void};
@@ -87,8 +87,8 @@ unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
 
 /// Draws the gap where the thread has not yet met the epoch, then samples if it is over.
 fn take_turn(local: &mut Local, request: Request, registers: &Registers) -> *mut u8 {
-    if session::after_unseen_fork() {
-        local.epoch = 0;
+    if session::after_unseen_fork() == Copy::Leaving || !session::wait_as_child(local) {
+        return null_mut();
     }
     let number = session::control()
         .epoch
@@ -135,12 +135,17 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     if number == 0 {
         return None;
     }
+    let epoch = match session::current() {
+        // Mapped by another thread this very moment: asked again at the next allocation.
+        Err(Missing::ForNow) => return None,
+        current => current.ok().filter(|epoch| epoch.number == number),
+    };
     local.epoch = number;
     local.left = i64::MAX / 2;
     if backend::stands_aside() {
         return None;
     }
-    let epoch = session::current().filter(|epoch| epoch.number == number)?;
+    let epoch = epoch?;
     if local.thread.is_null() {
         local.thread = thread::make();
     }
@@ -167,7 +172,7 @@ fn sample(
     now_ns: u64,
 ) -> *mut u8 {
     let layout = object::layout(request.bytes, request.align);
-    let base = allocate(thread, request.align, layout);
+    let base = allocate(thread, request.align, layout, epoch.range_limit);
     let born = clock::tick_of(now_ns);
     let weight = thread.weights.of(request.bytes as u64, thread.interval);
     let tick = born.wrapping_sub(epoch.start_tick);
@@ -212,8 +217,9 @@ unsafe fn clear(at: *mut u8, bytes: usize) {
     // SAFETY: the caller's; whole pages of private memory of our own mapping, between those
     // that are shared with what lies before and behind. Refused where they are locked.
     unsafe {
-        let given =
-            bytes >= MUCH && libc::madvise(at.add(first).cast(), pages, libc::MADV_DONTNEED) == 0;
+        let given = bytes >= MUCH
+            && !crate::seccomp::is_installed()
+            && libc::madvise(at.add(first).cast(), pages, libc::MADV_DONTNEED) == 0;
         if given {
             at.write_bytes(0, first);
             at.add(first + pages).write_bytes(0, bytes - first - pages);
@@ -224,8 +230,8 @@ unsafe fn clear(at: *mut u8, bytes: usize) {
 }
 
 #[inline]
-fn allocate(thread: &mut Thread, align: usize, layout: Layout) -> *mut u8 {
-    if !range::ready() {
+fn allocate(thread: &mut Thread, align: usize, layout: Layout, range_limit: u64) -> *mut u8 {
+    if !range::ready(range_limit) {
         return null_mut();
     }
     let stock = thread.stock.get_or_insert_with(Stock::new);
@@ -278,6 +284,9 @@ fn count_untracked(thread: &Thread, epoch: &Epoch, record: RecordId, born: &NewS
 /// Counts the free of a sampled object, if its session still has its bank.
 #[inline]
 fn count_free(local: &mut Local, object: &Object) {
+    if session::after_unseen_fork() == Copy::Leaving {
+        return;
+    }
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { local.thread.as_mut() };
     let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object)) else {

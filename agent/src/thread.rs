@@ -211,6 +211,14 @@ fn seed(thread: *const Thread) -> u64 {
     arch::cycles() ^ (thread as u64) << 16 ^ arch::thread_pointer().rotate_left(32)
 }
 
+/// Lets the calling thread forget the session that it was in: a child's was its parent's.
+pub fn forget_session(local: &mut arch::Local) {
+    // SAFETY: null, or the thread's own memory, which is not borrowed while the process forks.
+    if let Some(thread) = unsafe { local.thread.as_mut() } {
+        thread.session = 0;
+    }
+}
+
 /// The shard of the calling thread, if it has one.
 pub fn own_shard() -> Option<u32> {
     // SAFETY: the thread's own words; null or made by `make`.

@@ -143,6 +143,51 @@ impl Status {
     }
 }
 
+/// Most threads that are asked for their filters.
+const MAX_THREADS: usize = 1024;
+
+/// Seccomp mode and number of filters of a process: the most that any of its threads has.
+pub fn seccomp(pid: i32) -> (u32, u32) {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return (0, 0);
+    };
+    let of = |name: OsString| {
+        let name = name.into_string().ok()?;
+        let text = read(pid, &format!("task/{name}/status"), FILE_LIMIT)?;
+        let field = |field| Some(status_field(&text, field)?.parse::<u32>().ok()?);
+        Some((field("Seccomp:")?, field("Seccomp_filters:").unwrap_or(0)))
+    };
+    let threads = threads.flatten().take(MAX_THREADS);
+    threads
+        .filter_map(|thread| of(thread.file_name()))
+        .max()
+        .unwrap_or((0, 0))
+}
+
+/// A line of `/proc/PID/status` behind its name.
+fn status_field<'a>(text: &'a [u8], name: &str) -> Option<&'a str> {
+    let mut lines = text.split(|b| *b == b'\n');
+    let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
+    Some(std::str::from_utf8(value).ok()?.trim())
+}
+
+/// Bytes of address space that a process may still map; `None` where it has no limit, or that
+/// cannot be read.
+pub fn address_space_left(pid: i32) -> Option<u64> {
+    let limits = read(pid, "limits", FILE_LIMIT)?;
+    let limit = status_field(&limits, "Max address space")?;
+    let limit: u64 = limit.split_ascii_whitespace().next()?.parse().ok()?;
+    let used = read(pid, "statm", FILE_LIMIT)?;
+    let pages: u64 = std::str::from_utf8(&used)
+        .ok()?
+        .split_ascii_whitespace()
+        .next()?
+        .parse()
+        .ok()?;
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+    Some(limit.saturating_sub(pages.saturating_mul(u64::try_from(page).ok()?)))
+}
+
 /// A file of `/proc/PID`, bounded.
 pub fn file(pid: i32, name: &str) -> Option<Vec<u8>> {
     read(pid, name, FILE_LIMIT)

@@ -4,6 +4,7 @@
 //! only if it is a regular file. Its content is read into private memory and checked
 //! there; nothing is ever mapped.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, File};
 use std::io;
@@ -278,7 +279,8 @@ impl Head {
 #[derive(Debug)]
 pub struct Segment {
     file: File,
-    view: SegmentFile,
+    /// Changes its size once: when the first session adds the tables.
+    view: Cell<SegmentFile>,
     /// Its name.
     pub name: SegmentName,
     /// Where it is.
@@ -317,7 +319,7 @@ impl Segment {
         let view = SegmentFile::new(fd.as_raw_fd(), bytes).ok_or(Refusal::Size(bytes))?;
         Ok(Self {
             file: File::from(fd),
-            view,
+            view: Cell::new(view),
             name,
             folder: folder.clone(),
             owner: stat.st_uid,
@@ -343,8 +345,25 @@ impl Segment {
     }
 
     /// Commands and bulk reads.
-    pub fn view(&self) -> &SegmentFile {
-        &self.view
+    pub fn view(&self) -> SegmentFile {
+        self.view.get()
+    }
+
+    /// Gives it the size that it has with tables.
+    pub fn grow(&self, bytes: u64) -> Result<(), shm_protocol::segment::Errno> {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.view.set(self.view().grown(bytes)?);
+        Ok(())
+    }
+
+    /// Takes notice of tables that were added since it was opened.
+    fn refresh(&self) -> Result<(), Refusal> {
+        if !self.view().has_tables() {
+            let bytes = fstat(&self.file)?.st_size.max(0) as u64;
+            let view = SegmentFile::new(self.file.as_raw_fd(), bytes);
+            self.view.set(view.ok_or(Refusal::Size(bytes))?);
+        }
+        Ok(())
     }
 
     /// Reads identity, commands and status; the modules come out empty.
@@ -358,10 +377,10 @@ impl Segment {
     }
 
     fn read_head<'a>(&self, head: &'a mut Head, len: usize) -> Result<Header<'a>, Refusal> {
-        let got = self
-            .view
-            .read_at(0, &mut head.bytes[..len])
-            .map_err(io_error)?;
+        self.refresh()?;
+        let view = self.view();
+        let len = len.min(view.bytes());
+        let got = view.read_at(0, &mut head.bytes[..len]).map_err(io_error)?;
         if got < len {
             return Err(Invalid::TooShort.into());
         }
@@ -369,7 +388,7 @@ impl Segment {
             // No module count, no modules: whatever an earlier segment left there.
             head.bytes[len..len + 64].fill(0);
         }
-        Ok(Header::new(&head.bytes, self.view.bytes())?)
+        Ok(Header::new(&head.bytes, view.bytes())?)
     }
 
     /// Reads the head of a session's bank into `buffer`.
@@ -378,9 +397,14 @@ impl Segment {
         session: u64,
         buffer: &'a mut [u8; BANK_HEADER_BYTES],
     ) -> Result<BankSummary<'a>, Refusal> {
-        let geometry = self.view.geometry();
+        self.refresh()?;
+        let view = self.view();
+        if !view.has_tables() {
+            return Err(Invalid::TooShort.into());
+        }
+        let geometry = view.geometry();
         let at = geometry.bank_offset(session);
-        if self.view.read_at(at, buffer).map_err(io_error)? < buffer.len() {
+        if view.read_at(at, buffer).map_err(io_error)? < buffer.len() {
             return Err(Invalid::TooShort.into());
         }
         Ok(BankSummary::new(buffer, geometry)?)

@@ -3,8 +3,12 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use shm_protocol::Geometry;
 use shm_protocol::clock::unix_ns;
-use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, Node, RESERVE_STEPS, Record};
+use shm_protocol::layout::{
+    BANK_HEADER_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Node, REFUSES_SANITIZER,
+    REFUSES_SECCOMP, RESERVE_STEPS, Record,
+};
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{Header, Totals};
 
@@ -17,6 +21,8 @@ use crate::process::{self, Stat};
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
 
+/// Part of the address space that a process has left which sampled objects may reserve.
+const RANGE_SHARE: u64 = 16;
 /// Parts of a table that have memory behind them at first, of [`RESERVE_STEPS`].
 const FIRST_STEPS: u8 = 4;
 /// How long a session without an end outlives its controller.
@@ -112,6 +118,8 @@ pub struct Target {
     pidfd: Option<OwnedFd>,
     steps: u8,
     full: bool,
+    /// Size of the segment with tables.
+    segment_bytes: usize,
 }
 
 impl Target {
@@ -134,8 +142,10 @@ impl Target {
             start_ns: 0,
             start_unix_ns: 0,
             controller_pid: u64::from(std::process::id()),
+            range_limit: 0,
         };
         let totals = Totals::default();
+        let segment_bytes = segment_bytes(&agent)?;
         let target = Self {
             agent,
             session,
@@ -147,6 +157,7 @@ impl Target {
             pidfd,
             steps: 0,
             full: false,
+            segment_bytes,
         };
         match target.is_alive() {
             true => Ok(target),
@@ -179,6 +190,7 @@ impl Target {
         let pidfd = (agent.life == Life::Running)
             .then(|| process::pidfd(agent.pid))
             .flatten();
+        let segment_bytes = agent.segment.view().bytes();
         Ok(Some(Self {
             agent,
             session,
@@ -190,6 +202,7 @@ impl Target {
             pidfd,
             steps,
             full: false,
+            segment_bytes,
         }))
     }
 
@@ -235,7 +248,7 @@ impl Target {
 
     /// Memory in the shared folder that the start of a session takes.
     pub fn first_bytes(&self) -> u64 {
-        let g = self.agent.segment.view().geometry();
+        let g = Geometry::of_segment(self.segment_bytes);
         let table = g.nodes_in(FIRST_STEPS) as usize * size_of::<Node>()
             + g.records_in(FIRST_STEPS) as usize * size_of::<Record>();
         (HEADER_BYTES + BANK_HEADER_BYTES + g.slots * 4 + table) as u64
@@ -250,14 +263,24 @@ impl Target {
             .head(&mut head)
             .map_err(|e| e.to_string())?;
         let last = header.session().map_or(0, |s| s.number);
+        check_willing(
+            &header,
+            self.agent.pid,
+            self.agent.segment.view().has_tables(),
+        )?;
+        self.session.range_limit = process::address_space_left(self.agent.pid).map_or(0, |left| {
+            // 0 would be no limit.
+            (left / RANGE_SHARE).max(1)
+        });
         self.session.number = last.checked_add(1).unwrap_or(1);
         self.session.interval = interval;
         self.steps = FIRST_STEPS;
-        let prepared = self
-            .agent
-            .segment
-            .view()
-            .prepare_bank(self.session.number, FIRST_STEPS);
+        let segment = &self.agent.segment;
+        let prepared = segment.grow(self.segment_bytes as u64).and_then(|()| {
+            segment
+                .view()
+                .prepare_bank(self.session.number, FIRST_STEPS)
+        });
         prepared.map_err(|e| self.no_room(&e))
     }
 
@@ -419,6 +442,40 @@ impl Target {
         }
     }
 }
+
+/// Size of an agent's segment with tables, by its own word.
+fn segment_bytes(agent: &Agent) -> Result<usize, String> {
+    let mut head = Head::new();
+    let header = agent.segment.head(&mut head).map_err(|e| e.to_string())?;
+    let bytes = usize::try_from(header.segment_bytes()).unwrap_or(usize::MAX);
+    match (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) {
+        true => Ok(bytes),
+        false => Err(Refusal::Size(bytes as u64).to_string()),
+    }
+}
+
+/// Whether a session would do its process no harm, as far as that can be seen from here.
+fn check_willing(header: &Header<'_>, pid: i32, has_tables: bool) -> Result<(), String> {
+    match header.refuses() {
+        (REFUSES_SANITIZER, _) => {
+            return Err(
+                "it runs under a sanitizer (AddressSanitizer, LeakSanitizer, ThreadSanitizer,                  MemorySanitizer), whose allocator the agent leaves in charge: profile a build                  without it"
+                    .to_owned(),
+            );
+        }
+        (REFUSES_SECCOMP, _) => return Err(SANDBOXED.to_owned()),
+        _ => {}
+    }
+    // A filter that came in a way that the agent does not see.
+    match process::seccomp(pid) > header.seccomp() && !has_tables {
+        true => Err(SANDBOXED.to_owned()),
+        false => Ok(()),
+    }
+}
+
+/// The message for a process that has put itself under a filter.
+const SANDBOXED: &str = "it has put itself under a seccomp filter since it started, and the     agent makes no system call that the filter may not expect: start it with \
+    MEM_PROFILER_START=1, which maps the tables beforehand";
 
 /// The message for a folder without room.
 pub fn no_room(folder: &str, needs: u64, free: Option<u64>) -> String {

@@ -2,13 +2,16 @@
 //! change here is a change of [`ABI_VERSION`].
 //!
 //! ```text
-//! 0            Control      one page; the agent maps it over a static as well
+//! 0            Control      one page; the agent maps these three over a static
 //! 4096         Identity     written once, before the magic is published
 //! 8192         Status       what the agent tells: session ended, statistics
 //! 12288        ModuleTable  executable mappings, then their paths
 //! 256 KiB      bank 0       even sessions
 //! 256 KiB + B  bank 1       odd sessions
 //! ```
+//! Before its first session a segment is the first three pages only
+//! ([`CONTROL_BYTES`]); whoever starts the session adds the rest.
+//!
 //! Sessions alternate between two banks, so a new one never waits for, nor
 //! wipes, what a slow thread is still adding to the one before.
 
@@ -18,7 +21,7 @@ use core::sync::atomic::AtomicU8;
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Where the banks begin. A multiple of the largest page size (64 KiB).
@@ -29,6 +32,9 @@ pub const IDENTITY_OFFSET: usize = PAGE;
 pub const STATUS_OFFSET: usize = 2 * PAGE;
 /// Offset of [`ModuleTable`].
 pub const MODULES_OFFSET: usize = 3 * PAGE;
+/// Size of a segment that never had a session: control, identity and status. All of it has
+/// memory behind it from the start.
+pub const CONTROL_BYTES: usize = MODULES_OFFSET;
 /// Default size of a segment, sparse: only what a session uses takes memory.
 pub const DEFAULT_SEGMENT_BYTES: usize = 64 << 20;
 /// Smallest usable segment.
@@ -66,8 +72,10 @@ pub struct Params {
     pub start_unix_ns: AtomicU64,
     /// Pid of the controller that started it (its own pid namespace); 0: the agent itself.
     pub controller_pid: AtomicU64,
+    /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
+    pub range_limit: AtomicU64,
     /// Zero.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
 }
 
 /// Who the process is. Written once by the agent; `magic` is stored last.
@@ -79,7 +87,7 @@ pub struct Identity {
     pub abi_version: u32,
     /// [`HEADER_BYTES`].
     pub header_bytes: u32,
-    /// Size of the whole segment.
+    /// Size of the whole segment once it has tables.
     pub segment_bytes: u64,
     /// Pid as the process sees it (its own pid namespace).
     pub pid: u32,
@@ -112,6 +120,10 @@ pub struct Identity {
     pub comm: [u8; 16],
     /// Path of the executable as the process saw it.
     pub exe: [u8; 1024],
+    /// Field `Seccomp` of `/proc/self/status` at creation: 0 none, 1 strict, 2 filter.
+    pub seccomp_mode: u32,
+    /// Field `Seccomp_filters` of it; 0 on kernels before 5.9.
+    pub seccomp_filters: u32,
 }
 
 /// What the agent tells while it runs.
@@ -131,7 +143,21 @@ pub struct Status {
     pub allocator: AllocatorStats,
     /// Modules that found no room in the table.
     pub modules_lost: AtomicU64,
+    /// Why the agent does not sample, one of the `REFUSES_` constants; 0: nothing is known
+    /// that would keep it from it.
+    pub refuses: AtomicU32,
+    /// `errno` of the call that failed, for [`REFUSES_MEMORY`].
+    pub refuses_errno: AtomicU32,
 }
+
+/// The program has a sanitizer's allocator (AddressSanitizer, LeakSanitizer, …), which the
+/// agent leaves in charge.
+pub const REFUSES_SANITIZER: u32 = 1;
+/// The program has put itself under a seccomp filter since it started: the agent makes no
+/// system call that the filter may not expect.
+pub const REFUSES_SECCOMP: u32 = 2;
+/// The tables could not be mapped.
+pub const REFUSES_MEMORY: u32 = 3;
 
 /// jemalloc's `stats.*`, bytes; zeros where the program keeps its own allocator.
 #[repr(C)]
@@ -374,10 +400,10 @@ mod tests {
         assert_eq!(size_of::<Params>(), 64);
         assert_eq!(size_of::<Control>(), 192);
         assert_eq!(offset_of!(Control, epoch), 0);
-        assert_eq!(size_of::<Identity>(), 1200);
+        assert_eq!(size_of::<Identity>(), 1208);
         assert_eq!(offset_of!(Identity, exe), 176);
         assert_eq!(size_of::<AllocatorStats>(), 56);
-        assert_eq!(size_of::<Status>(), 104);
+        assert_eq!(size_of::<Status>(), 112);
         assert_eq!(size_of::<Module>(), 80);
         assert_eq!(size_of::<ModuleTable>(), HEADER_BYTES - MODULES_OFFSET);
         assert_eq!(size_of::<Counters>(), 128);

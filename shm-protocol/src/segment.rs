@@ -1,15 +1,15 @@
 //! The segment as a file: made by the agent, opened by the controller.
 //!
 //! Both sides use plain system calls and no memory of their own, so that the agent
-//! can make a segment from inside a `malloc`. The controller never maps a segment:
+//! can make a segment before its program has a heap. The controller never maps a segment:
 //! it reads with `pread` and writes with `pwrite`, so a target that shrinks or
 //! scribbles over its file cannot make it fault.
 
 use crate::bank::Geometry;
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, Control, HEADER_BYTES, INTERVALS_KEPT, IntervalEntry,
-    IntervalLog, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node, PAGE,
-    Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
+    BANK_HEADER_BYTES, BankHeader, CONTROL_BYTES, Control, HEADER_BYTES, INTERVALS_KEPT,
+    IntervalEntry, IntervalLog, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable,
+    Node, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
 };
 use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
@@ -48,48 +48,51 @@ fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
     }
 }
 
-/// A mapped segment in the process that owns it.
+/// A new segment in the process that owns it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
-    /// Where it is mapped.
+    /// A view of its own of what there is: [`CONTROL_BYTES`], or the whole segment where
+    /// tables were asked for. `mremap` makes the one into the other later, without a path or
+    /// a descriptor.
     pub base: *mut u8,
-    /// Its size.
-    pub bytes: usize,
 }
 
-/// Where the owner of a segment wants to see it.
+/// Tables that a segment has from the start, for a process that samples by itself.
 #[derive(Clone, Copy, Debug)]
-pub struct Views {
-    /// Where the whole is to be mapped, in place of what is there; `None`: anywhere.
-    pub base: Option<*mut u8>,
-    /// A second view of the first bytes, in place of what is there, and its size.
-    pub control: Option<(*mut u8, usize)>,
+pub struct Tables {
+    /// Size of the whole segment.
+    pub bytes: usize,
+    /// The session whose bank is prepared.
+    pub session: u64,
+    /// How far, of [`RESERVE_STEPS`].
+    pub steps: u8,
 }
 
-/// Makes the file `path`, exclusively and readable by its owner only, gives it `bytes`
-/// (sparse; identity and status reserved, so that writing them cannot fault) and maps it.
-/// The file is closed again: the views alone stay. All zero, so no session, no magic.
-/// With `session`, the bank of that session is prepared, as far as its steps say, for a
-/// process that starts to sample by itself. Returns where the whole is mapped; on failure no file is
-/// left, but a view may already have been replaced.
+/// Makes the file `path`, exclusively and readable by its owner only, and maps it twice: its
+/// first [`CONTROL_BYTES`] at `control`, in place of what is there, and all of it anywhere.
+/// The file is closed again: the views alone stay. All zero, so no session, no magic. All of
+/// the first view and what `tables` asks for has memory behind it. On failure no file is
+/// left, but the view at `control` may already have been replaced.
+///
+/// System calls: `open`, `pwrite`, `mmap`, `close`; with `tables` also `ftruncate` and
+/// `fallocate`; `unlink` after a failure.
 ///
 /// # Safety
-/// What the views replace is the caller's to replace.
+/// The [`CONTROL_BYTES`] at `control`, rounded up to pages, are the caller's to replace.
 ///
 /// # Errors
-/// `EEXIST` if the name is taken, `ENOSPC` if the folder is full, `ENOMEM` if the
-/// address space is.
+/// `EEXIST` if the name is taken, `ENOSPC` if the directory's filesystem is full, `ENOMEM`
+/// if the address space is.
 pub unsafe fn create(
     path: &CStr,
-    bytes: usize,
-    session: Option<(u64, u8)>,
-    views: &Views,
+    control: *mut u8,
+    tables: Option<Tables>,
 ) -> Result<Mapping, Errno> {
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: `path` is NUL-terminated.
     let fd = check(unsafe { libc::open(path.as_ptr(), flags, 0o600) })?;
     // SAFETY: the caller's.
-    let made = size(fd, bytes, session).and_then(|()| unsafe { map(fd, bytes, views) });
+    let made = size(fd, tables).and_then(|bytes| unsafe { map(fd, bytes, control) });
     // SAFETY: `fd` is ours, and `path` NUL-terminated.
     unsafe {
         libc::close(fd);
@@ -97,40 +100,45 @@ pub unsafe fn create(
             libc::unlink(path.as_ptr());
         }
     }
-    made.map(|base| Mapping { base, bytes })
+    made.map(|base| Mapping { base })
 }
 
-fn size(fd: libc::c_int, bytes: usize, session: Option<(u64, u8)>) -> Result<(), Errno> {
-    // SAFETY: a plain call on a descriptor that we own.
-    check(unsafe { libc::ftruncate(fd, bytes as libc::off_t) })?;
-    reserve(fd, 0, MODULES_OFFSET)?;
-    if let (Some((session, steps)), Some(file)) = (session, SegmentFile::new(fd, bytes as u64)) {
-        file.prepare_bank(session, steps)?;
-    }
-    Ok(())
+/// Gives the new file its size; returns it.
+fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<usize, Errno> {
+    // Written, not truncated to size: writing puts memory behind every page, on any
+    // filesystem, with the plainest system call there is.
+    let file = SegmentFile { fd, bytes: 0 };
+    file.clear(0, CONTROL_BYTES)?;
+    let Some(tables) = tables else {
+        return Ok(CONTROL_BYTES);
+    };
+    file.grown(tables.bytes)?
+        .prepare_bank(tables.session, tables.steps)?;
+    Ok(tables.bytes)
 }
 
 /// # Safety
-/// What the views replace is the caller's to replace.
-unsafe fn map(fd: libc::c_int, bytes: usize, views: &Views) -> Result<*mut u8, Errno> {
-    let view = |at: Option<*mut u8>, bytes: usize| {
-        let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
-        let at = at.unwrap_or(core::ptr::null_mut());
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | fixed;
-        // SAFETY: the caller's, for the places that it names; elsewhere nothing is replaced.
+/// As [`create`].
+unsafe fn map(fd: libc::c_int, bytes: usize, control: *mut u8) -> Result<*mut u8, Errno> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    let view = |at: *mut u8, bytes: usize, flags| {
+        // SAFETY: in place of what is the caller's to replace, or where nothing is.
         let base = unsafe { libc::mmap(at.cast(), bytes, protection, flags, fd, 0) };
-        if base == libc::MAP_FAILED {
-            Err(last_error())
-        } else {
-            Ok(base.cast())
+        match base {
+            libc::MAP_FAILED => Err(last_error()),
+            base => Ok(base.cast::<u8>()),
         }
     };
-    let base = view(views.base, bytes)?;
-    if let Some((at, bytes)) = views.control {
-        view(Some(at), bytes)?;
+    let base = view(core::ptr::null_mut(), bytes, flags)?;
+    match view(control, CONTROL_BYTES, flags | libc::MAP_FIXED) {
+        Ok(_) => Ok(base),
+        Err(error) => {
+            // SAFETY: mapped just above and known to nobody.
+            unsafe { libc::munmap(base.cast(), bytes) };
+            Err(error)
+        }
     }
-    Ok(base)
 }
 
 /// Puts memory behind a part of the file.
@@ -160,6 +168,8 @@ pub struct Session {
     pub start_unix_ns: u64,
     /// Pid of the controller; 0: the agent itself.
     pub controller_pid: u64,
+    /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
+    pub range_limit: u64,
 }
 
 /// One interval of a session that had several.
@@ -171,6 +181,10 @@ pub struct IntervalPeriod {
     pub interval: u64,
     /// Share of the process's CPU time that went to the agent meanwhile, in millionths.
     pub overhead: Option<u32>,
+}
+
+fn is_segment_size(bytes: usize) -> bool {
+    (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes)
 }
 
 /// An open segment. Closes nothing and owns nothing: the descriptor is the caller's.
@@ -187,15 +201,35 @@ impl SegmentFile {
     #[must_use]
     pub fn new(fd: libc::c_int, bytes: u64) -> Option<Self> {
         let bytes = usize::try_from(bytes).ok()?;
-        (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES)
-            .contains(&bytes)
-            .then_some(Self { fd, bytes })
+        (bytes == CONTROL_BYTES || is_segment_size(bytes)).then_some(Self { fd, bytes })
     }
 
-    /// Size of the file when it was opened.
+    /// Size of the file when it was opened or grown.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Whether there is more than control, identity and status.
+    #[must_use]
+    pub fn has_tables(&self) -> bool {
+        self.bytes > CONTROL_BYTES
+    }
+
+    /// The same file with room for tables. What is there stays; no memory is behind the rest
+    /// yet.
+    ///
+    /// # Errors
+    /// `EINVAL` if no segment has this size, and those of `ftruncate`.
+    pub fn grown(self, bytes: usize) -> Result<Self, Errno> {
+        if !is_segment_size(bytes) || self.bytes > bytes {
+            return Err(Errno(libc::EINVAL));
+        }
+        if self.bytes < bytes {
+            // SAFETY: a plain call on a descriptor.
+            check(unsafe { libc::ftruncate(self.fd, bytes as libc::off_t) })?;
+        }
+        Ok(Self { bytes, ..self })
     }
 
     /// How its banks are divided.
@@ -251,17 +285,68 @@ impl SegmentFile {
     /// Empties the session's bank and puts memory behind the module table, the slots and
     /// `steps` of [`RESERVE_STEPS`] of nodes and records.
     ///
+    /// What an earlier session used is written over with zeros, never given back: a thread
+    /// that was stopped in the middle of a sample may still write there, and a page without
+    /// memory behind it would kill its process where the filesystem is full.
+    ///
     /// # Errors
-    /// `ENOSPC` when the folder is full: nothing was started.
+    /// `ENOSPC` when the filesystem is full: nothing was started.
     pub fn prepare_bank(&self, session: u64, steps: u8) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);
-        self.punch(base, geometry.bank_bytes)?;
         reserve(self.fd, 0, HEADER_BYTES)?;
+        self.empty_bank(base)?;
         reserve(self.fd, base, BANK_HEADER_BYTES)?;
         reserve(self.fd, base + geometry.slots_offset(), geometry.slots * 4)?;
         self.reserve_steps(session, steps)?;
         self.write_word(base + offset_of!(BankHeader, session), session)
+    }
+
+    /// Writes zeros over what a bank holds.
+    fn empty_bank(&self, base: usize) -> Result<(), Errno> {
+        let geometry = self.geometry();
+        let mut reserved = [0];
+        self.read_at(base + offset_of!(BankHeader, reserved_steps), &mut reserved)?;
+        let [steps] = reserved;
+        if steps == 0 {
+            // Never used: all holes, which read as zeros.
+            return Ok(());
+        }
+        let nodes = self.used(
+            base,
+            offset_of!(BankHeader, node_count),
+            geometry.nodes_in(steps),
+        )?;
+        let records = offset_of!(BankHeader, record_count);
+        let records = self.used(base, records, geometry.records_in(steps))?;
+        self.clear(base, BANK_HEADER_BYTES)?;
+        self.clear(base + geometry.slots_offset(), geometry.slots * 4)?;
+        self.clear(base + geometry.nodes_offset(), nodes * size_of::<Node>())?;
+        self.clear(
+            base + geometry.records_offset(),
+            records * size_of::<Record>(),
+        )
+    }
+
+    /// How many nodes or records a bank may have in use, the fixed ones included.
+    fn used(&self, base: usize, field: usize, limit: u32) -> Result<usize, Errno> {
+        const FIXED: u32 = 2;
+        Ok(self
+            .read_half(base + field)?
+            .saturating_add(FIXED)
+            .min(limit) as usize)
+    }
+
+    /// Writes zeros.
+    fn clear(&self, from: usize, len: usize) -> Result<(), Errno> {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(ZEROS.len());
+            self.write_at(from + done, &ZEROS[..part])?;
+            done += part;
+        }
+        Ok(())
     }
 
     /// Puts memory behind `steps` of [`RESERVE_STEPS`] of nodes and records, then lets the
@@ -280,25 +365,16 @@ impl SegmentFile {
         self.write_at(base + offset_of!(BankHeader, reserved_steps), &[steps])
     }
 
-    /// Frees the memory of the bank of `session` (after it was collected).
-    ///
-    /// # Errors
-    /// Those of `fallocate`.
-    pub fn release_bank(&self, session: u64) -> Result<(), Errno> {
-        let geometry = self.geometry();
-        self.write_at(
-            geometry.bank_offset(session) + offset_of!(BankHeader, reserved_steps),
-            &[0],
-        )?;
-        self.punch(geometry.bank_offset(session), geometry.bank_bytes)
-    }
-
     /// Frees the memory behind what no reader needs: slots, nodes and records that were
-    /// never claimed, unused room for paths. For a segment that nobody writes any more.
+    /// never claimed, unused room for paths. Only for a segment of a process that is gone:
+    /// to one that writes there, a page without memory behind it may be deadly.
     ///
     /// # Errors
     /// Those of `pread` and `fallocate`.
     pub fn trim(&self) -> Result<(), Errno> {
+        if !self.has_tables() {
+            return Ok(());
+        }
         let geometry = self.geometry();
         for bank in 0..2 {
             let at = geometry.bank_offset(bank);
@@ -368,6 +444,7 @@ impl SegmentFile {
             (offset_of!(Params, start_ns), session.start_ns),
             (offset_of!(Params, start_unix_ns), session.start_unix_ns),
             (offset_of!(Params, controller_pid), session.controller_pid),
+            (offset_of!(Params, range_limit), session.range_limit),
         ] {
             self.write_word(at + field, value)?;
         }

@@ -97,7 +97,14 @@ pub fn start_time() -> u64 {
     })
 }
 
-fn boot_id() -> [u8; 16] {
+/// This process's pid, in its own namespace. A system call.
+pub fn pid() -> u32 {
+    // SAFETY: cannot fail.
+    unsafe { libc::getpid() as u32 }
+}
+
+/// Kernel's boot id, binary.
+pub fn boot_id() -> [u8; 16] {
     let mut buffer = [0u8; 64];
     let text = read_file(c"/proc/sys/kernel/random/boot_id", &mut buffer);
     let mut id = [0u8; 16];
@@ -124,21 +131,20 @@ fn exe(buffer: &mut [u8]) -> usize {
     usize::try_from(len).unwrap_or(0)
 }
 
-/// Describes this process in a fresh segment; the magic comes last.
+/// Describes this process in a fresh segment that will have `bytes` with its tables; the
+/// magic comes last.
 ///
 /// # Safety
-/// `base` is a new segment of `bytes`, mapped writable, that nobody else writes.
+/// `base` is the view of a new segment, mapped writable, that nobody else writes.
 pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u32) {
-    // SAFETY: the caller vouches for the memory; the identity part is reserved and zeroed.
+    // SAFETY: the caller vouches for the memory; the identity lies in the view, all zero.
     let identity = unsafe { &mut *base.add(IDENTITY_OFFSET).cast::<Identity>() };
     identity.abi_version = ABI_VERSION;
     identity.header_bytes = HEADER_BYTES as u32;
     identity.segment_bytes = bytes as u64;
-    // SAFETY: these calls cannot fail.
-    unsafe {
-        identity.pid = libc::getpid() as u32;
-        identity.uid = libc::geteuid();
-    }
+    identity.pid = pid();
+    // SAFETY: cannot fail.
+    identity.uid = unsafe { libc::geteuid() };
     identity.start_time = start_time;
     identity.boot_id = boot_id();
     identity.created_unix_ns = clock::unix_ns();
@@ -156,5 +162,6 @@ pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u
     let id = &id[..id.len().min(32)];
     identity.exe_build_id[..id.len()].copy_from_slice(id);
     identity.exe_build_id_len = id.len() as u32;
+    (identity.seccomp_mode, identity.seccomp_filters) = crate::seccomp::at_start();
     identity.magic.store(MAGIC, Ordering::Release);
 }

@@ -1,23 +1,30 @@
 //! The segment, seen from inside: commands, the bank of the session, its life.
 //!
-//! The control page is mapped over a static of this library, so that reading "is
-//! sampling on" needs no pointer and answers "no" before there is a segment.
+//! Commands, identity and status are mapped over a static of this library, so that reading
+//! "is sampling on" needs no pointer and answers "no" before there is a segment. That is all
+//! there is while no session runs. The tables are mapped by the first thread that meets a
+//! session, with `mremap`, which needs neither path nor descriptor.
 
+mod fork;
 mod identity;
 mod life;
+mod name;
+mod shards;
 mod sweep;
 pub mod time;
 
-pub use identity::read_file;
-pub use life::after_unseen_fork;
+pub use fork::{Copy, after_unseen_fork, wait_as_child};
+pub use identity::{Text, read_file};
+pub use shards::{release_shard, take_shard};
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shm_protocol::layout::{
-    Control, MODULES_OFFSET, ModuleTable, Node, RESERVE_STEPS, Record, SHARED_SHARD, STATUS_OFFSET,
-    Status,
+    CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node, REFUSES_MEMORY, REFUSES_SECCOMP,
+    RESERVE_STEPS, Record, STATUS_OFFSET, Status,
 };
 use shm_protocol::{Bank, Geometry, clock};
 
@@ -27,16 +34,19 @@ pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
 } else {
     4096
 };
+/// [`CONTROL_BYTES`] in whole pages.
+const VIEW: usize = CONTROL_BYTES.next_multiple_of(PAGE);
 
-/// Memory for a page of control.
+/// Memory for the view of commands, identity and status.
 #[cfg_attr(target_arch = "aarch64", repr(C, align(65536)))]
 #[cfg_attr(not(target_arch = "aarch64"), repr(C, align(4096)))]
-pub struct ControlPage(UnsafeCell<[u8; PAGE]>);
-// SAFETY: only ever seen as `Control`, which is all atomics.
-unsafe impl Sync for ControlPage {}
+pub struct ControlView(UnsafeCell<[u8; VIEW]>);
+// SAFETY: seen as `Control` and `Status`, which are all atomics, and as `Identity`, which is
+// written only while nobody else knows of the segment.
+unsafe impl Sync for ControlView {}
 
 /// Where the commands are; see [`control`]. Its first byte is the epoch.
-pub static CONTROL: ControlPage = ControlPage(UnsafeCell::new([0; PAGE]));
+pub static CONTROL: ControlView = ControlView(UnsafeCell::new([0; VIEW]));
 
 /// The commands. All zero (off) until a segment is mapped here.
 #[inline(always)]
@@ -45,29 +55,96 @@ pub fn control() -> &'static Control {
     unsafe { &*CONTROL.0.get().cast::<Control>() }
 }
 
-/// Where the segment is mapped; null: there is none.
-static BASE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+/// Whose segment the view shows.
+static LIFE: AtomicU8 = AtomicU8::new(NONE);
+/// Nobody's: there is none, and there will be none.
+const NONE: u8 = 0;
+/// This process's.
+const OWN: u8 = 1;
+/// A forked child's that has none yet: a private page that counts what the child allocates.
+const WAITING: u8 = 2;
+/// The same while one of its threads makes it.
+const MAKING: u8 = 3;
+
+/// A second, small view of the segment, out of which the tables grow; null before there is
+/// one, while a thread is at it, and once the tables are mapped.
+static SEED: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// Where the whole segment is mapped; null: not yet.
+static BASE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// Size of the whole segment, as this process chose it.
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
 fn base() -> Option<*mut u8> {
     Some(BASE.load(Ordering::Acquire)).filter(|base| !base.is_null())
 }
 
-/// What the agent tells.
+/// What the agent tells; `None` where nobody would see it.
 pub fn status() -> Option<&'static Status> {
-    // SAFETY: the segment stays mapped, its status is reserved, all atomics.
-    base().map(|base| unsafe { &*base.add(STATUS_OFFSET).cast::<Status>() })
+    // SAFETY: inside the view, which is mapped for ever and all of which has memory behind it
+    // (`shm_protocol::segment::create` wrote it); all atomics.
+    let status = unsafe { &*CONTROL.0.get().byte_add(STATUS_OFFSET).cast::<Status>() };
+    (LIFE.load(Ordering::Acquire) == OWN).then_some(status)
 }
 
-/// A part of the segment by its offset.
+/// A part of the view by its offset.
 pub fn at<T>(offset: usize) -> Option<*mut T> {
-    // SAFETY: callers pass offsets of the layout, which lie inside the segment.
-    base().map(|base| unsafe { base.add(offset).cast() })
+    debug_assert!(offset + size_of::<T>() <= CONTROL_BYTES);
+    // SAFETY: callers pass offsets of the layout, which lie inside the view.
+    (LIFE.load(Ordering::Acquire) == OWN)
+        .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
-/// The table of modules, which has memory behind it only once a session was prepared.
+/// The table of modules; `None` before a session has begun in this process.
 pub fn modules() -> Option<*mut ModuleTable> {
-    at(MODULES_OFFSET)
+    // SAFETY: inside the whole segment; `attach` mapped it for a session, whose starter has
+    // put memory behind this part.
+    base().map(|base| unsafe { base.add(MODULES_OFFSET).cast() })
+}
+
+/// Notes why there is no sampling.
+fn refuse(reason: u32, errno: i32) {
+    if let Some(status) = status() {
+        status.refuses_errno.store(errno as u32, Ordering::Relaxed);
+        status.refuses.store(reason, Ordering::Release);
+    }
+}
+
+/// The whole segment, mapped now if it was not.
+fn attach() -> Result<*mut u8, Missing> {
+    if let Some(base) = base() {
+        return Ok(base);
+    }
+    if LIFE.load(Ordering::Acquire) != OWN {
+        return Err(Missing::ForGood);
+    }
+    if crate::seccomp::is_installed() {
+        refuse(REFUSES_SECCOMP, 0);
+        return Err(Missing::ForGood);
+    }
+    let seed = SEED.swap(null_mut(), Ordering::Acquire);
+    if seed.is_null() {
+        return base().ok_or(Missing::ForNow);
+    }
+    let bytes = BYTES.load(Ordering::Relaxed);
+    // SAFETY: the seed is a mapping of our own, of this size, that only the thread that has
+    // taken it out of `SEED` knows.
+    let at = unsafe { libc::mremap(seed.cast(), CONTROL_BYTES, bytes, libc::MREMAP_MAYMOVE) };
+    if at == libc::MAP_FAILED {
+        refuse(REFUSES_MEMORY, crate::sample::errno());
+        SEED.store(seed, Ordering::Release);
+        return Err(Missing::ForGood);
+    }
+    BASE.store(at.cast(), Ordering::Release);
+    Ok(at.cast())
+}
+
+/// Why a thread does not sample in an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// Another thread is just mapping the tables.
+    ForNow,
+    /// It need not ask again before the next epoch.
+    ForGood,
 }
 
 /// What a thread needs of the epoch it samples in.
@@ -85,6 +162,8 @@ pub struct Epoch {
     pub published_deadline_ns: u64,
     /// First tick of the session, of this process's clock.
     pub start_tick: u32,
+    /// Most address space for sampled objects; 0: no limit.
+    pub range_limit: u64,
     /// Where to count.
     pub bank: Bank<'static>,
 }
@@ -94,16 +173,17 @@ pub struct Epoch {
 static SESSIONS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static STARTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
-/// The epoch in force, or `None`: off, or not meant for a bank that is ready.
-pub fn current() -> Option<Epoch> {
+/// The epoch in force. Without one, or one that is not meant for a bank that is ready,
+/// [`Missing::ForGood`].
+pub fn current() -> Result<Epoch, Missing> {
     let control = control();
-    let number = control.epoch.load(core::sync::atomic::Ordering::Acquire);
+    let number = control.epoch.load(Ordering::Acquire);
     let params = &control.params[usize::from(number & 1)];
     let session = params.session.load(Ordering::Relaxed);
     if number == 0 || session == 0 {
-        return None;
+        return Err(Missing::ForGood);
     }
-    let bank = bank(session)?;
+    let bank = bank(attach()?, session);
     let shift = time::shift();
     let start_tick = clock::tick_of(shift.to_own(params.start_ns.load(Ordering::Relaxed)));
     let published_deadline_ns = params.deadline_ns.load(Ordering::Relaxed);
@@ -112,17 +192,18 @@ pub fn current() -> Option<Epoch> {
         machine_ns => shift.to_own(machine_ns),
     };
     if bank.header.session.load(Ordering::Relaxed) != session {
-        return None;
+        return Err(Missing::ForGood);
     }
     STARTS[session as usize & 1].store(start_tick, Ordering::Relaxed);
     SESSIONS[session as usize & 1].store(session, Ordering::Release);
-    Some(Epoch {
+    Ok(Epoch {
         number,
         session,
         interval: params.interval.load(Ordering::Relaxed).max(1),
         deadline_ns,
         published_deadline_ns,
         start_tick,
+        range_limit: params.range_limit.load(Ordering::Relaxed),
         bank,
     })
 }
@@ -138,16 +219,22 @@ pub fn of_object(session: u8, born: u32) -> Option<(Bank<'static>, u32)> {
     if !same {
         return None;
     }
-    let bank = bank(number)?;
+    let bank = bank(base()?, number);
     (bank.header.session.load(Ordering::Relaxed) == number).then_some((bank, start))
 }
 
-fn bank(session: u64) -> Option<Bank<'static>> {
-    let base = base()?;
+/// Forgets the sessions of a parent, whose banks are not ours to count in.
+fn forget_sessions() {
+    SESSIONS.iter().for_each(|s| s.store(0, Ordering::Release));
+}
+
+fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    // SAFETY: inside the mapped segment; the bank of a session is reserved before the
-    // session is published, and its header says how far.
-    Some(unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) })
+    // SAFETY: `base` is the whole segment, mapped for as long as `BASE` says so (a child
+    // forgets its sessions before it gives the mapping up). Whoever publishes a session has
+    // put memory behind its bank, as far as the bank's header says, and nobody takes memory
+    // away again while this process lives.
+    unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) }
 }
 
 /// Lets a session that nobody outside looks after have more of its bank, once half of
@@ -155,14 +242,14 @@ fn bank(session: u64) -> Option<Bank<'static>> {
 /// do this (before 5.14) got all of it at the start.
 pub fn grow(epoch: &Epoch) {
     let header = epoch.bank.header;
-    let steps = header
-        .reserved_steps
-        .load(core::sync::atomic::Ordering::Relaxed);
+    let steps = header.reserved_steps.load(Ordering::Relaxed);
     let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
     let half = |count: &AtomicU32, limit: u32| count.load(Ordering::Relaxed) > limit / 2;
     let crowded = half(&header.node_count, geometry.nodes_in(steps))
         || half(&header.record_count, geometry.records_in(steps));
-    if steps >= RESERVE_STEPS || !crowded || !is_alone(epoch) {
+    // A filter that the program has installed may not know this call.
+    let forbidden = crate::seccomp::is_installed();
+    if steps >= RESERVE_STEPS || !crowded || forbidden || !is_alone(epoch) {
         return;
     }
     let more = (steps * 2).min(RESERVE_STEPS);
@@ -177,9 +264,7 @@ pub fn grow(epoch: &Epoch) {
     let populated =
         populate(base, nodes(steps), nodes(more)) && populate(base, records(steps), records(more));
     if populated {
-        header
-            .reserved_steps
-            .store(more, core::sync::atomic::Ordering::Release);
+        header.reserved_steps.store(more, Ordering::Release);
     }
 }
 
@@ -219,12 +304,10 @@ pub fn is_current(epoch: &Epoch) -> bool {
 #[cold]
 pub fn expire(epoch: &Epoch, now_ns: u64) {
     let control = control();
-    let ended = control.epoch.compare_exchange(
-        epoch.number,
-        0,
-        core::sync::atomic::Ordering::AcqRel,
-        core::sync::atomic::Ordering::Relaxed,
-    );
+    let ended =
+        control
+            .epoch
+            .compare_exchange(epoch.number, 0, Ordering::AcqRel, Ordering::Relaxed);
     if let (Ok(_), Some(status)) = (ended, status()) {
         let at = time::shift().to_machine(now_ns);
         status.expired_ns.store(at, Ordering::Relaxed);
@@ -232,38 +315,4 @@ pub fn expire(epoch: &Epoch, now_ns: u64) {
             .expired_session
             .store(epoch.session, Ordering::Release);
     }
-}
-
-/// Shards that a thread may own, by bit; the others use [`SHARED_SHARD`].
-static SHARDS: AtomicU32 = AtomicU32::new(0);
-
-/// Takes a shard for the calling thread.
-pub fn take_shard() -> u32 {
-    let mut taken = SHARDS.load(Ordering::Relaxed);
-    loop {
-        let free = (!taken).trailing_zeros();
-        if free >= SHARED_SHARD {
-            return SHARED_SHARD;
-        }
-        let now = taken | 1 << free;
-        match SHARDS.compare_exchange_weak(taken, now, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => return free,
-            Err(other) => taken = other,
-        }
-    }
-}
-
-/// Gives a shard back.
-pub fn release_shard(shard: u32) {
-    if shard < SHARED_SHARD {
-        SHARDS.fetch_and(!(1 << shard), Ordering::Release);
-    }
-}
-
-/// After a fork: only the calling thread is left.
-fn keep_only_shard(shard: Option<u32>) {
-    let kept = shard
-        .filter(|shard| *shard < SHARED_SHARD)
-        .map_or(0, |shard| 1 << shard);
-    SHARDS.store(kept, Ordering::Relaxed);
 }

@@ -1,15 +1,19 @@
 //! Files that ended processes left behind.
 //!
 //! A process that ends by `_exit` or by a signal cannot remove its segment. Where that
-//! happens thousands of times and nobody runs a controller, the next processes of the
-//! same user clean up: what holds no profile goes, and of what does only the newest few
-//! hundred stay, and of these as many as a share of the folder has room for.
+//! happens thousands of times and nobody runs a controller, processes of the same user that
+//! start later clean up: what holds no profile goes, and of what does only the newest few
+//! hundred stay, and of these as many as a share of the filesystem has room for.
+//!
+//! A file counts as a dead process's only if its content says the same as its name, is of
+//! this user, this boot and this pid namespace, and no process has the pid. Everything else
+//! is somebody else's and stays. Done at start-up only: later a seccomp filter may forbid it.
 
 use super::identity::{self, Text};
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
 use core::ptr::null_mut;
-use shm_protocol::layout::{HEADER_BYTES, MODULES_OFFSET};
+use shm_protocol::layout::{CONTROL_BYTES, HEADER_BYTES};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile};
 use shm_protocol::snapshot::Header;
 
@@ -39,11 +43,6 @@ impl Pages {
         (at != libc::MAP_FAILED).then_some(Self(at, bytes))
     }
 
-    /// Where they are.
-    pub fn start(&self) -> *mut c_void {
-        self.0
-    }
-
     /// The bytes.
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: mapped, initialised and ours.
@@ -58,38 +57,86 @@ impl Drop for Pages {
     }
 }
 
-/// Whether a segment file is ours and holds no profile that nobody has collected; with
-/// `namespace`, only if its pid is of that namespace.
-pub fn is_left_over(name: &CStr, namespace: Option<u64>) -> bool {
+/// The header of a segment file of this user, in a buffer of [`HEADER_BYTES`], and the file's
+/// `stat`.
+fn header<'a>(name: &CStr, buffer: &'a mut Pages) -> Option<(Header<'a>, libc::stat)> {
     // SAFETY: all zero is a valid stat.
     let mut status: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: terminated path and a stat to fill.
-    let known = unsafe { libc::lstat(name.as_ptr(), &mut status) } == 0;
-    // SAFETY: cannot fail.
-    let ours = known && status.st_uid == unsafe { libc::geteuid() };
+    // SAFETY: terminated path and a stat to fill; asking for the user cannot fail.
+    let ours =
+        unsafe { libc::lstat(name.as_ptr(), &mut status) == 0 && status.st_uid == libc::geteuid() };
     if !ours || status.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return false;
+        return None;
     }
+    let bytes = buffer.bytes();
+    identity::read_file(name, &mut bytes[..CONTROL_BYTES]);
+    let header = Header::new(bytes, status.st_size as usize).ok()?;
+    Some((header, status))
+}
+
+/// Whether nobody has a use for what is in a segment.
+fn is_unused(header: &Header<'_>) -> bool {
+    let last = header.session();
+    last.is_none_or(|session| header.collected_session() >= session.number)
+}
+
+/// Who a segment is of, as its content and its name must agree on.
+#[derive(Clone, Copy)]
+struct Owner {
+    pid: u32,
+    start_time: u64,
+}
+
+impl Owner {
+    /// Reads a segment's file name; `None` for any other.
+    fn parse(name: &[u8]) -> Option<Self> {
+        let rest = name.strip_prefix(FILE_PREFIX.as_bytes())?;
+        let mut parts = rest.split(|byte| *byte == b'.');
+        let mut number = || {
+            core::str::from_utf8(parts.next()?)
+                .ok()?
+                .parse::<u64>()
+                .ok()
+        };
+        let pid = number()?;
+        let start_time = number()?;
+        let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0)? as u32;
+        Some(Self { pid, start_time })
+    }
+
+    /// Whether a segment says the same, and that it is of this boot and this pid namespace.
+    fn is_of(self, header: &Header<'_>, namespace: u64) -> bool {
+        header.pid() == self.pid
+            && header.start_time() == self.start_time
+            && namespace != 0
+            && header.pid_namespace() == namespace
+            && header.boot_id() == identity::boot_id()
+    }
+
+    /// Whether no process has its pid.
+    fn is_gone(self) -> bool {
+        // SAFETY: signal 0 only asks.
+        let missing = unsafe { libc::kill(self.pid as i32, 0) } != 0;
+        missing && crate::sample::errno() == libc::ESRCH
+    }
+}
+
+/// Whether a file is what this very process left before it executed another image, and holds
+/// nothing that anybody has yet to collect.
+pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
     // Too large for a small stack.
     let Some(mut buffer) = Pages::new(HEADER_BYTES) else {
         return false;
     };
-    let header = buffer.bytes();
-    identity::read_file(name, &mut header[..MODULES_OFFSET]);
-    match Header::new(header, status.st_size as usize) {
-        Ok(header) => {
-            let unused = header
-                .session()
-                .is_none_or(|s| header.collected_session() >= s.number);
-            unused && namespace.is_none_or(|namespace| header.pid_namespace() == namespace)
-        }
-        // Half made, or of another version: only its own process may tell.
-        Err(_) => namespace.is_none(),
-    }
+    let pid = identity::pid();
+    let own = Owner { pid, start_time };
+    header(name, &mut buffer).is_some_and(|(header, _)| {
+        own.is_of(&header, identity::pid_namespace()) && is_unused(&header)
+    })
 }
 
-/// Gives back what no reader needs of a segment that nobody writes any more.
-pub fn trim(name: &CStr) {
+/// Gives back what no reader needs of a dead process's segment.
+fn trim(name: &CStr) {
     let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: all zero is a valid stat.
     let mut status: libc::stat = unsafe { core::mem::zeroed() };
@@ -118,8 +165,10 @@ pub fn sweep(dir: &[u8]) {
     let (Some(name), Some(mut listing)) = (path.as_c_str(), Pages::new(LISTING_BYTES)) else {
         return;
     };
-    let Some(mut kept) = Pages::new(MAX_FILES * size_of::<Left>()).filter(|_| namespace != 0)
-    else {
+    let (Some(mut kept), Some(mut buffer)) = (
+        Pages::new(MAX_FILES * size_of::<Left>()),
+        Pages::new(HEADER_BYTES),
+    ) else {
         return;
     };
     let Some((listing, most)) = list(name, listing.bytes()) else {
@@ -127,15 +176,21 @@ pub fn sweep(dir: &[u8]) {
     };
     let kept = kept.left();
     let mut count = 0;
-    for (at, path) in gone(dir, listing) {
+    for (at, path, owner) in gone(dir, listing) {
         let Some(name) = path.as_c_str() else {
             continue;
         };
-        if is_left_over(name, Some(namespace)) {
+        let Some((header, status)) = header(name, &mut buffer) else {
+            continue;
+        };
+        if !owner.is_of(&header, namespace) {
+            continue;
+        }
+        if is_unused(&header) {
             // SAFETY: terminated path of a file that is ours and holds nothing.
             unsafe { libc::unlink(name.as_ptr()) };
-        } else if let Some((made_ns, bytes)) = ours(name, namespace) {
-            kept[count] = Left { made_ns, bytes, at };
+        } else {
+            kept[count] = Left::new(&status, at);
             count += 1;
         }
     }
@@ -152,6 +207,17 @@ struct Left {
     at: usize,
 }
 
+impl Left {
+    fn new(status: &libc::stat, at: usize) -> Self {
+        let seconds = (status.st_mtime as u64).saturating_mul(1_000_000_000);
+        Self {
+            made_ns: seconds.saturating_add(status.st_mtime_nsec as u64),
+            bytes: (status.st_blocks as u64).saturating_mul(512),
+            at,
+        }
+    }
+}
+
 impl Pages {
     fn left(&mut self) -> &mut [Left] {
         let count = self.1 / size_of::<Left>();
@@ -160,7 +226,7 @@ impl Pages {
     }
 }
 
-/// The names in a folder, as many as fit, and the bytes that profiles may take in it.
+/// The names in a directory, as many as fit, and the bytes that profiles may take in it.
 fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: all zero is a valid statfs.
@@ -223,25 +289,17 @@ fn bytes_of(name: &CStr) -> Option<u64> {
     known.then_some((status.st_blocks as u64).saturating_mul(512))
 }
 
-/// Whether a folder is more than half full: by us or by others.
-pub fn is_crowded(dir: &[u8]) -> bool {
-    let mut path = Text::<512>::new();
-    path.push(dir);
-    // SAFETY: all zero is a valid statfs.
-    let mut room: libc::statfs = unsafe { core::mem::zeroed() };
-    path.as_c_str().is_some_and(|name| {
-        // SAFETY: terminated path and a statfs to fill.
-        let known = unsafe { libc::statfs(name.as_ptr(), &mut room) } == 0;
-        known && room.f_bavail < room.f_blocks / 2
-    })
-}
-
-/// Paths of segments whose process is gone, and where their names are in the listing.
-fn gone<'a>(dir: &'a [u8], listing: &'a [u8]) -> impl Iterator<Item = (usize, Text<512>)> + 'a {
+/// Segments whose process is gone: where each name is in the listing, the path, and who the
+/// name says it is of.
+fn gone<'a>(
+    dir: &'a [u8],
+    listing: &'a [u8],
+) -> impl Iterator<Item = (usize, Text<512>, Owner)> + 'a {
     entries(listing)
-        .filter(|(_, entry)| is_gone(entry))
+        .filter_map(|(at, entry)| Some((at, Owner::parse(entry)?)))
+        .filter(|(_, owner)| owner.is_gone())
         .take(MAX_FILES)
-        .map(move |(at, _)| (at, path_at(dir, listing, at)))
+        .map(move |(at, owner)| (at, path_at(dir, listing, at), owner))
 }
 
 fn path_at(dir: &[u8], listing: &[u8], at: usize) -> Text<512> {
@@ -251,32 +309,6 @@ fn path_at(dir: &[u8], listing: &[u8], at: usize) -> Text<512> {
     let name = listing.get(at..).unwrap_or_default();
     path.push(name.split(|byte| *byte == 0).next().unwrap_or_default());
     path
-}
-
-/// When a profile of ours was last written, and the memory that it takes. `None` for one
-/// of another user or namespace.
-fn ours(name: &CStr, namespace: u64) -> Option<(u64, u64)> {
-    // SAFETY: all zero is a valid stat.
-    let mut status: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: terminated path and a stat to fill; the user cannot be asked wrongly.
-    let ours =
-        unsafe { libc::lstat(name.as_ptr(), &mut status) == 0 && status.st_uid == libc::geteuid() };
-    let known = ours && is_of(name, status.st_size as usize, namespace);
-    let time = (status.st_mtime as u64).saturating_mul(1_000_000_000);
-    known.then_some((
-        time.saturating_add(status.st_mtime_nsec as u64),
-        (status.st_blocks as u64).saturating_mul(512),
-    ))
-}
-
-/// Whether a segment's pid is of a namespace.
-fn is_of(name: &CStr, bytes: usize, namespace: u64) -> bool {
-    let Some(mut buffer) = Pages::new(HEADER_BYTES) else {
-        return false;
-    };
-    let header = buffer.bytes();
-    identity::read_file(name, &mut header[..MODULES_OFFSET]);
-    Header::new(header, bytes).is_ok_and(|header| header.pid_namespace() == namespace)
 }
 
 /// The names in what `getdents64` gave, and where each begins.
@@ -291,20 +323,5 @@ fn entries(listing: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
         let name = at + NAME_AT;
         at += length;
         Some((name, entry[NAME_AT..].split(|byte| *byte == 0).next()?))
-    })
-}
-
-/// Whether the name is a segment's and no process has its pid.
-fn is_gone(name: &[u8]) -> bool {
-    let Some(rest) = name.strip_prefix(FILE_PREFIX.as_bytes()) else {
-        return false;
-    };
-    let digits = rest.split(|byte| *byte == b'.').next().unwrap_or_default();
-    let number = core::str::from_utf8(digits)
-        .ok()
-        .and_then(|text| text.parse::<i32>().ok());
-    // SAFETY: signal 0 only asks.
-    number.is_some_and(|pid| unsafe {
-        pid > 0 && libc::kill(pid, 0) != 0 && crate::sample::errno() == libc::ESRCH
     })
 }

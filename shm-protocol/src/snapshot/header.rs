@@ -2,9 +2,9 @@
 
 use super::{Invalid, text_at, u32_at, u64_at};
 use crate::layout::{
-    ABI_VERSION, AllocatorStats, Control, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC,
-    MODULE_CAPACITY, MODULE_PATH_BYTES, MODULES_OFFSET, Module, ModuleTable, Params, STATUS_OFFSET,
-    Status,
+    ABI_VERSION, AllocatorStats, CONTROL_BYTES, Control, HEADER_BYTES, IDENTITY_OFFSET, Identity,
+    MAGIC, MODULE_CAPACITY, MODULE_PATH_BYTES, MODULES_OFFSET, Module, ModuleTable, Params,
+    STATUS_OFFSET, Status,
 };
 use crate::segment::Session;
 use core::mem::{offset_of, size_of};
@@ -16,7 +16,8 @@ pub struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Checks magic, version and sizes against the file's size.
+    /// Checks magic, version and sizes against the file's size. Of a segment without tables
+    /// the bytes behind [`CONTROL_BYTES`] are zeros.
     ///
     /// # Errors
     /// [`Invalid`], with both versions where they differ.
@@ -34,7 +35,8 @@ impl<'a> Header<'a> {
         }
         let header = u32_at(bytes, identity(offset_of!(Identity, header_bytes)));
         let segment = u64_at(bytes, identity(offset_of!(Identity, segment_bytes)));
-        if header as usize != HEADER_BYTES || segment != file_bytes as u64 {
+        let has_tables = segment == file_bytes as u64;
+        if header as usize != HEADER_BYTES || !has_tables && file_bytes != CONTROL_BYTES {
             return Err(Invalid::Sizes);
         }
         Ok(Self { bytes })
@@ -46,6 +48,22 @@ impl<'a> Header<'a> {
 
     fn identity32(&self, field: usize) -> u32 {
         u32_at(self.bytes, IDENTITY_OFFSET + field)
+    }
+
+    /// Seccomp mode and number of filters when the segment was made, as in
+    /// `/proc/PID/status`.
+    #[must_use]
+    pub fn seccomp(&self) -> (u32, u32) {
+        (
+            self.identity32(offset_of!(Identity, seccomp_mode)),
+            self.identity32(offset_of!(Identity, seccomp_filters)),
+        )
+    }
+
+    /// Size of the segment once it has tables.
+    #[must_use]
+    pub fn segment_bytes(&self) -> u64 {
+        self.identity64(offset_of!(Identity, segment_bytes))
     }
 
     /// Pid in the process's own pid namespace.
@@ -166,6 +184,7 @@ impl<'a> Header<'a> {
             start_ns: field(offset_of!(Params, start_ns)),
             start_unix_ns: field(offset_of!(Params, start_unix_ns)),
             controller_pid: field(offset_of!(Params, controller_pid)),
+            range_limit: field(offset_of!(Params, range_limit)),
         };
         (last != 0 && session.number != 0).then_some(session)
     }
@@ -199,6 +218,15 @@ impl<'a> Header<'a> {
     #[must_use]
     pub fn range_bytes(&self) -> u64 {
         self.status(offset_of!(Status, range_bytes))
+    }
+
+    /// Why the agent does not sample (one of the layout's `REFUSES_` constants, 0: it would),
+    /// and the `errno` behind it.
+    #[must_use]
+    pub fn refuses(&self) -> (u32, u32) {
+        let at = STATUS_OFFSET + offset_of!(Status, refuses);
+        let errno = STATUS_OFFSET + offset_of!(Status, refuses_errno);
+        (u32_at(self.bytes, at), u32_at(self.bytes, errno))
     }
 
     /// Modules that found no room.

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use shm_protocol::clock;
-use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, Node, RESERVE_STEPS, Record};
+use shm_protocol::layout::{
+    BANK_HEADER_BYTES, CONTROL_BYTES, HEADER_BYTES, Node, RESERVE_STEPS, Record,
+};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile, Session};
 use shm_protocol::snapshot::{BankSummary, Header, StackSums, Table};
 
@@ -20,7 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Segment {
     path: PathBuf,
     file: File,
-    bytes: usize,
 }
 
 /// What a session has counted so far.
@@ -45,8 +46,7 @@ impl Segment {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if name.starts_with(FILE_PREFIX) {
                 let file = OpenOptions::new().read(true).write(true).open(&path)?;
-                let bytes = file.metadata()?.len() as usize;
-                found.push(Self { path, file, bytes });
+                found.push(Self { path, file });
             }
         }
         Ok(found)
@@ -61,21 +61,31 @@ impl Segment {
     }
 
     fn pid(&self) -> Option<u32> {
-        let head = self.read(0, HEADER_BYTES).ok()?;
-        let header = Header::new(&head, self.bytes).ok()?;
+        let head = self.head().ok()?;
+        let header = Header::new(&head, self.file().ok()?.bytes()).ok()?;
         Some(header.pid())
+    }
+
+    /// Its head; zeros where it has no tables yet.
+    fn head(&self) -> Result<Vec<u8>> {
+        let mut head = vec![0; HEADER_BYTES];
+        if self.file()?.read_at(0, &mut head)? < CONTROL_BYTES {
+            bail!("{} ends early", self.path.display());
+        }
+        Ok(head)
     }
 
     /// For commands and reading.
     pub fn file(&self) -> Result<SegmentFile> {
-        SegmentFile::new(self.file.as_raw_fd(), self.bytes as u64)
+        let bytes = self.file.metadata()?.len();
+        SegmentFile::new(self.file.as_raw_fd(), bytes)
             .with_context(|| format!("{}: no segment has this size", self.path.display()))
     }
 
     /// Its last session; `None` before the first.
     pub fn session(&self) -> Result<Option<Session>> {
-        let head = self.read(0, HEADER_BYTES)?;
-        let header = Header::new(&head, self.bytes)?;
+        let head = self.head()?;
+        let header = Header::new(&head, self.file()?.bytes())?;
         Ok(header.session())
     }
 
@@ -83,7 +93,10 @@ impl Segment {
     /// its number.
     pub fn start(&self, interval: u64, steps: u8) -> Result<u64> {
         let number = self.session()?.map_or(0, |session| session.number) + 1;
+        let head = self.head()?;
         let file = self.file()?;
+        let bytes = Header::new(&head, file.bytes())?.segment_bytes();
+        let file = file.grown(usize::try_from(bytes)?)?;
         file.prepare_bank(number, steps)?;
         file.publish(&Session {
             number,
@@ -92,6 +105,7 @@ impl Segment {
             start_ns: clock::now_ns(),
             start_unix_ns: clock::unix_ns(),
             controller_pid: u64::from(std::process::id()),
+            range_limit: 0,
         })?;
         Ok(number)
     }

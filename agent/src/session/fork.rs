@@ -1,0 +1,274 @@
+//! Copies of the process: forked children must not count into their parent's segment.
+//!
+//! A page that the kernel empties in every copy tells them apart, however they were made.
+//! At `fork` a child covers its parent's segment with a private page, which costs two system
+//! calls, and counts down what it allocates; only when that is worth it does it make a
+//! segment of its own. Most children execute another program before.
+
+use super::identity;
+use super::life::{self, Start};
+use super::shards;
+use super::{
+    BASE, BYTES, CONTROL, LIFE, MAKING, NONE, PAGE, SEED, VIEW, WAITING, control, forget_sessions,
+};
+use crate::arch::{self, Local};
+use crate::{seccomp, thread};
+use core::ffi::c_void;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use shm_protocol::layout::{CONTROL_BYTES, Control};
+
+/// Bytes that a child may allocate before it gets a segment of its own. None where every
+/// allocation is sampled.
+const WORTH_IT: i64 = 64 << 10;
+/// What the private page of a waiting child says. No session of its own has this epoch for
+/// its first two hundred changes.
+const WAITING_EPOCH: u8 = 255;
+
+/// The page that the kernel empties in every copy; null on kernels before 4.14, where only
+/// `fork` itself tells.
+static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
+/// What the page holds, but for [`WIPED`].
+const OURS: u32 = 1;
+const LEAVING: u32 = 2;
+const WIPED: u32 = 0;
+
+/// The session that goes on in a child: what its parent was in when it forked.
+struct Pending {
+    /// 0: none.
+    session: AtomicU64,
+    interval: AtomicU64,
+    deadline_ns: AtomicU64,
+    parent: AtomicU32,
+}
+static PENDING: Pending = Pending {
+    session: AtomicU64::new(0),
+    interval: AtomicU64::new(0),
+    deadline_ns: AtomicU64::new(0),
+    parent: AtomicU32::new(0),
+};
+
+/// Pid of the process whose segment is in view.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Makes the mark and asks to be called in children. At start-up.
+pub fn start() {
+    OWNER.store(identity::pid(), Ordering::Relaxed);
+    // SAFETY: the handler only makes system calls and stores to memory of its own.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    let Some(page) = anonymous(null_mut(), PAGE, 0) else {
+        return;
+    };
+    // SAFETY: the page just mapped.
+    if unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) } == 0 {
+        let mark: *mut AtomicU32 = page.cast();
+        // SAFETY: a page of our own, mapped for ever from here on.
+        unsafe { (*mark).store(OURS, Ordering::Relaxed) };
+        MARK.store(mark, Ordering::Relaxed);
+    }
+}
+
+/// New private memory, at `at` with `MAP_FIXED` in `flags`.
+fn anonymous(at: *mut c_void, bytes: usize, flags: i32) -> Option<*mut c_void> {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: callers pass places of their own to replace, or none.
+    let at = unsafe { libc::mmap(at, bytes, access, flags, -1, 0) };
+    (at != libc::MAP_FAILED).then_some(at)
+}
+
+/// The page that tells copies apart.
+pub fn mark_page() -> Option<*mut c_void> {
+    let mark = MARK.load(Ordering::Relaxed);
+    (!mark.is_null()).then(|| mark.cast())
+}
+
+fn mark() -> Option<&'static AtomicU32> {
+    // SAFETY: null, or mapped for ever.
+    unsafe { MARK.load(Ordering::Relaxed).as_ref() }
+}
+
+/// Whether this process is a copy that has yet to leave its parent's segment. Two loads.
+#[inline]
+pub fn is_copy() -> bool {
+    mark().is_some_and(|mark| mark.load(Ordering::Relaxed) != OURS)
+}
+
+/// What a thread has met before it samples or counts a free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copy {
+    /// Nothing: the process is what it was.
+    No,
+    /// A copy, which has left its parent's segment just now.
+    Left,
+    /// A copy, which another thread is about to take out of its parent's segment.
+    Leaving,
+}
+
+/// Called before each sample and each free of a sampled object: a child made without
+/// `fork`'s handlers leaves its parent's segment here.
+#[inline]
+pub fn after_unseen_fork() -> Copy {
+    match is_copy() {
+        false => Copy::No,
+        true => leave_unseen(),
+    }
+}
+
+#[cold]
+fn leave_unseen() -> Copy {
+    let first = mark().is_some_and(|mark| {
+        let taken = mark.compare_exchange(WIPED, LEAVING, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok()
+    });
+    if !first {
+        return Copy::Leaving;
+    }
+    // The sample that this is the start of has not touched anything yet.
+    leave(false);
+    Copy::Left
+}
+
+extern "C" fn in_child() {
+    let saved = crate::sample::errno();
+    // SAFETY: the calling thread's own words.
+    leave(unsafe { (*arch::local()).busy } != 0);
+    crate::sample::set_errno(saved);
+}
+
+/// Leaves the parent's segment: covers it with a private page that counts down, and forgets
+/// its sessions. From here on nothing of the parent's is read or written. `interrupted`: a
+/// signal handler has forked in the middle of a sample, which will go on in the child.
+#[cold]
+fn leave(interrupted: bool) {
+    let was = LIFE.load(Ordering::Acquire);
+    if was != NONE {
+        remember(control(), was);
+        forget_sessions();
+        crate::module::publish_all();
+        shards::keep_only(thread::own_shard());
+        LIFE.store(WAITING, Ordering::Release);
+        // SAFETY: the calling thread's own words; what it drew was for its parent's epoch.
+        let local = unsafe { &mut *arch::local() };
+        thread::forget_session(local);
+        if cover_view() && drop_tables(interrupted) {
+            control().epoch.store(WAITING_EPOCH, Ordering::Release);
+            begin_countdown(local);
+        } else {
+            LIFE.store(NONE, Ordering::Release);
+            local.epoch = 0;
+        }
+    }
+    if let Some(mark) = mark() {
+        mark.store(OURS, Ordering::Release);
+    }
+}
+
+/// Keeps what the parent was in. A child's child that never had a segment passes on what its
+/// parent had kept.
+fn remember(control: &Control, was: u8) {
+    if was != super::OWN {
+        return;
+    }
+    PENDING
+        .parent
+        .store(OWNER.load(Ordering::Relaxed), Ordering::Relaxed);
+    let epoch = control.epoch.load(Ordering::Acquire);
+    let params = &control.params[usize::from(epoch & 1)];
+    let session = match epoch {
+        0 => 0,
+        _ => params.session.load(Ordering::Relaxed).wrapping_add(1),
+    };
+    let interval = params.interval.load(Ordering::Relaxed).max(1);
+    let deadline = params.deadline_ns.load(Ordering::Relaxed);
+    PENDING.session.store(session, Ordering::Relaxed);
+    PENDING.interval.store(interval, Ordering::Relaxed);
+    PENDING.deadline_ns.store(deadline, Ordering::Relaxed);
+}
+
+/// The session that a child is to go on with, unless its time is over.
+fn pending() -> Option<Start> {
+    let session = PENDING.session.load(Ordering::Relaxed);
+    let deadline_ns = PENDING.deadline_ns.load(Ordering::Relaxed);
+    let over = deadline_ns != 0 && super::time::now_ns() >= deadline_ns;
+    (session != 0 && !over).then(|| Start {
+        session,
+        interval: PENDING.interval.load(Ordering::Relaxed),
+        deadline_ns,
+    })
+}
+
+/// Puts a private, empty page over the view of commands, identity and status.
+pub(super) fn cover_view() -> bool {
+    anonymous(CONTROL.0.get().cast(), VIEW, libc::MAP_FIXED).is_some()
+}
+
+/// Gives up the parent's tables, or the seed of them. For a sample that goes on they are
+/// replaced by private memory instead.
+fn drop_tables(interrupted: bool) -> bool {
+    let seed = SEED.swap(null_mut(), Ordering::AcqRel);
+    let base = BASE.swap(null_mut(), Ordering::AcqRel);
+    let whole = BYTES.load(Ordering::Relaxed);
+    if !seed.is_null() {
+        // SAFETY: our own mapping of this size, which nobody else knows any more.
+        unsafe { libc::munmap(seed.cast(), CONTROL_BYTES) };
+    }
+    if base.is_null() {
+        return true;
+    }
+    if interrupted {
+        return anonymous(base.cast(), whole, libc::MAP_FIXED).is_some();
+    }
+    // SAFETY: our own mapping of this size. No other thread exists that could be in a sample,
+    // this one is not, and sessions and epoch were forgotten above.
+    unsafe { libc::munmap(base.cast(), whole) };
+    true
+}
+
+fn begin_countdown(local: &mut Local) {
+    let exact = PENDING.session.load(Ordering::Relaxed) != 0
+        && PENDING.interval.load(Ordering::Relaxed) <= 1;
+    local.epoch = WAITING_EPOCH;
+    local.left = if exact { -1 } else { WORTH_IT };
+}
+
+/// Called by a thread whose countdown is over, before it samples: in a waiting child it gets
+/// its countdown, or makes the segment. Whether the thread may go on to sample.
+#[inline]
+pub fn wait_as_child(local: &mut Local) -> bool {
+    match LIFE.load(Ordering::Acquire) {
+        super::OWN => true,
+        _ => wait(local),
+    }
+}
+
+#[cold]
+fn wait(local: &mut Local) -> bool {
+    match LIFE.load(Ordering::Acquire) {
+        WAITING if local.epoch != WAITING_EPOCH => begin_countdown(local),
+        WAITING => {}
+        MAKING => return false,
+        _ => {
+            // No segment, no session: not to be asked again.
+            local.epoch = control().epoch.load(Ordering::Relaxed);
+            local.left = i64::MAX / 2;
+            return false;
+        }
+    }
+    if local.left >= 0 {
+        return false;
+    }
+    let taken = LIFE.compare_exchange(WAITING, MAKING, Ordering::Acquire, Ordering::Relaxed);
+    if taken.is_err() {
+        return false;
+    }
+    if seccomp::is_installed() {
+        // What it takes to make a file may be forbidden by now.
+        life::hide();
+        return false;
+    }
+    OWNER.store(identity::pid(), Ordering::Relaxed);
+    life::make(pending(), PENDING.parent.load(Ordering::Relaxed), false);
+    local.epoch = 0;
+    LIFE.load(Ordering::Acquire) == super::OWN
+}

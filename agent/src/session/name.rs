@@ -1,0 +1,83 @@
+//! The segment's name.
+
+use super::identity::{self, Text};
+use super::life::variable;
+use super::{CONTROL, sweep};
+use core::ffi::CStr;
+use shm_protocol::clock;
+use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Mapping, Tables};
+
+/// A path.
+pub type Path = Text<512>;
+
+/// Names that are tried in order; a process that executes one image after another may have
+/// left profiles under the first ones.
+const IN_ORDER: u64 = 16;
+/// Names that are tried at random after them: others may have taken those in order.
+const AT_RANDOM: u64 = 48;
+/// One start in so many, as a power of two, looks for files that ended processes left.
+const SWEEP_BITS: u32 = 4;
+
+/// Makes the segment under the first free name. A name that this very process left before it
+/// executed another image is used again if nobody needs what is in it.
+pub fn create(
+    start_time: u64,
+    tables: Option<Tables>,
+    at_start: bool,
+) -> Result<(Mapping, Path), Errno> {
+    // By chance: the pids of a server's children may all be odd.
+    let chance = (clock::unix_ns() ^ u64::from(pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    if at_start && chance >> (64 - SWEEP_BITS) == 0 {
+        sweep::sweep(dir());
+    }
+    // SAFETY: the view is ours to replace.
+    let make = |name: &CStr| unsafe { segment::create(name, CONTROL.0.get().cast(), tables) };
+    for attempt in 0..IN_ORDER + AT_RANDOM {
+        let image = match attempt < IN_ORDER {
+            true => attempt,
+            false => chance.wrapping_mul(2 * attempt + 1) >> 33,
+        };
+        let path = path_of(start_time, image);
+        let name = path.as_c_str().ok_or(Errno(libc::ENAMETOOLONG))?;
+        let mut made = make(name);
+        if matches!(made, Err(Errno(libc::EEXIST))) && sweep::is_own_and_unused(name, start_time) {
+            // SAFETY: terminated path of a file that this process made and nobody needs.
+            unsafe { libc::unlink(name.as_ptr()) };
+            made = make(name);
+        }
+        if matches!(made, Err(Errno(libc::ENOSPC))) && at_start && attempt == 0 {
+            // What nobody needs may be all that is in the way.
+            sweep::sweep(dir());
+            made = make(name);
+        }
+        match made {
+            Ok(mapping) => return Ok((mapping, path)),
+            Err(Errno(libc::EEXIST)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno(libc::EEXIST))
+}
+
+/// The directory of the segments.
+fn dir() -> &'static [u8] {
+    let chosen = variable(c"MEM_PROFILER_DIR").filter(|dir| !dir.is_empty());
+    chosen.unwrap_or(DEFAULT_DIR.as_bytes())
+}
+
+fn path_of(start_time: u64, image: u64) -> Path {
+    let mut path = Text::new();
+    path.push(dir());
+    path.push(b"/");
+    path.push(FILE_PREFIX.as_bytes());
+    path.push_number(u64::from(pid()));
+    path.push(b".");
+    path.push_number(start_time);
+    path.push(b".");
+    path.push_number(image);
+    path
+}
+
+fn pid() -> u32 {
+    identity::pid()
+}

@@ -1,0 +1,38 @@
+//! Which thread may write which shard of the counters alone.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use shm_protocol::layout::SHARED_SHARD;
+
+/// Shards that a thread may own, by bit; the others use [`SHARED_SHARD`].
+static SHARDS: AtomicU32 = AtomicU32::new(0);
+
+/// Takes a shard for the calling thread.
+pub fn take_shard() -> u32 {
+    let mut taken = SHARDS.load(Ordering::Relaxed);
+    loop {
+        let free = (!taken).trailing_zeros();
+        if free >= SHARED_SHARD {
+            return SHARED_SHARD;
+        }
+        let now = taken | 1 << free;
+        match SHARDS.compare_exchange_weak(taken, now, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return free,
+            Err(other) => taken = other,
+        }
+    }
+}
+
+/// Gives a shard back.
+pub fn release_shard(shard: u32) {
+    if shard < SHARED_SHARD {
+        SHARDS.fetch_and(!(1 << shard), Ordering::Release);
+    }
+}
+
+/// After a fork: only the calling thread is left.
+pub fn keep_only(shard: Option<u32>) {
+    let kept = shard
+        .filter(|shard| *shard < SHARED_SHARD)
+        .map_or(0, |shard| 1 << shard);
+    SHARDS.store(kept, Ordering::Relaxed);
+}
