@@ -30,6 +30,7 @@
 extern crate std;
 
 mod arch;
+mod atfork;
 mod backend;
 mod ends;
 mod entry;

@@ -215,7 +215,9 @@ fn seed(thread: *const Thread) -> u64 {
 pub fn forget_session(local: &mut arch::Local) {
     // SAFETY: null, or the thread's own memory, which is not borrowed while the process forks.
     if let Some(thread) = unsafe { local.thread.as_mut() } {
-        thread.session = 0;
+        if thread.session != 0 {
+            thread.session = 0;
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use shm_protocol::ABI_VERSION;
 use support::{Place, Process, wait_for};
 
 /// Objects and bytes in a dump, allocated and in use.
@@ -292,7 +293,7 @@ fn other_versions_and_damage_are_refused() {
     for (arguments, says) in [
         (
             &["version", "77"][..],
-            "its agent speaks protocol version 77, this program 1",
+            &format!("its agent speaks protocol version 77, this program {ABI_VERSION}"),
         ),
         (&["truncate"], "its size of 4096 bytes is no segment's"),
         (&["corrupt"], "does not begin like a segment"),

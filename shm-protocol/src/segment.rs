@@ -51,9 +51,9 @@ fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
 /// A new segment in the process that owns it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
-    /// A view of its own of what there is: [`CONTROL_BYTES`], or the whole segment where
-    /// tables were asked for. `mremap` makes the one into the other later, without a path or
-    /// a descriptor.
+    /// A view of its own of what there is: [`CONTROL_BYTES`], not mapped in children, or the
+    /// whole segment where tables were asked for. `mremap` makes the one into the other later,
+    /// without a path or a descriptor.
     pub base: *mut u8,
 }
 
@@ -74,7 +74,7 @@ pub struct Tables {
 /// the first view and what `tables` asks for has memory behind it. On failure no file is
 /// left, but the view at `control` may already have been replaced.
 ///
-/// System calls: `open`, `pwrite`, `mmap`, `close`; with `tables` also `ftruncate` and
+/// System calls: `open`, `pwrite`, `mmap`, `madvise`, `close`; with `tables` also `ftruncate` and
 /// `fallocate`; `unlink` after a failure.
 ///
 /// # Safety
@@ -131,6 +131,11 @@ unsafe fn map(fd: libc::c_int, bytes: usize, control: *mut u8) -> Result<*mut u8
         }
     };
     let base = view(core::ptr::null_mut(), bytes, flags)?;
+    if bytes == CONTROL_BYTES {
+        // A child has no use for it: one thing less to copy, and to give up there.
+        // SAFETY: the mapping just made.
+        unsafe { libc::madvise(base.cast(), bytes, libc::MADV_DONTFORK) };
+    }
     match view(control, CONTROL_BYTES, flags | libc::MAP_FIXED) {
         Ok(_) => Ok(base),
         Err(error) => {

@@ -53,7 +53,8 @@ fn a_forked_child_counts_into_a_segment_of_its_own() {
     let scratch = Scratch::new();
     let mut program = Steps::start(&scratch);
     let parent = program.pid();
-    let child = program.fork("fork", 0);
+    // Enough for the child to be worth a segment, and all of it before the session.
+    let child = program.fork("fork", 5000);
     wait::until("the child's segment", || scratch.segment(child));
     let session = Session::start(scratch.profiler().args(["-c", "1", "-o", "prof_"]));
     scratch.wait_for_sampling(parent);
@@ -67,7 +68,20 @@ fn a_forked_child_counts_into_a_segment_of_its_own() {
         sums(&read(&scratch.file(&name)), &[&program.program], "site_")
     };
     assert_eq!(of(parent)["site_main"].detail.alloc_objects, 25.0);
-    assert_eq!(of(child), BTreeMap::new(), "the child allocated nothing");
+    assert_eq!(
+        of(child),
+        BTreeMap::new(),
+        "the child allocated nothing in the session"
+    );
+}
+
+#[test]
+fn a_child_that_allocates_little_makes_no_segment() {
+    let scratch = Scratch::new();
+    let mut program = Steps::start(&scratch);
+    let child = program.fork("fork", 10);
+    // The child has said that it is done.
+    assert_eq!(scratch.segment(child), None);
 }
 
 #[test]

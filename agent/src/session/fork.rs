@@ -9,14 +9,14 @@ use super::identity;
 use super::life::{self, Start};
 use super::shards;
 use super::{
-    BASE, BYTES, CONTROL, LIFE, MAKING, NONE, PAGE, SEED, VIEW, WAITING, control, forget_sessions,
+    BASE, BYTES, CONTROL, LIFE, MAKING, NONE, OWN, PAGE, VIEW, WAITING, control, forget_sessions,
 };
 use crate::arch::{self, Local};
 use crate::{seccomp, thread};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use shm_protocol::layout::{CONTROL_BYTES, Control};
+use shm_protocol::layout::Control;
 
 /// Bytes that a child may allocate before it gets a segment of its own. None where every
 /// allocation is sampled.
@@ -27,6 +27,7 @@ const WAITING_EPOCH: u8 = 255;
 
 /// The page that the kernel empties in every copy; null on kernels before 4.14, where only
 /// `fork` itself tells.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 /// What the page holds, but for [`WIPED`].
 const OURS: u32 = 1;
@@ -41,6 +42,7 @@ struct Pending {
     deadline_ns: AtomicU64,
     parent: AtomicU32,
 }
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static PENDING: Pending = Pending {
     session: AtomicU64::new(0),
     interval: AtomicU64::new(0),
@@ -49,21 +51,20 @@ static PENDING: Pending = Pending {
 };
 
 /// Pid of the process whose segment is in view.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// Makes the mark and asks to be called in children. At start-up.
 pub fn start() {
     OWNER.store(identity::pid(), Ordering::Relaxed);
-    // SAFETY: the handler only makes system calls and stores to memory of its own.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    crate::atfork::start();
+    crate::atfork::in_children(in_child);
     let Some(page) = anonymous(null_mut(), PAGE, 0) else {
         return;
     };
     // SAFETY: the page just mapped.
     if unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) } == 0 {
         let mark: *mut AtomicU32 = page.cast();
-        // SAFETY: a page of our own, mapped for ever from here on.
-        unsafe { (*mark).store(OURS, Ordering::Relaxed) };
         MARK.store(mark, Ordering::Relaxed);
     }
 }
@@ -88,10 +89,52 @@ fn mark() -> Option<&'static AtomicU32> {
     unsafe { MARK.load(Ordering::Relaxed).as_ref() }
 }
 
-/// Whether this process is a copy that has yet to leave its parent's segment. Two loads.
+/// Whether this process is a copy that has yet to leave its parent's segment. Three loads.
+/// Copies of a child that waits share nothing with it.
 #[inline]
 pub fn is_copy() -> bool {
-    mark().is_some_and(|mark| mark.load(Ordering::Relaxed) != OURS)
+    LIFE.load(Ordering::Acquire) == OWN
+        && mark().is_some_and(|mark| mark.load(Ordering::Relaxed) != OURS)
+}
+
+/// Marks this process as the one that the segment in view is of.
+pub(super) fn sign() {
+    if let Some(mark) = mark() {
+        mark.store(OURS, Ordering::Release);
+    }
+}
+
+/// Stores what is not there yet: each page that a child writes to is copied for it.
+fn put<T: PartialEq>(to: &impl Word<T>, value: T) {
+    if to.get() != value {
+        to.set(value);
+    }
+}
+
+/// An atomic of any size.
+trait Word<T> {
+    fn get(&self) -> T;
+    fn set(&self, value: T);
+}
+
+impl Word<u64> for AtomicU64 {
+    fn get(&self) -> u64 {
+        self.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, value: u64) {
+        self.store(value, Ordering::Relaxed);
+    }
+}
+
+impl Word<u32> for AtomicU32 {
+    fn get(&self) -> u32 {
+        self.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, value: u32) {
+        self.store(value, Ordering::Relaxed);
+    }
 }
 
 /// What a thread has met before it samples or counts a free.
@@ -129,7 +172,7 @@ fn leave_unseen() -> Copy {
     Copy::Left
 }
 
-extern "C" fn in_child() {
+unsafe extern "C" fn in_child() {
     let saved = crate::sample::errno();
     // SAFETY: the calling thread's own words.
     leave(unsafe { (*arch::local()).busy } != 0);
@@ -142,48 +185,49 @@ extern "C" fn in_child() {
 #[cold]
 fn leave(interrupted: bool) {
     let was = LIFE.load(Ordering::Acquire);
-    if was != NONE {
-        remember(control(), was);
-        forget_sessions();
-        crate::module::publish_all();
-        shards::keep_only(thread::own_shard());
-        LIFE.store(WAITING, Ordering::Release);
-        // SAFETY: the calling thread's own words; what it drew was for its parent's epoch.
-        let local = unsafe { &mut *arch::local() };
-        thread::forget_session(local);
-        if cover_view() && drop_tables(interrupted) {
-            control().epoch.store(WAITING_EPOCH, Ordering::Release);
-            begin_countdown(local);
-        } else {
-            LIFE.store(NONE, Ordering::Release);
-            local.epoch = 0;
-        }
+    if was == NONE {
+        return;
     }
-    if let Some(mark) = mark() {
-        mark.store(OURS, Ordering::Release);
+    if was == OWN {
+        remember(control());
+        forget_sessions();
+        shards::keep_only(thread::own_shard());
+    }
+    LIFE.store(WAITING, Ordering::Release);
+    // SAFETY: the calling thread's own words; what it drew was for its parent's epoch.
+    let local = unsafe { &mut *arch::local() };
+    thread::forget_session(local);
+    // A waiting child's view is private, and copied with the rest.
+    let left = was != OWN || cover_view() && drop_tables(interrupted);
+    if left {
+        control().epoch.store(WAITING_EPOCH, Ordering::Release);
+        begin_countdown(local);
+    } else {
+        LIFE.store(NONE, Ordering::Release);
+        local.epoch = 0;
     }
 }
 
-/// Keeps what the parent was in. A child's child that never had a segment passes on what its
-/// parent had kept.
-fn remember(control: &Control, was: u8) {
-    if was != super::OWN {
-        return;
-    }
-    PENDING
-        .parent
-        .store(OWNER.load(Ordering::Relaxed), Ordering::Relaxed);
+/// Keeps what the parent was in.
+fn remember(control: &Control) {
+    put(&PENDING.parent, OWNER.load(Ordering::Relaxed));
     let epoch = control.epoch.load(Ordering::Acquire);
     let params = &control.params[usize::from(epoch & 1)];
     let session = match epoch {
         0 => 0,
         _ => params.session.load(Ordering::Relaxed).wrapping_add(1),
     };
-    let interval = params.interval.load(Ordering::Relaxed).max(1);
-    let deadline = params.deadline_ns.load(Ordering::Relaxed);
-    PENDING.session.store(session, Ordering::Relaxed);
-    PENDING.interval.store(interval, Ordering::Relaxed);
-    PENDING.deadline_ns.store(deadline, Ordering::Relaxed);
+    put(&PENDING.session, session);
+    if session != 0 {
+        put(
+            &PENDING.interval,
+            params.interval.load(Ordering::Relaxed).max(1),
+        );
+        put(
+            &PENDING.deadline_ns,
+            params.deadline_ns.load(Ordering::Relaxed),
+        );
+    }
 }
 
 /// The session that a child is to go on with, unless its time is over.
@@ -203,19 +247,15 @@ pub(super) fn cover_view() -> bool {
     anonymous(CONTROL.0.get().cast(), VIEW, libc::MAP_FIXED).is_some()
 }
 
-/// Gives up the parent's tables, or the seed of them. For a sample that goes on they are
-/// replaced by private memory instead.
+/// Gives up the parent's tables; the seed of them is not in the child (`segment::create`).
+/// For a sample that goes on they are replaced by private memory instead.
 fn drop_tables(interrupted: bool) -> bool {
-    let seed = SEED.swap(null_mut(), Ordering::AcqRel);
-    let base = BASE.swap(null_mut(), Ordering::AcqRel);
+    let base = BASE.load(Ordering::Acquire);
     let whole = BYTES.load(Ordering::Relaxed);
-    if !seed.is_null() {
-        // SAFETY: our own mapping of this size, which nobody else knows any more.
-        unsafe { libc::munmap(seed.cast(), CONTROL_BYTES) };
-    }
     if base.is_null() {
         return true;
     }
+    BASE.store(null_mut(), Ordering::Release);
     if interrupted {
         return anonymous(base.cast(), whole, libc::MAP_FIXED).is_some();
     }
@@ -237,7 +277,7 @@ fn begin_countdown(local: &mut Local) {
 #[inline]
 pub fn wait_as_child(local: &mut Local) -> bool {
     match LIFE.load(Ordering::Acquire) {
-        super::OWN => true,
+        OWN => true,
         _ => wait(local),
     }
 }
@@ -270,5 +310,5 @@ fn wait(local: &mut Local) -> bool {
     OWNER.store(identity::pid(), Ordering::Relaxed);
     life::make(pending(), PENDING.parent.load(Ordering::Relaxed), false);
     local.epoch = 0;
-    LIFE.load(Ordering::Acquire) == super::OWN
+    LIFE.load(Ordering::Acquire) == OWN
 }

@@ -200,6 +200,8 @@ fn own(
         false => &SEED,
     };
     place.store(mapping.base, Ordering::Release);
+    fork::sign();
+    crate::module::publish_all();
     LIFE.store(OWN, Ordering::Release);
     if crate::backend::stands_aside() {
         refuse(REFUSES_SANITIZER, 0);

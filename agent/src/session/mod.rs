@@ -55,7 +55,11 @@ pub fn control() -> &'static Control {
     unsafe { &*CONTROL.0.get().cast::<Control>() }
 }
 
+// What a fork reads and writes lies together (`mem_agent_state`): each page of it that a child
+// touches costs it a fault.
+
 /// Whose segment the view shows.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static LIFE: AtomicU8 = AtomicU8::new(NONE);
 /// Nobody's: there is none, and there will be none.
 const NONE: u8 = 0;
@@ -67,11 +71,14 @@ const WAITING: u8 = 2;
 const MAKING: u8 = 3;
 
 /// A second, small view of the segment, out of which the tables grow; null before there is
-/// one, while a thread is at it, and once the tables are mapped.
+/// one, while a thread is at it, and once the tables are mapped. Not mapped in children.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SEED: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// Where the whole segment is mapped; null: not yet.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static BASE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// Size of the whole segment, as this process chose it.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
 fn base() -> Option<*mut u8> {
@@ -134,6 +141,10 @@ fn attach() -> Result<*mut u8, Missing> {
         SEED.store(seed, Ordering::Release);
         return Err(Missing::ForGood);
     }
+    // The seed is kept from children. The tables are not: a signal handler may fork in the
+    // middle of a sample.
+    // SAFETY: the mapping just made.
+    unsafe { libc::madvise(at, bytes, libc::MADV_DOFORK) };
     BASE.store(at.cast(), Ordering::Release);
     Ok(at.cast())
 }
@@ -170,6 +181,7 @@ pub struct Epoch {
 
 /// The sessions whose banks are in use, by parity: number and first tick. For frees by
 /// threads that never sampled in them.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SESSIONS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static STARTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
@@ -225,7 +237,12 @@ pub fn of_object(session: u8, born: u32) -> Option<(Bank<'static>, u32)> {
 
 /// Forgets the sessions of a parent, whose banks are not ours to count in.
 fn forget_sessions() {
-    SESSIONS.iter().for_each(|s| s.store(0, Ordering::Release));
+    for session in &SESSIONS {
+        // Only where it is needed: each page that a child writes to is copied for it.
+        if session.load(Ordering::Relaxed) != 0 {
+            session.store(0, Ordering::Release);
+        }
+    }
 }
 
 fn bank(base: *mut u8, session: u64) -> Bank<'static> {

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
 
 /// Shards that a thread may own, by bit; the others use [`SHARED_SHARD`].
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SHARDS: AtomicU32 = AtomicU32::new(0);
 
 /// Takes a shard for the calling thread.
@@ -34,5 +35,7 @@ pub fn keep_only(shard: Option<u32>) {
     let kept = shard
         .filter(|shard| *shard < SHARED_SHARD)
         .map_or(0, |shard| 1 << shard);
-    SHARDS.store(kept, Ordering::Relaxed);
+    if SHARDS.load(Ordering::Relaxed) != kept {
+        SHARDS.store(kept, Ordering::Relaxed);
+    }
 }
