@@ -293,16 +293,19 @@ fn other_versions_and_damage_are_refused() {
     for (arguments, says) in [
         (
             &["version", "77"][..],
-            &format!("its agent speaks protocol version 77, this program {ABI_VERSION}"),
+            format!("its agent speaks protocol version 77, this program {ABI_VERSION}"),
         ),
-        (&["truncate"], "its size of 4096 bytes is no segment's"),
-        (&["corrupt"], "does not begin like a segment"),
+        (
+            &["truncate"],
+            "its size of 4096 bytes is no segment's".to_owned(),
+        ),
+        (&["corrupt"], "does not begin like a segment".to_owned()),
     ] {
         let process = place.fake(arguments);
         let pid = process.pid().to_string();
         place
             .run(&["-s", "1", "-o", &place.prefix(), "-p", &pid])
-            .failed_saying(&[says, &pid]);
+            .failed_saying(&[&says, &pid]);
     }
     assert_eq!(place.dumps(), Vec::<String>::new());
 }

@@ -126,6 +126,7 @@ impl Forged {
             start_ns: shm_protocol::clock::now_ns(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
             controller_pid: 0,
+            range_limit: 0,
         };
         view.publish(&session).unwrap();
         let geometry = view.geometry();
