@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 
-use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, MODULES_OFFSET};
+use shm_protocol::layout::{BANK_HEADER_BYTES, CONTROL_BYTES, HEADER_BYTES, MODULES_OFFSET};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile};
 use shm_protocol::snapshot::{BankSummary, Header, Invalid};
 
@@ -164,10 +164,15 @@ impl Folder {
 
     /// Removes a segment, if the name still means that file.
     pub fn remove(&self, segment: &Segment) -> io::Result<()> {
-        let name = segment.name.to_string();
+        self.remove_file(segment.name, (segment.device, segment.inode))
+    }
+
+    /// Removes a file of this device and inode, if the name still means it.
+    pub fn remove_file(&self, name: SegmentName, file: (u64, u64)) -> io::Result<()> {
+        let name = name.to_string();
         let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
         let now = nix::sys::stat::fstatat(&self.fd, name.as_str(), flags)?;
-        if (now.st_dev, now.st_ino) != (segment.device, segment.inode) {
+        if (now.st_dev, now.st_ino) != file {
             return Err(io::Error::from(Errno::ESTALE));
         }
         let how = nix::unistd::UnlinkatFlags::NoRemoveDir;
@@ -217,6 +222,8 @@ impl From<Errno> for Refusal {
 pub struct Kind {
     /// Owner of the file.
     pub owner: u32,
+    /// Device and inode.
+    pub file: (u64, u64),
     regular: bool,
     bytes: u64,
     modified_unix_ns: u64,
@@ -226,6 +233,7 @@ impl Kind {
     fn of(stat: &FileStat) -> Self {
         Self {
             owner: stat.st_uid,
+            file: (stat.st_dev, stat.st_ino),
             regular: is_regular(stat),
             bytes: stat.st_size.max(0) as u64,
             modified_unix_ns: modified_unix_ns(stat),
@@ -249,6 +257,15 @@ impl Kind {
     /// Whether its agent may not have filled it in yet.
     pub fn is_young(&self) -> bool {
         crate::discovery::is_young(self.modified_unix_ns)
+    }
+
+    /// Whether it may be what an agent leaves that is killed while it makes its segment: a
+    /// file of ours, or root asks, that is too short.
+    pub fn is_stub(&self) -> bool {
+        let us = nix::unistd::geteuid();
+        self.regular
+            && (us.is_root() || us.as_raw() == self.owner)
+            && self.bytes < CONTROL_BYTES as u64
     }
 }
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use crate::claims::{Claims, Doubt};
 use crate::cli::CleanArgs;
-use crate::discovery::{Agent, Discovery, Life, run_folders};
+use crate::discovery::{Agent, Discovery, Found, Life, run_folders};
 use crate::launch;
 use crate::segment::{Folder, Head, Refusal, default_folder};
 use crate::select::Selection;
@@ -61,7 +61,8 @@ pub fn execute(args: CleanArgs) -> anyhow::Result<ExitCode> {
 /// Removes segments of dead processes: those that hold nothing, or all of them.
 pub fn remove_unused(discovery: &Discovery, selection: &Selection, all: bool) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    let mut found = discovery.scan().found;
+    let scan = discovery.scan();
+    let mut found = scan.found;
     found.retain(|found| found.life != Life::Running && selection.wants(found));
     let mut claims = Claims::of(&found);
     for found in found {
@@ -74,6 +75,13 @@ pub fn remove_unused(discovery: &Discovery, selection: &Selection, all: bool) ->
             // Somebody else removed it.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => cleaned.fail(&error.to_string()),
+        }
+    }
+    let unfinished = scan.unfinished.iter().filter(|f| selection.wants(f));
+    for found in unfinished {
+        match claims.check(found) {
+            Ok(()) => cleaned.remove_unfinished(found),
+            Err(doubt) => cleaned.doubted.push((text::path(found.path()), doubt)),
         }
     }
     cleaned
@@ -97,6 +105,14 @@ impl Cleaned {
                 self.removed_bytes = self.removed_bytes.saturating_add(size);
             }
             Err(error) => self.fail(&format!("{}: {error}", text::path(agent.path()))),
+        }
+    }
+
+    /// Removes what a process left that was killed while it made its segment.
+    fn remove_unfinished(&mut self, found: &Found) {
+        match found.folder.remove_file(found.entry.name, found.file) {
+            Ok(()) => self.removed += 1,
+            Err(error) => self.fail(&format!("{}: {error}", text::path(found.path()))),
         }
     }
 

@@ -17,8 +17,10 @@ use std::rc::Rc;
 pub use found::{Agent, Found, Life, Refusals, Refused};
 use spaces::{Process, Spaces};
 
+use shm_protocol::snapshot::Invalid;
+
 use crate::process;
-use crate::segment::{Entry, Folder, Head, Refusal, Segment, default_folder};
+use crate::segment::{Entry, Folder, Head, Kind, Refusal, Segment, default_folder};
 use crate::text;
 
 /// Directories inside the shared one that `run` makes begin like this.
@@ -41,7 +43,9 @@ pub struct Scan {
     pub found: Vec<Found>,
     /// Segments that are not used.
     pub refused: Refusals,
-    /// Those of them that need no second look.
+    /// Segments that were never finished, of processes that are gone: they hold nothing.
+    pub unfinished: Vec<Found>,
+    /// Refused ones that need no second look.
     pub settled: Vec<Entry>,
 }
 
@@ -156,6 +160,9 @@ impl Discovery {
         let Ok(kind) = folder.kind(entry.name) else {
             return;
         };
+        if kind.is_stub() && self.keep_unfinished(folder, entry, &kind, search) {
+            return;
+        }
         let refusal = match kind.refusal() {
             Some(refusal) => refusal,
             None => {
@@ -183,8 +190,43 @@ impl Discovery {
             Ok(found) => search.scan.found.extend(found),
             // It was removed meanwhile.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(Refusal::Content(Invalid::NoMagic))
+                if folder
+                    .kind(entry.name)
+                    .is_ok_and(|kind| self.keep_unfinished(folder, entry, &kind, search)) => {}
             Err(reason) => search.refuse(folder, entry, reason, young),
         }
+    }
+
+    /// Keeps what a process left that was killed while it made its segment, for whoever
+    /// cleans up; whether it was that.
+    fn keep_unfinished(
+        &self,
+        folder: &Rc<Folder>,
+        entry: Entry,
+        kind: &Kind,
+        search: &mut Search<'_>,
+    ) -> bool {
+        if kind.is_young() || search.spaces.process_of(entry.name, 0).is_some() {
+            return false;
+        }
+        search.scan.unfinished.push(Found {
+            pid: entry.name.pid,
+            namespace: 0,
+            life: Life::Dead,
+            other_boot: false,
+            fate: None,
+            name: Vec::new(),
+            comm: Vec::new(),
+            uid: kind.owner,
+            cpu_ticks: 0,
+            created_ns: 0,
+            entry,
+            folder: folder.clone(),
+            owner: kind.owner,
+            file: kind.file,
+        });
+        true
     }
 
     /// Checks a segment and puts it together with its process.
