@@ -149,8 +149,7 @@ impl Code for Modules {
 pub fn init() {
     find::init();
     close::find();
-    // SAFETY: the handler stores two numbers.
-    unsafe { libc::pthread_atfork(None, None, Some(close::in_child)) };
+    crate::atfork::in_children(close::in_child);
 }
 
 /// The unwind rule of a return address. About 2 ns when it is known, 1 µs otherwise.
