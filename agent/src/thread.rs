@@ -214,10 +214,10 @@ fn seed(thread: *const Thread) -> u64 {
 /// Lets the calling thread forget the session that it was in: a child's was its parent's.
 pub fn forget_session(local: &mut arch::Local) {
     // SAFETY: null, or the thread's own memory, which is not borrowed while the process forks.
-    if let Some(thread) = unsafe { local.thread.as_mut() } {
-        if thread.session != 0 {
-            thread.session = 0;
-        }
+    let thread = unsafe { local.thread.as_mut() };
+    // Only where it is needed: each page that a child writes to is copied for it.
+    if let Some(thread) = thread.filter(|thread| thread.session != 0) {
+        thread.session = 0;
     }
 }
 

@@ -154,7 +154,7 @@ pub fn seccomp(pid: i32) -> (u32, u32) {
     let of = |name: OsString| {
         let name = name.into_string().ok()?;
         let text = read(pid, &format!("task/{name}/status"), FILE_LIMIT)?;
-        let field = |field| Some(status_field(&text, field)?.parse::<u32>().ok()?);
+        let field = |field| status_field(&text, field)?.parse::<u32>().ok();
         Some((field("Seccomp:")?, field("Seccomp_filters:").unwrap_or(0)))
     };
     let threads = threads.flatten().take(MAX_THREADS);

@@ -28,14 +28,18 @@ static void *load(void) {
 
 static uintptr_t first, last;
 
-// Where the library is when it is loaded.
-static void find(void) {
+// Notes where a loaded library is: it need not come to lie there again.
+static void locate(void *site) {
     Dl_info info;
-    void *library = load();
-    void *site = dlsym(library, "site_plugin");
     if (!site || !dladdr(site, &info)) fail("the plugin");
     first = (uintptr_t)info.dli_fbase;
     last = first + 0x2000;
+}
+
+// Where the library is when it is loaded.
+static void find(void) {
+    void *library = load();
+    locate(dlsym(library, "site_plugin"));
     dlclose(library);
 }
 
@@ -105,6 +109,7 @@ static void fork_in_between(long times) {
 static void header(long times) {
     void *library = load();
     void *(*site)(long) = (void *(*)(long))dlsym(library, "site_plugin");
+    locate((void *)site);
     if (mprotect((void *)first, 4096, PROT_NONE)) fail("mprotect");
     for (long i = 0; i < times; i++) free(site(640));
     misread_all();

@@ -250,7 +250,8 @@ fn open_to_all(scratch: &Scratch) -> PathBuf {
     agent
 }
 
-/// `frail` as an ordinary user who may lock 8 MiB.
+/// `frail` as an ordinary user who may lock 12 MiB: the program, 6 MiB of library and of what
+/// jemalloc maps at start, and little else.
 fn locking(scratch: &Scratch, with: bool) -> Steps {
     let agent = open_to_all(scratch);
     let program = scratch.compile("frail.c", &[]);
@@ -262,7 +263,7 @@ fn locking(scratch: &Scratch, with: bool) -> Steps {
         .env("MEM_PROFILER_DIR", scratch.shared())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
-    limit(&mut command, Scarce::Locked, 8 << 20);
+    limit(&mut command, Scarce::Locked, 12 << 20);
     Steps::run(program, &mut command)
 }
 

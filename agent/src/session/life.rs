@@ -59,6 +59,7 @@ extern "C" fn constructor() {
     FILE_LIMIT.store(limits.file, Ordering::Relaxed);
     range::start(limits.address_space);
     fork::start();
+    name::start();
     BYTES.store(segment_bytes(limits.address_space), Ordering::Relaxed);
     let start = wants_start().then(|| Start {
         session: 1,

@@ -3,6 +3,7 @@
 use super::identity::{self, Text};
 use super::life::variable;
 use super::{CONTROL, sweep};
+use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use shm_protocol::clock;
 use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Mapping, Tables};
@@ -59,10 +60,25 @@ pub fn create(
     Err(Errno(libc::EEXIST))
 }
 
-/// The directory of the segments.
-fn dir() -> &'static [u8] {
+/// The directory of the segments, as it was named when the program started: programs write
+/// over their environment.
+struct Directory(UnsafeCell<Path>);
+// SAFETY: written by the constructor alone, before anybody reads it.
+unsafe impl Sync for Directory {}
+static DIRECTORY: Directory = Directory(UnsafeCell::new(Path::new()));
+
+/// Notes the directory. At start-up, by the only thread.
+pub fn start() {
     let chosen = variable(c"MEM_PROFILER_DIR").filter(|dir| !dir.is_empty());
-    chosen.unwrap_or(DEFAULT_DIR.as_bytes())
+    // SAFETY: see `Directory`.
+    let directory = unsafe { &mut *DIRECTORY.0.get() };
+    directory.push(chosen.unwrap_or(DEFAULT_DIR.as_bytes()));
+}
+
+fn dir() -> &'static [u8] {
+    // SAFETY: see `Directory`. What did not fit is no directory.
+    let directory = unsafe { &*DIRECTORY.0.get() };
+    directory.as_c_str().map_or(b"", CStr::to_bytes)
 }
 
 fn path_of(start_time: u64, image: u64) -> Path {
