@@ -194,7 +194,13 @@ fn a_program_that_is_run_is_held_as_well_and_a_snapshot_knows_its_intervals() {
     let mut program = Steps::run(program, &mut command);
     program.step("work 200");
     program.step("load");
-    let folder = wait::until("the run's folder", || scratch.segments().into_iter().next());
+    // Root's runs keep their segments in a directory inside their own.
+    let folder = wait::until("the run's directory", || {
+        let outer = scratch.segments().into_iter().next()?;
+        let mut inside = std::fs::read_dir(&outer).ok()?.flatten();
+        let first = inside.next()?.path();
+        Some(if first.is_dir() { first } else { outer })
+    });
     let snapshot = wait::until("a changed interval", || {
         let mut dump = scratch.profiler();
         let outcome = run(dump

@@ -142,6 +142,10 @@ fn search_maps(pc: u64) -> Option<Found> {
 /// The desk for one thread at a time; another one gets nothing, and loses one stack.
 fn take_desk() -> Option<&'static mut Desk> {
     const TAKEN: usize = 1;
+    // A filter that the program has installed may forbid to open the maps.
+    if crate::seccomp::is_installed() {
+        return None;
+    }
     let at = match DESK.swap(TAKEN, Ordering::Acquire) {
         TAKEN => return None,
         0 => {

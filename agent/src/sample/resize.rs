@@ -1,9 +1,11 @@
 //! Objects that are resized.
 //!
 //! A sampled object that is resized is counted as freed with its old size and born with its
-//! new one. Where it keeps its place and at most doubles it also keeps its weight: that it
-//! is among the samples was decided by a draw that its new size has no part in, so that its
-//! estimates stay unbiased. In all other cases the new size is drawn like any allocation.
+//! new one. Where it keeps its place and its new size would weigh the same, as that of all
+//! large objects does, it also keeps its weight: that it is among the samples was decided by
+//! a draw that its new size has no part in, so that its estimates stay unbiased. In all other
+//! cases the new size is drawn like any allocation: readers of dumps work the weight out of
+//! the average size of a stack's objects, and a weight of another size would mislead them.
 //!
 //! All usable bytes go along, not only those asked for: where jemalloc would have left an
 //! object in its place, nobody may see that it moved.
@@ -25,9 +27,14 @@ pub unsafe fn usable_size(p: *const c_void) -> usize {
 /// What the new size is counted with.
 #[derive(Clone, Copy, PartialEq)]
 enum Weight {
+    /// That of its old size, if the new one weighs as much.
     Kept,
+    /// That of its new size, whose turn has come.
     Drawn,
 }
+
+/// Most that two weights differ by, of the larger, which count as alike.
+const ALIKE: f32 = 1e-3;
 
 /// Resizes a sampled object for `request`; if its new size is not sampled it leaves the
 /// range, for where `elsewhere` allocates. Null if there is no memory.
@@ -46,13 +53,12 @@ unsafe fn resize(
         let object = Object::read(at);
         let bytes = request.bytes;
         let stays = |weight| busily(|local| stay(local, at, &object, request, weight, registers));
-        let grows = bytes as u64 / 2 > object.bytes;
-        if !grows && !stays(Weight::Kept).is_null() {
+        if !stays(Weight::Kept).is_null() {
             return p;
         }
         let mut new: *mut c_void = null_mut();
         if !passes(bytes) && bytes < MAX_BYTES {
-            if grows && !stays(Weight::Drawn).is_null() {
+            if !stays(Weight::Drawn).is_null() {
                 return p;
             }
             new = sampled(request, registers).cast();
@@ -122,13 +128,17 @@ fn stay(
         born: clock::tick_of(clock::now_ns()),
         ..*object
     };
+    let drawn = thread.weights.of(bytes as u64, thread.interval);
+    if weight == Weight::Kept && (drawn - object.weight).abs() > ALIKE * object.weight {
+        return null_mut();
+    }
     // SAFETY: a live object of the range.
     if !unsafe { has_room(at.sub(old.offset), old, new) } {
         return null_mut();
     }
     if weight == Weight::Drawn {
         local.left = thread.gaps.next(thread.interval);
-        reborn.weight = thread.weights.of(bytes as u64, thread.interval);
+        reborn.weight = drawn;
     }
     reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
     count_free(local, object);

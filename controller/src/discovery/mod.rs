@@ -207,7 +207,8 @@ impl Discovery {
         kind: &Kind,
         search: &mut Search<'_>,
     ) -> bool {
-        if kind.is_young() || search.spaces.process_of(entry.name, 0).is_some() {
+        let full = search.scan.unfinished.len() >= MOST_LEFT;
+        if full || kind.is_young() || search.spaces.process_of(entry.name, 0).is_some() {
             return false;
         }
         search.scan.unfinished.push(Found {

@@ -71,7 +71,8 @@ fn keep(name: &[u8]) -> &'static [u8] {
         return b"[unnamed]";
     };
     let mut len = 0;
-    if relative {
+    // Under a filter that the program has installed, the name is left as it is.
+    if relative && !crate::seccomp::is_installed() {
         len = link_target(c"/proc/self/cwd", &mut room[..MAX_DIRECTORY]);
         room[len] = b'/';
         len += 1;
