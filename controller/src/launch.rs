@@ -72,10 +72,15 @@ impl Launched {
         self.child.id() as i32
     }
 
+    /// Asks whether the program has ended.
+    pub fn ask(&mut self) {
+        self.status = self.status.or_else(|| self.child.try_wait().ok().flatten());
+    }
+
     /// Passes a signal on, or notes that the program has ended.
     pub fn signal(&mut self, received: Received) {
         if received.signal == Signal::SIGCHLD {
-            self.status = self.status.or_else(|| self.child.try_wait().ok().flatten());
+            self.ask();
         } else if self.status.is_none()
             && !received.from_terminal
             && Some(received.signal) != self.dump_signal

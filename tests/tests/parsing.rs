@@ -37,7 +37,7 @@ fn what_is_no_dump_is_refused_by_name() {
         parse(&file).refused(1, &["thing.heap"]);
     }
     parse(&nowhere).refused(1, &["nowhere.heap"]);
-    parse(&scratch.files().to_owned()).refused(1, &["folder"]);
+    parse(&scratch.files().to_owned()).refused(1, &["directory"]);
 }
 
 #[test]

@@ -119,10 +119,15 @@ impl Run {
         }
     }
 
-    /// The program that we started: its end is ours to know.
-    fn note_fate(&self, target: &mut Target) {
-        let child = self.child.as_ref().filter(|c| c.pid() == target.agent.pid);
-        if let Some(status) = child.and_then(|child| child.status) {
+    /// The program that we started: its end is ours to know. It may have been found dead
+    /// before its signal was read.
+    fn note_fate(&mut self, target: &mut Target) {
+        let pid = target.agent.pid;
+        let Some(child) = self.child.as_mut().filter(|child| child.pid() == pid) else {
+            return;
+        };
+        child.ask();
+        if let Some(status) = child.status {
             target.agent.fate = Some(Fate::of_status(status.into_raw()));
         }
     }
