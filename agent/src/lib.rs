@@ -26,7 +26,7 @@
 //! underneath, `arch` the few lines of assembly.
 #![cfg_attr(not(test), no_std)]
 
-// Links the panic handler; nothing here uses the standard library.
+#[cfg(test)]
 extern crate std;
 
 mod arch;
@@ -43,3 +43,11 @@ mod seccomp;
 mod session;
 mod stats;
 mod thread;
+
+/// There is no panic in this library by rule; should there be one, the process cannot go on.
+#[cfg(not(test))]
+#[panic_handler]
+fn panicked(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: takes nothing and does not return.
+    unsafe { libc::abort() }
+}
