@@ -13,35 +13,33 @@
 mod close;
 mod find;
 mod record;
+mod tables;
 
 pub use close::close;
 pub use record::executable_build_id;
 use record::{Facts, publish_missing};
+pub use tables::map as prepare;
+use tables::{CAPACITY, tables};
 
 use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use find::Found;
 use unwind::Cause;
-use unwind::cache::RuleCache;
 use unwind::compile::{Scratch, compile};
 use unwind::elf::Image;
 use unwind::rule::Rule;
 use unwind::walk::Code;
 
-/// Rules of all modules, by return address.
-static RULES: RuleCache = RuleCache::new();
 /// Bumped when addresses may mean other code than before.
 static GENERATION: AtomicU16 = AtomicU16::new(0);
-
-/// Most modules that are kept apart. Beyond, modules are looked up each time.
-const CAPACITY: usize = 1024;
 
 const EMPTY: u8 = 0;
 const WRITING: u8 = 1;
 const LIVE: u8 = 2;
 const GONE: u8 = 3;
 
-/// A module that has been on a stack.
+/// A module that has been on a stack. Zeroed memory is an empty one.
 struct Slot {
     state: AtomicU8,
     start: AtomicU64,
@@ -51,7 +49,7 @@ struct Slot {
     /// An address in its code.
     pc: AtomicU64,
     /// What is recorded of it.
-    facts: UnsafeCell<Facts>,
+    facts: UnsafeCell<MaybeUninit<Facts>>,
     /// How many registered modules were at its place before.
     instance: AtomicU8,
     /// Where it was recorded: the segment's number, and its entry there plus one.
@@ -60,26 +58,12 @@ struct Slot {
 }
 
 impl Slot {
-    const fn new() -> Self {
-        Self {
-            state: AtomicU8::new(EMPTY),
-            start: AtomicU64::new(0),
-            end: AtomicU64::new(0),
-            identity: AtomicU64::new(0),
-            pc: AtomicU64::new(0),
-            facts: UnsafeCell::new(Facts::NONE),
-            instance: AtomicU8::new(0),
-            segment: AtomicU32::new(0),
-            entry: AtomicU32::new(0),
-        }
-    }
-
     /// What is recorded of it.
     fn facts(&self) -> &Facts {
         debug_assert!(self.state.load(Ordering::Acquire) >= LIVE);
         // SAFETY: written once, before the slot was live, by who took it; only slots that
         // were seen live are asked.
-        unsafe { &*self.facts.get() }
+        unsafe { (*self.facts.get()).assume_init_ref() }
     }
 
     fn is_live(&self) -> bool {
@@ -106,10 +90,13 @@ impl Slot {
 // read from then on.
 unsafe impl Sync for Slot {}
 
-static SLOTS: [Slot; CAPACITY] = [const { Slot::new() }; CAPACITY];
+/// All slots; none before a session has begun in this process.
+fn slots() -> &'static [Slot] {
+    tables().map_or(&[], |tables| &tables.slots)
+}
 
 fn used_slots() -> impl Iterator<Item = &'static Slot> {
-    SLOTS
+    slots()
         .iter()
         .take_while(|slot| slot.state.load(Ordering::Acquire) != EMPTY)
 }
@@ -156,7 +143,7 @@ pub fn init() {
 #[inline]
 fn rule(ip: u64, scratch: &mut Scratch) -> Rule {
     let generation = GENERATION.load(Ordering::Relaxed);
-    match RULES.get(ip, generation) {
+    match tables().and_then(|tables| tables.rules.get(ip, generation)) {
         Some(rule) => rule,
         None => find_rule(ip, scratch),
     }
@@ -199,8 +186,8 @@ fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
     });
     let rule = rule.with_instance(instance);
     // Of the generation that it was found in: registering may have begun another one.
-    if GENERATION.load(Ordering::Relaxed) == generation {
-        RULES.put(ip, generation, rule);
+    if let Some(tables) = tables().filter(|_| generation == self::generation()) {
+        tables.rules.put(ip, generation, rule);
     }
     rule
 }
@@ -237,7 +224,7 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
             .compare_exchange(EMPTY, WRITING, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     };
-    let Some(slot) = SLOTS.iter().find(free) else {
+    let Some(slot) = slots().iter().find(free) else {
         return instance;
     };
     slot.start.store(found.start, Ordering::Relaxed);
@@ -246,7 +233,7 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     slot.instance.store(instance, Ordering::Relaxed);
     slot.pc.store(pc, Ordering::Relaxed);
     // SAFETY: this thread took the slot, and nobody looks at it before it is live.
-    unsafe { slot.facts.get().write(Facts::read(found, pc, image)) };
+    unsafe { (*slot.facts.get()).write(Facts::read(found, pc, image)) };
     slot.state.store(LIVE, Ordering::Release);
     record::publish(slot);
     instance

@@ -248,17 +248,26 @@ fn kept(shared: &Path) -> (usize, u64) {
     blocks.fold((0, 0), |(count, bytes), b| (count + 1, bytes + b * 512))
 }
 
+/// Processes die until so few and so small profiles are left. A process in sixteen looks, by
+/// chance: that none of 400 does happens once in 10^11 runs.
+fn until_bounded(scratch: &Scratch, shared: &Path, most: usize, most_bytes: u64) -> (usize, u64) {
+    for _ in 0..400 {
+        let (count, bytes) = kept(shared);
+        if count <= most && bytes <= most_bytes {
+            return (count, bytes);
+        }
+        many_deaths(scratch, shared, 1);
+    }
+    panic!("nobody looked: {:?}", kept(shared));
+}
+
 #[test]
 fn profiles_that_nobody_collects_are_bounded_in_number() {
     let scratch = Scratch::new();
     many_deaths(&scratch, scratch.shared(), 320);
-    let (count, bytes) = kept(scratch.shared());
-    // A process in sixteen looks, by chance: there may be some more for a while.
-    assert!(count >= 200, "{count}");
-    assert!(
-        count < 320 || bytes <= 1 << 30,
-        "{count} profiles, {bytes} bytes"
-    );
+    // One of whoever has looked is there besides.
+    let (count, _) = until_bounded(&scratch, scratch.shared(), 257, u64::MAX);
+    assert!(count >= 200, "the newest stay: {count}");
 }
 
 #[test]
@@ -267,9 +276,9 @@ fn profiles_that_nobody_collects_are_bounded_in_bytes() {
     let shared = scratch.file("small");
     let _small = Small::mount(&shared, "160m");
     many_deaths(&scratch, &shared, 120);
-    let (count, bytes) = kept(&shared);
+    // A quarter of the filesystem, and one of whoever has looked.
+    let (count, _) = until_bounded(&scratch, &shared, usize::MAX, 42 << 20);
     assert!(count >= 10, "the newest stay: {count}");
-    assert!(bytes < 100 << 20, "{count} profiles, {bytes} bytes");
     // There is room left for a session in a new process.
     let mut program = Steps::start_with(&scratch, &[], |command| {
         command.env("MEM_PROFILER_DIR", &shared);

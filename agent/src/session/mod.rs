@@ -195,7 +195,13 @@ pub fn current() -> Result<Epoch, Missing> {
     if number == 0 || session == 0 {
         return Err(Missing::ForGood);
     }
-    let bank = bank(attach()?, session);
+    // The largest first: where memory is limited, it fails before others have taken any.
+    let base = attach()?;
+    if !crate::module::prepare() {
+        refuse(REFUSES_MEMORY, crate::sample::errno());
+        return Err(Missing::ForGood);
+    }
+    let bank = bank(base, session);
     let shift = time::shift();
     let start_tick = clock::tick_of(shift.to_own(params.start_ns.load(Ordering::Relaxed)));
     let published_deadline_ns = params.deadline_ns.load(Ordering::Relaxed);

@@ -26,14 +26,6 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Of no module.
-    pub const NONE: Self = Self {
-        text: None,
-        build_id: [0; 32],
-        build_id_len: 0,
-        name: b"",
-    };
-
     /// Reads a module that is mapped, in whose code `pc` is. Nobody unloads it meanwhile.
     pub fn read(found: &Found, pc: u64, image: Option<&Image>) -> Self {
         let id = image.and_then(Image::build_id).unwrap_or_default();
