@@ -3,6 +3,9 @@
 //! Before a fork jemalloc takes all of its locks, and in both processes it makes them anew:
 //! some 40 page faults, twice what the fork of a small process costs. With one thread nobody
 //! else can hold a lock. So the `pthread_atfork` that jemalloc is linked with is ours.
+//!
+//! All handlers lie together (`mem_agent_fork`), for each page of code that a child
+//! touches first costs it a fault.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::transmute;
@@ -100,6 +103,7 @@ unsafe fn call(which: usize) {
     }
 }
 
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 unsafe extern "C" fn before() {
     let single = SINGLE_THREADED.load(Ordering::Relaxed);
     // SAFETY: null, or glibc's variable, which exists as long as the process.
@@ -111,6 +115,7 @@ unsafe extern "C" fn before() {
     unsafe { call(0) };
 }
 
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 unsafe extern "C" fn in_parent() {
     if PREPARED.load(Ordering::Relaxed) != 0 {
         // SAFETY: after a fork that was prepared for.
@@ -119,6 +124,7 @@ unsafe extern "C" fn in_parent() {
     }
 }
 
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 unsafe extern "C" fn in_child() {
     if PREPARED.load(Ordering::Relaxed) != 0 {
         PREPARED.store(0, Ordering::Relaxed);

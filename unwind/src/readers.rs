@@ -82,8 +82,12 @@ impl Readers {
 
     /// In a forked child: only the calling thread is left, which is inside or is not.
     pub fn forget_others(&self, is_inside: bool) {
-        self.inside.store(u32::from(is_inside), Ordering::Relaxed);
-        self.closing.store(0, Ordering::Release);
+        for (count, now) in [(&self.inside, u32::from(is_inside)), (&self.closing, 0)] {
+            // Only where it is needed: each page that a child writes to is copied for it.
+            if count.load(Ordering::Relaxed) != now {
+                count.store(now, Ordering::Release);
+            }
+        }
     }
 
     /// The number of readers inside, to wait for a change of (`futex`).

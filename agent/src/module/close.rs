@@ -37,10 +37,13 @@ pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
 
 /// In a forked child: other threads are not there to leave, or to end what they announced.
 /// This one may have forked in a signal handler that interrupted its reading.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn in_child() {
     // SAFETY: the thread's own word.
     READERS.forget_others(unsafe { (*arch::local()).reading } != 0);
-    STUCK.store(false, Ordering::Relaxed);
+    if STUCK.load(Ordering::Relaxed) {
+        STUCK.store(false, Ordering::Relaxed);
+    }
 }
 
 /// The loader's `dlclose`, looked up at start-up.

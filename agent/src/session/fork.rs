@@ -40,14 +40,14 @@ struct Pending {
     session: AtomicU64,
     interval: AtomicU64,
     deadline_ns: AtomicU64,
-    parent: AtomicU32,
+    parent: AtomicU64,
 }
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static PENDING: Pending = Pending {
     session: AtomicU64::new(0),
     interval: AtomicU64::new(0),
     deadline_ns: AtomicU64::new(0),
-    parent: AtomicU32::new(0),
+    parent: AtomicU64::new(0),
 };
 
 /// Pid of the process whose segment is in view.
@@ -105,35 +105,9 @@ pub(super) fn sign() {
 }
 
 /// Stores what is not there yet: each page that a child writes to is copied for it.
-fn put<T: PartialEq>(to: &impl Word<T>, value: T) {
-    if to.get() != value {
-        to.set(value);
-    }
-}
-
-/// An atomic of any size.
-trait Word<T> {
-    fn get(&self) -> T;
-    fn set(&self, value: T);
-}
-
-impl Word<u64> for AtomicU64 {
-    fn get(&self) -> u64 {
-        self.load(Ordering::Relaxed)
-    }
-
-    fn set(&self, value: u64) {
-        self.store(value, Ordering::Relaxed);
-    }
-}
-
-impl Word<u32> for AtomicU32 {
-    fn get(&self) -> u32 {
-        self.load(Ordering::Relaxed)
-    }
-
-    fn set(&self, value: u32) {
-        self.store(value, Ordering::Relaxed);
+fn put(to: &AtomicU64, value: u64) {
+    if to.load(Ordering::Relaxed) != value {
+        to.store(value, Ordering::Relaxed);
     }
 }
 
@@ -172,6 +146,7 @@ fn leave_unseen() -> Copy {
     Copy::Left
 }
 
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 unsafe extern "C" fn in_child() {
     let saved = crate::sample::errno();
     // SAFETY: the calling thread's own words.
@@ -182,7 +157,7 @@ unsafe extern "C" fn in_child() {
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets
 /// its sessions. From here on nothing of the parent's is read or written. `interrupted`: a
 /// signal handler has forked in the middle of a sample, which will go on in the child.
-#[cold]
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 fn leave(interrupted: bool) {
     let was = LIFE.load(Ordering::Acquire);
     if was == NONE {
@@ -210,7 +185,7 @@ fn leave(interrupted: bool) {
 
 /// Keeps what the parent was in.
 fn remember(control: &Control) {
-    put(&PENDING.parent, OWNER.load(Ordering::Relaxed));
+    put(&PENDING.parent, u64::from(OWNER.load(Ordering::Relaxed)));
     let epoch = control.epoch.load(Ordering::Acquire);
     let params = &control.params[usize::from(epoch & 1)];
     let session = match epoch {
@@ -308,7 +283,8 @@ fn wait(local: &mut Local) -> bool {
         return false;
     }
     OWNER.store(identity::pid(), Ordering::Relaxed);
-    life::make(pending(), PENDING.parent.load(Ordering::Relaxed), false);
+    let parent = PENDING.parent.load(Ordering::Relaxed) as u32;
+    life::make(pending(), parent, false);
     local.epoch = 0;
     LIFE.load(Ordering::Acquire) == OWN
 }
