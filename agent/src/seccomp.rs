@@ -9,11 +9,8 @@
 //! not seen. The controller compares `/proc/PID/status` as well before it starts a session.
 
 use crate::session::read_file;
-use core::ffi::{CStr, c_uint, c_void};
-use core::mem::size_of;
-use core::ptr::null_mut;
+use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use tikv_jemalloc_sys as jemalloc;
 
 /// Nothing is known: taken for a filter.
 const UNKNOWN: u8 = 0;
@@ -71,52 +68,40 @@ pub fn is_installed() -> bool {
     STATE.load(Ordering::Relaxed) == INSTALLED
 }
 
-/// Notes that a filter is about to be installed, and lets jemalloc keep its freed pages: it
-/// gives them back with `madvise`, which a program that was tried with the C library's
-/// allocator alone may not have allowed itself.
+/// Notes that a filter is about to be installed. Safe in a signal handler that interrupted
+/// an allocation.
 #[cold]
 pub extern "C" fn note_installation() {
-    if STATE.swap(INSTALLED, Ordering::Relaxed) == INSTALLED || crate::backend::is_system() {
-        return;
-    }
-    let saved = crate::sample::errno();
-    for name in [c"arenas.dirty_decay_ms", c"arenas.muzzy_decay_ms"] {
-        set_never(name);
-    }
-    let mut arenas: c_uint = 0;
-    let mut len = size_of::<c_uint>();
-    // SAFETY: jemalloc writes a c_uint.
-    unsafe {
-        let at = (&raw mut arenas).cast();
-        jemalloc::mallctl(c"arenas.narenas".as_ptr(), at, &mut len, null_mut(), 0);
-    }
-    for arena in 0..arenas {
-        for ending in [&b".dirty_decay_ms"[..], b".muzzy_decay_ms"] {
-            let mut name = crate::session::Text::<64>::new();
-            name.push(b"arena.");
-            name.push_number(u64::from(arena));
-            name.push(ending);
-            if let Some(name) = name.as_c_str() {
-                set_never(name);
-            }
-        }
-    }
-    crate::sample::set_errno(saved);
+    STATE.store(INSTALLED, Ordering::Relaxed);
 }
 
-/// Sets a decay time to "never". An arena that was not made yet refuses, and takes the
-/// default when it is.
-fn set_never(name: &CStr) {
-    let mut never: isize = -1;
-    let at: *mut c_void = (&raw mut never).cast();
-    // SAFETY: jemalloc reads an ssize_t.
-    unsafe {
-        jemalloc::mallctl(
-            name.as_ptr(),
-            null_mut(),
-            null_mut(),
-            at,
-            size_of::<isize>(),
-        )
-    };
+// The `madvise` that jemalloc is linked with, and this library.
+#[cfg(all(not(test), target_arch = "x86_64"))]
+core::arch::global_asm!(
+    ".hidden madvise",
+    ".globl madvise",
+    ".type madvise,@function",
+    "madvise: jmp {advise}",
+    advise = sym advise,
+);
+#[cfg(all(not(test), target_arch = "aarch64"))]
+core::arch::global_asm!(
+    ".hidden madvise",
+    ".globl madvise",
+    ".type madvise,%function",
+    "madvise: b {advise}",
+    advise = sym advise,
+);
+
+/// madvise(2), but for a program that has installed a filter: it may have been tried with the
+/// C library's allocator alone, which seldom makes this call. jemalloc keeps freed pages that
+/// it cannot give back.
+#[cfg_attr(test, allow(dead_code))]
+unsafe extern "C" fn advise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+    if is_installed() {
+        crate::sample::set_errno(libc::ENOSYS);
+        return -1;
+    }
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int }
 }

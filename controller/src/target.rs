@@ -459,7 +459,9 @@ fn check_willing(header: &Header<'_>, pid: i32, has_tables: bool) -> Result<(), 
     match header.refuses() {
         (REFUSES_SANITIZER, _) => {
             return Err(
-                "it runs under a sanitizer (AddressSanitizer, LeakSanitizer, ThreadSanitizer,                  MemorySanitizer), whose allocator the agent leaves in charge: profile a build                  without it"
+                "it runs under a sanitizer (AddressSanitizer, LeakSanitizer, ThreadSanitizer, \
+                 MemorySanitizer), whose allocator the agent leaves in charge: profile a build \
+                 without it"
                     .to_owned(),
             );
         }
@@ -474,7 +476,8 @@ fn check_willing(header: &Header<'_>, pid: i32, has_tables: bool) -> Result<(), 
 }
 
 /// The message for a process that has put itself under a filter.
-const SANDBOXED: &str = "it has put itself under a seccomp filter since it started, and the     agent makes no system call that the filter may not expect: start it with \
+const SANDBOXED: &str = "it has put itself under a seccomp filter since it started, and the \
+    agent makes no system call that the filter may not expect: start it with \
     MEM_PROFILER_START=1, which maps the tables beforehand";
 
 /// The message for a folder without room.

@@ -181,6 +181,53 @@ fn planted_files_exhaust_no_descriptors() {
 }
 
 #[test]
+fn what_was_killed_while_it_made_its_segment_is_removed() {
+    let place = Place::new();
+    let live = place.fake(&[]);
+    let stub = |(pid, start): (u32, u64), image: u32, bytes: usize, seconds_ago: u64| {
+        let path = place
+            .shm()
+            .join(format!("mem_profiler.{pid}.{start}.{image}"));
+        std::fs::write(&path, vec![0; bytes]).unwrap();
+        let then = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds_ago);
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(then).unwrap();
+        path
+    };
+    let dead = Forged::of_dead().named;
+    let gone = [0, 100, 4096, 3 * 4096, 1 << 20].map(|bytes| stub(dead, bytes as u32, bytes, 60));
+    // Its process may be about to write it, or to make another try.
+    let young = stub(dead, 8, 0, 0);
+    let of_living = stub((live.pid(), start_of(live.pid())), 8, 0, 60);
+    let ran = place.run(&["list"]);
+    let of_dead = format!(".{}.", dead.0);
+    assert!(
+        ran.code == Some(0) && !ran.err.contains(&of_dead),
+        "{ran:?}"
+    );
+    let ran = place.run(&["clean"]);
+    assert!(ran.out.starts_with("removed 5 segments"), "{ran:?}");
+    assert!(gone.iter().all(|path| !path.exists()), "{ran:?}");
+    assert!(young.exists() && of_living.exists(), "{ran:?}");
+}
+
+#[test]
+fn the_profile_in_a_truncated_segment_is_not_said_to_be_kept() {
+    let place = Place::new();
+    let live = place.fake(&[]);
+    let session = place.spawn(&["-s", "60", "-o", &place.prefix()]);
+    wait_for("sampling", || place.epoch(live.pid()) != 0);
+    let segment = place.shm().join(&place.segments()[0]);
+    let file = std::fs::File::options().write(true).open(segment).unwrap();
+    file.set_len(4096).unwrap();
+    session.signal(Signal::SIGINT);
+    let ran = session.end();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("its profile is lost"), "{ran:?}");
+    assert!(!ran.err.contains("is kept"), "{ran:?}");
+}
+
+#[test]
 fn a_flood_of_names_hides_nobody_and_takes_one_line() {
     let place = Place::new();
     for image in 0..20_000 {

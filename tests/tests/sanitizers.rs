@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use mem_tests::session::tool;
-use mem_tests::{Outcome, Scratch, artifacts, run};
+use mem_tests::{Outcome, Scratch, Steps, artifacts, run};
 
 const ADDRESS: &[&str] = &[
     "leak_malloc",
@@ -177,4 +177,24 @@ fn clangs_thread_sanitizer_reports_the_same() {
 #[test]
 fn clangs_memory_sanitizer_reports_the_same() {
     clang(&["-fsanitize=memory"], &["uninitialised"]);
+}
+
+#[test]
+fn a_session_is_refused_with_the_reason() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("steps.c", &["-fsanitize=address"]);
+    let mut command = scratch.preloaded(&program);
+    // What it keeps is meant to be kept.
+    command.env("ASAN_OPTIONS", "detect_leaks=0");
+    let mut program = Steps::run(program, &mut command);
+    program.step("keep 1");
+    let pid = program.pid().to_string();
+    let outcome = run(scratch.profiler().args(["-s", "1", "-o", "s_", "-p", &pid]));
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    let reason = "it runs under a sanitizer (AddressSanitizer, LeakSanitizer, ThreadSanitizer, \
+                  MemorySanitizer), whose allocator the agent leaves in charge: profile a build \
+                  without it";
+    assert!(outcome.stderr.contains(reason), "{outcome:?}");
+    program.step("keep 1");
+    program.target.finish_well();
 }

@@ -14,7 +14,7 @@ mod sweep;
 pub mod time;
 
 pub use fork::{Copy, after_unseen_fork, wait_as_child};
-pub use identity::{Text, read_file};
+pub use identity::read_file;
 pub use shards::{release_shard, take_shard};
 
 use core::cell::UnsafeCell;

@@ -9,10 +9,17 @@ use crate::dump::{self, Written};
 use crate::ended::{Ended, Fate};
 use crate::segment::{Head, io_error};
 use crate::session::member::Member;
-use crate::target::Target;
+use crate::target::{Target, uncollected};
 use crate::terminal::tell;
 use crate::text;
 use shm_protocol::layout::BANK_HEADER_BYTES;
+
+/// Whether a target's segment still holds a profile.
+fn is_kept(target: &Target) -> bool {
+    let mut head = Head::new();
+    let header = target.agent.segment.full_head(&mut head);
+    header.is_ok_and(|header| uncollected(&target.agent, &header).is_some())
+}
 
 /// CPU time above which a process without a single allocation is suspicious.
 const IDLE_CPU_SECONDS: f64 = 0.1;
@@ -112,9 +119,11 @@ impl Run {
                     Life::Running => format!("mem_profiler dump -p {} -o PREFIX", target.agent.pid),
                     _ => "mem_profiler recover -o PREFIX".to_owned(),
                 };
-                self.fail(&format!(
-                    "{title}: {error}; its profile is kept: {fetch} writes it"
-                ));
+                let rest = match is_kept(&target) {
+                    true => format!("its profile is kept: {fetch} writes it"),
+                    false => "its profile is lost".to_owned(),
+                };
+                self.fail(&format!("{title}: {error}; {rest}"));
             }
         }
     }

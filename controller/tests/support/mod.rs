@@ -133,7 +133,12 @@ pub fn names(dir: &Path) -> Vec<String> {
 
 pub fn example(name: &str) -> PathBuf {
     let binary = Path::new(env!("CARGO_BIN_EXE_mem_profiler"));
-    binary.parent().unwrap().join("examples").join(name)
+    let built = binary.parent().unwrap().join("examples").join(name);
+    assert!(
+        built.exists(),
+        "cargo test -p mem-controller, whole, builds {name}"
+    );
+    built
 }
 
 /// The agent: `MEM_AGENT_LIB`, or the one built beside `mem_profiler` or in release.
