@@ -29,6 +29,10 @@
 #[cfg(test)]
 extern crate std;
 
+// The `libc` crate asks for it only where nobody in the workspace wants its feature `std`.
+#[link(name = "c")]
+unsafe extern "C" {}
+
 mod arch;
 mod atfork;
 mod backend;
