@@ -4,7 +4,6 @@
 //! standard output, talk to standard error. Exit codes: 0 ok, 1 failed, 2 bad
 //! usage.
 
-mod callgraph;
 mod cli;
 mod graph;
 mod load;

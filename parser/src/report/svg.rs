@@ -1,7 +1,6 @@
 //! The call graph as a picture.
 
 use super::{Context, printable};
-use crate::callgraph;
 use crate::graph::{Graph, Trimmed};
 use crate::measure::percentage;
 use crate::nodes::Info;

@@ -5,9 +5,9 @@ use std::fmt::Write;
 use super::data::{self, Column, Totals};
 use super::tree::{Frame, ROOT, SMALL, Tree};
 use super::{ROWS, Rule, SCRIPT, WIDTH, style};
-use crate::callgraph::text;
 use crate::measure::percentage;
 use crate::report::{Context, printable};
+use callgraph::text;
 
 const BOOT: &str = include_str!("boot.js");
 

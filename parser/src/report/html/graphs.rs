@@ -1,6 +1,5 @@
 //! The call graphs, a picture for each column.
 
-use crate::callgraph;
 use crate::graph::Graph;
 use crate::report::flame::data::{Totals, list, quote};
 use crate::report::{Context, svg};

@@ -9,8 +9,8 @@
 //! results of different starts differ a lot. At last every item is tried at every place of its
 //! row. Deterministic: the random numbers are the same each time, and no clock is read.
 
-use super::bare::{Bare, Rows};
-use super::layers::Layered;
+use crate::bare::{Bare, Rows};
+use crate::layers::Layered;
 
 /// Sweeps without a better result after which a start is given up.
 const PATIENCE: usize = 5;

@@ -4,9 +4,9 @@
 //! distances of each row, by network simplex on the usual helper graph: one helper per link,
 //! left of both its ends. What moves are the axes, not the single items.
 
-use super::axes::{Axes, leftmost};
-use super::layers::{Kind, Layered, Wire};
-use super::simplex::{self, Constraint};
+use crate::axes::{Axes, leftmost};
+use crate::layers::{Kind, Layered, Wire};
+use crate::simplex::{self, Constraint};
 use std::collections::HashMap;
 
 /// Pivots after which the coordinates are good enough.

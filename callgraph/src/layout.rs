@@ -1,12 +1,12 @@
 //! From the graph to coordinates of everything that is drawn.
 
-use super::geometry::{Cubic, Point, Rect, Size, hull};
-use super::layers::{self, Block, Layered, Wire};
-use super::route::{self, Drawn};
-use super::style;
-use super::text;
-use super::{Edge, Graph, Node};
-use super::{order, pack, position, rank};
+use crate::geometry::{Cubic, Point, Rect, Size, hull};
+use crate::layers::{self, Block, Layered, Wire};
+use crate::route::{self, Drawn};
+use crate::style;
+use crate::text;
+use crate::{Edge, Graph, Node};
+use crate::{order, pack, position, rank};
 
 /// Free space around the picture.
 const MARGIN: f64 = 4.0;

@@ -7,8 +7,8 @@
 //! weighted sum of lengths least. Boxes that may stand in several ranks at the same cost go to the
 //! narrowest in one result and stay in the other: either may cross less.
 
-use super::layers::{Block, Wire};
-use super::simplex::{self, Constraint};
+use crate::layers::{Block, Wire};
+use crate::simplex::{self, Constraint};
 
 /// Pivots after which the ranks are good enough.
 const STEPS: usize = 20_000;
@@ -178,8 +178,8 @@ fn even_out(blocks: &[Block], constraints: &[Constraint], ranks: &mut [usize]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::geometry::Size;
     use super::*;
+    use crate::geometry::Size;
 
     fn wires(list: &[(usize, usize, i64)]) -> Vec<Wire> {
         list.iter()

@@ -1,8 +1,8 @@
-//! The rows of boxes alone, which is all that [`order`](super::order) has to look at.
+//! The rows of boxes alone, which is all that `order` has to look at.
 //!
 //! Their orders to start from, and the way back into the layered form.
 
-use super::layers::{Kind, Layered};
+use crate::layers::{Kind, Layered};
 
 /// Items row by row, left to right.
 pub type Rows = Vec<Vec<usize>>;

@@ -5,9 +5,9 @@
 //! to the next with upright ends. So no wire can touch a foreign box or label, and two wires
 //! cross between two rows only if their order there differs.
 
-use super::geometry::{Cubic, Point, Rect, Size, straight};
-use super::layers::{Block, Kind, LABEL_GAP, Layered, Wire};
-use super::position::Positions;
+use crate::geometry::{Cubic, Point, Rect, Size, straight};
+use crate::layers::{Block, Kind, LABEL_GAP, Layered, Wire};
+use crate::position::Positions;
 
 /// Least and greatest distance between bands; pictures of many rows can afford more.
 const GAP: f64 = 15.0;

@@ -11,12 +11,10 @@
 //! DIR. Needs `dot` (graphviz).
 
 mod dot;
-// The layout is a module of the program, not a library: it is compiled in here.
-#[path = "../../src/callgraph/mod.rs"]
-mod callgraph;
-#[path = "../../src/callgraph/check.rs"]
+// The checker and the synthetic graphs are of the tests, not of the library.
+#[path = "../../src/check.rs"]
 mod check;
-#[path = "../../src/callgraph/synthetic.rs"]
+#[path = "../../src/synthetic.rs"]
 mod synthetic;
 
 use callgraph::{Edge, Graph, Node, geometry, layout};
@@ -28,7 +26,7 @@ fn main() -> anyhow::Result<()> {
     let mut arguments: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let mut out = None;
     if arguments.first().is_some_and(|a| a.as_os_str() == "--svg") {
-        anyhow::ensure!(arguments.len() > 1, "--svg needs a folder");
+        anyhow::ensure!(arguments.len() > 1, "--svg needs a directory");
         out = Some(arguments.remove(1));
         arguments.remove(0);
     }

@@ -2,7 +2,7 @@
 //!
 //! Works on the final curves, cut into short straight pieces, not on what the layout believes.
 
-use super::geometry::{Cubic, Point, Rect, Size, cubic_at, hull};
+use crate::geometry::{Cubic, Point, Rect, Size, cubic_at, hull};
 
 /// A picture to measure.
 pub struct Picture {

@@ -1,10 +1,10 @@
 //! Drives the picture's script in headless Chromium: real events in, the state of the document
 //! out.
 
-use super::render;
-use super::synthetic;
+use crate::render;
+use crate::synthetic;
 
-#[path = "../../tests/browser/mod.rs"]
+#[path = "../../parser/tests/browser/mod.rs"]
 mod chromium;
 
 /// Sends events and writes what became of them into the document, which Chromium then prints.

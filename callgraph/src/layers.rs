@@ -1,7 +1,7 @@
 //! The layered form of one connected part: boxes on even rows, labels on odd rows, and a chain
 //! of placeholders for every arrow through the rows between its ends.
 
-use super::geometry::Size;
+use crate::geometry::Size;
 
 /// An arrow to lay out, between boxes of one part; never a self-loop.
 #[derive(Clone, Debug)]

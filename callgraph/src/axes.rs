@@ -5,8 +5,8 @@
 //! (two chains that cross between inner rows would demand to be left of each other), and where
 //! its straightness would make the picture too wide.
 
-use super::layers::{Item, Kind, Layered, Wire};
-use super::simplex::Constraint;
+use crate::layers::{Item, Kind, Layered, Wire};
+use crate::simplex::Constraint;
 use std::cmp::Reverse;
 
 /// Space between boxes, between a box or label and a wire, and between two wires.

@@ -3,7 +3,7 @@
 //! The light colours are attributes, so that viewers without style sheets show them; the style
 //! sheet replaces them in a dark environment, on screens only.
 
-use super::Edge;
+use crate::Edge;
 use std::fmt::Write;
 
 /// Steps of a colour scale.

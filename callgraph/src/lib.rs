@@ -1,20 +1,30 @@
-//! The call graph picture: boxes for functions, arrows for calls, laid out here.
+//! Call graphs as pictures: boxes for functions, arrows for calls, laid out and drawn here.
+//! Knows nothing of profiles; numbers come with their labels.
 //!
-//! Promises: [`render`] returns one complete, standalone SVG for any [`Graph`]. No box or label
-//! overlaps another and no arrow runs through a foreign box. The same graph gives the same
-//! bytes. Every string of the graph is shown as text only: nothing in it can become markup,
-//! style or script.
+//! # Promises
 //!
-//! The caller must have trimmed the graph to what a person can look at (a few hundred boxes);
-//! layout time grows faster than linearly. Edges that name no existing node are ignored, and
-//! numbers that are not finite count as zero.
+//! - [`render`] returns one complete, standalone SVG for any [`Graph`].
+//! - No box or label overlaps another, and no arrow runs through a foreign box.
+//! - The same graph gives the same bytes.
+//! - Strings of the graph are shown as text only: nothing in them can become markup, style or
+//!   script.
+//! - Edges that name no existing node are ignored, and numbers that are not finite count as zero.
 //!
-//! The layout is the layered one of Sugiyama, Gansner and others, a file per step: [`rank`]
-//! breaks cycles and assigns layers, [`order`] removes crossings
-//! (in [`bare`] rows), [`axes`] and [`position`]
-//! choose coordinates, [`route`] bends the arrows, [`pack`] puts the parts of a graph that are not
-//! connected side by side. [`svg`] draws, with texts measured by [`text`] and colours of
-//! [`style`].
+//! # Caller's duties
+//!
+//! The graph is trimmed to what a person can look at: a few hundred boxes.
+//!
+//! # Limits
+//!
+//! - Layout time grows faster than linearly with the number of boxes and arrows.
+//! - Text is measured with the widths of Helvetica, without a font; scripts other than Latin,
+//!   Greek and Cyrillic get a full square for each character.
+//!
+//! The layout is the layered one of Sugiyama, Gansner and others, a file per step: `rank`
+//! breaks cycles and assigns layers, `order` removes crossings (in `bare` rows), `axes` and
+//! `position` choose coordinates, `route` bends the arrows, `pack` puts the components of
+//! an unconnected graph side by side. `svg` draws, with texts measured by `text` and colours
+//! of `style`.
 
 mod axes;
 mod bare;
@@ -40,7 +50,7 @@ pub mod synthetic;
 #[cfg(test)]
 mod tests;
 
-/// What to draw.
+/// A call graph with its legend, ready to be drawn.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     /// Legend lines, top left.

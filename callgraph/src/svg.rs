@@ -3,11 +3,11 @@
 //! Without a script it is a plain picture. All texts go through [`escape`], and the script reads
 //! them as text only.
 
-use super::geometry::{Cubic, Point, Rect, cubic_at};
-use super::layout::{LABEL_FONT, LINE, Layout, TITLE_FONT};
-use super::style;
-use super::text;
-use super::{Edge, Graph, Node};
+use crate::geometry::{Cubic, Point, Rect, cubic_at};
+use crate::layout::{LABEL_FONT, LINE, Layout, TITLE_FONT};
+use crate::style;
+use crate::text;
+use crate::{Edge, Graph, Node};
 use std::fmt::{self, Write};
 
 const SCRIPT: &str = include_str!("script.js");

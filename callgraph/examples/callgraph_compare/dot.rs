@@ -1,10 +1,10 @@
 //! Talks to graphviz: reads what pprof writes for it, and lays our graphs out with it.
 
-use crate::callgraph::{Edge, Graph, Node};
 use crate::check::{Arrow, Picture};
 use crate::geometry::{Point, Rect, Size};
 use crate::layout;
 use anyhow::{Context, bail};
+use callgraph::{Edge, Graph, Node};
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::process::{Command, Stdio};

@@ -1,6 +1,6 @@
 //! Puts the parts of a picture side by side, in columns, without waste.
 
-use super::geometry::{Rect, Size};
+use crate::geometry::{Rect, Size};
 
 /// Space between parts side by side, and between those above each other.
 const GAP: f64 = 18.0;
@@ -108,8 +108,8 @@ pub fn beside_title(title: Size, drawing: Size, obstacles: &[Rect]) -> (f64, f64
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::{grown, overlaps};
     use super::*;
+    use crate::check::{grown, overlaps};
 
     #[test]
     fn parts_never_overlap() {

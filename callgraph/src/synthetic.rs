@@ -1,6 +1,6 @@
 //! Graphs that look like profiles, made from numbers, to measure the layout with.
 
-use super::{Edge, Graph, Node};
+use crate::{Edge, Graph, Node};
 use std::collections::BTreeMap;
 
 /// A small generator of pseudo-random numbers, the same everywhere.

@@ -1,9 +1,9 @@
 //! What every picture must hold, whatever the graph.
 
-use super::check::{self, Arrow, Picture};
-use super::layout::{self, Layout};
-use super::synthetic;
-use super::{Edge, Graph, Node, render};
+use crate::check::{self, Arrow, Picture};
+use crate::layout::{self, Layout};
+use crate::synthetic;
+use crate::{Edge, Graph, Node, render};
 
 fn picture(graph: &Graph, layout: &Layout) -> Picture {
     let arrows = graph
