@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use heap_format::dump::{PART, Part};
 use heap_format::{
@@ -16,9 +15,9 @@ use shm_protocol::layout::ADDRESS_BITS;
 use shm_protocol::segment::IntervalPeriod;
 use shm_protocol::snapshot::{Header, ModuleView, RecordView};
 
-use crate::beside::Shared;
-use crate::placed::PlacedTree;
+use crate::helper;
 use crate::process;
+use crate::resolved_tree::ResolvedTree;
 use crate::snapshot::Snapshot;
 
 /// Most frames in one profile.
@@ -81,10 +80,10 @@ fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) ->
     let most = usize::try_from(most).unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
     let mut truncated = 0;
     let now = snapshot.end_tick();
-    let mut tree = PlacedTree::new(snapshot);
+    let mut tree = ResolvedTree::new(snapshot);
     let mut stack = Vec::new();
     let mut frames = 0;
-    for record in snapshot.stacks().iter() {
+    for record in snapshot.stacks() {
         stack.clear();
         let fits = frames < most;
         let whole = fits && tree.stack(record.node, &mut stack, |a| builder.place(places.of(a)));
@@ -125,18 +124,26 @@ pub fn places(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
     builder.finish()
 }
 
-/// Begins to find the records of a profile's stacks, on a second thread: they need the
-/// stacks' numbers alone, so that the first can put the profile together meanwhile.
-pub fn records(snapshot: &Snapshot) -> Shared<Part> {
+/// The profile as [`profile`] makes it, and the records of its stacks. These need the stacks'
+/// sums alone, so a helper thread finds them meanwhile.
+pub fn profile_with_records(
+    snapshot: &Snapshot,
+    header: &Header<'_>,
+    story: &Story,
+) -> (Profile, usize, Vec<Part>) {
     let (now, interval) = (snapshot.end_tick(), snapshot.least_interval.max(1));
-    let stacks = Arc::clone(snapshot.stacks());
-    let table_full = Some(snapshot.table_full).filter(|record| !record.is_empty());
+    let stacks = snapshot.stacks();
+    let table_full = Some(&snapshot.table_full).filter(|record| !record.is_empty());
     let count = stacks.len() + usize::from(table_full.is_some());
-    Shared::start(count.div_ceil(PART), move |part| {
-        let all = stacks.iter().chain(&table_full);
+    let part = |part: usize| {
+        let all = stacks.iter().chain(table_full);
         let own = all.skip(part * PART).take(PART);
         Part::new(own.map(|record| detail(record, now)), interval)
-    })
+    };
+    let (records, (profile, truncated)) = helper::parts_and(count.div_ceil(PART), part, || {
+        self::profile(snapshot, header, story)
+    });
+    (profile, truncated, records)
 }
 
 /// A stack's sums in the dump's units.

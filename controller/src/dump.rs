@@ -14,7 +14,7 @@ use crate::collect::{self, Story};
 use crate::discovery::Agent;
 use crate::ended::Ended;
 use crate::output::Output;
-use crate::pieces;
+use crate::parallel_writer;
 use crate::process;
 use crate::segment::Head;
 use crate::snapshot::Snapshot;
@@ -148,8 +148,7 @@ pub fn write_snapshot(
     story.trigger = trigger.to_owned();
     story.ended = ended.fact();
     story.boot_id = process::boot_id().map(|(_, text)| text);
-    let records = collect::records(snapshot);
-    let (mut profile, truncated) = collect::profile(snapshot, header, &story);
+    let (mut profile, truncated, records) = collect::profile_with_records(snapshot, header, &story);
     if truncated > 0 {
         crate::terminal::tell(&format!(
             "warning: {}: {truncated} stacks are truncated: the segment is too small for frames \
@@ -158,10 +157,9 @@ pub fn write_snapshot(
             agent.title()
         ));
     }
-    let records = records.finish();
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
-        pieces::write(Text::with_parts(profile, records)?, file)
+        parallel_writer::write(&Text::with_parts(profile, records)?, file)
     })?;
     Ok(Written {
         path,

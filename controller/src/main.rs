@@ -4,7 +4,6 @@
 //! All policy is here; the agent only counts. A process is never stopped, signalled or
 //! waited for: a dump is read from its segment, alive or dead.
 
-mod beside;
 mod cgroup;
 mod claims;
 mod cli;
@@ -16,11 +15,12 @@ mod dump;
 mod ended;
 mod family;
 mod governor;
+mod helper;
 mod launch;
 mod output;
-mod pieces;
-mod placed;
+mod parallel_writer;
 mod process;
+mod resolved_tree;
 mod segment;
 mod select;
 mod session;

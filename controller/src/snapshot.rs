@@ -5,7 +5,6 @@
 //! record may be read between two of its sums, which is at most the sample in flight.
 
 use std::io;
-use std::sync::Arc;
 
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record, TRUNCATION_CAUSES};
 use shm_protocol::segment::{IntervalPeriod, Session};
@@ -62,7 +61,7 @@ pub struct Snapshot {
     /// What found no room in the table.
     pub table_full: RecordView,
     nodes: Vec<u8>,
-    stacks: Arc<Vec<RecordView>>,
+    stacks: Vec<RecordView>,
 }
 
 impl Snapshot {
@@ -91,14 +90,14 @@ impl Snapshot {
             segment_bytes: segment.memory_bytes()?,
             table_full: merger.table_full,
             nodes,
-            stacks: Arc::new(merger.stacks),
+            stacks: merger.stacks,
         };
         current(segment, session, &mut buffer)?;
         Ok(snapshot)
     }
 
     /// The stacks' sums; [`Snapshot::addresses`] tells where each is.
-    pub fn stacks(&self) -> &Arc<Vec<RecordView>> {
+    pub fn stacks(&self) -> &[RecordView] {
         &self.stacks
     }
 

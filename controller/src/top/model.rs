@@ -108,7 +108,7 @@ impl Model {
         let mut addresses = Vec::new();
         let mut new = Vec::new();
         let mut all = Vec::new();
-        for record in snapshot.stacks().iter() {
+        for record in snapshot.stacks() {
             if !self.frames.contains_key(&record.node) {
                 let whole = snapshot.addresses(record.node, &mut addresses);
                 all.extend_from_slice(&addresses);

@@ -1,58 +1,47 @@
 //! Writing a dump's text while it is made.
 //!
-//! Two threads take turns: each makes a piece in memory of its own, learns where it goes
-//! from the piece before, and has the kernel take it while the other makes the next. The
-//! kernel lets one thread at a time write to a file, so that more would wait.
+//! This thread and a helper thread take turns: each makes a piece in memory of its own,
+//! learns its offset from the piece before, and has the kernel take it while the other makes
+//! the next. The kernel lets one thread at a time write to a file, so more would wait.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use heap_format::Profile;
 use heap_format::dump::Text;
 
-use crate::beside;
+use crate::helper;
 
 /// Writes the text to the beginning of an empty file.
-pub fn write(text: Text<Profile>, file: &File) -> io::Result<()> {
-    let writing = Arc::new(Writing {
+pub fn write(text: &Text<Profile>, file: &File) -> io::Result<()> {
+    let writer = Writer {
         text,
-        file: file.try_clone()?,
+        file,
         next: AtomicUsize::new(0),
         turn: AtomicUsize::new(0),
-        place: AtomicU64::new(0),
+        offset: AtomicU64::new(0),
         failed: OnceLock::new(),
-    });
-    let theirs = Arc::clone(&writing);
-    let several = writing.text.pieces() > 1;
-    let second = several.then(|| beside::spawn(move || theirs.work()));
-    writing.work();
-    if let Some(second) = second.flatten() {
-        // A panic aborts: there is nothing to be told here.
-        let _ = second.join();
-    }
-    let writing = Arc::into_inner(writing);
-    match writing.and_then(|writing| writing.failed.into_inner()) {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    };
+    helper::share(text.pieces() > 1, || writer.work(), || writer.work());
+    writer.failed.into_inner().map_or(Ok(()), Err)
 }
 
-struct Writing {
-    text: Text<Profile>,
-    file: File,
+struct Writer<'a> {
+    text: &'a Text<Profile>,
+    file: &'a File,
     /// The piece to make next.
     next: AtomicUsize,
-    /// The piece that goes to `place`.
+    /// The piece that goes to `offset`.
     turn: AtomicUsize,
-    place: AtomicU64,
-    /// Why the kernel took no more.
+    offset: AtomicU64,
+    /// The first error of the kernel.
     failed: OnceLock<io::Error>,
 }
 
-impl Writing {
+impl Writer<'_> {
     /// Makes and writes pieces until there are no more.
     fn work(&self) {
         let mut piece = Vec::new();
@@ -63,17 +52,17 @@ impl Writing {
             }
             piece.clear();
             self.text.piece(number, &mut piece);
-            let place = self.place_of(number, piece.len() as u64);
-            if let Err(error) = self.file.write_all_at(&piece, place) {
-                // The first error is told.
+            let offset = self.offset_of(number, piece.len() as u64);
+            if let Err(error) = self.file.write_all_at(&piece, offset) {
+                // Only the first error is reported.
                 let _ = self.failed.set(error);
             }
         }
     }
 
-    /// Where a piece of so many bytes goes: behind the one before, whose length is known
-    /// as soon as it is made, which takes the other thread less than a millisecond.
-    fn place_of(&self, number: usize, bytes: u64) -> u64 {
+    /// Offset of a piece of this length: the end of the piece before, which is known as soon
+    /// as that is made, which takes the other thread less than a millisecond.
+    fn offset_of(&self, number: usize, bytes: u64) -> u64 {
         let mut patience = 1000;
         while self.turn.load(Ordering::Acquire) != number {
             match patience {
@@ -84,9 +73,9 @@ impl Writing {
                 }
             }
         }
-        let place = self.place.fetch_add(bytes, Ordering::Relaxed);
+        let offset = self.offset.fetch_add(bytes, Ordering::Relaxed);
         self.turn.store(number + 1, Ordering::Release);
-        place
+        offset
     }
 }
 
@@ -116,15 +105,15 @@ mod tests {
             let mut expected = Vec::new();
             dump::write(&profile, &mut expected).unwrap();
             let file = tempfile::NamedTempFile::new().unwrap();
-            write(Text::new(profile).unwrap(), file.as_file()).unwrap();
+            write(&Text::new(profile).unwrap(), file.as_file()).unwrap();
             assert!(std::fs::read(file.path()).unwrap() == expected, "{stacks}");
         }
     }
 
     #[test]
-    fn a_full_disk_is_told() {
+    fn a_full_disk_is_an_error() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let failed = write(Text::new(profile(5000)).unwrap(), &full);
+        let failed = write(&Text::new(profile(5000)).unwrap(), &full);
         assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     }
 }

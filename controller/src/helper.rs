@@ -1,0 +1,60 @@
+//! Work that a helper thread shares with its caller. Neither depends on the other: where no
+//! thread is to be had, the caller does all of it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// Does the parts 0 to `count` on a helper thread, and `meanwhile` on this one, which then
+/// does its share of the parts that are left. Returns the parts' results in order.
+pub fn parts_and<T: Send + Sync, M>(
+    count: usize,
+    part: impl Fn(usize) -> T + Sync,
+    meanwhile: impl FnOnce() -> M,
+) -> (Vec<T>, M) {
+    let next = AtomicUsize::new(0);
+    let done: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
+    let work = || {
+        while let number = next.fetch_add(1, Ordering::Relaxed)
+            && let Some(done) = done.get(number)
+        {
+            done.get_or_init(|| part(number));
+        }
+    };
+    let other = share(count > 1, work, || {
+        let other = meanwhile();
+        work();
+        other
+    });
+    let results = done.into_iter().filter_map(OnceLock::into_inner);
+    (results.collect(), other)
+}
+
+/// Runs `own`, and meanwhile `helper` on a helper thread if that is `worth` one. Either must
+/// be able to do all of the work: a thread may not be available.
+pub fn share<T>(worth: bool, helper: impl FnOnce() + Send, own: impl FnOnce() -> T) -> T {
+    thread::scope(|scope| {
+        let _helper = worth.then(|| thread::Builder::new().spawn_scoped(scope, helper));
+        own()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_done_once_and_in_order() {
+        for count in [0, 1, 2, 1000] {
+            let calls = AtomicUsize::new(0);
+            let square = |part| {
+                calls.fetch_add(1, Ordering::Relaxed);
+                part * part
+            };
+            let (squares, other) = parts_and(count, square, || "other");
+            let expected: Vec<usize> = (0..count).map(|part| part * part).collect();
+            assert_eq!((squares, other), (expected, "other"));
+            assert_eq!(calls.load(Ordering::Relaxed), count);
+        }
+    }
+}
