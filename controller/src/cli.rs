@@ -4,15 +4,19 @@
 pub mod values;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::Signal;
 
 use crate::governor;
+use crate::select::Selection;
 use crate::top::view::Sort;
-use values::Threshold;
+use crate::triggers::{Threshold, Triggers};
+
+pub use clap_complete::Shell;
 
 /// Profile the heap of running processes that carry the agent.
 ///
@@ -54,7 +58,7 @@ pub enum Command {
     /// Print completions for a shell
     Completions {
         /// The shell
-        shell: clap_complete::Shell,
+        shell: Shell,
     },
     /// Write man pages into a folder
     Man {
@@ -78,6 +82,16 @@ pub struct SelectArgs {
     /// Processes of this user
     #[arg(long, value_name = "USER", value_parser = values::user)]
     pub user: Option<u32>,
+}
+
+impl From<SelectArgs> for Selection {
+    fn from(args: SelectArgs) -> Self {
+        Self {
+            names: args.processes,
+            cgroup: args.cgroup,
+            user: args.user,
+        }
+    }
 }
 
 /// Where dumps go.
@@ -147,6 +161,21 @@ pub struct TriggerArgs {
     /// Keep only so many dumps of each process; the oldest are removed
     #[arg(long, value_name = "N", value_parser = values::count)]
     pub keep: Option<usize>,
+}
+
+impl From<TriggerArgs> for Triggers {
+    fn from(args: TriggerArgs) -> Self {
+        Self {
+            every: args.every,
+            every_alloc: args.every_alloc,
+            every_growth: args.every_growth,
+            peak: args.peak,
+            on_rss: args.on_rss,
+            on_cgroup: args.on_cgroup,
+            signal: args.signal,
+            keep: args.keep,
+        }
+    }
 }
 
 /// A session's options.
@@ -238,7 +267,7 @@ pub struct TopArgs {
 
     /// Order of the rows, largest first
     #[arg(long, value_enum, default_value_t)]
-    pub sort: Sort,
+    pub sort: Order,
 
     /// Only functions whose names contain this
     #[arg(
@@ -252,6 +281,34 @@ pub struct TopArgs {
     /// Time between refreshes [default: 1s]
     #[arg(short, long, value_name = "TIME", value_parser = values::seconds)]
     pub delay: Option<Duration>,
+}
+
+/// Order of the rows of `top`, largest first.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum Order {
+    /// Live bytes, with what was called.
+    #[default]
+    Live,
+    /// Live bytes of the function itself.
+    Flat,
+    /// Growth of the live bytes.
+    Growth,
+    /// Rate of allocation.
+    Rate,
+    /// Mean age of the live objects.
+    Age,
+}
+
+impl From<Order> for Sort {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Live => Self::Live,
+            Order::Flat => Self::Flat,
+            Order::Growth => Self::Growth,
+            Order::Rate => Self::Rate,
+            Order::Age => Self::Age,
+        }
+    }
 }
 
 /// Options of the commands that write dumps at once.
@@ -275,10 +332,26 @@ pub struct CleanArgs {
     pub all: bool,
 }
 
+/// Reads the command line; does not return where it is not valid.
+pub fn parse() -> Cli {
+    Cli::parse()
+}
+
+/// The completions for a shell.
+pub fn completions(shell: Shell) -> String {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "mem_profiler", &mut text);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Writes a man page for each command into a directory.
+pub fn man_pages(directory: &Path) -> io::Result<()> {
+    clap_mangen::generate_to(Cli::command(), directory)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn definitions_are_consistent() {

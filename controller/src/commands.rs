@@ -1,20 +1,45 @@
-//! The commands, one file each. Each returns the exit code.
+//! The commands, one file each, which return the exit code. What they find out is printed
+//! here, by `terminal`, and nowhere else.
 
-pub mod clean;
-pub mod docs;
-pub mod dump;
-pub mod list;
-pub mod recover;
-pub mod run;
-pub mod session;
-pub mod top;
-pub mod why;
+mod clean;
+mod docs;
+mod dump;
+mod list;
+mod recover;
+mod reporting;
+mod run;
+mod session;
+mod top;
+mod why;
 
 use std::process::ExitCode;
 
+use crate::cli::{Cli, Command};
 use crate::dump::Written;
 use crate::session::Outcome;
 use crate::terminal;
+use dump::Then;
+
+/// Executes the command that was given, and reports its failure.
+pub fn execute(cli: Cli) -> ExitCode {
+    let done = match cli.command {
+        None => session::execute(cli.session),
+        Some(Command::Run(args)) => run::execute(args),
+        Some(Command::List(args)) => list::execute(args),
+        Some(Command::Dump(args)) => dump::execute(args, Then::GoOn),
+        Some(Command::Stop(args)) => dump::execute(args, Then::Stop),
+        Some(Command::Recover(args)) => recover::execute(args),
+        Some(Command::Clean(args)) => Ok(clean::execute(args)),
+        Some(Command::Why(args)) => why::execute(args),
+        Some(Command::Top(args)) => top::execute(args),
+        Some(Command::Completions { shell }) => Ok(docs::completions(shell)),
+        Some(Command::Man { folder }) => docs::man(&folder),
+    };
+    done.unwrap_or_else(|error| {
+        terminal::diagnostic(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
+}
 
 /// Closes a command that writes dumps.
 fn conclude(outcome: &Outcome) -> ExitCode {
@@ -24,7 +49,7 @@ fn conclude(outcome: &Outcome) -> ExitCode {
     }
     if !outcome.written.is_empty() {
         let (written, failed) = (outcome.written.len(), outcome.failures);
-        terminal::tell(&format!("{written} written, {failed} failed"));
+        terminal::diagnostic(&format!("{written} written, {failed} failed"));
     }
     ExitCode::FAILURE
 }
@@ -53,6 +78,6 @@ fn table(written: &[Written]) {
     });
     let head = ["PROCESS", "ENDED", "SAMPLES", "ALLOCATED", "LIVE", "DUMP"];
     for line in crate::text::table(&head, &[2, 3, 4], rows.collect()) {
-        terminal::tell(&line);
+        terminal::diagnostic(&line);
     }
 }

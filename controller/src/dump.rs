@@ -39,8 +39,10 @@ pub struct Written {
     pub threads: u64,
     /// Whether it is the one at the end of the session.
     pub is_last: bool,
-    /// What else to say of it.
+    /// A remark behind its name.
     pub remark: Option<String>,
+    /// A warning to print before its name.
+    pub warning: Option<String>,
 }
 
 impl Written {
@@ -149,14 +151,13 @@ pub fn write_snapshot(
     story.ended = ended.fact();
     story.boot_id = process::boot_id().map(|(_, text)| text);
     let (mut profile, truncated, records) = collect::profile_with_records(snapshot, header, &story);
-    if truncated > 0 {
-        crate::terminal::tell(&format!(
-            "warning: {}: {truncated} stacks are truncated: the segment is too small for frames \
-             as many as it tells of (it is damaged, or forged); their bytes are counted at \
-             [truncated]",
+    let warning = (truncated > 0).then(|| {
+        format!(
+            "{}: {truncated} stacks are truncated: the segment is too small for frames as many \
+             as it tells of (it is damaged, or forged); their bytes are counted at [truncated]",
             agent.title()
-        ));
-    }
+        )
+    });
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
         parallel_writer::write(&Text::with_parts(profile, records)?, file)
@@ -171,5 +172,6 @@ pub fn write_snapshot(
         threads: snapshot.threads,
         is_last: false,
         remark: None,
+        warning,
     })
 }

@@ -1,6 +1,6 @@
 //! Starting a program with the agent, and passing on what happens to either side.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
@@ -175,8 +175,7 @@ pub fn remove_folder(path: &Path) {
 }
 
 /// The exit code for a program that could not be started, as shells give it.
-pub fn start_failure(program: &OsStr, error: &io::Error) -> ExitCode {
-    crate::terminal::tell(&format!("{}: {error}", text::path(program)));
+pub fn start_failure(error: &io::Error) -> ExitCode {
     match error.kind() {
         io::ErrorKind::NotFound => ExitCode::from(127),
         _ => ExitCode::from(126),

@@ -6,6 +6,7 @@
 
 mod cgroup;
 mod claims;
+mod cleaning;
 mod cli;
 mod clock;
 mod collect;
@@ -35,28 +36,6 @@ mod waiting;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use cli::{Cli, Command};
-use commands::dump::Then;
-
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let done = match cli.command {
-        None => commands::session::execute(cli.session),
-        Some(Command::Run(args)) => commands::run::execute(args),
-        Some(Command::List(args)) => commands::list::execute(args),
-        Some(Command::Dump(args)) => commands::dump::execute(args, Then::GoOn),
-        Some(Command::Stop(args)) => commands::dump::execute(args, Then::Stop),
-        Some(Command::Recover(args)) => commands::recover::execute(args),
-        Some(Command::Clean(args)) => commands::clean::execute(args),
-        Some(Command::Why(args)) => commands::why::execute(args),
-        Some(Command::Top(args)) => commands::top::execute(args),
-        Some(Command::Completions { shell }) => commands::docs::completions(shell),
-        Some(Command::Man { folder }) => commands::docs::man(&folder),
-    };
-    done.unwrap_or_else(|error| {
-        terminal::tell(&format!("{error:#}"));
-        ExitCode::FAILURE
-    })
+    commands::execute(cli::parse())
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use crate::cgroup;
-use crate::cli::SelectArgs;
 use crate::discovery::{Agent, Found, Life, Refused, Scan};
 use crate::process::{self, Stat, Status};
 use crate::segment::Refusal;
@@ -20,16 +19,6 @@ pub struct Selection {
     pub cgroup: Option<PathBuf>,
     /// Only processes of this user.
     pub user: Option<u32>,
-}
-
-impl From<SelectArgs> for Selection {
-    fn from(args: SelectArgs) -> Self {
-        Self {
-            names: args.processes,
-            cgroup: args.cgroup,
-            user: args.user,
-        }
-    }
 }
 
 /// Agents chosen, and complaints about the rest.

@@ -4,12 +4,12 @@
 mod dumping;
 mod joining;
 mod member;
+mod reporter;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::cli::TriggerArgs;
 use crate::discovery::Discovery;
 use crate::dump::Written;
 use crate::family::Family;
@@ -18,10 +18,11 @@ use crate::output::Output;
 use crate::segment::Entry;
 use crate::select::Selection;
 use crate::target::{End, Look, RENEWAL};
-use crate::terminal::{Progress, Tally, result, tell};
+use crate::triggers::Triggers;
 use crate::waiting::{Received, Signals};
 
 use member::Member;
+pub use reporter::{Reporter, Tally};
 
 /// Time between looks while tables fill up quickly.
 const FAST_LOOK: Duration = Duration::from_millis(20);
@@ -52,7 +53,7 @@ pub struct Settings {
     /// The processes.
     pub selection: Selection,
     /// When to dump besides at the end.
-    pub triggers: TriggerArgs,
+    pub triggers: Triggers,
 }
 
 /// How it went.
@@ -72,7 +73,7 @@ pub struct Run {
     output: Output,
     discovery: Discovery,
     signals: Signals,
-    progress: Progress,
+    reporter: Box<dyn Reporter>,
     members: Vec<Member>,
     known: HashSet<Entry>,
     outcome: Outcome,
@@ -90,7 +91,12 @@ pub struct Run {
 impl Run {
     /// Makes sure that dumps can be written, before anything is started. From here on
     /// signals wait to be read.
-    pub fn new(settings: Settings, discovery: Discovery, launches: bool) -> anyhow::Result<Self> {
+    pub fn new(
+        settings: Settings,
+        discovery: Discovery,
+        launches: bool,
+        reporter: Box<dyn Reporter>,
+    ) -> anyhow::Result<Self> {
         let output = Output::open(&settings.prefix)?;
         let mut signals: Vec<_> = settings.triggers.signal.into_iter().collect();
         if launches {
@@ -101,7 +107,7 @@ impl Run {
             output,
             discovery,
             signals: Signals::block(&signals)?,
-            progress: Progress::silent(),
+            reporter,
             members: Vec::new(),
             known: HashSet::new(),
             outcome: Outcome::default(),
@@ -128,12 +134,12 @@ impl Run {
         chosen
             .warnings
             .iter()
-            .for_each(|warning| tell(&format!("warning: {warning}")));
+            .for_each(|warning| self.reporter.warning(warning));
         let taken = self.take(chosen.agents);
         self.check_room(&taken)?;
         self.begin(taken);
         if !self.members.is_empty() {
-            self.progress = Progress::start(self.settings.length);
+            self.reporter.begin(self.settings.length);
             self.watch()?;
             self.join_last();
             self.end();
@@ -145,12 +151,12 @@ impl Run {
     pub fn follow(mut self, child: Launched) -> anyhow::Result<Outcome> {
         self.child = Some(child);
         self.start = Instant::now();
-        self.progress = Progress::without_bar();
+        self.reporter.begin(self.settings.length);
         self.watch()?;
         self.join_new();
         self.look();
         self.end();
-        self.tell_strangers();
+        self.warn_of_strangers();
         // With a length given the program may go on: its end is still ours to pass on.
         while self
             .child
@@ -164,19 +170,19 @@ impl Run {
         Ok(self.outcome)
     }
 
-    fn tell_strangers(&self) {
+    fn warn_of_strangers(&mut self) {
         let strangers = self.family.strangers;
         if strangers > 0 {
-            tell(&format!(
-                "warning: {strangers} segments in this run's directory are not taken: they are \
-                 of users that none of its processes was seen to be"
+            self.reporter.warning(&format!(
+                "{strangers} segments in this run's directory are not taken: they are of users \
+                 that none of its processes was seen to be"
             ));
         }
     }
 
     fn fail(&mut self, message: &str) {
         self.outcome.failures += 1;
-        tell(message);
+        self.reporter.diagnostic(message);
     }
 
     fn time_left(&self) -> Option<Duration> {
@@ -249,7 +255,11 @@ impl Run {
     fn look(&mut self) {
         let mut at = 0;
         while at < self.members.len() {
-            let ended = match self.members[at].target.look() {
+            let looked = self.members[at].target.look();
+            for warning in self.members[at].target.take_warnings() {
+                self.reporter.warning(&warning);
+            }
+            let ended = match looked {
                 Ok(Look::Counting) => {
                     self.check_triggers(at);
                     false
@@ -289,12 +299,13 @@ impl Run {
         let deadline = End::deadline_ns(None);
         for member in &mut self.members {
             if let Err(reason) = member.target.publish(deadline) {
-                tell(&format!("warning: {}: {reason}", member.title()));
+                let warning = format!("{}: {reason}", member.title());
+                self.reporter.warning(&warning);
             }
         }
     }
 
-    fn show(&self) {
+    fn show(&mut self) {
         let mut tally = Tally {
             processes: self.members.len(),
             ..Tally::default()
@@ -306,15 +317,6 @@ impl Run {
             tally.samples = tally.samples.saturating_add(samples);
             tally.bytes += bytes;
         }
-        self.progress.show(self.start.elapsed(), &tally);
-    }
-
-    /// Prints a dump's name. The stdout of a program that we started is its own.
-    fn announce(&self, line: &str) {
-        if self.child.is_some() {
-            tell(line);
-        } else {
-            result(line);
-        }
+        self.reporter.progress(self.start.elapsed(), &tally);
     }
 }

@@ -114,7 +114,8 @@ pub struct Target {
     /// Share of the process's CPU time that sampling is to take, if that is limited.
     max_overhead: Option<f64>,
     governor: Option<Governor>,
-    told_helpless: bool,
+    warned_helpless: bool,
+    warnings: Vec<String>,
     pidfd: Option<OwnedFd>,
     steps: u8,
     full: bool,
@@ -153,7 +154,8 @@ impl Target {
             growing: false,
             max_overhead: None,
             governor: None,
-            told_helpless: false,
+            warned_helpless: false,
+            warnings: Vec::new(),
             pidfd,
             steps: 0,
             full: false,
@@ -198,7 +200,8 @@ impl Target {
             growing: false,
             max_overhead: None,
             governor: None,
-            told_helpless: false,
+            warned_helpless: false,
+            warnings: Vec::new(),
             pidfd,
             steps,
             full: false,
@@ -369,18 +372,22 @@ impl Target {
             let (history, least) = (governor.history(), governor.least());
             view.log_intervals(self.session.number, history, least)?;
         }
-        if governor.is_helpless() && !self.told_helpless {
-            self.told_helpless = true;
-            crate::terminal::tell(&format!(
-                "warning: {}: sampling takes more than {} of its CPU time even every {} bytes, \
-                 the widest interval there is: its objects are large, and large ones are always \
-                 sampled",
+        if governor.is_helpless() && !self.warned_helpless {
+            self.warned_helpless = true;
+            self.warnings.push(format!(
+                "{}: sampling takes more than {} of its CPU time even every {} bytes, the widest \
+                 interval there is: its objects are large, and large ones are always sampled",
                 self.agent.title(),
                 text::percent(share),
                 governor::CEILING
             ));
         }
         Ok(())
+    }
+
+    /// Warnings that came up since the last call.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
     }
 
     fn grow(&mut self) {
@@ -395,10 +402,9 @@ impl Target {
             Err(error) => {
                 self.full = true;
                 let folder = text::path(&self.agent.segment.folder.path);
-                crate::terminal::tell(&format!(
-                    "warning: {}: its table cannot grow in {folder} ({}): further new stacks are \
-                     counted together as [table full]; make room there, or move it with \
-                     MEM_PROFILER_DIR",
+                self.warnings.push(format!(
+                    "{}: its table cannot grow in {folder} ({}): further new stacks are counted \
+                     together as [table full]; make room there, or move it with MEM_PROFILER_DIR",
                     self.agent.title(),
                     io_error(error)
                 ));

@@ -1,4 +1,4 @@
-//! Results to stdout, talk to stderr, progress only on a terminal. A closed terminal or
+//! Results to stdout, diagnostics to stderr, progress only on a terminal. A closed terminal or
 //! pipe must not end a session, so failed writes are dropped.
 //!
 //! Nor may a terminal that takes nothing, stopped by Ctrl-S or at the end of a dead line,
@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::session::Tally;
 use crate::text;
 
 /// Writes a line of results. Whatever it holds, the terminal only shows it.
@@ -20,9 +21,17 @@ pub fn result(line: &str) {
     print(Line::Result(text::line(line).into_owned()));
 }
 
-/// Writes a line of talk, likewise.
-pub fn tell(line: &str) {
-    print(Line::Talk(format!("mem_profiler: {}", text::line(line))));
+/// Writes a diagnostic, likewise.
+pub fn diagnostic(line: &str) {
+    print(Line::Diagnostic(format!(
+        "mem_profiler: {}",
+        text::line(line)
+    )));
+}
+
+/// Writes a diagnostic of something that did not stop the work.
+pub fn warning(line: &str) {
+    diagnostic(&format!("warning: {line}"));
 }
 
 /// Writes a value as JSON.
@@ -39,7 +48,7 @@ pub fn own(lines: &str) {
 
 enum Line {
     Result(String),
-    Talk(String),
+    Diagnostic(String),
 }
 
 /// Leaves a line to the thread that prints, where there is one.
@@ -58,7 +67,7 @@ impl Line {
                 let mut out = std::io::stdout().lock();
                 writeln!(out, "{line}").and_then(|()| out.flush())
             }
-            Self::Talk(line) => writeln!(std::io::stderr().lock(), "{line}"),
+            Self::Diagnostic(line) => writeln!(std::io::stderr().lock(), "{line}"),
         };
     }
 }
@@ -97,17 +106,6 @@ impl Board {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What the progress bar shows.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    /// Processes being sampled.
-    pub processes: usize,
-    /// Samples so far.
-    pub samples: u64,
-    /// Estimated bytes allocated so far.
-    pub bytes: f64,
 }
 
 /// Printing while a session runs, with a bar where stderr is a terminal.
@@ -163,7 +161,7 @@ impl Progress {
         if let Some((thread, board)) = self.printer.take() {
             *lock(&PRINTING) = None;
             board.post(|news| news.over = true);
-            // A panic aborts: there is nothing to be told here.
+            // A panic aborts: there is no error to report here.
             let _ = thread.join();
         }
     }

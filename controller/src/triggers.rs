@@ -5,11 +5,10 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use shm_protocol::snapshot::Totals;
 
 use crate::cgroup;
-use crate::cli::TriggerArgs;
-use crate::cli::values::Threshold;
 use crate::process::Stat;
 use crate::snapshot::Snapshot;
 use crate::text;
@@ -23,7 +22,37 @@ const PEAK_PAUSE: u32 = 20;
 /// How long after a failed dump it is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-impl TriggerArgs {
+/// When to write a dump besides the one at the end.
+#[derive(Clone, Debug, Default)]
+pub struct Triggers {
+    /// Each time this long has gone by.
+    pub every: Option<Duration>,
+    /// Each time this many bytes were allocated.
+    pub every_alloc: Option<u64>,
+    /// Each time the live heap has grown by this many bytes.
+    pub every_growth: Option<u64>,
+    /// At the high-water mark of the live heap; written at the end.
+    pub peak: bool,
+    /// When resident memory exceeds this many bytes.
+    pub on_rss: Option<u64>,
+    /// When the control group's memory exceeds this.
+    pub on_cgroup: Option<Threshold>,
+    /// When this signal is received.
+    pub signal: Option<Signal>,
+    /// Most dumps of a process that are kept; the oldest are removed.
+    pub keep: Option<usize>,
+}
+
+/// An amount of memory: bytes, or a share of a limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Threshold {
+    /// Bytes.
+    Bytes(u64),
+    /// A share, 0 to 1.
+    Share(f64),
+}
+
+impl Triggers {
     /// Whether anything needs frequent looks.
     pub fn is_watchful(&self) -> bool {
         self.every_alloc.is_some()
@@ -51,13 +80,13 @@ pub struct Watcher {
 
 impl Watcher {
     /// For a process whose session starts now.
-    pub fn new(args: &TriggerArgs) -> Self {
+    pub fn new(triggers: &Triggers) -> Self {
         let now = Instant::now();
         let first = |step: Option<u64>| step.map_or(f64::INFINITY, |step| step as f64);
         Self {
-            next_time: args.every.map(|every| now + every),
-            next_alloc: first(args.every_alloc),
-            next_live: first(args.every_growth),
+            next_time: triggers.every.map(|every| now + every),
+            next_alloc: first(triggers.every_alloc),
+            next_live: first(triggers.every_growth),
             rss_fired: false,
             cgroup_fired: false,
             retry: None,
@@ -69,22 +98,22 @@ impl Watcher {
     }
 
     /// Why a dump is due, if it is. Each reason is given once.
-    pub fn due(&mut self, args: &TriggerArgs, pid: i32, totals: &Totals) -> Option<String> {
+    pub fn due(&mut self, triggers: &Triggers, pid: i32, totals: &Totals) -> Option<String> {
         let now = Instant::now();
         let mut reasons = Vec::new();
         if let Some((_, reason)) = self.retry.take_if(|(at, _)| *at <= now) {
             reasons.push(reason);
         }
-        reasons.extend(self.time(args, now));
-        reasons.extend(self.allocated(args, totals.alloc_bytes));
-        reasons.extend(self.grown(args, totals.live_bytes));
-        reasons.extend(self.resident(args, pid));
-        reasons.extend(self.group(args, pid));
+        reasons.extend(self.time(triggers, now));
+        reasons.extend(self.allocated(triggers, totals.alloc_bytes));
+        reasons.extend(self.grown(triggers, totals.live_bytes));
+        reasons.extend(self.resident(triggers, pid));
+        reasons.extend(self.group(triggers, pid));
         (!reasons.is_empty()).then(|| reasons.join(", "))
     }
 
-    fn time(&mut self, args: &TriggerArgs, now: Instant) -> Option<String> {
-        let (every, next) = (args.every?, self.next_time?);
+    fn time(&mut self, triggers: &Triggers, now: Instant) -> Option<String> {
+        let (every, next) = (triggers.every?, self.next_time?);
         if now < next {
             return None;
         }
@@ -94,8 +123,8 @@ impl Watcher {
         Some(format!("every {every:?}"))
     }
 
-    fn allocated(&mut self, args: &TriggerArgs, bytes: f64) -> Option<String> {
-        let step = args.every_alloc? as f64;
+    fn allocated(&mut self, triggers: &Triggers, bytes: f64) -> Option<String> {
+        let step = triggers.every_alloc? as f64;
         if bytes < self.next_alloc {
             return None;
         }
@@ -103,8 +132,8 @@ impl Watcher {
         Some(format!("{} allocated", text::bytes(bytes)))
     }
 
-    fn grown(&mut self, args: &TriggerArgs, live: f64) -> Option<String> {
-        let step = args.every_growth? as f64;
+    fn grown(&mut self, triggers: &Triggers, live: f64) -> Option<String> {
+        let step = triggers.every_growth? as f64;
         if live < self.next_live {
             return None;
         }
@@ -112,15 +141,15 @@ impl Watcher {
         Some(format!("live heap grown to {}", text::bytes(live)))
     }
 
-    fn resident(&mut self, args: &TriggerArgs, pid: i32) -> Option<String> {
-        let limit = args.on_rss? as f64;
+    fn resident(&mut self, triggers: &Triggers, pid: i32) -> Option<String> {
+        let limit = triggers.on_rss? as f64;
         let rss = rss_bytes(pid)? as f64;
         let fires = crosses(&mut self.rss_fired, rss, limit);
         fires.then(|| format!("resident memory at {}", text::bytes(rss)))
     }
 
-    fn group(&mut self, args: &TriggerArgs, pid: i32) -> Option<String> {
-        let threshold = args.on_cgroup?;
+    fn group(&mut self, triggers: &Triggers, pid: i32) -> Option<String> {
+        let threshold = triggers.on_cgroup?;
         let memory = cgroup::memory(pid)?;
         let limit = match threshold {
             Threshold::Bytes(bytes) => bytes as f64,
@@ -132,8 +161,8 @@ impl Watcher {
     }
 
     /// Whether the live heap stands higher than in the copy that we keep, and it is time.
-    pub fn is_new_peak(&self, args: &TriggerArgs, live: f64) -> bool {
-        args.peak && live > self.peak_live * PEAK_STEP && Instant::now() >= self.next_peak
+    pub fn is_new_peak(&self, triggers: &Triggers, live: f64) -> bool {
+        triggers.peak && live > self.peak_live * PEAK_STEP && Instant::now() >= self.next_peak
     }
 
     /// Keeps a copy of the high-water mark, which took `cost` to make.
@@ -186,13 +215,13 @@ mod tests {
 
     #[test]
     fn allocation_and_growth_fire_at_their_steps() {
-        let args = TriggerArgs {
+        let triggers = Triggers {
             every_alloc: Some(100),
             every_growth: Some(50),
-            ..TriggerArgs::default()
+            ..Triggers::default()
         };
-        let mut watcher = Watcher::new(&args);
-        let mut due = |alloc, live| watcher.due(&args, 1, &totals(alloc, live));
+        let mut watcher = Watcher::new(&triggers);
+        let mut due = |alloc, live| watcher.due(&triggers, 1, &totals(alloc, live));
         assert_eq!(due(99.0, 49.0), None);
         assert_eq!(due(350.0, 0.0).as_deref(), Some("350 B allocated"));
         assert_eq!(due(399.0, 0.0), None);
@@ -219,26 +248,35 @@ mod tests {
 
     #[test]
     fn time_fires_once_however_late() {
-        let args = TriggerArgs {
+        let triggers = Triggers {
             every: Some(Duration::from_secs(3600)),
-            ..TriggerArgs::default()
+            ..Triggers::default()
         };
-        let mut watcher = Watcher::new(&args);
+        let mut watcher = Watcher::new(&triggers);
         let start = watcher.next_time.unwrap();
-        assert_eq!(watcher.time(&args, start - Duration::from_secs(1)), None);
+        assert_eq!(
+            watcher.time(&triggers, start - Duration::from_secs(1)),
+            None
+        );
         let late = start + Duration::from_secs(3 * 3600 + 5);
-        assert_eq!(watcher.time(&args, late).as_deref(), Some("every 3600s"));
-        assert_eq!(watcher.time(&args, late + Duration::from_secs(3000)), None);
+        assert_eq!(
+            watcher.time(&triggers, late).as_deref(),
+            Some("every 3600s")
+        );
+        assert_eq!(
+            watcher.time(&triggers, late + Duration::from_secs(3000)),
+            None
+        );
         assert!(
             watcher
-                .time(&args, start + Duration::from_secs(4 * 3600))
+                .time(&triggers, start + Duration::from_secs(4 * 3600))
                 .is_some()
         );
     }
 
     #[test]
     fn failed_dumps_are_owed_and_old_ones_rotate() {
-        let mut watcher = Watcher::new(&TriggerArgs::default());
+        let mut watcher = Watcher::new(&Triggers::default());
         watcher.failed("every 1s");
         watcher.failed("every 1s (late)");
         assert_eq!(watcher.retry.as_ref().unwrap().1, "every 1s (late)");

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use crate::triggers::Threshold;
+
 /// Longest session: births and deaths of objects are kept in 31 bits of 4.19 ms.
 const LONGEST: Duration = Duration::from_secs(100 * 24 * 3600);
 
@@ -114,15 +116,6 @@ pub fn amount(text: &str) -> Result<u64, String> {
         0 => Err("must be above zero".to_owned()),
         n => Ok(n),
     }
-}
-
-/// A threshold: bytes, or a share of a limit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Threshold {
-    /// So many bytes.
-    Bytes(u64),
-    /// A share, 0 to 1.
-    Share(f64),
 }
 
 /// `90%`, or an amount of memory.

@@ -13,7 +13,7 @@ use crate::segment::{Head, io_error};
 use crate::select::Selection;
 use crate::session::Outcome;
 use crate::target::is_running;
-use crate::terminal::{result, tell};
+use crate::terminal::{diagnostic, result, warning};
 
 /// What to do with the sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,10 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
         failures: chosen.failures.len(),
         ..Outcome::default()
     };
-    chosen.failures.iter().for_each(|failure| tell(failure));
+    chosen
+        .failures
+        .iter()
+        .for_each(|failure| diagnostic(failure));
     let (with, without): (Vec<_>, Vec<_>) = chosen
         .agents
         .iter()
@@ -43,7 +46,7 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
     if named || with.is_empty() {
         for (agent, _) in without {
             let title = agent.title();
-            tell(&format!(
+            diagnostic(&format!(
                 "{title}: nothing was sampled yet: start a session with mem_profiler -s"
             ));
             outcome.failures += 1;
@@ -55,11 +58,12 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
         };
         match one(&output, agent, &session, running, then) {
             Ok(written) => {
+                written.warning.iter().for_each(|line| warning(line));
                 result(&written.line());
                 outcome.written.push(written);
             }
             Err(error) => {
-                tell(&format!("{}: {error}", agent.title()));
+                diagnostic(&format!("{}: {error}", agent.title()));
                 outcome.failures += 1;
             }
         }

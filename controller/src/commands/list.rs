@@ -13,7 +13,7 @@ use crate::process;
 use crate::segment::{Head, Refusal};
 use crate::select::Selection;
 use crate::target::{End, is_running, uncollected};
-use crate::terminal::{json, result, tell};
+use crate::terminal::{json, result, warning};
 use crate::text;
 use crate::triggers::rss_bytes;
 
@@ -64,9 +64,7 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         let concerns =
             |refused: &Refused| !matches!(refused.reason, Refusal::Foreign(_)) && !refused.young;
         let warnings = scan.refused.warnings(concerns, true);
-        warnings
-            .iter()
-            .for_each(|warning| tell(&format!("warning: {warning}")));
+        warnings.iter().for_each(|line| warning(line));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -12,7 +12,7 @@ use crate::segment::{Head, Refusal, io_error};
 use crate::select::{Selection, is_ours};
 use crate::session::Outcome;
 use crate::target::uncollected;
-use crate::terminal::{result, tell};
+use crate::terminal::{diagnostic, result, warning};
 use crate::text;
 
 /// Writes what dead processes left, and removes their segments.
@@ -24,9 +24,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     if selection.names.is_empty() {
         let gone = |r: &Refused| r.live_pid.is_none() && is_ours(r);
         let warnings = scan.refused.warnings(gone, true);
-        warnings
-            .iter()
-            .for_each(|warning| tell(&format!("warning: {warning}")));
+        warnings.iter().for_each(|line| warning(line));
     }
     let mut gone = scan.found;
     gone.retain(|found| found.life != Life::Running && selection.wants(found));
@@ -35,18 +33,19 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
         let title = found.title();
         match one(&output, found, &mut claims) {
             Ok(Some(written)) => {
+                written.warning.iter().for_each(|line| warning(line));
                 result(&written.line());
                 outcome.written.push(written);
             }
             Ok(None) => {}
             Err(error) => {
-                tell(&format!("{title}: {error}"));
+                diagnostic(&format!("{title}: {error}"));
                 outcome.failures += 1;
             }
         }
     }
     if outcome.written.is_empty() && outcome.failures == 0 {
-        tell("nothing to recover: no dead process left a profile that was not written out");
+        diagnostic("nothing to recover: no dead process left a profile that was not written out");
         return Ok(ExitCode::FAILURE);
     }
     super::summary(&outcome.written);

@@ -2,13 +2,15 @@
 
 use std::process::ExitCode;
 
+use super::reporting::Printer;
 use crate::cli::RunArgs;
 use crate::discovery::Discovery;
 use crate::launch::{self, Launched};
 use crate::segment::default_folder;
 use crate::select::Selection;
 use crate::session::{Outcome, Run, Settings};
-use crate::terminal::tell;
+use crate::terminal::{diagnostic, warning};
+use crate::text;
 
 /// Starts the program, follows it and its children, and ends as it ends.
 pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
@@ -21,13 +23,18 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
         length: args.seconds,
         prefix: args.output.output,
         selection: Selection::default(),
-        triggers: args.triggers,
+        triggers: args.triggers.into(),
     };
     let folder = launch::make_folder(&default_folder())?;
-    let followed = Run::new(settings, Discovery::in_folder(folder.clone()), true).and_then(|run| {
+    let discovery = Discovery::in_folder(folder.clone());
+    let reporter = Box::new(Printer::following());
+    let followed = Run::new(settings, discovery, true, reporter).and_then(|run| {
         match Launched::start(&args.command, &agent, interval, &folder, dump_signal) {
             Ok(child) => run.follow(child).map(Ok),
-            Err(error) => Ok(Err(launch::start_failure(&args.command[0], &error))),
+            Err(error) => {
+                diagnostic(&format!("{}: {error}", text::path(&args.command[0])));
+                Ok(Err(launch::start_failure(&error)))
+            }
         }
     });
     launch::remove_folder(&folder);
@@ -42,16 +49,16 @@ fn conclude(outcome: &Outcome) -> ExitCode {
     if !outcome.written.is_empty() {
         super::table(&outcome.written);
     } else if outcome.failures == 0 {
-        tell(
-            "warning: no process was sampled: the program allocates too little, or it is static, \
-             setuid or of another architecture, or clears LD_PRELOAD",
+        warning(
+            "no process was sampled: the program allocates too little, or it is static, setuid or \
+             of another architecture, or clears LD_PRELOAD",
         );
     }
     match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
         _ if outcome.failures > 0 || outcome.written.is_empty() => ExitCode::FAILURE,
         _ => {
-            tell("succeeded in collecting memory data!");
+            diagnostic("succeeded in collecting memory data!");
             ExitCode::SUCCESS
         }
     }

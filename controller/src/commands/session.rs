@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use super::reporting::Printer;
 use crate::cli::SessionArgs;
 use crate::discovery::Discovery;
 use crate::session::{Run, Settings};
@@ -14,9 +15,10 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
         length: args.seconds,
         prefix: args.output.output,
         selection: args.select.into(),
-        triggers: args.triggers,
+        triggers: args.triggers.into(),
     };
-    let outcome = Run::new(settings, Discovery::new(), false)?.run()?;
+    let reporter = Box::new(Printer::attached());
+    let outcome = Run::new(settings, Discovery::new(), false, reporter)?.run()?;
     super::summary(&outcome.written);
     Ok(super::conclude(&outcome))
 }

@@ -18,7 +18,7 @@ use crate::output::Output;
 use crate::segment::Head;
 use crate::select::Selection;
 use crate::target::{End, RENEWAL, Target, is_running};
-use crate::terminal::{self, result, tell};
+use crate::terminal::{self, diagnostic, result, warning};
 use crate::text;
 use crate::top::model::Model;
 use crate::top::screen::{self, Title};
@@ -70,7 +70,7 @@ pub fn execute(mut args: TopArgs) -> anyhow::Result<ExitCode> {
     let mut top = Top {
         model: Model::new(agent.pid),
         view: View {
-            sort: args.sort,
+            sort: args.sort.into(),
             filter: args.filter.clone(),
             ..View::default()
         },
@@ -137,7 +137,9 @@ impl Top {
     /// Takes a new snapshot; false once the session or the process is over.
     fn refresh(&mut self, at_once: bool) -> anyhow::Result<bool> {
         if let Source::Own(target) = &mut self.source {
-            target.look()?;
+            let looked = target.look();
+            target.take_warnings().iter().for_each(|line| warning(line));
+            looked?;
             if Instant::now() >= self.renewal {
                 self.renewal = Instant::now() + RENEWAL;
                 target
@@ -171,10 +173,7 @@ impl Top {
         signals.wait(&[], self.args.delay.unwrap_or(REFRESH))?;
         self.refresh(true)?;
         if !self.title.message.is_empty() {
-            tell(&format!(
-                "warning: {}: {}",
-                self.title.process, self.title.message
-            ));
+            warning(&format!("{}: {}", self.title.process, self.title.message));
         }
         let mut rows = self.view.rows(&self.model);
         rows.truncate(ROWS);
@@ -314,7 +313,10 @@ impl Top {
             dump::write(&output, agent, &session, ("on demand", Ended::Not))
         });
         match written {
-            Ok(written) => format!("wrote {}", written.line()),
+            Ok(written) => {
+                written.warning.iter().for_each(|line| warning(line));
+                format!("wrote {}", written.line())
+            }
             Err(error) => error.to_string(),
         }
     }
@@ -326,7 +328,7 @@ impl Drop for Top {
             return;
         };
         if target.stop().is_err() {
-            tell("the session could not be stopped: it ends by itself within a minute");
+            diagnostic("the session could not be stopped: it ends by itself within a minute");
         }
         // It was looked at, which was all it was for: nobody need recover it.
         let _ = target

@@ -11,7 +11,7 @@ use crate::discovery::{Agent, Discovery};
 use crate::segment::Head;
 use crate::select::Selection;
 use crate::smaps::{self, Resident};
-use crate::terminal::{json, result, tell};
+use crate::terminal::{diagnostic, json, result};
 use crate::text;
 
 /// Width of the bars.
@@ -72,14 +72,17 @@ impl Allocator {
 /// Answers for each process chosen.
 pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
     let chosen = Selection::from(args.select).choose(Discovery::new().scan());
-    chosen.failures.iter().for_each(|failure| tell(failure));
+    chosen
+        .failures
+        .iter()
+        .for_each(|failure| diagnostic(failure));
     let mut failures = chosen.failures.len();
     let mut answers = Vec::new();
     for agent in &chosen.agents {
         match answer(agent) {
             Ok(answer) => answers.push(answer),
             Err(error) => {
-                tell(&format!("{}: {error}", agent.title()));
+                diagnostic(&format!("{}: {error}", agent.title()));
                 failures += 1;
             }
         }

@@ -10,7 +10,6 @@ use crate::ended::{Ended, Fate};
 use crate::segment::{Head, io_error};
 use crate::session::member::Member;
 use crate::target::{Target, uncollected};
-use crate::terminal::tell;
 use crate::text;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
@@ -25,7 +24,7 @@ fn is_kept(target: &Target) -> bool {
 const IDLE_CPU_SECONDS: f64 = 0.1;
 
 impl Run {
-    /// Writes a dump of a member; its session goes on. A failure is told and tried again.
+    /// Writes a dump of a member, whose session goes on. A failed one is tried again.
     pub(super) fn dump(&mut self, at: usize, reason: &str) {
         let Member { target, watcher } = &mut self.members[at];
         let (agent, session) = (&target.agent, &target.session);
@@ -38,20 +37,19 @@ impl Run {
             Err(error) => {
                 watcher.failed(reason);
                 let title = agent.title();
-                tell(&format!(
-                    "warning: {title}: {error}; sampling goes on, tried again soon"
+                self.reporter.warning(&format!(
+                    "{title}: {error}; sampling goes on, tried again soon"
                 ));
             }
         }
     }
 
-    fn remove_old(&self, file: Option<std::path::PathBuf>) {
+    fn remove_old(&mut self, file: Option<std::path::PathBuf>) {
         let Some(file) = file else { return };
         if let Err(error) = self.output.remove(&file) {
-            tell(&format!(
-                "warning: {}: cannot be removed: {error}",
-                text::path(&file)
-            ));
+            let path = text::path(&file);
+            self.reporter
+                .warning(&format!("{path}: cannot be removed: {error}"));
         }
     }
 
@@ -66,7 +64,10 @@ impl Run {
             .and_then(|header| dump::snapshot(&target.agent, &target.session, &header));
         match snapshot {
             Ok(snapshot) => watcher.keep_peak(snapshot, start.elapsed()),
-            Err(error) => tell(&format!("warning: {}: {error}", target.agent.title())),
+            Err(error) => {
+                let title = target.agent.title();
+                self.reporter.warning(&format!("{title}: {error}"));
+            }
         }
     }
 
@@ -74,14 +75,15 @@ impl Run {
     pub(super) fn end(&mut self) {
         for member in &self.members {
             if let Err(reason) = member.target.stop() {
-                tell(&format!("warning: {}: {reason}", member.title()));
+                let warning = format!("{}: {reason}", member.title());
+                self.reporter.warning(&warning);
             }
         }
         std::thread::sleep(SETTLE);
         for member in std::mem::take(&mut self.members) {
             self.finish(member);
         }
-        self.progress.finish();
+        self.reporter.end();
     }
 
     /// Writes the dump of a member whose session is over.
@@ -184,7 +186,7 @@ impl Run {
     }
 
     /// The dump is safe: forget the session, and the segment where nobody uses it.
-    pub(super) fn release(&self, target: &Target) {
+    pub(super) fn release(&mut self, target: &Target) {
         let segment = &target.agent.segment;
         let done = segment
             .view()
@@ -200,27 +202,27 @@ impl Run {
             }),
         };
         if let Err(error) = done {
-            tell(&format!("warning: {}: {error}", text::path(segment.path())));
+            let path = text::path(segment.path());
+            self.reporter.warning(&format!("{path}: {error}"));
         }
     }
 
-    fn warn_idle(&self, target: &Target, written: &Written) {
+    fn warn_idle(&mut self, target: &Target, written: &Written) {
         let cpu = target.cpu_seconds();
         if written.threads == 0 && target.agent.life == Life::Running && cpu > IDLE_CPU_SECONDS {
-            tell(&format!(
-                "warning: {}: 0 calls seen in {cpu:.1} s of CPU time: the agent is loaded, but \
-                 the program seems to allocate through a static or own allocator",
+            self.reporter.warning(&format!(
+                "{}: 0 calls seen in {cpu:.1} s of CPU time: the agent is loaded, but the program \
+                 seems to allocate through a static or own allocator",
                 written.title
             ));
         }
     }
 
-    /// Tells of a dump.
     pub(super) fn report(&mut self, written: Written) {
-        // The list at the end names these: there may be very many.
-        if self.child.is_none() || !written.is_last {
-            self.announce(&written.line());
+        if let Some(warning) = &written.warning {
+            self.reporter.warning(warning);
         }
+        self.reporter.written(&written);
         self.outcome.written.push(written);
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{GLANCE, Run, SEARCH};
+use crate::cleaning::remove_unused;
 use crate::clock::now_ns;
-use crate::commands::clean::remove_unused;
 use crate::discovery::{Agent, Found, Life};
 use crate::dump;
 use crate::ended::Ended;
@@ -13,7 +13,6 @@ use crate::segment::{Folder, Head, Refusal};
 use crate::select::Selection;
 use crate::session::member::Member;
 use crate::target::{End, Target, no_room, uncollected};
-use crate::terminal::tell;
 use crate::text;
 
 /// Whether a process has ended, by its pid and start time.
@@ -61,7 +60,7 @@ impl Run {
                 // Worst case it is written once more.
                 let _ = agent.segment.view().mark_collected(session.number);
                 let title = agent.title();
-                tell(&format!(
+                self.reporter.diagnostic(&format!(
                     "{title}: an earlier session had left its data: written too"
                 ));
                 self.report(written);
@@ -77,7 +76,7 @@ impl Run {
 
     /// All sessions together must fit into the shared folder, or none is started. Where
     /// they do not, what dead processes left and nobody needs is removed first.
-    pub(super) fn check_room(&self, taken: &[Target]) -> anyhow::Result<()> {
+    pub(super) fn check_room(&mut self, taken: &[Target]) -> anyhow::Result<()> {
         let mut folders: Vec<(&Folder, u64)> = Vec::new();
         for target in taken {
             let folder = &target.agent.segment.folder;
@@ -95,6 +94,9 @@ impl Run {
             return Ok(());
         }
         let cleaned = remove_unused(&self.discovery, &Selection::default(), false);
+        for failure in &cleaned.failures {
+            self.reporter.diagnostic(failure);
+        }
         let Some((folder, needs)) = folders.iter().find(is_short) else {
             return Ok(());
         };

@@ -1,8 +1,7 @@
 //! A process in a session, with what its triggers remember.
 
-use crate::cli::TriggerArgs;
 use crate::target::Target;
-use crate::triggers::Watcher;
+use crate::triggers::{Triggers, Watcher};
 
 /// A process in a session.
 pub struct Member {
@@ -14,7 +13,7 @@ pub struct Member {
 
 impl Member {
     /// A process whose session starts now.
-    pub fn new(target: Target, triggers: &TriggerArgs) -> Self {
+    pub fn new(target: Target, triggers: &Triggers) -> Self {
         Self {
             target,
             watcher: Watcher::new(triggers),

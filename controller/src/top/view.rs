@@ -4,7 +4,7 @@ use crate::top::model::{Model, Numbers};
 use crate::top::symbols::FunctionId;
 
 /// Order of the rows, largest first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
     /// Live bytes, with what was called.
     #[default]

@@ -1,0 +1,100 @@
+//! Removal of the segments that dead processes left.
+
+use crate::claims::{Claims, Doubt};
+use crate::discovery::{Agent, Discovery, Found, Life, run_folders};
+use crate::launch;
+use crate::segment::{Folder, Head, Refusal, default_folder};
+use crate::select::Selection;
+use crate::target::uncollected;
+use crate::text;
+
+/// Result of a cleaning.
+#[derive(Debug, Default)]
+pub struct Cleaned {
+    /// Segments removed.
+    pub removed: usize,
+    /// Memory that they took.
+    pub removed_bytes: u64,
+    /// One message for each that could not be removed.
+    pub failures: Vec<String>,
+    /// Profiles that nobody wrote out, or that somebody is about to.
+    pub kept: usize,
+    /// Memory that they take.
+    pub kept_bytes: u64,
+    /// Segments that somebody may still use, each with the reason.
+    pub doubted: Vec<(String, Doubt)>,
+}
+
+/// Removes segments of dead processes: those that hold nothing, or all of them.
+pub fn remove_unused(discovery: &Discovery, selection: &Selection, all: bool) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    let scan = discovery.scan();
+    let mut found = scan.found;
+    found.retain(|found| found.life != Life::Running && selection.wants(found));
+    let mut claims = Claims::of(&found);
+    for found in found {
+        if let Err(doubt) = claims.check(&found) {
+            cleaned.doubted.push((text::path(found.path()), doubt));
+            continue;
+        }
+        match found.open() {
+            Ok(agent) => cleaned.remove(&agent, all),
+            // Somebody else removed it.
+            Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => cleaned.fail(&error.to_string()),
+        }
+    }
+    let unfinished = scan.unfinished.iter().filter(|f| selection.wants(f));
+    for found in unfinished {
+        match claims.check(found) {
+            Ok(()) => cleaned.remove_unfinished(found),
+            Err(doubt) => cleaned.doubted.push((text::path(found.path()), doubt)),
+        }
+    }
+    cleaned
+}
+
+impl Cleaned {
+    fn remove(&mut self, agent: &Agent, all: bool) {
+        let mut head = Head::new();
+        let header = agent.segment.head(&mut head);
+        let wanted = header.is_ok_and(|header| uncollected(agent, &header).is_some());
+        let size = agent.segment.memory_bytes().unwrap_or(0);
+        // A controller that holds the lock is about to write the dump.
+        if wanted && !all || !agent.segment.lock().unwrap_or(false) {
+            self.kept += 1;
+            self.kept_bytes = self.kept_bytes.saturating_add(size);
+            return;
+        }
+        match agent.segment.folder.remove(&agent.segment) {
+            Ok(()) => {
+                self.removed += 1;
+                self.removed_bytes = self.removed_bytes.saturating_add(size);
+            }
+            Err(error) => self.fail(&format!("{}: {error}", text::path(agent.path()))),
+        }
+    }
+
+    /// Removes what a process left that was killed while it made its segment.
+    fn remove_unfinished(&mut self, found: &Found) {
+        match found.folder.remove_file(found.entry.name, found.file) {
+            Ok(()) => self.removed += 1,
+            Err(error) => self.fail(&format!("{}: {error}", text::path(found.path()))),
+        }
+    }
+
+    fn fail(&mut self, message: &str) {
+        self.failures.push(message.to_owned());
+    }
+}
+
+/// Removes the folders of `run` that are empty.
+pub fn remove_run_folders() {
+    let shared = default_folder();
+    if let Ok(folder) = Folder::open(&shared) {
+        for inner in run_folders(&folder) {
+            // Fails where it is not empty, as it should.
+            launch::remove_folder(&inner.path);
+        }
+    }
+}

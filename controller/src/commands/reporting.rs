@@ -1,0 +1,66 @@
+//! A session's reports on the terminal.
+
+use std::time::Duration;
+
+use crate::dump::Written;
+use crate::session::{Reporter, Tally};
+use crate::terminal::{self, Progress};
+
+/// Prints the reports of a session.
+pub struct Printer {
+    progress: Progress,
+    /// Whether a program that we started writes to the same stdout, which is then its own.
+    shares_stdout: bool,
+}
+
+impl Printer {
+    /// For a session in processes that run already.
+    pub fn attached() -> Self {
+        Self {
+            progress: Progress::silent(),
+            shares_stdout: false,
+        }
+    }
+
+    /// For a session of a program that we start.
+    pub fn following() -> Self {
+        Self {
+            shares_stdout: true,
+            ..Self::attached()
+        }
+    }
+}
+
+impl Reporter for Printer {
+    fn begin(&mut self, length: Option<Duration>) {
+        self.progress = match self.shares_stdout {
+            true => Progress::without_bar(),
+            false => Progress::start(length),
+        };
+    }
+
+    fn progress(&mut self, elapsed: Duration, tally: &Tally) {
+        self.progress.show(elapsed, tally);
+    }
+
+    fn written(&mut self, dump: &Written) {
+        match self.shares_stdout {
+            // The table at the end names these: there may be very many.
+            true if dump.is_last => {}
+            true => terminal::diagnostic(&dump.line()),
+            false => terminal::result(&dump.line()),
+        }
+    }
+
+    fn diagnostic(&mut self, line: &str) {
+        terminal::diagnostic(line);
+    }
+
+    fn warning(&mut self, line: &str) {
+        terminal::warning(line);
+    }
+
+    fn end(&mut self) {
+        self.progress.finish();
+    }
+}
