@@ -2,10 +2,22 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args, Parser, ValueEnum};
-use symbols::demangle::Style;
+use std::process::ExitCode;
 
-use crate::nodes::Granularity;
+use anyhow::{Result, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{
+    Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser,
+};
+use heap_format::merge::Base;
+use mem_parser::graph::Order;
+use mem_parser::load::Sources;
+use mem_parser::nodes::Granularity;
+use mem_parser::report::FORMATS;
+use mem_parser::view::{Filters, TagFilter, pattern};
+use mem_parser::{Format, Options, Output};
+use symbols::demangle::Style;
 
 /// Reads heap profiles: tables, call graphs, and conversions.
 ///
@@ -73,86 +85,11 @@ pub struct SymbolOptions {
     pub perf_map: Option<PathBuf>,
 }
 
-/// The outputs; exactly one is asked for.
-#[derive(Args, Debug, Default)]
-#[command(next_help_heading = "Outputs (one of these)")]
+/// The output asked for; exactly one is.
+#[derive(Debug)]
 pub struct Report {
-    /// Table of functions, largest first
-    #[arg(
-        short = 't',
-        long = "top",
-        visible_alias = "text",
-        group = "output_kind"
-    )]
-    pub top: bool,
-
-    /// Call graph as SVG
-    #[arg(short = 's', long = "svg", group = "output_kind")]
-    pub svg: bool,
-
-    /// Flame graph as SVG, interactive in a browser
-    #[arg(long, group = "output_kind")]
-    pub flame: bool,
-
-    /// One page for a browser: flame graph, call graph, tables, source
-    #[arg(long, group = "output_kind")]
-    pub html: bool,
-
-    /// Functions with their callers and callees
-    #[arg(long, group = "output_kind")]
-    pub tree: bool,
-
-    /// Callers and callees of matching functions
-    #[arg(long, value_name = "PATTERN", group = "output_kind")]
-    pub peek: Option<String>,
-
-    /// Every stack with its value
-    #[arg(long, group = "output_kind")]
-    pub traces: bool,
-
-    /// Source of matching functions, with values at their lines
-    #[arg(long, value_name = "PATTERN", group = "output_kind")]
-    pub list: Option<String>,
-
-    /// Call graph for graphviz
-    #[arg(long, group = "output_kind")]
-    pub dot: bool,
-
-    /// Call graph for KCachegrind
-    #[arg(long, group = "output_kind")]
-    pub callgrind: bool,
-
-    /// Samples, locations and mappings as text
-    #[arg(long, group = "output_kind")]
-    pub raw: bool,
-
-    /// Folded stacks, for flame-graph tools
-    #[arg(long, group = "output_kind")]
-    pub folded: bool,
-
-    /// Gzipped profile.proto, for pprof
-    #[arg(long, group = "output_kind")]
-    pub proto: bool,
-
-    /// Everything as JSON, for programs
-    #[arg(long, group = "output_kind")]
-    pub json: bool,
-
-    /// Table of functions as comma-separated values
-    #[arg(long, group = "output_kind")]
-    pub csv: bool,
-
-    /// Leak suspects: stacks that stay, age and, with several dumps of one session, grow
-    #[arg(long, group = "output_kind")]
-    pub leaks: bool,
-
-    /// Where the resident memory is: heap, holes, dirty pages, and what is outside
-    #[arg(long, group = "output_kind")]
-    pub rss: bool,
-
-    /// The dump itself with symbols inside, readable on any machine
-    #[arg(long, group = "output_kind")]
-    pub symbolize: bool,
+    format: &'static Format,
+    pattern: Option<String>,
 }
 
 /// The column to show.
@@ -211,7 +148,7 @@ pub struct ViewOptions {
     pub trim: bool,
 
     /// What becomes one entry
-    #[arg(long, value_enum, default_value_t = Granularity::Functions)]
+    #[arg(long, value_parser = granularities(), default_value = "functions")]
     pub granularity: Granularity,
 
     /// Same as --granularity=functions
@@ -239,7 +176,7 @@ pub struct ViewOptions {
     pub ci: bool,
 
     /// How C++ and Rust names are shown
-    #[arg(long, value_enum, default_value_t = Style::Simple)]
+    #[arg(long, value_parser = styles(), default_value = "simple")]
     pub demangle: Style,
 
     /// Unit to print: B, kB, MB, …, or the best one
@@ -315,9 +252,180 @@ pub struct BaseOptions {
     pub diff_base: Vec<PathBuf>,
 }
 
+const GRANULARITIES: [(&str, Granularity); 4] = [
+    ("functions", Granularity::Functions),
+    ("lines", Granularity::Lines),
+    ("files", Granularity::Files),
+    ("addresses", Granularity::Addresses),
+];
+
+fn granularities() -> impl TypedValueParser<Value = Granularity> {
+    PossibleValuesParser::new(GRANULARITIES.map(|(name, _)| name)).map(|name| {
+        let found = GRANULARITIES.iter().find(|g| g.0 == name);
+        found.map_or(Granularity::Functions, |g| g.1)
+    })
+}
+
+const STYLES: [(&str, Style, &str); 4] = [
+    (
+        "simple",
+        Style::Simple,
+        "Neither parameters nor template arguments, as pprof shows names",
+    ),
+    (
+        "templates",
+        Style::Templates,
+        "Template arguments, but no parameters",
+    ),
+    ("full", Style::Full, "Everything, as c++filt"),
+    ("none", Style::None, "The name in the symbol table"),
+];
+
+fn styles() -> impl TypedValueParser<Value = Style> {
+    let values = STYLES.map(|(name, _, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).map(|name| {
+        let found = STYLES.iter().find(|s| s.0 == name);
+        found.map_or(Style::Simple, |s| s.1)
+    })
+}
+
+/// Prints the error that an argument is missing, with the usage, and ends the program.
+pub fn missing_argument(message: &str) -> ExitCode {
+    Cli::command()
+        .error(ErrorKind::MissingRequiredArgument, message)
+        .exit()
+}
+
+impl Cli {
+    /// The files to read.
+    pub fn sources(&self) -> Sources {
+        let BaseOptions { base, diff_base } = &self.base;
+        let (base, base_rule) = match diff_base.as_slice() {
+            [] => (base, Base::Difference),
+            _ => (diff_base, Base::Comparison),
+        };
+        Sources {
+            dumps: self.dumps.clone(),
+            base: base.clone(),
+            base_rule,
+            binary: self.binary.clone(),
+            force: self.force,
+            demangle: self.view.demangle,
+            symbol_directories: self.symbols.symbol_path.clone(),
+            debuginfod: self.symbols.debuginfod,
+            perf_map: self.symbols.perf_map.clone(),
+        }
+    }
+
+    /// What to show of the profile, and how.
+    pub fn options(&self) -> Result<Options> {
+        let view = &self.view;
+        if view.divide_by == 0.0 || !view.divide_by.is_finite() {
+            bail!("--divide_by needs a number other than 0");
+        }
+        Ok(Options {
+            column: self.values.wanted().map(str::to_owned),
+            filters: self.filters.filters()?,
+            relative_percentages: self.filters.relative_percentages,
+            granularity: view.granularity(),
+            inlines: !view.noinlines,
+            order: if view.cum { Order::Cum } else { Order::Flat },
+            trim: view.trim,
+            node_count: view.nodecount,
+            node_fraction: view.nodefraction,
+            edge_fraction: view.edgefraction,
+            drop_negative: view.drop_negative,
+            error_bars: view.ci,
+            unit: view.unit.clone(),
+            divide_by: view.divide_by,
+            compact_labels: view.compact_labels,
+            program: self.binary.clone(),
+            files: self.dumps.clone(),
+            source_directories: view.source_path.clone(),
+        })
+    }
+}
+
+impl Report {
+    /// The output.
+    pub fn output(&self) -> Result<Output> {
+        let pattern = pattern(self.format.flag, self.pattern.as_deref())?;
+        Ok(Output::new(self.format, pattern))
+    }
+}
+
+/// The flags of all formats.
+impl Args for Report {
+    fn augment_args(command: Command) -> Command {
+        let command = command.next_help_heading("Outputs (one of these)");
+        FORMATS.iter().fold(command, |command, format| {
+            let action = match format.takes_pattern {
+                true => ArgAction::Set,
+                false => ArgAction::SetTrue,
+            };
+            let mut arg = Arg::new(format.flag)
+                .long(format.flag)
+                .help(format.help)
+                .value_name("PATTERN")
+                .action(action)
+                .group("output_kind");
+            arg = format.short.into_iter().fold(arg, Arg::short);
+            arg = format.alias.into_iter().fold(arg, Arg::visible_alias);
+            command.arg(arg)
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Report {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |format: &&&'static Format| match format.takes_pattern {
+            true => matches.contains_id(format.flag),
+            false => matches.get_flag(format.flag),
+        };
+        let format = *FORMATS.iter().find(given).ok_or_else(|| {
+            clap::Error::raw(ErrorKind::MissingRequiredArgument, "an output is needed")
+        })?;
+        let pattern = format
+            .takes_pattern
+            .then(|| matches.get_one(format.flag).cloned());
+        Ok(Self {
+            format,
+            pattern: pattern.flatten(),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl FilterOptions {
+    fn filters(&self) -> Result<Filters> {
+        let tag = |option: &str, text: &Option<String>| {
+            text.as_deref()
+                .map(|text| TagFilter::parse(option, text))
+                .transpose()
+        };
+        Ok(Filters {
+            focus: pattern("focus", self.focus.as_deref())?,
+            ignore: pattern("ignore", self.ignore.as_deref())?,
+            hide: pattern("hide", self.hide.as_deref())?,
+            show: pattern("show", self.show.as_deref())?,
+            show_from: pattern("show_from", self.show_from.as_deref())?,
+            prune_from: pattern("prune_from", self.prune_from.as_deref())?,
+            tag_focus: tag("tagfocus", &self.tagfocus)?,
+            tag_ignore: tag("tagignore", &self.tagignore)?,
+        })
+    }
+}
+
 impl ViewOptions {
-    /// How finely frames are told apart.
-    pub fn grain(&self) -> Granularity {
+    fn granularity(&self) -> Granularity {
         match self {
             Self {
                 functions: true, ..
@@ -332,24 +440,9 @@ impl ViewOptions {
     }
 }
 
-impl ValueEnum for Granularity {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Functions, Self::Lines, Self::Files, Self::Addresses]
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        Some(clap::builder::PossibleValue::new(match self {
-            Self::Functions => "functions",
-            Self::Lines => "lines",
-            Self::Files => "files",
-            Self::Addresses => "addresses",
-        }))
-    }
-}
-
 impl Values {
     /// The name of the column asked for.
-    pub fn wanted(&self) -> Option<&str> {
+    fn wanted(&self) -> Option<&str> {
         match self {
             Self {
                 inuse_space: true, ..

@@ -102,7 +102,7 @@ pub struct Trimmed {
 impl Graph {
     /// The graph of a view, of the entries in `kept` or of all.
     pub fn new(view: &View, nodes: &Nodes, kept: Option<&[bool]>) -> Self {
-        let mut builder = Builder::new(nodes.len());
+        let mut builder = Builder::new(nodes.count());
         for (stack, weight, frames) in view.stacks() {
             if weight != 0 {
                 let sum = Sum {
@@ -119,7 +119,10 @@ impl Graph {
     pub fn trimmed(view: &View, nodes: &Nodes, trim: &Trim) -> Trimmed {
         let mut graph = Self::new(view, nodes, None);
         if trim.drop_negative {
-            let kept = set(nodes.len(), graph.nodes.iter().filter(|n| !n.is_negative()));
+            let kept = set(
+                nodes.count(),
+                graph.nodes.iter().filter(|n| !n.is_negative()),
+            );
             graph = Self::new(view, nodes, Some(&kept));
         }
         let total: i64 = graph
@@ -138,7 +141,7 @@ impl Graph {
                 .nodes
                 .iter()
                 .filter(|n| n.cum.saturating_abs() >= node_cutoff);
-            let kept = set(nodes.len(), heavy);
+            let kept = set(nodes.count(), heavy);
             graph = Self::new(view, nodes, Some(&kept));
         }
         let candidates = graph.nodes.len();
@@ -148,7 +151,7 @@ impl Graph {
         }
         graph.sort(nodes, trim.order);
         if trim.node_count > 0 && graph.nodes.len() > trim.node_count {
-            let kept = set(nodes.len(), graph.nodes.iter().take(trim.node_count));
+            let kept = set(nodes.count(), graph.nodes.iter().take(trim.node_count));
             graph = Self::new(view, nodes, Some(&kept));
             graph.sort(nodes, trim.order);
         }

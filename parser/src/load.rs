@@ -2,154 +2,124 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, anyhow};
-use clap::{CommandFactory, error::ErrorKind};
-use heap_format::merge::{self, Base};
-use heap_format::{LabelValue, Profile, maps, printable, variance};
+use anyhow::{Result, anyhow, bail};
+use heap_format::merge::Base;
+use heap_format::{Profile, ReadError, maps, printable};
+use symbols::demangle::Style;
 
-use crate::cli::Cli;
-use crate::series::Series;
+use crate::combine::{self, Combined};
+use crate::report::format::{Dumps, Needs, Symbols};
 
-/// What was read.
-pub struct Loaded {
-    /// All dumps as one profile, with symbols.
-    pub profile: Profile,
-    /// The moments of its dumps, where the profile keeps these apart.
-    pub series: Series,
+/// Files that a profile is made of.
+#[derive(Debug)]
+pub struct Sources {
+    /// The dumps; several are added up.
+    pub dumps: Vec<PathBuf>,
+    /// Dumps that are subtracted.
+    pub base: Vec<PathBuf>,
+    /// How they are subtracted.
+    pub base_rule: Base,
+    /// The program that was profiled.
+    pub binary: Option<PathBuf>,
+    /// Files are used although they seem to be of another program or session.
+    pub force: bool,
+    /// How C++ and Rust names are shown.
+    pub demangle: Style,
+    /// Directories with the files of another machine, or with debug files.
+    pub symbol_directories: Vec<PathBuf>,
+    /// `debuginfod-find` is asked for what is not here.
+    pub debuginfod: bool,
+    /// Names of JIT code.
+    pub perf_map: Option<PathBuf>,
 }
 
-/// Reads the dumps, adds them up, subtracts the base and finds symbols.
-/// Warnings go to standard error.
-pub fn load(cli: &Cli) -> Result<Loaded> {
-    let read = open_all(cli, &cli.dumps);
-    let symbolized = |p: &Profile| p.locations.iter().any(|l| l.line_count > 0);
-    let self_contained = |all: &Vec<Profile>| all.iter().all(symbolized) || cli.report.symbolize;
-    if cli.report.rss {
-        // Nothing in it has a name.
-        let (profile, series) = combine(cli, read?)?;
-        return Ok(Loaded { profile, series });
+/// The error that no program was given to find names in.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the program that was profiled is needed to name its functions: -p BINARY \
+     (or --symbol-path FOLDER)"
+)]
+pub struct NoProgram;
+
+/// Reads the dumps, combines them as the format needs it and finds symbols. Warnings go to
+/// `warn`, also before an error.
+pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> Result<Combined> {
+    let read = open_all(&sources.dumps, needs);
+    if needs.symbols == Symbols::Required && !can_name(sources, &read) {
+        return Err(NoProgram.into());
     }
-    let elsewhere = !cli.symbols.symbol_path.is_empty() || cli.symbols.debuginfod;
-    if cli.binary.is_none() && !elsewhere && !read.as_ref().is_ok_and(self_contained) {
-        let message = "the program that was profiled is needed to name its functions: -p BINARY \
-                       (or --symbol-path FOLDER)";
-        Cli::command()
-            .error(ErrorKind::MissingRequiredArgument, message)
-            .exit();
+    let dumps = read?;
+    if needs.symbols == Symbols::Unused {
+        return combined(sources, needs, dumps);
     }
-    let profiles = read?;
-    if let Some(binary) = &cli.binary {
-        for (profile, file) in profiles.iter().zip(&cli.dumps) {
-            check(cli, profile, binary, file)?;
+    if let Some(binary) = sources.binary.as_ref().filter(|_| !sources.force) {
+        for (profile, file) in dumps.iter().zip(&sources.dumps) {
+            check(profile, binary, file, warn)?;
         }
     }
-    let (mut profile, series) = if cli.report.leaks {
-        in_order(cli, profiles)?
-    } else {
-        combine(cli, profiles)?
-    };
+    let mut combined = combined(sources, needs, dumps)?;
     let options = symbols::Options {
-        binary: cli.binary.as_deref(),
-        force: cli.force,
-        demangle: cli.view.demangle,
-        folders: &cli.symbols.symbol_path,
-        debuginfod: cli.symbols.debuginfod,
-        perf_map: cli.symbols.perf_map.as_deref(),
+        binary: sources.binary.as_deref(),
+        force: sources.force,
+        demangle: sources.demangle,
+        folders: &sources.symbol_directories,
+        debuginfod: sources.debuginfod,
+        perf_map: sources.perf_map.as_deref(),
     };
-    for warning in symbols::symbolize(&mut profile, &options) {
-        crate::say(&format!("warning: {warning}"));
+    let warnings = symbols::symbolize(&mut combined.profile, &options);
+    warnings.into_iter().for_each(warn);
+    if let Some(binary) = &sources.binary {
+        rename_program(&mut combined.profile, binary);
     }
-    if let Some(binary) = &cli.binary {
-        rename_program(&mut profile, binary);
-    }
-    Ok(Loaded { profile, series })
+    Ok(combined)
 }
 
-/// Reads files; with error bars, where the output shows them.
-fn open_all(cli: &Cli, files: &[PathBuf]) -> Result<Vec<Profile>, heap_format::ReadError> {
-    let kind = &cli.report;
-    let varied = cli.view.ci || kind.leaks || kind.rss || kind.svg || kind.flame || kind.html;
+fn open_all(files: &[PathBuf], needs: &Needs) -> Result<Vec<Profile>, ReadError> {
     let open = |file: &PathBuf| {
         let mut profile = heap_format::open(file)?;
-        clean_units(&mut profile);
-        if varied {
-            variance::fill(&mut profile);
-        }
+        combine::prepare(&mut profile, needs);
         Ok(profile)
     };
     files.iter().map(open).collect()
 }
 
-/// What values count is named by the file, and is part of lines of every output.
-fn clean_units(profile: &mut Profile) {
-    let types = profile.sample_types.iter_mut();
-    for kind in types.chain(&mut profile.period_type) {
-        for text in [&mut kind.kind, &mut kind.unit] {
-            *text = printable::printable(text).into_owned();
+/// Whether there is anything to find names in.
+fn can_name(sources: &Sources, read: &Result<Vec<Profile>, ReadError>) -> bool {
+    let symbolized = |p: &Profile| p.locations.iter().any(|l| l.line_count > 0);
+    let elsewhere = !sources.symbol_directories.is_empty() || sources.debuginfod;
+    let self_contained = || read.as_ref().is_ok_and(|all| all.iter().all(symbolized));
+    sources.binary.is_some() || elsewhere || self_contained()
+}
+
+fn combined(sources: &Sources, needs: &Needs, mut dumps: Vec<Profile>) -> Result<Combined> {
+    let mut bases = open_all(&sources.base, needs)?;
+    match needs.dumps {
+        Dumps::Series => {
+            // A base is just an earlier dump.
+            bases.append(&mut dumps);
+            let files = sources.base.iter().chain(&sources.dumps);
+            combine::in_order(bases, files.cloned().collect(), sources.force)
         }
-    }
-    for label in &mut profile.labels {
-        if let LabelValue::Number(_, unit) = &mut label.value {
-            *unit = printable::printable(unit).into_owned();
+        Dumps::Single if dumps.len() + bases.len() > 1 => {
+            bail!("--rss tells of one moment: give it one dump")
+        }
+        Dumps::Single | Dumps::Sum | Dumps::BaseApart => {
+            combine::sum(dumps, &bases, sources.base_rule, needs)
         }
     }
 }
 
-/// The dumps of one process beside each other, earliest first.
-fn in_order(cli: &Cli, mut profiles: Vec<Profile>) -> Result<(Profile, Series)> {
-    let mut files = cli.dumps.clone();
-    for base in [&cli.base.base, &cli.base.diff_base] {
-        // A base is just an earlier dump.
-        profiles.splice(0..0, open_all(cli, base)?);
-        files.splice(0..0, base.iter().cloned());
-    }
-    if profiles.len() == 1 {
-        return Ok((profiles.swap_remove(0), Series::default()));
-    }
-    let series = Series::sort(&mut profiles, &mut files, cli.force)?;
-    let mut profile = merge::side_by_side(&profiles)?;
-    if let Some(last) = profiles.pop() {
-        profile.facts = last.facts;
-    }
-    Ok((profile, series))
-}
-
-fn check(cli: &Cli, profile: &Profile, binary: &Path, file: &Path) -> Result<()> {
-    if cli.force {
-        return Ok(());
-    }
+fn check(
+    profile: &Profile,
+    binary: &Path,
+    file: &Path,
+    warn: &mut dyn FnMut(String),
+) -> Result<()> {
     if let Some(warning) = symbols::doubt_binary(profile, binary) {
-        crate::say(&format!("warning: {warning}"));
+        warn(warning);
     }
     symbols::check_binary(profile, binary, &printable::path(file))
         .map_err(|message| anyhow!(message))
-}
-
-fn combine(cli: &Cli, mut profiles: Vec<Profile>) -> Result<(Profile, Series)> {
-    // The page shows before and after too, so it needs both apart.
-    let (files, base) = if cli.base.diff_base.is_empty() && cli.report.html {
-        (&cli.base.base, Base::Comparison)
-    } else if cli.base.diff_base.is_empty() {
-        (&cli.base.base, Base::Difference)
-    } else {
-        (&cli.base.diff_base, Base::Comparison)
-    };
-    let bases = open_all(cli, files)?;
-    // Outputs that list stacks show equal ones once.
-    let lists_stacks = cli.report.traces || cli.report.raw || cli.report.proto;
-    if bases.is_empty() && profiles.len() == 1 && !lists_stacks {
-        return Ok((profiles.swap_remove(0), Series::default()));
-    }
-    let mut profile = merge::subtract(&profiles, &bases, base)?;
-    let series = match (bases.as_slice(), profiles.as_slice()) {
-        ([early], [late]) => Series::of_two(early, late),
-        _ => Series::default(),
-    };
-    if !bases.is_empty() && !cli.report.html {
-        // What a base knows of its stacks is no part of a difference.
-        profile.details.clear();
-    }
-    Ok((profile, series))
 }
 
 /// Calls the program what the user calls it.

@@ -98,7 +98,7 @@ impl Nodes {
     }
 
     /// Number of entries.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.infos.len()
     }
 

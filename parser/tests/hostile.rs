@@ -6,25 +6,14 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-const OUTPUTS: [&str; 17] = [
-    "-t",
-    "-s",
-    "--flame",
-    "--html",
-    "--tree",
-    "--peek=.",
-    "--traces",
-    "--list=.",
-    "--dot",
-    "--callgrind",
-    "--raw",
-    "--folded",
-    "--proto",
-    "--json",
-    "--csv",
-    "--symbolize",
-    "-t --lines --cum --trim=false",
-];
+mod formats;
+
+/// Every format, and another table.
+fn outputs() -> Vec<String> {
+    let mut outputs = formats::options();
+    outputs.push("--top --lines --cum --trim=false".to_owned());
+    outputs
+}
 
 fn parser(file: &Path, options: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
@@ -55,8 +44,8 @@ fn inputs() -> Vec<PathBuf> {
 fn every_output_survives_every_kind_of_input() {
     let mut shown = 0;
     for file in inputs() {
-        for options in OUTPUTS {
-            let output = parser(&file, options);
+        for options in outputs() {
+            let output = parser(&file, &options);
             shown += usize::from(output.status.success());
             assert!(
                 output.status.success() || output.stdout.is_empty(),
@@ -67,21 +56,22 @@ fn every_output_survives_every_kind_of_input() {
     assert!(shown > 100, "only {shown} were shown");
 }
 
-/// Runs all outputs on a profile of folded stacks; gives what they print.
-fn all_outputs(folded: &[u8]) -> Vec<(&'static str, String)> {
+/// Runs all outputs on a profile of folded stacks, but for those that need a heap profile.
+fn all_outputs(folded: &[u8]) -> Vec<(String, String)> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.folded");
     fs::write(&file, folded).unwrap();
-    let show = |options: &&'static str| {
-        let output = parser(&file, options);
+    let show = |options: String| {
+        let output = parser(&file, &options);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{options}: {stderr}");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        (*options, text)
+        (options, text)
     };
-    // Only a dump of a heap has symbols added.
-    let all = OUTPUTS.iter().filter(|options| **options != "--symbolize");
-    all.map(show).collect()
+    let mut outputs = outputs();
+    let heaps_only = ["--leaks", "--rss", "--symbolize"];
+    outputs.retain(|options| !heaps_only.contains(&options.as_str()));
+    outputs.into_iter().map(show).collect()
 }
 
 #[test]
@@ -89,7 +79,7 @@ fn recursion_and_cycles_of_calls() {
     let cycle = "a;b;c;a;b;c;a;b;c;d 7\nd;c;b;a;d;c;b;a 5\na;a;a;a 3\n";
     for (options, text) in all_outputs(cycle.as_bytes()) {
         assert!(!text.is_empty(), "{options}");
-        if options == "-t" {
+        if options == "--top" {
             // Through a goes everything, once.
             assert!(
                 text.contains("         8 53.33% 53.33%         15   100%  a"),
@@ -120,7 +110,7 @@ fn sums_beyond_what_a_number_holds_stay_at_the_limit() {
 #[test]
 fn negative_counts_are_shown_as_such() {
     for (options, text) in all_outputs(b"main;less -300\nmain;more 100\n") {
-        if options == "-t" {
+        if options == "--top" {
             assert!(text.contains("      -300 "), "{text}");
         }
     }
@@ -162,7 +152,7 @@ fn odd_names_stay_names() {
             !text.contains(control),
             "{options} lets control characters through"
         );
-        let markup = matches!(options, "-s" | "--flame" | "--html");
+        let markup = matches!(options.as_str(), "--svg" | "--flame" | "--html");
         for tag in ["<script>alert", "<svg onload"] {
             assert!(
                 !(markup && text.contains(tag)),

@@ -16,30 +16,20 @@ use heap_format::{
 const HOSTILE: &str =
     "evil\x1b]0;title\x07\u{9b}31m\x7f\u{202e}back\nINJECTED 1;x\r\nfn=INJECTED\t\u{2028}INJECTED";
 
-const OUTPUTS: [&str; 22] = [
-    "-t",
-    "-t --ci --lines",
-    "-s",
-    "-s --ci",
-    "--flame",
-    "--html",
-    "--tree",
-    "--peek=.",
-    "--traces",
-    "--list=.",
-    "--dot",
-    "--callgrind",
-    "--raw",
-    "--folded",
-    "--json",
-    "--csv",
-    "--symbolize",
-    "--proto",
-    "--leaks",
-    "--rss",
-    "-t --addresses",
-    "-t --files --cum",
-];
+mod formats;
+
+/// Every format, and some with more options.
+fn outputs() -> Vec<String> {
+    let mut outputs = formats::options();
+    let more = [
+        "--top --ci --lines",
+        "--svg --ci",
+        "--top --addresses",
+        "--top --files --cum",
+    ];
+    outputs.extend(more.map(str::to_owned));
+    outputs
+}
 
 fn parser(options: &str, files: &[&Path]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
@@ -168,7 +158,7 @@ fn no_output_and_no_warning_lets_them_through() {
     let directory = tempfile::tempdir().unwrap();
     let mut shown = 0;
     for file in files(directory.path()) {
-        for options in OUTPUTS {
+        for options in outputs() {
             for program in [" -p /usr/bin/true --force", " --symbol-path /nonexistent"] {
                 let options = format!("{options}{program}");
                 let output = parser(&options, &[&file]);
@@ -186,7 +176,7 @@ fn nor_does_a_file_of_such_a_name() {
     let [dump, _] = files(directory.path());
     let named = directory.path().join(HOSTILE.replace('/', "_"));
     fs::copy(&dump, &named).unwrap();
-    for options in OUTPUTS {
+    for options in outputs() {
         let options = format!("{options} -p /usr/bin/true --force");
         assert_output(&options, &parser(&options, &[&named]));
         assert_output(&options, &parser(&options, &[&named, &dump]));

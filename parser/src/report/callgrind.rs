@@ -3,13 +3,29 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::{Context, printable};
+use super::context::Context;
+use super::format::{Format, Needs};
 use crate::graph::Graph;
 use crate::measure;
+use crate::nodes::Granularity;
 use crate::nodes::{Info, Nodes};
+use anyhow::Result;
+use heap_format::printable::printable;
+
+/// `--callgrind`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        granularity: Some(Granularity::Addresses),
+        inlines: true,
+        objects: true,
+        trim: None,
+        ..Needs::TABLE
+    },
+    ..Format::report("callgrind", "Call graph for KCachegrind", render)
+};
 
 /// The graph by address.
-pub fn render(context: &Context) -> String {
+fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     // Callgrind knows integers only.
     let unit = context.unit_for(&trimmed, false);
@@ -35,7 +51,7 @@ pub fn render(context: &Context) -> String {
         writer.node(&trimmed.graph, number, before);
         before = Some(context.nodes.info(node.id));
     }
-    writer.out
+    Ok(writer.out)
 }
 
 struct Writer<'a> {

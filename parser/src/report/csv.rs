@@ -2,20 +2,30 @@
 
 use std::fmt::Write;
 
+use anyhow::Result;
 use heap_format::variance::half_width;
 
-use super::Context;
+use super::context::Context;
+use super::format::Format;
 use crate::graph::{Graph, Node};
+use heap_format::printable::printable;
+
+/// `--csv`.
+pub const FORMAT: Format = Format::report(
+    "csv",
+    "Table of functions as comma-separated values",
+    render,
+);
 
 /// The table, with plain numbers.
-pub fn render(context: &Context) -> String {
+fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let share = |value: i64| match context.view.total() {
         0 => 0.0,
         total => value as f64 / total as f64 * 100.0,
     };
     let unit = field(context.view.unit());
-    let error_heads = match context.ci {
+    let error_heads = match context.options.error_bars {
         true => format!(",flat \u{b1} ({unit}),cum \u{b1} ({unit})"),
         false => String::new(),
     };
@@ -45,12 +55,12 @@ pub fn render(context: &Context) -> String {
             errors(context, node),
         );
     }
-    out
+    Ok(out)
 }
 
 /// How far flat and cum may be off at 95 %, if that is asked for.
 fn errors(context: &Context, node: &Node) -> String {
-    if !context.ci {
+    if !context.options.error_bars {
         return String::new();
     }
     let half = |value: i64, variance: f64| {
@@ -65,7 +75,7 @@ fn errors(context: &Context, node: &Node) -> String {
 /// A field, quoted where needed. One that a spreadsheet would take for a
 /// formula is led by an apostrophe: names come from the dump.
 fn field(text: &str) -> String {
-    let text = super::printable(text);
+    let text = printable(text);
     let formula = text.starts_with(['=', '+', '-', '@']);
     let text = if formula {
         format!("'{text}")

@@ -3,13 +3,22 @@
 
 use std::fmt::Write;
 
-use super::Context;
+use super::context::Context;
+use super::format::{Format, Needs};
 use crate::graph::{Graph, Node};
 use crate::measure::percentage;
 use crate::nodes::Info;
+use anyhow::Result;
+use heap_format::printable::printable;
+
+/// `--dot`.
+pub const FORMAT: Format = Format {
+    needs: Needs::GRAPH,
+    ..Format::report("dot", "Call graph for graphviz", render)
+};
 
 /// The graph.
-pub fn render(context: &Context) -> String {
+fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let unit = context.common_unit(&trimmed);
     let legend = context.legend(&trimmed, &unit);
@@ -42,7 +51,7 @@ pub fn render(context: &Context) -> String {
         arrow(context, &mut out, graph, edge, &unit);
     }
     out += "}\n";
-    out
+    Ok(out)
 }
 
 fn boxed(context: &Context, out: &mut String, i: usize, node: &Node, heaviest: i64, unit: &str) {
@@ -121,7 +130,7 @@ fn name(info: &Info) -> String {
 
 /// Text inside a quoted string.
 fn escape(text: &str) -> String {
-    super::printable(&text.replace('\\', "\\\\").replace('"', "\\\"")).into_owned()
+    printable(&text.replace('\\', "\\\\").replace('"', "\\\"")).into_owned()
 }
 
 /// Red for a large share, grey for none, green for a negative one.

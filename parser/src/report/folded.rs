@@ -3,10 +3,16 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::Context;
+use super::context::Context;
+use super::format::Format;
+use anyhow::Result;
+use heap_format::printable::printable;
+
+/// `--folded`.
+pub const FORMAT: Format = Format::report("folded", "Folded stacks, for flame-graph tools", render);
 
 /// One line for each distinct stack with a value, sorted.
-pub fn render(context: &Context) -> String {
+fn render(context: &Context) -> Result<String> {
     let mut stacks: BTreeMap<Vec<u32>, i64> = BTreeMap::new();
     for (_, value, frames) in context.view.stacks() {
         let shown = frames.iter().rev().filter(|&&f| !context.view.is_hidden(f));
@@ -29,10 +35,10 @@ pub fn render(context: &Context) -> String {
         lines.push(line);
     }
     lines.sort();
-    lines.concat()
+    Ok(lines.concat())
 }
 
 /// A name without what separates frames and lines.
 fn name(name: &str) -> String {
-    super::printable(name).replace(';', ":")
+    printable(name).replace(';', ":")
 }

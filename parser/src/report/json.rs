@@ -20,23 +20,35 @@
 
 use std::fmt::Write;
 
+use anyhow::Result;
 use heap_format::variance::half_width;
 use heap_format::{Detail, Profile};
 
-use super::Context;
+use super::context::Context;
+use super::format::{Format, Needs};
 use crate::graph::Graph;
 use crate::nodes::Info;
 
+/// `--json`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        trim: None,
+        ..Needs::TABLE
+    },
+    ..Format::report("json", "Everything as JSON, for programs", render)
+};
+
 /// The profile as JSON.
-pub fn render(context: &Context) -> String {
+fn render(context: &Context) -> Result<String> {
     let profile = context.view.profile();
     let mut json = Json::default();
     json.object(|json| {
         json.key("version").number(1);
         json.key("program")
             .optional(context.program.map(|p| p.to_string_lossy().into_owned()));
-        json.key("dumps")
-            .list(context.files, |json, f| json.text(&f.to_string_lossy()));
+        json.key("dumps").list(&context.options.files, |json, f| {
+            json.text(&f.to_string_lossy())
+        });
         json.key("format").text(&profile.format.to_string());
         json.key("interval").number(profile.period);
         columns(json, context);
@@ -47,7 +59,7 @@ pub fn render(context: &Context) -> String {
         facts(json, profile);
     });
     json.out.push('\n');
-    json.out
+    Ok(json.out)
 }
 
 fn columns(json: &mut Json, context: &Context) {
@@ -72,7 +84,7 @@ fn functions(json: &mut Json, context: &Context) {
                 place(json, info);
                 json.key("flat").number(node.flat);
                 json.key("cum").number(node.cum);
-                if context.ci {
+                if context.options.error_bars {
                     let half = |v: i64, variance| half_width(v as f64, variance).round();
                     json.key("flat_error")
                         .number(half(node.flat, node.flat_variance));
@@ -84,7 +96,7 @@ fn functions(json: &mut Json, context: &Context) {
 }
 
 fn frames(json: &mut Json, context: &Context) {
-    let ids: Vec<u32> = (0..context.nodes.len() as u32).collect();
+    let ids: Vec<u32> = (0..context.nodes.count() as u32).collect();
     json.key("frames").list(&ids, |json, &id| {
         let info = context.nodes.info(id);
         json.object(|json| {

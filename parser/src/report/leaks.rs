@@ -4,11 +4,27 @@ use std::fmt::Write;
 
 use anyhow::{Result, bail};
 
-use super::{Context, printable};
+use super::context::Context;
+use super::format::{Dumps, Format, Needs};
 use crate::measure;
 use crate::moment::moment;
 use crate::suspects::growth::Growth;
 use crate::suspects::{self, Suspect};
+use heap_format::printable::printable;
+
+/// `--leaks`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        variance: true,
+        dumps: Dumps::Series,
+        ..Needs::TABLE
+    },
+    ..Format::report(
+        "leaks",
+        "Leak suspects: stacks that stay, age and, with several dumps of one session, grow",
+        render,
+    )
+};
 
 const SEPARATOR: &str = "-----------+-------------------------------------------------------\n";
 
@@ -22,13 +38,13 @@ const RATES: [(&str, f64); 4] = [("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day
 /// this much.
 const WORTH_SAYING: f64 = 1_048_576.0;
 
-/// The table, of at most `most` stacks.
-pub fn render(context: &Context, most: Option<usize>) -> Result<String> {
+/// The table.
+fn render(context: &Context) -> Result<String> {
     let series = context.series;
     let Some(found) = suspects::find(context.view, context.nodes, &series.moments) else {
         bail!("--leaks needs a heap profile: one with values in use");
     };
-    let most = most.unwrap_or(MOST);
+    let most = context.options.node_count.unwrap_or(MOST);
     let most = if most == 0 { found.len() } else { most };
     let printer = Printer::new(context, &found);
     let mut out = String::new();
@@ -151,6 +167,6 @@ impl<'a> Printer<'a> {
 
     fn bytes(&self, value: f64) -> String {
         let value = self.context.divided(value.round() as i64);
-        measure::label(value, "bytes", &self.context.unit)
+        measure::label(value, "bytes", &self.context.options.unit)
     }
 }

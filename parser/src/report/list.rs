@@ -2,15 +2,30 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use regex::Regex;
 
-use super::{Context, printable};
+use super::context::Context;
+use super::format::{Format, Needs};
 use crate::graph::{Graph, Node};
 use crate::measure::percentage;
+use crate::nodes::Granularity;
 use crate::sources;
+use heap_format::printable::printable;
+
+/// `--list`.
+pub const FORMAT: Format = Format {
+    takes_pattern: true,
+    needs: Needs {
+        granularity: Some(Granularity::Lines),
+        ..Needs::TABLE
+    },
+    ..Format::report(
+        "list",
+        "Source of matching functions, with values at their lines",
+        render,
+    )
+};
 
 /// Lines shown before and after those with values.
 const MARGIN: u32 = 5;
@@ -18,9 +33,11 @@ const MARGIN: u32 = 5;
 /// Weights of a line: flat, cum.
 type Weights = (i64, i64);
 
-/// The functions whose name matches. `folders` are searched for sources that
-/// are not where they were compiled. Needs entries by line.
-pub fn render(context: &Context, pattern: &Regex, folders: &[PathBuf]) -> Result<String> {
+/// The functions whose name matches.
+fn render(context: &Context) -> Result<String> {
+    let Some(pattern) = context.pattern else {
+        bail!("--list needs a pattern");
+    };
     let graph = Graph::new(context.view, context.nodes, None);
     let mut routines: BTreeMap<(&str, &str), BTreeMap<u32, Weights>> = BTreeMap::new();
     for node in &graph.nodes {
@@ -34,9 +51,9 @@ pub fn render(context: &Context, pattern: &Regex, folders: &[PathBuf]) -> Result
         bail!("no function matches {pattern}");
     }
     let total = context.view.total();
-    let mut out = format!("Total: {}\n", context.format(total, &context.unit));
+    let mut out = format!("Total: {}\n", context.format(total, &context.options.unit));
     for ((name, file), lines) in routines {
-        routine(context, &mut out, name, file, &lines, folders);
+        routine(context, &mut out, name, file, &lines);
     }
     Ok(out)
 }
@@ -53,7 +70,6 @@ fn routine(
     name: &str,
     file: &str,
     lines: &BTreeMap<u32, Weights>,
-    folders: &[PathBuf],
 ) {
     if file.is_empty() {
         let _ = writeln!(out, "No source information for {}", printable(name));
@@ -63,7 +79,7 @@ fn routine(
     let (flat, cum) = (sum(|w| w.0), sum(|w| w.1));
     let (name, shown) = (printable(name), printable(file));
     let _ = writeln!(out, "ROUTINE ======================== {name} in {shown}");
-    let unit = &context.unit;
+    let unit = &context.options.unit;
     let _ = writeln!(
         out,
         "{:>10} {:>10} (flat, cum) {} of Total",
@@ -71,7 +87,7 @@ fn routine(
         context.format(cum, unit),
         percentage(cum, context.view.total()),
     );
-    let source = match sources::read(file, folders) {
+    let source = match sources::read(file, &context.options.source_directories) {
         Ok(source) => source,
         Err(error) => {
             let _ = writeln!(out, " Error: {error}");

@@ -2,18 +2,28 @@
 
 use std::fmt::Write;
 
+use anyhow::Result;
 use heap_format::{LabelValue, NO_MAPPING, Profile};
 
-use super::printable;
+use super::format::{Format, Needs};
+use heap_format::printable::{self, printable};
 
-/// The profile as text.
-pub fn render(profile: &Profile) -> String {
+/// `--raw`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        merged_stacks: true,
+        ..Needs::TABLE
+    },
+    ..Format::conversion("raw", "Samples, locations and mappings as text", render)
+};
+
+fn render(profile: &Profile) -> Result<Vec<u8>> {
     let mut out = String::new();
     header(profile, &mut out);
     samples(profile, &mut out);
     locations(profile, &mut out);
     mappings(profile, &mut out);
-    out
+    Ok(printable::text(&out).into_owned().into_bytes())
 }
 
 // Writing to a string cannot fail, here and below.

@@ -8,9 +8,26 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use heap_format::Facts;
 
-use super::{Context, printable};
+use super::context::Context;
+use super::format::{Dumps, Format, Needs, Symbols};
 use crate::measure::{self, percentage};
 use crate::moment::moment;
+use heap_format::printable::printable;
+
+/// `--rss`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        variance: true,
+        symbols: Symbols::Unused,
+        dumps: Dumps::Single,
+        ..Needs::TABLE
+    },
+    ..Format::report(
+        "rss",
+        "Where the resident memory is: heap, holes, dirty pages, and what is outside",
+        render,
+    )
+};
 
 /// A part of what is resident.
 struct Part {
@@ -20,7 +37,7 @@ struct Part {
 }
 
 /// The table.
-pub fn render(context: &Context) -> Result<String> {
+fn render(context: &Context) -> Result<String> {
     let facts = &context.view.profile().facts;
     if facts.allocator.is_empty() && facts.memory.is_empty() && facts.maps_text.is_empty() {
         bail!(
@@ -168,7 +185,7 @@ fn sampled(context: &Context, out: &mut String, live: u64) {
     let value = profile.total(column);
     let columns = profile.sample_types.len();
     let variance: f64 = profile.variances.iter().skip(column).step_by(columns).sum();
-    let error = context.plus_minus(value, variance, &context.unit);
+    let error = context.plus_minus(value, variance, &context.options.unit);
     let value = u64::try_from(value).unwrap_or(0);
     let shown = bytes(context, value) + &error;
     let Some(rest) = live.checked_sub(value) else {
@@ -277,7 +294,7 @@ fn mapping(line: &str) -> Option<(u64, &'static str)> {
 
 fn bytes(context: &Context, value: u64) -> String {
     let value = context.divided(clamp(value));
-    crate::measure::label(value, "bytes", &context.unit)
+    crate::measure::label(value, "bytes", &context.options.unit)
 }
 
 fn clamp(value: u64) -> i64 {

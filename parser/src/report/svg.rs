@@ -1,14 +1,27 @@
 //! The call graph as a picture.
 
-use super::{Context, printable};
+use super::context::Context;
+use super::format::{Format, Needs};
 use crate::graph::{Graph, Trimmed};
 use crate::measure::percentage;
 use crate::nodes::Info;
+use anyhow::Result;
+use heap_format::printable::printable;
+
+/// `-s`.
+pub const FORMAT: Format = Format {
+    short: Some('s'),
+    needs: Needs {
+        variance: true,
+        ..Needs::GRAPH
+    },
+    ..Format::report("svg", "Call graph as SVG", render)
+};
 
 /// The picture, as SVG.
-pub fn render(context: &Context) -> String {
+fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
-    callgraph::render(&picture(context, &trimmed))
+    Ok(callgraph::render(&picture(context, &trimmed)))
 }
 
 /// What is drawn.
@@ -37,7 +50,7 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     if let Some(program) = context.program {
         lines.push(heap_format::printable::path(program));
     }
-    for file in context.files {
+    for file in &context.options.files {
         lines.push(format!("Dump: {}", heap_format::printable::path(file)));
     }
     let total = context.view.total();
@@ -71,7 +84,7 @@ fn boxed(context: &Context, node: &crate::graph::Node, unit: &str) -> callgraph:
         _ => format!(
             "{}{} ({})",
             context.format(value, unit),
-            if context.ci {
+            if context.options.error_bars {
                 context.plus_minus(value, variance, unit)
             } else {
                 String::new()

@@ -2,12 +2,22 @@
 
 use std::fmt::Write;
 
-use super::Context;
+use super::context::Context;
+use super::format::Format;
 use crate::graph::{Graph, Node};
 use crate::measure::percentage;
+use anyhow::Result;
+use heap_format::printable::printable;
+
+/// `-t`.
+pub const FORMAT: Format = Format {
+    short: Some('t'),
+    alias: Some("text"),
+    ..Format::report("top", "Table of functions, largest first", render)
+};
 
 /// The table.
-pub fn render(context: &Context) -> String {
+fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let unit = context.common_unit(&trimmed);
     let total = context.view.total();
@@ -16,7 +26,7 @@ pub fn render(context: &Context) -> String {
         out += &line;
         out.push('\n');
     }
-    let exact = !context.ci;
+    let exact = !context.options.error_bars;
     out += if exact {
         "      flat  flat%   sum%        cum   cum%\n"
     } else {
@@ -40,11 +50,11 @@ pub fn render(context: &Context) -> String {
             context.format(node.cum, &unit),
             error(node.cum, node.cum_variance),
             percentage(node.cum, total),
-            super::printable(context.nodes.name(node.id)),
+            printable(context.nodes.name(node.id)),
             inlining(&trimmed.graph, node),
         );
     }
-    out
+    Ok(out)
 }
 
 /// Whether an entry is inlined into its callers: all, some, or none of them.

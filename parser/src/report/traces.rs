@@ -2,15 +2,27 @@
 
 use std::fmt::Write;
 
+use anyhow::Result;
 use heap_format::LabelValue;
 
-use super::{Context, printable};
+use super::context::Context;
+use super::format::{Format, Needs};
 use crate::measure;
+use heap_format::printable::printable;
+
+/// `--traces`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        merged_stacks: true,
+        ..Needs::TABLE
+    },
+    ..Format::report("traces", "Every stack with its value", render)
+};
 
 const SEPARATOR: &str = "-----------+-------------------------------------------------------\n";
 
 /// The stacks.
-pub fn render(context: &Context) -> String {
+fn render(context: &Context) -> Result<String> {
     let mut out = String::new();
     for line in context.origin() {
         out += &line;
@@ -23,7 +35,7 @@ pub fn render(context: &Context) -> String {
         }
         out += SEPARATOR;
         labels(context, stack, &mut out);
-        let mut value = context.format(value, &context.unit);
+        let mut value = context.format(value, &context.options.unit);
         for &frame in shown() {
             let ids = context.nodes.of_location(frame);
             for (i, &id) in ids.iter().enumerate() {
@@ -36,7 +48,7 @@ pub fn render(context: &Context) -> String {
         }
     }
     out += SEPARATOR;
-    out
+    Ok(out)
 }
 
 fn labels(context: &Context, stack: usize, out: &mut String) {

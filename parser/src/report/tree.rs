@@ -6,15 +6,30 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use regex::Regex;
 
-use super::{Context, printable};
+use super::context::Context;
+use super::format::{Format, Needs};
 use crate::graph::{Edge, Graph, Node};
 use crate::measure::percentage;
+use heap_format::printable::printable;
+
+/// `--tree`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        trim: Some(80),
+        ..Needs::TABLE
+    },
+    ..Format::report("tree", "Functions with their callers and callees", render)
+};
 
 const SEPARATOR: &str =
     "----------------------------------------------------------+-------------\n";
 
+fn render(context: &Context) -> Result<String> {
+    table(context, None)
+}
+
 /// All entries, or those whose name matches.
-pub fn render(context: &Context, only: Option<&Regex>) -> Result<String> {
+pub fn table(context: &Context, only: Option<&Regex>) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let unit = context.common_unit(&trimmed);
     let mut out = String::new();

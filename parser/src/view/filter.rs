@@ -8,8 +8,8 @@ use regex::Regex;
 use super::View;
 use crate::measure;
 
-/// The filters; all optional.
-#[derive(Default)]
+/// Filters of stacks and frames, all optional.
+#[derive(Debug, Default)]
 pub struct Filters {
     /// Keep only stacks with a matching frame.
     pub focus: Option<Regex>,
@@ -29,6 +29,35 @@ pub struct Filters {
     pub tag_ignore: Option<TagFilter>,
 }
 
+impl Filters {
+    /// The filters in force, as the legend names them.
+    pub fn active(&self) -> Vec<String> {
+        let pattern = |p: &Option<Regex>| p.as_ref().map(|p| p.as_str().to_owned());
+        let tag = |t: &Option<TagFilter>| t.as_ref().map(|t| t.text.clone());
+        let all = [
+            ("focus", pattern(&self.focus)),
+            ("ignore", pattern(&self.ignore)),
+            ("hide", pattern(&self.hide)),
+            ("show", pattern(&self.show)),
+            ("show_from", pattern(&self.show_from)),
+            ("tagfocus", tag(&self.tag_focus)),
+            ("tagignore", tag(&self.tag_ignore)),
+        ];
+        let shown = all
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+        shown.map(shortened).collect()
+    }
+}
+
+/// A line of the legend of a bearable length.
+fn shortened(text: String) -> String {
+    match text.char_indices().nth(80) {
+        Some((at, _)) => format!("{}\u{2026}", &text[..at]),
+        None => text,
+    }
+}
+
 /// Compiles a pattern; the message names the option.
 pub fn pattern(option: &str, text: Option<&str>) -> Result<Option<Regex>> {
     text.map(|text| Regex::new(text).with_context(|| format!("--{option} is no valid pattern")))
@@ -36,11 +65,14 @@ pub fn pattern(option: &str, text: Option<&str>) -> Result<Option<Regex>> {
 }
 
 /// A condition on labels: `[key=]pattern,…` or `[key=]range`.
+#[derive(Debug)]
 pub struct TagFilter {
+    text: String,
     key: Option<String>,
     test: Test,
 }
 
+#[derive(Debug)]
 enum Test {
     /// All of these patterns match (any of them, for a given key).
     Patterns(Vec<Regex>),
@@ -70,7 +102,11 @@ impl TagFilter {
                     .collect::<Result<_>>()?,
             ),
         };
-        Ok(Self { key, test })
+        Ok(Self {
+            text: text.to_owned(),
+            key,
+            test,
+        })
     }
 
     fn matches(&self, labels: &[(String, LabelValue)]) -> bool {

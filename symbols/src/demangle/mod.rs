@@ -2,20 +2,19 @@
 
 mod simple;
 
-use clap::ValueEnum;
 use cpp_demangle::{DemangleOptions, Symbol};
 
 /// How much of a demangled name is shown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// Neither parameters nor template arguments, as pprof shows names
+    /// Neither parameters nor template arguments, as pprof shows names.
     #[default]
     Simple,
-    /// Template arguments, but no parameters
+    /// Template arguments, but no parameters.
     Templates,
-    /// Everything, as c++filt
+    /// Everything, as c++filt.
     Full,
-    /// The name in the symbol table
+    /// The name in the symbol table.
     None,
 }
 

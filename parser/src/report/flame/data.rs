@@ -10,8 +10,9 @@ use std::fmt::{Display, Write};
 use super::tree::{ROOT, SMALL, Tree, Weight};
 use super::{Rule, style};
 use crate::measure;
-use crate::report::{Context, printable};
+use crate::report::context::Context;
 use crate::view::View;
+use heap_format::printable::printable;
 
 /// Number of a name that stands for the root.
 const ALL: i64 = -1;
@@ -78,7 +79,7 @@ impl Totals {
 /// The tree with its names and columns, as a JSON object.
 pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) -> String {
     let mut names: Vec<u32> = Vec::new();
-    let mut places = vec![u32::MAX; context.nodes.len()];
+    let mut places = vec![u32::MAX; context.nodes.count()];
     let numbers: Vec<i64> = (tree.frames.iter())
         .map(|frame| match frame.node {
             ROOT => ALL,
@@ -127,7 +128,7 @@ fn column(context: &Context, tree: &Tree, at: usize, column: &Column) -> String 
         "\n{{\"kind\":{},\"scales\":{},\"totals\":{{\"change\":{},\"larger\":{},\
          \"now\":{},\"base\":{}}},\"plus\":",
         quote(&kind.kind),
-        scales(&kind.unit, &context.unit, context.divide_by),
+        scales(&kind.unit, &context.options.unit, context.options.divide_by),
         column.total.change,
         column.total.larger,
         column.total.now,

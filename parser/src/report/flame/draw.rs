@@ -6,8 +6,9 @@ use super::data::{self, Column, Totals};
 use super::tree::{Frame, ROOT, SMALL, Tree};
 use super::{ROWS, Rule, SCRIPT, WIDTH, style};
 use crate::measure::percentage;
-use crate::report::{Context, printable};
+use crate::report::context::Context;
 use callgraph::text;
+use heap_format::printable::printable;
 
 const BOOT: &str = include_str!("boot.js");
 
@@ -125,15 +126,11 @@ impl<'a> Picture<'a> {
     /// What the picture shows, and what it leaves out.
     fn legend(&self) -> Vec<String> {
         let mut lines = self.context.origin();
-        for file in self.context.files {
+        for file in &self.context.options.files {
             lines.push(format!("Dump: {}", heap_format::printable::path(file)));
         }
-        lines.extend(
-            self.context
-                .active_filters
-                .iter()
-                .map(|f| format!("Filter: {f}")),
-        );
+        let filters = self.context.options.filters.active();
+        lines.extend(filters.iter().map(|f| format!("Filter: {f}")));
         lines.push(format!("Total: {}", self.label(self.nets[0])));
         if self.compared {
             lines.push("Colours: red is more than in the base, green is less".to_owned());
@@ -226,7 +223,7 @@ impl<'a> Picture<'a> {
         if self.variances[index] > 0.0 {
             let value = clamp(self.nets[index]);
             let (context, variance) = (self.context, self.variances[index]);
-            let error = context.error(value, variance, &context.unit);
+            let error = context.error(value, variance, &context.options.unit);
             let _ = write!(detail, "\n\u{b1}{error} at 95 %");
         }
         detail
@@ -239,7 +236,8 @@ impl<'a> Picture<'a> {
     }
 
     fn value(&self, value: i128) -> String {
-        self.context.format(clamp(value), &self.context.unit)
+        self.context
+            .format(clamp(value), &self.context.options.unit)
     }
 
     fn share(&self, value: i128) -> String {

@@ -4,9 +4,10 @@ use std::fmt::Write;
 
 use heap_format::Profile;
 
+use crate::report::context::Context;
 use crate::report::flame::data::{list, quote};
 use crate::report::interval::history;
-use crate::report::{Context, printable};
+use heap_format::printable::printable;
 
 /// The allocator's figures in bytes, by name, and what the samples say is in
 /// use; null without figures.
@@ -44,7 +45,7 @@ pub fn facts(context: &Context) -> String {
     };
     let facts = &profile.facts;
     add("Program", context.program.map(heap_format::printable::path));
-    for file in context.files {
+    for file in &context.options.files {
         add("Dump", Some(heap_format::printable::path(file)));
     }
     add("Format", Some(profile.format.to_string()));
@@ -67,8 +68,8 @@ pub fn facts(context: &Context) -> String {
     add("Dump number", facts.sequence.map(|n| n.to_string()));
     add("Trigger", facts.trigger.clone());
     add("Ended", facts.ended.clone());
-    for filter in &context.active_filters {
-        add("Filter", Some(filter.clone()));
+    for filter in context.options.filters.active() {
+        add("Filter", Some(filter));
     }
     for comment in &profile.comments {
         add("Comment", Some(comment.clone()));

@@ -1,9 +1,10 @@
 //! The table of functions.
 
 use super::weights::Weights;
+use crate::report::context::Context;
 use crate::report::flame::data::{brief, list, quote};
 use crate::report::flame::tree::Weight;
-use crate::report::{Context, printable};
+use heap_format::printable::printable;
 
 /// More rows than anybody reads.
 const MOST: usize = 20_000;
@@ -15,7 +16,7 @@ pub fn object(context: &Context, columns: &[usize], compared: bool) -> String {
     let size = |w: Weight| w.plus + w.minus;
     let totals: Vec<f64> = (0..columns.len())
         .map(|c| {
-            let all = (0..context.nodes.len() as u32).map(|e| size(weights.flat(e, c)));
+            let all = (0..context.nodes.count() as u32).map(|e| size(weights.flat(e, c)));
             all.sum::<i128>().max(1) as f64
         })
         .collect();
@@ -24,7 +25,7 @@ pub fn object(context: &Context, columns: &[usize], compared: bool) -> String {
         let part = |(c, total): (usize, &f64)| size(weights.cum(e, c)) as f64 / total;
         totals.iter().enumerate().map(part).fold(0.0, f64::max)
     };
-    let mut ranked: Vec<(f64, u32)> = (0..context.nodes.len() as u32)
+    let mut ranked: Vec<(f64, u32)> = (0..context.nodes.count() as u32)
         .map(|e| (rank(e), e))
         .filter(|(rank, _)| *rank > 0.0)
         .collect();

@@ -1,8 +1,9 @@
 //! The call graphs, a picture for each column.
 
 use crate::graph::Graph;
+use crate::report::context::Context;
 use crate::report::flame::data::{Totals, list, quote};
-use crate::report::{Context, svg};
+use crate::report::svg;
 
 const SCRIPT_FROM: &str = "<script><![CDATA[";
 const SCRIPT_TO: &str = "]]></script>";
@@ -44,8 +45,6 @@ fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> 
     }
     let context = Context {
         view: &view,
-        unit: context.unit.clone(),
-        active_filters: context.active_filters.clone(),
         ..*context
     };
     let trimmed = Graph::trimmed(&view, context.nodes, &context.trim);

@@ -1,14 +1,15 @@
 //! Source lines of the functions that hold most.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::weights::Weights;
 use crate::nodes::{Granularity, Nodes};
+use crate::report::context::Context;
 use crate::report::flame::data::{list, quote};
 use crate::report::flame::tree::Weight;
-use crate::report::{Context, printable};
 use crate::sources;
+use heap_format::printable::printable;
 
 /// Functions whose source is shown.
 const MOST_FUNCTIONS: usize = 60;
@@ -24,11 +25,11 @@ type Lines = BTreeMap<u32, u32>;
 
 /// The functions with source, largest first: `name`, `file`, `first`, `text`
 /// (lines) and `weights`, `[line, flat, cum, …]` for each column.
-pub fn all(context: &Context, columns: &[usize], compared: bool, folders: &[PathBuf]) -> String {
+pub fn all(context: &Context, columns: &[usize], compared: bool) -> String {
     let nodes = Nodes::new(context.view, Granularity::Lines, true, false);
     let weights = Weights::new(context.view, &nodes, columns);
     let mut functions: BTreeMap<(&str, &str), Lines> = BTreeMap::new();
-    for entry in 0..nodes.len() as u32 {
+    for entry in 0..nodes.count() as u32 {
         let info = nodes.info(entry);
         let holds = (0..columns.len()).any(|c| weights.cum(entry, c) != Weight::default());
         if holds && info.line != 0 && sources::is_source(Path::new(&info.file)) {
@@ -42,7 +43,7 @@ pub fn all(context: &Context, columns: &[usize], compared: bool, folders: &[Path
     for ((name, file), lines) in ranked {
         let text = texts
             .entry(file)
-            .or_insert_with(|| sources::read(file, folders).ok());
+            .or_insert_with(|| sources::read(file, &context.options.source_directories).ok());
         if let Some(text) = text {
             let rows = rows(&weights, &lines, columns.len(), compared);
             shown.push(function(name, file, &lines, text, &rows));

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use crate::report::context::Context;
 use crate::report::flame::data::{list, quote};
-use crate::report::{Context, printable};
 use crate::suspects::{self, Suspect};
+use heap_format::printable::printable;
 
 /// Rows of the table.
 const MOST: usize = 200;

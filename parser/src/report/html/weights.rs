@@ -14,14 +14,14 @@ pub struct Weights {
 impl Weights {
     /// Adds up the stacks of a view, for these columns.
     pub fn new(view: &View, nodes: &Nodes, columns: &[usize]) -> Self {
-        let size = nodes.len() * columns.len();
+        let size = nodes.count() * columns.len();
         let mut weights = Self {
             columns: columns.len(),
             flat: vec![Weight::default(); size],
             cum: vec![Weight::default(); size],
         };
         // Recursion counts once: the last stack that counted for an entry.
-        let mut seen = vec![usize::MAX; nodes.len()];
+        let mut seen = vec![usize::MAX; nodes.count()];
         for (stack, _, frames) in view.stacks() {
             let values = view.profile().values_of(stack);
             let value = |column: usize| (values[column], view.variance_in(stack, column));

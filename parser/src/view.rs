@@ -7,7 +7,7 @@
 mod filter;
 mod materialize;
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use heap_format::merge::BASE_LABEL;
@@ -17,9 +17,9 @@ use regex::Regex;
 pub use filter::{Filters, TagFilter, pattern};
 
 /// A profile with what is left out of it, and the column that counts.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct View {
-    profile: Rc<Profile>,
+    profile: Arc<Profile>,
     /// Which column is shown.
     column: usize,
     /// Source-level frames of locations, in ranges.
@@ -55,7 +55,7 @@ impl View {
             .collect();
         let dropped = vec![false; profile.stacks.len()];
         let mut view = Self {
-            profile: Rc::new(profile),
+            profile: Arc::new(profile),
             column,
             lines,
             ranges,
@@ -178,7 +178,7 @@ impl View {
     }
 
     fn drop_base(&mut self) {
-        let profile = Rc::clone(&self.profile);
+        let profile = Arc::clone(&self.profile);
         for label in profile.labels.iter().filter(|l| l.key == BASE_LABEL) {
             self.dropped[label.stack as usize] = true;
         }

@@ -24,33 +24,48 @@ mod suspects;
 mod weights;
 
 use std::fmt::Write;
-use std::path::PathBuf;
 
+use anyhow::Result;
 use heap_format::merge::BASE_LABEL;
 
+use super::context::Context;
 use super::flame::data::{self, Column, Totals, quote};
 use super::flame::tree::Tree;
 use super::flame::{self, Rule, style};
-use super::{Context, printable};
+use super::format::{Dumps, Format, Needs};
+use heap_format::printable::printable;
 
-const PAGE: &str = include_str!("page.js");
-const STYLE: &str = include_str!("page.css");
+/// `--html`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        variance: true,
+        dumps: Dumps::BaseApart,
+        ..Needs::GRAPH
+    },
+    ..Format::report(
+        "html",
+        "One page for a browser: flame graph, call graph, tables, source",
+        render,
+    )
+};
+
+const PAGE: &str = include_str!("html/page.js");
+const STYLE: &str = include_str!("html/page.css");
 
 /// More columns than a person can choose from are left out.
 const MOST_COLUMNS: usize = 8;
 
-/// The page. Source files are searched where they were compiled and below
-/// `folders`.
-pub fn render(context: &Context, folders: &[PathBuf]) -> String {
+/// The page.
+fn render(context: &Context) -> Result<String> {
     let shown = columns(context);
     let compared = is_compared(context);
-    let data = data(context, &shown, compared, folders);
+    let data = data(context, &shown, compared);
     let (graphs, script_in_graph) = graphs::all(context, &shown, compared);
     let script = format!("\n{}{PAGE}", flame::SCRIPT);
     let policy = policy::of(&[&script, &script_in_graph]);
     let title = escape(&title(context));
     let style = style::sheet();
-    format!(
+    Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n\
@@ -62,7 +77,7 @@ pub fn render(context: &Context, folders: &[PathBuf]) -> String {
          <script type=\"application/json\" id=\"profile\">\n{data}</script>\n\
          <script type=\"application/json\" id=\"graphs\">\n{graphs}</script>\n\
          <script>{script}</script>\n</body>\n</html>\n"
-    )
+    ))
 }
 
 /// The columns of the page, in the profile's order.
@@ -86,7 +101,7 @@ fn title(context: &Context) -> String {
     format!("{} - heap profile", printable(&name))
 }
 
-fn data(context: &Context, shown: &[usize], compared: bool, folders: &[PathBuf]) -> String {
+fn data(context: &Context, shown: &[usize], compared: bool) -> String {
     let tree = Tree::new(context.view, context.nodes, shown, flame::LIMIT);
     let rule = if compared { Rule::Larger } else { Rule::Change };
     let columns: Vec<Column> = shown
@@ -108,7 +123,7 @@ fn data(context: &Context, shown: &[usize], compared: bool, folders: &[PathBuf])
     };
     part("flame", data::object(context, &tree, &columns, rule));
     part("functions", functions::object(context, shown, compared));
-    part("sources", sources::all(context, shown, compared, folders));
+    part("sources", sources::all(context, shown, compared));
     part("suspects", suspects::object(context));
     part("allocator", about::allocator(context));
     part("about", about::facts(context));

@@ -1,58 +1,37 @@
-//! The outputs, one file each. Every report is made of a [`Context`].
-
-pub mod callgrind;
-pub mod csv;
-pub mod dot;
-pub mod flame;
-pub mod folded;
-pub mod html;
-pub mod interval;
-pub mod json;
-pub mod leaks;
-pub mod list;
-pub mod raw;
-pub mod rss;
-pub mod svg;
-pub mod top;
-pub mod traces;
-pub mod tree;
+//! The material of a report: the view, its entries, and how values are written.
 
 use std::path::Path;
 
+use heap_format::printable::printable;
 use heap_format::variance::half_width;
+use regex::Regex;
 use symbols::main_mapping;
 
+use super::interval::history;
 use crate::graph::{Trim, Trimmed};
 use crate::measure;
 use crate::moment::moment;
 use crate::nodes::Nodes;
+use crate::options::Options;
 use crate::series::Series;
 use crate::view::View;
 
-/// What reports are made of.
+/// The material of a report.
 pub struct Context<'a> {
     /// The profile, with the column that counts.
     pub view: &'a View,
     /// Its entries.
     pub nodes: &'a Nodes,
+    /// Moments of the dumps that the profile keeps apart.
+    pub series: &'a Series,
     /// How far graphs are trimmed.
     pub trim: Trim,
-    /// Unit to print; `minimum` for the best one.
-    pub unit: String,
+    /// Pattern of the functions that are asked for.
+    pub pattern: Option<&'a Regex>,
     /// The program, as given or as recorded.
     pub program: Option<&'a Path>,
-    /// The dumps.
-    pub files: &'a [std::path::PathBuf],
-    /// What all values are divided by before they are shown.
-    pub divide_by: f64,
-    /// Leave the origin of the profile out of the legend.
-    pub compact: bool,
-    /// Filters in force, for the legend.
-    pub active_filters: Vec<String>,
-    /// When the dumps were taken that the profile keeps apart.
-    pub series: &'a Series,
-    /// Show how far each value may be off.
-    pub ci: bool,
+    /// The caller's choices.
+    pub options: &'a Options,
 }
 
 impl Context<'_> {
@@ -78,10 +57,10 @@ impl Context<'_> {
 
     /// A value as it is shown.
     pub fn divided(&self, value: i64) -> i64 {
-        if self.divide_by == 1.0 {
+        if self.options.divide_by == 1.0 {
             value
         } else {
-            (value as f64 / self.divide_by) as i64
+            (value as f64 / self.options.divide_by) as i64
         }
     }
 
@@ -94,8 +73,8 @@ impl Context<'_> {
     /// The one unit for all values, in which none but small ones vanish where
     /// `vanish` allows it.
     pub fn unit_for(&self, trimmed: &Trimmed, vanish: bool) -> String {
-        if self.unit != "minimum" || trimmed.graph.nodes.is_empty() {
-            return self.unit.clone();
+        if self.options.unit != "minimum" || trimmed.graph.nodes.is_empty() {
+            return self.options.unit.clone();
         }
         let own = |n: &crate::graph::Node| if n.flat == 0 { n.cum } else { n.flat };
         let values = trimmed.graph.nodes.iter().map(|n| own(n).saturating_abs());
@@ -120,7 +99,7 @@ impl Context<'_> {
 
     /// What the values are and how much is shown of them.
     pub fn legend(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
-        let mut lines = if self.compact {
+        let mut lines = if self.options.compact_labels {
             Vec::new()
         } else {
             self.origin_in(unit)
@@ -132,11 +111,11 @@ impl Context<'_> {
 
     /// The filters in force.
     pub fn filters(&self) -> Vec<String> {
-        if self.active_filters.is_empty() {
+        let active = self.options.filters.active();
+        if active.is_empty() {
             return Vec::new();
         }
-        let one = |f: &String| format!("   {}", printable(f));
-        let filters = self.active_filters.iter().map(one);
+        let filters = active.iter().map(|f| format!("   {}", printable(f)));
         std::iter::once("Active filters:".to_owned())
             .chain(filters)
             .collect()
@@ -144,7 +123,7 @@ impl Context<'_> {
 
     /// Where the profile comes from.
     pub fn origin(&self) -> Vec<String> {
-        self.origin_in(&self.unit)
+        self.origin_in(&self.options.unit)
     }
 
     fn origin_in(&self, unit: &str) -> Vec<String> {
@@ -198,7 +177,7 @@ impl Context<'_> {
                 "Duration: {length}, Total samples = {total} {share}"
             ));
         }
-        lines.extend(interval::history(facts).map(|text| format!("Interval: {text}")));
+        lines.extend(history(facts).map(|text| format!("Interval: {text}")));
         lines
     }
 
@@ -247,6 +226,3 @@ impl Context<'_> {
         lines
     }
 }
-
-/// A name for a terminal, a text file or a picture.
-pub use heap_format::printable::printable;

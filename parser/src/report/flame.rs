@@ -21,10 +21,25 @@ mod draw;
 pub mod style;
 pub mod tree;
 
+use anyhow::Result;
 use heap_format::merge::BASE_LABEL;
 
-use super::Context;
+use super::context::Context;
+use super::format::{Format, Needs};
 use tree::{Tree, Weight};
+
+/// `--flame`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        variance: true,
+        ..Needs::TABLE
+    },
+    ..Format::report(
+        "flame",
+        "Flame graph as SVG, interactive in a browser",
+        render,
+    )
+};
 
 /// Width of the plain picture without its margins.
 const WIDTH: f64 = 1180.0;
@@ -37,9 +52,9 @@ const ROWS: u32 = 1500;
 
 /// The script that draws a tree; `boot.js` starts it in a picture of its own.
 pub const SCRIPT: &str = concat!(
-    include_str!("numbers.js"),
-    include_str!("tree.js"),
-    include_str!("view.js")
+    include_str!("flame/numbers.js"),
+    include_str!("flame/tree.js"),
+    include_str!("flame/view.js")
 );
 
 /// How wide a frame is that has changed.
@@ -78,8 +93,8 @@ impl Rule {
 }
 
 /// The picture, as SVG.
-pub fn render(context: &Context) -> String {
+fn render(context: &Context) -> Result<String> {
     let column = context.view.column();
     let tree = Tree::new(context.view, context.nodes, &[column], LIMIT);
-    draw::document(context, &tree, Rule::of(context))
+    Ok(draw::document(context, &tree, Rule::of(context)))
 }

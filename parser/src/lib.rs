@@ -1,0 +1,146 @@
+//! Heap profiles as reports: tables, graphs, pages and conversions. `mem_parser` is this library
+//! behind a command line; any other program renders the same reports from profiles that it
+//! holds in memory.
+//!
+//! ```
+//! use mem_parser::{Options, Output, combine, report, select};
+//!
+//! let bytes = b"heap profile: 2: 300 [3: 900] @ heap_v2/1\n 2: 300 [3: 900] @ 0x10 0x20\n";
+//! let mut profile = heap_format::read(bytes, "upload").unwrap();
+//! let options = Options::default();
+//! let format = report::FORMATS.iter().find(|f| f.flag == "top").unwrap();
+//! let output = Output::new(format, None);
+//!
+//! let needs = output.needs(&options);
+//! combine::prepare(&mut profile, &needs);
+//! let combined = combine::Combined::single(profile);
+//! // Here `symbols::symbolize` names the functions.
+//! let selection = select(combined, &options).unwrap();
+//! let table = mem_parser::render(&selection, &output, &options).unwrap();
+//! assert!(table.starts_with(b"Type: inuse_space"));
+//! ```
+//!
+//! From files, [`load::load`] does all that stands before [`select`].
+//!
+//! # Promises
+//!
+//! - Whatever a profile holds, rendering neither panics nor writes anything but the report:
+//!   names are text in every format, never markup, formulas or terminal sequences.
+//! - The same profile and options give the same bytes.
+//! - Nothing is printed. Warnings are returned, or handed to the caller's closure.
+//! - Numbers are pprof's where pprof has them.
+//!
+//! # Caller's duties
+//!
+//! - [`combine::prepare`] has been called for a profile that was not read by [`load`], with the
+//!   [needs](report::format::Needs) of the output.
+//! - A selection is rendered by formats with the needs that it was made for; those that treat
+//!   several dumps alike can share one.
+//! - [`Options::divide_by`] is neither 0 nor infinite.
+//!
+//! # Limits
+//!
+//! - Only [`load`] and the formats that show source lines (`--list`, `--html`) read files, and
+//!   the latter only what [`sources`] takes for sources.
+//! - A report is built in memory as a whole.
+
+pub mod combine;
+pub mod graph;
+pub mod load;
+mod measure;
+mod moment;
+pub mod nodes;
+mod options;
+pub mod report;
+pub mod series;
+pub mod sources;
+mod suspects;
+pub mod view;
+
+use anyhow::Result;
+use heap_format::printable;
+
+use combine::Combined;
+use graph::{Order, Trim};
+use nodes::Nodes;
+pub use options::Options;
+use report::context::Context;
+pub use report::format::{Format, Output};
+use report::format::{Needs, Render};
+use series::Series;
+use view::View;
+
+/// The part of a profile that reports show.
+#[derive(Debug)]
+pub struct Selection {
+    view: View,
+    series: Series,
+    warnings: Vec<String>,
+}
+
+impl Selection {
+    /// Warnings for people, about filters that match nothing.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+/// Selects a column, and leaves out frames of the allocator and what the filters exclude.
+pub fn select(combined: Combined, options: &Options) -> Result<Selection> {
+    let mut view = View::new(combined.profile, options.column.as_deref())?;
+    view.drop_allocator_frames()?;
+    let warnings = view.filter(&options.filters);
+    if options.relative_percentages {
+        view.total_of_shown();
+    }
+    Ok(Selection {
+        view,
+        series: combined.series,
+        warnings,
+    })
+}
+
+/// Renders an output.
+pub fn render(selection: &Selection, output: &Output, options: &Options) -> Result<Vec<u8>> {
+    let Selection { view, series, .. } = selection;
+    let report = match output.format().render {
+        Render::Conversion(convert) => return convert(&view.materialize()),
+        Render::Report(report) => report,
+    };
+    let needs = output.needs(options);
+    let granularity = needs.granularity.unwrap_or_default();
+    let profile = view.profile();
+    let recorded = || symbols::main_mapping(profile).map(|i| profile.mappings[i].path.as_path());
+    let text = report(&Context {
+        view,
+        nodes: &Nodes::new(view, granularity, needs.inlines, needs.objects),
+        series,
+        trim: trim(&needs, options),
+        pattern: output.pattern(),
+        program: options.program.as_deref().or_else(recorded),
+        options,
+    })?;
+    // Whatever a format forgot to escape.
+    Ok(printable::text(&text).into_owned().into_bytes())
+}
+
+fn trim(needs: &Needs, options: &Options) -> Trim {
+    let order = needs.order.unwrap_or(Order::Flat);
+    let drop_negative = options.drop_negative;
+    match needs.trim {
+        None => Trim {
+            node_count: 0,
+            node_fraction: 0.0,
+            edge_fraction: 0.0,
+            drop_negative,
+            order,
+        },
+        Some(count) => Trim {
+            node_count: options.node_count.unwrap_or(count),
+            node_fraction: options.node_fraction,
+            edge_fraction: options.edge_fraction,
+            drop_negative,
+            order,
+        },
+    }
+}

@@ -1,0 +1,48 @@
+//! The formats of output, one file each.
+
+pub mod context;
+pub mod format;
+mod interval;
+
+mod callgrind;
+mod csv;
+mod dot;
+mod flame;
+mod folded;
+mod html;
+mod json;
+mod leaks;
+mod list;
+mod peek;
+mod proto;
+mod raw;
+mod rss;
+mod svg;
+mod symbolize;
+mod top;
+mod traces;
+mod tree;
+
+use format::Format;
+
+/// Every format, in the order of `--help`.
+pub static FORMATS: &[&Format] = &[
+    &top::FORMAT,
+    &svg::FORMAT,
+    &flame::FORMAT,
+    &html::FORMAT,
+    &tree::FORMAT,
+    &peek::FORMAT,
+    &traces::FORMAT,
+    &list::FORMAT,
+    &dot::FORMAT,
+    &callgrind::FORMAT,
+    &raw::FORMAT,
+    &folded::FORMAT,
+    &proto::FORMAT,
+    &json::FORMAT,
+    &csv::FORMAT,
+    &leaks::FORMAT,
+    &rss::FORMAT,
+    &symbolize::FORMAT,
+];

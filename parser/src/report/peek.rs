@@ -1,0 +1,21 @@
+//! Callers and callees of matching functions, as `pprof -peek` prints them.
+
+use anyhow::Result;
+
+use super::context::Context;
+use super::format::{Format, Needs};
+use super::tree;
+
+/// `--peek`.
+pub const FORMAT: Format = Format {
+    takes_pattern: true,
+    needs: Needs {
+        trim: None,
+        ..Needs::TABLE
+    },
+    ..Format::report("peek", "Callers and callees of matching functions", render)
+};
+
+fn render(context: &Context) -> Result<String> {
+    tree::table(context, context.pattern)
+}

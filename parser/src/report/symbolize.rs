@@ -1,0 +1,25 @@
+//! The dump itself with symbols inside.
+
+use anyhow::Result;
+use heap_format::{Profile, dump};
+
+use super::format::{Format, Needs, Symbols};
+
+/// `--symbolize`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        symbols: Symbols::Optional,
+        ..Needs::TABLE
+    },
+    ..Format::conversion(
+        "symbolize",
+        "The dump itself with symbols inside, readable on any machine",
+        render,
+    )
+};
+
+fn render(profile: &Profile) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    dump::write(profile, &mut out)?;
+    Ok(out)
+}

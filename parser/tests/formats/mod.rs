@@ -1,0 +1,12 @@
+//! The options that ask for each format, so that a new one takes part in every test of all.
+
+use mem_parser::report::FORMATS;
+
+/// One option for each format; where it takes a pattern, one that matches everything.
+pub fn options() -> Vec<String> {
+    let option = |format: &&mem_parser::Format| match format.takes_pattern {
+        true => format!("--{}=.", format.flag),
+        false => format!("--{}", format.flag),
+    };
+    FORMATS.iter().map(option).collect()
+}
