@@ -55,16 +55,8 @@ static SINGLE_THREADED: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
 /// Finds out how to learn that there is one thread. At start-up; before it, every fork is
 /// prepared for.
 pub fn start() {
-    // SAFETY: a plain lookup by a terminated name; a failure is not left for the program to
-    // find.
-    unsafe {
-        let name = c"__libc_single_threaded".as_ptr();
-        let found = libc::dlsym(libc::RTLD_DEFAULT, name);
-        if found.is_null() {
-            libc::dlerror();
-        }
-        SINGLE_THREADED.store(found.cast(), Ordering::Relaxed);
-    }
+    let found = crate::sys::symbol(c"__libc_single_threaded");
+    SINGLE_THREADED.store(found.cast(), Ordering::Relaxed);
 }
 
 /// Asks to be called in children.

@@ -166,7 +166,7 @@ fn wants_system() -> bool {
 /// The environment as the kernel shows it, for allocations before libc's own start.
 fn environ_file_has(wanted: &[u8]) -> bool {
     let mut buffer = [0u8; ENVIRON_BYTES];
-    let text = crate::session::read_file(c"/proc/self/environ", &mut buffer);
+    let text = crate::sys::read_file(c"/proc/self/environ", &mut buffer);
     text.split(|byte| *byte == 0).any(|entry| entry == wanted)
 }
 
@@ -185,8 +185,7 @@ mod system {
     static USED: AtomicUsize = AtomicUsize::new(0);
 
     pub fn find(symbol: &CStr) -> *mut c_void {
-        // SAFETY: a plain lookup by a terminated name.
-        unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) }
+        crate::sys::next_symbol(symbol)
     }
 
     /// What stands for a function that was found: those that are given objects must know

@@ -1,5 +1,6 @@
 //! Where the stacks end that threads begin on.
 
+use crate::sys;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering};
 use unwind::stack::Ends;
@@ -18,10 +19,11 @@ const LEAST_DESCRIPTOR: u64 = 1024;
 /// Finds out; at start-up, in the first thread. What is read are the loader's own words.
 pub fn find() {
     FIRST_THREAD.store(crate::arch::thread_pointer(), Ordering::Relaxed);
-    if let Some(at) = lookup(c"__libc_stack_end") {
+    let end = sys::symbol(c"__libc_stack_end");
+    if !end.is_null() {
         // SAFETY: `void *__libc_stack_end`, exported by the loader since GLIBC_2.2.5 and set
         // before any code of ours runs.
-        FIRST.store(unsafe { at.cast::<u64>().read() }, Ordering::Relaxed);
+        FIRST.store(unsafe { end.cast::<u64>().read() }, Ordering::Relaxed);
     }
     if let Some(slack) = thread_slack() {
         THREAD_SLACK.store(slack, Ordering::Relaxed);
@@ -41,9 +43,11 @@ pub fn known() -> Ends {
 /// stack has less than 2 KiB besides that.
 #[cfg(target_arch = "x86_64")]
 fn thread_slack() -> Option<u64> {
-    let at = lookup(c"_dl_get_tls_static_info")?;
-    // SAFETY: the loader's function of this type, which the C library's own threads call.
-    let ask: unsafe extern "C" fn(*mut usize, *mut usize) = unsafe { core::mem::transmute(at) };
+    let found = sys::symbol(c"_dl_get_tls_static_info");
+    // SAFETY: null, or the loader's function of this type, which the C library's own threads call.
+    let ask: Option<unsafe extern "C" fn(*mut usize, *mut usize)> =
+        unsafe { core::mem::transmute::<*mut c_void, _>(found) };
+    let ask = ask?;
     let (mut size, mut align) = (0usize, 0usize);
     // SAFETY: two words to write.
     unsafe { ask(&mut size, &mut align) };
@@ -54,17 +58,4 @@ fn thread_slack() -> Option<u64> {
 #[cfg(target_arch = "aarch64")]
 fn thread_slack() -> Option<u64> {
     Some(3 * LEAST_DESCRIPTOR)
-}
-
-fn lookup(name: &core::ffi::CStr) -> Option<*mut c_void> {
-    // SAFETY: a plain lookup by a terminated name; a failure is not left for the program
-    // to find.
-    unsafe {
-        let at = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
-        if at.is_null() {
-            libc::dlerror();
-            return None;
-        }
-        Some(at)
-    }
 }

@@ -152,7 +152,7 @@ unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> *mut c_void {
     let Some(bytes) = n.checked_mul(size) else {
-        sample::set_errno(libc::ENOMEM);
+        crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
     // SAFETY: the C contract, passed on.
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
 pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     let page = page_size();
     let Some(bytes) = size.max(1).checked_next_multiple_of(page) else {
-        sample::set_errno(libc::ENOMEM);
+        crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
     // SAFETY: the C contract, passed on.

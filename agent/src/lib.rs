@@ -38,6 +38,7 @@ mod atfork;
 mod backend;
 mod ends;
 mod entry;
+mod local;
 mod module;
 mod object;
 mod range;
@@ -46,6 +47,7 @@ mod sampler;
 mod seccomp;
 mod session;
 mod stats;
+mod sys;
 mod thread;
 
 /// There is no panic in this library by rule; should there be one, the process cannot go on.

@@ -9,12 +9,14 @@ mod resize;
 pub use calls::*;
 pub use resize::*;
 
-use crate::arch::{self, Local};
+use crate::arch;
 use crate::backend;
+use crate::local::Local;
 use crate::object::{self, Layout, Object};
 use crate::range::{self, Flags, Stock};
 use crate::session::{self, Copy, Epoch, Missing};
 use crate::stats;
+use crate::sys;
 use crate::thread::{self, Thread};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -26,18 +28,6 @@ use unwind::Registers;
 
 /// Objects from here on are left unsampled: no range could hold them.
 const MAX_BYTES: usize = 1 << 40;
-
-/// The calling thread's `errno`.
-pub fn errno() -> c_int {
-    // SAFETY: always valid for the calling thread.
-    unsafe { *libc::__errno_location() }
-}
-
-/// Sets it back.
-pub fn set_errno(value: c_int) {
-    // SAFETY: always valid for the calling thread.
-    unsafe { *libc::__errno_location() = value }
-}
 
 /// What is asked for.
 #[derive(Clone, Copy)]
@@ -94,7 +84,7 @@ fn take_turn(local: &mut Local, request: Request, registers: &Registers) -> *mut
         .epoch
         .load(core::sync::atomic::Ordering::Relaxed);
     // SAFETY: null, or the thread's own, which has entered an epoch.
-    let known = unsafe { local.thread.as_ref() };
+    let known = unsafe { thread::of(local).as_ref() };
     // SAFETY: as above; it is not used beyond this line.
     let known = known.is_some_and(|thread| session::is_current(unsafe { thread.epoch() }));
     if local.epoch != number || !known {
@@ -110,7 +100,7 @@ fn take_turn(local: &mut Local, request: Request, registers: &Registers) -> *mut
         return null_mut();
     }
     // SAFETY: enrolled, now or before.
-    let thread = unsafe { &mut *local.thread };
+    let thread = unsafe { &mut *thread::of(local) };
     // SAFETY: as above.
     let epoch = unsafe { thread.epoch() };
     local.left = thread.gaps.next(thread.interval);
@@ -147,10 +137,10 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     }
     let epoch = epoch?;
     if local.thread.is_null() {
-        local.thread = thread::make();
+        local.thread = thread::make().cast();
     }
     // SAFETY: null or the thread's own memory, mapped as long as the thread lives.
-    let thread = unsafe { local.thread.as_mut() }?;
+    let thread = unsafe { thread::of(local).as_mut() }?;
     let new_session = thread.session != epoch.session;
     thread.enter(epoch);
     if new_session {
@@ -212,8 +202,8 @@ fn sample(
 /// `bytes` from `at` on are the caller's.
 unsafe fn clear(at: *mut u8, bytes: usize) {
     const MUCH: usize = 64 << 10;
-    let first = at.align_offset(session::PAGE);
-    let pages = bytes.saturating_sub(first) & !(session::PAGE - 1);
+    let first = at.align_offset(sys::PAGE);
+    let pages = bytes.saturating_sub(first) & !(sys::PAGE - 1);
     // SAFETY: the caller's; whole pages of private memory of our own mapping, between those
     // that are shared with what lies before and behind. Refused where they are locked.
     unsafe {
@@ -288,7 +278,7 @@ fn count_free(local: &mut Local, object: &Object) {
         return;
     }
     // SAFETY: null or the thread's own memory.
-    let thread = unsafe { local.thread.as_mut() };
+    let thread = unsafe { thread::of(local).as_mut() };
     let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object)) else {
         return count_free_shared(object);
     };
@@ -393,7 +383,7 @@ pub unsafe fn free(p: *mut c_void) {
 #[inline]
 unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
     // SAFETY: null or the thread's own memory.
-    let thread = unsafe { local.thread.as_mut() };
+    let thread = unsafe { thread::of(local).as_mut() };
     // SAFETY: the caller's, and what the header says.
     unsafe {
         let layout = object.layout();

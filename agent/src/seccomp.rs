@@ -8,7 +8,7 @@
 //! Limit: a filter that is installed with a system call instruction of the program's own is
 //! not seen. The controller compares `/proc/PID/status` as well before it starts a session.
 
-use crate::session::read_file;
+use crate::sys::read_file;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
@@ -99,7 +99,7 @@ core::arch::global_asm!(
 #[cfg_attr(test, allow(dead_code))]
 unsafe extern "C" fn advise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
     if is_installed() {
-        crate::sample::set_errno(libc::ENOSYS);
+        crate::sys::set_errno(libc::ENOSYS);
         return -1;
     }
     // SAFETY: the caller's.

@@ -4,6 +4,7 @@
 //! space, of which a stack of ordinary depth touches four pages), given back when the
 //! thread ends and used again by the next one.
 
+use crate::local::Local;
 use crate::range::Stock;
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
@@ -148,6 +149,12 @@ impl Thread {
     }
 }
 
+/// A thread's memory for sampling; null before its first sample.
+#[inline(always)]
+pub fn of(local: &Local) -> *mut Thread {
+    local.thread.cast()
+}
+
 /// Calls [`ended`] when a thread that sampled ends.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
@@ -171,7 +178,7 @@ pub fn make() -> *mut Thread {
         let seen = !slot.load(Ordering::Relaxed).is_null();
         Some(seen.then(|| slot.swap(null_mut(), Ordering::Acquire))?).filter(|t| !t.is_null())
     });
-    let thread = spare.unwrap_or_else(map);
+    let thread = spare.unwrap_or_else(|| crate::sys::map_private(size_of::<Thread>()).cast());
     if thread.is_null() {
         return thread;
     }
@@ -195,26 +202,14 @@ pub fn make() -> *mut Thread {
     thread
 }
 
-fn map() -> *mut Thread {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping where nothing is.
-    let at = unsafe { libc::mmap(null_mut(), size_of::<Thread>(), access, flags, -1, 0) };
-    if at == libc::MAP_FAILED {
-        null_mut()
-    } else {
-        at.cast()
-    }
-}
-
 fn seed(thread: *const Thread) -> u64 {
     arch::cycles() ^ (thread as u64) << 16 ^ arch::thread_pointer().rotate_left(32)
 }
 
 /// Lets the calling thread forget the session that it was in: a child's was its parent's.
-pub fn forget_session(local: &mut arch::Local) {
+pub fn forget_session(local: &mut Local) {
     // SAFETY: null, or the thread's own memory, which is not borrowed while the process forks.
-    let thread = unsafe { local.thread.as_mut() };
+    let thread = unsafe { of(local).as_mut() };
     // Only where it is needed: each page that a child writes to is copied for it.
     if let Some(thread) = thread.filter(|thread| thread.session != 0) {
         thread.session = 0;
@@ -224,13 +219,13 @@ pub fn forget_session(local: &mut arch::Local) {
 /// The shard of the calling thread, if it has one.
 pub fn own_shard() -> Option<u32> {
     // SAFETY: the thread's own words; null or made by `make`.
-    unsafe { (*arch::local()).thread.as_ref().map(|thread| thread.shard) }
+    unsafe { of(&*arch::local()).as_ref().map(|thread| thread.shard) }
 }
 
 /// A thread that sampled has ended. Other destructors may still allocate: they find the
 /// thread as one that never sampled, and if they sample this runs once more.
 unsafe extern "C" fn ended(value: *mut c_void) {
-    let saved = crate::sample::errno();
+    let saved = crate::sys::errno();
     let thread: *mut Thread = value.cast();
     // SAFETY: the ending thread's own words and memory.
     unsafe {
@@ -252,7 +247,7 @@ unsafe extern "C" fn ended(value: *mut c_void) {
         // SAFETY: our own mapping, used by nobody.
         unsafe { libc::munmap(thread.cast(), size_of::<Thread>()) };
     }
-    crate::sample::set_errno(saved);
+    crate::sys::set_errno(saved);
 }
 
 /// Index of a cause among the counters.

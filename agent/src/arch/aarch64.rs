@@ -1,6 +1,6 @@
 //! aarch64, AAPCS64.
 
-use super::Local;
+use crate::local::Local;
 use core::arch::{asm, global_asm};
 use unwind::Registers;
 
@@ -344,10 +344,10 @@ macro_rules! answer_or_jump {
 }
 pub(crate) use answer_or_jump;
 
-/// Defines `prctl`: the system call, after `note_installation` where its first argument is
+/// Defines `prctl`: the system call, after `$note` where its first argument is
 /// `$set_seccomp`; what it returns goes to `$fail` where it is an error.
 macro_rules! noting_prctl {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -384,7 +384,7 @@ macro_rules! noting_prctl {
                 ".cfi_endproc",
                 number = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
-                note = sym $crate::seccomp::note_installation,
+                note = sym $note,
                 fail = sym $fail,
             )
         }
@@ -394,7 +394,7 @@ pub(crate) use noting_prctl;
 
 /// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments behind the number.
 macro_rules! noting_syscall {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -447,7 +447,7 @@ macro_rules! noting_syscall {
                 seccomp = const libc::SYS_seccomp,
                 prctl = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
-                note = sym $crate::seccomp::note_installation,
+                note = sym $note,
                 fail = sym $fail,
             )
         }

@@ -1,6 +1,6 @@
 //! x86-64, System V ABI.
 
-use super::Local;
+use crate::local::Local;
 use core::arch::{asm, global_asm};
 use unwind::Registers;
 
@@ -350,10 +350,10 @@ macro_rules! answer_or_jump {
 }
 pub(crate) use answer_or_jump;
 
-/// Defines `prctl`: the system call, after `note_installation` where its first argument is
+/// Defines `prctl`: the system call, after `$note` where its first argument is
 /// `$set_seccomp`; what it returns goes to `$fail` where it is an error.
 macro_rules! noting_prctl {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -400,7 +400,7 @@ macro_rules! noting_prctl {
                 ".cfi_endproc",
                 number = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
-                note = sym $crate::seccomp::note_installation,
+                note = sym $note,
                 fail = sym $fail,
             )
         }
@@ -411,7 +411,7 @@ pub(crate) use noting_prctl;
 /// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments behind the number, the
 /// last one on the stack.
 macro_rules! noting_syscall {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -477,7 +477,7 @@ macro_rules! noting_syscall {
                 seccomp = const libc::SYS_seccomp,
                 prctl = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
-                note = sym $crate::seccomp::note_installation,
+                note = sym $note,
                 fail = sym $fail,
             )
         }

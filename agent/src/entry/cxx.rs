@@ -13,6 +13,7 @@
 use super::{free_low, passes, to};
 use crate::arch::{jump_through, with_registers_or_fail};
 use crate::backend::NEXT;
+use crate::sys::next_symbol;
 use crate::{range, sample};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
@@ -28,15 +29,10 @@ jump_through!(aligned_new_failed, NEXT_ALIGNED_NEW);
 with_registers_or_fail!(sampled_new, sample::malloc, new_failed);
 with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_failed);
 
-fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: a plain lookup by a terminated name.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
-}
-
 /// Finds the operators that fail for us. At start-up: later the loader may not be called.
 pub fn find_next() {
-    NEXT_NEW.store(next(c"_Znwm"), Ordering::Relaxed);
-    NEXT_ALIGNED_NEW.store(next(c"_ZnwmSt11align_val_t"), Ordering::Relaxed);
+    NEXT_NEW.store(next_symbol(c"_Znwm"), Ordering::Relaxed);
+    NEXT_ALIGNED_NEW.store(next_symbol(c"_ZnwmSt11align_val_t"), Ordering::Relaxed);
 }
 
 /// How objects are made and freed that are not sampled.
@@ -176,7 +172,7 @@ macro_rules! operators {
         /// Hands all on to the next library's operators, where there are such.
         pub fn pass_on() {
             let pass = |slot: &AtomicPtr<c_void>, name: &CStr| {
-                let found = next(name);
+                let found = next_symbol(name);
                 if !found.is_null() {
                     slot.store(found, Ordering::Relaxed);
                 }

@@ -84,7 +84,7 @@ pub unsafe extern "C" fn __libc_valloc(size: usize) -> *mut c_void {
 pub unsafe extern "C" fn __libc_pvalloc(size: usize) -> *mut c_void {
     let page = page_size();
     let Some(bytes) = size.max(1).checked_next_multiple_of(page) else {
-        sample::set_errno(libc::ENOMEM);
+        crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
     // SAFETY: plain allocation calls.

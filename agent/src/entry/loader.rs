@@ -10,6 +10,7 @@
 use crate::arch::{answer_or_jump, find_and_jump, jump_without};
 use crate::backend;
 use crate::entry::{self, libc_names};
+use crate::sys::next_symbol;
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr::null_mut;
@@ -56,11 +57,11 @@ pub fn find_next() {
 }
 
 extern "C" fn find_dlopen() -> *mut c_void {
-    keep(&DLOPEN, next(c"dlopen"))
+    keep(&DLOPEN, next_symbol(c"dlopen"))
 }
 
 extern "C" fn find_dlmopen() -> *mut c_void {
-    keep(&DLMOPEN, next(c"dlmopen"))
+    keep(&DLMOPEN, next_symbol(c"dlmopen"))
 }
 
 /// By `dlvsym`, which is not ours, and the version that glibc 2.34 gave it.
@@ -79,12 +80,6 @@ fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
 
 unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
-}
-
-/// What comes after this library by a name.
-fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: a plain lookup by a terminated name.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
 /// What `dlsym` shall answer, or null: what it does by itself. Ours only where that would be
@@ -107,7 +102,7 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
         unsafe { core::mem::transmute(real) };
     // SAFETY: the caller's handle and name; that we are who calls matters to neither.
     let found = unsafe { real(handle, name.as_ptr()) };
-    if !found.is_null() && found == next(name) {
+    if !found.is_null() && found == next_symbol(name) {
         own
     } else {
         null_mut()

@@ -53,8 +53,7 @@ type Close = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 /// Looks it up; outside any allocation.
 pub fn find() -> usize {
-    // SAFETY: a plain lookup by a terminated name.
-    let real = unsafe { libc::dlsym(libc::RTLD_NEXT, c"dlclose".as_ptr()) } as usize;
+    let real = crate::sys::next_symbol(c"dlclose") as usize;
     DLCLOSE.store(real, Ordering::Relaxed);
     real
 }
@@ -130,7 +129,7 @@ fn rest() {
         tv_nsec: 1_000_000,
     };
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    let saved = crate::sample::errno();
+    let saved = crate::sys::errno();
     // SAFETY: a word of our own; nobody wakes us, the time does.
     unsafe {
         let seen = word.load(Ordering::Relaxed);
@@ -142,7 +141,7 @@ fn rest() {
             &raw const time,
         );
     }
-    crate::sample::set_errno(saved);
+    crate::sys::set_errno(saved);
 }
 
 /// Libraries that were to be closed when that could not be. Beyond, they stay.

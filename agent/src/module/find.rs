@@ -1,6 +1,6 @@
 //! Which module is an address in?
 
-use crate::session::read_file;
+use crate::sys::{self, read_file};
 use core::ffi::{c_int, c_void};
 use core::mem::size_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -63,15 +63,7 @@ static DL_FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 /// the agent would not load.
 pub fn init() {
     crate::ends::find();
-    // SAFETY: a plain lookup by a terminated name; a failure is not left for the program
-    // to find.
-    unsafe {
-        let found = libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr());
-        if found.is_null() {
-            libc::dlerror();
-        }
-        DL_FIND_OBJECT.store(found as usize, Ordering::Relaxed);
-    }
+    DL_FIND_OBJECT.store(sys::symbol(c"_dl_find_object") as usize, Ordering::Relaxed);
 }
 
 fn dl_find_object() -> Option<DlFind> {
@@ -116,54 +108,51 @@ const MAPS_BYTES: usize = 1 << 20;
 /// Room for the names of modules found there.
 const NAMES_BYTES: usize = 256 << 10;
 
-/// What a search needs. In memory of its own, mapped at the first one and for ever: a
-/// thread's stack may be too small. All zero is an empty one.
+/// Buffers of a search. In memory of their own, mapped at the first one and never unmapped: a
+/// thread's stack may be too small. Zeroed memory is an empty one.
 #[repr(C)]
-struct Desk {
+struct Scratch {
     names_used: usize,
     names: [u8; NAMES_BYTES],
     text: [u8; MAPS_BYTES],
 }
 
-static DESK: AtomicUsize = AtomicUsize::new(0);
+static SCRATCH: AtomicUsize = AtomicUsize::new(0);
 
 /// The mapping that holds `pc`, extended over its neighbours of the same file.
 fn search_maps(pc: u64) -> Option<Found> {
-    let desk = take_desk()?;
-    let text = read_file(c"/proc/self/maps", &mut desk.text);
+    let scratch = claim_scratch()?;
+    let text = read_file(c"/proc/self/maps", &mut scratch.text);
     let found = search_text(text, pc).map(|(found, file)| Found {
-        name: keep_name(&mut desk.names, &mut desk.names_used, path_of(file)),
+        name: keep_name(&mut scratch.names, &mut scratch.names_used, path_of(file)),
         ..found
     });
-    DESK.store(&raw const *desk as usize, Ordering::Release);
+    SCRATCH.store(&raw const *scratch as usize, Ordering::Release);
     found
 }
 
-/// The desk for one thread at a time; another one gets nothing, and loses one stack.
-fn take_desk() -> Option<&'static mut Desk> {
-    const TAKEN: usize = 1;
+/// The scratch buffer, claimed by one thread at a time. Another one that asks meanwhile gets
+/// nothing, and truncates one stack.
+fn claim_scratch() -> Option<&'static mut Scratch> {
+    const CLAIMED: usize = 1;
     // A filter that the program has installed may forbid to open the maps.
     if crate::seccomp::is_installed() {
         return None;
     }
-    let at = match DESK.swap(TAKEN, Ordering::Acquire) {
-        TAKEN => return None,
+    let at = match SCRATCH.swap(CLAIMED, Ordering::Acquire) {
+        CLAIMED => return None,
         0 => {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            let bytes = size_of::<Desk>();
-            // SAFETY: a new mapping where nothing is.
-            let at = unsafe { libc::mmap(core::ptr::null_mut(), bytes, access, flags, -1, 0) };
-            if at == libc::MAP_FAILED {
-                DESK.store(0, Ordering::Release);
+            let at = sys::map_private(size_of::<Scratch>());
+            if at.is_null() {
+                SCRATCH.store(0, Ordering::Release);
                 return None;
             }
             at as usize
         }
         at => at,
     };
-    // SAFETY: mapped for ever, and ours until it is put back.
-    Some(unsafe { &mut *(at as *mut Desk) })
+    // SAFETY: never unmapped, and no other thread gets it out of `SCRATCH` until it is put back.
+    Some(unsafe { &mut *(at as *mut Scratch) })
 }
 
 /// Address of the terminated `path` among `names`, to which it is added if it is new.
@@ -186,15 +175,15 @@ fn keep_name(names: &mut [u8], used: &mut usize, path: &[u8]) -> u64 {
 /// Shows `seen` every module in the maps, without its name; whether they could be read, as
 /// a whole.
 pub fn each_in_maps(mut seen: impl FnMut(&Found)) -> bool {
-    let Some(desk) = take_desk() else {
+    let Some(scratch) = claim_scratch() else {
         return false;
     };
-    let text = read_file(c"/proc/self/maps", &mut desk.text);
+    let text = read_file(c"/proc/self/maps", &mut scratch.text);
     let whole = !text.is_empty() && text.len() < MAPS_BYTES;
     if whole {
         images(text).for_each(|image| seen(&image.found));
     }
-    DESK.store(&raw const *desk as usize, Ordering::Release);
+    SCRATCH.store(&raw const *scratch as usize, Ordering::Release);
     whole
 }
 

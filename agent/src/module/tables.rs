@@ -2,6 +2,7 @@
 //! that is never profiled does not pay for it, not even in address space.
 
 use super::Slot;
+use crate::sys;
 use core::mem::size_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -34,11 +35,8 @@ pub fn map() -> bool {
         return true;
     }
     let bytes = size_of::<Tables>();
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping where nothing is.
-    let made = unsafe { libc::mmap(null_mut(), bytes, access, flags, -1, 0) };
-    if made == libc::MAP_FAILED {
+    let made = sys::map_private(bytes);
+    if made.is_null() {
         return false;
     }
     let none = null_mut();

@@ -114,7 +114,7 @@ fn stay(
     let (old, new) = (object.layout(), object::layout(bytes, align));
     let fits_place = old.offset == new.offset && (at as usize).is_multiple_of(align);
     // SAFETY: null or the thread's own memory.
-    let thread = unsafe { local.thread.as_mut() };
+    let thread = unsafe { thread::of(local).as_mut() };
     let own = thread.and_then(|thread| of_own_session(thread, object));
     let Some((thread, epoch)) = own else {
         return null_mut();
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn rallocx_sampled(
 }
 
 /// jemalloc's least large size class: below, objects are never resized in place.
-const LEAST_LARGE: usize = 4 * session::PAGE;
+const LEAST_LARGE: usize = 4 * crate::sys::PAGE;
 /// Its largest of all.
 const LARGEST: usize = 7 << 60;
 
@@ -342,7 +342,7 @@ fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
         ..reborn
     };
     // SAFETY: null or the thread's own memory.
-    let thread = unsafe { local.thread.as_mut() };
+    let thread = unsafe { thread::of(local).as_mut() };
     if let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, old)) {
         let record = own_record(thread, epoch, old.record);
         let sample = reborn.sample(epoch.start_tick);

@@ -5,13 +5,14 @@
 //! calls, and counts down what it allocates; only when that is worth it does it make a
 //! segment of its own. Most children execute another program before.
 
-use super::identity;
 use super::life::{self, Start};
 use super::shards;
 use super::{
-    BASE, BYTES, CONTROL, LIFE, MAKING, NONE, OWN, PAGE, VIEW, WAITING, control, forget_sessions,
+    BASE, BYTES, CONTROL, LIFE, MAKING, NONE, OWN, VIEW, WAITING, control, forget_sessions,
 };
-use crate::arch::{self, Local};
+use crate::arch;
+use crate::local::Local;
+use crate::sys::{self, PAGE};
 use crate::{seccomp, thread};
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -56,26 +57,18 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// Makes the mark and asks to be called in children. At start-up.
 pub fn start() {
-    OWNER.store(identity::pid(), Ordering::Relaxed);
+    OWNER.store(sys::pid(), Ordering::Relaxed);
     crate::atfork::start();
     crate::atfork::in_children(in_child);
-    let Some(page) = anonymous(null_mut(), PAGE, 0) else {
+    let page = sys::map_private(PAGE);
+    if page.is_null() {
         return;
-    };
-    // SAFETY: the page just mapped.
+    }
+    // SAFETY: the page just mapped, which nobody else knows.
     if unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) } == 0 {
         let mark: *mut AtomicU32 = page.cast();
         MARK.store(mark, Ordering::Relaxed);
     }
-}
-
-/// New private memory, at `at` with `MAP_FIXED` in `flags`.
-fn anonymous(at: *mut c_void, bytes: usize, flags: i32) -> Option<*mut c_void> {
-    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: callers pass places of their own to replace, or none.
-    let at = unsafe { libc::mmap(at, bytes, access, flags, -1, 0) };
-    (at != libc::MAP_FAILED).then_some(at)
 }
 
 /// The page that tells copies apart.
@@ -148,10 +141,10 @@ fn leave_unseen() -> Copy {
 
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 unsafe extern "C" fn in_child() {
-    let saved = crate::sample::errno();
+    let saved = crate::sys::errno();
     // SAFETY: the calling thread's own words.
     leave(unsafe { (*arch::local()).busy } != 0);
-    crate::sample::set_errno(saved);
+    crate::sys::set_errno(saved);
 }
 
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets
@@ -219,7 +212,8 @@ fn pending() -> Option<Start> {
 
 /// Puts a private, empty page over the view of commands, identity and status.
 pub(super) fn cover_view() -> bool {
-    anonymous(CONTROL.0.get().cast(), VIEW, libc::MAP_FIXED).is_some()
+    // SAFETY: our own static, whole pages of it; any bytes are a view.
+    unsafe { sys::cover(CONTROL.0.get().cast(), VIEW) }
 }
 
 /// Gives up the parent's tables; the seed of them is not in the child (`segment::create`).
@@ -232,7 +226,8 @@ fn drop_tables(interrupted: bool) -> bool {
     }
     BASE.store(null_mut(), Ordering::Release);
     if interrupted {
-        return anonymous(base.cast(), whole, libc::MAP_FIXED).is_some();
+        // SAFETY: our own mapping of this size. The sample that goes on in it counts for nobody.
+        return unsafe { sys::cover(base.cast(), whole) };
     }
     // SAFETY: our own mapping of this size. No other thread exists that could be in a sample,
     // this one is not, and sessions and epoch were forgotten above.
@@ -282,7 +277,7 @@ fn wait(local: &mut Local) -> bool {
         life::hide();
         return false;
     }
-    OWNER.store(identity::pid(), Ordering::Relaxed);
+    OWNER.store(sys::pid(), Ordering::Relaxed);
     let parent = PENDING.parent.load(Ordering::Relaxed) as u32;
     life::make(pending(), parent, false);
     local.epoch = 0;

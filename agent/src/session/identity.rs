@@ -1,84 +1,9 @@
 //! Who this process is, read from /proc without a heap.
 
-use core::ffi::{CStr, c_char};
+use crate::sys::{self, read_file};
 use core::sync::atomic::Ordering;
 use shm_protocol::clock;
 use shm_protocol::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC};
-
-/// Text of a fixed size, NUL-terminated; what does not fit is dropped and noted.
-pub struct Text<const N: usize> {
-    bytes: [u8; N],
-    len: usize,
-    whole: bool,
-}
-
-impl<const N: usize> Text<N> {
-    /// Nothing.
-    pub const fn new() -> Self {
-        Self {
-            bytes: [0; N],
-            len: 0,
-            whole: true,
-        }
-    }
-
-    /// Appends bytes.
-    pub fn push(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            if self.len + 1 >= N {
-                self.whole = false;
-                return;
-            }
-            self.bytes[self.len] = *byte;
-            self.len += 1;
-        }
-    }
-
-    /// Appends a number.
-    pub fn push_number(&mut self, mut number: u64) {
-        let mut digits = [0u8; 20];
-        let mut at = digits.len();
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (number % 10) as u8;
-            number /= 10;
-            if number == 0 {
-                break;
-            }
-        }
-        self.push(&digits[at..]);
-    }
-
-    /// As a C string; `None` if something was dropped.
-    pub fn as_c_str(&self) -> Option<&CStr> {
-        CStr::from_bytes_until_nul(&self.bytes)
-            .ok()
-            .filter(|_| self.whole)
-    }
-}
-
-/// Reads the start of a file. Empty if it cannot be read. Keeps `errno`'s meaning to its
-/// callers, which save it.
-pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
-    // SAFETY: plain calls on a descriptor of our own and a buffer of this size.
-    let len = unsafe {
-        let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-        if fd < 0 {
-            return &[];
-        }
-        let mut len = 0;
-        while len < buffer.len() {
-            let n = libc::read(fd, buffer[len..].as_mut_ptr().cast(), buffer.len() - len);
-            if n <= 0 {
-                break;
-            }
-            len += n as usize;
-        }
-        libc::close(fd);
-        len
-    };
-    &buffer[..len]
-}
 
 /// Field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command
 /// in field 2 may hold anything, so counting starts at the last parenthesis.
@@ -97,12 +22,6 @@ pub fn start_time() -> u64 {
     })
 }
 
-/// This process's pid, in its own namespace. A system call.
-pub fn pid() -> u32 {
-    // SAFETY: cannot fail.
-    unsafe { libc::getpid() as u32 }
-}
-
 /// Kernel's boot id, binary.
 pub fn boot_id() -> [u8; 16] {
     let mut buffer = [0u8; 64];
@@ -117,18 +36,7 @@ pub fn boot_id() -> [u8; 16] {
 
 /// Inode of this process's pid namespace; 0: not known.
 pub fn pid_namespace() -> u64 {
-    // SAFETY: all zero is a valid stat.
-    let mut status: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: terminated path and a stat to fill.
-    let known = unsafe { libc::stat(c"/proc/self/ns/pid".as_ptr(), &mut status) } == 0;
-    if known { status.st_ino } else { 0 }
-}
-
-fn exe(buffer: &mut [u8]) -> usize {
-    let path = c"/proc/self/exe".as_ptr();
-    // SAFETY: readlink writes at most the buffer's length.
-    let len = unsafe { libc::readlink(path, buffer.as_mut_ptr().cast::<c_char>(), buffer.len()) };
-    usize::try_from(len).unwrap_or(0)
+    sys::status(c"/proc/self/ns/pid").map_or(0, |status| status.st_ino)
 }
 
 /// Describes this process in a fresh segment that will have `bytes` with its tables; the
@@ -142,7 +50,7 @@ pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u
     identity.abi_version = ABI_VERSION;
     identity.header_bytes = HEADER_BYTES as u32;
     identity.segment_bytes = bytes as u64;
-    identity.pid = pid();
+    identity.pid = sys::pid();
     // SAFETY: cannot fail.
     identity.uid = unsafe { libc::geteuid() };
     identity.start_time = start_time;
@@ -157,7 +65,7 @@ pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u
     identity.comm[len.min(16)..].fill(0);
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     identity.agent_version[..version.len()].copy_from_slice(version);
-    identity.exe_len = exe(&mut identity.exe) as u32;
+    identity.exe_len = sys::read_link(c"/proc/self/exe", &mut identity.exe) as u32;
     let id = crate::module::executable_build_id().unwrap_or_default();
     let id = &id[..id.len().min(32)];
     identity.exe_build_id[..id.len()].copy_from_slice(id);

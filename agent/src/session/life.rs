@@ -48,7 +48,7 @@ extern "C" fn constructor() {
     if cfg!(test) {
         return;
     }
-    let saved = crate::sample::errno();
+    let saved = crate::sys::errno();
     crate::backend::settle();
     crate::module::init();
     thread::make_key();
@@ -67,7 +67,7 @@ extern "C" fn constructor() {
         deadline_ns: 0,
     });
     make(start, 0, true);
-    crate::sample::set_errno(saved);
+    crate::sys::set_errno(saved);
 }
 
 /// What the process may have, in bytes; `u64::MAX`: no limit.
@@ -272,12 +272,11 @@ extern "C" fn destructor() {
     status.exited.store(1, Ordering::Relaxed);
     control().epoch.store(0, Ordering::Release);
     if seccomp::is_absent() && (last == 0 || collected >= session) {
-        let saved = crate::sample::errno();
+        let saved = crate::sys::errno();
         // SAFETY: written before `LIFE` became `OWN`, and not since.
         if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
-            // SAFETY: a terminated path.
-            unsafe { libc::unlink(path.as_ptr()) };
+            crate::sys::unlink(path);
         }
-        crate::sample::set_errno(saved);
+        crate::sys::set_errno(saved);
     }
 }

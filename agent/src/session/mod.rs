@@ -14,9 +14,9 @@ mod sweep;
 pub mod time;
 
 pub use fork::{Copy, after_unseen_fork, wait_as_child};
-pub use identity::read_file;
 pub use shards::{release_shard, take_shard};
 
+use crate::sys::PAGE;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -28,12 +28,6 @@ use shm_protocol::layout::{
 };
 use shm_protocol::{Bank, Geometry, clock};
 
-/// Largest page of the machines that we run on.
-pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
-    65536
-} else {
-    4096
-};
 /// [`CONTROL_BYTES`] in whole pages.
 const VIEW: usize = CONTROL_BYTES.next_multiple_of(PAGE);
 
@@ -137,7 +131,7 @@ fn attach() -> Result<*mut u8, Missing> {
     // taken it out of `SEED` knows.
     let at = unsafe { libc::mremap(seed.cast(), CONTROL_BYTES, bytes, libc::MREMAP_MAYMOVE) };
     if at == libc::MAP_FAILED {
-        refuse(REFUSES_MEMORY, crate::sample::errno());
+        refuse(REFUSES_MEMORY, crate::sys::errno());
         SEED.store(seed, Ordering::Release);
         return Err(Missing::ForGood);
     }
@@ -198,7 +192,7 @@ pub fn current() -> Result<Epoch, Missing> {
     // The largest first: where memory is limited, it fails before others have taken any.
     let base = attach()?;
     if !crate::module::prepare() {
-        refuse(REFUSES_MEMORY, crate::sample::errno());
+        refuse(REFUSES_MEMORY, crate::sys::errno());
         return Err(Missing::ForGood);
     }
     let bank = bank(base, session);

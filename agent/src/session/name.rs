@@ -1,8 +1,8 @@
 //! The segment's name.
 
-use super::identity::{self, Text};
 use super::life::variable;
 use super::{CONTROL, sweep};
+use crate::sys::{self, Text};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use shm_protocol::clock;
@@ -27,7 +27,7 @@ pub fn create(
     at_start: bool,
 ) -> Result<(Mapping, Path), Errno> {
     // By chance: the pids of a server's children may all be odd.
-    let chance = (clock::unix_ns() ^ u64::from(pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let chance = (clock::unix_ns() ^ u64::from(sys::pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     if at_start && chance >> (64 - SWEEP_BITS) == 0 {
         sweep::sweep(dir());
     }
@@ -42,8 +42,7 @@ pub fn create(
         let name = path.as_c_str().ok_or(Errno(libc::ENAMETOOLONG))?;
         let mut made = make(name);
         if matches!(made, Err(Errno(libc::EEXIST))) && sweep::is_own_and_unused(name, start_time) {
-            // SAFETY: terminated path of a file that this process made and nobody needs.
-            unsafe { libc::unlink(name.as_ptr()) };
+            sys::unlink(name);
             made = make(name);
         }
         if matches!(made, Err(Errno(libc::ENOSPC))) && at_start && attempt == 0 {
@@ -86,14 +85,10 @@ fn path_of(start_time: u64, image: u64) -> Path {
     path.push(dir());
     path.push(b"/");
     path.push(FILE_PREFIX.as_bytes());
-    path.push_number(u64::from(pid()));
+    path.push_number(u64::from(sys::pid()));
     path.push(b".");
     path.push_number(start_time);
     path.push(b".");
     path.push_number(image);
     path
-}
-
-fn pid() -> u32 {
-    identity::pid()
 }

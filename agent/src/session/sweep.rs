@@ -9,10 +9,10 @@
 //! this user, this boot and this pid namespace, and no process has the pid. Everything else
 //! is somebody else's and stays. Done at start-up only: later a seccomp filter may forbid it.
 
-use super::identity::{self, Text};
-use core::ffi::{CStr, c_void};
+use super::identity;
+use crate::sys::{self, Pages, Text, read_file};
+use core::ffi::CStr;
 use core::mem::size_of;
-use core::ptr::null_mut;
 use shm_protocol::layout::{CONTROL_BYTES, HEADER_BYTES};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile};
 use shm_protocol::snapshot::Header;
@@ -30,46 +30,17 @@ const LISTING_BYTES: usize = 64 << 10;
 /// Where the name is in `struct linux_dirent64`.
 const NAME_AT: usize = 19;
 
-/// Anonymous, zeroed memory for a moment.
-pub struct Pages(*mut c_void, usize);
-
-impl Pages {
-    /// So many bytes, if they are to be had.
-    pub fn new(bytes: usize) -> Option<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping where nothing is.
-        let at = unsafe { libc::mmap(null_mut(), bytes, access, flags, -1, 0) };
-        (at != libc::MAP_FAILED).then_some(Self(at, bytes))
-    }
-
-    /// The bytes.
-    pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: mapped, initialised and ours.
-        unsafe { core::slice::from_raw_parts_mut(self.0.cast(), self.1) }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping.
-        unsafe { libc::munmap(self.0, self.1) };
-    }
-}
-
 /// The header of a segment file of this user, in a buffer of [`HEADER_BYTES`], and the file's
 /// `stat`.
 fn header<'a>(name: &CStr, buffer: &'a mut Pages) -> Option<(Header<'a>, libc::stat)> {
-    // SAFETY: all zero is a valid stat.
-    let mut status: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: terminated path and a stat to fill; asking for the user cannot fail.
-    let ours =
-        unsafe { libc::lstat(name.as_ptr(), &mut status) == 0 && status.st_uid == libc::geteuid() };
+    let status = sys::link_status(name)?;
+    // SAFETY: takes nothing and cannot fail.
+    let ours = status.st_uid == unsafe { libc::geteuid() };
     if !ours || status.st_mode & libc::S_IFMT != libc::S_IFREG {
         return None;
     }
     let bytes = buffer.bytes();
-    identity::read_file(name, &mut bytes[..CONTROL_BYTES]);
+    read_file(name, &mut bytes[..CONTROL_BYTES]);
     let header = Header::new(bytes, status.st_size as usize).ok()?;
     Some((header, status))
 }
@@ -117,7 +88,7 @@ impl Owner {
     fn is_gone(self) -> bool {
         // SAFETY: signal 0 only asks.
         let missing = unsafe { libc::kill(self.pid as i32, 0) } != 0;
-        missing && crate::sample::errno() == libc::ESRCH
+        missing && sys::errno() == libc::ESRCH
     }
 }
 
@@ -128,7 +99,7 @@ pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
     let Some(mut buffer) = Pages::new(HEADER_BYTES) else {
         return false;
     };
-    let pid = identity::pid();
+    let pid = sys::pid();
     let own = Owner { pid, start_time };
     header(name, &mut buffer).is_some_and(|(header, _)| {
         own.is_of(&header, identity::pid_namespace()) && is_unused(&header)
@@ -174,7 +145,8 @@ pub fn sweep(dir: &[u8]) {
     let Some((listing, most)) = list(name, listing.bytes()) else {
         return;
     };
-    let kept = kept.left();
+    // SAFETY: integers only.
+    let kept = unsafe { kept.array::<Left>() };
     let mut count = 0;
     for (at, path, owner) in gone(dir, listing) {
         let Some(name) = path.as_c_str() else {
@@ -187,8 +159,7 @@ pub fn sweep(dir: &[u8]) {
             continue;
         }
         if is_unused(&header) {
-            // SAFETY: terminated path of a file that is ours and holds nothing.
-            unsafe { libc::unlink(name.as_ptr()) };
+            sys::unlink(name);
         } else {
             kept[count] = Left::new(&status, at);
             count += 1;
@@ -215,14 +186,6 @@ impl Left {
             bytes: (status.st_blocks as u64).saturating_mul(512),
             at,
         }
-    }
-}
-
-impl Pages {
-    fn left(&mut self) -> &mut [Left] {
-        let count = self.1 / size_of::<Left>();
-        // SAFETY: mapped, aligned to a page, ours; any bytes are valid for these.
-        unsafe { core::slice::from_raw_parts_mut(self.0.cast(), count) }
     }
 }
 
@@ -274,19 +237,15 @@ fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], most: u64) {
         }
         bytes = bytes.saturating_add(size);
         if number >= KEPT || bytes > most {
-            // SAFETY: terminated path of a file that is ours, of a process that is gone.
-            unsafe { libc::unlink(name.as_ptr()) };
+            sys::unlink(name);
         }
     }
 }
 
 /// The memory that a file takes.
 fn bytes_of(name: &CStr) -> Option<u64> {
-    // SAFETY: all zero is a valid stat.
-    let mut status: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: terminated path and a stat to fill.
-    let known = unsafe { libc::lstat(name.as_ptr(), &mut status) } == 0;
-    known.then_some((status.st_blocks as u64).saturating_mul(512))
+    let status = sys::link_status(name)?;
+    Some((status.st_blocks as u64).saturating_mul(512))
 }
 
 /// Segments whose process is gone: where each name is in the listing, the path, and who the

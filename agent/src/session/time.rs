@@ -1,9 +1,8 @@
 //! The machine's time. In a time namespace the process's clocks are shifted; what goes into
 //! the segment is not.
 
-use super::identity::read_file;
+use crate::sys::{self, read_file};
 use core::ffi::CStr;
-use core::mem::zeroed;
 use core::sync::atomic::{AtomicI64, Ordering};
 use shm_protocol::clock::{self, Shift};
 
@@ -42,9 +41,5 @@ fn is_settled() -> bool {
 }
 
 fn inode(path: &CStr) -> u64 {
-    // SAFETY: all zero is a valid stat.
-    let mut status: libc::stat = unsafe { zeroed() };
-    // SAFETY: terminated path and a stat to fill.
-    let known = unsafe { libc::stat(path.as_ptr(), &mut status) } == 0;
-    if known { status.st_ino } else { 0 }
+    sys::status(path).map_or(0, |status| status.st_ino)
 }

@@ -1,6 +1,7 @@
 //! What is kept of a module: read once, when it is registered, into memory of our own.
 
 use crate::module::find::Found;
+use crate::sys;
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -65,7 +66,7 @@ fn keep(name: &[u8]) -> &'static [u8] {
     let mut len = 0;
     // Under a filter that the program has installed, the name is left as it is.
     if relative && !crate::seccomp::is_installed() {
-        len = link_target(c"/proc/self/cwd", &mut room[..MAX_DIRECTORY]);
+        len = sys::read_link(c"/proc/self/cwd", &mut room[..MAX_DIRECTORY]);
         room[len] = b'/';
         len += 1;
     }
@@ -91,11 +92,8 @@ fn names() -> Option<*mut u8> {
     if !known.is_null() {
         return Some(known);
     }
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping where nothing is.
-    let new = unsafe { libc::mmap(null_mut(), NAMES_BYTES, access, flags, -1, 0) };
-    if new == libc::MAP_FAILED {
+    let new = sys::map_private(NAMES_BYTES);
+    if new.is_null() {
         return None;
     }
     match NAMES.compare_exchange(null_mut(), new.cast(), Ordering::AcqRel, Ordering::Acquire) {
@@ -106,10 +104,4 @@ fn names() -> Option<*mut u8> {
             Some(other)
         }
     }
-}
-
-fn link_target(link: &CStr, buffer: &mut [u8]) -> usize {
-    // SAFETY: readlink writes at most the buffer's length.
-    let len = unsafe { libc::readlink(link.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
-    usize::try_from(len).unwrap_or(0)
 }

@@ -1,0 +1,29 @@
+//! The state of each thread that is there from its first instruction, zeroed: read and written
+//! without a call that may allocate.
+
+use core::ffi::{c_int, c_void};
+use core::mem::{offset_of, size_of};
+
+/// A thread's state. In initial-exec thread-local storage: its address is two instructions
+/// away. It has no destructor.
+#[repr(C)]
+pub struct Local {
+    /// Countdown: bytes that may still be allocated before a sample is due.
+    pub left: i64,
+    /// Epoch that `left` was drawn in; 0: none.
+    pub epoch: u8,
+    /// Reentrancy guard: nonzero while the thread is in the sampler.
+    pub busy: u8,
+    /// Nonzero while it reads a module's memory, see [`crate::module`].
+    pub reading: u8,
+    /// What it keeps while it samples ([`crate::thread::Thread`]); null before its first sample.
+    pub thread: *mut c_void,
+    /// Address of its `errno`; null until that was asked.
+    pub errno: *mut c_int,
+}
+
+const _: () = assert!(size_of::<Local>() == 32, "the assembly reserves 32 bytes");
+const _: () = assert!(
+    offset_of!(Local, left) == 0 && offset_of!(Local, epoch) == 8,
+    "as the assembly reads them"
+);

@@ -1,0 +1,170 @@
+//! The system's calls that several rooms need, each with its `unsafe` once. Depends on nothing
+//! else of the agent.
+
+mod text;
+
+pub use text::Text;
+
+use core::ffi::{CStr, c_int, c_void};
+use core::mem::zeroed;
+use core::ptr::null_mut;
+
+/// Largest page of the machines that we run on.
+pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
+    65536
+} else {
+    4096
+};
+
+/// The calling thread's `errno`.
+pub fn errno() -> c_int {
+    // SAFETY: glibc's `errno` is a word of the calling thread, there as long as it runs.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's `errno`.
+pub fn set_errno(value: c_int) {
+    // SAFETY: as in `errno`.
+    unsafe { *libc::__errno_location() = value }
+}
+
+/// The process id, in the process's own namespace. A system call.
+pub fn pid() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::getpid() as u32 }
+}
+
+/// Contents of a file, as far as they fit into the buffer. Empty if it cannot be read. Changes
+/// `errno`.
+pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
+    // SAFETY: a terminated path; the descriptor is ours until it is closed here; `read` writes
+    // within the rest of the buffer.
+    let len = unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return &[];
+        }
+        let mut len = 0;
+        while len < buffer.len() {
+            let n = libc::read(fd, buffer[len..].as_mut_ptr().cast(), buffer.len() - len);
+            if n <= 0 {
+                break;
+            }
+            len += n as usize;
+        }
+        libc::close(fd);
+        len
+    };
+    &buffer[..len]
+}
+
+/// Copies the target of a symbolic link into the buffer; its length, 0 if it cannot be read.
+/// Changes `errno`.
+pub fn read_link(link: &CStr, buffer: &mut [u8]) -> usize {
+    // SAFETY: a terminated path; at most the buffer's length is written.
+    let len = unsafe { libc::readlink(link.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
+    usize::try_from(len).unwrap_or(0)
+}
+
+/// Status of a file, following links. Changes `errno`.
+pub fn status(path: &CStr) -> Option<libc::stat> {
+    // SAFETY: integers only, so zero is a value.
+    let mut status: libc::stat = unsafe { zeroed() };
+    // SAFETY: a terminated path, and a structure to fill.
+    (unsafe { libc::stat(path.as_ptr(), &mut status) } == 0).then_some(status)
+}
+
+/// Status of a file, of a link itself. Changes `errno`.
+pub fn link_status(path: &CStr) -> Option<libc::stat> {
+    // SAFETY: integers only, so zero is a value.
+    let mut status: libc::stat = unsafe { zeroed() };
+    // SAFETY: a terminated path, and a structure to fill.
+    (unsafe { libc::lstat(path.as_ptr(), &mut status) } == 0).then_some(status)
+}
+
+/// Removes a file. Changes `errno`.
+pub fn unlink(path: &CStr) {
+    // SAFETY: a terminated path.
+    unsafe { libc::unlink(path.as_ptr()) };
+}
+
+/// Address of a symbol in the program's search order; null if there is none. Calls the loader.
+pub fn symbol(name: &CStr) -> *mut c_void {
+    // SAFETY: a terminated name and a handle that is always valid. A failure is taken back, so
+    // that the program does not find it.
+    unsafe {
+        let found = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+        if found.is_null() {
+            libc::dlerror();
+        }
+        found
+    }
+}
+
+/// Address of a symbol in the libraries after this one; null if there is none. Calls the loader.
+pub fn next_symbol(name: &CStr) -> *mut c_void {
+    // SAFETY: a terminated name and a handle that is always valid.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+/// New private memory, all zero and without memory behind it until it is touched; null if there
+/// is none to be had, and `errno` says why.
+pub fn map_private(bytes: usize) -> *mut c_void {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: no address is asked for, so nothing that is mapped is replaced.
+    let at = unsafe { libc::mmap(null_mut(), bytes, access, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        null_mut()
+    } else {
+        at
+    }
+}
+
+/// Puts new private memory in the place of a mapping; whether it could.
+///
+/// # Safety
+/// The mapping is the caller's, and nobody relies on what is in it.
+pub unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the caller's.
+    unsafe { libc::mmap(at, bytes, access, flags, -1, 0) != libc::MAP_FAILED }
+}
+
+/// Zeroed memory for a moment.
+pub struct Pages {
+    at: *mut c_void,
+    bytes: usize,
+}
+
+impl Pages {
+    /// Memory of this size; `None` if there is none to be had.
+    pub fn new(bytes: usize) -> Option<Self> {
+        let at = map_private(bytes);
+        (!at.is_null()).then_some(Self { at, bytes })
+    }
+
+    /// The memory.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: a mapping of this size that this value owns; zero bytes are bytes.
+        unsafe { core::slice::from_raw_parts_mut(self.at.cast(), self.bytes) }
+    }
+
+    /// The memory as an array.
+    ///
+    /// # Safety
+    /// Any bytes are a `T`, and a page is aligned for it.
+    pub unsafe fn array<T>(&mut self) -> &mut [T] {
+        let count = self.bytes / size_of::<T>();
+        // SAFETY: a mapping of at least this size that this value owns; the rest is the caller's.
+        unsafe { core::slice::from_raw_parts_mut(self.at.cast(), count) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: a mapping that this value alone owned.
+        unsafe { libc::munmap(self.at, self.bytes) };
+    }
+}

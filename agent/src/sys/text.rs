@@ -1,0 +1,55 @@
+//! Text without a heap.
+
+use core::ffi::CStr;
+
+/// NUL-terminated text in `N` bytes; what does not fit is dropped and noted.
+pub struct Text<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+    whole: bool,
+}
+
+impl<const N: usize> Text<N> {
+    /// Empty text.
+    pub const fn new() -> Self {
+        Self {
+            bytes: [0; N],
+            len: 0,
+            whole: true,
+        }
+    }
+
+    /// Appends bytes.
+    pub fn push(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if self.len + 1 >= N {
+                self.whole = false;
+                return;
+            }
+            self.bytes[self.len] = *byte;
+            self.len += 1;
+        }
+    }
+
+    /// Appends a number.
+    pub fn push_number(&mut self, mut number: u64) {
+        let mut digits = [0u8; 20];
+        let mut at = digits.len();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                break;
+            }
+        }
+        self.push(&digits[at..]);
+    }
+
+    /// As a C string; `None` if something was dropped.
+    pub fn as_c_str(&self) -> Option<&CStr> {
+        CStr::from_bytes_until_nul(&self.bytes)
+            .ok()
+            .filter(|_| self.whole)
+    }
+}
