@@ -134,14 +134,8 @@ fn choose() {
     if stands_aside() || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
         system::enter();
-        if stands_aside() {
-            crate::entry::stand_aside();
-        }
         NEXT.use_system();
         system::leave();
-    }
-    if !stands_aside() {
-        crate::entry::settle();
     }
 }
 

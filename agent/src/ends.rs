@@ -1,7 +1,6 @@
 //! Where the stacks end that threads begin on.
 
 use crate::sys;
-use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering};
 use unwind::stack::Ends;
 
@@ -46,7 +45,7 @@ fn thread_slack() -> Option<u64> {
     let found = sys::symbol(c"_dl_get_tls_static_info");
     // SAFETY: null, or the loader's function of this type, which the C library's own threads call.
     let ask: Option<unsafe extern "C" fn(*mut usize, *mut usize)> =
-        unsafe { core::mem::transmute::<*mut c_void, _>(found) };
+        unsafe { core::mem::transmute::<*mut core::ffi::c_void, _>(found) };
     let ask = ask?;
     let (mut size, mut align) = (0usize, 0usize);
     // SAFETY: two words to write.

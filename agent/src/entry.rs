@@ -9,32 +9,24 @@
 //! Every exit is a tail call and nothing is kept across it, so these functions have no
 //! frame; the assembly behind a sampled exit sees the program's own registers.
 
-use crate::arch::{self, counting_entry, freeing_entry, with_registers};
+use crate::arch::{counting_entry, freeing_entry, with_registers};
 use crate::backend::NEXT;
-use crate::{range, sample, session};
+use crate::session::skips_sampling;
+use crate::{range, sample};
 #[cfg(target_arch = "x86_64")]
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering;
 
 mod cxx;
 mod libc_names;
 mod loader;
 mod seccomp;
 
-pub use cxx::settle;
-
 /// Finds what lies behind the entry points. At start-up: later the loader may not be called.
 pub fn find_next() {
     loader::find_next();
     cxx::find_next();
-}
-
-/// Leaves all to the functions that the program would have had without us.
-pub fn stand_aside() {
-    loader::keep_all_flags();
-    cxx::pass_on();
 }
 
 mod to {
@@ -53,14 +45,6 @@ mod to {
     with_registers!(realloc_sampled, sample::realloc_sampled);
 }
 
-/// Whether an allocation of `size` bytes is none of our business: sampling is off, or the
-/// gap to the next sample is longer.
-#[inline(always)]
-pub fn passes(size: usize) -> bool {
-    let epoch = session::control().epoch.load(Ordering::Relaxed);
-    epoch == 0 || arch::counts_down(epoch, size)
-}
-
 counting_entry! {
     /// C11 7.22.3.4.
     malloc, else to::malloc
@@ -70,7 +54,7 @@ counting_entry! {
 unsafe fn malloc_inline(size: usize) -> *mut c_void {
     // SAFETY: plain allocation calls.
     unsafe {
-        if passes(size) {
+        if skips_sampling(size) {
             NEXT.malloc(size)
         } else {
             to::malloc(size, 0, 0)
@@ -120,7 +104,7 @@ unsafe fn calloc_inline(n: usize, size: usize) -> *mut c_void {
     // SAFETY: the C contract, passed on; an overflow is left to the allocator to refuse.
     unsafe {
         match n.checked_mul(size) {
-            Some(bytes) if !passes(bytes) => to::calloc(n, size, bytes),
+            Some(bytes) if !skips_sampling(bytes) => to::calloc(n, size, bytes),
             _ => NEXT.calloc(n, size),
         }
     }
@@ -140,7 +124,7 @@ unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
         if range::contains(p) {
             return to::realloc_sampled(p as usize, size, 0);
         }
-        if passes(size) {
+        if skips_sampling(size) {
             NEXT.realloc(p, size)
         } else {
             to::realloc(p as usize, size, 0)
@@ -164,7 +148,7 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
 pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
     // SAFETY: the C contract, passed on.
     unsafe {
-        if passes(size) {
+        if skips_sampling(size) {
             return NEXT.posix_memalign(out, align, size);
         }
         to::posix_memalign(out as usize, align, size)
@@ -176,7 +160,7 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     // SAFETY: the C contract, passed on.
     unsafe {
-        if passes(size) {
+        if skips_sampling(size) {
             NEXT.aligned_alloc(align, size)
         } else {
             to::aligned_alloc(align, size, 0)
@@ -195,7 +179,7 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
 unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
     // SAFETY: plain allocation calls.
     unsafe {
-        if passes(size) {
+        if skips_sampling(size) {
             NEXT.memalign(align, size)
         } else {
             to::memalign(align, size, 0)
@@ -208,7 +192,7 @@ unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
 pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     // SAFETY: the C contract, passed on.
     unsafe {
-        if passes(size) {
+        if skips_sampling(size) {
             NEXT.valloc(size)
         } else {
             to::memalign(page_size(), size, 0)
@@ -226,7 +210,7 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     };
     // SAFETY: the C contract, passed on.
     unsafe {
-        if passes(bytes) {
+        if skips_sampling(bytes) {
             NEXT.memalign(page, bytes)
         } else {
             to::memalign(page, bytes, 0)
@@ -290,7 +274,7 @@ mod jemalloc_api {
     pub unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
         // SAFETY: the contract of jemalloc(3), passed on.
         unsafe {
-            if passes(size) {
+            if skips_sampling(size) {
                 NEXT.mallocx(size, flags)
             } else {
                 to::mallocx(size, flags as usize, 0)
@@ -305,7 +289,7 @@ mod jemalloc_api {
         unsafe {
             if range::contains(p) {
                 to::rallocx_sampled(p as usize, size, flags as usize)
-            } else if passes(size) {
+            } else if skips_sampling(size) {
                 NEXT.rallocx(p, size, flags)
             } else {
                 to::rallocx(p as usize, size, flags as usize)

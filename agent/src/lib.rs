@@ -38,6 +38,8 @@ mod atfork;
 mod backend;
 mod ends;
 mod entry;
+mod fork;
+mod init;
 mod local;
 mod module;
 mod object;

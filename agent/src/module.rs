@@ -16,7 +16,6 @@ mod record;
 mod tables;
 
 pub use close::close;
-pub use record::executable_build_id;
 use record::{Facts, publish_missing};
 pub use tables::map as prepare;
 use tables::{CAPACITY, tables};
@@ -99,14 +98,6 @@ fn used_slots() -> impl Iterator<Item = &'static Slot> {
     slots()
         .iter()
         .take_while(|slot| slot.state.load(Ordering::Acquire) != EMPTY)
-}
-
-/// Bumped by each segment that this process makes (a forked child makes its own).
-static SEGMENT: AtomicU32 = AtomicU32::new(1);
-
-/// The modules have to be recorded anew: there is another segment.
-pub fn publish_all() {
-    SEGMENT.fetch_add(1, Ordering::Relaxed);
 }
 
 /// This process's code, as a walker asks for it.

@@ -9,9 +9,9 @@
 //! (`RLIMIT_AS`, small address spaces) smaller ones are tried; without any, objects are
 //! sampled but their frees cannot be followed.
 
-mod stock;
+mod free_lists;
 
-pub use stock::Stock;
+pub use free_lists::FreeLists;
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::size_of;

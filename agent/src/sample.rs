@@ -11,10 +11,11 @@ pub use resize::*;
 
 use crate::arch;
 use crate::backend;
+use crate::fork::{self, Copy};
 use crate::local::Local;
 use crate::object::{self, Layout, Object};
-use crate::range::{self, Flags, Stock};
-use crate::session::{self, Copy, Epoch, Missing};
+use crate::range::{self, Flags, FreeLists};
+use crate::session::{self, Epoch, Missing};
 use crate::stats;
 use crate::sys;
 use crate::thread::{self, Thread};
@@ -49,7 +50,7 @@ impl Request {
 
 /// Runs `work` with the thread marked busy and `errno` kept; null if it was busy already.
 #[inline]
-unsafe fn busily(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
+unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     let local = arch::local();
     // SAFETY: the thread's own words, lent to nobody else while busy.
     unsafe {
@@ -68,16 +69,16 @@ unsafe fn busily(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     }
 }
 
-/// A sampled object for a request whose turn it may be, or null: then it is an ordinary one.
+/// A sampled object for a request on the slow path; null if no sample is due.
 #[inline]
 unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
     // SAFETY: the closure's own.
-    unsafe { busily(|local| take_turn(local, request, registers)) }
+    unsafe { guarded(|local| sample_if_due(local, request, registers)) }
 }
 
 /// Draws the gap where the thread has not yet met the epoch, then samples if it is over.
-fn take_turn(local: &mut Local, request: Request, registers: &Registers) -> *mut u8 {
-    if session::after_unseen_fork() == Copy::Leaving || !session::wait_as_child(local) {
+fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> *mut u8 {
+    if fork::after_unseen_fork() == Copy::Leaving || !session::wait_as_child(local) {
         return null_mut();
     }
     let number = session::control()
@@ -136,6 +137,11 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
         return None;
     }
     let epoch = epoch?;
+    // After the segment: where memory is limited, the largest mapping fails before others exist.
+    if !crate::module::prepare() {
+        session::refuse_for_memory();
+        return None;
+    }
     if local.thread.is_null() {
         local.thread = thread::make().cast();
     }
@@ -224,9 +230,9 @@ fn allocate(thread: &mut Thread, align: usize, layout: Layout, range_limit: u64)
     if !range::ready(range_limit) {
         return null_mut();
     }
-    let stock = thread.stock.get_or_insert_with(Stock::new);
+    let free_lists = thread.free_lists.get_or_insert_with(FreeLists::new);
     // SAFETY: the range is ready; there are usable bytes.
-    unsafe { stock.alloc(layout, align) }
+    unsafe { free_lists.alloc(layout, align) }
 }
 
 /// Walks and counts; returns the record.
@@ -274,7 +280,7 @@ fn count_untracked(thread: &Thread, epoch: &Epoch, record: RecordId, born: &NewS
 /// Counts the free of a sampled object, if its session still has its bank.
 #[inline]
 fn count_free(local: &mut Local, object: &Object) {
-    if session::after_unseen_fork() == Copy::Leaving {
+    if fork::after_unseen_fork() == Copy::Leaving {
         return;
     }
     // SAFETY: null or the thread's own memory.
@@ -364,7 +370,7 @@ pub unsafe fn free(p: *mut c_void) {
     // SAFETY: the caller's: a live object with its header.
     unsafe {
         let object = Object::read(at);
-        let done = busily(|local| {
+        let done = guarded(|local| {
             count_free(local, &object);
             give_back(local, at, &object);
             at
@@ -388,8 +394,8 @@ unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
     unsafe {
         let layout = object.layout();
         let base = at.sub(layout.offset);
-        match thread.and_then(|thread| thread.stock.as_mut()) {
-            Some(stock) => stock.free(base, layout),
+        match thread.and_then(|thread| thread.free_lists.as_mut()) {
+            Some(free_lists) => free_lists.free(base, layout),
             None => range::free(base, Flags::uncached()),
         }
     }

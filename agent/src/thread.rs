@@ -5,7 +5,7 @@
 //! thread ends and used again by the next one.
 
 use crate::local::Local;
-use crate::range::Stock;
+use crate::range::FreeLists;
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::{arch, module, stats};
@@ -36,8 +36,8 @@ pub struct Thread {
     pub gaps: Gaps,
     /// Its shard of the counters.
     pub shard: u32,
-    /// Its way into the range of sampled objects; `None` before the first object.
-    pub stock: Option<Stock>,
+    /// Free blocks for its sampled objects; `None` before its first one.
+    pub free_lists: Option<FreeLists>,
     /// Weights of small objects at its interval.
     pub weights: Weights,
     until_timed: u32,
@@ -122,7 +122,7 @@ impl Thread {
         record
     }
 
-    /// Starts the clock for one in [`TIMED`] pieces of work.
+    /// Starts the clock for one in [`TIMED`] samples and frees.
     #[inline]
     pub fn start_timer(&mut self) -> Option<u64> {
         self.until_timed = self.until_timed.wrapping_sub(1);
@@ -133,7 +133,7 @@ impl Thread {
         Some(arch::cycles())
     }
 
-    /// Accounts the time of a piece of work that was timed, for all that were not.
+    /// Accounts the time of a timed sample or free, for all that were not timed.
     #[inline]
     pub fn stop_timer(&self, started: Option<u64>, bank: &Bank<'_>) {
         if let Some(started) = started {
@@ -186,7 +186,7 @@ pub fn make() -> *mut Thread {
     // the lines below and `enter` set them.
     unsafe {
         (*thread).session = 0;
-        (&raw mut (*thread).stock).write(None);
+        (&raw mut (*thread).free_lists).write(None);
         (*thread).weights.forget();
         // Somewhere: what threads do that end before so many are timed counts as well.
         (*thread).until_timed = 1 + seed(thread) as u32 % TIMED;
@@ -216,10 +216,10 @@ pub fn forget_session(local: &mut Local) {
     }
 }
 
-/// The shard of the calling thread, if it has one.
-pub fn own_shard() -> Option<u32> {
-    // SAFETY: the thread's own words; null or made by `make`.
-    unsafe { of(&*arch::local()).as_ref().map(|thread| thread.shard) }
+/// The shard of a thread, if it has one.
+pub fn shard_of(local: &Local) -> Option<u32> {
+    // SAFETY: null, or what `make` made for this thread.
+    unsafe { of(local).as_ref().map(|thread| thread.shard) }
 }
 
 /// A thread that sampled has ended. Other destructors may still allocate: they find the
@@ -233,8 +233,8 @@ unsafe extern "C" fn ended(value: *mut c_void) {
         (*local).busy = 1;
         (*local).thread = null_mut();
         (*local).epoch = 0;
-        if let Some(mut stock) = (*thread).stock.take() {
-            stock.clear();
+        if let Some(mut free_lists) = (*thread).free_lists.take() {
+            free_lists.clear();
         }
         session::release_shard((*thread).shard);
         (*local).busy = 0;

@@ -119,7 +119,7 @@ macro_rules! counting_entry {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(size: usize) -> *mut c_void {
             // SAFETY: the C contract, passed on.
-            unsafe { if passes(size) { NEXT.malloc(size) } else { $due(size, 0, 0) } }
+            unsafe { if skips_sampling(size) { NEXT.malloc(size) } else { $due(size, 0, 0) } }
         }
     };
 }

@@ -10,9 +10,9 @@
 //! aside it leads to a sanitizer's, which checks that each object goes back by the
 //! counterpart of the form that it came from.
 
-use super::{free_low, passes, to};
+use super::{free_low, skips_sampling, to};
 use crate::arch::{jump_through, with_registers_or_fail};
-use crate::backend::NEXT;
+use crate::backend::{self, NEXT};
 use crate::sys::next_symbol;
 use crate::{range, sample};
 use core::arch::naked_asm;
@@ -29,8 +29,10 @@ jump_through!(aligned_new_failed, NEXT_ALIGNED_NEW);
 with_registers_or_fail!(sampled_new, sample::malloc, new_failed);
 with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_failed);
 
-/// Finds the operators that fail for us. At start-up: later the loader may not be called.
+/// Finds the operators that fail for us, and settles all. At start-up: later the loader may not
+/// be called.
 pub fn find_next() {
+    settle();
     NEXT_NEW.store(next_symbol(c"_Znwm"), Ordering::Relaxed);
     NEXT_ALIGNED_NEW.store(next_symbol(c"_ZnwmSt11align_val_t"), Ordering::Relaxed);
 }
@@ -72,15 +74,9 @@ mod plain {
         // SAFETY: plain allocation calls.
         unsafe { NEXT.memalign(align, size) }
     }
-
-    pub unsafe extern "C" fn delete(p: usize, _: usize, _: usize) -> *mut c_void {
-        // SAFETY: the contract of operator delete, passed on.
-        unsafe { NEXT.free(p as *mut c_void) }
-        null_mut()
-    }
 }
 
-/// How objects are made whose turn it may be.
+/// Allocation on the slow path.
 mod sampled {
     use super::*;
 
@@ -128,9 +124,25 @@ macro_rules! operators {
         #[allow(non_upper_case_globals)]
         mod slot {
             use super::*;
-            $(pub static $new: AtomicPtr<c_void> = AtomicPtr::new(plain::$kind as *mut c_void);)*
+            $(pub static $new: AtomicPtr<c_void> = AtomicPtr::new(first::$new as *mut c_void);)*
             $(pub static $delete: AtomicPtr<c_void> =
-                AtomicPtr::new(plain::delete as *mut c_void);)*
+                AtomicPtr::new(first::$delete as *mut c_void);)*
+        }
+
+        /// What a slot leads to until one of them is used, or the library is initialised.
+        #[allow(non_snake_case)]
+        mod first {
+            use super::*;
+            $(pub unsafe extern "C" fn $new(a: usize, b: usize, c: usize) -> *mut c_void {
+                settle();
+                // SAFETY: the caller's.
+                unsafe { call(&slot::$new, a, b, c) }
+            })*
+            $(pub unsafe extern "C" fn $delete(a: usize, b: usize, c: usize) -> *mut c_void {
+                settle();
+                // SAFETY: the caller's.
+                unsafe { call(&slot::$delete, a, b, c) }
+            })*
         }
 
         $(
@@ -139,7 +151,7 @@ macro_rules! operators {
             pub unsafe extern "C" fn $new(size: usize, b: usize, c: usize) -> *mut c_void {
                 // SAFETY: the operator's contract, passed on.
                 unsafe {
-                    if passes(size) {
+                    if skips_sampling(size) {
                         call(&slot::$new, size, b, c)
                     } else {
                         sampled::$kind(size, b, c)
@@ -163,24 +175,28 @@ macro_rules! operators {
             }
         )*
 
-        /// To be called when the allocator is chosen: spares each `operator delete` a jump.
+        /// Fills the slots as the choice of the allocator asks for. Each `operator delete` is
+        /// the allocator's `free`, which spares it a jump.
+        #[cold]
         pub fn settle() {
+            backend::settle();
+            $(slot::$new.store(plain::$kind as *mut c_void, Ordering::Relaxed);)*
             let free = NEXT.free.load(Ordering::Relaxed);
             $(slot::$delete.store(free, Ordering::Relaxed);)*
-        }
-
-        /// Hands all on to the next library's operators, where there are such.
-        pub fn pass_on() {
-            let pass = |slot: &AtomicPtr<c_void>, name: &CStr| {
-                let found = next_symbol(name);
-                if !found.is_null() {
-                    slot.store(found, Ordering::Relaxed);
-                }
-            };
-            $(pass(&slot::$new, $new_name);)*
-            $(pass(&slot::$delete, $delete_name);)*
+            if backend::stands_aside() {
+                $(pass_on(&slot::$new, $new_name);)*
+                $(pass_on(&slot::$delete, $delete_name);)*
+            }
         }
     };
+}
+
+/// Hands an operator on to the next library's, where there is one.
+fn pass_on(slot: &AtomicPtr<c_void>, name: &CStr) {
+    let found = next_symbol(name);
+    if !found.is_null() {
+        slot.store(found, Ordering::Relaxed);
+    }
 }
 
 operators! {

@@ -19,11 +19,6 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 /// The flags of `dlopen` that are passed on.
 static KEPT: AtomicI32 = AtomicI32::new(!libc::RTLD_DEEPBIND);
 
-/// Lets libraries be bound as the program says.
-pub fn keep_all_flags() {
-    KEPT.store(!0, Ordering::Relaxed);
-}
-
 /// The loader's functions, or until they are looked up what does that.
 static DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlopen as *mut c_void);
 static DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlmopen as *mut c_void);
@@ -51,6 +46,9 @@ find_and_jump!(first_dlsym, find_dlsym);
 
 /// Finds them all. At start-up, so that later nothing is looked up.
 pub fn find_next() {
+    if backend::stands_aside() {
+        KEPT.store(!0, Ordering::Relaxed);
+    }
     find_dlsym();
     find_dlopen();
     find_dlmopen();

@@ -62,7 +62,6 @@ static DL_FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 /// linkers turn it into a demand for the C library that they saw, and with an older one
 /// the agent would not load.
 pub fn init() {
-    crate::ends::find();
     DL_FIND_OBJECT.store(sys::symbol(c"_dl_find_object") as usize, Ordering::Relaxed);
 }
 

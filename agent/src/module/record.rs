@@ -4,28 +4,17 @@ mod facts;
 
 pub use facts::Facts;
 
-use super::{SEGMENT, Slot, used_slots};
+use super::{Slot, used_slots};
 use crate::session;
 use core::sync::atomic::Ordering;
 use shm_protocol::clock;
 use shm_protocol::layout::{
     IDENTITY_OFFSET, Identity, MODULE_CAPACITY, MODULE_PATH_BYTES, Module, ModuleTable,
 };
-use unwind::elf::Image;
-
-/// The executable's build id, found through the program headers that the kernel told of.
-pub fn executable_build_id() -> Option<&'static [u8]> {
-    // SAFETY: cannot fail.
-    let headers = unsafe { libc::getauxval(libc::AT_PHDR) };
-    // The headers lie in the file's first page, after the ELF header.
-    let start = headers & !4095;
-    // SAFETY: the executable is mapped for ever, its first page readable.
-    unsafe { Image::at(start, u64::MAX >> 1) }?.build_id()
-}
 
 /// Records every registered module that the segment does not have yet.
 pub fn publish_missing() {
-    let segment = SEGMENT.load(Ordering::Relaxed);
+    let segment = session::segment();
     for slot in used_slots().filter(|slot| slot.is_live()) {
         if slot.segment.load(Ordering::Relaxed) != segment {
             publish(slot);
@@ -36,7 +25,7 @@ pub fn publish_missing() {
 /// Records a module, from what was read when it was registered: no memory of its own, or of
 /// the loader's for it, is looked at.
 pub fn publish(slot: &Slot) {
-    let segment = SEGMENT.load(Ordering::Relaxed);
+    let segment = session::segment();
     let facts = slot.facts();
     let (Some(table), Some(text)) = (session::modules(), facts.text) else {
         return;
@@ -116,7 +105,7 @@ fn executable_path() -> &'static [u8] {
 
 /// Notes in the segment that a module is gone, where it was recorded there.
 pub fn note_unloaded(slot: &Slot) {
-    let here = slot.segment.load(Ordering::Relaxed) == SEGMENT.load(Ordering::Relaxed);
+    let here = slot.segment.load(Ordering::Relaxed) == session::segment();
     let index = slot.entry.load(Ordering::Relaxed);
     let Some(table) = session::modules().filter(|_| here && index > 0) else {
         return;

@@ -1,4 +1,4 @@
-//! The C calls whose turn it may be, each with its caller's registers.
+//! The C calls on the slow path, each with its caller's registers.
 
 use super::{Request, sampled};
 use crate::backend::NEXT;
@@ -20,7 +20,7 @@ pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
     }
 }
 
-/// `malloc(size)` whose turn it may be.
+/// `malloc(size)` on the slow path.
 pub unsafe extern "C" fn malloc(
     size: usize,
     _: usize,
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn calloc(
     }
 }
 
-/// An aligned object whose turn it may be; null also for an alignment that is none, which
+/// An aligned object on the slow path; null also for an alignment that is none, which
 /// the allocator is to refuse.
 unsafe fn aligned(align: usize, bytes: usize, zero: bool, registers: &Registers) -> *mut c_void {
     if !align.is_power_of_two() {
@@ -73,7 +73,7 @@ unsafe fn aligned(align: usize, bytes: usize, zero: bool, registers: &Registers)
     unsafe { sampled(Request { bytes, align, zero }, registers).cast() }
 }
 
-/// `memalign(align, size)` whose turn it may be.
+/// `memalign(align, size)` on the slow path.
 pub unsafe extern "C" fn memalign(
     align: usize,
     size: usize,
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn memalign(
     }
 }
 
-/// `operator new(size, align)` whose turn it may be.
+/// `operator new(size, align)` on the slow path.
 pub unsafe extern "C" fn new_aligned(
     size: usize,
     align: usize,
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn new_aligned(
     unsafe { memalign(align, size, 0, registers) }
 }
 
-/// `aligned_alloc(align, size)` whose turn it may be.
+/// `aligned_alloc(align, size)` on the slow path.
 pub unsafe extern "C" fn aligned_alloc(
     align: usize,
     size: usize,
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn aligned_alloc(
     }
 }
 
-/// `posix_memalign(out, align, size)` whose turn it may be.
+/// `posix_memalign(out, align, size)` on the slow path.
 pub unsafe extern "C" fn posix_memalign(
     out: usize,
     align: usize,
@@ -158,7 +158,7 @@ pub(super) fn request(size: usize, flags: usize) -> Option<Request> {
     })
 }
 
-/// `mallocx(size, flags)` whose turn it may be.
+/// `mallocx(size, flags)` on the slow path.
 pub unsafe extern "C" fn mallocx(
     size: usize,
     flags: usize,

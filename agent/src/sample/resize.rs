@@ -13,7 +13,7 @@
 use super::calls::{ordinary, request};
 use super::*;
 use crate::backend::NEXT;
-use crate::entry::passes;
+use crate::session::skips_sampling;
 
 /// Bytes of a sampled object that its owner may use.
 ///
@@ -29,7 +29,7 @@ pub unsafe fn usable_size(p: *const c_void) -> usize {
 enum Weight {
     /// That of its old size, if the new one weighs as much.
     Kept,
-    /// That of its new size, whose turn has come.
+    /// That of its new size, for which a sample is due.
     Drawn,
 }
 
@@ -52,12 +52,12 @@ unsafe fn resize(
     unsafe {
         let object = Object::read(at);
         let bytes = request.bytes;
-        let stays = |weight| busily(|local| stay(local, at, &object, request, weight, registers));
+        let stays = |weight| guarded(|local| stay(local, at, &object, request, weight, registers));
         if !stays(Weight::Kept).is_null() {
             return p;
         }
         let mut new: *mut c_void = null_mut();
-        if !passes(bytes) && bytes < MAX_BYTES {
+        if !skips_sampling(bytes) && bytes < MAX_BYTES {
             if !stays(Weight::Drawn).is_null() {
                 return p;
             }
@@ -166,7 +166,7 @@ unsafe fn has_room(base: *mut u8, old: Layout, new: Layout) -> bool {
     new == old || unsafe { range::resize(base, new.offset + new.usable) }
 }
 
-/// `realloc` of an ordinary object (or null) to a size whose turn it may be.
+/// `realloc` of an ordinary object (or null) to a size on the slow path.
 pub unsafe extern "C" fn realloc(
     p: usize,
     size: usize,
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn realloc_sampled(
     }
 }
 
-/// `rallocx(p, size, flags)` of an ordinary object to a size whose turn it may be.
+/// `rallocx(p, size, flags)` of an ordinary object to a size on the slow path.
 pub unsafe extern "C" fn rallocx(
     p: usize,
     size: usize,
@@ -304,7 +304,7 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         if zero && new > old {
             clear(at.add(old), new - old);
         }
-        let counted = busily(|local| {
+        let counted = guarded(|local| {
             recount(local, &object, reborn).write(offset, at);
             at
         });

@@ -1,4 +1,4 @@
-//! Copies of the process: forked children must not count into their parent's segment.
+//! Forked children and their parent's segment, which they must not count into.
 //!
 //! A page that the kernel empties in every copy tells them apart, however they were made.
 //! At `fork` a child covers its parent's segment with a private page, which costs two system
@@ -10,10 +10,9 @@ use super::shards;
 use super::{
     BASE, BYTES, CONTROL, LIFE, MAKING, NONE, OWN, VIEW, WAITING, control, forget_sessions,
 };
-use crate::arch;
 use crate::local::Local;
+use crate::seccomp;
 use crate::sys::{self, PAGE};
-use crate::{seccomp, thread};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -55,11 +54,9 @@ static PENDING: Pending = Pending {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Makes the mark and asks to be called in children. At start-up.
+/// Makes the mark. At start-up.
 pub fn start() {
     OWNER.store(sys::pid(), Ordering::Relaxed);
-    crate::atfork::start();
-    crate::atfork::in_children(in_child);
     let page = sys::map_private(PAGE);
     if page.is_null() {
         return;
@@ -104,54 +101,21 @@ fn put(to: &AtomicU64, value: u64) {
     }
 }
 
-/// What a thread has met before it samples or counts a free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
-    /// Nothing: the process is what it was.
-    No,
-    /// A copy, which has left its parent's segment just now.
-    Left,
-    /// A copy, which another thread is about to take out of its parent's segment.
-    Leaving,
-}
-
-/// Called before each sample and each free of a sampled object: a child made without
-/// `fork`'s handlers leaves its parent's segment here.
-#[inline]
-pub fn after_unseen_fork() -> Copy {
-    match is_copy() {
-        false => Copy::No,
-        true => leave_unseen(),
-    }
-}
-
-#[cold]
-fn leave_unseen() -> Copy {
-    let first = mark().is_some_and(|mark| {
+/// Lets one thread of a copy that `fork`'s handlers did not see take it out of its parent's
+/// segment; whether the calling thread is that one.
+pub fn claim_leaving() -> bool {
+    mark().is_some_and(|mark| {
         let taken = mark.compare_exchange(WIPED, LEAVING, Ordering::Acquire, Ordering::Relaxed);
         taken.is_ok()
-    });
-    if !first {
-        return Copy::Leaving;
-    }
-    // The sample that this is the start of has not touched anything yet.
-    leave(false);
-    Copy::Left
-}
-
-#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
-unsafe extern "C" fn in_child() {
-    let saved = crate::sys::errno();
-    // SAFETY: the calling thread's own words.
-    leave(unsafe { (*arch::local()).busy } != 0);
-    crate::sys::set_errno(saved);
+    })
 }
 
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets
-/// its sessions. From here on nothing of the parent's is read or written. `interrupted`: a
-/// signal handler has forked in the middle of a sample, which will go on in the child.
+/// its sessions. From here on nothing of the parent's is read or written. `shard` is the calling
+/// thread's. `interrupted`: a signal handler has forked in the middle of a sample, which will go
+/// on in the child.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
-fn leave(interrupted: bool) {
+pub fn leave(local: &mut Local, shard: Option<u32>, interrupted: bool) {
     let was = LIFE.load(Ordering::Acquire);
     if was == NONE {
         return;
@@ -159,12 +123,9 @@ fn leave(interrupted: bool) {
     if was == OWN {
         remember(control());
         forget_sessions();
-        shards::keep_only(thread::own_shard());
+        shards::keep_only(shard);
     }
     LIFE.store(WAITING, Ordering::Release);
-    // SAFETY: the calling thread's own words; what it drew was for its parent's epoch.
-    let local = unsafe { &mut *arch::local() };
-    thread::forget_session(local);
     // A waiting child's view is private, and copied with the rest.
     let left = was != OWN || cover_view() && drop_tables(interrupted);
     if left {

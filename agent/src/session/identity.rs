@@ -4,6 +4,7 @@ use crate::sys::{self, read_file};
 use core::sync::atomic::Ordering;
 use shm_protocol::clock;
 use shm_protocol::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC};
+use unwind::elf::Image;
 
 /// Field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command
 /// in field 2 may hold anything, so counting starts at the last parenthesis.
@@ -39,6 +40,16 @@ pub fn pid_namespace() -> u64 {
     sys::status(c"/proc/self/ns/pid").map_or(0, |status| status.st_ino)
 }
 
+/// The executable's build id, found through the program headers that the kernel told of.
+fn executable_build_id() -> Option<&'static [u8]> {
+    // SAFETY: cannot fail.
+    let headers = unsafe { libc::getauxval(libc::AT_PHDR) };
+    // The headers lie in the file's first page, after the ELF header.
+    let start = headers & !4095;
+    // SAFETY: the executable is mapped for ever, its first page readable.
+    unsafe { Image::at(start, u64::MAX >> 1) }?.build_id()
+}
+
 /// Describes this process in a fresh segment that will have `bytes` with its tables; the
 /// magic comes last.
 ///
@@ -66,7 +77,7 @@ pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     identity.agent_version[..version.len()].copy_from_slice(version);
     identity.exe_len = sys::read_link(c"/proc/self/exe", &mut identity.exe) as u32;
-    let id = crate::module::executable_build_id().unwrap_or_default();
+    let id = executable_build_id().unwrap_or_default();
     let id = &id[..id.len().min(32)];
     identity.exe_build_id[..id.len()].copy_from_slice(id);
     identity.exe_build_id_len = id.len() as u32;

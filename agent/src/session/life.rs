@@ -4,9 +4,10 @@ use super::fork;
 use super::identity;
 use super::name::{self, Path};
 use super::{
-    BASE, BYTES, CONTROL, LIFE, NONE, OWN, SEED, control, forget_sessions, refuse, status, time,
+    BASE, BYTES, CONTROL, LIFE, NONE, OWN, SEED, SEGMENTS, control, forget_sessions, refuse,
+    status, time,
 };
-use crate::{range, seccomp, thread};
+use crate::{backend, seccomp, sys};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::ptr::null_mut;
@@ -38,58 +39,22 @@ static PATH: OwnPath = OwnPath(UnsafeCell::new(Path::new()));
 static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 
 #[used]
-#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
-static CONSTRUCTOR: extern "C" fn() = constructor;
-#[used]
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
-extern "C" fn constructor() {
-    if cfg!(test) {
-        return;
-    }
-    let saved = crate::sys::errno();
-    crate::backend::settle();
-    crate::module::init();
-    thread::make_key();
-    crate::stats::start();
-    crate::entry::find_next();
-    seccomp::start();
-    let limits = limits();
-    FILE_LIMIT.store(limits.file, Ordering::Relaxed);
-    range::start(limits.address_space);
+/// Makes the segment, and begins the session that the environment asks for. At start-up; the
+/// limits are those of files and of address space, in bytes.
+pub fn start(file_limit: u64, address_space: u64) {
+    FILE_LIMIT.store(file_limit, Ordering::Relaxed);
     fork::start();
     name::start();
-    BYTES.store(segment_bytes(limits.address_space), Ordering::Relaxed);
+    BYTES.store(segment_bytes(address_space), Ordering::Relaxed);
     let start = wants_start().then(|| Start {
         session: 1,
         interval: number(c"MEM_PROFILER_INTERVAL").unwrap_or(DEFAULT_INTERVAL),
         deadline_ns: 0,
     });
     make(start, 0, true);
-    crate::sys::set_errno(saved);
-}
-
-/// What the process may have, in bytes; `u64::MAX`: no limit.
-struct Limits {
-    file: u64,
-    address_space: u64,
-}
-
-fn limits() -> Limits {
-    let of = |resource| {
-        // SAFETY: all zero is a valid rlimit.
-        let mut limit: libc::rlimit = unsafe { core::mem::zeroed() };
-        // SAFETY: the call fills the struct.
-        match unsafe { libc::getrlimit(resource, &mut limit) } {
-            0 => limit.rlim_cur,
-            _ => libc::RLIM_INFINITY,
-        }
-    };
-    Limits {
-        file: of(libc::RLIMIT_FSIZE),
-        address_space: of(libc::RLIMIT_AS),
-    }
 }
 
 /// A session that starts with the segment.
@@ -153,7 +118,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     }
     time::settle();
     let start_time = time::shift().start_time(identity::start_time());
-    let start = start.filter(|_| !crate::backend::stands_aside());
+    let start = start.filter(|_| !backend::stands_aside());
     let tables = start.map(|start| Tables {
         bytes: BYTES.load(Ordering::Relaxed),
         session: start.session,
@@ -202,9 +167,9 @@ fn own(
     };
     place.store(mapping.base, Ordering::Release);
     fork::sign();
-    crate::module::publish_all();
+    SEGMENTS.fetch_add(1, Ordering::Relaxed);
     LIFE.store(OWN, Ordering::Release);
-    if crate::backend::stands_aside() {
+    if backend::stands_aside() {
         refuse(REFUSES_SANITIZER, 0);
     } else if let Some(Errno(errno)) = refusal {
         refuse(REFUSES_MEMORY, errno);
@@ -272,11 +237,11 @@ extern "C" fn destructor() {
     status.exited.store(1, Ordering::Relaxed);
     control().epoch.store(0, Ordering::Release);
     if seccomp::is_absent() && (last == 0 || collected >= session) {
-        let saved = crate::sys::errno();
+        let saved = sys::errno();
         // SAFETY: written before `LIFE` became `OWN`, and not since.
         if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
-            crate::sys::unlink(path);
+            sys::unlink(path);
         }
-        crate::sys::set_errno(saved);
+        sys::set_errno(saved);
     }
 }

@@ -13,7 +13,8 @@ mod shards;
 mod sweep;
 pub mod time;
 
-pub use fork::{Copy, after_unseen_fork, wait_as_child};
+pub use fork::{claim_leaving, is_copy, leave, wait_as_child};
+pub use life::start;
 pub use shards::{release_shard, take_shard};
 
 use crate::sys::PAGE;
@@ -49,6 +50,14 @@ pub fn control() -> &'static Control {
     unsafe { &*CONTROL.0.get().cast::<Control>() }
 }
 
+/// Whether an allocation of `size` bytes is not to be sampled: sampling is off, or the countdown
+/// has not expired, and goes on.
+#[inline(always)]
+pub fn skips_sampling(size: usize) -> bool {
+    let epoch = control().epoch.load(Ordering::Relaxed);
+    epoch == 0 || crate::arch::counts_down(epoch, size)
+}
+
 // What a fork reads and writes lies together (`mem_agent_state`): each page of it that a child
 // touches costs it a fault.
 
@@ -68,6 +77,8 @@ const MAKING: u8 = 3;
 /// one, while a thread is at it, and once the tables are mapped. Not mapped in children.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SEED: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// Number of segments that this process has made: what is recorded in one is not in the next.
+static SEGMENTS: AtomicU32 = AtomicU32::new(0);
 /// Where the whole segment is mapped; null: not yet.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static BASE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
@@ -95,6 +106,11 @@ pub fn at<T>(offset: usize) -> Option<*mut T> {
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
+/// Number of the segment, among those that this process has made.
+pub fn segment() -> u32 {
+    SEGMENTS.load(Ordering::Relaxed)
+}
+
 /// The table of modules; `None` before a session has begun in this process.
 pub fn modules() -> Option<*mut ModuleTable> {
     // SAFETY: inside the whole segment; `attach` mapped it for a session, whose starter has
@@ -108,6 +124,12 @@ fn refuse(reason: u32, errno: i32) {
         status.refuses_errno.store(errno as u32, Ordering::Relaxed);
         status.refuses.store(reason, Ordering::Release);
     }
+}
+
+/// Notes that there is no sampling for want of memory; `errno` says more.
+#[cold]
+pub fn refuse_for_memory() {
+    refuse(REFUSES_MEMORY, crate::sys::errno());
 }
 
 /// The whole segment, mapped now if it was not.
@@ -131,7 +153,7 @@ fn attach() -> Result<*mut u8, Missing> {
     // taken it out of `SEED` knows.
     let at = unsafe { libc::mremap(seed.cast(), CONTROL_BYTES, bytes, libc::MREMAP_MAYMOVE) };
     if at == libc::MAP_FAILED {
-        refuse(REFUSES_MEMORY, crate::sys::errno());
+        refuse_for_memory();
         SEED.store(seed, Ordering::Release);
         return Err(Missing::ForGood);
     }
@@ -189,13 +211,7 @@ pub fn current() -> Result<Epoch, Missing> {
     if number == 0 || session == 0 {
         return Err(Missing::ForGood);
     }
-    // The largest first: where memory is limited, it fails before others have taken any.
-    let base = attach()?;
-    if !crate::module::prepare() {
-        refuse(REFUSES_MEMORY, crate::sys::errno());
-        return Err(Missing::ForGood);
-    }
-    let bank = bank(base, session);
+    let bank = bank(attach()?, session);
     let shift = time::shift();
     let start_tick = clock::tick_of(shift.to_own(params.start_ns.load(Ordering::Relaxed)));
     let published_deadline_ns = params.deadline_ns.load(Ordering::Relaxed);

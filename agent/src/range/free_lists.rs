@@ -1,14 +1,14 @@
-//! A thread's stock of small pieces of the range, before jemalloc's own thread cache.
+//! A thread's free lists: small blocks of the range, before jemalloc's own thread cache.
 //!
 //! A call of jemalloc that names arena and cache costs some 120 instructions, as both are
-//! looked up by number; this costs ten. Pieces come back in the order last in, first out,
-//! so that the memory is likely in the processor's cache. They are chained through their
-//! first word, where a live piece has its header.
+//! looked up by number; this costs ten. The block that was freed last is used first, so that
+//! it is likely in the processor's cache. Blocks are linked through their first word, where
+//! a sampled object has its header.
 //!
 //! The thread's counts of bytes, jemalloc's `thread.allocated` and `thread.deallocated`,
 //! go on by what the program may use of each object, as they would without the agent.
 //!
-//! Limits: pieces of up to 512 bytes, [`ROOM`] bytes a thread, given back when the thread
+//! Limits: blocks of up to 512 bytes, [`ROOM`] bytes a thread, given back when the thread
 //! ends.
 
 use super::Flags;
@@ -20,13 +20,13 @@ use tikv_jemalloc_sys as jemalloc;
 
 /// Sizes are multiples of this.
 const STEP: usize = 16;
-/// How many sizes: pieces of up to 512 bytes, header included.
+/// Number of sizes: blocks of up to 512 bytes, header included.
 const BINS: usize = 32;
-/// Most bytes that wait in a stock.
+/// Most bytes in a thread's free lists.
 const ROOM: usize = 128 << 10;
 
-struct Piece {
-    next: *mut Piece,
+struct FreeBlock {
+    next: *mut FreeBlock,
 }
 
 /// One of the thread's two counts of bytes, as jemalloc keeps it: the count, and behind it
@@ -73,19 +73,19 @@ impl Count {
     }
 }
 
-/// See above.
-pub struct Stock {
+/// Free lists of one thread, one for each size.
+pub struct FreeLists {
     flags: Flags,
-    /// How many more bytes may come in.
+    /// Bytes that the lists may still take.
     room: usize,
     allocated: Count,
     deallocated: Count,
-    /// Of each size, the last piece that came in.
-    heads: [*mut Piece; BINS],
+    /// For each size, the block that was freed last.
+    heads: [*mut FreeBlock; BINS],
 }
 
-impl Stock {
-    /// An empty one over a new cache of jemalloc's, of the calling thread.
+impl FreeLists {
+    /// Empty lists over a new cache of jemalloc's, for the calling thread.
     #[cold]
     #[inline(never)]
     pub fn new() -> Self {
@@ -111,12 +111,12 @@ impl Stock {
             && !head.is_null()
             && self.allocated.add(usable)
         {
-            let piece = *head;
-            // SAFETY: pieces of a size are ours, at least as large as that, and were chained
-            // by `free`.
-            *head = unsafe { (*piece).next };
+            let block = *head;
+            // SAFETY: `free` put it into this list: it is as large as the list's size, and
+            // nobody else's.
+            *head = unsafe { (*block).next };
             self.room += size;
-            return piece.cast();
+            return block.cast();
         }
         self.allocated.instead(usable, || {
             // SAFETY: the caller's.
@@ -135,10 +135,10 @@ impl Stock {
         let size = (usable + offset).next_multiple_of(STEP);
         match self.heads.get_mut(size / STEP - 1) {
             Some(head) if self.room >= size && self.deallocated.add(usable) => {
-                let piece: *mut Piece = base.cast();
+                let block: *mut FreeBlock = base.cast();
                 // SAFETY: the caller's memory, 16 bytes at least, and nobody else's now.
-                unsafe { (*piece).next = *head };
-                *head = piece;
+                unsafe { (*block).next = *head };
+                *head = block;
                 self.room -= size;
             }
             _ => self.deallocated.instead(usable, || {
@@ -160,11 +160,11 @@ impl Stock {
         deallocated.instead(0, || {
             for head in heads {
                 while !head.is_null() {
-                    let piece = *head;
-                    // SAFETY: chained by `free`, which was given it.
+                    let block = *head;
+                    // SAFETY: `free` put it into this list.
                     unsafe {
-                        *head = (*piece).next;
-                        super::free(piece.cast(), *flags);
+                        *head = (*block).next;
+                        super::free(block.cast(), *flags);
                     }
                 }
             }

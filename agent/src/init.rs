@@ -1,0 +1,52 @@
+//! What runs when the library is loaded: every room gets what it needs to know, while the process
+//! has one thread and the loader may be called.
+
+use crate::{
+    atfork, backend, ends, entry, fork, module, range, seccomp, session, stats, sys, thread,
+};
+
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+
+extern "C" fn constructor() {
+    if cfg!(test) {
+        return;
+    }
+    let saved = sys::errno();
+    backend::settle();
+    atfork::start();
+    ends::find();
+    module::init();
+    thread::make_key();
+    stats::start();
+    entry::find_next();
+    seccomp::start();
+    let limits = limits();
+    range::start(limits.address_space);
+    fork::start();
+    session::start(limits.file, limits.address_space);
+    sys::set_errno(saved);
+}
+
+/// Limits of the process, in bytes; `u64::MAX`: none.
+struct Limits {
+    file: u64,
+    address_space: u64,
+}
+
+fn limits() -> Limits {
+    let of = |resource| {
+        // SAFETY: all zero is a valid rlimit.
+        let mut limit: libc::rlimit = unsafe { core::mem::zeroed() };
+        // SAFETY: the call fills the struct.
+        match unsafe { libc::getrlimit(resource, &mut limit) } {
+            0 => limit.rlim_cur,
+            _ => libc::RLIM_INFINITY,
+        }
+    };
+    Limits {
+        file: of(libc::RLIMIT_FSIZE),
+        address_space: of(libc::RLIMIT_AS),
+    }
+}
