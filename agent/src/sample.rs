@@ -15,7 +15,7 @@ use crate::fork::{self, Copy};
 use crate::local::Local;
 use crate::object::{self, Layout, Object};
 use crate::range::{self, Flags, FreeLists};
-use crate::session::{self, Epoch, Missing};
+use crate::session::{self, Epoch};
 use crate::stats;
 use crate::sys;
 use crate::thread::{self, Thread};
@@ -126,11 +126,7 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     if number == 0 {
         return None;
     }
-    let epoch = match session::current() {
-        // Mapped by another thread this very moment: asked again at the next allocation.
-        Err(Missing::ForNow) => return None,
-        current => current.ok().filter(|epoch| epoch.number == number),
-    };
+    let epoch = session::current().filter(|epoch| epoch.number == number);
     local.epoch = number;
     local.left = i64::MAX / 2;
     if backend::stands_aside() {

@@ -2,8 +2,8 @@
 //!
 //! Commands, identity and status are mapped over a static of this library, so that reading
 //! "is sampling on" needs no pointer and answers "no" before there is a segment. That is all
-//! there is while no session runs. The tables are mapped by the first thread that meets a
-//! session, with `mremap`, which needs neither path nor descriptor.
+//! there is while no session runs. The tables are mapped by whichever thread meets a session
+//! first, which needs neither path nor descriptor.
 
 mod fork;
 mod identity;
@@ -27,7 +27,7 @@ use shm_protocol::layout::{
     CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node, REFUSES_MEMORY, REFUSES_SECCOMP,
     RESERVE_STEPS, Record, STATUS_OFFSET, Status,
 };
-use shm_protocol::{Bank, Geometry, clock};
+use shm_protocol::{Bank, Geometry, clock, segment};
 
 /// [`CONTROL_BYTES`] in whole pages.
 const VIEW: usize = CONTROL_BYTES.next_multiple_of(PAGE);
@@ -73,10 +73,6 @@ const WAITING: u8 = 2;
 /// The same while one of its threads makes it.
 const MAKING: u8 = 3;
 
-/// A second, small view of the segment, out of which the tables grow; null before there is
-/// one, while a thread is at it, and once the tables are mapped. Not mapped in children.
-#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static SEED: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// Number of segments that this process has made: what is recorded in one is not in the next.
 static SEGMENTS: AtomicU32 = AtomicU32::new(0);
 /// Where the whole segment is mapped; null: not yet.
@@ -107,7 +103,7 @@ pub fn at<T>(offset: usize) -> Option<*mut T> {
 }
 
 /// Number of the segment, among those that this process has made.
-pub fn segment() -> u32 {
+pub fn segment_number() -> u32 {
     SEGMENTS.load(Ordering::Relaxed)
 }
 
@@ -133,45 +129,33 @@ pub fn refuse_for_memory() {
 }
 
 /// The whole segment, mapped now if it was not.
-fn attach() -> Result<*mut u8, Missing> {
+fn attach() -> Option<*mut u8> {
     if let Some(base) = base() {
-        return Ok(base);
+        return Some(base);
     }
     if LIFE.load(Ordering::Acquire) != OWN {
-        return Err(Missing::ForGood);
+        return None;
     }
     if crate::seccomp::is_installed() {
         refuse(REFUSES_SECCOMP, 0);
-        return Err(Missing::ForGood);
-    }
-    let seed = SEED.swap(null_mut(), Ordering::Acquire);
-    if seed.is_null() {
-        return base().ok_or(Missing::ForNow);
+        return None;
     }
     let bytes = BYTES.load(Ordering::Relaxed);
-    // SAFETY: the seed is a mapping of our own, of this size, that only the thread that has
-    // taken it out of `SEED` knows.
-    let at = unsafe { libc::mremap(seed.cast(), CONTROL_BYTES, bytes, libc::MREMAP_MAYMOVE) };
-    if at == libc::MAP_FAILED {
+    // SAFETY: the view is this process's own segment's, as `LIFE` says.
+    let Ok(made) = (unsafe { segment::whole(CONTROL.0.get().cast(), bytes) }) else {
         refuse_for_memory();
-        SEED.store(seed, Ordering::Release);
-        return Err(Missing::ForGood);
+        return None;
+    };
+    // Threads that meet a session at the same time all map it, so that none waits for another,
+    // which may not get the processor for long; one mapping stays.
+    match BASE.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(made),
+        Err(first) => {
+            // SAFETY: the mapping just made, which nobody else knows.
+            unsafe { libc::munmap(made.cast(), bytes) };
+            Some(first)
+        }
     }
-    // The seed is kept from children. The tables are not: a signal handler may fork in the
-    // middle of a sample.
-    // SAFETY: the mapping just made.
-    unsafe { libc::madvise(at, bytes, libc::MADV_DOFORK) };
-    BASE.store(at.cast(), Ordering::Release);
-    Ok(at.cast())
-}
-
-/// Why a thread does not sample in an epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missing {
-    /// Another thread is just mapping the tables.
-    ForNow,
-    /// It need not ask again before the next epoch.
-    ForGood,
 }
 
 /// What a thread needs of the epoch it samples in.
@@ -201,15 +185,14 @@ pub struct Epoch {
 static SESSIONS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static STARTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
-/// The epoch in force. Without one, or one that is not meant for a bank that is ready,
-/// [`Missing::ForGood`].
-pub fn current() -> Result<Epoch, Missing> {
+/// The epoch in force; `None` without one, or where the bank that it is meant for is not ready.
+pub fn current() -> Option<Epoch> {
     let control = control();
     let number = control.epoch.load(Ordering::Acquire);
     let params = &control.params[usize::from(number & 1)];
     let session = params.session.load(Ordering::Relaxed);
     if number == 0 || session == 0 {
-        return Err(Missing::ForGood);
+        return None;
     }
     let bank = bank(attach()?, session);
     let shift = time::shift();
@@ -220,11 +203,11 @@ pub fn current() -> Result<Epoch, Missing> {
         machine_ns => shift.to_own(machine_ns),
     };
     if bank.header.session.load(Ordering::Relaxed) != session {
-        return Err(Missing::ForGood);
+        return None;
     }
     STARTS[session as usize & 1].store(start_tick, Ordering::Relaxed);
     SESSIONS[session as usize & 1].store(session, Ordering::Release);
-    Ok(Epoch {
+    Some(Epoch {
         number,
         session,
         interval: params.interval.load(Ordering::Relaxed).max(1),

@@ -48,15 +48,6 @@ fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
     }
 }
 
-/// A new segment in the process that owns it.
-#[derive(Clone, Copy, Debug)]
-pub struct Mapping {
-    /// A view of its own of what there is: [`CONTROL_BYTES`], not mapped in children, or the
-    /// whole segment where tables were asked for. `mremap` makes the one into the other later,
-    /// without a path or a descriptor.
-    pub base: *mut u8,
-}
-
 /// Tables that a segment has from the start, for a process that samples by itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
@@ -68,13 +59,13 @@ pub struct Tables {
     pub steps: u8,
 }
 
-/// Makes the file `path`, exclusively and readable by its owner only, and maps it twice: its
-/// first [`CONTROL_BYTES`] at `control`, in place of what is there, and all of it anywhere.
-/// The file is closed again: the views alone stay. All zero, so no session, no magic. All of
-/// the first view and what `tables` asks for has memory behind it. On failure no file is
-/// left, but the view at `control` may already have been replaced.
+/// Makes the file `path`, exclusively and readable by its owner only, and maps its first
+/// [`CONTROL_BYTES`] at `control`, in place of what is there. The file is closed again: the
+/// view alone stays, and [`whole`] maps the rest. All zero, so no session, no magic. All of the
+/// view and what `tables` asks for has memory behind it. On failure no file is left, and the
+/// view at `control` is what it was.
 ///
-/// System calls: `open`, `pwrite`, `mmap`, `madvise`, `close`; with `tables` also `ftruncate` and
+/// System calls: `open`, `pwrite`, `mmap`, `close`; with `tables` also `ftruncate` and
 /// `fallocate`; `unlink` after a failure.
 ///
 /// # Safety
@@ -83,16 +74,12 @@ pub struct Tables {
 /// # Errors
 /// `EEXIST` if the name is taken, `ENOSPC` if the directory's filesystem is full, `ENOMEM`
 /// if the address space is.
-pub unsafe fn create(
-    path: &CStr,
-    control: *mut u8,
-    tables: Option<Tables>,
-) -> Result<Mapping, Errno> {
+pub unsafe fn create(path: &CStr, control: *mut u8, tables: Option<Tables>) -> Result<(), Errno> {
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: `path` is NUL-terminated.
     let fd = check(unsafe { libc::open(path.as_ptr(), flags, 0o600) })?;
     // SAFETY: the caller's.
-    let made = size(fd, tables).and_then(|bytes| unsafe { map(fd, bytes, control) });
+    let made = size(fd, tables).and_then(|()| unsafe { map(fd, control) });
     // SAFETY: `fd` is ours, and `path` NUL-terminated.
     unsafe {
         libc::close(fd);
@@ -100,49 +87,51 @@ pub unsafe fn create(
             libc::unlink(path.as_ptr());
         }
     }
-    made.map(|base| Mapping { base })
+    made
 }
 
-/// Gives the new file its size; returns it.
-fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<usize, Errno> {
+/// Gives the new file its size, and memory.
+fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
     // Written, not truncated to size: writing puts memory behind every page, on any
     // filesystem, with the plainest system call there is.
     let file = SegmentFile { fd, bytes: 0 };
     file.clear(0, CONTROL_BYTES)?;
     let Some(tables) = tables else {
-        return Ok(CONTROL_BYTES);
+        return Ok(());
     };
     file.grown(tables.bytes)?
-        .prepare_bank(tables.session, tables.steps)?;
-    Ok(tables.bytes)
+        .prepare_bank(tables.session, tables.steps)
 }
 
 /// # Safety
 /// As [`create`].
-unsafe fn map(fd: libc::c_int, bytes: usize, control: *mut u8) -> Result<*mut u8, Errno> {
+unsafe fn map(fd: libc::c_int, control: *mut u8) -> Result<(), Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-    let view = |at: *mut u8, bytes: usize, flags| {
-        // SAFETY: in place of what is the caller's to replace, or where nothing is.
-        let base = unsafe { libc::mmap(at.cast(), bytes, protection, flags, fd, 0) };
-        match base {
-            libc::MAP_FAILED => Err(last_error()),
-            base => Ok(base.cast::<u8>()),
-        }
-    };
-    let base = view(core::ptr::null_mut(), bytes, flags)?;
-    if bytes == CONTROL_BYTES {
-        // A child has no use for it: one thing less to copy, and to give up there.
-        // SAFETY: the mapping just made.
-        unsafe { libc::madvise(base.cast(), bytes, libc::MADV_DONTFORK) };
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: in place of what is the caller's to replace.
+    let made = unsafe { libc::mmap(control.cast(), CONTROL_BYTES, protection, flags, fd, 0) };
+    match made {
+        libc::MAP_FAILED => Err(last_error()),
+        _ => Ok(()),
     }
-    match view(control, CONTROL_BYTES, flags | libc::MAP_FIXED) {
-        Ok(_) => Ok(base),
-        Err(error) => {
-            // SAFETY: mapped just above and known to nobody.
-            unsafe { libc::munmap(base.cast(), bytes) };
-            Err(error)
-        }
+}
+
+/// Maps all `bytes` of a segment whose view at `control` [`create`] made. The address is anybody's
+/// choice but the caller's; the view stays. Needs neither path nor descriptor.
+///
+/// System call: `mremap`, whose old size of 0 asks for a second mapping of the same file.
+///
+/// # Safety
+/// `control` is still that view.
+///
+/// # Errors
+/// `ENOMEM` if the address space has no room, `EAGAIN` if more would be locked than may be.
+pub unsafe fn whole(control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
+    // SAFETY: the caller's view of a shared file. Nothing that is mapped changes.
+    let made = unsafe { libc::mremap(control.cast(), 0, bytes, libc::MREMAP_MAYMOVE) };
+    match made {
+        libc::MAP_FAILED => Err(last_error()),
+        base => Ok(base.cast()),
     }
 }
 

@@ -14,7 +14,7 @@ use shm_protocol::layout::{
 
 /// Records every registered module that the segment does not have yet.
 pub fn publish_missing() {
-    let segment = session::segment();
+    let segment = session::segment_number();
     for slot in used_slots().filter(|slot| slot.is_live()) {
         if slot.segment.load(Ordering::Relaxed) != segment {
             publish(slot);
@@ -25,7 +25,7 @@ pub fn publish_missing() {
 /// Records a module, from what was read when it was registered: no memory of its own, or of
 /// the loader's for it, is looked at.
 pub fn publish(slot: &Slot) {
-    let segment = session::segment();
+    let segment = session::segment_number();
     let facts = slot.facts();
     let (Some(table), Some(text)) = (session::modules(), facts.text) else {
         return;
@@ -105,7 +105,7 @@ fn executable_path() -> &'static [u8] {
 
 /// Notes in the segment that a module is gone, where it was recorded there.
 pub fn note_unloaded(slot: &Slot) {
-    let here = slot.segment.load(Ordering::Relaxed) == session::segment();
+    let here = slot.segment.load(Ordering::Relaxed) == session::segment_number();
     let index = slot.entry.load(Ordering::Relaxed);
     let Some(table) = session::modules().filter(|_| here && index > 0) else {
         return;

@@ -177,7 +177,7 @@ pub(super) fn cover_view() -> bool {
     unsafe { sys::cover(CONTROL.0.get().cast(), VIEW) }
 }
 
-/// Gives up the parent's tables; the seed of them is not in the child (`segment::create`).
+/// Gives up the parent's tables.
 /// For a sample that goes on they are replaced by private memory instead.
 fn drop_tables(interrupted: bool) -> bool {
     let base = BASE.load(Ordering::Acquire);

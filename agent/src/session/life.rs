@@ -4,8 +4,7 @@ use super::fork;
 use super::identity;
 use super::name::{self, Path};
 use super::{
-    BASE, BYTES, CONTROL, LIFE, NONE, OWN, SEED, SEGMENTS, control, forget_sessions, refuse,
-    status, time,
+    BASE, BYTES, CONTROL, LIFE, NONE, OWN, SEGMENTS, control, forget_sessions, refuse, status, time,
 };
 use crate::{backend, seccomp, sys};
 use core::cell::UnsafeCell;
@@ -17,7 +16,7 @@ use shm_protocol::layout::{
     CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Params,
     REFUSES_MEMORY, REFUSES_SANITIZER, RESERVE_STEPS,
 };
-use shm_protocol::segment::{Errno, Mapping, Tables};
+use shm_protocol::segment::{Errno, Tables};
 
 /// Interval where the environment starts sampling and names none.
 const DEFAULT_INTERVAL: u64 = 1024;
@@ -136,36 +135,25 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
         refusal = Some(*error);
         made = name::create(start_time, None, at_start);
     }
-    let Ok((mapping, path)) = made else {
+    let Ok(path) = made else {
         return hide();
     };
     // SAFETY: this thread alone makes the segment, see `OwnPath`.
     unsafe { *PATH.0.get() = path };
-    own(&mapping, start_time, forked_from, refusal, tables.is_some());
+    own(start_time, forked_from, refusal);
     if let (Some(start), None) = (start, refusal) {
         begin(start);
     }
 }
 
 /// Takes the new segment as this process's.
-fn own(
-    mapping: &Mapping,
-    start_time: u64,
-    forked_from: u32,
-    refusal: Option<Errno>,
-    wanted_tables: bool,
-) {
+fn own(start_time: u64, forked_from: u32, refusal: Option<Errno>) {
     // SAFETY: the new segment's view, seen by nobody before its magic; all of it has memory
     // behind it.
     unsafe {
         let bytes = BYTES.load(Ordering::Relaxed);
         identity::write(CONTROL.0.get().cast(), bytes, start_time, forked_from);
     }
-    let place = match wanted_tables && refusal.is_none() {
-        true => &BASE,
-        false => &SEED,
-    };
-    place.store(mapping.base, Ordering::Release);
     fork::sign();
     SEGMENTS.fetch_add(1, Ordering::Relaxed);
     LIFE.store(OWN, Ordering::Release);
@@ -190,7 +178,7 @@ pub(super) fn hide() {
 
 /// Publishes a session of our own making. Its bank was prepared with the segment.
 fn begin(start: Start) {
-    let Some(base) = super::base() else { return };
+    let Some(base) = super::attach() else { return };
     let bank = super::bank(base, start.session);
     if bank.header.session.load(Ordering::Relaxed) != start.session {
         return;

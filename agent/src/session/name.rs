@@ -6,7 +6,7 @@ use crate::sys::{self, Text};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use shm_protocol::clock;
-use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Mapping, Tables};
+use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Tables};
 
 /// A path.
 pub type Path = Text<512>;
@@ -21,11 +21,7 @@ const SWEEP_BITS: u32 = 4;
 
 /// Makes the segment under the first free name. A name that this very process left before it
 /// executed another image is used again if nobody needs what is in it.
-pub fn create(
-    start_time: u64,
-    tables: Option<Tables>,
-    at_start: bool,
-) -> Result<(Mapping, Path), Errno> {
+pub fn create(start_time: u64, tables: Option<Tables>, at_start: bool) -> Result<Path, Errno> {
     // By chance: the pids of a server's children may all be odd.
     let chance = (clock::unix_ns() ^ u64::from(sys::pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     if at_start && chance >> (64 - SWEEP_BITS) == 0 {
@@ -51,7 +47,7 @@ pub fn create(
             made = make(name);
         }
         match made {
-            Ok(mapping) => return Ok((mapping, path)),
+            Ok(()) => return Ok(path),
             Err(Errno(libc::EEXIST)) => {}
             Err(error) => return Err(error),
         }
