@@ -10,3 +10,5 @@ mod x86_64;
 pub use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
+
+use crate::local::Local;

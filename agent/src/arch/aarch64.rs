@@ -1,6 +1,6 @@
 //! aarch64, AAPCS64.
 
-use crate::local::Local;
+use super::Local;
 use core::arch::{asm, global_asm};
 use unwind::Registers;
 

@@ -1,6 +1,6 @@
 //! x86-64, System V ABI.
 
-use crate::local::Local;
+use super::Local;
 use core::arch::{asm, global_asm};
 use unwind::Registers;
 
