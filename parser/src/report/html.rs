@@ -1,39 +1,49 @@
-//! One page for a browser: flame graph, call graph, tables, source lines, leak
-//! suspects and the allocator's figures, of every column at once.
+//! One page for a browser: flame graph, call graph, tables, source lines, leak suspects and the
+//! allocator's figures, of every column at once. A tab is a Rust file, which makes its data, and
+//! a script of the same name, which draws them.
 //!
-//! Promises: [`render`] returns one HTML document that needs no other file and
-//! no network, and works when opened from a disk. What comes from a dump is
-//! data in a `<script type="application/json">` and is shown as text only. The
-//! page forbids its browser to load anything and to run any script but the
-//! page's own, by their hashes ([`policy`]). The same view gives the same
-//! bytes.
+//! # Promises
 //!
-//! Limits: functions and source lines are listed up to a number, largest
-//! first, and the page says so. Source lines come from this machine's files, so
-//! the page holds them only where the files are found.
+//! - The page is one HTML document that needs no other file and no network, and works when
+//!   opened from a disk.
+//! - What comes from a dump is data in a `<script type="application/json">` and is shown as
+//!   text only.
+//! - The page forbids its browser to load anything and to run any script but the page's own, by
+//!   their hashes ([`policy`]).
+//! - The same view gives the same bytes.
 //!
-//! The view must keep a base apart, not subtract it: the page shows before,
-//! after and change.
+//! # Caller's duties
+//!
+//! The view keeps a base apart, as the page shows before, after and change.
+//!
+//! # Limits
+//!
+//! - Functions and source lines are listed up to a number, largest first, and the page says so.
+//! - Source lines come from this machine's files, so the page holds them only where the files
+//!   are found.
 
 mod about;
+mod allocator;
+mod flame;
 mod functions;
-mod graphs;
+mod graph;
+mod leaks;
 mod policy;
-mod sources;
-mod suspects;
+mod source;
+mod tab;
 mod weights;
 
 use std::fmt::Write;
 
 use anyhow::Result;
 use heap_format::merge::BASE_LABEL;
+use heap_format::printable::printable;
 
 use super::context::Context;
-use super::flame::data::{self, Column, Totals, quote};
-use super::flame::tree::Tree;
-use super::flame::{self, Rule, style};
+use super::flame::data::quote;
+use super::flame::style;
 use super::format::{Dumps, Format, Needs};
-use heap_format::printable::printable;
+use tab::{Data, PageContext, Tab};
 
 /// `--html`.
 pub const FORMAT: Format = Format {
@@ -49,7 +59,26 @@ pub const FORMAT: Format = Format {
     )
 };
 
-const PAGE: &str = include_str!("html/page.js");
+/// Tabs of the page, from left to right.
+const TABS: [Tab; 7] = [
+    flame::TAB,
+    graph::TAB,
+    functions::TAB,
+    source::TAB,
+    leaks::TAB,
+    allocator::TAB,
+    about::TAB,
+];
+
+/// What the scripts of the tabs share.
+const SHARED: &str = concat!(
+    include_str!("html/dom.js"),
+    include_str!("html/values.js"),
+    include_str!("html/table.js"),
+    include_str!("html/header.js"),
+    include_str!("html/page.js"),
+);
+const START: &str = include_str!("html/start.js");
 const STYLE: &str = include_str!("html/page.css");
 
 /// More columns than a person can choose from are left out.
@@ -57,11 +86,14 @@ const MOST_COLUMNS: usize = 8;
 
 /// The page.
 fn render(context: &Context) -> Result<String> {
-    let shown = columns(context);
-    let compared = is_compared(context);
-    let data = data(context, &shown, compared);
-    let (graphs, script_in_graph) = graphs::all(context, &shown, compared);
-    let script = format!("\n{}{PAGE}", flame::SCRIPT);
+    let page = PageContext {
+        context,
+        columns: &columns(context),
+        compared: is_compared(context),
+    };
+    let data = data(&page);
+    let (graphs, script_in_graph) = graph::all(&page);
+    let script = script();
     let policy = policy::of(&[&script, &script_in_graph]);
     let title = escape(&title(context));
     let style = style::sheet();
@@ -101,34 +133,30 @@ fn title(context: &Context) -> String {
     format!("{} - heap profile", printable(&name))
 }
 
-fn data(context: &Context, shown: &[usize], compared: bool) -> String {
-    let tree = Tree::new(context.view, context.nodes, shown, flame::LIMIT);
-    let rule = if compared { Rule::Larger } else { Rule::Change };
-    let columns: Vec<Column> = shown
-        .iter()
-        .map(|&index| Column {
-            index,
-            total: Totals::of(context.view, index, compared),
-        })
-        .collect();
-    let chosen = shown.iter().position(|&c| c == context.view.column());
+/// The JSON of the page.
+fn data(page: &PageContext) -> String {
+    let PageContext {
+        context, columns, ..
+    } = page;
+    let chosen = columns.iter().position(|&c| c == context.view.column());
     let mut out = format!(
-        "{{\"title\":{},\"column\":{},\"compared\":{compared}",
+        "{{\"title\":{},\"column\":{},\"compared\":{}",
         quote(&title(context)),
-        chosen.unwrap_or(0)
+        chosen.unwrap_or(0),
+        page.compared
     );
-    let mut part = |key: &str, value: String| {
+    for Data { key, json } in TABS.iter().filter_map(|tab| tab.data.as_ref()) {
         // Writing to a string cannot fail.
-        let _ = write!(out, ",\n\"{key}\":{value}");
-    };
-    part("flame", data::object(context, &tree, &columns, rule));
-    part("functions", functions::object(context, shown, compared));
-    part("sources", sources::all(context, shown, compared));
-    part("suspects", suspects::object(context));
-    part("allocator", about::allocator(context));
-    part("about", about::facts(context));
+        let _ = write!(out, ",\n\"{key}\":{}", json(page));
+    }
     out.push_str("}\n");
     out
+}
+
+/// The page's own script.
+fn script() -> String {
+    let tabs: String = TABS.iter().map(|tab| tab.script).collect();
+    format!("\n{}{SHARED}{tabs}{START}", super::flame::SCRIPT)
 }
 
 /// A text as HTML character data.

@@ -1,41 +1,24 @@
-//! What the dump says of the allocator and of itself.
-
-use std::fmt::Write;
+//! Facts of the dump itself.
 
 use heap_format::Profile;
-
-use crate::report::context::Context;
-use crate::report::flame::data::{list, quote};
-use crate::report::interval::history;
 use heap_format::printable::printable;
 
-/// The allocator's figures in bytes, by name, and what the samples say is in
-/// use; null without figures.
-pub fn allocator(context: &Context) -> String {
-    let profile = context.view.profile();
-    let figures = &profile.facts.allocator;
-    if figures.is_empty() {
-        return "null".to_owned();
-    }
-    let mut out = String::from("{\"sampled\":");
-    let sampled = profile.type_index("inuse_space").map(|c| profile.total(c));
-    let _ = write!(
-        out,
-        "{}",
-        sampled.map_or("null".to_owned(), |s| s.to_string())
-    );
-    out.push_str(",\"figures\":");
-    list(
-        &mut out,
-        figures
-            .iter()
-            .map(|(k, v)| format!("[{},{v}]", quote(&printable(k)))),
-    );
-    out + "}"
-}
+use super::tab::{Data, PageContext, Tab};
+use crate::report::flame::data::{list, quote};
+use crate::report::interval::history;
+
+/// The tab of facts.
+pub const TAB: Tab = Tab {
+    script: include_str!("about.js"),
+    data: Some(Data {
+        key: "about",
+        json: facts,
+    }),
+};
 
 /// What is known of the dump, as pairs of texts.
-pub fn facts(context: &Context) -> String {
+fn facts(page: &PageContext) -> String {
+    let context = page.context;
     let profile = context.view.profile();
     let mut pairs: Vec<(String, String)> = Vec::new();
     let mut add = |key: &str, value: Option<String>| {

@@ -1,17 +1,31 @@
 //! The table of functions.
 
+use super::tab::{Data, PageContext, Tab};
 use super::weights::Weights;
-use crate::report::context::Context;
 use crate::report::flame::data::{brief, list, quote};
 use crate::report::flame::tree::Weight;
 use heap_format::printable::printable;
+
+/// The tab of functions.
+pub const TAB: Tab = Tab {
+    script: include_str!("functions.js"),
+    data: Some(Data {
+        key: "functions",
+        json: object,
+    }),
+};
 
 /// More rows than anybody reads.
 const MOST: usize = 20_000;
 
 /// The functions with what they hold: `names`, `left_out`, and for each column
 /// `flat` and `cum`, their variances where known, with `flat_base` and `cum_base` in a comparison.
-pub fn object(context: &Context, columns: &[usize], compared: bool) -> String {
+fn object(page: &PageContext) -> String {
+    let PageContext {
+        context,
+        columns,
+        compared,
+    } = *page;
     let weights = Weights::new(context.view, context.nodes, columns);
     let size = |w: Weight| w.plus + w.minus;
     let totals: Vec<f64> = (0..columns.len())

@@ -1,16 +1,28 @@
 //! The call graphs, a picture for each column.
 
+use super::tab::{PageContext, Tab};
 use crate::graph::Graph;
 use crate::report::context::Context;
 use crate::report::flame::data::{Totals, list, quote};
 use crate::report::svg;
+
+/// The tab of the call graph. Its pictures are large, and stand in an element of their own.
+pub const TAB: Tab = Tab {
+    script: include_str!("graph.js"),
+    data: None,
+};
 
 const SCRIPT_FROM: &str = "<script><![CDATA[";
 const SCRIPT_TO: &str = "]]></script>";
 
 /// The pictures as a JSON list, `now` and `change` of each column, and the
 /// script that all of them carry. Pictures without a box are null.
-pub fn all(context: &Context, columns: &[usize], compared: bool) -> (String, String) {
+pub fn all(page: &PageContext) -> (String, String) {
+    let PageContext {
+        context,
+        columns,
+        compared,
+    } = *page;
     let mut script = String::new();
     let mut one = |column: usize, with_base: bool| {
         let Some(picture) = picture(context, column, with_base) else {

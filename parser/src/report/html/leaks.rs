@@ -2,10 +2,20 @@
 
 use std::fmt::Write;
 
+use super::tab::{Data, PageContext, Tab};
 use crate::report::context::Context;
 use crate::report::flame::data::{list, quote};
 use crate::suspects::{self, Suspect};
 use heap_format::printable::printable;
+
+/// The tab of leak suspects.
+pub const TAB: Tab = Tab {
+    script: include_str!("leaks.js"),
+    data: Some(Data {
+        key: "suspects",
+        json: object,
+    }),
+};
 
 /// Rows of the table.
 const MOST: usize = 200;
@@ -14,7 +24,8 @@ const MOST_FRAMES: usize = 40;
 
 /// `duration` of the session in seconds or null, and `rows`, worst first;
 /// without values in use `rows` is null.
-pub fn object(context: &Context) -> String {
+fn object(page: &PageContext) -> String {
+    let context = page.context;
     let profile = context.view.profile();
     let duration = (profile.facts.duration_ns).map(|ns| format!("{:.3}", ns as f64 / 1e9));
     let mut out = format!(

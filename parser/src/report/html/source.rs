@@ -3,13 +3,22 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use super::tab::{Data, PageContext, Tab};
 use super::weights::Weights;
 use crate::nodes::{Granularity, Nodes};
-use crate::report::context::Context;
 use crate::report::flame::data::{list, quote};
 use crate::report::flame::tree::Weight;
 use crate::sources;
 use heap_format::printable::printable;
+
+/// The tab of source lines.
+pub const TAB: Tab = Tab {
+    script: include_str!("source.js"),
+    data: Some(Data {
+        key: "sources",
+        json: all,
+    }),
+};
 
 /// Functions whose source is shown.
 const MOST_FUNCTIONS: usize = 60;
@@ -25,7 +34,12 @@ type Lines = BTreeMap<u32, u32>;
 
 /// The functions with source, largest first: `name`, `file`, `first`, `text`
 /// (lines) and `weights`, `[line, flat, cum, …]` for each column.
-pub fn all(context: &Context, columns: &[usize], compared: bool) -> String {
+fn all(page: &PageContext) -> String {
+    let PageContext {
+        context,
+        columns,
+        compared,
+    } = *page;
     let nodes = Nodes::new(context.view, Granularity::Lines, true, false);
     let weights = Weights::new(context.view, &nodes, columns);
     let mut functions: BTreeMap<(&str, &str), Lines> = BTreeMap::new();

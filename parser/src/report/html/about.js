@@ -1,0 +1,12 @@
+// Facts of the dump itself.
+function aboutTab(page, panel) {
+  const { data } = page;
+  const body = make("tbody");
+  for (const [key, value] of data.about) {
+    body.append(make("tr", "", {}, make("td", key, { class: "part", style: "text-align:left" }), make("td", value, { class: "text" })));
+  }
+  panel.append(make("table", "", { class: "narrow" }, body));
+  return () => {};
+}
+
+TABS.push({ key: "about", label: "About", full: false, build: aboutTab });

@@ -1,0 +1,10 @@
+// Elements. Names can hold anything: text is set as text only.
+function make(name, text, attributes, ...children) {
+  const el = document.createElement(name);
+  if (text) el.textContent = text;
+  for (const [key, value] of Object.entries(attributes || {})) el.setAttribute(key, value);
+  el.append(...children);
+  return el;
+}
+const remark = (text, attributes) => make("p", text, { class: "say", ...attributes });
+const bytes = (value) => scaled(value, [["B", 1], ["kB", 1024], ["MB", 1048576], ["GB", 1073741824], ["TB", 1099511627776]]);

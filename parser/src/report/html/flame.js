@@ -1,0 +1,24 @@
+// The flame graph. Other tabs search in it by `page.find`.
+function flameTab(page, panel) {
+  const { data, values } = page;
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("class", "flame");
+  svg.setAttribute("font-size", "12");
+  svg.setAttribute("font-family", "Helvetica, Arial, 'Liberation Sans', sans-serif");
+  panel.append(svg);
+  const merged = data.flame.pruned;
+  const note = merged ? [`${merged} branches too small to be seen are merged into grey frames`] : [];
+  const graph = flameGraph(svg, data.flame, { title: note });
+  let attached = false;
+  page.find = (text) => {
+    page.open("flame");
+    graph.find(text);
+  };
+  return () => {
+    if (!attached) graph.attach();
+    attached = true;
+    graph.show(values.column, values.rule);
+  };
+}
+
+TABS.push({ key: "flame", label: "Flame graph", full: true, build: flameTab });

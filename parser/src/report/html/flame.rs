@@ -1,0 +1,33 @@
+//! The flame graph, of all columns at once.
+
+use super::tab::{Data, PageContext, Tab};
+use crate::report::flame::data::{self, Column, Totals};
+use crate::report::flame::tree::Tree;
+use crate::report::flame::{self, Rule};
+
+/// The tab of the flame graph.
+pub const TAB: Tab = Tab {
+    script: include_str!("flame.js"),
+    data: Some(Data {
+        key: "flame",
+        json: tree,
+    }),
+};
+
+fn tree(page: &PageContext) -> String {
+    let context = page.context;
+    let tree = Tree::new(context.view, context.nodes, page.columns, flame::LIMIT);
+    let rule = match page.compared {
+        true => Rule::Larger,
+        false => Rule::Change,
+    };
+    let columns: Vec<Column> = page
+        .columns
+        .iter()
+        .map(|&index| Column {
+            index,
+            total: Totals::of(context.view, index, page.compared),
+        })
+        .collect();
+    data::object(context, &tree, &columns, rule)
+}

@@ -1,0 +1,53 @@
+// The table of functions.
+// A pattern that matches this name only.
+const literal = (name) => `^${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}$`;
+
+// A value with a bar below it, as long as its share of the whole.
+function bar(values, td, value, whole) {
+  td.classList.add("weight");
+  const part = whole ? Math.min(100, (Math.abs(value) / whole) * 100) : 0;
+  td.style.backgroundImage = "linear-gradient(var(--bar),var(--bar))";
+  td.style.backgroundSize = `${part}% 3px`;
+  td.textContent = values.signed(value);
+  if (values.isChange() && value) td.classList.add(value > 0 ? "more" : "less");
+}
+
+function functionsTab(page, panel) {
+  const { data, values } = page;
+  const f = data.functions;
+  panel.append(remark("Flat is what a function allocated itself, cum with all that it called."));
+  const sized = (key, label, title) => [
+    {
+      key, label, title, value: (r) => r[key],
+      cell: (td, r) => {
+        bar(values, td, r[key], values.total());
+        if (r[`${key}Off`]) td.title = `± ${values.number(r[`${key}Off`])} at 95 %`;
+      },
+    },
+    { key: `${key}%`, label: `${label}%`, title: `${title}, of everything`, soft: true, value: (r) => r[key], text: (r) => share(r[key], values.total()) },
+  ];
+  const name = {
+    key: "name", label: "Function", words: true, value: (r) => r.name,
+    cell: (td, r) => {
+      const b = make("button", r.name, { type: "button", class: "link", title: "show in the flame graph" });
+      b.addEventListener("click", () => page.find(literal(r.name)));
+      td.append(b);
+    },
+  };
+  const heads = [...sized("flat", "Flat", "itself"), ...sized("cum", "Cum", "with what it called"), name];
+  const fill = sortableTable(panel, heads, "flat", (r) => r.name);
+  if (f.left_out) panel.append(remark(`${f.left_out} smaller functions are left out.`));
+  return () => {
+    const c = f.columns[values.column];
+    const of = (key, i) => values.weight(c[key][i], c[`${key}_base`] ? c[`${key}_base`][i] : 0);
+    // Variances are those of both sides of a comparison together.
+    const both = !data.compared || values.isChange();
+    const off = (key, i) => (both && c[`${key}_variance`] ? halfWidth(of(key, i), c[`${key}_variance`][i]) : 0);
+    const rows = f.names.map((name, i) => ({
+      name, flat: of("flat", i), cum: of("cum", i), flatOff: off("flat", i), cumOff: off("cum", i),
+    }));
+    fill(rows.filter((r) => r.flat || r.cum));
+  };
+}
+
+TABS.push({ key: "functions", label: "Functions", full: false, build: functionsTab });

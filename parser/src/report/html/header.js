@@ -1,0 +1,47 @@
+// The header: title, and the buttons that choose column and comparison. `refresh` draws anew.
+const RULES = [
+  ["change", "Change", "what is more or less than in the base"],
+  ["larger", "Now, change coloured", "as wide as the larger of before and now, coloured by the change"],
+  ["now", "Now", "without the base"],
+  ["base", "Base", "what there was before"],
+];
+const KINDS = {
+  inuse_space: "In-use bytes", inuse_objects: "In-use objects",
+  alloc_space: "Allocated bytes", alloc_objects: "Allocated objects",
+};
+
+// Buttons of which one is pressed.
+function choice(label, options, chosen, act) {
+  const group = make("span", "", { class: "group", role: "group", "aria-label": label });
+  const press = (key) => {
+    for (const b of group.children) b.setAttribute("aria-pressed", String(b.dataset.key === String(key)));
+  };
+  for (const [key, text, title] of options) {
+    const b = make("button", text, { type: "button", "data-key": key, title: title || "" });
+    b.addEventListener("click", () => {
+      press(key);
+      act(key);
+    });
+    group.append(b);
+  }
+  press(chosen);
+  return group;
+}
+
+function makeHeader(title, values, refresh) {
+  const header = make("header", "", {}, make("h1", title, { title }));
+  const order = Object.keys(KINDS);
+  const rank = (c) => (order.includes(c.kind) ? order.indexOf(c.kind) : order.length);
+  const kinds = values.columns.map((c, i) => [i, KINDS[c.kind] || c.kind, rank(c)]).sort((a, b) => a[2] - b[2]);
+  header.append(choice("value", kinds.map(([i, text]) => [i, text]), values.column, (i) => {
+    values.column = Number(i);
+    refresh();
+  }));
+  if (values.compared) {
+    header.append(choice("comparison", RULES, values.rule, (rule) => {
+      values.rule = rule;
+      refresh();
+    }));
+  }
+  return header;
+}

@@ -1,0 +1,54 @@
+// Leak suspects, worst first.
+function age(ms) {
+  if (ms === null) return "–";
+  const units = [["ms", 1], ["s", 1e3], ["min", 6e4], ["h", 3.6e6], ["d", 8.64e7]];
+  let [unit, factor] = units[0];
+  for (const [name, f] of units) if (ms / f >= 1) [unit, factor] = [name, f];
+  const value = ms / factor;
+  return `${value >= 100 || factor === 1 ? Math.round(value) : value.toFixed(1)} ${unit}`;
+}
+
+function leaksTab(page, panel) {
+  const { data } = page;
+  const { rows, duration } = data.suspects;
+  if (!rows) {
+    panel.append(remark("This profile holds no values in use: only heap profiles have suspects."));
+    return () => {};
+  }
+  const grown = rows.some((r) => r.growth);
+  const how = grown
+    ? "The score is the growth since the base that is proven at 95 %, less the more of what a stack allocates is freed, and less the younger its live objects are beside what the freed ones lived to. More dumps of one session tell steady growth from growth that has ended: mem_parser --leaks."
+    : "The score is the live bytes, less the more of what a stack allocates is freed, and less the younger its live objects are beside what the freed ones lived to. A cache that fills looks like a leak until it is full: compare with an earlier dump of the session (--base) to see what keeps growing.";
+  panel.append(remark(`Stacks whose objects stay, worst first. ${how}`));
+  if (rows.some((r) => r.age === null)) {
+    panel.append(remark("This profile holds no ages of objects; only this profiler's own dumps do."));
+  }
+  const heads = [
+    { key: "score", label: "Score", title: grown ? "proven growth × kept × age" : "live bytes × kept × age", value: (r) => r.score + r.plain * 1e-9, text: (r) => bytes(r.score) },
+    { key: "bytes", label: "Live bytes", title: "± at 95 %", value: (r) => r.bytes, text: (r) => `${bytes(r.bytes)} ± ${bytes(r.error)}` },
+    { key: "objects", label: "Objects", value: (r) => r.objects, text: (r) => String(r.objects) },
+    { key: "samples", label: "Samples", title: "live samples: few of them say little", soft: true, value: (r) => r.samples, text: (r) => (r.samples === null ? "–" : String(r.samples)) },
+    { key: "kept", label: "Kept", title: "live share of the bytes it allocated", value: (r) => r.kept, text: (r) => share(r.kept, 1) },
+    { key: "age", label: "Mean age", title: "of live objects", value: (r) => r.age, text: (r) => age(r.age) },
+    { key: "lifetime", label: "Freed after", title: "mean lifetime of freed objects", value: (r) => (r.lifetime === null ? Infinity : r.lifetime), text: (r) => (r.age === null ? "–" : r.lifetime === null ? "never" : age(r.lifetime)) },
+  ];
+  if (grown) {
+    const rate = (r) => (r.growth ? r.growth.rate : 0);
+    heads.push({ key: "growth", label: "Growth/min", title: "since the base, ± at 95 %", value: rate, text: (r) => (r.growth ? `${bytes(r.growth.rate * 60)} ± ${bytes(r.growth.error * 60)}` : "–") });
+  } else if (duration) {
+    heads.push({ key: "growth", label: "Growth/min", title: "live bytes by the length of the session", value: (r) => r.bytes, text: (r) => bytes((r.bytes / duration) * 60) });
+  }
+  heads.push({
+    key: "stack", label: "Stack", words: true, value: (r) => r.stack[0] || "",
+    cell: (td, r) => {
+      const list = make("ol");
+      for (const name of r.stack) list.append(make("li", name));
+      if (r.more) list.append(make("li", `and ${r.more} more`));
+      td.append(make("details", "", {}, make("summary", r.stack.slice(0, 3).join(" ← ") || "no frames"), list));
+    },
+  });
+  const fill = sortableTable(panel, heads, "score", (r) => r.stack.join("\n"));
+  return () => fill(rows);
+}
+
+TABS.push({ key: "leaks", label: "Leak suspects", full: false, build: leaksTab });

@@ -1,0 +1,2 @@
+// Runs last, when every tab has been added.
+new Page();

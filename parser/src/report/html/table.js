@@ -1,0 +1,74 @@
+// A table that sorts and filters. Each of `heads` is a column: {key, label, title, words, soft,
+// value(row), text(row) or cell(td, row)}; `first` is the key of the one that it is sorted by,
+// `search(row)` the text that the filter looks at. Returns a function that fills in rows.
+function sortableTable(panel, heads, first, search) {
+  const sort = { key: first, down: true };
+  const PAGE = 300;
+  let rows = [];
+  let shown = PAGE;
+  let filter = null;
+  const field = make("input", "", { type: "text", placeholder: "filter (regex)", "aria-label": "filter", spellcheck: "false" });
+  const count = make("span", "", { class: "count", role: "status" });
+  const body = make("tbody");
+  const line = make("tr");
+  const more = make("button", "Show more", { type: "button" });
+  const grid = make("table", "", {}, make("thead", "", {}, line), body);
+  panel.append(make("div", "", { class: "tools" }, field, count), grid, more);
+  field.addEventListener("input", () => {
+    field.setCustomValidity("");
+    try {
+      filter = field.value ? new RegExp(field.value, "i") : null;
+    } catch (error) {
+      field.setCustomValidity("not a pattern");
+      field.reportValidity();
+      return;
+    }
+    shown = PAGE;
+    draw();
+  });
+  more.addEventListener("click", () => {
+    shown += PAGE;
+    draw();
+  });
+  for (const head of heads) {
+    const b = make("button", head.label, { type: "button", title: head.title || "" });
+    b.addEventListener("click", () => {
+      sort.down = sort.key === head.key ? !sort.down : !head.words;
+      sort.key = head.key;
+      draw();
+    });
+    head.el = make("th", "", { scope: "col", class: head.words ? "text" : "" }, b);
+    line.append(head.el);
+  }
+  function draw() {
+    const head = heads.find((h) => h.key === sort.key);
+    const size = (row) => (head.words ? head.value(row) : Math.abs(head.value(row)));
+    const found = filter ? rows.filter((row) => filter.test(search(row))) : [...rows];
+    found.sort((a, b) => {
+      const [x, y] = [size(a), size(b)];
+      return (x < y ? 1 : x > y ? -1 : 0) * (sort.down ? 1 : -1);
+    });
+    for (const h of heads) {
+      if (h.key === sort.key) h.el.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+      else h.el.removeAttribute("aria-sort");
+    }
+    body.replaceChildren(
+      ...found.slice(0, shown).map((row) => {
+        const tr = make("tr");
+        for (const h of heads) {
+          const td = make("td", "", { class: h.words ? "text" : h.soft ? "part" : "" });
+          if (h.cell) h.cell(td, row);
+          else td.textContent = h.text(row);
+          tr.append(td);
+        }
+        return tr;
+      })
+    );
+    more.hidden = found.length <= shown;
+    count.textContent = `${found.length} of ${rows.length}`;
+  }
+  return (list) => {
+    rows = list;
+    draw();
+  };
+}
