@@ -9,6 +9,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use heap_format::maps::Entry;
+
 use crate::text;
 
 /// Most bytes taken of `/proc/PID/maps`: a million mappings' worth.
@@ -238,49 +240,13 @@ pub fn device(number: u64) -> (u32, u32) {
     (libc::major(number), libc::minor(number))
 }
 
-/// A mapping of a file, as a line of maps tells of it.
-pub struct MappedFile<'a> {
-    permissions: &'a [u8],
-    /// Major and minor number of its device.
-    pub device: (u32, u32),
-    /// Its inode.
-    pub inode: u64,
-    /// Its path, without the kernel's ` (deleted)`.
-    pub path: &'a [u8],
-}
-
-fn mapping(line: &[u8]) -> Option<MappedFile<'_>> {
-    let mut rest = line;
-    let mut field = || {
-        let start = rest.iter().position(|b| *b != b' ')?;
-        let end = rest[start..].iter().position(|b| *b == b' ');
-        let end = end.map_or(rest.len(), |end| start + end);
-        let field = &rest[start..end];
-        rest = &rest[end..];
-        Some(field)
-    };
-    let (_range, permissions, _offset) = (field()?, field()?, field()?);
-    let (device, inode) = (field()?, field()?);
-    let (major, minor) = std::str::from_utf8(device).ok()?.split_once(':')?;
-    let hex = |text| u32::from_str_radix(text, 16).ok();
-    let inode = std::str::from_utf8(inode).ok()?.parse().ok()?;
-    let path = rest.trim_ascii_start();
-    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
-    Some(MappedFile {
-        permissions,
-        device: (hex(major)?, hex(minor)?),
-        inode,
-        path,
-    })
-}
-
 /// Whether a maps text has a mapping of the file with this device, inode and name. Inodes
 /// alone are not unique: whoever has a filesystem of his own can have any.
 pub fn maps_file(maps: &[u8], device: (u32, u32), inode: u64, name: &[u8]) -> bool {
     let mut lines = maps
         .split(|b| *b == b'\n')
         .filter(|line| line_ends(line, name));
-    lines.any(|line| mapping(line).is_some_and(|m| (m.device, m.inode) == (device, inode)))
+    lines.any(|line| Entry::parse(line).is_some_and(|m| (m.device, m.inode) == (device, inode)))
 }
 
 /// The same whatever the device.
@@ -288,7 +254,7 @@ pub fn maps_name(maps: &[u8], inode: u64, name: &[u8]) -> bool {
     let mut lines = maps
         .split(|b| *b == b'\n')
         .filter(|line| line_ends(line, name));
-    lines.any(|line| mapping(line).is_some_and(|m| m.inode == inode))
+    lines.any(|line| Entry::parse(line).is_some_and(|m| m.inode == inode))
 }
 
 fn line_ends(line: &[u8], name: &[u8]) -> bool {
@@ -298,9 +264,8 @@ fn line_ends(line: &[u8], name: &[u8]) -> bool {
 }
 
 /// The shared mappings of files.
-pub fn shared_files(maps: &[u8]) -> impl Iterator<Item = MappedFile<'_>> {
-    let lines = maps.split(|b| *b == b'\n').filter_map(mapping);
-    lines.filter(|m| m.permissions.ends_with(b"s") && m.inode != 0)
+pub fn shared_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
+    Entry::all(maps).filter(|m| m.permissions.ends_with(b"s") && m.inode != 0)
 }
 
 /// The device that maps show for an open file: on some filesystems another than the file's.
@@ -318,14 +283,11 @@ pub fn shown_device(file: &File) -> Option<(u32, u32)> {
     let text = maps(std::process::id() as i32);
     // SAFETY: the mapping made above, which nobody else knows of.
     unsafe { libc::munmap(at, length) };
-    let start = format!("{:x}-", at as usize);
     let text = text?;
-    let mut lines = text.split(|b| *b == b'\n');
-    let line = lines.find(|line| {
-        let line = line.strip_prefix(b"0").unwrap_or(line);
-        line.starts_with(start.as_bytes())
-    })?;
-    mapping(line).map(|mapped| mapped.device)
+    let mut entries = Entry::all(&text);
+    entries
+        .find(|entry| entry.start == at as u64)
+        .map(|entry| entry.device)
 }
 
 /// Path of the executable; `None` without permission.

@@ -3,7 +3,10 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
+use heap_format::maps::Entry;
 use serde::Serialize;
+
+use crate::text;
 
 /// Bytes resident, by kind of mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -35,7 +38,7 @@ pub fn read(pid: i32, stacks: &[u64]) -> std::io::Result<Resident> {
     parse(BufReader::new(file), stacks)
 }
 
-/// What a mapping is for.
+/// Purpose of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Code,
@@ -50,27 +53,25 @@ fn parse(reader: impl BufRead, stacks: &[u64]) -> std::io::Result<Resident> {
     let mut kind = Kind::Anonymous;
     // Paths may hold any byte.
     for line in reader.split(b'\n') {
-        let line = String::from_utf8_lossy(&line?).into_owned();
-        let Some((name, value)) = line.split_once(' ') else {
+        let line = line?;
+        if let Some(entry) = Entry::parse(&line) {
+            kind = Kind::of(&entry, stacks);
             continue;
-        };
-        if let Some(field) = name.strip_suffix(':') {
-            let kilobytes = value
-                .trim()
-                .trim_end_matches(" kB")
-                .parse::<u64>()
-                .unwrap_or(0);
-            let bytes = kilobytes.saturating_mul(1024);
-            match field {
-                "Rss" => *sums.of(kind) += bytes,
-                "Swap" => sums.swap += bytes,
-                _ => {}
-            }
-        } else if let Some(range) = range(name) {
-            kind = kind_of(range, value, stacks);
+        }
+        match figure(&line) {
+            Some(("Rss", bytes)) => *sums.of(kind) += bytes,
+            Some(("Swap", bytes)) => sums.swap += bytes,
+            _ => {}
         }
     }
     Ok(sums)
+}
+
+/// Name and bytes of a line such as `Rss:  4 kB`.
+fn figure(line: &[u8]) -> Option<(&str, u64)> {
+    let (name, value) = std::str::from_utf8(line).ok()?.split_once(':')?;
+    let kilobytes: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some((name, kilobytes.saturating_mul(1024)))
 }
 
 impl Resident {
@@ -85,34 +86,25 @@ impl Resident {
     }
 }
 
-fn range(text: &str) -> Option<(u64, u64)> {
-    let (start, end) = text.split_once('-')?;
-    Some((
-        u64::from_str_radix(start, 16).ok()?,
-        u64::from_str_radix(end, 16).ok()?,
-    ))
-}
-
-/// `rest`: permissions, offset, device, inode, path.
-fn kind_of((start, end): (u64, u64), rest: &str, stacks: &[u64]) -> Kind {
-    let mut fields = rest.splitn(5, ' ');
-    let permissions = fields.next().unwrap_or("");
-    let path = fields.nth(3).unwrap_or("").trim();
-    let name = path
-        .strip_suffix(" (deleted)")
-        .unwrap_or(path)
-        .rsplit('/')
-        .next()
-        .unwrap_or("");
-    let ours = name == "libmem_agent.so" || name.starts_with("mem_profiler.");
-    match path {
-        _ if ours && path.starts_with('/') => Kind::Agent,
-        "[stack]" => Kind::Stack,
-        _ if stacks.iter().any(|sp| (start..end).contains(sp)) => Kind::Stack,
-        "[vdso]" | "[vsyscall]" | "[vvar]" => Kind::Code,
-        _ if path.starts_with('/') && permissions.contains('x') => Kind::Code,
-        _ if path.starts_with('/') => Kind::File,
-        _ => Kind::Anonymous,
+impl Kind {
+    fn of(entry: &Entry<'_>, stacks: &[u64]) -> Self {
+        let (path, name) = (entry.path, text::base_name(entry.path));
+        let ours = name == b"libmem_agent.so" || name.starts_with(b"mem_profiler.");
+        let is_file = path.starts_with(b"/");
+        match path {
+            _ if ours && is_file => Self::Agent,
+            b"[stack]" => Self::Stack,
+            _ if stacks
+                .iter()
+                .any(|sp| (entry.start..entry.end).contains(sp)) =>
+            {
+                Self::Stack
+            }
+            b"[vdso]" | b"[vsyscall]" | b"[vvar]" => Self::Code,
+            _ if is_file && entry.permissions.contains(&b'x') => Self::Code,
+            _ if is_file => Self::File,
+            _ => Self::Anonymous,
+        }
     }
 }
 

@@ -37,6 +37,7 @@ mod perf;
 pub mod pprof;
 pub mod printable;
 mod profile;
+pub mod resident;
 mod scale;
 mod scan;
 mod stacks;

@@ -6,6 +6,53 @@ use std::path::{Path, PathBuf};
 
 use crate::profile::{BuildId, Mapping, NO_MAPPING, Profile};
 
+/// A line of maps, as the kernel writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// First address.
+    pub start: u64,
+    /// End address, exclusive.
+    pub end: u64,
+    /// Permissions: `rwxp`, or `-` and `s` in their places.
+    pub permissions: &'a [u8],
+    /// Offset in the file.
+    pub file_offset: u64,
+    /// Major and minor number of the file's device.
+    pub device: (u32, u32),
+    /// Inode of the file; 0 without one.
+    pub inode: u64,
+    /// Path or the kernel's name in brackets; empty without one.
+    pub path: &'a [u8],
+}
+
+impl<'a> Entry<'a> {
+    /// Parses a line; `None` for one that is no entry.
+    pub fn parse(line: &'a [u8]) -> Option<Self> {
+        let (range, rest) = split_field(line);
+        let (permissions, rest) = split_field(rest);
+        let (offset, rest) = split_field(rest);
+        let (device, rest) = split_field(rest);
+        let (inode, path) = split_field(rest);
+        let (start, end) = std::str::from_utf8(range).ok()?.split_once('-')?;
+        let (major, minor) = std::str::from_utf8(device).ok()?.split_once(':')?;
+        let number = |text: &str| u32::from_str_radix(text, 16).ok();
+        Some(Self {
+            start: hex(start.as_bytes())?,
+            end: hex(end.as_bytes())?,
+            permissions,
+            file_offset: hex(offset)?,
+            device: (number(major)?, number(minor)?),
+            inode: std::str::from_utf8(inode).ok()?.parse().ok()?,
+            path: path.trim_ascii_end(),
+        })
+    }
+
+    /// The entries of a maps text.
+    pub fn all(text: &'a [u8]) -> impl Iterator<Item = Self> {
+        text.split(|&c| c == b'\n').filter_map(Self::parse)
+    }
+}
+
 /// The executable ranges of a maps text, in its order. Lines that are no maps
 /// entry are skipped, as other readers skip them.
 pub fn parse(text: &[u8]) -> Vec<Mapping> {
@@ -202,6 +249,26 @@ mod tests {
             (0x55d0, 0x55e0, 0x1000)
         );
         assert_eq!(maps[1].path, Path::new("[vdso]"));
+    }
+
+    #[test]
+    fn an_entry_has_all_fields_of_its_line() {
+        let line = b"55d0-55e0 r-xp 00001000 08:1b 42                 /usr/bin/x y (deleted)";
+        let entry = Entry {
+            start: 0x55d0,
+            end: 0x55e0,
+            permissions: b"r-xp",
+            file_offset: 0x1000,
+            device: (8, 0x1b),
+            inode: 42,
+            path: b"/usr/bin/x y (deleted)",
+        };
+        assert_eq!(Entry::parse(line), Some(entry));
+        let anonymous = Entry::parse(b"1-2 rw-p 0 00:00 0 ").unwrap();
+        assert_eq!((anonymous.inode, anonymous.path), (0, &b""[..]));
+        for bad in [&b"Rss: 4 kB"[..], b"", b"1-2 rw-p 0", b"x-2 rw-p 0 0:0 0"] {
+            assert_eq!(Entry::parse(bad), None);
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use serde::Serialize;
+use heap_format::resident::{Heap, Part};
+use serde::{Serialize, Serializer};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::Header;
 
@@ -25,7 +26,8 @@ struct Answer {
     rss_bytes: u64,
     resident: Resident,
     /// The allocator's own figures, if a session ever asked for them.
-    allocator: Option<Allocator>,
+    #[serde(serialize_with = "figures")]
+    allocator: Option<Heap>,
     /// Seconds since the allocator's figures were taken.
     age_seconds: Option<f64>,
     /// Whether the program keeps its own allocator, which nobody can ask.
@@ -34,39 +36,18 @@ struct Answer {
     sampled_live: Option<f64>,
 }
 
-/// jemalloc's figures, as parts of what is resident.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct Allocator {
-    /// Objects of the program.
-    live: u64,
-    /// Between objects: rounding to size classes is counted as live, holes are here.
-    fragmentation: u64,
-    /// Pages that were freed and not given back yet.
-    dirty: u64,
-    /// The allocator's own bookkeeping.
-    metadata: u64,
-    /// Address space kept for reuse; not resident.
-    retained: u64,
-}
-
-impl Allocator {
-    fn of(stats: &[(&'static str, u64); 6]) -> Self {
-        let of = |name: &str| {
-            stats
-                .iter()
-                .find(|(n, _)| *n == name)
-                .map_or(0, |(_, bytes)| *bytes)
-        };
-        let (allocated, active) = (of("allocated"), of("active"));
-        let used = active.saturating_add(of("metadata"));
-        Self {
-            live: allocated,
-            fragmentation: active.saturating_sub(allocated),
-            dirty: of("resident").saturating_sub(used),
-            metadata: of("metadata"),
-            retained: of("retained"),
-        }
-    }
+/// The heap in the order of its fields.
+fn figures<S: Serializer>(heap: &Option<Heap>, serializer: S) -> Result<S::Ok, S::Error> {
+    let Some(heap) = heap else {
+        return serializer.serialize_none();
+    };
+    serializer.collect_map([
+        ("live", heap.live),
+        ("fragmentation", heap.fragmentation),
+        ("dirty", heap.dirty),
+        ("metadata", heap.metadata),
+        ("retained", heap.retained),
+    ])
 }
 
 /// Answers for each process chosen.
@@ -112,7 +93,7 @@ fn answer(agent: &Agent) -> anyhow::Result<Answer> {
         resident,
         system_allocator: header.system_allocator(),
         sampled_live: sampled_live(agent, &header),
-        allocator: taken.as_ref().map(|(_, stats)| Allocator::of(stats)),
+        allocator: taken.as_ref().map(|(_, stats)| heap(stats)),
         age_seconds: taken.map(|(at, _)| now.saturating_sub(at) as f64 / 1e9),
     })
 }
@@ -136,7 +117,12 @@ fn print(answer: &Answer) {
         "{} ({}): {size} resident{swap}",
         answer.name, answer.pid
     ));
-    for (name, bytes, remark) in parts(answer) {
+    for Part {
+        name,
+        bytes,
+        remark,
+    } in parts(answer)
+    {
         let share = bytes as f64 / total.max(1) as f64;
         let bar = "#".repeat((share * BAR as f64).round() as usize);
         let size = text::bytes(bytes as f64);
@@ -178,67 +164,56 @@ fn print(answer: &Answer) {
     }
 }
 
+/// The heap by the allocator's statistics.
+fn heap(stats: &[(&'static str, u64)]) -> Heap {
+    Heap::of(|name| {
+        let stat = stats.iter().find(|(n, _)| *n == name);
+        stat.map_or(0, |(_, bytes)| *bytes)
+    })
+}
+
 /// The parts of what is resident, largest group first as people ask: heap, then the rest.
-fn parts(answer: &Answer) -> Vec<(&'static str, u64, &'static str)> {
+fn parts(answer: &Answer) -> Vec<Part> {
     let resident = &answer.resident;
-    let mut parts = Vec::new();
-    let mut anonymous = resident.anonymous;
+    let (mut parts, mut anonymous) = (Vec::new(), resident.anonymous);
     if let Some(heap) = &answer.allocator {
-        // The allocator counts pages that it never touched as resident too, bookkeeping
-        // above all: no part can be larger than what the kernel says is there.
-        for (name, bytes, remark) in [
-            (
-                "live heap",
-                heap.live,
-                "objects in use: mem_profiler tells by whom",
-            ),
-            (
-                "fragmentation",
-                heap.fragmentation,
-                "holes between live objects",
-            ),
-            (
-                "dirty pages",
-                heap.dirty,
-                "freed, not given back to the system yet",
-            ),
-            (
-                "allocator metadata",
-                heap.metadata,
-                "bookkeeping of the allocator",
-            ),
-        ] {
-            let part = bytes.min(anonymous);
-            anonymous -= part;
-            parts.push((name, part, remark));
-        }
+        let (mut heap, rest) = heap.within(anonymous);
+        heap[0].remark = "objects in use: mem_profiler tells by whom";
+        parts.extend(heap);
+        anonymous = rest;
     }
-    parts.push(("agent", resident.agent, "this profiler: its table and code"));
-    parts.push((
-        "stacks",
-        resident.stacks,
-        "of threads that wait in a system call",
-    ));
-    parts.push((
-        "code",
-        resident.code,
-        "executable pages of files, shared with others",
-    ));
-    parts.push((
-        "files",
-        resident.files,
-        "other mapped files and shared memory",
-    ));
-    let name = if answer.allocator.is_some() {
-        "other anonymous"
-    } else {
-        "anonymous"
+    let other = match answer.allocator {
+        Some(_) => "other anonymous",
+        None => "anonymous",
     };
-    parts.push((
+    let outside = [
+        ("agent", resident.agent, "this profiler: its table and code"),
+        (
+            "stacks",
+            resident.stacks,
+            "of threads that wait in a system call",
+        ),
+        (
+            "code",
+            resident.code,
+            "executable pages of files, shared with others",
+        ),
+        (
+            "files",
+            resident.files,
+            "other mapped files and shared memory",
+        ),
+        (
+            other,
+            anonymous,
+            "mapped by the program itself, stacks of running threads",
+        ),
+    ];
+    parts.extend(outside.map(|(name, bytes, remark)| Part {
         name,
-        anonymous,
-        "mapped by the program itself, stacks of running threads",
-    ));
+        bytes,
+        remark,
+    }));
     parts
 }
 
@@ -247,33 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_allocators_figures_split_what_is_resident() {
-        let stats = [
-            ("allocated", 100),
-            ("active", 130),
-            ("metadata", 20),
-            ("resident", 170),
-            ("mapped", 400),
-            ("retained", 50),
-        ];
-        let allocator = Allocator::of(&stats);
-        assert_eq!((allocator.live, allocator.fragmentation), (100, 30));
-        assert_eq!(
-            (allocator.dirty, allocator.metadata, allocator.retained),
-            (20, 20, 50)
-        );
-    }
-
-    #[test]
     fn parts_add_up_to_what_is_resident_whatever_the_allocator_claims() {
-        let stats = [
-            "allocated",
-            "active",
-            "metadata",
-            "resident",
-            "mapped",
-            "retained",
-        ];
         for figure in [0, 10, u64::MAX] {
             let resident = Resident {
                 code: 5,
@@ -285,12 +234,12 @@ mod tests {
                 name: String::new(),
                 rss_bytes: resident.total(),
                 resident,
-                allocator: Some(Allocator::of(&stats.map(|name| (name, figure)))),
+                allocator: Some(Heap::of(|_| figure)),
                 age_seconds: None,
                 system_allocator: false,
                 sampled_live: None,
             };
-            let sum: u64 = parts(&answer).iter().map(|(_, bytes, _)| bytes).sum();
+            let sum: u64 = parts(&answer).iter().map(|part| part.bytes).sum();
             assert_eq!(sum, answer.rss_bytes, "{figure}");
         }
     }

@@ -7,6 +7,8 @@ use std::fmt::Write;
 
 use anyhow::{Result, bail};
 use heap_format::Facts;
+use heap_format::maps::Entry;
+use heap_format::resident::{Heap, Part};
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs, Symbols};
@@ -28,13 +30,6 @@ pub const FORMAT: Format = Format {
         render,
     )
 };
-
-/// A part of what is resident.
-struct Part {
-    bytes: u64,
-    name: &'static str,
-    remark: &'static str,
-}
 
 /// The table.
 fn render(context: &Context) -> Result<String> {
@@ -69,7 +64,7 @@ fn render(context: &Context) -> Result<String> {
             part.name,
             part.remark
         );
-        if part.name == LIVE {
+        if part.name == "live heap" {
             sampled(context, &mut out, part.bytes);
         }
     }
@@ -77,8 +72,6 @@ fn render(context: &Context) -> Result<String> {
     address_space(context, &mut out);
     Ok(out)
 }
-
-const LIVE: &str = "live heap";
 
 fn headline(context: &Context) -> String {
     let facts = &context.view.profile().facts;
@@ -104,48 +97,16 @@ fn resident(memory: &BTreeMap<String, u64>) -> Option<u64> {
     Some(parts.into_iter().fold(0, u64::saturating_add))
 }
 
-/// The parts, which add up to what is resident. The allocator counts pages that
-/// it never touched too, so no part is larger than what the kernel has left.
+/// The parts, which add up to what is resident.
 fn parts(allocator: &BTreeMap<String, u64>, memory: &BTreeMap<String, u64>) -> Vec<Part> {
     let of = |map: &BTreeMap<String, u64>, name: &str| map.get(name).copied().unwrap_or(0);
     let known = resident(memory).is_some();
-    let (allocated, active) = (of(allocator, "allocated"), of(allocator, "active"));
-    let metadata = of(allocator, "metadata");
-    let used = active.saturating_add(metadata);
-    let heap = [
-        (allocated, LIVE, "objects in use"),
-        (
-            active.saturating_sub(allocated),
-            "fragmentation",
-            "holes between live objects",
-        ),
-        (
-            of(allocator, "resident").saturating_sub(used),
-            "dirty pages",
-            "freed, not given back to the system yet",
-        ),
-        (
-            metadata,
-            "allocator metadata",
-            "bookkeeping of the allocator",
-        ),
-    ];
-    let mut anonymous = if known {
-        of(memory, "rss_anon")
-    } else {
-        u64::MAX
-    };
-    let mut parts = Vec::new();
-    for (bytes, name, remark) in heap {
-        let bytes = bytes.min(anonymous);
-        anonymous -= bytes;
-        if !allocator.is_empty() {
-            parts.push(Part {
-                bytes,
-                name,
-                remark,
-            });
-        }
+    let (mut parts, mut anonymous) = (Vec::new(), of(memory, "rss_anon"));
+    if !allocator.is_empty() {
+        let most = if known { anonymous } else { u64::MAX };
+        let (heap, rest) = Heap::of(|name| of(allocator, name)).within(most);
+        parts.extend(heap);
+        anonymous = rest;
     }
     if !known {
         return parts;
@@ -247,8 +208,7 @@ fn age(facts: &Facts) -> Option<String> {
 fn address_space(context: &Context, out: &mut String) {
     let facts = &context.view.profile().facts;
     let mut kinds: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-    let text = String::from_utf8_lossy(&facts.maps_text);
-    for (size, kind) in text.lines().filter_map(mapping) {
+    for (size, kind) in Entry::all(&facts.maps_text).filter_map(|entry| mapping(&entry)) {
         let sum = kinds.entry(kind).or_default();
         *sum = (sum.0.saturating_add(size), sum.1 + 1);
     }
@@ -268,25 +228,21 @@ fn address_space(context: &Context, out: &mut String) {
     }
 }
 
-/// Size and kind of a line of maps.
-fn mapping(line: &str) -> Option<(u64, &'static str)> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-    let size = hex(end)?.checked_sub(hex(start)?)?;
-    let permissions = fields.next()?;
-    let path = fields.nth(3).unwrap_or("");
-    let file = path.strip_prefix("/dev/shm/").unwrap_or("");
+/// Size and kind of a mapping.
+fn mapping(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
+    let size = entry.end.checked_sub(entry.start)?;
+    let (path, permissions) = (entry.path, entry.permissions);
+    let file = path.strip_prefix(b"/dev/shm/").unwrap_or(b"");
     let kind = match path {
-        _ if file.starts_with("mem_profiler.") => "table of this profiler",
-        "" if permissions.starts_with("---") => "reserved, without access",
-        "" => "anonymous",
-        "[heap]" => "brk heap",
-        _ if path.starts_with("[stack") => "stack of the first thread",
-        _ if path.starts_with("[anon") => "anonymous",
-        _ if path.starts_with('[') => "kernel's (vdso and such)",
-        _ if permissions.ends_with('s') => "shared files",
-        _ if permissions.contains('x') => "code of files",
+        _ if file.starts_with(b"mem_profiler.") => "table of this profiler",
+        b"" if permissions.starts_with(b"---") => "reserved, without access",
+        b"" => "anonymous",
+        b"[heap]" => "brk heap",
+        _ if path.starts_with(b"[stack") => "stack of the first thread",
+        _ if path.starts_with(b"[anon") => "anonymous",
+        _ if path.starts_with(b"[") => "kernel's (vdso and such)",
+        _ if permissions.ends_with(b"s") => "shared files",
+        _ if permissions.contains(&b'x') => "code of files",
         _ => "data of files",
     };
     Some((size, kind))
@@ -340,6 +296,7 @@ mod tests {
 
     #[test]
     fn mappings_are_told_apart() {
+        let mapping = |line: &str| Entry::parse(line.as_bytes()).and_then(|entry| mapping(&entry));
         let kind = |line| mapping(line).map(|(_, kind)| kind);
         assert_eq!(
             mapping("1000-3000 rw-p 0 0:0 0"),
