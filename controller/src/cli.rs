@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::PossibleValue;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::Signal;
 
@@ -267,7 +268,7 @@ pub struct TopArgs {
 
     /// Order of the rows, largest first
     #[arg(long, value_enum, default_value_t)]
-    pub sort: Order,
+    pub sort: Sort,
 
     /// Only functions whose names contain this
     #[arg(
@@ -283,31 +284,20 @@ pub struct TopArgs {
     pub delay: Option<Duration>,
 }
 
-/// Order of the rows of `top`, largest first.
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-pub enum Order {
-    /// Live bytes, with what was called.
-    #[default]
-    Live,
-    /// Live bytes of the function itself.
-    Flat,
-    /// Growth of the live bytes.
-    Growth,
-    /// Rate of allocation.
-    Rate,
-    /// Mean age of the live objects.
-    Age,
-}
+impl ValueEnum for Sort {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
 
-impl From<Order> for Sort {
-    fn from(order: Order) -> Self {
-        match order {
-            Order::Live => Self::Live,
-            Order::Flat => Self::Flat,
-            Order::Growth => Self::Growth,
-            Order::Rate => Self::Rate,
-            Order::Age => Self::Age,
-        }
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Self::Live => ("live", "Live bytes, with what was called"),
+            Self::Flat => ("flat", "Live bytes of the function itself"),
+            Self::Growth => ("growth", "Growth of the live bytes"),
+            Self::Rate => ("rate", "Rate of allocation"),
+            Self::Age => ("age", "Mean age of the live objects"),
+        };
+        Some(PossibleValue::new(name).help(help))
     }
 }
 

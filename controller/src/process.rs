@@ -341,12 +341,8 @@ pub fn all() -> Vec<i32> {
 /// The kernel's boot id: binary, and as text.
 pub fn boot_id() -> Option<([u8; 16], String)> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-    let mut id = [0; 16];
-    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    (digits.len() == 32).then(|| (id, text.trim().to_owned()))
+    let id = shm_protocol::clock::parse_boot_id(text.as_bytes())?;
+    Some((id, text.trim().to_owned()))
 }
 
 /// Whether `/proc` calls processes as the kernel does when we ask: it may be another pid

@@ -91,6 +91,22 @@ fn shift(line: &[u8], clock: &str) -> Option<i64> {
     number()?.checked_mul(1_000_000_000)?.checked_add(number()?)
 }
 
+/// The kernel's boot id from its text: 32 hexadecimal digits, with dashes between them. Times
+/// of the machine mean nothing under another.
+pub fn parse_boot_id(text: &[u8]) -> Option<[u8; 16]> {
+    let mut id = [0; 16];
+    let mut count = 0;
+    let digits = text
+        .iter()
+        .filter_map(|byte| char::from(*byte).to_digit(16));
+    for digit in digits {
+        let byte: &mut u8 = id.get_mut(count / 2)?;
+        *byte = *byte << 4 | digit as u8;
+        count += 1;
+    }
+    (count == 32).then_some(id)
+}
+
 fn read(clock: libc::clockid_t) -> u64 {
     let mut ts = libc::timespec {
         tv_sec: 0,
@@ -106,6 +122,17 @@ fn read(clock: libc::clockid_t) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_boot_id_has_sixteen_bytes() {
+        let id = parse_boot_id(b"00112233-4455-6677-8899-aabbccddeeff\n").unwrap();
+        assert_eq!((id[1], id[15]), (0x11, 0xff));
+        assert_eq!(parse_boot_id(b"0011"), None);
+        assert_eq!(
+            parse_boot_id(b"00112233-4455-6677-8899-aabbccddeeff0"),
+            None
+        );
+    }
 
     #[test]
     fn a_shift_is_read_and_goes_both_ways() {

@@ -27,12 +27,7 @@ pub fn start_time() -> u64 {
 pub fn boot_id() -> [u8; 16] {
     let mut buffer = [0u8; 64];
     let text = read_file(c"/proc/sys/kernel/random/boot_id", &mut buffer);
-    let mut id = [0u8; 16];
-    let digits = text.iter().filter_map(|byte| (*byte as char).to_digit(16));
-    for (index, digit) in digits.take(32).enumerate() {
-        id[index / 2] = id[index / 2] << 4 | digit as u8;
-    }
-    id
+    shm_protocol::clock::parse_boot_id(text).unwrap_or_default()
 }
 
 /// Inode of this process's pid namespace; 0: not known.

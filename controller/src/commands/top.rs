@@ -70,7 +70,7 @@ pub fn execute(mut args: TopArgs) -> anyhow::Result<ExitCode> {
     let mut top = Top {
         model: Model::new(agent.pid),
         view: View {
-            sort: args.sort.into(),
+            sort: args.sort,
             filter: args.filter.clone(),
             ..View::default()
         },

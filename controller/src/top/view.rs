@@ -20,7 +20,8 @@ pub enum Sort {
 }
 
 impl Sort {
-    const ALL: [Self; 5] = [Self::Live, Self::Flat, Self::Growth, Self::Rate, Self::Age];
+    /// All of them, in the order of [`Sort::next`].
+    pub const ALL: [Self; 5] = [Self::Live, Self::Flat, Self::Growth, Self::Rate, Self::Age];
 
     /// The next one, round and round.
     pub fn next(self) -> Self {

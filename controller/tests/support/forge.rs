@@ -167,9 +167,8 @@ impl Forged {
 
 fn boot_id() -> Vec<u8> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-    digits.chunks(2).map(byte).collect()
+    let id = shm_protocol::clock::parse_boot_id(text.as_bytes()).unwrap();
+    id.to_vec()
 }
 
 /// Gives a file to a user who owns nothing else.
