@@ -240,7 +240,7 @@ fn count(
     sample: &NewSample,
 ) -> RecordId {
     let walk = thread.walk(registers, epoch);
-    if let Some(cause) = walk.cut {
+    if let Some(cause) = walk.truncated {
         let counters = &epoch.bank.header.counters;
         counters.truncated[thread::cause_index(cause)].fetch_add(1, Ordering::Relaxed);
     }

@@ -3,6 +3,7 @@
 //! About 0.6 µs for an address that was never seen; done once per return address.
 
 use crate::Cause;
+use crate::arch::{self, NUMBERS};
 use crate::elf::{Image, Section};
 use crate::row::{Row, Rows};
 use crate::rule::{Kind, Rule};
@@ -13,26 +14,6 @@ use gimli::{
 };
 
 pub(crate) type Bytes = EndianSlice<'static, LittleEndian>;
-
-/// DWARF numbers of the registers that are followed.
-pub(crate) struct Numbers {
-    pub(crate) sp: Register,
-    pub(crate) fp: Register,
-    pub(crate) ra: Register,
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(crate) const NUMBERS: Numbers = Numbers {
-    sp: Register(7),
-    fp: Register(6),
-    ra: Register(16),
-};
-#[cfg(target_arch = "aarch64")]
-pub(crate) const NUMBERS: Numbers = Numbers {
-    sp: Register(31),
-    fp: Register(29),
-    ra: Register(30),
-};
 
 /// The interpreter's working memory, a few KiB: kept off small stacks by its owner.
 pub struct Scratch {
@@ -160,11 +141,7 @@ fn cause(error: gimli::Error) -> Cause {
 
 fn eh_frame(frames: &Section) -> EhFrame<Bytes> {
     let mut section = EhFrame::from(EndianSlice::new(frames.bytes, LittleEndian));
-    if cfg!(target_arch = "aarch64") {
-        // Code with signed return addresses says where they are signed, in an operation of
-        // this vendor's.
-        section.set_vendor(gimli::Vendor::AArch64);
-    }
+    section.set_vendor(arch::VENDOR);
     section
 }
 
@@ -187,7 +164,7 @@ fn pack(row: &Row, section: &EhFrame<Bytes>) -> Rule {
     };
     packed
         .filter(|rule| *rule != Rule::failed(Cause::Unsupported))
-        .unwrap_or(Rule::IN_FULL)
+        .unwrap_or(Rule::SLOW)
 }
 
 fn is_outermost(row: &Row) -> bool {
@@ -199,7 +176,7 @@ pub(crate) type MaybeRule = Option<RegisterRule<usize>>;
 fn plain(kind: Kind, cfa: i64, ra: MaybeRule, fp: MaybeRule) -> Option<Rule> {
     let ra_at = match ra {
         Some(RegisterRule::Offset(at)) => Some(at),
-        None | Some(RegisterRule::SameValue) if cfg!(target_arch = "aarch64") => None,
+        None | Some(RegisterRule::SameValue) if arch::HAS_LINK_REGISTER => None,
         _ => return None,
     };
     Some(Rule::new(kind, cfa, ra_at, saved_fp(fp)?))
@@ -292,11 +269,7 @@ fn shape(expression: &UnwindExpression<usize>, section: &EhFrame<Bytes>) -> Opti
                 ..
             }),
             Some(Operation::UnsignedConstant { value: 15 }),
-        ) if cfg!(target_arch = "x86_64")
-            && register == NUMBERS.sp
-            && offset == 8
-            && ip == NUMBERS.ra =>
-        {
+        ) if arch::HAS_PLT_RULE && register == NUMBERS.sp && offset == 8 && ip == NUMBERS.ra => {
             let Some(Operation::And) = next() else {
                 return None;
             };

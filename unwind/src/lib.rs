@@ -11,10 +11,12 @@
 //!   shared by all threads ([`cache::RuleCache`]), about 5 ns a step.
 //! - A stack whose outer part is unchanged since the thread's last one costs
 //!   one or two compares for each unchanged frame ([`walk::Walker`]), and the
-//!   result is the same as without that memory, with certainty: an unwind is a
-//!   pure function of (ip, sp, fp) and the words it read, and those are compared.
+//!   result is the same as without the memo: an unwind is a pure function of
+//!   (ip, sp, fp) and the words it read, and those are compared.
+//! - One frame's rule can be applied to any [`stack::Memory`]: a copied stack as well as
+//!   the running thread's ([`rule::step`]).
 //!
-//! # The caller must
+//! # Caller's duties
 //! - give registers that belong together: the return address, the stack pointer
 //!   after the return, the frame pointer;
 //! - keep a module mapped while its tables are read ([`readers`]), which a misread return
@@ -34,14 +36,15 @@
 #[cfg(test)]
 extern crate std;
 
+mod arch;
 pub mod cache;
 pub mod compile;
 pub mod elf;
-mod full;
 pub mod probe;
 pub mod readers;
 mod row;
 pub mod rule;
+mod slow;
 pub mod stack;
 pub mod walk;
 

@@ -14,7 +14,7 @@ use gimli::{
 
 /// Most registers with a rule: 33 general ones and some to spare.
 const MOST_RULES: usize = 40;
-/// Most states that are remembered at once.
+/// Most states on the stack of `DW_CFA_remember_state`.
 const MOST_SAVED: usize = 3;
 
 /// The CFA and the registers' rules at an instruction.

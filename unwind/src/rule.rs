@@ -3,13 +3,17 @@
 //! A rule says where the canonical frame address (CFA, DWARF 5 §6.4.1) is, where
 //! the return address and the frame pointer were saved, and nothing else.
 
-use crate::stack::{Known, Stack};
+use crate::arch::return_address;
+use crate::stack::{Known, Memory};
 use crate::{Cause, Registers};
 
-/// How to find the CFA.
+/// How to find the CFA. Three bits of a rule, all of whose values are taken: one more kind takes a bit of the CFA's
+/// offset, which needs few of its 24.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
+    /// None: the rule is empty. Stands for zeroed memory, and is never a rule's.
+    Empty = 0,
     /// The stack cannot be followed; `cfa` holds the [`Cause`].
     Failed = 1,
     /// The outermost frame.
@@ -52,20 +56,20 @@ pub const MAX_INSTANCE: u8 = 31;
 
 const CFA_LIMIT: i64 = 1 << 23;
 
-/// In the place of a cause.
-const IN_FULL: u64 = 0x40;
+/// Stands in the place of a cause.
+const SLOW: u64 = 0x40;
 
 impl Rule {
     /// The outermost frame.
     pub const END: Self = Self((Kind::End as u64) << 56);
 
-    /// A frame that is to be followed in full, see [`crate::full`]; to those that cannot,
-    /// one that is [`Cause::Unsupported`].
-    pub(crate) const IN_FULL: Self = Self((Kind::Failed as u64) << 56 | IN_FULL << 32);
+    /// A frame that takes the slow path ([`crate::slow`]). Where there is none, it is
+    /// [`Cause::Unsupported`].
+    pub(crate) const SLOW: Self = Self((Kind::Failed as u64) << 56 | SLOW << 32);
 
     /// The rule of an address about which nothing can be found out just now. Never to be
     /// kept: the next sample asks again.
-    pub const NOT_NOW: Self = Self::IN_FULL;
+    pub const NOT_NOW: Self = Self::SLOW;
 
     /// A rule from byte offsets: `ra_at` and `fp_at` relative to the CFA (or to fp, sp for
     /// [`Kind::FpDeref`], [`Kind::Context`]); `None` where the register is kept.
@@ -124,8 +128,17 @@ impl Rule {
     }
 
     #[inline(always)]
-    fn kind(self) -> u8 {
-        (self.0 >> 56) as u8 & 7
+    fn kind(self) -> Kind {
+        match (self.0 >> 56) as u8 & 7 {
+            0 => Kind::Empty,
+            1 => Kind::Failed,
+            2 => Kind::End,
+            3 => Kind::Sp,
+            4 => Kind::Fp,
+            5 => Kind::FpDeref,
+            6 => Kind::Context,
+            _ => Kind::Plt,
+        }
     }
 
     /// CFA offset in bytes (or cause, or PLT threshold, unscaled).
@@ -155,33 +168,40 @@ impl Rule {
     #[inline]
     #[must_use]
     pub fn is_plain(self) -> bool {
-        let kind = self.kind();
-        kind == Kind::Sp as u8 || kind == Kind::Fp as u8
+        matches!(self.kind(), Kind::Sp | Kind::Fp)
     }
 
     /// What the way to the caller's frame hangs on.
     #[must_use]
     pub(crate) fn base(self) -> Base {
         match self.kind() {
-            k if k == Kind::Sp as u8 || k == Kind::Plt as u8 => Base::Sp,
-            k if k == Kind::Fp as u8 || k == Kind::FpDeref as u8 => Base::Fp,
-            _ => Base::Other,
+            Kind::Sp | Kind::Plt => Base::Sp,
+            Kind::Fp | Kind::FpDeref => Base::Fp,
+            Kind::Context | Kind::Empty | Kind::Failed | Kind::End => Base::Other,
         }
+    }
+
+    /// Whether its frame takes the slow path.
+    #[inline]
+    pub(crate) fn is_slow(self) -> bool {
+        self == Self::SLOW.with_instance(self.instance())
     }
 
     /// Whether a stack ends at this rule whatever its words hold.
     #[must_use]
     pub(crate) fn ends(self) -> bool {
-        let kind = self.kind();
-        let in_full = self == Self::IN_FULL.with_instance(self.instance());
-        kind == Kind::End as u8 || kind == Kind::Failed as u8 && !in_full
+        match self.kind() {
+            Kind::End => true,
+            Kind::Failed => !self.is_slow(),
+            Kind::Empty | Kind::Sp | Kind::Fp | Kind::FpDeref | Kind::Context | Kind::Plt => false,
+        }
     }
 
     /// Whether a step by this rule is the same whatever the frame pointer holds.
     #[inline]
     #[must_use]
     pub fn ignores_fp(self) -> bool {
-        self.kind() == Kind::Sp as u8 && self.fp().is_some()
+        self.kind() == Kind::Sp && self.fp().is_some()
     }
 }
 
@@ -213,7 +233,7 @@ pub enum Step {
         ra: Word,
     },
     /// The stack cannot be followed further.
-    Cut(Cause),
+    Truncated(Cause),
 }
 
 /// The common case of [`step`], short enough for the hot path: a plain rule, words that are
@@ -223,8 +243,8 @@ pub enum Step {
 pub fn plain_step(rule: Rule, at: Registers, stack: Known) -> Option<(Registers, Word, Word)> {
     let Registers { sp, fp, .. } = at;
     let base = match rule.kind() {
-        k if k == Kind::Sp as u8 => sp,
-        k if k == Kind::Fp as u8 => fp,
+        Kind::Sp => sp,
+        Kind::Fp => fp,
         _ => return None,
     };
     let cfa = base.wrapping_add_signed(rule.cfa());
@@ -245,24 +265,35 @@ pub fn plain_step(rule: Rule, at: Registers, stack: Known) -> Option<(Registers,
     (cfa > sp && ip != 0).then_some((Registers { ip, sp: cfa, fp }, ra, fp_word))
 }
 
-/// Applies `rule` to the frame in `at`.
+/// Applies `rule` to the frame in `at`, whose stack is read from `memory`.
+///
+/// ```
+/// use unwind::rule::{Kind, Rule, Step, step};
+/// use unwind::stack::Copied;
+/// use unwind::Registers;
+///
+/// // A frame of 32 bytes: the return address is its last word, the frame pointer the one before.
+/// let words = [0u64, 0, 0x7f00, 0x40_1234];
+/// let mut memory = Copied::new(0x1000, &words);
+/// let rule = Rule::new(Kind::Sp, 32, Some(-8), Some(-16));
+/// let at = Registers { ip: 0x40_1000, sp: 0x1000, fp: 0 };
+/// let Step::Caller { registers, .. } = step(rule, &at, &mut memory) else { panic!() };
+/// assert_eq!(registers, Registers { ip: 0x40_1234, sp: 0x1020, fp: 0x7f00 });
+/// ```
 #[inline]
-pub fn step(rule: Rule, at: &Registers, stack: &mut Stack) -> Step {
-    match apply(rule, at, stack) {
+pub fn step(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Step {
+    match apply(rule, at, memory) {
         Ok(step) => step,
-        Err(cause) => Step::Cut(cause),
+        Err(cause) => Step::Truncated(cause),
     }
 }
 
 #[inline]
-fn apply(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
-    let kind = rule.kind();
-    let cfa = if kind == Kind::Sp as u8 {
-        at.sp.wrapping_add_signed(rule.cfa())
-    } else if kind == Kind::Fp as u8 {
-        at.fp.wrapping_add_signed(rule.cfa())
-    } else {
-        return apply_rare(rule, at, stack);
+fn apply(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
+    let cfa = match rule.kind() {
+        Kind::Sp => at.sp.wrapping_add_signed(rule.cfa()),
+        Kind::Fp => at.fp.wrapping_add_signed(rule.cfa()),
+        _ => return apply_rare(rule, at, memory),
     };
     if cfa <= at.sp {
         return Err(Cause::BadFrame);
@@ -271,7 +302,7 @@ fn apply(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
     // called malloc: it does not.
     let ra_at = cfa.wrapping_add_signed(rule.ra().ok_or(Cause::Unsupported)?);
     let fp_at = rule.fp().map(|offset| cfa.wrapping_add_signed(offset));
-    read_caller(cfa, ra_at, fp_at, at, stack)
+    read_caller(cfa, ra_at, fp_at, at, memory)
 }
 
 #[inline]
@@ -280,17 +311,17 @@ fn read_caller(
     ra_at: u64,
     fp_at: Option<u64>,
     at: &Registers,
-    stack: &mut Stack,
+    memory: &mut impl Memory,
 ) -> Result<Step, Cause> {
     let ra = Word {
         at: ra_at,
-        value: stack.read(ra_at)?,
+        value: memory.read(ra_at)?,
     };
     let fp = match fp_at {
         None => Word::default(),
         Some(fp_at) => Word {
             at: fp_at,
-            value: stack.read(fp_at)?,
+            value: memory.read(fp_at)?,
         },
     };
     let ip = return_address(ra.value);
@@ -310,43 +341,43 @@ fn read_caller(
 }
 
 #[cold]
-fn apply_rare(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
+fn apply_rare(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
     match rule.kind() {
-        k if k == Kind::End as u8 => Ok(Step::End {
+        Kind::End => Ok(Step::End {
             ra: Word::default(),
         }),
-        k if k == Kind::Failed as u8 => Err(Cause::from_index((rule.cfa() / 8) as u8)),
-        k if k == Kind::Context as u8 => context(rule, at, stack),
-        k if k == Kind::FpDeref as u8 => realigned(rule, at, stack),
-        k if k == Kind::Plt as u8 => {
+        Kind::Failed => Err(Cause::from_index((rule.cfa() / 8) as u8)),
+        Kind::Context => context(rule, at, memory),
+        Kind::FpDeref => realigned(rule, at, memory),
+        Kind::Plt => {
             let late = (at.ip.wrapping_sub(1) & 15) as i64 >= rule.cfa() / 8;
             let cfa = at.sp.wrapping_add(if late { 16 } else { 8 });
-            read_caller(cfa, cfa.wrapping_sub(8), None, at, stack)
+            read_caller(cfa, cfa.wrapping_sub(8), None, at, memory)
         }
-        _ => Err(Cause::Unsupported),
+        Kind::Empty | Kind::Sp | Kind::Fp => Err(Cause::Unsupported),
     }
 }
 
-fn realigned(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
-    let cfa = stack.read(at.fp.wrapping_add_signed(rule.cfa()))?;
+fn realigned(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
+    let cfa = memory.read(at.fp.wrapping_add_signed(rule.cfa()))?;
     if cfa <= at.sp {
         return Err(Cause::BadFrame);
     }
     let ra_at = cfa.wrapping_add_signed(rule.ra().ok_or(Cause::Unsupported)?);
     let fp_at = rule.fp().map(|offset| at.fp.wrapping_add_signed(offset));
-    read_caller(cfa, ra_at, fp_at, at, stack)
+    read_caller(cfa, ra_at, fp_at, at, memory)
 }
 
 /// A signal frame. The interrupted frame may be on another stack, below or above.
-fn context(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
-    let word = |offset: i64, stack: &mut Stack| {
+fn context(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
+    let mut word = |offset: i64| {
         let at = at.sp.wrapping_add_signed(offset);
-        stack.read(at).map(|value| Word { at, value })
+        memory.read(at).map(|value| Word { at, value })
     };
-    let sp = word(rule.cfa(), stack)?.value;
-    let ra = word(rule.ra().ok_or(Cause::Unsupported)?, stack)?;
-    let fp = word(rule.fp().ok_or(Cause::Unsupported)?, stack)?;
-    stack.move_to(sp)?;
+    let sp = word(rule.cfa())?.value;
+    let ra = word(rule.ra().ok_or(Cause::Unsupported)?)?;
+    let fp = word(rule.fp().ok_or(Cause::Unsupported)?)?;
+    memory.move_to(sp)?;
     // The interrupted pc is exact; one more makes it look like a return address.
     let registers = Registers {
         ip: ra.value.wrapping_add(1),
@@ -356,33 +387,10 @@ fn context(rule: Rule, at: &Registers, stack: &mut Stack) -> Result<Step, Cause>
     Ok(Step::Caller { registers, ra, fp })
 }
 
-/// The return address that a stack word stands for.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(crate) fn return_address(word: u64) -> u64 {
-    word
-}
-
-/// The return address that a stack word stands for: without its pointer-authentication
-/// code, whose bits depend on the kernel's address space (from 39 bits on).
-#[cfg(target_arch = "aarch64")]
-#[inline(always)]
-pub(crate) fn return_address(word: u64) -> u64 {
-    let address: u64;
-    // SAFETY: XPACLRI, spelled as the hint that it is to cores that sign nothing.
-    unsafe {
-        core::arch::asm!(
-            "hint #7",
-            inout("x30") word => address,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    address & 0xffff_ffff_ffff
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stack::Stack;
 
     #[test]
     fn offsets_survive_packing() {
@@ -399,7 +407,7 @@ mod tests {
     fn an_instance_changes_nothing_else() {
         let rule = Rule::new(Kind::Plt, 11, Some(-8), Some(80));
         let tagged = rule.with_instance(31).with_instance(17);
-        assert_eq!((tagged.instance(), tagged.kind()), (17, Kind::Plt as u8));
+        assert_eq!((tagged.instance(), tagged.kind()), (17, Kind::Plt));
         assert_eq!(tagged.with_instance(0), rule);
         assert_eq!(rule.with_instance(200).instance(), MAX_INSTANCE);
     }
@@ -444,9 +452,15 @@ mod tests {
             fp: sp - 64,
         };
         let below = Rule::new(Kind::Fp, 16, Some(-8), None);
-        assert_eq!(step(below, &at, &mut stack), Step::Cut(Cause::BadFrame));
+        assert_eq!(
+            step(below, &at, &mut stack),
+            Step::Truncated(Cause::BadFrame)
+        );
         let same = Rule::new(Kind::Sp, 0, Some(8), None);
-        assert_eq!(step(same, &at, &mut stack), Step::Cut(Cause::BadFrame));
+        assert_eq!(
+            step(same, &at, &mut stack),
+            Step::Truncated(Cause::BadFrame)
+        );
     }
 
     #[test]
@@ -455,7 +469,10 @@ mod tests {
         let (sp, mut stack) = frame(&words);
         let at = Registers { ip: 9, sp, fp: 3 };
         let leaf = Rule::new(Kind::Sp, 16, None, None);
-        assert_eq!(step(leaf, &at, &mut stack), Step::Cut(Cause::Unsupported));
+        assert_eq!(
+            step(leaf, &at, &mut stack),
+            Step::Truncated(Cause::Unsupported)
+        );
     }
 
     #[test]
@@ -485,7 +502,10 @@ mod tests {
             fp: 0x7fff_ffff_f000,
         };
         let rule = Rule::new(Kind::Fp, 16, Some(-8), Some(-16));
-        assert_eq!(step(rule, &at, &mut stack), Step::Cut(Cause::OutOfStack));
+        assert_eq!(
+            step(rule, &at, &mut stack),
+            Step::Truncated(Cause::OutOfStack)
+        );
     }
 
     #[cfg(target_arch = "aarch64")]

@@ -21,6 +21,52 @@
 use crate::Cause;
 use crate::probe::{self, PAGE};
 
+/// Memory of a stack, as a step reads it.
+pub trait Memory {
+    /// The word at `address`.
+    ///
+    /// # Errors
+    /// [`Cause::OutOfStack`] if it is not on the stack, or not aligned.
+    fn read(&mut self, address: u64) -> Result<u64, Cause>;
+
+    /// Goes on on another stack, at `sp`: a signal interrupted a frame there.
+    ///
+    /// # Errors
+    /// [`Cause::OutOfStack`] if there is no memory of it.
+    fn move_to(&mut self, sp: u64) -> Result<(), Cause>;
+}
+
+/// A copy of a stack: of another process, or made up.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied<'a> {
+    low: u64,
+    words: &'a [u64],
+}
+
+impl<'a> Copied<'a> {
+    /// The words that were from `low` on, which is a multiple of 8.
+    #[must_use]
+    pub fn new(low: u64, words: &'a [u64]) -> Self {
+        Self { low, words }
+    }
+}
+
+impl Memory for Copied<'_> {
+    fn read(&mut self, address: u64) -> Result<u64, Cause> {
+        let offset = address.wrapping_sub(self.low);
+        let word = self
+            .words
+            .get(usize::try_from(offset / 8).unwrap_or(usize::MAX));
+        word.filter(|_| offset % 8 == 0)
+            .copied()
+            .ok_or(Cause::OutOfStack)
+    }
+
+    fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
+        self.read(sp).map(|_| ())
+    }
+}
+
 /// Most bytes by which one read may extend the known part: frames with arrays of
 /// megabytes exist, wild pointers are further away.
 const REACH: u64 = 16 << 20;
@@ -166,30 +212,6 @@ impl Stack {
         self.ceiling = self.end_above(sp);
     }
 
-    /// Follows a switch of stacks (a signal frame): what was known no longer counts. The red
-    /// zone below `sp` belongs to the stack: a function that is interrupted when it is about
-    /// to return has its registers there.
-    ///
-    /// # Errors
-    /// [`Cause::OutOfStack`] if nothing is readable there.
-    #[cold]
-    pub fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
-        let red = sp.saturating_sub(RED_ZONE);
-        if red >= self.low && sp < self.high {
-            return Ok(());
-        }
-        self.moved = true;
-        if self.is_own(red) && self.is_own(sp) {
-            self.enter_own();
-            // What is remembered may be of the stack that the walk began on.
-            self.on_own = false;
-            return Ok(());
-        }
-        let below = probe::is_readable(red);
-        self.restart(if below { red } else { sp });
-        self.extend(sp)
-    }
-
     /// Whether the walk in progress went over more than one stack.
     #[inline]
     #[must_use]
@@ -219,24 +241,6 @@ impl Stack {
     #[inline]
     pub fn covers(&mut self, (low, high): (u64, u64)) -> bool {
         low >= self.low && (high <= self.high || self.extend(high - 8).is_ok())
-    }
-
-    /// Reads the word at `address`.
-    ///
-    /// # Errors
-    /// [`Cause::OutOfStack`] if it is not on the readable stack, or not aligned.
-    #[inline]
-    pub fn read(&mut self, address: u64) -> Result<u64, Cause> {
-        if address < self.low || address >= self.high {
-            self.extend(address)?;
-        }
-        if address & 7 != 0 {
-            return Err(Cause::OutOfStack);
-        }
-        // SAFETY: between `low` and `high` every page is either of this thread's own stack,
-        // which is mapped while the thread lives, or was found readable in this very walk,
-        // during which the thread stays on the stack that begins there.
-        Ok(unsafe { (address as *const u64).read_volatile() })
     }
 
     #[cold]
@@ -279,6 +283,43 @@ impl Stack {
         if self.own.high != end || low < self.own.low {
             self.own = Own { low, high: end };
         }
+    }
+}
+
+impl Memory for Stack {
+    #[inline]
+    fn read(&mut self, address: u64) -> Result<u64, Cause> {
+        if address < self.low || address >= self.high {
+            self.extend(address)?;
+        }
+        if address & 7 != 0 {
+            return Err(Cause::OutOfStack);
+        }
+        // SAFETY: between `low` and `high` every page is either of this thread's own stack,
+        // which is mapped while the thread lives, or was found readable in this very walk,
+        // during which the thread stays on the stack that begins there.
+        Ok(unsafe { (address as *const u64).read_volatile() })
+    }
+
+    /// Follows a switch of stacks (a signal frame): what was known no longer counts. The red
+    /// zone below `sp` belongs to the stack: a function that is interrupted when it is about
+    /// to return has its registers there.
+    #[cold]
+    fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
+        let red = sp.saturating_sub(RED_ZONE);
+        if red >= self.low && sp < self.high {
+            return Ok(());
+        }
+        self.moved = true;
+        if self.is_own(red) && self.is_own(sp) {
+            self.enter_own();
+            // The memo may be of the stack that the walk began on.
+            self.on_own = false;
+            return Ok(());
+        }
+        let below = probe::is_readable(red);
+        self.restart(if below { red } else { sp });
+        self.extend(sp)
     }
 }
 

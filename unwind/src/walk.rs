@@ -1,22 +1,22 @@
-//! Walking a stack, remembering the last one.
+//! Walking a stack with a memo of the last one.
 //!
 //! A thread's consecutive samples share most of their stack: everything above the
-//! function that both ran under. The walker keeps its last stack, each frame with
-//! its registers, the addresses of the two words that its step read, and its node
-//! in the calling-context tree. A new walk steps only until it meets a remembered
-//! frame with equal registers, then compares the words that the remembered steps
-//! read, once all of them are known to be readable now. Where all are unchanged the
-//! remaining frames, and their nodes, are the same. A word that differs ends the comparison; the walk goes on
-//! from that frame and may meet remembered frames again further out.
+//! function that both ran under. The memo holds the last stack, each frame with its
+//! registers, the addresses of the two words that its step read, and its node in the
+//! calling-context tree. A new walk steps only until it meets a frame of the memo with
+//! equal registers, then validates it: it compares the words that those steps read, once
+//! all of them are known to be readable now. Where all are unchanged the remaining frames,
+//! and their nodes, are the same. A word that differs ends the comparison; the walk goes on
+//! from that frame and may meet frames of the memo again further out.
 //!
-//! Cost: about 100 instructions a new frame, and 50 for its node; one or two compares an
-//! unchanged one, of words that lie side by side in memory.
+//! Cost: about 100 instructions for a new frame, and 50 for its node; one or two compares
+//! for an unchanged one, of words that lie side by side in memory.
 
 use crate::compile::Scratch;
 use crate::elf::Image;
-use crate::full;
 use crate::probe::PAGE;
 use crate::rule::{Base, Rule, Step, Word, plain_step, step};
+use crate::slow;
 use crate::stack::{Ends, Stack};
 use crate::{Cause, Registers};
 use core::mem::MaybeUninit;
@@ -44,7 +44,7 @@ pub trait Tree {
 pub trait Code {
     /// The rule of a return address.
     fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule;
-    /// The image that holds it, for the rare frame that is followed in full; `None`: such
+    /// The image that holds it, for the rare frame that takes the slow path; `None`: such
     /// frames end the stack.
     fn image(&self, ip: u64) -> Option<Image>;
     /// Runs what reads images, which stay mapped meanwhile; `None`: just now it may not be.
@@ -70,10 +70,10 @@ pub struct Walk {
     /// Node of the innermost frame; `None`: no room in the tree.
     pub leaf: Option<u32>,
     /// Why the stack is truncated, if it is.
-    pub cut: Option<Cause>,
+    pub truncated: Option<Cause>,
 }
 
-/// A remembered frame.
+/// A frame of the memo.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Frame {
@@ -137,24 +137,24 @@ fn never() -> Word {
     }
 }
 
-/// A thread's memory of its last stack. About 400 KiB, of which only the depth in use is
+/// A thread's walker, with the memo of its last stack. About 400 KiB, of which only the depth in use is
 /// ever touched; all zero is a valid start but for [`init`](Self::init).
 #[repr(C)]
 pub struct Walker {
     stack: Stack,
-    /// Frames remembered; the outermost is first.
+    /// Frames of the memo; the outermost is first.
     len: usize,
     /// All of their words lie between these, but for [`NEVER`].
     span: (u64, u64),
-    cut: Option<Cause>,
+    truncated: Option<Cause>,
     scratch: MaybeUninit<Scratch>,
     frames: [MaybeUninit<Frame>; MAX_FRAMES],
-    /// One more than can be remembered: see `intern`.
+    /// One more than the memo can hold: see `intern`.
     words: [MaybeUninit<Word>; 2 * MAX_FRAMES + 1],
     fresh: [MaybeUninit<Fresh>; MAX_FRAMES],
 }
 
-/// What a walk found: how many remembered frames still hold, how many new ones lie in
+/// A walk's result: how many frames of the memo still hold, how many new ones lie in
 /// `fresh` (innermost first), and how the stack ended where it was walked to its end.
 struct Trace {
     kept: usize,
@@ -168,7 +168,7 @@ impl Walker {
         self.stack = Stack::new(ends);
         self.len = 0;
         self.span = (0, 0);
-        self.cut = None;
+        self.truncated = None;
         self.scratch.write(Scratch::new());
     }
 
@@ -192,9 +192,9 @@ impl Walker {
         }
         let trace = self.trace(start, &code);
         if let Some(end) = trace.end {
-            self.cut = end;
+            self.truncated = end;
         }
-        if trace.kept + trace.fresh > MAX_FRAMES || self.cut == Some(Cause::TooDeep) {
+        if trace.kept + trace.fresh > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
             let walk = self.intern_deep(&trace, tree);
             self.stack.settle(None, || 0);
             return walk;
@@ -220,7 +220,7 @@ impl Walker {
     /// After a walk that was not all on what is known of the thread's own stack.
     #[cold]
     fn settle(&mut self) {
-        let complete = self.cut.is_none() && self.len > 0;
+        let complete = self.truncated.is_none() && self.len > 0;
         let outermost = complete.then(|| self.frame(0).registers.sp);
         let mut stack = self.stack;
         stack.settle(outermost, || self.steady());
@@ -253,7 +253,7 @@ impl Walker {
         sp
     }
 
-    /// Steps outwards until the end or a remembered frame.
+    /// Steps outwards until the end or a frame of the memo that holds.
     #[inline]
     fn trace(&mut self, start: Registers, code: &impl Code) -> Trace {
         let mut at = start;
@@ -267,7 +267,7 @@ impl Walker {
                 self.len = 0;
                 known = 0;
             } else if let Some(index) = met {
-                // SAFETY: all remembered words are in what is readable now, as just asked.
+                // SAFETY: all words of the memo are in what is readable now, as just asked.
                 let Some(changed) = (unsafe { self.first_changed(index) }) else {
                     return Trace {
                         kept: known,
@@ -297,8 +297,8 @@ impl Walker {
             }
             // A copy, so that `at` may stay in registers.
             let here = at;
-            let step = if found == Rule::IN_FULL.with_instance(found.instance()) {
-                self.step_in_full(&here, fresh, code)
+            let step = if found.is_slow() {
+                self.slow_step(&here, fresh, code)
             } else {
                 step(found, &here, &mut self.stack)
             };
@@ -307,7 +307,7 @@ impl Walker {
                 Step::Caller { ra, fp, .. } if found.is_plain() => [ra, fp],
                 Step::End { ra } if found.is_plain() => [ra, Word::default()],
                 // By its rule, whatever the stack holds.
-                Step::End { .. } | Step::Cut(_) if found.ends() => [Word::default(); 2],
+                Step::End { .. } | Step::Truncated(_) if found.ends() => [Word::default(); 2],
                 _ => [never(), Word::default()],
             };
             // SAFETY: fewer than MAX_FRAMES, as checked above.
@@ -322,7 +322,7 @@ impl Walker {
                         end: Some(None),
                     };
                 }
-                Step::Cut(cause) => {
+                Step::Truncated(cause) => {
                     return Trace {
                         kept: 0,
                         fresh,
@@ -351,9 +351,9 @@ impl Walker {
     /// Steps from `at`, whose rule needs more than the followed registers, with `fresh`
     /// frames further in.
     #[cold]
-    fn step_in_full(&mut self, at: &Registers, fresh: usize, code: &impl Code) -> Step {
+    fn slow_step(&mut self, at: &Registers, fresh: usize, code: &impl Code) -> Step {
         let frames = &self.fresh;
-        let mut inner = full::Inner {
+        let mut inner = slow::Inner {
             // SAFETY: `trace` wrote the first `fresh` ones, and those only are asked for.
             frame: |index: usize| unsafe { frames[index].assume_init_ref() }.registers,
             count: fresh,
@@ -362,11 +362,11 @@ impl Walker {
             scratch: unsafe { self.scratch.assume_init_mut() },
         };
         let stack = &mut self.stack;
-        code.reading(|| full::step(at, stack, &mut inner))
-            .unwrap_or(Step::Cut(Cause::Unsupported))
+        code.reading(|| slow::step(at, stack, &mut inner))
+            .unwrap_or(Step::Truncated(Cause::Unsupported))
     }
 
-    /// The remembered frame with these registers, if there is one; `known` becomes the
+    /// The memo's frame with these registers, if there is one; `known` becomes the
     /// number of frames from it outwards.
     #[inline]
     fn meet(&self, at: Registers, known: &mut usize) -> Option<usize> {
@@ -398,13 +398,13 @@ impl Walker {
         // SAFETY: so many words are written.
         let words =
             unsafe { core::slice::from_raw_parts(self.words.as_ptr().cast::<Word>(), count) };
-        // SAFETY: `span` holds them all, as every walk that is remembered noted it, or they
+        // SAFETY: `span` holds them all, as every walk that fills the memo noted it, or they
         // are `NEVER`, which stays.
         let changed = unsafe { last_differing(words) }?;
         (0..=from).find(|index| self.frame(*index).words as usize > changed)
     }
 
-    /// Makes the remembered frames `from..to` part of the walk in progress: those before
+    /// Makes the memo's frames `from..to` part of the walk in progress: those before
     /// them have changed.
     #[cold]
     fn take_back(&mut self, from: usize, to: usize, mut fresh: usize) -> usize {
@@ -413,7 +413,7 @@ impl Walker {
             let first = self.frame(index - 1).words as usize;
             let mut words = [Word::default(); 2];
             for (word, at) in words.iter_mut().zip(first..frame.words as usize) {
-                // SAFETY: written, as are all words of remembered frames.
+                // SAFETY: written, as are all words of the memo's frames.
                 *word = unsafe { self.words[at].assume_init() };
             }
             if fresh == MAX_FRAMES {
@@ -431,7 +431,7 @@ impl Walker {
     #[inline]
     fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
         let (mut node, mut words) = match trace.kept {
-            0 if self.cut.is_some() => (T::TRUNCATED, 0),
+            0 if self.truncated.is_some() => (T::TRUNCATED, 0),
             0 => (T::ROOT, 0),
             kept => (
                 self.frame(kept - 1).node,
@@ -450,7 +450,7 @@ impl Walker {
                 self.len = 0;
                 return Walk {
                     leaf: None,
-                    cut: self.cut,
+                    truncated: self.truncated,
                 };
             };
             node = child;
@@ -474,11 +474,11 @@ impl Walker {
         }
         Walk {
             leaf: Some(node),
-            cut: self.cut,
+            truncated: self.truncated,
         }
     }
 
-    /// Interns the innermost frames only, and remembers nothing.
+    /// Interns the innermost frames only, and leaves the memo empty.
     #[cold]
     fn intern_deep<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
         let from_fresh = trace.fresh.min(DEEP_FRAMES);
@@ -497,7 +497,7 @@ impl Walker {
         self.len = 0;
         Walk {
             leaf: node,
-            cut: Some(Cause::TooDeep),
+            truncated: Some(Cause::TooDeep),
         }
     }
 }

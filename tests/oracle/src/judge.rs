@@ -17,7 +17,7 @@ pub struct Sight {
     /// Return addresses, innermost first.
     pub frames: Vec<u64>,
     /// Why it is truncated, if it is.
-    pub cut: Option<Cause>,
+    pub truncated: Option<Cause>,
 }
 
 /// Counts what the four say of one stack.
@@ -26,7 +26,7 @@ pub fn judge(remembered: &Sight, anew: &Sight, gcc: &libgcc::Trace, peer: &peer:
     let outcome = if remembered != anew {
         Outcome::MemoryDiffers
     } else {
-        match anew.cut {
+        match anew.truncated {
             None => whole(&anew.frames, gcc, peer),
             Some(cause) => cut(&anew.frames, cause, gcc),
         }
@@ -34,7 +34,7 @@ pub fn judge(remembered: &Sight, anew: &Sight, gcc: &libgcc::Trace, peer: &peer:
     report::count(outcome, || {
         let mut text = format!(
             "ours cut {:?}, libgcc whole {}, framehop error {:?}\n",
-            anew.cut, gcc.is_whole, peer.error
+            anew.truncated, gcc.is_whole, peer.error
         );
         report::list(&mut text, "remembered", &remembered.frames);
         report::list(&mut text, "anew", &anew.frames);

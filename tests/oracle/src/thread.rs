@@ -116,7 +116,7 @@ impl Thread {
         let ceiling = arch::thread_pointer();
         let seen = |walk: Walk| Sight {
             frames: self.stacks.frames(&walk),
-            cut: walk.cut,
+            truncated: walk.truncated,
         };
         let walker = &mut self.remembering;
         let remembered = seen(walker.walk(*registers, ceiling, &self.stacks, module::Cached));

@@ -75,7 +75,7 @@ fn a_deep_stack_keeps_its_innermost_frames() {
     let start = lay(&mut memory, &ips);
     let (mut walker, tree) = (walker(), Interned::default());
     let walk = walker.walk(start, 0, &tree, rules);
-    assert_eq!(walk.cut, Some(Cause::TooDeep));
+    assert_eq!(walk.truncated, Some(Cause::TooDeep));
     let (path, truncated) = tree.path(walk.leaf.unwrap());
     assert_eq!((path.as_slice(), truncated), (&ips[..DEEP_FRAMES], true));
 }
@@ -86,10 +86,10 @@ fn growing_over_the_limit_one_frame_at_a_time_is_noticed() {
     let mut memory = vec![0u64; ips.len() * 4];
     let (mut walker, tree) = (walker(), Interned::default());
     let start = lay(&mut memory, &ips[1..]);
-    assert_eq!(walker.walk(start, 0, &tree, rules).cut, None);
+    assert_eq!(walker.walk(start, 0, &tree, rules).truncated, None);
     let start = lay(&mut memory, &ips);
     let walk = walker.walk(start, 0, &tree, rules);
-    assert_eq!(walk.cut, Some(Cause::TooDeep));
+    assert_eq!(walk.truncated, Some(Cause::TooDeep));
     assert_eq!(tree.path(walk.leaf.unwrap()).0, ips[..DEEP_FRAMES]);
 }
 
@@ -100,7 +100,7 @@ fn unknown_code_truncates() {
     let (mut walker, tree) = (walker(), Interned::default());
     for _ in 0..2 {
         let walk = walker.walk(start, 0, &tree, rules);
-        assert_eq!(walk.cut, Some(Cause::NoModule));
+        assert_eq!(walk.truncated, Some(Cause::NoModule));
         let path = tree.path(walk.leaf.unwrap());
         assert_eq!(path, (vec![0x10, 0x20, 0xdead], true));
     }

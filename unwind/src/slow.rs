@@ -1,4 +1,4 @@
-//! Frames whose rule does not fit in 64 bits, followed in full.
+//! The slow path: frames whose rule does not fit into 64 bits.
 //!
 //! Their CFA hangs on a register that is not followed, or on an expression. The value of
 //! such a register is what the nearest frame further in that saved it has saved: the
@@ -8,9 +8,10 @@
 //!
 //! About 1 µs, and as much for each frame asked.
 
-use crate::compile::{Bytes, ENCODING, NUMBERS, Scratch, Tables};
-use crate::rule::{Step, Word, return_address};
-use crate::stack::Stack;
+use crate::arch::{NUMBERS, return_address};
+use crate::compile::{Bytes, ENCODING, Scratch, Tables};
+use crate::rule::{Step, Word};
+use crate::stack::{Memory, Stack};
 use crate::{Cause, Registers, elf::Image};
 use gimli::{
     CfaRule, EhFrame, Evaluation, EvaluationResult, EvaluationStorage, Piece, Register,
@@ -59,7 +60,7 @@ where
     F: Fn(usize) -> Registers,
     I: Fn(u64) -> Option<Image>,
 {
-    inner.step(at, stack).unwrap_or_else(Step::Cut)
+    inner.step(at, stack).unwrap_or_else(Step::Truncated)
 }
 
 impl<F, I> Inner<'_, F, I>
@@ -383,7 +384,7 @@ mod tests {
         let (frames, walk) = walk(&memory, after(touches_nothing), 0);
         let expected = [touches_nothing, saves_rbx, hangs_on_rbx, touches_nothing];
         assert_eq!(frames, expected.map(after));
-        assert_eq!(walk.cut, None);
+        assert_eq!(walk.truncated, None);
     }
 
     #[test]
@@ -392,7 +393,7 @@ mod tests {
         memory[1] = after(hangs_on_rbx);
         let (frames, walk) = walk(&memory, after(touches_nothing), 0);
         assert_eq!(frames, [touches_nothing, hangs_on_rbx].map(after));
-        assert_eq!(walk.cut, Some(Cause::Unsupported));
+        assert_eq!(walk.truncated, Some(Cause::Unsupported));
     }
 
     #[test]
@@ -401,7 +402,7 @@ mod tests {
         memory[1] = after(touches_nothing);
         let (frames, walk) = walk(&memory, after(stale_fp), 0x10);
         assert_eq!(frames, [stale_fp, touches_nothing].map(after));
-        assert_eq!(walk.cut, None);
+        assert_eq!(walk.truncated, None);
     }
 
     #[test]
@@ -412,7 +413,7 @@ mod tests {
         memory[5] = after(saves_rbx);
         let (frames, walk) = walk(&memory, after(switches), 0);
         assert_eq!(frames, [switches, touches_nothing, saves_rbx].map(after));
-        assert_eq!(walk.cut, None);
+        assert_eq!(walk.truncated, None);
     }
 
     #[test]
@@ -421,6 +422,6 @@ mod tests {
         memory[1] = begins as *const () as u64;
         let (frames, walk) = walk(&memory, after(touches_nothing), 0);
         assert_eq!(frames, [after(touches_nothing), memory[1]]);
-        assert_eq!(walk.cut, None);
+        assert_eq!(walk.truncated, None);
     }
 }
