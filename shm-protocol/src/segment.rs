@@ -13,6 +13,7 @@ use crate::layout::{
 };
 use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
+use core::ptr::null_mut;
 
 /// Default folder of the segments.
 pub const DEFAULT_DIR: &str = "/dev/shm";
@@ -65,8 +66,11 @@ pub struct Tables {
 /// view and what `tables` asks for has memory behind it. On failure no file is left, and the
 /// view at `control` is what it was.
 ///
-/// System calls: `open`, `pwrite`, `mmap`, `close`; with `tables` also `ftruncate` and
-/// `fallocate`; `unlink` after a failure.
+/// Where [`whole`] cannot work (under Valgrind and some emulators) the `bytes` that the segment
+/// is to have with tables are mapped here, and their address is the result; otherwise null.
+///
+/// System calls: `open`, `pwrite`, `mmap`, `mremap`, `munmap`, `close`; with `tables` also
+/// `ftruncate` and `fallocate`; `unlink` after a failure.
 ///
 /// # Safety
 /// The [`CONTROL_BYTES`] at `control`, rounded up to pages, are the caller's to replace.
@@ -74,12 +78,17 @@ pub struct Tables {
 /// # Errors
 /// `EEXIST` if the name is taken, `ENOSPC` if the directory's filesystem is full, `ENOMEM`
 /// if the address space is.
-pub unsafe fn create(path: &CStr, control: *mut u8, tables: Option<Tables>) -> Result<(), Errno> {
+pub unsafe fn create(
+    path: &CStr,
+    control: *mut u8,
+    bytes: usize,
+    tables: Option<Tables>,
+) -> Result<*mut u8, Errno> {
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: `path` is NUL-terminated.
     let fd = check(unsafe { libc::open(path.as_ptr(), flags, 0o600) })?;
     // SAFETY: the caller's.
-    let made = size(fd, tables).and_then(|()| unsafe { map(fd, control) });
+    let made = size(fd, tables).and_then(|()| unsafe { map(fd, control, bytes) });
     // SAFETY: `fd` is ours, and `path` NUL-terminated.
     unsafe {
         libc::close(fd);
@@ -105,14 +114,28 @@ fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
 
 /// # Safety
 /// As [`create`].
-unsafe fn map(fd: libc::c_int, control: *mut u8) -> Result<(), Errno> {
+unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: in place of what is the caller's to replace.
-    let made = unsafe { libc::mmap(control.cast(), CONTROL_BYTES, protection, flags, fd, 0) };
-    match made {
-        libc::MAP_FAILED => Err(last_error()),
-        _ => Ok(()),
+    let view = |at: *mut u8, bytes: usize, flags| {
+        let flags = flags | libc::MAP_SHARED | libc::MAP_NORESERVE;
+        // SAFETY: in place of what is the caller's to replace, or where nothing is.
+        match unsafe { libc::mmap(at.cast(), bytes, protection, flags, fd, 0) } {
+            libc::MAP_FAILED => Err(last_error()),
+            base => Ok(base.cast::<u8>()),
+        }
+    };
+    view(control, CONTROL_BYTES, libc::MAP_FIXED)?;
+    // SAFETY: the view just made.
+    match unsafe { whole(control, CONTROL_BYTES) } {
+        Ok(twice) => {
+            // SAFETY: the mapping just made, which nobody knows.
+            unsafe { libc::munmap(twice.cast(), CONTROL_BYTES) };
+            Ok(null_mut())
+        }
+        Err(Errno(libc::EINVAL | libc::ENOSYS)) => {
+            Ok(view(null_mut(), bytes, 0).unwrap_or(null_mut()))
+        }
+        Err(_) => Ok(null_mut()),
     }
 }
 

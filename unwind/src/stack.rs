@@ -57,7 +57,7 @@ impl Memory for Copied<'_> {
         let word = self
             .words
             .get(usize::try_from(offset / 8).unwrap_or(usize::MAX));
-        word.filter(|_| offset % 8 == 0)
+        word.filter(|_| offset.is_multiple_of(8))
             .copied()
             .ok_or(Cause::OutOfStack)
     }

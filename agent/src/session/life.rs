@@ -135,9 +135,10 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
         refusal = Some(*error);
         made = name::create(start_time, None, at_start);
     }
-    let Ok(path) = made else {
+    let Ok((whole, path)) = made else {
         return hide();
     };
+    BASE.store(whole, Ordering::Release);
     // SAFETY: this thread alone makes the segment, see `OwnPath`.
     unsafe { *PATH.0.get() = path };
     own(start_time, forked_from, refusal);

@@ -1,10 +1,11 @@
 //! The segment's name.
 
 use super::life::variable;
-use super::{CONTROL, sweep};
+use super::{BYTES, CONTROL, sweep};
 use crate::sys::{self, Text};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
+use core::sync::atomic::Ordering;
 use shm_protocol::clock;
 use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Tables};
 
@@ -19,16 +20,23 @@ const AT_RANDOM: u64 = 48;
 /// One start in so many, as a power of two, looks for files that ended processes left.
 const SWEEP_BITS: u32 = 4;
 
-/// Makes the segment under the first free name. A name that this very process left before it
+/// Makes the segment under the first free name, as [`segment::create`] does. A name that this very
+/// process left before it
 /// executed another image is used again if nobody needs what is in it.
-pub fn create(start_time: u64, tables: Option<Tables>, at_start: bool) -> Result<Path, Errno> {
+pub fn create(
+    start_time: u64,
+    tables: Option<Tables>,
+    at_start: bool,
+) -> Result<(*mut u8, Path), Errno> {
     // By chance: the pids of a server's children may all be odd.
     let chance = (clock::unix_ns() ^ u64::from(sys::pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     if at_start && chance >> (64 - SWEEP_BITS) == 0 {
         sweep::sweep(dir());
     }
+    let bytes = BYTES.load(Ordering::Relaxed);
     // SAFETY: the view is ours to replace.
-    let make = |name: &CStr| unsafe { segment::create(name, CONTROL.0.get().cast(), tables) };
+    let make =
+        |name: &CStr| unsafe { segment::create(name, CONTROL.0.get().cast(), bytes, tables) };
     for attempt in 0..IN_ORDER + AT_RANDOM {
         let image = match attempt < IN_ORDER {
             true => attempt,
@@ -47,7 +55,7 @@ pub fn create(start_time: u64, tables: Option<Tables>, at_start: bool) -> Result
             made = make(name);
         }
         match made {
-            Ok(()) => return Ok(path),
+            Ok(whole) => return Ok((whole, path)),
             Err(Errno(libc::EEXIST)) => {}
             Err(error) => return Err(error),
         }
