@@ -40,6 +40,7 @@ mod simplex;
 mod style;
 mod svg;
 pub mod text;
+pub mod xml;
 
 #[cfg(test)]
 mod browser;

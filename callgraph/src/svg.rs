@@ -7,6 +7,7 @@ use crate::geometry::{Cubic, Point, Rect, cubic_at};
 use crate::layout::{LABEL_FONT, LINE, Layout, TITLE_FONT};
 use crate::style;
 use crate::text;
+use crate::xml::escape;
 use crate::{Edge, Graph, Node};
 use std::fmt::{self, Write};
 
@@ -64,35 +65,6 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
         "</g>\n<script><![CDATA[\n{SCRIPT}\n]]></script>\n</svg>\n"
     );
     out
-}
-
-/// A text as XML character data or attribute value.
-fn escape(text: &str) -> Escaped<'_> {
-    Escaped(text)
-}
-
-struct Escaped<'a>(&'a str);
-
-impl fmt::Display for Escaped<'_> {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Runs without any special character are written at once.
-        let mut from = 0;
-        for (at, c) in self.0.char_indices() {
-            let shown = match c {
-                '&' => "&amp;",
-                '<' => "&lt;",
-                '>' => "&gt;",
-                '"' => "&quot;",
-                '\'' => "&#39;",
-                c if text::is_shown(c) => continue,
-                _ => "\u{fffd}",
-            };
-            out.write_str(&self.0[from..at])?;
-            out.write_str(shown)?;
-            from = at + c.len_utf8();
-        }
-        out.write_str(&self.0[from..])
-    }
 }
 
 /// Tooltip lines; line breaks in a detail are kept as such.

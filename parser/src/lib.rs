@@ -46,6 +46,7 @@
 
 pub mod combine;
 pub mod graph;
+mod json;
 pub mod load;
 mod measure;
 mod moment;

@@ -36,13 +36,14 @@ mod weights;
 use std::fmt::Write;
 
 use anyhow::Result;
+use callgraph::xml::escape;
 use heap_format::merge::BASE_LABEL;
 use heap_format::printable::printable;
 
 use super::context::Context;
-use super::flame::data::quote;
 use super::flame::style;
 use super::format::{Dumps, Format, Needs};
+use crate::json;
 use tab::{Data, PageContext, Tab};
 
 /// `--html`.
@@ -95,7 +96,8 @@ fn render(context: &Context) -> Result<String> {
     let (graphs, script_in_graph) = graph::all(&page);
     let script = script();
     let policy = policy::of(&[&script, &script_in_graph]);
-    let title = escape(&title(context));
+    let title = title(context);
+    let title = escape(&title);
     let style = style::sheet();
     Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -141,7 +143,7 @@ fn data(page: &PageContext) -> String {
     let chosen = columns.iter().position(|&c| c == context.view.column());
     let mut out = format!(
         "{{\"title\":{},\"column\":{},\"compared\":{}",
-        quote(&title(context)),
+        json::embedded(&title(context)),
         chosen.unwrap_or(0),
         page.compared
     );
@@ -157,11 +159,4 @@ fn data(page: &PageContext) -> String {
 fn script() -> String {
     let tabs: String = TABS.iter().map(|tab| tab.script).collect();
     format!("\n{}{SHARED}{tabs}{START}", super::flame::SCRIPT)
-}
-
-/// A text as HTML character data.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }

@@ -18,16 +18,18 @@
 //!   changed: `[{from_unix_ns, interval, overhead?}]` in order of time, the
 //!   overhead as a share of the CPU time
 
-use std::fmt::Write;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use heap_format::variance::half_width;
 use heap_format::{Detail, Profile};
+use serde::Serialize;
 
 use super::context::Context;
 use super::format::{Format, Needs};
-use crate::graph::Graph;
-use crate::nodes::Info;
+use crate::graph::{Graph, Node};
+use crate::json;
 
 /// `--json`.
 pub const FORMAT: Format = Format {
@@ -38,274 +40,265 @@ pub const FORMAT: Format = Format {
     ..Format::report("json", "Everything as JSON, for programs", render)
 };
 
-/// The profile as JSON.
 fn render(context: &Context) -> Result<String> {
     let profile = context.view.profile();
-    let mut json = Json::default();
-    json.object(|json| {
-        json.key("version").number(1);
-        json.key("program")
-            .optional(context.program.map(|p| p.to_string_lossy().into_owned()));
-        json.key("dumps").list(&context.options.files, |json, f| {
-            json.text(&f.to_string_lossy())
-        });
-        json.key("format").text(&profile.format.to_string());
-        json.key("interval").number(profile.period);
-        columns(json, context);
-        functions(json, context);
-        frames(json, context);
-        stacks(json, context);
-        mappings(json, profile);
-        facts(json, profile);
-    });
-    json.out.push('\n');
-    Ok(json.out)
+    let files = &context.options.files;
+    let document = Document {
+        version: 1,
+        program: context.program.map(|p| p.to_string_lossy()),
+        dumps: files.iter().map(|f| f.to_string_lossy()).collect(),
+        format: profile.format.to_string(),
+        interval: profile.period,
+        columns: columns(profile),
+        column: context.view.column(),
+        total: context.view.total(),
+        functions: functions(context),
+        frames: frames(context),
+        stacks: stacks(context),
+        mappings: mappings(profile),
+        facts: facts(profile),
+    };
+    Ok(json::document(&document) + "\n")
 }
 
-fn columns(json: &mut Json, context: &Context) {
-    json.key("columns")
-        .list(&context.view.profile().sample_types, |json, t| {
-            json.object(|json| {
-                json.key("kind").text(&t.kind);
-                json.key("unit").text(&t.unit);
-            });
-        });
-    json.key("column").number(context.view.column());
-    json.key("total").number(context.view.total());
+#[derive(Serialize)]
+struct Document<'a> {
+    version: u32,
+    program: Option<Cow<'a, str>>,
+    dumps: Vec<Cow<'a, str>>,
+    format: String,
+    interval: i64,
+    columns: Vec<Column<'a>>,
+    column: usize,
+    total: i64,
+    functions: Vec<Function<'a>>,
+    frames: Vec<Frame<'a>>,
+    stacks: Vec<Stack<'a>>,
+    mappings: Vec<Mapping<'a>>,
+    facts: Facts<'a>,
 }
 
-fn functions(json: &mut Json, context: &Context) {
+#[derive(Serialize)]
+struct Column<'a> {
+    kind: &'a str,
+    unit: &'a str,
+}
+
+fn columns(profile: &Profile) -> Vec<Column<'_>> {
+    let types = profile.sample_types.iter();
+    types
+        .map(|t| Column {
+            kind: &t.kind,
+            unit: &t.unit,
+        })
+        .collect()
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    #[serde(flatten)]
+    frame: Frame<'a>,
+    flat: i64,
+    cum: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flat_error: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cum_error: Option<f64>,
+}
+
+fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
-    json.key("functions")
-        .list(&trimmed.graph.nodes, |json, node| {
-            let info = context.nodes.info(node.id);
-            json.object(|json| {
-                json.key("name").text(context.nodes.name(node.id));
-                place(json, info);
-                json.key("flat").number(node.flat);
-                json.key("cum").number(node.cum);
-                if context.options.error_bars {
-                    let half = |v: i64, variance| half_width(v as f64, variance).round();
-                    json.key("flat_error")
-                        .number(half(node.flat, node.flat_variance));
-                    json.key("cum_error")
-                        .number(half(node.cum, node.cum_variance));
-                }
-            });
-        });
+    let half = |v: i64, variance| {
+        let shown = context.options.error_bars;
+        shown.then(|| half_width(v as f64, variance).round())
+    };
+    let function = |node: &Node| Function {
+        frame: frame(context, node.id),
+        flat: node.flat,
+        cum: node.cum,
+        flat_error: half(node.flat, node.flat_variance),
+        cum_error: half(node.cum, node.cum_variance),
+    };
+    trimmed.graph.nodes.iter().map(function).collect()
 }
 
-fn frames(json: &mut Json, context: &Context) {
-    let ids: Vec<u32> = (0..context.nodes.count() as u32).collect();
-    json.key("frames").list(&ids, |json, &id| {
-        let info = context.nodes.info(id);
-        json.object(|json| {
-            json.key("name").text(context.nodes.name(id));
-            place(json, info);
-        });
-    });
+#[derive(Serialize)]
+struct Frame<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    file: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    module: &'a str,
 }
 
-fn place(json: &mut Json, info: &Info) {
-    if !info.file.is_empty() {
-        json.key("file").text(&info.file);
-    }
-    if info.line != 0 {
-        json.key("line").number(info.line);
-    }
-    if info.address != 0 {
-        json.key("address").text(&format!("{:#x}", info.address));
-    }
-    if !info.object.is_empty() {
-        json.key("module").text(&info.object);
+fn frames<'a>(context: &Context<'a>) -> Vec<Frame<'a>> {
+    let all = 0..context.nodes.count() as u32;
+    all.map(|id| frame(context, id)).collect()
+}
+
+fn frame<'a>(context: &Context<'a>, id: u32) -> Frame<'a> {
+    let info = context.nodes.info(id);
+    Frame {
+        name: context.nodes.name(id),
+        file: &info.file,
+        line: Some(info.line).filter(|&line| line != 0),
+        address: (info.address != 0).then(|| hex(info.address)),
+        module: &info.object,
     }
 }
 
-fn stacks(json: &mut Json, context: &Context) {
-    let profile = context.view.profile();
-    let stacks: Vec<(usize, &[u32])> = context.view.stacks().map(|(i, _, f)| (i, f)).collect();
-    json.key("stacks").list(&stacks, |json, &(stack, frames)| {
-        let shown = frames.iter().filter(|&&f| !context.view.is_hidden(f));
-        let ids: Vec<u32> = shown
-            .flat_map(|&f| context.nodes.of_location(f).iter().copied())
-            .collect();
-        json.object(|json| {
-            json.key("frames").list(&ids, |json, id| json.number(id));
-            json.key("values")
-                .list(profile.values_of(stack), |json, v| json.number(v));
-            if let Some(d) = profile.details.get(stack) {
-                json.key("detail").object(|json| detail(json, d));
-            }
-        });
-    });
+#[derive(Serialize)]
+struct Stack<'a> {
+    frames: Vec<u32>,
+    values: &'a [i64],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<StackDetail>,
 }
 
-fn detail(json: &mut Json, d: &Detail) {
-    json.key("alloc_samples").number(d.alloc_samples);
-    json.key("free_samples").number(d.free_samples);
-    let fields = [
-        ("alloc_objects", d.alloc_objects),
-        ("alloc_bytes", d.alloc_bytes),
-        ("freed_objects", d.freed_objects),
-        ("freed_bytes", d.freed_bytes),
-        ("live_age_ms_sum", d.live_age_ms_sum),
-        ("freed_lifetime_ms_sum", d.freed_lifetime_ms_sum),
-        ("alloc_variance", d.alloc_variance),
-        ("live_variance", d.live_variance),
-        ("alloc_object_variance", d.alloc_object_variance),
-        ("live_object_variance", d.live_object_variance),
-    ];
-    for (name, value) in fields {
-        // JSON knows no infinities.
-        let value = if value.is_finite() { value } else { 0.0 };
-        json.key(name).number(value);
+fn stacks<'a>(context: &Context<'a>) -> Vec<Stack<'a>> {
+    let (view, nodes) = (context.view, context.nodes);
+    let profile = view.profile();
+    let stack = |(stack, _, frames): (usize, i64, &[u32])| {
+        let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
+        Stack {
+            frames: shown
+                .flat_map(|&f| nodes.of_location(f).iter().copied())
+                .collect(),
+            values: profile.values_of(stack),
+            detail: profile.details.get(stack).map(detail),
+        }
+    };
+    view.stacks().map(stack).collect()
+}
+
+#[derive(Serialize)]
+struct StackDetail {
+    alloc_samples: u64,
+    free_samples: u64,
+    alloc_objects: f64,
+    alloc_bytes: f64,
+    freed_objects: f64,
+    freed_bytes: f64,
+    live_age_ms_sum: f64,
+    freed_lifetime_ms_sum: f64,
+    alloc_variance: f64,
+    live_variance: f64,
+    alloc_object_variance: f64,
+    live_object_variance: f64,
+}
+
+fn detail(d: &Detail) -> StackDetail {
+    // JSON knows no infinities.
+    let finite = |value: f64| if value.is_finite() { value } else { 0.0 };
+    StackDetail {
+        alloc_samples: d.alloc_samples,
+        free_samples: d.free_samples,
+        alloc_objects: finite(d.alloc_objects),
+        alloc_bytes: finite(d.alloc_bytes),
+        freed_objects: finite(d.freed_objects),
+        freed_bytes: finite(d.freed_bytes),
+        live_age_ms_sum: finite(d.live_age_ms_sum),
+        freed_lifetime_ms_sum: finite(d.freed_lifetime_ms_sum),
+        alloc_variance: finite(d.alloc_variance),
+        live_variance: finite(d.live_variance),
+        alloc_object_variance: finite(d.alloc_object_variance),
+        live_object_variance: finite(d.live_object_variance),
     }
 }
 
-fn mappings(json: &mut Json, profile: &Profile) {
-    json.key("mappings").list(&profile.mappings, |json, m| {
-        json.object(|json| {
-            json.key("start").text(&format!("{:#x}", m.start));
-            json.key("end").text(&format!("{:#x}", m.end));
-            json.key("offset").text(&format!("{:#x}", m.file_offset));
-            json.key("build_id").text(&m.build_id.to_string());
-            json.key("path").text(&m.path.to_string_lossy());
-            json.key("past").number(m.past);
-        });
-    });
+#[derive(Serialize)]
+struct Mapping<'a> {
+    start: String,
+    end: String,
+    offset: String,
+    build_id: String,
+    path: Cow<'a, str>,
+    past: bool,
 }
 
-fn facts(json: &mut Json, profile: &Profile) {
+fn mappings(profile: &Profile) -> Vec<Mapping<'_>> {
+    let mappings = profile.mappings.iter();
+    mappings
+        .map(|m| Mapping {
+            start: hex(m.start),
+            end: hex(m.end),
+            offset: hex(m.file_offset),
+            build_id: m.build_id.to_string(),
+            path: m.path.to_string_lossy(),
+            past: m.past,
+        })
+        .collect()
+}
+
+#[derive(Serialize)]
+struct Facts<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    process: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exe: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boot_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trigger: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start_unix_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end_unix_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequence: Option<u64>,
+    exe_build_id: String,
+    command_line: &'a [String],
+    intervals: Vec<Interval>,
+    counters: &'a BTreeMap<String, u64>,
+    allocator: &'a BTreeMap<String, u64>,
+    memory: &'a BTreeMap<String, u64>,
+}
+
+#[derive(Serialize)]
+struct Interval {
+    from_unix_ns: u64,
+    interval: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overhead: Option<f64>,
+}
+
+fn facts(profile: &Profile) -> Facts<'_> {
     let facts = &profile.facts;
-    json.key("facts").object(|json| {
-        let exe = facts.exe.as_ref().map(|p| p.to_string_lossy().into_owned());
-        let texts = [
-            ("process", facts.process.clone()),
-            ("exe", exe),
-            ("boot_id", facts.boot_id.clone()),
-            ("trigger", facts.trigger.clone()),
-            ("ended", facts.ended.clone()),
-        ];
-        for (name, text) in texts.into_iter().filter_map(|(n, t)| Some((n, t?))) {
-            json.key(name).text(&text);
-        }
-        let numbers = [
-            ("pid", facts.pid.map(u64::from)),
-            ("start_unix_ns", facts.start_unix_ns),
-            ("end_unix_ns", facts.end_unix_ns),
-            ("duration_ns", facts.duration_ns),
-            ("sequence", facts.sequence),
-        ];
-        for (name, number) in numbers.into_iter().filter_map(|(n, v)| Some((n, v?))) {
-            json.key(name).number(number);
-        }
-        json.key("exe_build_id")
-            .text(&facts.exe_build_id.to_string());
-        json.key("command_line")
-            .list(&facts.command_line, |json, a| json.text(a));
-        json.key("intervals").list(&facts.intervals, |json, p| {
-            json.object(|json| {
-                json.key("from_unix_ns").number(p.from_unix_ns);
-                json.key("interval").number(p.interval);
-                if let Some(millionths) = p.overhead {
-                    json.key("overhead").number(f64::from(millionths) / 1e6);
-                }
-            });
-        });
-        for (name, map) in [
-            ("counters", &facts.counters),
-            ("allocator", &facts.allocator),
-            ("memory", &facts.memory),
-        ] {
-            json.key(name)
-                .object(|json| map.iter().for_each(|(k, v)| json.key(k).number(v)));
-        }
-    });
-}
-
-/// JSON under construction. Commas are put where a value follows another.
-#[derive(Default)]
-struct Json {
-    out: String,
-}
-
-impl Json {
-    fn separate(&mut self) {
-        if !self.out.is_empty() && !self.out.ends_with(['{', '[', ':']) {
-            self.out.push(',');
-        }
-    }
-
-    fn key(&mut self, name: &str) -> &mut Self {
-        self.text(name);
-        self.out.push(':');
-        self
-    }
-
-    fn object(&mut self, fill: impl FnOnce(&mut Self)) {
-        self.separate();
-        self.out.push('{');
-        fill(self);
-        self.out.push('}');
-    }
-
-    fn list<T>(&mut self, items: &[T], each: impl Fn(&mut Self, &T)) {
-        self.separate();
-        self.out.push('[');
-        items.iter().for_each(|item| each(self, item));
-        self.out.push(']');
-    }
-
-    /// A number or a truth value.
-    fn number(&mut self, value: impl std::fmt::Display) {
-        self.separate();
-        // Writing to a string cannot fail.
-        let _ = write!(self.out, "{value}");
-    }
-
-    fn optional(&mut self, text: Option<String>) {
-        match text {
-            Some(text) => self.text(&text),
-            None => self.number("null"),
-        }
-    }
-
-    fn text(&mut self, text: &str) {
-        self.separate();
-        self.out.push('"');
-        for c in text.chars() {
-            match c {
-                '"' | '\\' => self.out.extend(['\\', c]),
-                // Angle brackets and line separators too, so that the text can
-                // stand inside a script.
-                '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => self.escape(c),
-                c if c.is_control() => self.escape(c),
-                c => self.out.push(c),
-            }
-        }
-        self.out.push('"');
-    }
-
-    fn escape(&mut self, c: char) {
-        // Writing to a string cannot fail.
-        let _ = write!(self.out, "\\u{:04x}", u32::from(c));
+    let interval = |p: &heap_format::IntervalPeriod| Interval {
+        from_unix_ns: p.from_unix_ns,
+        interval: p.interval,
+        overhead: p.overhead.map(|millionths| f64::from(millionths) / 1e6),
+    };
+    Facts {
+        process: facts.process.as_deref(),
+        exe: facts.exe.as_ref().map(|p| p.to_string_lossy()),
+        boot_id: facts.boot_id.as_deref(),
+        trigger: facts.trigger.as_deref(),
+        ended: facts.ended.as_deref(),
+        pid: facts.pid,
+        start_unix_ns: facts.start_unix_ns,
+        end_unix_ns: facts.end_unix_ns,
+        duration_ns: facts.duration_ns,
+        sequence: facts.sequence,
+        exe_build_id: facts.exe_build_id.to_string(),
+        command_line: &facts.command_line,
+        intervals: facts.intervals.iter().map(interval).collect(),
+        counters: &facts.counters,
+        allocator: &facts.allocator,
+        memory: &facts.memory,
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn any_text_is_escaped() {
-        let mut json = Json::default();
-        json.object(|json| {
-            json.key("a\"\\\n</script>").text("\u{1}é\u{9b}");
-            json.key("list").list(&[1, 2], |json, n| json.number(n));
-            json.key("empty").object(|_| {});
-            json.key("none").optional(None);
-        });
-        let expected = r#"{"a\"\\\u000a\u003c/script\u003e":"\u0001é\u009b","list":[1,2],"empty":{},"none":null}"#;
-        assert_eq!(json.out, expected);
-    }
+fn hex(number: u64) -> String {
+    format!("{number:#x}")
 }

@@ -1,18 +1,17 @@
-//! What the script needs, as JSON.
-//!
-//! Safe inside `<script>` of HTML and XML alike: no `<`, `>` or `&` is left as
-//! it is, and control characters are escaped, so nothing in a name can end the
-//! element or become markup.
+//! Data of the script, as JSON.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt::{Display, Write};
 
-use super::tree::{ROOT, SMALL, Tree, Weight};
+use heap_format::printable::printable;
+use serde::Serialize;
+
+use super::tree::{ROOT, SMALL, Tree};
 use super::{Rule, style};
+use crate::json;
 use crate::measure;
 use crate::report::context::Context;
 use crate::view::View;
-use heap_format::printable::printable;
 
 /// Number of a name that stands for the root.
 const ALL: i64 = -1;
@@ -31,7 +30,7 @@ pub struct Column {
 }
 
 /// What 100 % is, for each rule of how wide a frame is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Totals {
     /// As wide as the change.
     pub change: i128,
@@ -76,89 +75,99 @@ impl Totals {
     }
 }
 
+/// The tree with its names and columns.
+#[derive(Serialize)]
+struct FlameData<'a> {
+    names: Vec<Cow<'a, str>>,
+    tints: Vec<String>,
+    parent: Vec<u32>,
+    name: Vec<i64>,
+    columns: Vec<ColumnData<'a>>,
+    rule: &'static str,
+    pruned: u64,
+    limit: f64,
+}
+
+/// A column of the tree.
+#[derive(Serialize)]
+struct ColumnData<'a> {
+    kind: &'a str,
+    scales: Vec<(String, f64)>,
+    totals: Totals,
+    plus: Vec<i128>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    minus: Option<Vec<i128>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    variance: Option<Vec<f64>>,
+}
+
 /// The tree with its names and columns, as a JSON object.
 pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) -> String {
-    let mut names: Vec<u32> = Vec::new();
-    let mut places = vec![u32::MAX; context.nodes.count()];
-    let numbers: Vec<i64> = (tree.frames.iter())
+    let (nodes, numbers) = numbered_names(context, tree);
+    let names: Vec<_> = nodes
+        .iter()
+        .map(|&node| printable(context.nodes.name(node)))
+        .collect();
+    let column = |(at, column)| self::column(context, tree, at, column);
+    json::embedded(&FlameData {
+        tints: names.iter().map(|name| style::tint(name)).collect(),
+        names,
+        parent: tree.frames.iter().map(|f| f.parent).collect(),
+        name: numbers,
+        columns: columns.iter().enumerate().map(column).collect(),
+        rule: rule.name(),
+        pruned: tree.pruned,
+        limit: super::LIMIT,
+    })
+}
+
+/// The entries in the order in which the frames name them first, and each frame's number there.
+fn numbered_names(context: &Context, tree: &Tree) -> (Vec<u32>, Vec<i64>) {
+    let mut entries: Vec<u32> = Vec::new();
+    let mut number_of = vec![u32::MAX; context.nodes.count()];
+    let numbers = (tree.frames.iter())
         .map(|frame| match frame.node {
             ROOT => ALL,
             SMALL => FEW,
             node => {
-                let place = &mut places[node as usize];
-                if *place == u32::MAX {
-                    *place = names.len() as u32;
-                    names.push(node);
+                let number = &mut number_of[node as usize];
+                if *number == u32::MAX {
+                    *number = entries.len() as u32;
+                    entries.push(node);
                 }
-                i64::from(*place)
+                i64::from(*number)
             }
         })
         .collect();
-    let name = |&node: &u32| printable(context.nodes.name(node)).into_owned();
-    let mut out = String::from("{\"names\":");
-    list(&mut out, names.iter().map(|n| quote(&name(n))));
-    out.push_str(",\n\"tints\":");
-    list(
-        &mut out,
-        names.iter().map(|n| quote(&style::tint(&name(n)))),
-    );
-    out.push_str(",\n\"parent\":");
-    list(&mut out, tree.frames.iter().map(|f| f.parent));
-    out.push_str(",\n\"name\":");
-    list(&mut out, numbers);
-    out.push_str(",\n\"columns\":");
-    let column = |(at, column)| self::column(context, tree, at, column);
-    list(&mut out, columns.iter().enumerate().map(column));
-    // Writing to a string cannot fail.
-    let _ = write!(
-        out,
-        ",\n\"rule\":{},\"pruned\":{},\"limit\":{}}}",
-        quote(rule.name()),
-        tree.pruned,
-        super::LIMIT
-    );
-    out
+    (entries, numbers)
 }
 
-fn column(context: &Context, tree: &Tree, at: usize, column: &Column) -> String {
+fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) -> ColumnData<'a> {
     let kind = &context.view.profile().sample_types[column.index];
-    let own =
-        |pick: fn(&Weight) -> i128| (0..tree.frames.len()).map(move |f| pick(&tree.own(f, at)));
-    let mut out = format!(
-        "\n{{\"kind\":{},\"scales\":{},\"totals\":{{\"change\":{},\"larger\":{},\
-         \"now\":{},\"base\":{}}},\"plus\":",
-        quote(&kind.kind),
-        scales(&kind.unit, &context.options.unit, context.options.divide_by),
-        column.total.change,
-        column.total.larger,
-        column.total.now,
-        column.total.base
-    );
-    list(&mut out, own(|w| w.plus));
-    if own(|w| w.minus).any(|minus| minus != 0) {
-        out.push_str(",\"minus\":");
-        list(&mut out, own(|w| w.minus));
+    let own = || (0..tree.frames.len()).map(|f| tree.own(f, at));
+    let options = context.options;
+    ColumnData {
+        kind: &kind.kind,
+        scales: scales(&kind.unit, &options.unit, options.divide_by),
+        totals: column.total,
+        plus: own().map(|w| w.plus).collect(),
+        minus: (own().any(|w| w.minus != 0)).then(|| own().map(|w| w.minus).collect()),
+        variance: (own().any(|w| w.variance > 0.0))
+            .then(|| own().map(|w| brief(w.variance)).collect()),
     }
-    let variances = || (0..tree.frames.len()).map(|f| tree.own(f, at).variance);
-    if variances().any(|v| v > 0.0) {
-        out.push_str(",\"variance\":");
-        list(&mut out, variances().map(brief));
-    }
-    out.push('}');
-    out
 }
 
-/// A variance as short as is useful: to a thousandth of itself.
-pub fn brief(variance: f64) -> String {
+/// A variance with as many digits as are useful: a thousandth of itself.
+pub fn brief(variance: f64) -> f64 {
     if variance > 0.0 && variance.is_finite() {
-        format!("{variance:.3e}")
+        format!("{variance:.3e}").parse().unwrap_or(variance)
     } else {
-        "0".to_owned()
+        0.0
     }
 }
 
-/// The units that values may be shown in, smallest first: name and factor.
-pub fn scales(from: &str, to: &str, divide_by: f64) -> String {
+/// Units that values may be shown in, smallest first: name and factor.
+pub fn scales(from: &str, to: &str, divide_by: f64) -> Vec<(String, f64)> {
     let best = measure::scale(1, from, "minimum").1;
     let family: &[&str] = [&MEMORY[..], &TIME[..]]
         .into_iter()
@@ -170,55 +179,16 @@ pub fn scales(from: &str, to: &str, divide_by: f64) -> String {
         "minimum" | "auto" => family.to_vec(),
         _ => vec![&fixed],
     };
-    let one = |unit: &&str| {
+    let one = |unit: &str| {
         let factor = if family.is_empty() {
             1.0
         } else {
             // Small units have no whole number of large ones, so ask the other way.
             measure::scale(1, unit, &best).0 / measure::scale(1, from, &best).0
         };
-        format!("[{},{}]", quote(unit), factor * divide_by)
+        (unit.to_owned(), factor * divide_by)
     };
-    let mut out = String::new();
-    list(&mut out, units.iter().map(one));
-    out
-}
-
-/// Appends `[a,b,…]`.
-pub fn list(out: &mut String, items: impl IntoIterator<Item = impl Display>) {
-    out.push('[');
-    for (i, item) in items.into_iter().enumerate() {
-        if i > 0 {
-            out.push(',');
-        }
-        let _ = write!(out, "{item}");
-    }
-    out.push(']');
-}
-
-/// A text as a JSON string.
-pub fn quote(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            // What could be markup, what ends a line of a script, and marks that turn the
-            // direction of text around, which could make a name read as another.
-            '<' | '>' | '&' | '\'' | '\u{2028}' | '\u{2029}' => escape(&mut out, c),
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => escape(&mut out, '\u{fffd}'),
-            '\u{fffe}' | '\u{ffff}' => escape(&mut out, '\u{fffd}'),
-            c if c.is_control() => escape(&mut out, c),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
-}
-
-fn escape(out: &mut String, c: char) {
-    let _ = write!(out, "\\u{:04x}", c as u32);
+    units.into_iter().map(one).collect()
 }
 
 #[cfg(test)]
@@ -226,26 +196,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strings_can_neither_end_an_element_nor_become_markup() {
-        assert_eq!(quote("a\"b\\c"), r#""a\"b\\c""#);
-        assert_eq!(
-            quote("</script><!--&'\n\u{1}\u{2028}"),
-            r#""\u003c/script\u003e\u003c!--\u0026\u0027\u000a\u0001\u2028""#
-        );
-        assert_eq!(quote("a\u{202e}b"), r#""a\ufffdb""#);
-        assert_eq!(quote("grün 名"), "\"grün 名\"");
-    }
-
-    #[test]
     fn units_are_those_of_the_column() {
         let bytes = scales("bytes", "minimum", 1.0);
-        assert!(
-            bytes.starts_with(r#"[["B",1],["kB",1024],["MB",1048576],"#),
-            "{bytes}"
+        let first = [("B", 1.0), ("kB", 1024.0), ("MB", 1_048_576.0)];
+        assert_eq!(
+            bytes[..3],
+            first.map(|(unit, factor)| (unit.to_owned(), factor))
         );
-        assert_eq!(scales("bytes", "MB", 1.0), r#"[["MB",1048576]]"#);
-        assert_eq!(scales("bytes", "kB", 2.0), r#"[["kB",2048]]"#);
-        assert_eq!(scales("count", "minimum", 1.0), r#"[["",1]]"#);
-        assert!(scales("nanoseconds", "minimum", 1.0).starts_with(r#"[["ns",1],["us",1000],"#));
+        let one = |unit: &str, factor| vec![(unit.to_owned(), factor)];
+        assert_eq!(scales("bytes", "MB", 1.0), one("MB", 1_048_576.0));
+        assert_eq!(scales("bytes", "kB", 2.0), one("kB", 2048.0));
+        assert_eq!(scales("count", "minimum", 1.0), one("", 1.0));
+        let times = scales("nanoseconds", "minimum", 1.0);
+        assert_eq!(times[1], ("us".to_owned(), 1000.0));
     }
 }

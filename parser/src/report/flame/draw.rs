@@ -8,6 +8,7 @@ use super::{ROWS, Rule, SCRIPT, WIDTH, style};
 use crate::measure::percentage;
 use crate::report::context::Context;
 use callgraph::text;
+use callgraph::xml::{escape, escape_lines};
 use heap_format::printable::printable;
 
 const BOOT: &str = include_str!("boot.js");
@@ -178,7 +179,7 @@ impl<'a> Picture<'a> {
              <rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" rx=\"2\"/>",
             style::fill(&class),
             escape(&name),
-            escape(&self.detail(index)),
+            escape_lines(&self.detail(index)),
             n(place.x),
             n(y),
             n((place.width - 0.6).max(0.1)),
@@ -267,25 +268,6 @@ fn fit(name: &str, width: f64) -> Option<String> {
     }
     // Fewer than three letters tell nothing.
     (shown.chars().count() >= 3).then(|| shown + "\u{2026}")
-}
-
-/// A text as XML character data.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for (i, line) in text.split('\n').enumerate() {
-        if i > 0 {
-            out.push('\n');
-        }
-        for c in text::printable(line).chars() {
-            match c {
-                '&' => out.push_str("&amp;"),
-                '<' => out.push_str("&lt;"),
-                '>' => out.push_str("&gt;"),
-                c => out.push(c),
-            }
-        }
-    }
-    out
 }
 
 /// A number with at most two decimals.

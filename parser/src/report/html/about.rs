@@ -4,7 +4,7 @@ use heap_format::Profile;
 use heap_format::printable::printable;
 
 use super::tab::{Data, PageContext, Tab};
-use crate::report::flame::data::{list, quote};
+use crate::json;
 use crate::report::interval::history;
 
 /// The tab of facts.
@@ -23,7 +23,7 @@ fn facts(page: &PageContext) -> String {
     let mut pairs: Vec<(String, String)> = Vec::new();
     let mut add = |key: &str, value: Option<String>| {
         if let Some(value) = value.filter(|v| !v.is_empty()) {
-            pairs.push((key.to_owned(), printable(&value).into_owned()));
+            pairs.push((printable(key).into_owned(), printable(&value).into_owned()));
         }
     };
     let facts = &profile.facts;
@@ -60,12 +60,7 @@ fn facts(page: &PageContext) -> String {
     for (name, value) in &facts.counters {
         add(&format!("Counter: {name}"), Some(value.to_string()));
     }
-    let mut out = String::new();
-    let pair = |(key, value): &(String, String)| {
-        format!("\n[{},{}]", quote(&printable(key)), quote(value))
-    };
-    list(&mut out, pairs.iter().map(pair));
-    out
+    json::embedded(&pairs)
 }
 
 fn interval(profile: &Profile) -> Option<String> {

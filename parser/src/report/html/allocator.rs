@@ -1,11 +1,12 @@
 //! The allocator's own figures.
 
-use std::fmt::Write;
+use std::borrow::Cow;
 
 use heap_format::printable::printable;
+use serde::Serialize;
 
 use super::tab::{Data, PageContext, Tab};
-use crate::report::flame::data::{list, quote};
+use crate::json;
 
 /// The tab of the allocator.
 pub const TAB: Tab = Tab {
@@ -16,27 +17,19 @@ pub const TAB: Tab = Tab {
     }),
 };
 
-/// The allocator's figures in bytes, by name, and what the samples say is in
-/// use; null without figures.
+/// The figures in bytes, by name, and the bytes in use by the samples.
+#[derive(Serialize)]
+struct Allocator<'a> {
+    sampled: Option<i64>,
+    figures: Vec<(Cow<'a, str>, u64)>,
+}
+
 fn figures(page: &PageContext) -> String {
     let profile = page.context.view.profile();
     let figures = &profile.facts.allocator;
-    if figures.is_empty() {
-        return "null".to_owned();
-    }
-    let mut out = String::from("{\"sampled\":");
-    let sampled = profile.type_index("inuse_space").map(|c| profile.total(c));
-    let _ = write!(
-        out,
-        "{}",
-        sampled.map_or("null".to_owned(), |s| s.to_string())
-    );
-    out.push_str(",\"figures\":");
-    list(
-        &mut out,
-        figures
-            .iter()
-            .map(|(k, v)| format!("[{},{v}]", quote(&printable(k)))),
-    );
-    out + "}"
+    let allocator = (!figures.is_empty()).then(|| Allocator {
+        sampled: profile.type_index("inuse_space").map(|c| profile.total(c)),
+        figures: figures.iter().map(|(k, &v)| (printable(k), v)).collect(),
+    });
+    json::embedded(&allocator)
 }

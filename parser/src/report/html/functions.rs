@@ -1,10 +1,14 @@
 //! The table of functions.
 
+use std::borrow::Cow;
+
 use super::tab::{Data, PageContext, Tab};
 use super::weights::Weights;
-use crate::report::flame::data::{brief, list, quote};
+use crate::json;
+use crate::report::flame::data::brief;
 use crate::report::flame::tree::Weight;
 use heap_format::printable::printable;
+use serde::Serialize;
 
 /// The tab of functions.
 pub const TAB: Tab = Tab {
@@ -18,8 +22,7 @@ pub const TAB: Tab = Tab {
 /// More rows than anybody reads.
 const MOST: usize = 20_000;
 
-/// The functions with what they hold: `names`, `left_out`, and for each column
-/// `flat` and `cum`, their variances where known, with `flat_base` and `cum_base` in a comparison.
+/// The functions with what they hold, largest first.
 fn object(page: &PageContext) -> String {
     let PageContext {
         context,
@@ -49,51 +52,53 @@ fn object(page: &PageContext) -> String {
     });
     let left_out = ranked.len().saturating_sub(MOST);
     ranked.truncate(MOST);
-    let mut out = String::from("{\"names\":");
     let names = ranked
         .iter()
-        .map(|&(_, e)| quote(&printable(context.nodes.name(e))));
-    list(&mut out, names);
-    out.push_str(&format!(",\"left_out\":{left_out},\"columns\":"));
-    let column = |c: usize| {
-        let mut out = String::from("\n{\"flat\":");
-        list(
-            &mut out,
-            ranked.iter().map(|&(_, e)| weights.flat(e, c).plus),
-        );
-        out.push_str(",\"cum\":");
-        list(
-            &mut out,
-            ranked.iter().map(|&(_, e)| weights.cum(e, c).plus),
-        );
-        let varied = |&(_, e): &(f64, u32)| weights.cum(e, c).variance > 0.0;
-        if ranked.iter().any(varied) {
-            let flat = ranked
-                .iter()
-                .map(|&(_, e)| brief(weights.flat(e, c).variance));
-            let cum = ranked
-                .iter()
-                .map(|&(_, e)| brief(weights.cum(e, c).variance));
-            out.push_str(",\"flat_variance\":");
-            list(&mut out, flat);
-            out.push_str(",\"cum_variance\":");
-            list(&mut out, cum);
+        .map(|&(_, e)| printable(context.nodes.name(e)));
+    let column = |c: usize| Column::new(&weights, &ranked, c, compared);
+    json::embedded(&Functions {
+        names: names.collect(),
+        left_out,
+        columns: (0..columns.len()).map(column).collect(),
+    })
+}
+
+#[derive(Serialize)]
+struct Functions<'a> {
+    names: Vec<Cow<'a, str>>,
+    left_out: usize,
+    columns: Vec<Column>,
+}
+
+/// Flat and cum of all functions, with their variances where known, and those of the base in a
+/// comparison.
+#[derive(Serialize)]
+struct Column {
+    flat: Vec<i128>,
+    cum: Vec<i128>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flat_variance: Option<Vec<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cum_variance: Option<Vec<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flat_base: Option<Vec<i128>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cum_base: Option<Vec<i128>>,
+}
+
+impl Column {
+    fn new(weights: &Weights, ranked: &[(f64, u32)], c: usize, compared: bool) -> Self {
+        let flat = || ranked.iter().map(|&(_, e)| weights.flat(e, c));
+        let cum = || ranked.iter().map(|&(_, e)| weights.cum(e, c));
+        let varied = cum().any(|w| w.variance > 0.0);
+        let with_base = compared || cum().any(|w| w.minus != 0);
+        Self {
+            flat: flat().map(|w| w.plus).collect(),
+            cum: cum().map(|w| w.plus).collect(),
+            flat_variance: varied.then(|| flat().map(|w| brief(w.variance)).collect()),
+            cum_variance: varied.then(|| cum().map(|w| brief(w.variance)).collect()),
+            flat_base: with_base.then(|| flat().map(|w| w.minus).collect()),
+            cum_base: with_base.then(|| cum().map(|w| w.minus).collect()),
         }
-        let less = |&(_, e): &(f64, u32)| weights.cum(e, c).minus != 0;
-        if compared || ranked.iter().any(less) {
-            out.push_str(",\"flat_base\":");
-            list(
-                &mut out,
-                ranked.iter().map(|&(_, e)| weights.flat(e, c).minus),
-            );
-            out.push_str(",\"cum_base\":");
-            list(
-                &mut out,
-                ranked.iter().map(|&(_, e)| weights.cum(e, c).minus),
-            );
-        }
-        out + "}"
-    };
-    list(&mut out, (0..columns.len()).map(column));
-    out + "}"
+    }
 }

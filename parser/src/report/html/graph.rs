@@ -1,9 +1,12 @@
 //! The call graphs, a picture for each column.
 
+use serde::Serialize;
+
 use super::tab::{PageContext, Tab};
 use crate::graph::Graph;
+use crate::json;
 use crate::report::context::Context;
-use crate::report::flame::data::{Totals, list, quote};
+use crate::report::flame::data::Totals;
 use crate::report::svg;
 
 /// The tab of the call graph. Its pictures are large, and stand in an element of their own.
@@ -15,8 +18,7 @@ pub const TAB: Tab = Tab {
 const SCRIPT_FROM: &str = "<script><![CDATA[";
 const SCRIPT_TO: &str = "]]></script>";
 
-/// The pictures as a JSON list, `now` and `change` of each column, and the
-/// script that all of them carry. Pictures without a box are null.
+/// The pictures of each column as a JSON list, and the script that all of them carry.
 pub fn all(page: &PageContext) -> (String, String) {
     let PageContext {
         context,
@@ -25,27 +27,27 @@ pub fn all(page: &PageContext) -> (String, String) {
     } = *page;
     let mut script = String::new();
     let mut one = |column: usize, with_base: bool| {
-        let Some(picture) = picture(context, column, with_base) else {
-            return "null".to_owned();
-        };
+        let picture = picture(context, column, with_base)?;
         if script.is_empty() {
             script = script_of(&picture).unwrap_or_default().to_owned();
         }
-        quote(&picture)
+        Some(picture)
     };
-    let mut pictures = Vec::new();
-    for &column in columns {
-        let now = one(column, false);
-        let change = if compared {
-            one(column, true)
-        } else {
-            "null".to_owned()
-        };
-        pictures.push(format!("\n{{\"now\":{now},\"change\":{change}}}"));
-    }
-    let mut out = String::new();
-    list(&mut out, pictures);
-    (out, script)
+    let pictures: Vec<Pictures> = columns
+        .iter()
+        .map(|&column| Pictures {
+            now: one(column, false),
+            change: compared.then(|| one(column, true)).flatten(),
+        })
+        .collect();
+    (json::embedded(&pictures), script)
+}
+
+/// The pictures of a column; `None` for one without a box.
+#[derive(Serialize)]
+struct Pictures {
+    now: Option<String>,
+    change: Option<String>,
 }
 
 fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> {

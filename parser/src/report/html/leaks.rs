@@ -1,12 +1,13 @@
 //! Leak suspects, for the page's table.
 
-use std::fmt::Write;
+use std::borrow::Cow;
 
 use super::tab::{Data, PageContext, Tab};
+use crate::json;
 use crate::report::context::Context;
-use crate::report::flame::data::{list, quote};
 use crate::suspects::{self, Suspect};
 use heap_format::printable::printable;
+use serde::Serialize;
 
 /// The tab of leak suspects.
 pub const TAB: Tab = Tab {
@@ -22,61 +23,70 @@ const MOST: usize = 200;
 /// Frames of a stack that are listed, from the allocating one on.
 const MOST_FRAMES: usize = 40;
 
-/// `duration` of the session in seconds or null, and `rows`, worst first;
-/// without values in use `rows` is null.
-fn object(page: &PageContext) -> String {
-    let context = page.context;
-    let profile = context.view.profile();
-    let duration = (profile.facts.duration_ns).map(|ns| format!("{:.3}", ns as f64 / 1e9));
-    let mut out = format!(
-        "{{\"duration\":{},\"rows\":",
-        duration.as_deref().unwrap_or("null")
-    );
-    let found = suspects::find(context.view, context.nodes, &context.series.moments);
-    match found {
-        Some(found) => list(&mut out, found.iter().take(MOST).map(|s| row(context, s))),
-        None => out += "null",
-    }
-    out + "}"
+/// The suspects, worst first.
+#[derive(Serialize)]
+struct Suspects<'a> {
+    /// Length of the session in seconds.
+    duration: Option<f64>,
+    /// `None` without values in use.
+    rows: Option<Vec<Row<'a>>>,
 }
 
-fn row(context: &Context, suspect: &Suspect) -> String {
-    let or_null = |value: Option<f64>| value.map_or("null".to_owned(), |v| whole(v).to_string());
-    let samples = suspect.samples.map_or("null".to_owned(), |n| n.to_string());
-    let mut out = String::new();
-    // Writing to a string cannot fail.
-    let _ = write!(
-        out,
-        "\n{{\"score\":{},\"bytes\":{},\"error\":{},\"objects\":{},\"samples\":{samples},\
-         \"plain\":{},\"kept\":{},\"age\":{},\"lifetime\":{},\"growth\":",
-        whole(suspect.score),
-        whole(suspect.bytes),
-        whole(suspect.error),
-        whole(suspect.objects),
-        whole(suspect.plain),
-        (suspect.kept * 1e4).round() / 1e4,
-        or_null(suspect.age),
-        or_null(suspect.lifetime),
-    );
-    let _ = match &suspect.growth {
-        Some(growth) => write!(
-            out,
-            "{{\"rate\":{},\"error\":{},\"verdict\":{}}}",
-            whole(growth.rate),
-            whole(growth.error),
-            quote(growth.verdict.word()),
-        ),
-        None => write!(out, "null"),
-    };
-    out += ",\"stack\":";
+#[derive(Serialize)]
+struct Row<'a> {
+    score: f64,
+    bytes: f64,
+    error: f64,
+    objects: f64,
+    samples: Option<u64>,
+    plain: f64,
+    kept: f64,
+    age: Option<f64>,
+    lifetime: Option<f64>,
+    growth: Option<GrowthRow>,
+    stack: Vec<Cow<'a, str>>,
+    /// Frames that the stack has besides.
+    more: usize,
+}
+
+#[derive(Serialize)]
+struct GrowthRow {
+    rate: f64,
+    error: f64,
+    verdict: &'static str,
+}
+
+fn object(page: &PageContext) -> String {
+    let context = page.context;
+    let duration = context.view.profile().facts.duration_ns;
+    let found = suspects::find(context.view, context.nodes, &context.series.moments);
+    let rows = |found: &Vec<Suspect>| found.iter().take(MOST).map(|s| row(context, s)).collect();
+    json::embedded(&Suspects {
+        duration: duration.map(|ns| (ns as f64 / 1e6).round() / 1e3),
+        rows: found.as_ref().map(rows),
+    })
+}
+
+fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
     let names = suspect.entries.iter().take(MOST_FRAMES);
-    list(
-        &mut out,
-        names.map(|&e| quote(&printable(context.nodes.name(e)))),
-    );
-    let more = suspect.entries.len().saturating_sub(MOST_FRAMES);
-    let _ = write!(out, ",\"more\":{more}}}");
-    out
+    Row {
+        score: whole(suspect.score),
+        bytes: whole(suspect.bytes),
+        error: whole(suspect.error),
+        objects: whole(suspect.objects),
+        samples: suspect.samples,
+        plain: whole(suspect.plain),
+        kept: (suspect.kept * 1e4).round() / 1e4,
+        age: suspect.age.map(whole),
+        lifetime: suspect.lifetime.map(whole),
+        growth: suspect.growth.as_ref().map(|growth| GrowthRow {
+            rate: whole(growth.rate),
+            error: whole(growth.error),
+            verdict: growth.verdict.word(),
+        }),
+        stack: names.map(|&e| printable(context.nodes.name(e))).collect(),
+        more: suspect.entries.len().saturating_sub(MOST_FRAMES),
+    }
 }
 
 /// A number of JSON, which knows neither infinity nor NaN.

@@ -5,11 +5,12 @@ use std::path::Path;
 
 use super::tab::{Data, PageContext, Tab};
 use super::weights::Weights;
+use crate::json;
 use crate::nodes::{Granularity, Nodes};
-use crate::report::flame::data::{list, quote};
 use crate::report::flame::tree::Weight;
 use crate::sources;
 use heap_format::printable::printable;
+use serde::Serialize;
 
 /// The tab of source lines.
 pub const TAB: Tab = Tab {
@@ -26,14 +27,13 @@ const MOST_FUNCTIONS: usize = 60;
 const MOST_LINES: u32 = 600;
 /// Lines shown before and after those with values.
 const MARGIN: u32 = 5;
-/// Longer lines are cut.
+/// Longer lines are truncated.
 const LONGEST: usize = 400;
 
 /// The entries of a function, by line.
 type Lines = BTreeMap<u32, u32>;
 
-/// The functions with source, largest first: `name`, `file`, `first`, `text`
-/// (lines) and `weights`, `[line, flat, cum, …]` for each column.
+/// The functions with source, largest first.
 fn all(page: &PageContext) -> String {
     let PageContext {
         context,
@@ -60,15 +60,13 @@ fn all(page: &PageContext) -> String {
             .or_insert_with(|| sources::read(file, &context.options.source_directories).ok());
         if let Some(text) = text {
             let rows = rows(&weights, &lines, columns.len(), compared);
-            shown.push(function(name, file, &lines, text, &rows));
+            shown.push(function(name, file, &lines, text, rows));
         }
         if shown.len() == MOST_FUNCTIONS {
             break;
         }
     }
-    let mut out = String::new();
-    list(&mut out, shown);
-    out
+    json::embedded(&shown)
 }
 
 /// The functions by what their lines hold themselves and in all, largest first.
@@ -106,27 +104,33 @@ fn rank<'a>(
 
 /// For each column a list of `[line, flat, cum]`, with the base's flat and cum
 /// behind them in a comparison.
-fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> String {
-    let column = |c: usize| {
-        let mut out = String::new();
-        let rows = lines.iter().map(|(line, &entry)| {
-            let (flat, cum) = (weights.flat(entry, c), weights.cum(entry, c));
-            if compared {
-                let (f, m) = (flat.minus, cum.minus);
-                format!("[{line},{},{},{f},{m}]", flat.plus, cum.plus)
-            } else {
-                format!("[{line},{},{}]", flat.net(), cum.net())
-            }
-        });
-        list(&mut out, rows);
-        out
+type Rows = Vec<Vec<Vec<i128>>>;
+
+fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> Rows {
+    let row = |line: u32, flat: Weight, cum: Weight| match compared {
+        true => vec![line.into(), flat.plus, cum.plus, flat.minus, cum.minus],
+        false => vec![line.into(), flat.net(), cum.net()],
     };
-    let mut out = String::new();
-    list(&mut out, (0..columns).map(column));
-    out
+    let column = |c: usize| {
+        let rows = lines.iter();
+        rows.map(|(&line, &e)| row(line, weights.flat(e, c), weights.cum(e, c)))
+            .collect()
+    };
+    (0..columns).map(column).collect()
 }
 
-fn function(name: &str, file: &str, lines: &Lines, text: &str, rows: &str) -> String {
+/// A function with its lines.
+#[derive(Serialize)]
+struct Function {
+    name: String,
+    file: String,
+    /// Number of the first line.
+    first: u32,
+    text: Vec<String>,
+    weights: Rows,
+}
+
+fn function(name: &str, file: &str, lines: &Lines, text: &str, weights: Rows) -> Function {
     let known = || lines.keys().copied();
     let first = known().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
     let last = known().max().unwrap_or(1).saturating_add(MARGIN);
@@ -134,14 +138,14 @@ fn function(name: &str, file: &str, lines: &Lines, text: &str, rows: &str) -> St
     let shown = text.lines().skip(first as usize - 1).take(count);
     let line = |line: &str| {
         let line = line.replace('\t', "    ");
-        let cut: String = line.trim_end().chars().take(LONGEST).collect();
-        quote(&printable(&cut))
+        let start: String = line.trim_end().chars().take(LONGEST).collect();
+        printable(&start).into_owned()
     };
-    let mut out = format!(
-        "\n{{\"name\":{},\"file\":{},\"first\":{first},\"text\":",
-        quote(&printable(name)),
-        quote(&printable(file))
-    );
-    list(&mut out, shown.map(line));
-    out + ",\"weights\":" + rows + "}"
+    Function {
+        name: printable(name).into_owned(),
+        file: printable(file).into_owned(),
+        first,
+        text: shown.map(line).collect(),
+        weights,
+    }
 }

@@ -1,0 +1,58 @@
+//! Text in XML and HTML: character data and attribute values that show a text and nothing else.
+
+use std::fmt;
+
+use crate::text;
+
+/// One line of text. What no viewer shows, an end of a line too, becomes U+FFFD.
+pub fn escape(text: &str) -> Escaped<'_> {
+    Escaped { text, lines: false }
+}
+
+/// Text of several lines, of which the ends are kept.
+pub fn escape_lines(text: &str) -> Escaped<'_> {
+    Escaped { text, lines: true }
+}
+
+/// A text that escapes itself when it is displayed.
+pub struct Escaped<'a> {
+    text: &'a str,
+    lines: bool,
+}
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Runs without any special character are written at once.
+        let mut from = 0;
+        for (at, c) in self.text.char_indices() {
+            let shown = match c {
+                '&' => "&amp;",
+                '<' => "&lt;",
+                '>' => "&gt;",
+                '"' => "&quot;",
+                '\'' => "&#39;",
+                '\n' if self.lines => continue,
+                c if text::is_shown(c) => continue,
+                _ => "\u{fffd}",
+            };
+            out.write_str(&self.text[from..at])?;
+            out.write_str(shown)?;
+            from = at + c.len_utf8();
+        }
+        out.write_str(&self.text[from..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markup_and_hidden_characters_do_not_survive() {
+        let text = "<a href=\"'\">&\n\u{202e}";
+        let line = "&lt;a href=&quot;&#39;&quot;&gt;&amp;\u{fffd}\u{fffd}";
+        assert_eq!(escape(text).to_string(), line);
+        let lines = "&lt;a href=&quot;&#39;&quot;&gt;&amp;\n\u{fffd}";
+        assert_eq!(escape_lines(text).to_string(), lines);
+    }
+}
