@@ -14,13 +14,13 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 
-pub use found::{Agent, Found, Life, Refusals, Refused};
+pub use found::{Agent, Found, Life, Refusals, Refused, Unconfirmed};
 use spaces::{Process, Spaces};
 
 use shm_protocol::snapshot::Invalid;
 
 use crate::process;
-use crate::segment::{Entry, Folder, Head, Kind, Refusal, Segment, default_folder};
+use crate::segment::{Entry, Folder, Head, Kind, Refusal, Segment, default_folder, is_young};
 use crate::text;
 
 /// Directories inside the shared one that `run` makes begin like this.
@@ -216,7 +216,7 @@ impl Discovery {
             namespace: 0,
             life: Life::Dead,
             other_boot: false,
-            fate: None,
+            end: None,
             name: Vec::new(),
             comm: Vec::new(),
             uid: kind.owner,
@@ -252,7 +252,7 @@ impl Discovery {
             namespace: header.pid_namespace(),
             life: Life::Dead,
             other_boot,
-            fate: None,
+            end: None,
             name: process::display_name(comm, exe, &[comm.to_vec()]),
             comm: comm.to_vec(),
             uid: segment.owner,
@@ -314,11 +314,6 @@ fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> 
     found.cpu_ticks = stat.cpu_ticks;
     found.comm = stat.comm;
     Ok(())
-}
-
-/// Whether a segment is so young that its agent may not have filled it in yet.
-pub fn is_young(modified_unix_ns: u64) -> bool {
-    shm_protocol::clock::unix_ns().abs_diff(modified_unix_ns) < 2_000_000_000
 }
 
 /// Of several images of one process only the last can be running, or have died. Which that

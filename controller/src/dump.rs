@@ -16,9 +16,23 @@ use crate::ended::Ended;
 use crate::output::Output;
 use crate::parallel_writer;
 use crate::process;
-use crate::segment::Head;
-use crate::snapshot::Snapshot;
+use crate::segment::{Head, Refusal};
+use crate::snapshot::{Gone, Snapshot};
 use crate::text;
+
+/// Why there is no dump.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The segment cannot be read.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The session's data are not there.
+    #[error(transparent)]
+    Gone(#[from] Gone),
+    /// The file cannot be written, or another system call failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
 
 /// A dump that was written.
 #[derive(Clone, Debug)]
@@ -71,9 +85,9 @@ pub fn end_of(session: &Session, header: &Header<'_>) -> (u64, u64) {
 }
 
 /// Copies the table of an agent's session.
-pub fn snapshot(agent: &Agent, session: &Session, header: &Header<'_>) -> io::Result<Snapshot> {
+pub fn snapshot(agent: &Agent, session: &Session, header: &Header<'_>) -> Result<Snapshot, Gone> {
     let end = end_of(session, header);
-    Snapshot::read(&agent.segment, session, end).map_err(io::Error::other)
+    Snapshot::read(&agent.segment, session, end)
 }
 
 /// Writes what a process left. When it died is not known exactly: within a second of its
@@ -83,19 +97,16 @@ pub fn write_dead(
     agent: &Agent,
     session: &Session,
     cause: (&str, Ended),
-) -> io::Result<Written> {
+) -> Result<Written, Error> {
     let mut head = Head::new();
-    let header = agent
-        .segment
-        .full_head(&mut head)
-        .map_err(io::Error::other)?;
+    let header = agent.segment.full_head(&mut head)?;
     let same_boot = process::boot_id().is_some_and(|(id, _)| header.boot_id() == id);
     let end = match same_boot {
         true => last_sign_of_life(end_of(session, &header), session, &header),
         // The clock of another boot says nothing today.
         false => (session.start_ns, session.start_unix_ns),
     };
-    let snapshot = Snapshot::read(&agent.segment, session, end).map_err(io::Error::other)?;
+    let snapshot = Snapshot::read(&agent.segment, session, end)?;
     write_snapshot(output, agent, &header, &snapshot, cause)
 }
 
@@ -121,12 +132,9 @@ pub fn write(
     agent: &Agent,
     session: &Session,
     (trigger, ended): (&str, Ended),
-) -> io::Result<Written> {
+) -> Result<Written, Error> {
     let mut head = Head::new();
-    let header = agent
-        .segment
-        .full_head(&mut head)
-        .map_err(io::Error::other)?;
+    let header = agent.segment.full_head(&mut head)?;
     let snapshot = snapshot(agent, session, &header)?;
     write_snapshot(output, agent, &header, &snapshot, (trigger, ended))
 }
@@ -138,7 +146,7 @@ pub fn write_snapshot(
     header: &Header<'_>,
     snapshot: &Snapshot,
     (trigger, ended): (&str, Ended),
-) -> io::Result<Written> {
+) -> Result<Written, Error> {
     let mut story = match ended {
         Ended::Not | Ended::InOrder => Story::of_live(agent.pid, &agent.name),
         _ => Story {

@@ -21,6 +21,7 @@ mod launch;
 mod output;
 mod parallel_writer;
 mod process;
+mod process_end;
 mod resolved_tree;
 mod segment;
 mod select;

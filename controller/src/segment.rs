@@ -256,7 +256,7 @@ impl Kind {
 
     /// Whether its agent may not have filled it in yet.
     pub fn is_young(&self) -> bool {
-        crate::discovery::is_young(self.modified_unix_ns)
+        is_young(self.modified_unix_ns)
     }
 
     /// Whether it may be what an agent leaves that is killed while it makes its segment: a
@@ -267,6 +267,11 @@ impl Kind {
             && (us.is_root() || us.as_raw() == self.owner)
             && self.bytes < CONTROL_BYTES as u64
     }
+}
+
+/// Whether a segment is so young that its agent may not have filled it in yet.
+pub fn is_young(modified_unix_ns: u64) -> bool {
+    shm_protocol::clock::unix_ns().abs_diff(modified_unix_ns) < 2_000_000_000
 }
 
 fn is_regular(stat: &FileStat) -> bool {

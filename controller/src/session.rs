@@ -17,7 +17,7 @@ use crate::launch::{FORWARDED, Launched};
 use crate::output::Output;
 use crate::segment::Entry;
 use crate::select::Selection;
-use crate::target::{End, Look, RENEWAL};
+use crate::target::{Deadline, Look, RENEWAL};
 use crate::triggers::Triggers;
 use crate::waiting::{Received, Signals};
 
@@ -296,7 +296,7 @@ impl Run {
     }
 
     fn prolong(&mut self) {
-        let deadline = End::deadline_ns(None);
+        let deadline = Deadline::ns_after(None);
         for member in &mut self.members {
             if let Err(reason) = member.target.publish(deadline) {
                 let warning = format!("{}: {reason}", member.title());

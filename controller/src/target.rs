@@ -1,5 +1,8 @@
 //! One process in a session: taking it, starting it, watching it.
 
+mod deadline;
+mod error;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -15,62 +18,20 @@ use shm_protocol::snapshot::{Header, Totals};
 use crate::claims::Claims;
 use crate::clock::now_ns;
 use crate::discovery::{Agent, Life};
-use crate::ended::Fate;
 use crate::governor::{self, Governor, Reading, Step};
 use crate::process::{self, Stat};
+use crate::process_end::ProcessEnd;
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
+pub use deadline::{Deadline, RENEWAL};
+pub use error::{Error, NoRoom};
 
 /// Part of the address space that a process has left which sampled objects may reserve.
 const RANGE_SHARE: u64 = 16;
 /// Parts of a table that have memory behind them at first, of [`RESERVE_STEPS`].
 const FIRST_STEPS: u8 = 4;
-/// How long a session without an end outlives its controller.
-pub const ROLLING: Duration = Duration::from_secs(60);
 /// How long a process may take from its last destructor to its end.
 const LAST_MOMENTS: Duration = Duration::from_millis(500);
-/// How often such a session is prolonged.
-pub const RENEWAL: Duration = Duration::from_secs(20);
-
-/// When a session ends. A rolling end is kept odd, a fixed one even, so that others can
-/// tell "42 s left" from "until it is stopped".
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// Never: the agent started it by itself.
-    Never,
-    /// At this time of the segment's clock.
-    At(u64),
-    /// When its controller is told to, or has been dead until this time.
-    Rolling(u64),
-}
-
-impl End {
-    /// Reads a deadline.
-    pub fn of(deadline_ns: u64) -> Self {
-        match deadline_ns {
-            0 => Self::Never,
-            ns if ns % 2 == 1 => Self::Rolling(ns),
-            ns => Self::At(ns),
-        }
-    }
-
-    /// The deadline of a session that starts or is prolonged now.
-    pub fn deadline_ns(length: Option<Duration>) -> u64 {
-        let ns = |d: Duration| now_ns().saturating_add(d.as_nanos().min(u64::MAX.into()) as u64);
-        length.map_or_else(|| ns(ROLLING) | 1, |length| (ns(length) & !1).max(2))
-    }
-
-    /// For people.
-    pub fn left(self) -> String {
-        match self {
-            Self::Never | Self::Rolling(_) => "until it is stopped".to_owned(),
-            Self::At(ns) => {
-                let left = Duration::from_nanos(ns.saturating_sub(now_ns()));
-                format!("{} left", text::duration(left))
-            }
-        }
-    }
-}
 
 /// Whether a session counts at this moment.
 pub fn is_running(header: &Header<'_>) -> bool {
@@ -125,15 +86,11 @@ pub struct Target {
 
 impl Target {
     /// Takes a process for a session: it has the segment mapped, and no other controller
-    /// is at it.
-    pub fn take(agent: Agent) -> Result<Self, String> {
+    /// samples it.
+    pub fn take(agent: Agent) -> Result<Self, Error> {
         agent.confirm()?;
         let pidfd = process::pidfd(agent.pid);
-        if !agent
-            .segment
-            .lock()
-            .map_err(|e| format!("its segment cannot be locked: {e}"))?
-        {
+        if !agent.segment.lock().map_err(Error::Lock)? {
             return Err(conflict(&agent));
         }
         let session = Session {
@@ -145,12 +102,46 @@ impl Target {
             controller_pid: u64::from(std::process::id()),
             range_limit: 0,
         };
-        let totals = Totals::default();
         let segment_bytes = segment_bytes(&agent)?;
-        let target = Self {
+        let target = Self::new(agent, session, pidfd, segment_bytes);
+        match target.is_alive() {
+            true => Ok(target),
+            false => Err(Error::Ended),
+        }
+    }
+
+    /// Takes over the session that an agent started by itself, or that is left of one. None
+    /// while there is no session.
+    pub fn adopt(agent: Agent) -> Result<Option<Self>, Error> {
+        let mut head = Head::new();
+        let header = agent.segment.head(&mut head)?;
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let Some(session) = header.session() else {
+            return Ok(None);
+        };
+        let bank = agent.segment.bank(session.number, &mut buffer)?;
+        if bank.session() != session.number {
+            return Ok(None);
+        }
+        if !agent.segment.lock().map_err(Refusal::Io)? {
+            return Err(conflict(&agent));
+        }
+        let pidfd = (agent.life == Life::Running)
+            .then(|| process::pidfd(agent.pid))
+            .flatten();
+        let segment_bytes = agent.segment.view().bytes();
+        Ok(Some(Self {
+            totals: bank.totals(),
+            steps: bank.reserved_steps(),
+            ..Self::new(agent, session, pidfd, segment_bytes)
+        }))
+    }
+
+    fn new(agent: Agent, session: Session, pidfd: Option<OwnedFd>, segment_bytes: usize) -> Self {
+        Self {
             agent,
             session,
-            totals,
+            totals: Totals::default(),
             growing: false,
             max_overhead: None,
             governor: None,
@@ -160,53 +151,7 @@ impl Target {
             steps: 0,
             full: false,
             segment_bytes,
-        };
-        match target.is_alive() {
-            true => Ok(target),
-            false => Err("it ended just now".to_owned()),
         }
-    }
-
-    /// Takes over the session that an agent started by itself, or that is left of one. None
-    /// while there is no session.
-    pub fn adopt(agent: Agent) -> Result<Option<Self>, String> {
-        let fail = |what: String| format!("{}: {what}", agent.title());
-        let mut head = Head::new();
-        let header = agent
-            .segment
-            .head(&mut head)
-            .map_err(|e| fail(e.to_string()))?;
-        let mut buffer = [0; BANK_HEADER_BYTES];
-        let Some(session) = header.session() else {
-            return Ok(None);
-        };
-        let bank = agent.segment.bank(session.number, &mut buffer);
-        let bank = bank.map_err(|e| fail(e.to_string()))?;
-        if bank.session() != session.number {
-            return Ok(None);
-        }
-        if !agent.segment.lock().map_err(|e| fail(e.to_string()))? {
-            return Err(fail(conflict(&agent)));
-        }
-        let (totals, steps) = (bank.totals(), bank.reserved_steps());
-        let pidfd = (agent.life == Life::Running)
-            .then(|| process::pidfd(agent.pid))
-            .flatten();
-        let segment_bytes = agent.segment.view().bytes();
-        Ok(Some(Self {
-            agent,
-            session,
-            totals,
-            growing: false,
-            max_overhead: None,
-            governor: None,
-            warned_helpless: false,
-            warnings: Vec::new(),
-            pidfd,
-            steps,
-            full: false,
-            segment_bytes,
-        }))
     }
 
     /// Limits the share of the process's CPU time that sampling takes, from the next look
@@ -258,19 +203,12 @@ impl Target {
     }
 
     /// Empties a bank for the next session.
-    pub fn prepare(&mut self, interval: u64) -> Result<(), String> {
+    pub fn prepare(&mut self, interval: u64) -> Result<(), Error> {
+        let segment = &self.agent.segment;
         let mut head = Head::new();
-        let header = self
-            .agent
-            .segment
-            .head(&mut head)
-            .map_err(|e| e.to_string())?;
+        let header = segment.head(&mut head)?;
         let last = header.session().map_or(0, |s| s.number);
-        check_willing(
-            &header,
-            self.agent.pid,
-            self.agent.segment.view().has_tables(),
-        )?;
+        check_willing(&header, self.agent.pid, segment.view().has_tables())?;
         self.session.range_limit = process::address_space_left(self.agent.pid).map_or(0, |left| {
             // 0 would be no limit.
             (left / RANGE_SHARE).max(1)
@@ -278,29 +216,26 @@ impl Target {
         self.session.number = last.checked_add(1).unwrap_or(1);
         self.session.interval = interval;
         self.steps = FIRST_STEPS;
-        let segment = &self.agent.segment;
-        let prepared = segment.grow(self.segment_bytes as u64).and_then(|()| {
-            segment
-                .view()
-                .prepare_bank(self.session.number, FIRST_STEPS)
-        });
-        prepared.map_err(|e| self.no_room(&e))
+        let grown = segment.grow(self.segment_bytes as u64);
+        let number = self.session.number;
+        let prepared = grown.and_then(|()| segment.view().prepare_bank(number, FIRST_STEPS));
+        prepared.map_err(|error| match error.0 {
+            libc::ENOSPC => self.no_room().into(),
+            _ => Error::Prepare(io_error(error)),
+        })
     }
 
-    fn no_room(&self, error: &shm_protocol::segment::Errno) -> String {
-        if error.0 != libc::ENOSPC {
-            return format!("its segment cannot be prepared: {}", io_error(*error));
-        }
+    fn no_room(&self) -> NoRoom {
         let folder = &self.agent.segment.folder;
-        no_room(
-            &text::path(&folder.path),
-            self.first_bytes(),
-            folder.free_bytes().ok(),
-        )
+        NoRoom {
+            directory: folder.path.clone(),
+            needs: self.first_bytes(),
+            free: folder.free_bytes().ok(),
+        }
     }
 
     /// Starts the session, or prolongs it.
-    pub fn publish(&mut self, deadline_ns: u64) -> Result<(), String> {
+    pub fn publish(&mut self, deadline_ns: u64) -> Result<(), Error> {
         if self.session.start_ns == 0 {
             self.session.start_ns = now_ns();
             self.session.start_unix_ns = unix_ns();
@@ -309,13 +244,13 @@ impl Target {
         let published = self.agent.segment.view().publish(&self.session);
         published
             .map(|_| ())
-            .map_err(|e| format!("its segment cannot be written: {}", io_error(e)))
+            .map_err(|e| Error::Publish(io_error(e)))
     }
 
     /// Turns the session off.
-    pub fn stop(&self) -> Result<(), String> {
+    pub fn stop(&self) -> Result<(), Error> {
         let stopped = self.agent.segment.view().stop();
-        stopped.map_err(|e| format!("its session cannot be stopped: {}", io_error(e)))
+        stopped.map_err(|e| Error::Stop(io_error(e)))
     }
 
     /// Looks how far it is, and gives the table more room where it fills up.
@@ -441,8 +376,8 @@ impl Target {
         if !self.is_alive() {
             self.agent.life = Life::Dead;
             let start = self.agent.segment.name.start_time;
-            let fate = Fate::of(self.agent.pid, start, self.pidfd());
-            self.agent.fate = self.agent.fate.or(fate);
+            let end = ProcessEnd::of(self.agent.pid, start, self.pidfd());
+            self.agent.end = self.agent.end.or(end);
         } else if process::maps(self.agent.pid).is_some() && self.agent.confirm().is_err() {
             self.agent.life = Life::Replaced;
         }
@@ -450,92 +385,36 @@ impl Target {
 }
 
 /// Size of an agent's segment with tables, by its own word.
-fn segment_bytes(agent: &Agent) -> Result<usize, String> {
+fn segment_bytes(agent: &Agent) -> Result<usize, Refusal> {
     let mut head = Head::new();
-    let header = agent.segment.head(&mut head).map_err(|e| e.to_string())?;
-    let bytes = usize::try_from(header.segment_bytes()).unwrap_or(usize::MAX);
-    match (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) {
-        true => Ok(bytes),
-        false => Err(Refusal::Size(bytes as u64).to_string()),
+    let bytes = agent.segment.head(&mut head)?.segment_bytes();
+    match usize::try_from(bytes) {
+        Ok(bytes) if (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) => Ok(bytes),
+        _ => Err(Refusal::Size(bytes)),
     }
 }
 
 /// Whether a session would do its process no harm, as far as that can be seen from here.
-fn check_willing(header: &Header<'_>, pid: i32, has_tables: bool) -> Result<(), String> {
+fn check_willing(header: &Header<'_>, pid: i32, has_tables: bool) -> Result<(), Error> {
     match header.refuses() {
-        (REFUSES_SANITIZER, _) => {
-            return Err(
-                "it runs under a sanitizer (AddressSanitizer, LeakSanitizer, ThreadSanitizer, \
-                 MemorySanitizer), whose allocator the agent leaves in charge: profile a build \
-                 without it"
-                    .to_owned(),
-            );
-        }
-        (REFUSES_SECCOMP, _) => return Err(SANDBOXED.to_owned()),
-        _ => {}
-    }
-    // A filter that came in a way that the agent does not see.
-    match process::seccomp(pid) > header.seccomp() && !has_tables {
-        true => Err(SANDBOXED.to_owned()),
-        false => Ok(()),
+        (REFUSES_SANITIZER, _) => Err(Error::Sanitizer),
+        (REFUSES_SECCOMP, _) => Err(Error::Sandboxed),
+        // A filter that came in a way that the agent does not see.
+        _ if process::seccomp(pid) > header.seccomp() && !has_tables => Err(Error::Sandboxed),
+        _ => Ok(()),
     }
 }
 
-/// The message for a process that has put itself under a filter.
-const SANDBOXED: &str = "it has put itself under a seccomp filter since it started, and the \
-    agent makes no system call that the filter may not expect: start it with \
-    MEM_PROFILER_START=1, which maps the tables beforehand";
-
-/// The message for a folder without room.
-pub fn no_room(folder: &str, needs: u64, free: Option<u64>) -> String {
-    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-    let free = free.map_or("unknown".to_owned(), mib);
-    format!(
-        "no room in {folder}: the session needs {}, {free} are free; make room there, or move the \
-         segments with MEM_PROFILER_DIR (for the program and for mem_profiler)",
-        mib(needs)
-    )
-}
-
-/// Who else has the segment.
-fn conflict(agent: &Agent) -> String {
+/// The error of a segment that another controller holds.
+fn conflict(agent: &Agent) -> Error {
     let mut head = Head::new();
-    let running = agent
-        .segment
-        .head(&mut head)
-        .ok()
-        .filter(is_running)
-        .and_then(|h| h.session());
+    let header = agent.segment.head(&mut head).ok();
+    let running = header.filter(is_running).and_then(|h| h.session());
     match running {
-        Some(session) => {
-            let left = End::of(session.deadline_ns).left();
-            format!(
-                "a session of mem_profiler {} is running, {left}",
-                session.controller_pid
-            )
-        }
-        None => "another mem_profiler is just starting or ending a session".to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rolling_and_fixed_ends_are_told_apart() {
-        let fixed = End::deadline_ns(Some(Duration::from_secs(90)));
-        let End::At(ns) = End::of(fixed) else {
-            panic!("{fixed}")
-        };
-        assert!(ns.abs_diff(now_ns()) <= 90_000_000_000);
-        assert!(matches!(End::of(End::deadline_ns(None)), End::Rolling(_)));
-        assert_eq!(End::of(0), End::Never);
-        assert!(End::of(fixed).left().ends_with(" left"));
-        assert_eq!(End::Rolling(7).left(), "until it is stopped");
-        assert!(matches!(
-            End::of(End::deadline_ns(Some(Duration::MAX))),
-            End::At(_)
-        ));
+        Some(session) => Error::Busy {
+            controller: session.controller_pid,
+            left: Deadline::of(session.deadline_ns).left(),
+        },
+        None => Error::Locked,
     }
 }

@@ -88,9 +88,9 @@ fn one(
     session: &Session,
     running: bool,
     then: Then,
-) -> std::io::Result<Written> {
+) -> anyhow::Result<Written> {
     if then == Then::Stop && running {
-        agent.confirm().map_err(std::io::Error::other)?;
+        agent.confirm()?;
         agent.segment.view().stop().map_err(io_error)?;
     }
     let (trigger, ended) = match (then, running) {

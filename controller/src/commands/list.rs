@@ -12,7 +12,7 @@ use crate::discovery::{Agent, Discovery, Life, Refused};
 use crate::process;
 use crate::segment::{Head, Refusal};
 use crate::select::Selection;
-use crate::target::{End, is_running, uncollected};
+use crate::target::{Deadline, is_running, uncollected};
 use crate::terminal::{json, result, warning};
 use crate::text;
 use crate::triggers::rss_bytes;
@@ -74,7 +74,7 @@ fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
     let live = agent.life == Life::Running;
     let running = live && is_running(&header);
     let session = header.session().filter(|_| running);
-    let end = session.map(|s| End::of(s.deadline_ns));
+    let end = session.map(|s| Deadline::of(s.deadline_ns));
     let (samples, sampled_live) = sampled(agent, &header);
     let heap = Live::of(&header, live, sampled_live);
     Some(Row {
@@ -87,10 +87,10 @@ fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         state: state(agent, &header, running),
         interval: session.map(|s| s.interval),
         seconds_left: match end {
-            Some(End::At(ns)) => Some(ns.saturating_sub(crate::clock::now_ns()) as f64 / 1e9),
+            Some(Deadline::At(ns)) => Some(ns.saturating_sub(crate::clock::now_ns()) as f64 / 1e9),
             _ => None,
         },
-        open_end: matches!(end, Some(End::Rolling(_) | End::Never)),
+        open_end: matches!(end, Some(Deadline::Rolling(_) | Deadline::Never)),
         samples,
         live_bytes: heap.as_ref().map(|heap| heap.bytes),
         live_source: heap.as_ref().map(|heap| heap.source),

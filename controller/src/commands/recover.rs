@@ -52,23 +52,23 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     Ok(super::conclude(&outcome))
 }
 
-fn one(output: &Output, found: Found, claims: &mut Claims) -> std::io::Result<Option<Written>> {
+fn one(output: &Output, found: Found, claims: &mut Claims) -> anyhow::Result<Option<Written>> {
     let claim = claims.check(&found);
     let agent = &match found.open() {
         Ok(agent) => agent,
         Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(refusal) => return Err(std::io::Error::other(refusal)),
+        Err(refusal) => return Err(refusal.into()),
     };
     let segment = &agent.segment;
     let mut head = Head::new();
-    let header = segment.head(&mut head).map_err(std::io::Error::other)?;
+    let header = segment.head(&mut head)?;
     let Some(session) = uncollected(agent, &header) else {
         return Ok(None);
     };
     // Only what holds a profile is worth a word.
     if let Err(doubt) = claim {
         let path = text::path(agent.path());
-        return Err(std::io::Error::other(format!("{path} is kept: {doubt}")));
+        anyhow::bail!("{path} is kept: {doubt}");
     }
     if !segment.lock()? {
         // Its controller is about to write it.

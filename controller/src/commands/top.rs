@@ -1,7 +1,7 @@
 //! `top`: a session as a live table. Uses the session that runs; starts one, for as long as
 //! it is looked at, where none does.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::ended::Ended;
 use crate::output::Output;
 use crate::segment::Head;
 use crate::select::Selection;
-use crate::target::{End, RENEWAL, Target, is_running};
+use crate::target::{Deadline, RENEWAL, Target, is_running};
 use crate::terminal::{self, diagnostic, result, warning};
 use crate::text;
 use crate::top::model::Model;
@@ -63,7 +63,7 @@ struct Top {
 pub fn execute(mut args: TopArgs) -> anyhow::Result<ExitCode> {
     let selection = Selection::from(std::mem::take(&mut args.select));
     let agent = only_one(&selection)?;
-    let interactive = !args.once && !args.json && std::io::stdout().is_terminal();
+    let interactive = !args.once && !args.json && io::stdout().is_terminal();
     let signals = Signals::block(&[])?;
     let source = look_at(agent, &args.interval)?;
     let agent = source.agent();
@@ -128,7 +128,7 @@ fn look_at(agent: Agent, interval: &IntervalArgs) -> anyhow::Result<Source> {
     let mut target = target.limited(interval.max_overhead);
     let started = target
         .prepare(interval.first())
-        .and_then(|()| target.publish(End::deadline_ns(None)));
+        .and_then(|()| target.publish(Deadline::ns_after(None)));
     started.map_err(|e| anyhow::anyhow!("{title}: {e}"))?;
     Ok(Source::Own(Box::new(target)))
 }
@@ -142,9 +142,7 @@ impl Top {
             looked?;
             if Instant::now() >= self.renewal {
                 self.renewal = Instant::now() + RENEWAL;
-                target
-                    .publish(End::deadline_ns(None))
-                    .map_err(anyhow::Error::msg)?;
+                target.publish(Deadline::ns_after(None))?;
             }
         }
         let agent = self.source.agent();
@@ -153,7 +151,7 @@ impl Top {
         let session = header.session().context("there is no session")?;
         let running = is_running(&header);
         let left = if running {
-            End::of(session.deadline_ns).left()
+            Deadline::of(session.deadline_ns).left()
         } else {
             "ended".to_owned()
         };
@@ -221,7 +219,7 @@ impl Top {
         signals: &Signals,
         terminal: &mut ratatui::DefaultTerminal,
     ) -> anyhow::Result<()> {
-        let stdin = std::io::stdin();
+        let stdin = io::stdin();
         let mut next = Instant::now();
         loop {
             if Instant::now() >= next {
@@ -304,15 +302,14 @@ impl Top {
     fn write(&self) -> String {
         let agent = self.source.agent();
         let mut head = Head::new();
-        let written = Output::open(&self.args.output.output).and_then(|output| {
-            let header = agent
-                .segment
-                .head(&mut head)
-                .map_err(std::io::Error::other)?;
-            let session = header.session().ok_or(std::io::ErrorKind::NotFound)?;
+        let mut write = || {
+            let output = Output::open(&self.args.output.output)?;
+            let header = agent.segment.head(&mut head)?;
+            let session = header.session();
+            let session = session.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
             dump::write(&output, agent, &session, ("on demand", Ended::Not))
-        });
-        match written {
+        };
+        match write() {
             Ok(written) => {
                 written.warning.iter().for_each(|line| warning(line));
                 format!("wrote {}", written.line())

@@ -5,8 +5,8 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use crate::ended::Fate;
 use crate::process;
+use crate::process_end::ProcessEnd;
 use crate::segment::{Entry, Folder, Refusal, Segment};
 use crate::text;
 
@@ -34,7 +34,7 @@ pub struct Found {
     /// It ran before the machine was last started.
     pub other_boot: bool,
     /// How it ended, where somebody saw it.
-    pub fate: Option<Fate>,
+    pub end: Option<ProcessEnd>,
     /// Short name; bytes that it chose.
     pub name: Vec<u8>,
     /// Name of the main thread; bytes that it chose.
@@ -118,10 +118,8 @@ impl Found {
 
 impl Agent {
     /// Makes sure that the process has this segment mapped, now.
-    pub fn confirm(&self) -> Result<(), String> {
-        let Some(maps) = process::maps(self.pid) else {
-            return Err("its memory map cannot be read (it ended, or needs root)".to_owned());
-        };
+    pub fn confirm(&self) -> Result<(), Unconfirmed> {
+        let maps = process::maps(self.pid).ok_or(Unconfirmed::Unreadable)?;
         let name = self.segment.name.to_string();
         let is_mapped = |device| {
             process::maps_file(&maps, device, self.segment.inode, name.as_bytes()).then_some(())
@@ -132,13 +130,19 @@ impl Agent {
             let shown = || process::shown_device(self.segment.file());
             seems.then(shown).flatten().and_then(is_mapped)
         });
-        mapped.ok_or_else(|| {
-            format!(
-                "it does not map {}: another program left it",
-                text::path(self.segment.path())
-            )
-        })
+        mapped.ok_or_else(|| Unconfirmed::NotMapped(self.segment.path()))
     }
+}
+
+/// Why a process is not taken to have a segment mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum Unconfirmed {
+    /// Nobody may read what it maps.
+    #[error("its memory map cannot be read (it ended, or needs root)")]
+    Unreadable,
+    /// It does not map this file.
+    #[error("it does not map {}: another program left it", text::path(.0))]
+    NotMapped(PathBuf),
 }
 
 /// A segment that is not used, and why.

@@ -6,9 +6,11 @@ use std::time::Instant;
 use super::{Run, SETTLE};
 use crate::discovery::Life;
 use crate::dump::{self, Written};
-use crate::ended::{Ended, Fate};
+use crate::ended::Ended;
+use crate::process_end::ProcessEnd;
 use crate::segment::{Head, io_error};
 use crate::session::member::Member;
+use crate::snapshot::Gone;
 use crate::target::{Target, uncollected};
 use crate::text;
 use shm_protocol::layout::BANK_HEADER_BYTES;
@@ -60,7 +62,7 @@ impl Run {
         let mut head = Head::new();
         let header = target.agent.segment.head(&mut head);
         let snapshot = header
-            .map_err(std::io::Error::other)
+            .map_err(Gone::from)
             .and_then(|header| dump::snapshot(&target.agent, &target.session, &header));
         match snapshot {
             Ok(snapshot) => watcher.keep_peak(snapshot, start.elapsed()),
@@ -89,7 +91,7 @@ impl Run {
     /// Writes the dump of a member whose session is over.
     pub(super) fn finish(&mut self, mut member: Member) {
         member.target.settle_life();
-        self.note_fate(&mut member.target);
+        self.note_end(&mut member.target);
         if self.child.is_some() && self.is_empty(&member.target) {
             return self.release(&member.target);
         }
@@ -132,14 +134,14 @@ impl Run {
 
     /// The program that we started: its end is ours to know. It may have been found dead
     /// before its signal was read.
-    fn note_fate(&mut self, target: &mut Target) {
+    fn note_end(&mut self, target: &mut Target) {
         let pid = target.agent.pid;
         let Some(child) = self.child.as_mut().filter(|child| child.pid() == pid) else {
             return;
         };
         child.ask();
         if let Some(status) = child.status {
-            target.agent.fate = Some(Fate::of_status(status.into_raw()));
+            target.agent.end = Some(ProcessEnd::of_status(status.into_raw()));
         }
     }
 
@@ -168,7 +170,7 @@ impl Run {
         let written = agent
             .segment
             .full_head(&mut head)
-            .map_err(std::io::Error::other)
+            .map_err(dump::Error::from)
             .and_then(|header| {
                 let ended = match agent.life {
                     Life::Running => Ended::Not,

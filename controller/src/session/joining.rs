@@ -12,7 +12,7 @@ use crate::process::Stat;
 use crate::segment::{Folder, Head, Refusal};
 use crate::select::Selection;
 use crate::session::member::Member;
-use crate::target::{End, Target, no_room, uncollected};
+use crate::target::{Deadline, NoRoom, Target, uncollected};
 use crate::text;
 
 /// Whether a process has ended, by its pid and start time.
@@ -100,8 +100,12 @@ impl Run {
         let Some((folder, needs)) = folders.iter().find(is_short) else {
             return Ok(());
         };
-        let path = text::path(&folder.path);
-        let mut message = no_room(&path, *needs, folder.free_bytes().ok());
+        let no_room = NoRoom {
+            directory: folder.path.clone(),
+            needs: *needs,
+            free: folder.free_bytes().ok(),
+        };
+        let mut message = no_room.to_string();
         if cleaned.kept > 0 {
             message.push_str(&format!(
                 "; {} {}: mem_profiler recover writes out and removes what ended processes left",
@@ -128,7 +132,7 @@ impl Run {
             self.start = Instant::now();
             self.start_ns = Some(now_ns());
         }
-        let deadline = End::deadline_ns(self.time_left());
+        let deadline = Deadline::ns_after(self.time_left());
         for mut target in ready {
             match target.publish(deadline) {
                 Ok(()) => self
@@ -263,7 +267,7 @@ impl Run {
     }
 
     fn take_over(&mut self, agent: Agent) {
-        let entry = agent.entry;
+        let (entry, title) = (agent.entry, agent.title());
         match Target::adopt(agent) {
             Ok(Some(target)) => {
                 self.known.insert(entry);
@@ -273,7 +277,7 @@ impl Run {
             Ok(None) => {}
             Err(reason) => {
                 self.known.insert(entry);
-                self.fail(&reason);
+                self.fail(&format!("{title}: {reason}"));
             }
         }
     }

@@ -1,0 +1,76 @@
+//! When a session ends.
+
+use std::time::Duration;
+
+use crate::clock::now_ns;
+use crate::text;
+
+/// How long a session without an end outlives its controller.
+const ROLLING: Duration = Duration::from_secs(60);
+/// How often such a session is prolonged.
+pub const RENEWAL: Duration = Duration::from_secs(20);
+
+/// When a session ends. A rolling deadline is kept odd, a fixed one even, so that others can
+/// tell "42 s left" from "until it is stopped".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// Never: the agent started the session by itself.
+    Never,
+    /// At this time of the segment's clock.
+    At(u64),
+    /// When its controller is told to, or has been dead until this time.
+    Rolling(u64),
+}
+
+impl Deadline {
+    /// The deadline that a segment holds.
+    pub fn of(deadline_ns: u64) -> Self {
+        match deadline_ns {
+            0 => Self::Never,
+            ns if ns % 2 == 1 => Self::Rolling(ns),
+            ns => Self::At(ns),
+        }
+    }
+
+    /// The deadline, as a segment holds it, of a session that starts or is prolonged now.
+    pub fn ns_after(length: Option<Duration>) -> u64 {
+        let ns = |d: Duration| now_ns().saturating_add(d.as_nanos().min(u64::MAX.into()) as u64);
+        length.map_or_else(|| ns(ROLLING) | 1, |length| (ns(length) & !1).max(2))
+    }
+
+    /// The time left, for people.
+    pub fn left(self) -> String {
+        match self {
+            Self::Never | Self::Rolling(_) => "until it is stopped".to_owned(),
+            Self::At(ns) => {
+                let left = Duration::from_nanos(ns.saturating_sub(now_ns()));
+                format!("{} left", text::duration(left))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rolling_and_fixed_ends_are_told_apart() {
+        let fixed = Deadline::ns_after(Some(Duration::from_secs(90)));
+        let Deadline::At(ns) = Deadline::of(fixed) else {
+            panic!("{fixed}")
+        };
+        assert!(ns.abs_diff(now_ns()) <= 90_000_000_000);
+        assert!(matches!(
+            Deadline::of(Deadline::ns_after(None)),
+            Deadline::Rolling(_)
+        ));
+        assert_eq!(Deadline::of(0), Deadline::Never);
+        assert!(Deadline::of(fixed).left().ends_with(" left"));
+        assert_eq!(Deadline::Rolling(7).left(), "until it is stopped");
+        assert!(matches!(
+            Deadline::of(Deadline::ns_after(Some(Duration::MAX))),
+            Deadline::At(_)
+        ));
+    }
+}

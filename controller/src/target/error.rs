@@ -1,0 +1,89 @@
+//! Why a process is not sampled.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use crate::discovery::Unconfirmed;
+use crate::segment::Refusal;
+use crate::text;
+
+/// Why a process cannot be taken, started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It may not have the segment mapped.
+    #[error(transparent)]
+    Unconfirmed(#[from] Unconfirmed),
+    /// Its segment cannot be read.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Its segment cannot be locked.
+    #[error("its segment cannot be locked: {0}")]
+    Lock(io::Error),
+    /// Another controller samples it.
+    #[error("a session of mem_profiler {controller} is running, {left}")]
+    Busy {
+        /// Pid of the controller.
+        controller: u64,
+        /// Time left of its session.
+        left: String,
+    },
+    /// Another controller holds the lock.
+    #[error("another mem_profiler is just starting or ending a session")]
+    Locked,
+    /// The process is gone.
+    #[error("it ended just now")]
+    Ended,
+    /// It runs under a sanitizer.
+    #[error(
+        "it runs under a sanitizer (AddressSanitizer, LeakSanitizer, ThreadSanitizer, \
+         MemorySanitizer), whose allocator the agent leaves in charge: profile a build without it"
+    )]
+    Sanitizer,
+    /// It runs under a filter of system calls.
+    #[error(
+        "it has put itself under a seccomp filter since it started, and the agent makes no system \
+         call that the filter may not expect: start it with MEM_PROFILER_START=1, which maps the \
+         tables beforehand"
+    )]
+    Sandboxed,
+    /// Its tables do not fit into its directory.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    /// Its tables cannot be made.
+    #[error("its segment cannot be prepared: {0}")]
+    Prepare(io::Error),
+    /// The session cannot be started or prolonged.
+    #[error("its segment cannot be written: {0}")]
+    Publish(io::Error),
+    /// The session cannot be switched off.
+    #[error("its session cannot be stopped: {0}")]
+    Stop(io::Error),
+}
+
+/// A directory of segments without room for a session.
+#[derive(Debug)]
+pub struct NoRoom {
+    /// The directory.
+    pub directory: PathBuf,
+    /// Bytes that the session needs.
+    pub needs: u64,
+    /// Bytes that are free, if known.
+    pub free: Option<u64>,
+}
+
+impl std::error::Error for NoRoom {}
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        write!(
+            f,
+            "no room in {}: the session needs {}, {} are free; make room there, or move the \
+             segments with MEM_PROFILER_DIR (for the program and for mem_profiler)",
+            text::path(&self.directory),
+            mib(self.needs),
+            self.free.map_or("unknown".to_owned(), mib),
+        )
+    }
+}
