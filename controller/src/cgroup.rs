@@ -38,7 +38,7 @@ pub fn contains(path: &Path, pid: i32) -> bool {
     let wanted = normal(path);
     groups(pid).iter().any(|(controllers, own)| {
         let own = Path::new(own);
-        // Version 1 has a tree for each controller, named as a folder of the mount point.
+        // Version 1 has a tree for each controller, named as a directory of the mount point.
         let below = |first: &str| {
             Path::new("/")
                 .join(first)
@@ -69,11 +69,11 @@ pub fn memory(pid: i32) -> Option<Memory> {
     let inside = path.trim_start_matches('/');
     let own = root.join(inside);
     let mut own_memory = None;
-    for folder in own
+    for directory in own
         .ancestors()
-        .take_while(|folder| folder.starts_with(&root))
+        .take_while(|directory| directory.starts_with(&root))
     {
-        let found = memory_of(folder, names);
+        let found = memory_of(directory, names);
         if found.is_some_and(|memory| memory.limit.is_some()) {
             return found;
         }
@@ -82,9 +82,9 @@ pub fn memory(pid: i32) -> Option<Memory> {
     own_memory
 }
 
-fn memory_of(folder: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
+fn memory_of(directory: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
     let number = |name: &str| {
-        fs::read_to_string(folder.join(name))
+        fs::read_to_string(directory.join(name))
             .ok()?
             .trim()
             .parse::<u64>()

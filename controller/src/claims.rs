@@ -19,7 +19,7 @@ const INITIAL: u64 = 0xEFFF_FFFC;
 /// Why a segment may still be somebody's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Doubt {
-    /// Its process runs.
+    /// The process runs.
     #[error("its process runs")]
     Alive,
     /// Somebody maps it.
@@ -28,18 +28,18 @@ pub enum Doubt {
     /// Nobody knows what this process maps.
     #[error("process {0} may map it: its maps cannot be read: ask as root")]
     Unreadable(i32),
-    /// Its process cannot be looked for from here.
+    /// The process cannot be looked for from here.
     #[error(
         "its process is of a pid namespace that cannot be searched from here: ask from inside \
          that container, or from the host"
     )]
     Elsewhere,
-    /// `/proc` tells of other processes than ours.
+    /// `/proc` is another pid namespace's.
     #[error("/proc is another pid namespace's: mount the own one")]
     ForeignProc,
 }
 
-/// What processes map, looked at once.
+/// The files that processes map, read once.
 pub struct Claims {
     own: Option<u64>,
     proc_is_ours: bool,

@@ -1,9 +1,9 @@
 //! Removal of the segments that dead processes left.
 
 use crate::claims::{Claims, Doubt};
-use crate::discovery::{Agent, Discovery, Found, Life, run_folders};
+use crate::discovery::{Agent, Discovery, Found, Life, run_directories};
 use crate::launch;
-use crate::segment::{Folder, Head, Refusal, default_folder};
+use crate::segment::{Directory, Head, Refusal, default_directory};
 use crate::select::Selection;
 use crate::target::uncollected;
 use crate::text;
@@ -66,7 +66,7 @@ impl Cleaned {
             self.kept_bytes = self.kept_bytes.saturating_add(size);
             return;
         }
-        match agent.segment.folder.remove(&agent.segment) {
+        match agent.segment.directory.remove(&agent.segment) {
             Ok(()) => {
                 self.removed += 1;
                 self.removed_bytes = self.removed_bytes.saturating_add(size);
@@ -77,7 +77,7 @@ impl Cleaned {
 
     /// Removes what a process left that was killed while it made its segment.
     fn remove_unfinished(&mut self, found: &Found) {
-        match found.folder.remove_file(found.entry.name, found.file) {
+        match found.directory.remove_file(found.entry.name, found.file) {
             Ok(()) => self.removed += 1,
             Err(error) => self.fail(&format!("{}: {error}", text::path(found.path()))),
         }
@@ -88,13 +88,13 @@ impl Cleaned {
     }
 }
 
-/// Removes the folders of `run` that are empty.
-pub fn remove_run_folders() {
-    let shared = default_folder();
-    if let Ok(folder) = Folder::open(&shared) {
-        for inner in run_folders(&folder) {
+/// Removes the directories of `run` that are empty.
+pub fn remove_run_directories() {
+    let shared = default_directory();
+    if let Ok(directory) = Directory::open(&shared) {
+        for inner in run_directories(&directory) {
             // Fails where it is not empty, as it should.
-            launch::remove_folder(&inner.path);
+            launch::remove_directory(&inner.path);
         }
     }
 }

@@ -26,7 +26,7 @@ pub use clap_complete::Shell;
 #[command(name = "mem_profiler", version, max_term_width = 100)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Cli {
-    /// What to do instead of the plain form.
+    /// The command; the plain form has none.
     #[command(subcommand)]
     pub command: Option<Command>,
     /// Options of the plain form.
@@ -52,7 +52,7 @@ pub enum Command {
     Recover(DumpArgs),
     /// Remove the segments of dead processes
     Clean(CleanArgs),
-    /// Tell why the resident memory of a process is what it is
+    /// Explain the resident memory of a process
     Why(WhyArgs),
     /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age
     Top(TopArgs),
@@ -61,14 +61,14 @@ pub enum Command {
         /// The shell
         shell: Shell,
     },
-    /// Write man pages into a folder
+    /// Write man pages into a directory
     Man {
-        /// The folder
-        folder: PathBuf,
+        /// The directory
+        directory: PathBuf,
     },
 }
 
-/// Which processes.
+/// Selection of processes.
 #[derive(Clone, Debug, Default, Args)]
 pub struct SelectArgs {
     /// Process, by pid, name or pattern (redis*); may be given several times [default: all
@@ -159,7 +159,7 @@ pub struct TriggerArgs {
     #[arg(long, value_name = "SIGNAL", value_parser = values::dump_signal)]
     pub signal: Option<Signal>,
 
-    /// Keep only so many dumps of each process; the oldest are removed
+    /// Keep at most this many dumps of each process; the oldest are removed
     #[arg(long, value_name = "N", value_parser = values::count)]
     pub keep: Option<usize>,
 }

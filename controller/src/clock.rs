@@ -15,7 +15,7 @@ pub fn now_ns() -> u64 {
 pub fn shift() -> Shift {
     static SHIFT: OnceLock<Shift> = OnceLock::new();
     *SHIFT.get_or_init(|| {
-        // The file tells of the namespace of children to come, which may be another one.
+        // The file is about the namespace of future children, which may be another one.
         let namespace = |name: &str| fs::read_link(format!("/proc/self/ns/{name}")).ok();
         match namespace("time") == namespace("time_for_children") {
             true => fs::read("/proc/self/timens_offsets").map_or(Shift::NONE, |t| Shift::parse(&t)),

@@ -1,5 +1,4 @@
-//! From a snapshot to a profile: stacks with their sums, modules, and what the dump says
-//! about itself.
+//! From a snapshot to a profile: stacks with their sums, modules, and the dump's metadata.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -23,33 +22,33 @@ use crate::snapshot::Snapshot;
 /// Most frames in one profile.
 const MAX_FRAMES: usize = 1 << 26;
 /// Most frames for each byte that the segment takes. Stacks share nodes, so that a damaged
-/// or forged tree of a few pages could tell of any number; a real one that recurses a
+/// or forged tree of a few pages could claim any number; a real one that recurses a
 /// thousand deep on ten thousand stacks stays below, as a session takes megabytes.
 const FRAMES_PER_BYTE: u64 = 2;
 
-/// What a dump says besides the stacks.
+/// Dump metadata that is not in the segment.
 #[derive(Clone, Debug, Default)]
-pub struct Story {
+pub struct Metadata {
     /// Pid as we see it.
     pub pid: i32,
     /// Short name of the process.
     pub name: Vec<u8>,
-    /// What caused the dump.
+    /// Cause of the dump.
     pub trigger: String,
-    /// How the session ended, or that it did not.
+    /// How the session ended, if it did.
     pub ended: String,
     /// The command line, while the process lives.
     pub command_line: Vec<Vec<u8>>,
     /// The text of its maps, while the process lives.
     pub maps: Vec<u8>,
-    /// What the kernel counts of its memory, while the process lives.
+    /// The kernel's counters of its memory, while the process lives.
     pub memory: Vec<(&'static str, u64)>,
     /// Boot id of the kernel, if it is still the one that the process ran under.
     pub boot_id: Option<String>,
 }
 
-impl Story {
-    /// Reads what can only be read while the process lives.
+impl Metadata {
+    /// Metadata of a process that lives, with what can only be read then.
     pub fn of_live(pid: i32, name: &[u8]) -> Self {
         Self {
             pid,
@@ -63,19 +62,19 @@ impl Story {
     }
 }
 
-/// Puts a profile together; also tells how many stacks had to be truncated here.
-pub fn profile(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> (Profile, usize) {
+/// Builds a profile; also returns how many stacks had to be truncated here.
+pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> (Profile, usize) {
     let mut builder = ProfileBuilder::new(snapshot.least_interval.max(1));
-    let (modules, places) = modules(header, &story.maps);
+    let (modules, relocations) = modules(header, &metadata.maps);
     for module in modules {
         builder.module(module);
     }
-    builder.facts(facts(snapshot, header, story));
-    let truncated = stacks(snapshot, &places, &mut builder);
+    builder.facts(facts(snapshot, header, metadata));
+    let truncated = stacks(snapshot, &relocations, &mut builder);
     (builder.finish(), truncated)
 }
 
-fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) -> usize {
+fn stacks(snapshot: &Snapshot, relocations: &Relocations, builder: &mut ProfileBuilder) -> usize {
     let most = snapshot.segment_bytes.saturating_mul(FRAMES_PER_BYTE);
     let most = usize::try_from(most).unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
     let mut truncated = 0;
@@ -86,7 +85,10 @@ fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) ->
     for record in snapshot.stacks() {
         stack.clear();
         let fits = frames < most;
-        let whole = fits && tree.stack(record.node, &mut stack, |a| builder.place(places.of(a)));
+        let whole = fits
+            && tree.stack(record.node, &mut stack, |a| {
+                builder.place(relocations.shown(a))
+            });
         truncated += usize::from(!fits);
         if !whole {
             stack.push(builder.place(TRUNCATED_ADDRESS));
@@ -102,10 +104,10 @@ fn stacks(snapshot: &Snapshot, places: &Places, builder: &mut ProfileBuilder) ->
 
 /// A profile of code alone: for each return address a stack of one frame, so that it is
 /// named as a dump's is.
-pub fn places(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
+pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
     let maps_text = process::maps(pid).unwrap_or_default();
     let mut builder = ProfileBuilder::new(1);
-    let (modules, places) = modules(header, &maps_text);
+    let (modules, relocations) = modules(header, &maps_text);
     modules
         .into_iter()
         .for_each(|module| builder.module(module));
@@ -118,8 +120,8 @@ pub fn places(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
         ..Facts::default()
     });
     for address in addresses {
-        let place = builder.place(places.of(*address));
-        builder.stack_of(&[place], &Detail::default());
+        let location = builder.place(relocations.shown(*address));
+        builder.stack_of(&[location], &Detail::default());
     }
     builder.finish()
 }
@@ -129,7 +131,7 @@ pub fn places(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
 pub fn profile_with_records(
     snapshot: &Snapshot,
     header: &Header<'_>,
-    story: &Story,
+    metadata: &Metadata,
 ) -> (Profile, usize, Vec<Part>) {
     let (now, interval) = (snapshot.end_tick(), snapshot.least_interval.max(1));
     let stacks = snapshot.stacks();
@@ -141,7 +143,7 @@ pub fn profile_with_records(
         Part::new(own.map(|record| detail(record, now)), interval)
     };
     let (records, (profile, truncated)) = helper::parts_and(count.div_ceil(PART), part, || {
-        self::profile(snapshot, header, story)
+        self::profile(snapshot, header, metadata)
     });
     (profile, truncated, records)
 }
@@ -166,49 +168,50 @@ pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
     }
 }
 
-/// Where unloaded modules are put whose place another module has taken.
+/// Address from which on unloaded modules are shown whose range another module has taken.
 const ELSEWHERE: u64 = 1 << 62;
 const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
-/// Modules whose frames are shown at another place than they ran.
+/// Modules whose frames are shown at other addresses than they ran at.
 #[derive(Default)]
-struct Places {
-    moved: Vec<Moved>,
+struct Relocations {
+    modules: Vec<Relocated>,
 }
 
-struct Moved {
+struct Relocated {
     module: std::ops::Range<u64>,
     instance: u64,
     to: u64,
 }
 
-impl Places {
-    /// The address to show for a node's: its own, or where its module was put.
-    fn of(&self, address: u64) -> u64 {
+impl Relocations {
+    /// The address to show for a node's: its own, or the one in its relocated module.
+    fn shown(&self, address: u64) -> u64 {
         if matches!(address, TRUNCATED_ADDRESS | TABLE_FULL_ADDRESS) {
             return address;
         }
         let (plain, instance) = (address & ADDRESS_MASK, address >> ADDRESS_BITS);
         // A return address may lie one past its module's end.
-        let mut moved = self.moved.iter();
-        moved
+        let mut modules = self.modules.iter();
+        modules
             .find(|m| m.instance == instance && m.module.contains(&plain.wrapping_sub(1)))
             .map_or(plain, |m| plain - m.module.start + m.to)
     }
 }
 
 /// The modules, called as the kernel calls them: the loader may know a library by a path
-/// that leads through a link. One that is gone, and whose place another has, is put
-/// elsewhere, so that each address means one thing.
-fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Places) {
+/// that leads through a link. One that is gone, and whose range another has, is relocated, so
+/// that each address means one thing.
+fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) {
     let kernel = heap_format::maps::parse(maps);
-    let by_place: HashMap<(u64, u64), &PathBuf> = kernel
+    let by_range: HashMap<(u64, u64), &PathBuf> = kernel
         .iter()
         .map(|m| ((m.start, m.file_offset), &m.path))
         .collect();
     let views: Vec<ModuleView<'_>> = header.modules().collect();
     let overlap = |a: &ModuleView<'_>, start: u64, end: u64| a.start < end && start < a.end;
-    let (mut modules, mut places, mut next) = (Vec::new(), Places::default(), ELSEWHERE);
+    let (mut modules, mut relocations) = (Vec::new(), Relocations::default());
+    let mut next = ELSEWHERE;
     for (index, view) in views.iter().enumerate() {
         let mut module = mapping(view);
         let taken = views
@@ -220,19 +223,19 @@ fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Places) {
                 .any(|m| overlap(view, m.start, m.end) && m.path != module.path);
         if module.past && taken {
             let size = view.end - view.start;
-            places.moved.push(Moved {
+            relocations.modules.push(Relocated {
                 module: view.start..view.end,
                 instance: u64::from(view.instance),
                 to: next,
             });
             (module.start, module.end) = (next, next + size);
             next += (size + 0xffff) & !0xffff;
-        } else if let Some(path) = by_place.get(&(module.start, module.file_offset)) {
+        } else if let Some(path) = by_range.get(&(module.start, module.file_offset)) {
             module.path.clone_from(path);
         }
         modules.push(module);
     }
-    (modules, places)
+    (modules, relocations)
 }
 
 fn mapping(module: &ModuleView<'_>) -> Mapping {
@@ -250,7 +253,7 @@ fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
+fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let session = &snapshot.session;
     let mut counters: std::collections::BTreeMap<String, u64> =
@@ -268,18 +271,18 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
     };
     let (allocator_ns, allocator) = header.allocator_stats().unzip();
     Facts {
-        pid: Some(story.pid as u32),
-        process: Some(text(&story.name)),
+        pid: Some(metadata.pid as u32),
+        process: Some(text(&metadata.name)),
         exe: Some(path(header.exe())),
         exe_build_id: BuildId(header.exe_build_id().to_vec()),
-        command_line: story.command_line.iter().map(|a| text(a)).collect(),
-        boot_id: story.boot_id.clone(),
+        command_line: metadata.command_line.iter().map(|a| text(a)).collect(),
+        boot_id: metadata.boot_id.clone(),
         start_unix_ns: Some(session.start_unix_ns),
         end_unix_ns: Some(snapshot.end_unix_ns),
         duration_ns: Some(snapshot.end_ns.saturating_sub(session.start_ns)),
         intervals: snapshot.intervals.iter().map(interval).collect(),
-        trigger: Some(story.trigger.clone()).filter(|t| !t.is_empty()),
-        ended: Some(story.ended.clone()).filter(|t| !t.is_empty()),
+        trigger: Some(metadata.trigger.clone()).filter(|t| !t.is_empty()),
+        ended: Some(metadata.ended.clone()).filter(|t| !t.is_empty()),
         counters,
         allocator: allocator
             .into_iter()
@@ -287,12 +290,12 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, story: &Story) -> Facts {
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
         allocator_unix_ns: allocator_ns.map(unix),
-        memory: story
+        memory: metadata
             .memory
             .iter()
             .map(|&(name, bytes)| (name.to_owned(), bytes))
             .collect(),
-        maps_text: story.maps.clone(),
+        maps_text: metadata.maps.clone(),
         ..Facts::default()
     }
 }

@@ -33,7 +33,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Some(Command::Why(args)) => why::execute(args),
         Some(Command::Top(args)) => top::execute(args),
         Some(Command::Completions { shell }) => Ok(docs::completions(shell)),
-        Some(Command::Man { folder }) => docs::man(&folder),
+        Some(Command::Man { directory }) => docs::man(&directory),
     };
     done.unwrap_or_else(|error| {
         terminal::diagnostic(&format!("{error:#}"));

@@ -20,7 +20,7 @@ use spaces::{Process, Spaces};
 use shm_protocol::snapshot::Invalid;
 
 use crate::process;
-use crate::segment::{Entry, Folder, Head, Kind, Refusal, Segment, default_folder, is_young};
+use crate::segment::{Directory, Entry, Head, Kind, Refusal, Segment, default_directory, is_young};
 use crate::text;
 
 /// Directories inside the shared one that `run` makes begin like this.
@@ -36,7 +36,7 @@ const MOST_IMAGES: usize = 64;
 /// Most segments of dead processes of one owner that are looked at.
 const MOST_LEFT: usize = 10_000;
 
-/// What a scan found.
+/// Results of a scan.
 #[derive(Debug, Default)]
 pub struct Scan {
     /// Agents and what they left, in order of pid.
@@ -70,11 +70,11 @@ struct Search<'a> {
 impl Discovery {
     /// Looks in `MEM_PROFILER_DIR` or `/dev/shm`.
     pub fn new() -> Self {
-        Self::in_folder(default_folder())
+        Self::in_directory(default_directory())
     }
 
     /// Looks in one directory.
-    pub fn in_folder(path: PathBuf) -> Self {
+    pub fn in_directory(path: PathBuf) -> Self {
         Self {
             path,
             boot_id: process::boot_id().map(|(id, _)| id),
@@ -98,19 +98,19 @@ impl Discovery {
             scan: Scan::default(),
         };
         let mut later = Vec::new();
-        for folder in self.folders(&spaces) {
-            for entry in folder.segments().unwrap_or_default() {
+        for directory in self.directories(&spaces) {
+            for entry in directory.segments().unwrap_or_default() {
                 match known.contains(&entry) {
                     true => {}
                     false if spaces.may_live(entry.name) => {
-                        self.look_at_live(&folder, entry, &mut search);
+                        self.look_at_live(&directory, entry, &mut search);
                     }
-                    false => later.push((folder.clone(), entry)),
+                    false => later.push((directory.clone(), entry)),
                 }
             }
         }
-        for (folder, entry) in later {
-            self.look_at_left(&folder, entry, &mut search);
+        for (directory, entry) in later {
+            self.look_at_left(&directory, entry, &mut search);
         }
         let mut scan = search.scan;
         mark_replaced(&mut scan.found);
@@ -120,7 +120,7 @@ impl Discovery {
 
     /// Whether the shared directory holds a name that is not known: cheap.
     pub fn has_new(&self, known: &HashSet<Entry>) -> bool {
-        let entries = Folder::open(&self.path).and_then(|folder| folder.segments());
+        let entries = Directory::open(&self.path).and_then(|directory| directory.segments());
         entries
             .unwrap_or_default()
             .iter()
@@ -128,39 +128,40 @@ impl Discovery {
     }
 
     /// The shared directory, those of `run` in it, and other mount namespaces' of that name.
-    fn folders(&self, spaces: &Spaces) -> Vec<Rc<Folder>> {
-        let mut folders = Vec::new();
+    fn directories(&self, spaces: &Spaces) -> Vec<Rc<Directory>> {
+        let mut directories = Vec::new();
         let mut seen = HashSet::new();
-        let own = Folder::open(&self.path);
+        let own = Directory::open(&self.path);
         let others = spaces
             .mounts
             .iter()
-            .map(|pid| Folder::open_in(*pid, &self.path));
-        for folder in std::iter::once(own).chain(others).flatten() {
-            if !seen.insert(folder.identity) {
+            .map(|pid| Directory::open_in(*pid, &self.path));
+        for directory in std::iter::once(own).chain(others).flatten() {
+            if !seen.insert(directory.identity) {
                 continue;
             }
-            folders.extend(run_folders(&folder));
-            folders.push(folder);
+            directories.extend(run_directories(&directory));
+            directories.push(directory);
         }
-        folders
+        directories
     }
 
-    fn look_at_live(&self, folder: &Rc<Folder>, entry: Entry, search: &mut Search<'_>) {
+    fn look_at_live(&self, directory: &Rc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let images = search.images.entry(entry.name.pid).or_default();
         *images += 1;
         match *images <= MOST_IMAGES {
-            true => self.look_at(folder, entry, search),
-            false => search.scan.refused.count(folder.path.clone(), 1),
+            true => self.look_at(directory, entry, search),
+            false => search.scan.refused.count(directory.path.clone(), 1),
         }
     }
 
-    /// What cannot be a segment is not opened, nor what is not ours.
-    fn look_at_left(&self, folder: &Rc<Folder>, entry: Entry, search: &mut Search<'_>) {
-        let Ok(kind) = folder.kind(entry.name) else {
+    /// Looks at a segment of no live process. Files that cannot be segments, or are not ours,
+    /// are not opened.
+    fn look_at_left(&self, directory: &Rc<Directory>, entry: Entry, search: &mut Search<'_>) {
+        let Ok(kind) = directory.kind(entry.name) else {
             return;
         };
-        if kind.is_stub() && self.keep_unfinished(folder, entry, &kind, search) {
+        if kind.is_stub() && self.keep_unfinished(directory, entry, &kind, search) {
             return;
         }
         let refusal = match kind.refusal() {
@@ -169,17 +170,17 @@ impl Discovery {
                 let left = search.left.entry(kind.owner).or_default();
                 *left += 1;
                 if *left <= MOST_LEFT {
-                    return self.look_at(folder, entry, search);
+                    return self.look_at(directory, entry, search);
                 }
-                return search.scan.refused.count(folder.path.clone(), 1);
+                return search.scan.refused.count(directory.path.clone(), 1);
             }
         };
-        search.refuse(folder, entry, refusal, kind.is_young());
+        search.refuse(directory, entry, refusal, kind.is_young());
     }
 
-    fn look_at(&self, folder: &Rc<Folder>, entry: Entry, search: &mut Search<'_>) {
+    fn look_at(&self, directory: &Rc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let mut young = false;
-        let looked = Segment::open(folder, entry.name).and_then(|segment| {
+        let looked = Segment::open(directory, entry.name).and_then(|segment| {
             young = is_young(segment.modified_unix_ns);
             match search.files.insert((segment.device, segment.inode)) {
                 true => self.found(&segment, entry, search).map(Some),
@@ -191,10 +192,10 @@ impl Discovery {
             // It was removed meanwhile.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(Refusal::Content(Invalid::NoMagic))
-                if folder
+                if directory
                     .kind(entry.name)
-                    .is_ok_and(|kind| self.keep_unfinished(folder, entry, &kind, search)) => {}
-            Err(reason) => search.refuse(folder, entry, reason, young),
+                    .is_ok_and(|kind| self.keep_unfinished(directory, entry, &kind, search)) => {}
+            Err(reason) => search.refuse(directory, entry, reason, young),
         }
     }
 
@@ -202,7 +203,7 @@ impl Discovery {
     /// cleans up; whether it was that.
     fn keep_unfinished(
         &self,
-        folder: &Rc<Folder>,
+        directory: &Rc<Directory>,
         entry: Entry,
         kind: &Kind,
         search: &mut Search<'_>,
@@ -223,7 +224,7 @@ impl Discovery {
             cpu_ticks: 0,
             created_ns: 0,
             entry,
-            folder: folder.clone(),
+            directory: directory.clone(),
             owner: kind.owner,
             file: kind.file,
         });
@@ -259,7 +260,7 @@ impl Discovery {
             cpu_ticks: 0,
             created_ns: header.created_ns(),
             entry,
-            folder: segment.folder.clone(),
+            directory: segment.directory.clone(),
             owner: segment.owner,
             file: (segment.device, segment.inode),
         };
@@ -275,17 +276,17 @@ impl Discovery {
 const AHEAD_NS: u64 = 1_000_000_000;
 
 impl Search<'_> {
-    fn refuse(&mut self, folder: &Folder, entry: Entry, reason: Refusal, young: bool) {
+    fn refuse(&mut self, directory: &Directory, entry: Entry, reason: Refusal, young: bool) {
         if !young {
             self.scan.settled.push(entry);
         }
         let process = self.spaces.process_of(entry.name, 0);
         // A stranger's file says nothing of the process that it is named after.
-        let owner = folder.kind(entry.name).map(|kind| kind.owner);
+        let owner = directory.kind(entry.name).map(|kind| kind.owner);
         let owns = |p: &Process| owner.is_ok_and(|o| o == 0 || p.status.uids.contains(&o));
         let is_own = !matches!(reason, Refusal::Misnamed) && process.as_ref().is_some_and(owns);
         self.scan.refused.push(Refused {
-            path: folder.path.join(entry.name.to_string()),
+            path: directory.path.join(entry.name.to_string()),
             live_pid: process.map(|process| process.pid),
             is_own,
             reason,
@@ -294,7 +295,7 @@ impl Search<'_> {
     }
 }
 
-/// Adds what the live process tells of itself.
+/// Completes an agent by its live process.
 fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> {
     let Process { pid, stat, status } = process;
     if found.owner != 0 && !status.uids.contains(&found.owner) {
@@ -320,7 +321,7 @@ fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> 
 /// is the process's own maps tell, if it lives; else the age of the files. Only segments of
 /// one owner, namespace and directory are one process's.
 fn mark_replaced(all: &mut [Found]) {
-    let key = |found: &Found| (found.process(), found.folder.identity);
+    let key = |found: &Found| (found.process(), found.directory.identity);
     let mut images: HashMap<_, (usize, u64)> = HashMap::new();
     for found in all.iter() {
         let (count, newest) = images.entry(key(found)).or_default();
@@ -348,13 +349,13 @@ fn mark_replaced(all: &mut [Found]) {
 }
 
 /// The directories that `run` made inside a shared one; inner ones before outer ones. Of
-/// each owner there are only so many: anybody can make any number of them.
-pub fn run_folders(folder: &Folder) -> Vec<Rc<Folder>> {
-    let mut folders = Vec::new();
+/// each owner at most [`MOST_RUNS`] are taken: anybody can make any number of them.
+pub fn run_directories(directory: &Directory) -> Vec<Rc<Directory>> {
+    let mut directories = Vec::new();
     let mut owners: HashMap<u32, usize> = HashMap::new();
-    let names = folder.entries(RUN_PREFIX).unwrap_or_default();
+    let names = directory.entries(RUN_PREFIX).unwrap_or_default();
     for outer in names.into_iter().take(MOST_RUN_NAMES) {
-        let Ok(outer) = folder.folder(&outer) else {
+        let Ok(outer) = directory.directory(&outer) else {
             continue;
         };
         let of_owner = owners.entry(outer.owner).or_default();
@@ -363,8 +364,8 @@ pub fn run_folders(folder: &Folder) -> Vec<Rc<Folder>> {
             continue;
         }
         let hidden = outer.entries(HIDDEN_PREFIX).unwrap_or_default();
-        folders.extend(hidden.first().and_then(|name| outer.folder(name).ok()));
-        folders.push(outer);
+        directories.extend(hidden.first().and_then(|name| outer.directory(name).ok()));
+        directories.push(outer);
     }
-    folders
+    directories
 }

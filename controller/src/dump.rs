@@ -10,7 +10,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use crate::clock::now_ns;
-use crate::collect::{self, Story};
+use crate::collect::{self, Metadata};
 use crate::discovery::Agent;
 use crate::ended::Ended;
 use crate::output::Output;
@@ -147,18 +147,19 @@ pub fn write_snapshot(
     snapshot: &Snapshot,
     (trigger, ended): (&str, Ended),
 ) -> Result<Written, Error> {
-    let mut story = match ended {
-        Ended::Not | Ended::InOrder => Story::of_live(agent.pid, &agent.name),
-        _ => Story {
+    let mut metadata = match ended {
+        Ended::Not | Ended::InOrder => Metadata::of_live(agent.pid, &agent.name),
+        _ => Metadata {
             pid: agent.pid,
             name: agent.name.clone(),
-            ..Story::default()
+            ..Metadata::default()
         },
     };
-    story.trigger = trigger.to_owned();
-    story.ended = ended.fact();
-    story.boot_id = process::boot_id().map(|(_, text)| text);
-    let (mut profile, truncated, records) = collect::profile_with_records(snapshot, header, &story);
+    metadata.trigger = trigger.to_owned();
+    metadata.ended = ended.fact();
+    metadata.boot_id = process::boot_id().map(|(_, text)| text);
+    let (mut profile, truncated, records) =
+        collect::profile_with_records(snapshot, header, &metadata);
     let warning = (truncated > 0).then(|| {
         format!(
             "{}: {truncated} stacks are truncated: the segment is too small for frames as many \

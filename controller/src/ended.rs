@@ -11,7 +11,7 @@ use crate::process_end::ProcessEnd;
 pub enum Ended {
     /// It goes on.
     Not,
-    /// Its time was over, or somebody ended it.
+    /// At its deadline, or because it was stopped.
     InOrder,
     /// The process ended by itself during the session; its exit code where that is known.
     Exited(Option<u8>),
@@ -24,7 +24,7 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// As the dump's facts say it.
+    /// The words of the dump's facts.
     pub fn fact(self) -> String {
         match self {
             Self::Not => "running".to_owned(),
@@ -37,7 +37,7 @@ impl Ended {
         }
     }
 
-    /// As a table says it.
+    /// The words of a table.
     pub fn label(self) -> String {
         match self {
             Self::Not | Self::InOrder => "-".to_owned(),
@@ -49,7 +49,7 @@ impl Ended {
         }
     }
 
-    /// As a remark behind the file's name; empty where all went as planned.
+    /// The remark behind the file's name; empty where all went as planned.
     pub fn remark(self, title: &str) -> String {
         match self {
             Self::Not | Self::InOrder => String::new(),

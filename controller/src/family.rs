@@ -1,8 +1,8 @@
-//! Which processes descend from this one: whose segments `run` takes over.
+//! The descendants of this process, whose segments `run` takes over.
 //!
-//! Only what is seen is known. A process that came and went between two looks is taken for
-//! one of ours if a descendant of its user was seen: that user could as well have changed
-//! what his other processes tell. Nobody else can.
+//! Only processes that were seen are known. One that came and went between two looks is taken
+//! for a descendant if another descendant of its user was seen: that user could as well have
+//! tampered with the other. Nobody else can.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::discovery::{Found, Life};
 use crate::process::{self, Stat, Status};
 
-/// A look waits at least so many times as long as the last took.
+/// Pause between two looks, as a multiple of the time that the last took.
 const PAUSE: u32 = 10;
 /// And at least this long.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);

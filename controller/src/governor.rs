@@ -1,8 +1,8 @@
 //! Holding the share of a process's CPU time that sampling takes, by the interval.
 //!
-//! The agent times one in 64 samples and frees; its table tells what all of them took.
-//! The kernel tells what the process used. Every half second in which there is enough to
-//! tell, the interval is widened or narrowed by what their ratio is off.
+//! The agent times one in 64 samples and frees; its table holds an estimate for all of them.
+//! The kernel counts the CPU time of the process. Every half second in which there is enough
+//! data, the interval is widened or narrowed by as much as their ratio is off.
 //!
 //! # Promises
 //! - The interval stays between [`FLOOR`] and [`CEILING`], and changes by a factor of
@@ -12,7 +12,7 @@
 //! - A process that does nothing, or is not measured, keeps its interval.
 //!
 //! # Limits
-//! What is measured are samples and frees of sampled objects. The few instructions of each
+//! Only samples and frees of sampled objects are measured. The few instructions of each
 //! call that is not sampled, and what the sampled objects' memory costs in page faults and
 //! cache misses later, are not in it.
 
@@ -28,9 +28,9 @@ const WIDEN: f64 = 8.0;
 const NARROW: f64 = 0.5;
 /// No change within this range of the target.
 const CALM: std::ops::RangeInclusive<f64> = 0.7..=1.1;
-/// What is aimed at, of the target.
+/// Share of the target that is aimed at.
 const AIM: f64 = 0.9;
-/// How much of what is off is corrected at once, as an exponent: less than all, since the
+/// Part of the deviation that is corrected at once, as an exponent: less than all, since the
 /// measurement scatters and the frees of objects sampled before come later.
 const GAIN: f64 = 0.75;
 
@@ -38,20 +38,20 @@ const GAIN: f64 = 0.75;
 const WINDOW_NS: u64 = 500_000_000;
 /// Shortest time before a decision where the target is missed by far, ns.
 const URGENT_NS: u64 = 100_000_000;
-/// By far: more than so many times the target.
+/// By far: more than this multiple of the target.
 const URGENT: f64 = 2.0;
-/// CPU time below which a window tells nothing, ns.
+/// Least CPU time of a window, ns.
 const LEAST_CPU_NS: u64 = 20_000_000;
 /// Timed samples from which on a window is believed.
 const ENOUGH_TIMED: u64 = 64;
 /// How long more of them are waited for, ns.
 const PATIENCE_NS: u64 = 3_000_000_000;
-/// What a sample is taken to cost before any was timed, ns: more than it does.
+/// Cost of a sample that is assumed before any was timed, ns: more than it is.
 const GUESS_NS: f64 = 1000.0;
 /// Entries of the history from which on it is thinned.
 const HISTORY: usize = shm_protocol::layout::INTERVALS_KEPT;
 
-/// What is known at a moment, since the session began.
+/// Counters since the session began, at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reading {
     /// Time, ns of the segment's clock.
@@ -62,7 +62,7 @@ pub struct Reading {
     pub samples: u64,
     /// Samples and frees that were timed.
     pub timed: u64,
-    /// What they tell of the time that all took, ns.
+    /// Estimated time that all of them took, ns.
     pub timed_ns: u64,
 }
 
@@ -78,7 +78,7 @@ impl Reading {
     }
 }
 
-/// What to do after a reading.
+/// Decision after a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing yet: too little was seen.
@@ -97,7 +97,7 @@ pub struct Governor {
     least: u64,
     /// Start of the window that the next decision looks at.
     window: Option<Reading>,
-    /// Start of the time that the last entry of the history tells of.
+    /// Start of the period of the last entry of the history.
     period: Reading,
     history: Vec<IntervalPeriod>,
 }
@@ -205,7 +205,7 @@ fn share(seen: &Reading) -> f64 {
     (seen.timed_ns as f64 + untimed * each) / seen.cpu_ns.max(1) as f64
 }
 
-/// Whether a window tells enough to act on, `ratio` being its share over the target.
+/// Whether a window is long enough to act on, `ratio` being its share over the target.
 fn is_telling(seen: &Reading, ratio: f64) -> bool {
     if seen.cpu_ns < LEAST_CPU_NS || seen.at_ns < URGENT_NS {
         return false;
@@ -222,8 +222,8 @@ mod tests {
 
     const LOOK_NS: u64 = 200_000_000;
 
-    /// A process whose threads use `cpus`, allocate objects of these sizes so often a
-    /// second, each of which lives for `lifetime` looks; a sample costs `cost_ns` and its
+    /// A process whose threads use `cpus`, allocate objects of these sizes at these rates
+    /// a second, each of which lives for `lifetime` looks; a sample costs `cost_ns` and its
     /// free as much, give or take `noise`.
     struct Plant {
         cpus: f64,

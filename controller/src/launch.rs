@@ -1,4 +1,4 @@
-//! Starting a program with the agent, and passing on what happens to either side.
+//! Starting a program with the agent, and passing on signals and its end.
 
 use std::ffi::OsString;
 use std::io;
@@ -42,12 +42,12 @@ pub struct Launched {
 
 impl Launched {
     /// Starts `command` with the agent, sampling every `interval` bytes from its first
-    /// allocation, its segments and its children's in `folder`.
+    /// allocation, its segments and its children's in `directory`.
     pub fn start(
         command: &[OsString],
         agent: &Path,
         interval: u64,
-        folder: &Path,
+        directory: &Path,
         dump_signal: Option<Signal>,
     ) -> io::Result<Self> {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
@@ -57,7 +57,7 @@ impl Launched {
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_START", "1")
             .env("MEM_PROFILER_INTERVAL", interval.to_string())
-            .env(DIR_VARIABLE, folder);
+            .env(DIR_VARIABLE, directory);
         // SAFETY: only an async-signal-safe system call.
         unsafe { command.pre_exec(unblock_all) };
         Ok(Self {
@@ -67,7 +67,7 @@ impl Launched {
         })
     }
 
-    /// Its pid.
+    /// The program's pid.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
@@ -106,7 +106,7 @@ fn preload(agent: &Path) -> OsString {
 pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("where is this program?")?;
     let here = own.parent().unwrap_or(Path::new("/"));
-    let places = match given {
+    let candidates = match given {
         Some(given) => vec![given.to_owned()],
         None => vec![
             here.join(AGENT),
@@ -114,8 +114,8 @@ pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
             here.join("../lib/mem-profiler").join(AGENT),
         ],
     };
-    let Some(found) = places.iter().find_map(|place| place.canonicalize().ok()) else {
-        let tried: Vec<String> = places.iter().map(text::path).collect();
+    let Some(found) = candidates.iter().find_map(|path| path.canonicalize().ok()) else {
+        let tried: Vec<String> = candidates.iter().map(text::path).collect();
         bail!(
             "the agent is not at {}: name it with --agent",
             tried.join(", ")
@@ -133,8 +133,8 @@ pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(found)
 }
 
-/// Makes a folder of its own for the segments of a run.
-pub fn make_folder(shared: &Path) -> anyhow::Result<PathBuf> {
+/// Makes a directory of its own for the segments of a run.
+pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     let time = shm_protocol::clock::unix_ns();
     let path = shared.join(format!("{RUN_PREFIX}{}.{time}", std::process::id()));
     if !nix::unistd::geteuid().is_root() {
@@ -142,8 +142,8 @@ pub fn make_folder(shared: &Path) -> anyhow::Result<PathBuf> {
         return Ok(path);
     }
     // A program that root starts may become any user, and its children make segments too.
-    // So others may write there, but only who is told its name can find it: our program
-    // and what it starts, and whoever may look into these.
+    // So others may write there, but only those who are given its name can find it: our
+    // program, its children, and whoever may look into these.
     make_one(&path, 0o711)?;
     let mut name = [0; 16];
     let mut random = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;
@@ -161,8 +161,8 @@ fn make_one(path: &Path, mode: u32) -> anyhow::Result<()> {
         .with_context(|| text::path(path))
 }
 
-/// Removes what [`make_folder`] made, where it is empty.
-pub fn remove_folder(path: &Path) {
+/// Removes what [`make_directory`] made, where it is empty.
+pub fn remove_directory(path: &Path) {
     // Live processes may still use it; `clean` removes it after them.
     let _ = std::fs::remove_dir(path);
     let name = path.file_name().unwrap_or_default().as_bytes();

@@ -19,18 +19,18 @@ use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 
 use crate::text;
 
-/// Space that the output folder must have before a session starts.
+/// Space that the output directory must have before a session starts.
 const MIN_FREE: u64 = 1 << 20;
 /// End of a dump's name.
 const SUFFIX: &str = ".heap";
 
-/// The folder and the beginning of the dumps' names.
+/// The directory and the beginning of the dumps' names.
 #[derive(Debug)]
 pub struct Output {
-    folder: OwnedFd,
-    /// The folder, as the user wrote it.
+    directory: OwnedFd,
+    /// The directory, as the user wrote it.
     path: PathBuf,
-    /// What names begin with, its separating dot included.
+    /// Beginning of the names, with its separating dot.
     stem: OsString,
     named_files_only: bool,
 }
@@ -42,7 +42,7 @@ enum Pending {
 }
 
 impl Output {
-    /// Opens the prefix's folder and makes sure that a dump can be written there.
+    /// Opens the prefix's directory and makes sure that a dump can be written there.
     pub fn open(prefix: &Path) -> io::Result<Self> {
         let bytes = prefix.as_os_str().as_bytes();
         let cut = bytes
@@ -58,9 +58,9 @@ impl Output {
             stem.push(b'.');
         }
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let folder = open(&path, flags, Mode::empty()).map_err(|e| explain(&path, e.into()))?;
+        let directory = open(&path, flags, Mode::empty()).map_err(|e| explain(&path, e.into()))?;
         let mut output = Self {
-            folder,
+            directory,
             path,
             stem: OsString::from_vec(stem),
             named_files_only: false,
@@ -70,7 +70,7 @@ impl Output {
     }
 
     fn probe(&mut self) -> io::Result<()> {
-        let free = nix::sys::statvfs::fstatvfs(&self.folder)?;
+        let free = nix::sys::statvfs::fstatvfs(&self.directory)?;
         let bytes = free.blocks_available().saturating_mul(free.fragment_size());
         // Some filesystems (overlays of network ones) report no blocks at all.
         if free.blocks() > 0 && bytes < MIN_FREE {
@@ -82,7 +82,7 @@ impl Output {
             Pending::Hidden(_, name) => {
                 self.named_files_only = true;
                 Ok(unlinkat(
-                    &self.folder,
+                    &self.directory,
                     name.as_os_str(),
                     UnlinkatFlags::NoRemoveDir,
                 )?)
@@ -109,7 +109,7 @@ impl Output {
             let target = numbered(&base, number);
             match self.publish(&pending, &target) {
                 Ok(()) => {
-                    nix::unistd::fsync(&self.folder)?;
+                    nix::unistd::fsync(&self.directory)?;
                     return Ok(self.path.join(target));
                 }
                 Err(Errno::EEXIST) => number += 1,
@@ -124,7 +124,7 @@ impl Output {
     /// Removes a dump that we wrote.
     pub fn remove(&self, file: &Path) -> io::Result<()> {
         let name = file.file_name().unwrap_or_default();
-        Ok(unlinkat(&self.folder, name, UnlinkatFlags::NoRemoveDir)?)
+        Ok(unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir)?)
     }
 
     /// `PREFIX<name>.<pid>.`
@@ -136,7 +136,7 @@ impl Output {
 
     /// One more than the highest number in use, from 1.
     fn next_number(&self, base: &OsStr) -> io::Result<u64> {
-        let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))?;
+        let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))?;
         let number = |name: OsString| {
             let rest = name.as_bytes().strip_prefix(base.as_bytes())?;
             let digits = rest.strip_suffix(SUFFIX.as_bytes())?;
@@ -154,7 +154,7 @@ impl Output {
         let mode = Mode::from_bits_truncate(0o600);
         if !self.named_files_only {
             let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
-            match openat(&self.folder, ".", flags, mode) {
+            match openat(&self.directory, ".", flags, mode) {
                 Ok(fd) => return Ok(Pending::Unnamed(fd.into())),
                 Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL | Errno::ENOENT) => {}
                 Err(error) => return Err(error.into()),
@@ -168,7 +168,7 @@ impl Output {
             OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         for attempt in 0u32.. {
             let name = format!(".mem_profiler.{}.{attempt}.tmp", std::process::id());
-            match openat(&self.folder, name.as_str(), flags, mode) {
+            match openat(&self.directory, name.as_str(), flags, mode) {
                 Ok(fd) => return Ok(Pending::Hidden(fd.into(), name.into())),
                 Err(Errno::EEXIST) if attempt < 1000 => {}
                 Err(error) => return Err(error.into()),
@@ -183,7 +183,7 @@ impl Output {
             Pending::Unnamed(file) => {
                 let source = format!("/proc/self/fd/{}", file.as_raw_fd());
                 let flags = AtFlags::AT_SYMLINK_FOLLOW;
-                linkat(AT_FDCWD, source.as_str(), &self.folder, target, flags)
+                linkat(AT_FDCWD, source.as_str(), &self.directory, target, flags)
             }
             Pending::Hidden(_, name) => self.rename(name, target),
         }
@@ -191,13 +191,13 @@ impl Output {
 
     fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
         let how = RenameFlags::RENAME_NOREPLACE;
-        match renameat2(&self.folder, from, &self.folder, to, how) {
+        match renameat2(&self.directory, from, &self.directory, to, how) {
             // A filesystem that cannot promise it: the name was free a moment ago.
             Err(Errno::EINVAL | Errno::ENOSYS) => {
                 let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
-                match nix::sys::stat::fstatat(&self.folder, to, flags) {
+                match nix::sys::stat::fstatat(&self.directory, to, flags) {
                     Ok(_) => Err(Errno::EEXIST),
-                    Err(_) => nix::fcntl::renameat(&self.folder, from, &self.folder, to),
+                    Err(_) => nix::fcntl::renameat(&self.directory, from, &self.directory, to),
                 }
             }
             done => done,
@@ -206,8 +206,12 @@ impl Output {
 
     fn discard(&self, pending: &Pending) {
         if let Pending::Hidden(_, name) = pending {
-            // Nothing better to do if that fails too: the error that led here is told.
-            let _ = unlinkat(&self.folder, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
+            // Nothing better to do if that fails too: the error that led here is reported.
+            let _ = unlinkat(
+                &self.directory,
+                name.as_os_str(),
+                UnlinkatFlags::NoRemoveDir,
+            );
         }
     }
 }
@@ -226,23 +230,23 @@ fn numbered(base: &OsStr, number: u64) -> OsString {
     name
 }
 
-/// An error with the folder's name.
-fn explain(folder: &Path, error: io::Error) -> io::Error {
+/// An error with the directory's name.
+fn explain(directory: &Path, error: io::Error) -> io::Error {
     let what = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) => {
-            "the output folder does not exist: create it, or choose another with -o"
+            "the output directory does not exist: create it, or choose another with -o"
         }
-        Some(Errno::ENOTDIR) => "is not a folder: choose another with -o",
+        Some(Errno::ENOTDIR) => "is not a directory: choose another with -o",
         Some(Errno::EACCES | Errno::EPERM) => {
-            "the output folder is not writable: choose another with -o"
+            "the output directory is not writable: choose another with -o"
         }
-        Some(Errno::EROFS) => "the output folder is read-only: choose another with -o",
+        Some(Errno::EROFS) => "the output directory is read-only: choose another with -o",
         Some(Errno::ENOSPC | Errno::EDQUOT) => {
-            "the output folder is full: make room, or choose another with -o"
+            "the output directory is full: make room, or choose another with -o"
         }
-        _ => return io::Error::other(format!("{}: {error}", text::path(folder))),
+        _ => return io::Error::other(format!("{}: {error}", text::path(directory))),
     };
-    io::Error::new(error.kind(), format!("{}: {what}", text::path(folder)))
+    io::Error::new(error.kind(), format!("{}: {what}", text::path(directory)))
 }
 
 #[cfg(test)]
@@ -331,17 +335,17 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_folder_is_named() {
+    fn a_missing_directory_is_named() {
         let error = Output::open(Path::new("/nonexistent/dir/p_"))
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("/nonexistent/dir/: the output folder does not exist"),
+            error.starts_with("/nonexistent/dir/: the output directory does not exist"),
             "{error}"
         );
         let error = Output::open(Path::new("/etc/passwd/p_"))
             .unwrap_err()
             .to_string();
-        assert!(error.contains("is not a folder"), "{error}");
+        assert!(error.contains("is not a directory"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! What `/proc` tells about a process. Everything may vanish between two reads, so
+//! Processes as `/proc` shows them. Everything may vanish between two reads, so
 //! each question has "no answer" as an answer.
 
 use std::ffi::OsString;
@@ -29,7 +29,8 @@ pub struct Stat {
     pub parent: i32,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
-    /// Start, in clock ticks since the machine's boot: with the pid it names the process for ever.
+    /// Start, in clock ticks since the machine's boot: with the pid it identifies the process
+    /// for ever.
     pub start_time: u64,
     /// Resident pages.
     pub rss_pages: u64,
@@ -73,7 +74,7 @@ pub fn cpu_ns(pid: i32) -> Option<u64> {
     let mut clock: libc::clockid_t = 0;
     // SAFETY: all zero is a valid timespec.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: plain calls with places to write to.
+    // SAFETY: both calls write to locals of the type that they expect.
     let known = unsafe {
         libc::clock_getcpuclockid(pid, &raw mut clock) == 0
             && libc::clock_gettime(clock, &raw mut time) == 0
@@ -215,7 +216,7 @@ pub fn maps(pid: i32) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// What the kernel counts of a process's memory, in bytes by name. From counters that it
+/// The kernel's counters of a process's memory, in bytes by name. From counters that it
 /// keeps anyway: nothing of the process is walked or locked for it.
 pub fn memory(pid: i32) -> Vec<(&'static str, u64)> {
     const NAMES: [(&str, &str); 5] = [
@@ -272,7 +273,7 @@ pub fn shared_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
 /// Mapped without any right, so that nothing of it can be touched.
 pub fn shown_device(file: &File) -> Option<(u32, u32)> {
     let (length, flags) = (4096, libc::MAP_SHARED);
-    // SAFETY: a new mapping in place of nothing, which nobody may read or write.
+    // SAFETY: the kernel chooses a free range; nobody may read or write the new mapping.
     let at = unsafe {
         let fd = file.as_raw_fd();
         libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, fd, 0)
@@ -281,7 +282,7 @@ pub fn shown_device(file: &File) -> Option<(u32, u32)> {
         return None;
     }
     let text = maps(std::process::id() as i32);
-    // SAFETY: the mapping made above, which nobody else knows of.
+    // SAFETY: the mapping was made above, and no pointer to it was handed out.
     unsafe { libc::munmap(at, length) };
     let text = text?;
     let mut entries = Entry::all(&text);
@@ -346,7 +347,7 @@ pub fn boot_id() -> Option<([u8; 16], String)> {
 }
 
 /// Whether `/proc` calls processes as the kernel does when we ask: it may be another pid
-/// namespace's (`unshare --pid` without `--mount-proc`), where a pid that it tells is, for us,
+/// namespace's (`unshare --pid` without `--mount-proc`), where a pid that it shows is, for us,
 /// another process's.
 pub fn proc_is_ours() -> bool {
     static OURS: OnceLock<bool> = OnceLock::new();
@@ -379,7 +380,7 @@ pub fn wait_for_end(pidfd: &OwnedFd, longest: Duration) -> bool {
         revents: 0,
     };
     let ms = i32::try_from(longest.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: one valid pollfd.
+    // SAFETY: `poll` is one initialised pollfd, and the count says so.
     unsafe { libc::poll(&raw mut poll, 1, ms) > 0 }
 }
 

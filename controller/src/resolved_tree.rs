@@ -1,7 +1,7 @@
 //! A snapshot's tree whose nodes are resolved to locations of a profile, each once: walking
 //! a hundred thousand stacks costs one small read a frame.
 
-use heap_format::Place;
+use heap_format::Place as Location;
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
 use crate::snapshot::{MAX_DEPTH, Snapshot};
@@ -21,7 +21,7 @@ enum Link {
     /// The end of a stack: the root, where it is whole, or a damaged node.
     End { whole: bool },
     /// A frame and its caller's node, which is older.
-    Frame { place: Place, caller: NodeId },
+    Frame { location: Location, caller: NodeId },
 }
 
 impl<'a> ResolvedTree<'a> {
@@ -36,8 +36,8 @@ impl<'a> ResolvedTree<'a> {
     pub fn stack(
         &mut self,
         leaf: NodeId,
-        out: &mut Vec<Place>,
-        mut resolve: impl FnMut(u64) -> Place,
+        out: &mut Vec<Location>,
+        mut resolve: impl FnMut(u64) -> Location,
     ) -> bool {
         let (start, mut at) = (out.len(), leaf);
         while out.len() - start < MAX_DEPTH {
@@ -47,15 +47,15 @@ impl<'a> ResolvedTree<'a> {
             if matches!(link, Link::Unvisited) {
                 *link = match self.snapshot.node(at) {
                     Some((caller, address)) => Link::Frame {
-                        place: resolve(address),
+                        location: resolve(address),
                         caller,
                     },
                     None => Link::End { whole: at == ROOT },
                 };
             }
             match *link {
-                Link::Frame { place, caller } => {
-                    out.push(place);
+                Link::Frame { location, caller } => {
+                    out.push(location);
                     at = caller;
                 }
                 Link::End { whole } => return whole && out.len() > start,

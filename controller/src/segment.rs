@@ -1,6 +1,6 @@
-//! Opening segments: files in a folder that everybody may write to.
+//! Opening segments: files in a directory that everybody may write to.
 //!
-//! A file is opened relative to an open folder, without following a link, and is used
+//! A file is opened relative to an open directory, without following a link, and is used
 //! only if it is a regular file. Its content is read into private memory and checked
 //! there; nothing is ever mapped.
 
@@ -25,7 +25,7 @@ use shm_protocol::snapshot::{BankSummary, Header, Invalid};
 /// Most entries of a directory that are read: the names alone.
 const MAX_ENTRIES: usize = 1_000_000;
 
-/// What a segment's file name says: whose it is.
+/// Identity of a process image, from its segment's file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentName {
     /// Pid in the process's own namespace.
@@ -59,9 +59,9 @@ impl SegmentName {
 /// other mount namespaces, each a filesystem of its own, may agree in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// Its name.
+    /// File name.
     pub name: SegmentName,
-    /// Its inode, as the directory tells it.
+    /// Inode, from the directory.
     pub inode: u64,
     /// The directory's device.
     pub device: u64,
@@ -77,27 +77,27 @@ impl std::fmt::Display for SegmentName {
     }
 }
 
-/// An open folder of segments.
+/// An open directory of segments.
 #[derive(Debug)]
-pub struct Folder {
+pub struct Directory {
     fd: OwnedFd,
     /// How people reach it: `/dev/shm`, or `/proc/PID/root/dev/shm`.
     pub path: PathBuf,
     /// Device and inode, to know it again under another name.
     pub identity: (u64, u64),
-    /// Its owner.
+    /// User who owns it.
     pub owner: u32,
 }
 
-impl Folder {
-    /// Opens a folder of our own mount namespace.
+impl Directory {
+    /// Opens a directory of our own mount namespace.
     pub fn open(path: &Path) -> io::Result<Rc<Self>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let fd = nix::fcntl::open(path, flags, Mode::empty())?;
         Self::of(fd, path.to_owned())
     }
 
-    /// Opens the folder `path` as the process sees it. Links on the way lead where the
+    /// Opens the directory `path` as the process sees it. Links on the way lead where the
     /// process's root is, never into our own files. Needs Linux 5.6.
     pub fn open_in(pid: i32, path: &Path) -> io::Result<Rc<Self>> {
         let root = format!("/proc/{pid}/root");
@@ -143,20 +143,20 @@ impl Folder {
     }
 
     fn read(&self) -> io::Result<impl Iterator<Item = DirEntry> + use<>> {
-        // Through /proc, so that the folder read is the one that is open.
+        // Through /proc, so that the directory read is the one that is open.
         let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
         Ok(std::fs::read_dir(path)?.take(MAX_ENTRIES).flatten())
     }
 
-    /// What a segment's name means, without opening it.
+    /// The file behind a segment's name, without opening it.
     pub fn kind(&self, name: SegmentName) -> io::Result<Kind> {
         let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
         let stat = nix::sys::stat::fstatat(&self.fd, name.to_string().as_str(), flags)?;
         Ok(Kind::of(&stat))
     }
 
-    /// Opens a folder inside it.
-    pub fn folder(&self, name: &OsStr) -> io::Result<Rc<Self>> {
+    /// Opens a directory inside it.
+    pub fn directory(&self, name: &OsStr) -> io::Result<Rc<Self>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         let fd = openat(&self.fd, name, flags, Mode::empty())?;
         Self::of(fd, self.path.join(name))
@@ -218,7 +218,7 @@ impl From<Errno> for Refusal {
     }
 }
 
-/// What a name in a directory means, as far as that can be told without opening it.
+/// A file as far as it is known without opening it.
 pub struct Kind {
     /// Owner of the file.
     pub owner: u32,
@@ -303,10 +303,10 @@ pub struct Segment {
     file: File,
     /// Changes its size once: when the first session adds the tables.
     view: Cell<SegmentFile>,
-    /// Its name.
+    /// File name.
     pub name: SegmentName,
     /// Where it is.
-    pub folder: Rc<Folder>,
+    pub directory: Rc<Directory>,
     /// Owner of the file.
     pub owner: u32,
     /// Device of the file.
@@ -319,11 +319,11 @@ pub struct Segment {
 
 impl Segment {
     /// Opens a segment for reading and commanding. The content is not checked yet.
-    pub fn open(folder: &Rc<Folder>, name: SegmentName) -> Result<Self, Refusal> {
+    pub fn open(directory: &Rc<Directory>, name: SegmentName) -> Result<Self, Refusal> {
         let text = name.to_string();
         // Opening a device may act on it: first it is looked at.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let path = openat(&folder.fd, text.as_str(), flags, Mode::empty())?;
+        let path = openat(&directory.fd, text.as_str(), flags, Mode::empty())?;
         let stat = fstat(&path)?;
         if !is_regular(&stat) {
             return Err(Refusal::NotAFile);
@@ -343,7 +343,7 @@ impl Segment {
             file: File::from(fd),
             view: Cell::new(view),
             name,
-            folder: folder.clone(),
+            directory: directory.clone(),
             owner: stat.st_uid,
             device: stat.st_dev,
             inode: stat.st_ino,
@@ -353,7 +353,7 @@ impl Segment {
 
     /// Where it is, for people.
     pub fn path(&self) -> PathBuf {
-        self.folder.path.join(self.name.to_string())
+        self.directory.path.join(self.name.to_string())
     }
 
     /// The open file.
@@ -451,19 +451,19 @@ pub fn io_error(error: shm_protocol::segment::Errno) -> io::Error {
     io::Error::from_raw_os_error(error.0)
 }
 
-/// The folder that sessions use: `MEM_PROFILER_DIR`, or `/dev/shm`. A relative one is
-/// meant from the working folder, as the agent takes it when its program starts.
-pub fn default_folder() -> PathBuf {
+/// The directory that sessions use: `MEM_PROFILER_DIR`, or `/dev/shm`. A relative one is
+/// meant from the working directory, as the agent takes it when its program starts.
+pub fn default_directory() -> PathBuf {
     use shm_protocol::segment::DIR_VARIABLE;
-    folder_named(std::env::var_os(DIR_VARIABLE))
+    directory_named(std::env::var_os(DIR_VARIABLE))
 }
 
-fn folder_named(value: Option<OsString>) -> PathBuf {
+fn directory_named(value: Option<OsString>) -> PathBuf {
     use shm_protocol::segment::DEFAULT_DIR;
     let Some(chosen) = value.filter(|value| !value.is_empty()) else {
         return PathBuf::from(DEFAULT_DIR);
     };
-    // Fails where the working folder is gone: then the name alone must do.
+    // Fails where the working directory is gone: then the name alone must do.
     std::path::absolute(&chosen).unwrap_or_else(|_| PathBuf::from(chosen))
 }
 
@@ -472,15 +472,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_relative_folder_is_meant_from_the_working_folder() {
+    fn a_relative_directory_is_meant_from_the_working_directory() {
         let here = std::env::current_dir().unwrap();
-        assert_eq!(folder_named(Some("run/prof".into())), here.join("run/prof"));
         assert_eq!(
-            folder_named(Some("/run/prof".into())),
+            directory_named(Some("run/prof".into())),
+            here.join("run/prof")
+        );
+        assert_eq!(
+            directory_named(Some("/run/prof".into())),
             Path::new("/run/prof")
         );
         for unset in [None, Some("".into())] {
-            assert_eq!(folder_named(unset), Path::new("/dev/shm"));
+            assert_eq!(directory_named(unset), Path::new("/dev/shm"));
         }
     }
 
@@ -507,7 +510,7 @@ mod tests {
     #[test]
     fn only_regular_files_of_a_segments_size_open() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = Folder::open(dir.path()).unwrap();
+        let directory = Directory::open(dir.path()).unwrap();
         let name = |pid| SegmentName {
             pid,
             start_time: 1,
@@ -519,7 +522,7 @@ mod tests {
         nix::unistd::mkfifo(&path(3), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
         std::fs::create_dir(path(4)).unwrap();
         File::create(path(5)).unwrap().set_len(1 << 20).unwrap();
-        let open = |pid| Segment::open(&folder, name(pid));
+        let open = |pid| Segment::open(&directory, name(pid));
         assert!(matches!(open(1), Err(Refusal::Size(5))));
         for pid in [2, 3, 4] {
             assert!(open(pid).is_err(), "{pid}");
@@ -531,13 +534,13 @@ mod tests {
             segment.head(&mut head),
             Err(Refusal::Content(Invalid::NoMagic))
         ));
-        assert_eq!(folder.segments().unwrap().len(), 5);
+        assert_eq!(directory.segments().unwrap().len(), 5);
     }
 
     #[test]
     fn a_lock_is_one_controllers() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = Folder::open(dir.path()).unwrap();
+        let directory = Directory::open(dir.path()).unwrap();
         let name = SegmentName {
             pid: 5,
             start_time: 1,
@@ -548,14 +551,14 @@ mod tests {
             .set_len(1 << 20)
             .unwrap();
         let (a, b) = (
-            Segment::open(&folder, name).unwrap(),
-            Segment::open(&folder, name).unwrap(),
+            Segment::open(&directory, name).unwrap(),
+            Segment::open(&directory, name).unwrap(),
         );
         assert!(a.lock().unwrap());
         assert!(!b.lock().unwrap());
         drop(a);
         assert!(b.lock().unwrap());
-        folder.remove(&b).unwrap();
-        assert!(folder.segments().unwrap().is_empty());
+        directory.remove(&b).unwrap();
+        assert!(directory.segments().unwrap().is_empty());
     }
 }

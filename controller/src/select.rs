@@ -1,4 +1,4 @@
-//! Which of the agents found are meant, and what is wrong with what was asked for.
+//! Selection among the agents found, and complaints about names that lead nowhere.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::segment::Refusal;
 use crate::text;
 use shm_protocol::snapshot::Invalid;
 
-/// What the user asked for.
+/// Processes that the user asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Pids, names and patterns; empty: everybody's whom we may profile.
@@ -27,7 +27,7 @@ pub struct Chosen {
     pub agents: Vec<Agent>,
     /// One message for each name that led nowhere.
     pub failures: Vec<String>,
-    /// What to tell besides.
+    /// Other warnings.
     pub warnings: Vec<String>,
 }
 
@@ -186,12 +186,12 @@ fn explain_process(pid: i32, title: &str) -> String {
             .any(|line| line.ends_with(b"/libmem_agent.so"))
     });
     if carries {
-        let folder = crate::segment::default_folder();
+        let directory = crate::segment::default_directory();
         return format!(
             "{title}: the process carries the agent, but there is no segment of it in {}: \
-             that folder was full or not writable when it started, the segment was deleted, or \
+             that directory was full or not writable when it started, the segment was deleted, or \
              MEM_PROFILER_DIR differs; restart it",
-            text::path(folder)
+            text::path(directory)
         );
     }
     format!("{title}: the process runs without the agent: {HOW}")

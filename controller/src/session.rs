@@ -30,7 +30,7 @@ const FAST_LOOK: Duration = Duration::from_millis(20);
 const WATCHFUL_LOOK: Duration = Duration::from_millis(50);
 /// Time between looks otherwise.
 const LOOK: Duration = Duration::from_millis(200);
-/// Time between looks into the shared folder for new names.
+/// Time between looks into the shared directory for new names.
 const GLANCE: Duration = Duration::from_secs(1);
 /// Time between searches for new processes everywhere, other namespaces included.
 const SEARCH: Duration = Duration::from_secs(10);
@@ -39,14 +39,14 @@ const ALONE: Duration = Duration::from_secs(2);
 /// Lets samples that were under way at the stop be counted.
 const SETTLE: Duration = Duration::from_millis(5);
 
-/// What a session is to do.
+/// Settings of a session.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Mean bytes between samples, at its start.
     pub interval: u64,
     /// Most that sampling may take of a process's CPU time; without it the interval stays.
     pub max_overhead: Option<f64>,
-    /// Its length; without one it lasts until a signal.
+    /// Length; without one the session lasts until a signal.
     pub length: Option<Duration>,
     /// Where dumps go and how their names begin.
     pub prefix: PathBuf,
@@ -56,7 +56,7 @@ pub struct Settings {
     pub triggers: Triggers,
 }
 
-/// How it went.
+/// Result of a session.
 #[derive(Default)]
 pub struct Outcome {
     /// The dumps.
@@ -84,7 +84,7 @@ pub struct Run {
     last_glance: Instant,
     /// The program that we started; its agents start their sessions by themselves.
     child: Option<Launched>,
-    /// Its descendants.
+    /// Descendants of that program.
     family: Family,
 }
 

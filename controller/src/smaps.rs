@@ -1,4 +1,4 @@
-//! `/proc/PID/smaps`: which memory is resident, by what it is for.
+//! `/proc/PID/smaps`: resident memory by its purpose.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ pub struct Resident {
     pub code: u64,
     /// Other mappings of files, shared memory included.
     pub files: u64,
-    /// Stacks of threads, as far as they can be told from other memory.
+    /// Stacks of threads, as far as they are distinguishable from other memory.
     pub stacks: u64,
     /// Memory without a file: the allocator's, and what the program maps by itself.
     pub anonymous: u64,
@@ -108,7 +108,7 @@ impl Kind {
     }
 }
 
-/// An address in each thread's stack: the stack pointer, where the kernel tells it.
+/// An address in each thread's stack: the stack pointer, where the kernel shows it.
 pub fn stack_pointers(pid: i32) -> Vec<u64> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return Vec::new();
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mappings_are_told_apart() {
+    fn each_mapping_has_its_purpose() {
         let text = "1000-2000 r-xp 0 08:01 5  /usr/bin/x y\nSize: 4 kB\nRss:   4 kB\nSwap: 1 kB\n\
             2000-3000 rw-p 0 08:01 5 /usr/bin/x y\nRss: 8 kB\n\
             3000-4000 rw-p 0 00:00 0 \nRss: 16 kB\nSwap: 2 kB\n\

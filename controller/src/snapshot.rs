@@ -54,11 +54,11 @@ pub struct Snapshot {
     /// The intervals in order, where they changed in the session.
     pub intervals: Vec<IntervalPeriod>,
     /// The smallest interval of the session. Every sample stands for as many bytes at
-    /// least, so all estimates can be told in its terms.
+    /// least, so all estimates can be expressed in it.
     pub least_interval: u64,
     /// Memory that the segment takes: what can have been written at most.
     pub segment_bytes: u64,
-    /// What found no room in the table.
+    /// Samples that found no room in the table.
     pub table_full: RecordView,
     nodes: Vec<u8>,
     stacks: Vec<RecordView>,
@@ -96,7 +96,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The stacks' sums; [`Snapshot::addresses`] tells where each is.
+    /// The stacks' sums; [`Snapshot::addresses`] has their frames.
     pub fn stacks(&self) -> &[RecordView] {
         &self.stacks
     }
@@ -160,23 +160,23 @@ fn least_interval(session: &Session, bank: &BankSummary<'_>) -> u64 {
 #[derive(Default)]
 struct Merger {
     stacks: Vec<RecordView>,
-    /// For each leaf one more than its place in `stacks`.
-    places: Vec<u32>,
+    /// By leaf, one more than the index in `stacks`.
+    indexes: Vec<u32>,
     table_full: RecordView,
 }
 
 impl Merger {
     fn add(&mut self, record: &RecordView) {
         let leaf = record.node as usize;
-        if self.places.len() <= leaf {
-            self.places.resize((leaf + 1).next_power_of_two(), 0);
+        if self.indexes.len() <= leaf {
+            self.indexes.resize((leaf + 1).next_power_of_two(), 0);
         }
-        match self.places[leaf] {
+        match self.indexes[leaf] {
             0 => {
                 self.stacks.push(*record);
-                self.places[leaf] = self.stacks.len() as u32;
+                self.indexes[leaf] = self.stacks.len() as u32;
             }
-            place => self.stacks[place as usize - 1].merge(record),
+            index => self.stacks[index as usize - 1].merge(record),
         }
     }
 }

@@ -51,7 +51,7 @@ pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     (bank.session() == session.number && bank.totals().samples > 0).then_some(session)
 }
 
-/// What a look at a target showed.
+/// Result of a look at a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// It counts.
@@ -194,7 +194,7 @@ impl Target {
         self.pidfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Memory in the shared folder that the start of a session takes.
+    /// Memory in the shared directory that the start of a session takes.
     pub fn first_bytes(&self) -> u64 {
         let g = Geometry::of_segment(self.segment_bytes);
         let table = g.nodes_in(FIRST_STEPS) as usize * size_of::<Node>()
@@ -226,11 +226,11 @@ impl Target {
     }
 
     fn no_room(&self) -> NoRoom {
-        let folder = &self.agent.segment.folder;
+        let directory = &self.agent.segment.directory;
         NoRoom {
-            directory: folder.path.clone(),
+            directory: directory.path.clone(),
             needs: self.first_bytes(),
-            free: folder.free_bytes().ok(),
+            free: directory.free_bytes().ok(),
         }
     }
 
@@ -253,7 +253,7 @@ impl Target {
         stopped.map_err(|e| Error::Stop(io_error(e)))
     }
 
-    /// Looks how far it is, and gives the table more room where it fills up.
+    /// Reads the totals, and gives the table more room where it fills up.
     pub fn look(&mut self) -> Result<Look, Refusal> {
         if !self.is_alive() {
             return Ok(Look::Dead);
@@ -336,9 +336,9 @@ impl Target {
             Ok(()) => self.steps = steps,
             Err(error) => {
                 self.full = true;
-                let folder = text::path(&self.agent.segment.folder.path);
+                let directory = text::path(&self.agent.segment.directory.path);
                 self.warnings.push(format!(
-                    "{}: its table cannot grow in {folder} ({}): further new stacks are counted \
+                    "{}: its table cannot grow in {directory} ({}): further new stacks are counted \
                      together as [table full]; make room there, or move it with MEM_PROFILER_DIR",
                     self.agent.title(),
                     io_error(error)

@@ -75,7 +75,7 @@ impl Line {
 /// Where lines go while a session runs.
 static PRINTING: Mutex<Option<Arc<Board>>> = Mutex::new(None);
 
-/// What is to be printed, and who waits for it.
+/// Lines to print, and the thread that waits for them.
 #[derive(Default)]
 struct Board {
     news: Mutex<News>,

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn file_names_cannot_leave_their_folder() {
+    fn file_names_cannot_leave_their_directory() {
         assert_eq!(file_name_part(b"../../etc/passwd"), "_.._etc_passwd");
         assert_eq!(file_name_part(b".hidden"), "hidden");
         assert_eq!(file_name_part(b"..."), "process");

@@ -17,7 +17,8 @@ use crate::text;
 const REARM: f64 = 0.9;
 /// How much the live heap must grow past the high-water mark to be worth another copy.
 const PEAK_STEP: f64 = 1.01;
-/// A copy of the high-water mark waits at least so many times as long as the last took.
+/// Pause between two copies of the high-water mark, as a multiple of the time that the last
+/// took.
 const PEAK_PAUSE: u32 = 20;
 /// How long after a failed dump it is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -63,7 +64,7 @@ impl Triggers {
     }
 }
 
-/// What the triggers of one process remember.
+/// State of the triggers of one process.
 pub struct Watcher {
     next_time: Option<Instant>,
     next_alloc: f64,

@@ -1,4 +1,4 @@
-//! Waiting for what ends or changes a session: signals to us, ends of processes, time.
+//! Waiting for events that end or change a session: signals to us, ends of processes, time.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -14,7 +14,7 @@ const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 /// A signal that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Which.
+    /// The signal.
     pub signal: Signal,
     /// The kernel sent it to the whole process group: a key on the terminal, or its end.
     pub from_terminal: bool,
@@ -72,9 +72,9 @@ impl Signals {
 
 /// Whether a signal that ends a session waits to be received.
 pub fn is_ending() -> bool {
-    // SAFETY: a set is plain bits, and a place for one.
+    // SAFETY: a signal set is plain bits, all of which may be zero.
     let mut waiting: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: both look at a set that is ours.
+    // SAFETY: `waiting` is a set of ours, which sigpending has filled before it is read.
     unsafe {
         libc::sigpending(&raw mut waiting) == 0
             && ENDING

@@ -231,7 +231,7 @@ fn resident_memory_triggers_a_dump_once() {
 }
 
 #[test]
-fn a_folder_full_in_the_middle_keeps_older_dumps_and_the_session() {
+fn a_directory_full_in_the_middle_keeps_older_dumps_and_the_session() {
     let place = Place::new();
     let _process = place.fake(&[]);
     // A small filesystem of its own, filled up and emptied again by a script around it.
@@ -279,7 +279,7 @@ fn a_folder_full_in_the_middle_keeps_older_dumps_and_the_session() {
     std::fs::remove_file(&err).unwrap();
     assert!(output.status.success(), "{output:?} {said}");
     assert!(
-        said.contains("the output folder is full") && said.contains("sampling goes on"),
+        said.contains("the output directory is full") && said.contains("sampling goes on"),
         "{said}"
     );
     let dumps = support::names(saved.path());
@@ -296,7 +296,7 @@ fn a_folder_full_in_the_middle_keeps_older_dumps_and_the_session() {
 }
 
 #[test]
-fn a_vanished_output_folder_loses_nothing() {
+fn a_vanished_output_directory_loses_nothing() {
     let place = Place::new();
     let process = place.fake(&[]);
     let session = place.spawn(&["-o", &place.prefix()]);

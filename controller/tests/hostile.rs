@@ -426,14 +426,14 @@ fn run_takes_its_descendants_alone() {
          exec sleep 60",
     ]);
     let directory = directory_of_run(&place);
-    for (folder, command) in [
+    for (directory, command) in [
         (directory.parent().unwrap(), "ls"),
         (directory.parent().unwrap(), "touch"),
         (&directory, "ls"),
     ] {
         let path = match command {
-            "touch" => folder.join("x"),
-            _ => folder.to_owned(),
+            "touch" => directory.join("x"),
+            _ => directory.to_owned(),
         };
         let mut stranger = Command::new("setpriv");
         stranger
@@ -441,7 +441,7 @@ fn run_takes_its_descendants_alone() {
             .arg(path);
         assert!(
             !stranger.output().unwrap().status.success(),
-            "{command} {folder:?}"
+            "{command} {directory:?}"
         );
     }
     // Whoever knows the name all the same.

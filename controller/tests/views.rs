@@ -158,8 +158,8 @@ fn completions_and_man_pages_name_every_command() {
             .success()
     );
     let man = tempfile::tempdir().unwrap();
-    let folder = man.path().to_str().unwrap();
-    assert_eq!(place.run(&["man", folder]).code, Some(0));
+    let directory = man.path().to_str().unwrap();
+    assert_eq!(place.run(&["man", directory]).code, Some(0));
     let pages = support::names(man.path());
     for page in ["mem_profiler.1", "mem_profiler-run.1", "mem_profiler-top.1"] {
         assert!(pages.iter().any(|name| name == page), "{pages:?}");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 fn release(name: &str) -> PathBuf {
     let exe = std::env::current_exe().expect("a running test has a path");
     // TARGET/<profile>/deps/<test>
-    let target = exe.ancestors().nth(3).expect("cargo's folders");
+    let target = exe.ancestors().nth(3).expect("cargo's directories");
     let path = target.join("release").join(name);
     assert!(
         path.exists(),

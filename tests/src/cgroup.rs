@@ -12,7 +12,7 @@ use crate::wait;
 
 /// The group; it goes with this value, once its processes are gone.
 pub struct Cgroup {
-    folder: PathBuf,
+    directory: PathBuf,
     version: u8,
 }
 
@@ -35,29 +35,29 @@ impl Cgroup {
         group
     }
 
-    fn at(folder: PathBuf, version: u8) -> Self {
-        fs::create_dir(&folder).unwrap_or_else(|error| {
+    fn at(directory: PathBuf, version: u8) -> Self {
+        fs::create_dir(&directory).unwrap_or_else(|error| {
             panic!(
                 "{}: {error}: this test needs a control group",
-                folder.display()
+                directory.display()
             )
         });
-        Self { folder, version }
+        Self { directory, version }
     }
 
     fn write(&self, file: &str, text: &str) {
-        let path = self.folder.join(file);
+        let path = self.directory.join(file);
         fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 
     /// Its path, as `--cgroup` takes it.
     pub fn path(&self) -> &Path {
-        &self.folder
+        &self.directory
     }
 
     /// Has a command start inside.
     pub fn put(&self, command: &mut Command) {
-        let path = self.folder.join("cgroup.procs");
+        let path = self.directory.join("cgroup.procs");
         let procs = File::options().write(true).open(path).expect("our group");
         let enter = move || {
             // SAFETY: one write of a text that is there, to a file that is open.
@@ -73,7 +73,7 @@ impl Cgroup {
     /// How many of its processes the kernel has killed for want of memory.
     pub fn kills(&self) -> u64 {
         let file = ["memory.oom_control", "memory.events"][usize::from(self.version - 1)];
-        let text = fs::read_to_string(self.folder.join(file)).expect("our group");
+        let text = fs::read_to_string(self.directory.join(file)).expect("our group");
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
         count.and_then(|n| n.trim().parse().ok()).expect("a count")
     }
@@ -84,11 +84,11 @@ impl Drop for Cgroup {
         // Ended processes leave it a moment later.
         if !std::thread::panicking() {
             wait::until("the control group to be empty", || {
-                fs::remove_dir(&self.folder).ok()
+                fs::remove_dir(&self.directory).ok()
             });
-        } else if let Ok(mut file) = File::create(self.folder.join("cgroup.kill")) {
+        } else if let Ok(mut file) = File::create(self.directory.join("cgroup.kill")) {
             let _ = file.write_all(b"1");
-            let _ = fs::remove_dir(&self.folder);
+            let _ = fs::remove_dir(&self.directory);
         }
     }
 }

@@ -4,12 +4,12 @@
 //! # Promises
 //! - Nothing here waits without a deadline, and nothing sleeps in the hope that something
 //!   has happened meanwhile: [`wait::until`] asks.
-//! - Tests do not see each other: every [`Scratch`] has its own shared folder.
+//! - Tests do not see each other: every [`Scratch`] has its own shared directory.
 //! - Processes started here end with the value that stands for them.
 //!
 //! # The caller must
 //! have built the release binaries (`cargo build --release --workspace`) into the target
-//! folder that the tests themselves are built into, as `tests/run` does.
+//! directory that the tests themselves are built into, as `tests/run` does.
 
 pub mod artifacts;
 pub mod cgroup;

@@ -1,4 +1,4 @@
-//! A test's own folders, and the programs it compiles into them.
+//! A test's own directories, and the programs it compiles into them.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::{artifacts, wait};
 
-/// Folders of one test; they go with it.
+/// Directories of one test; they go with it.
 pub struct Scratch {
     files: TempDir,
     shared: TempDir,
@@ -26,27 +26,27 @@ impl Default for Scratch {
 impl Scratch {
     /// Makes them: one for files, and a shared one in memory, where segments belong.
     pub fn new() -> Self {
-        let new = |folder: &Path| {
+        let new = |directory: &Path| {
             tempfile::Builder::new()
                 .prefix("mem-tests.")
-                .tempdir_in(folder)
+                .tempdir_in(directory)
         };
-        let files = new(&std::env::temp_dir()).expect("a folder for files");
-        let shared = new(Path::new("/dev/shm")).expect("a folder in /dev/shm");
+        let files = new(&std::env::temp_dir()).expect("a directory for files");
+        let shared = new(Path::new("/dev/shm")).expect("a directory in /dev/shm");
         Self { files, shared }
     }
 
-    /// A path in the folder for files.
+    /// A path in the directory for files.
     pub fn file(&self, name: &str) -> PathBuf {
         self.files.path().join(name)
     }
 
-    /// The folder for files.
+    /// The directory for files.
     pub fn files(&self) -> &Path {
         self.files.path()
     }
 
-    /// The folder of segments.
+    /// The directory of segments.
     pub fn shared(&self) -> &Path {
         self.shared.path()
     }
@@ -120,7 +120,7 @@ impl Scratch {
 
     /// All segments there are.
     pub fn segments(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.shared()).expect("the shared folder");
+        let entries = fs::read_dir(self.shared()).expect("the shared directory");
         let mut paths: Vec<_> = entries.flatten().map(|e| e.path()).collect();
         paths.sort();
         paths

@@ -1,4 +1,4 @@
-//! Folders that run full.
+//! Directories that run full.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,9 +10,9 @@ use crate::session::tool;
 pub struct Small<'a>(&'a std::path::Path);
 
 impl<'a> Small<'a> {
-    /// Mounts one of this size, as `mount` writes it, at a new folder.
+    /// Mounts one of this size, as `mount` writes it, at a new directory.
     pub fn mount(at: &'a std::path::Path, size: &str) -> Self {
-        fs::create_dir(at).expect("a new folder");
+        fs::create_dir(at).expect("a new directory");
         let option = format!("size={size}");
         let at_text = at.to_str().expect("a path of ours");
         tool(

@@ -12,9 +12,12 @@ use std::process::{Child, Stdio};
 use mem_tests::tracing::{Fate, kill_at};
 use mem_tests::{Scratch, Session, Steps, artifacts, run, sums, wait};
 
-/// What is in a folder must be whole dumps, and nothing else.
-fn assert_whole(folder: &Path) -> usize {
-    let entries: Vec<_> = fs::read_dir(folder).expect("a folder").flatten().collect();
+/// What is in a directory must be whole dumps, and nothing else.
+fn assert_whole(directory: &Path) -> usize {
+    let entries: Vec<_> = fs::read_dir(directory)
+        .expect("a directory")
+        .flatten()
+        .collect();
     for entry in &entries {
         let path = entry.path();
         heap_format::open(&path).expect("whole, or not there at all");
@@ -33,19 +36,19 @@ fn killed_at_every_step(args: &[&str]) {
     program.step("keep 2000");
     program.step("churn");
     let pid = program.pid().to_string();
-    let folder = scratch.file("dumps");
-    let prefix = folder.join("p_");
+    let directory = scratch.file("dumps");
+    let prefix = directory.join("p_");
     let killed_at = |calls: usize| {
-        fs::create_dir(&folder).expect("a new folder");
+        fs::create_dir(&directory).expect("a new directory");
         let mut command = scratch.profiler();
         command.args(args).args(["-p", &pid, "-o"]).arg(&prefix);
         let fate = kill_at(&mut command, calls);
-        let found = assert_whole(&folder);
+        let found = assert_whole(&directory);
         let next = ["-s", "0.002", "-p", &pid, "-o"];
         let next = run(scratch.profiler().args(next).arg(&prefix));
         assert_eq!(next.code, Some(0), "after {calls} calls: {next:?}");
-        assert!(assert_whole(&folder) > found, "after {calls} calls");
-        fs::remove_dir_all(&folder).expect("our own");
+        assert!(assert_whole(&directory) > found, "after {calls} calls");
+        fs::remove_dir_all(&directory).expect("our own");
         (fate, found)
     };
     let (fate, found) = killed_at(usize::MAX / 4);
@@ -277,14 +280,14 @@ fn a_terminal_resized_changes_nothing_and_closed_ends_the_session_with_its_data(
 }
 
 #[test]
-fn a_relative_folder_of_segments_is_the_same_for_both_sides() {
+fn a_relative_directory_of_segments_is_the_same_for_both_sides() {
     let scratch = Scratch::new();
-    fs::create_dir(scratch.file("segments")).expect("a new folder");
-    let folder = scratch.files().to_owned();
+    fs::create_dir(scratch.file("segments")).expect("a new directory");
+    let directory = scratch.files().to_owned();
     let mut program = Steps::start_with(&scratch, &[], |command| {
         command
             .env("MEM_PROFILER_DIR", "segments")
-            .current_dir(&folder);
+            .current_dir(&directory);
     });
     let mut command = scratch.profiler();
     command.env("MEM_PROFILER_DIR", "segments");

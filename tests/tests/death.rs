@@ -183,7 +183,7 @@ fn with_version_2(pid: u32, tree: &Path, mut command: Command) -> Command {
             .filter_map(|(name, value)| Some((name, value?))),
     );
     outer.env("TREE", tree).env("PID", pid.to_string());
-    outer.current_dir(command.get_current_dir().expect("the test's folder"));
+    outer.current_dir(command.get_current_dir().expect("the test's directory"));
     outer.stdin(Stdio::null());
     outer
 }
@@ -194,7 +194,7 @@ fn a_control_group_of_version_2_is_watched_up_to_the_one_with_the_limit() {
     let mut steps = Steps::start(&scratch);
     let tree = scratch.file("cgroup");
     let own = tree.join("box/app");
-    fs::create_dir_all(&own).expect("a folder");
+    fs::create_dir_all(&own).expect("a directory");
     let put = |path: PathBuf, text: &str| fs::write(path, text).expect("a file");
     put(tree.join("cgroup.controllers"), "memory");
     put(own.join("memory.max"), "max\n");
@@ -208,7 +208,9 @@ fn a_control_group_of_version_2_is_watched_up_to_the_one_with_the_limit() {
     steps.step("keep 7");
     put(tree.join("box/memory.current"), "996147200\n");
     let first = wait::until("the trigger's dump", || {
-        let names = fs::read_dir(scratch.files()).expect("the folder").flatten();
+        let names = fs::read_dir(scratch.files())
+            .expect("the directory")
+            .flatten();
         let mut paths = names.map(|entry| entry.path());
         paths.find(|path| path.extension().is_some_and(|e| e == "heap"))
     });
@@ -243,7 +245,7 @@ fn many_deaths(scratch: &Scratch, shared: &Path, count: usize) {
 }
 
 fn kept(shared: &Path) -> (usize, u64) {
-    let entries = fs::read_dir(shared).expect("the folder").flatten();
+    let entries = fs::read_dir(shared).expect("the directory").flatten();
     let blocks = entries.map(|e| e.metadata().map_or(0, |m| m.blocks()));
     blocks.fold((0, 0), |(count, bytes), b| (count + 1, bytes + b * 512))
 }
@@ -292,7 +294,7 @@ fn profiles_that_nobody_collects_are_bounded_in_bytes() {
 }
 
 #[test]
-fn a_folder_full_of_kept_profiles_is_said_to_be_and_moved_elsewhere() {
+fn a_directory_full_of_kept_profiles_is_said_to_be_and_moved_elsewhere() {
     let scratch = Scratch::new();
     let shared = scratch.file("small");
     let small = Small::mount(&shared, "40m");
@@ -309,10 +311,10 @@ fn a_folder_full_of_kept_profiles_is_said_to_be_and_moved_elsewhere() {
         profiler.env("MEM_PROFILER_DIR", shared);
         run(profiler.args(["-s", "0.05", "-o", "f_", "-p", &pid.to_string()]))
     };
-    let folder = shared.to_str().expect("a path of ours");
+    let directory = shared.to_str().expect("a path of ours");
     let outcome = session(&shared, program.pid());
     let parts = [
-        folder,
+        directory,
         "the session needs",
         "are free",
         "MEM_PROFILER_DIR",
@@ -320,7 +322,7 @@ fn a_folder_full_of_kept_profiles_is_said_to_be_and_moved_elsewhere() {
         "mem_profiler recover",
     ];
     outcome.refused(1, &parts);
-    // In another folder there is no such trouble.
+    // In another directory there is no such trouble.
     let program = start(scratch.shared());
     let outcome = session(scratch.shared(), program.pid());
     assert_eq!(outcome.code, Some(0), "{outcome:?}");

@@ -195,7 +195,7 @@ fn a_program_that_is_run_is_held_as_well_and_a_snapshot_knows_its_intervals() {
     program.step("work 200");
     program.step("load");
     // Root's runs keep their segments in a directory inside their own.
-    let folder = wait::until("the run's directory", || {
+    let directory = wait::until("the run's directory", || {
         let outer = scratch.segments().into_iter().next()?;
         let mut inside = std::fs::read_dir(&outer).ok()?.flatten();
         let first = inside.next()?.path();
@@ -206,7 +206,7 @@ fn a_program_that_is_run_is_held_as_well_and_a_snapshot_knows_its_intervals() {
         let outcome = run(dump
             .args(["dump", "-o"])
             .arg(scratch.file("snap_"))
-            .env("MEM_PROFILER_DIR", &folder));
+            .env("MEM_PROFILER_DIR", &directory));
         let profile = (outcome.code == Some(0)).then(|| outcome.profile())?;
         (profile.facts.intervals.len() > 1).then_some(profile)
     });

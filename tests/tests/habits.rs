@@ -139,8 +139,8 @@ fn perform(stage: &Stage, habit: &Habit) -> Outcome {
     if habit.here.contains("--signal SIGUSR2") {
         // The program runs, so its controller heeds the signal.
         wait::until("the program's segment", || {
-            let folder = stage.scratch.segments().pop()?;
-            fs::read_dir(folder).ok()?.next().map(|_| ())
+            let directory = stage.scratch.segments().pop()?;
+            fs::read_dir(directory).ok()?.next().map(|_| ())
         });
         wait::until("the signal's dump", || {
             session.signal(libc::SIGUSR2);

@@ -141,7 +141,7 @@ fn write(scratch: &Scratch, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
 /// Compares two files as they are, nothing of which has a name, in all reports, with pprof.
 fn compare_nameless(scratch: &Scratch, columns: &[&str], file: &str, base: Option<&str>) {
     let nothing = scratch.file("nothing");
-    fs::create_dir_all(&nothing).expect("a folder");
+    fs::create_dir_all(&nothing).expect("a directory");
     let nothing = nothing.to_str().expect("a path");
     let extra = ["--symbol-path", nothing];
     compare_files(scratch, columns, file, base, &extra);

@@ -47,7 +47,7 @@ fn a_program_that_may_have_next_to_nothing_still_runs() {
 }
 
 #[test]
-fn a_program_runs_where_the_shared_folder_is_missing() {
+fn a_program_runs_where_the_shared_directory_is_missing() {
     let scratch = Scratch::new();
     let nowhere = scratch.file("nowhere");
     let mut program = Steps::start_with(&scratch, &[], |command| {

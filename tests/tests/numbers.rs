@@ -23,9 +23,9 @@ fn profile(scratch: &Scratch, interval: &str, program: &[&str], input: &Path) ->
     dumps(scratch)
 }
 
-/// All dumps in the folder, in order of their names.
+/// All dumps in the directory, in order of their names.
 fn dumps(scratch: &Scratch) -> Vec<PathBuf> {
-    let entries = fs::read_dir(scratch.files()).expect("the folder");
+    let entries = fs::read_dir(scratch.files()).expect("the directory");
     let paths = entries.flatten().map(|entry| entry.path());
     let mut dumps: Vec<_> = paths
         .filter(|path| path.extension().is_some_and(|e| e == "heap"))

@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 
 use mem_tests::{Scratch, wait};
 
-/// The oracle, in the folder of the release build that the tests belong to.
+/// The oracle, in the directory of the release build that the tests belong to.
 fn oracle() -> PathBuf {
     let exe = std::env::current_exe().expect("a running test has a path");
-    let target = exe.ancestors().nth(3).expect("cargo's folders");
+    let target = exe.ancestors().nth(3).expect("cargo's directories");
     let path = target.join("release/libunwind_oracle.so");
     assert!(
         path.exists(),
@@ -36,9 +36,9 @@ impl Counts {
             counts: BTreeMap::new(),
             stacks: String::new(),
         };
-        let folder = out.parent().expect("a folder");
+        let directory = out.parent().expect("a directory");
         let name = out.file_name().expect("a name").to_string_lossy();
-        for entry in fs::read_dir(folder).expect("the folder").flatten() {
+        for entry in fs::read_dir(directory).expect("the directory").flatten() {
             if entry.file_name().to_string_lossy().starts_with(&*name) {
                 all.add(
                     &fs::read_to_string(entry.path()).expect("a report"),

@@ -130,5 +130,5 @@ fn tables_and_pictures_go_where_they_are_asked_to() {
             "{part} is not in the picture"
         );
     }
-    parse(&["-s", "-o", "no/such/folder/out.svg"]).refused(1, &["no/such/folder"]);
+    parse(&["-s", "-o", "no/such/directory/out.svg"]).refused(1, &["no/such/directory"]);
 }

@@ -97,7 +97,7 @@ fn a_process_of_another_user_is_named() {
     // SAFETY: cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     if root {
-        // The build's folders may be closed to others.
+        // The build's directories may be closed to others.
         fs::copy(artifacts::profiler(), scratch.file("mem_profiler")).expect("a copy");
         for path in [scratch.files(), scratch.shared()] {
             fs::set_permissions(path, Permissions::from_mode(0o755)).expect("our own");
@@ -170,17 +170,17 @@ fn a_program_with_an_allocator_of_its_own_is_warned_about() {
 }
 
 #[test]
-fn an_output_folder_that_cannot_be_written_is_found_before_the_session() {
+fn an_output_directory_that_cannot_be_written_is_found_before_the_session() {
     let scratch = Scratch::new();
     let program = Steps::start(&scratch);
     let pid = program.pid().to_string();
     // Closed to everybody, root too.
-    for folder in ["/nowhere/at/all", "/proc"] {
-        let prefix = format!("{folder}/prof_");
+    for directory in ["/nowhere/at/all", "/proc"] {
+        let prefix = format!("{directory}/prof_");
         let outcome = run(scratch
             .profiler()
             .args(["-s", "100", "-p", &pid, "-o", &prefix]));
-        outcome.refused(1, &[folder]);
+        outcome.refused(1, &[directory]);
     }
     let file = scratch.file("a_file");
     fs::write(&file, "").expect("a file");
@@ -192,13 +192,13 @@ fn an_output_folder_that_cannot_be_written_is_found_before_the_session() {
 }
 
 #[test]
-fn a_folder_that_fills_up_in_the_session_costs_nothing_but_another_try() {
+fn a_directory_that_fills_up_in_the_session_costs_nothing_but_another_try() {
     let scratch = Scratch::new();
-    let folder = scratch.file("small");
-    let small = Small::mount(&folder, "3m");
+    let directory = scratch.file("small");
+    let small = Small::mount(&directory, "3m");
     let mut program = Steps::start(&scratch);
     let pid = program.pid().to_string();
-    let prefix = folder.join("prof_");
+    let prefix = directory.join("prof_");
     let args = ["-c", "1", "-p", &pid, "-o"];
     let session = Session::start(scratch.profiler().args(args).arg(&prefix));
     scratch.wait_for_sampling(program.pid());
@@ -209,17 +209,17 @@ fn a_folder_that_fills_up_in_the_session_costs_nothing_but_another_try() {
     outcome.refused(
         1,
         &[
-            folder.to_str().expect("a path of ours"),
+            directory.to_str().expect("a path of ours"),
             "mem_profiler dump",
         ],
     );
-    let left: Vec<_> = fs::read_dir(&folder)
-        .expect("the folder")
+    let left: Vec<_> = fs::read_dir(&directory)
+        .expect("the directory")
         .flatten()
         .collect();
     assert_eq!(left.len(), 1, "the filler alone, no half file: {left:?}");
 
-    fs::remove_file(folder.join("filler")).expect("the filler");
+    fs::remove_file(directory.join("filler")).expect("the filler");
     let args = ["dump", "-p", &pid, "-o"];
     let outcome = run(scratch.profiler().args(args).arg(&prefix));
     assert_exact(
@@ -229,7 +229,7 @@ fn a_folder_that_fills_up_in_the_session_costs_nothing_but_another_try() {
 }
 
 #[test]
-fn a_full_shared_folder_is_told_before_the_session() {
+fn a_full_shared_directory_is_told_before_the_session() {
     let scratch = Scratch::new();
     let shared = scratch.file("shared");
     let small = Small::mount(&shared, "1m");

@@ -22,12 +22,12 @@ impl Drop for Server {
     }
 }
 
-/// Lets other users see the test's folders and write to the shared one.
+/// Lets other users see the test's directories and write to the shared one.
 fn open_to_all(scratch: &Scratch) -> PathBuf {
     for (path, mode) in [(scratch.files(), 0o755), (scratch.shared(), 0o1777)] {
         fs::set_permissions(path, Permissions::from_mode(mode)).expect("our own");
     }
-    // The build's folders may be closed to others.
+    // The build's directories may be closed to others.
     let agent = scratch.file("libmem_agent.so");
     fs::copy(artifacts::agent(), &agent).expect("a copy");
     agent
@@ -77,17 +77,17 @@ impl Nginx {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = socket.local_addr().expect("bound").port();
         drop(socket);
-        let folder = scratch.files().display();
+        let directory = scratch.files().display();
         fs::write(scratch.file("index.html"), "x".repeat(2000)).expect("a page");
         let temp = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|kind| format!("{kind}_temp_path {folder}/{kind};"))
+            .map(|kind| format!("{kind}_temp_path {directory}/{kind};"))
             .concat();
         let text = format!(
             "daemon off; worker_processes {workers}; user www-data;
-             pid {folder}/nginx.pid; error_log {folder}/error.log;
+             pid {directory}/nginx.pid; error_log {directory}/error.log;
              events {{ worker_connections 512; }}
              http {{ {temp} access_log off; server {{
-                 listen 127.0.0.1:{port} reuseport; root {folder}; }} }}"
+                 listen 127.0.0.1:{port} reuseport; root {directory}; }} }}"
         );
         let config = scratch.file("nginx.conf");
         fs::write(&config, text).expect("a file");
@@ -184,7 +184,7 @@ fn a_worker_that_nginx_replaces_joins_the_session() {
 
 struct Postgres {
     server: Server,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Postgres {
@@ -203,14 +203,14 @@ impl Postgres {
     fn start(scratch: &Scratch) -> Self {
         let agent = open_to_all(scratch);
         let (uid, gid) = user(c"postgres");
-        let folder = scratch.file("cluster");
-        fs::create_dir(&folder).expect("a new folder");
-        std::os::unix::fs::chown(&folder, Some(uid), Some(gid)).expect("root may");
-        let data = folder.join("data");
+        let directory = scratch.file("cluster");
+        fs::create_dir(&directory).expect("a new directory");
+        std::os::unix::fs::chown(&directory, Some(uid), Some(gid)).expect("root may");
+        let data = directory.join("data");
         let mut init = Command::new(Self::binary("initdb"));
         init.args(["--no-sync", "-A", "trust", "-U", "postgres", "-D"])
             .arg(&data)
-            .current_dir(&folder)
+            .current_dir(&directory)
             .uid(uid)
             .gid(gid);
         let made = run(&mut init);
@@ -219,19 +219,19 @@ impl Postgres {
         command
             .env("LD_PRELOAD", agent)
             .args(["-F", "-c", "listen_addresses=", "-k"])
-            .arg(&folder)
+            .arg(&directory)
             .arg("-D")
             .arg(&data)
-            .current_dir(&folder)
+            .current_dir(&directory)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .uid(uid)
             .gid(gid);
         let server = Server(command.spawn().expect("postgres starts"));
-        let postgres = Self { server, folder };
+        let postgres = Self { server, directory };
         wait::until("the server", || {
             let mut ready = Command::new(Self::binary("pg_isready"));
-            let ready = ready.arg("-q").arg("-h").arg(&postgres.folder);
+            let ready = ready.arg("-q").arg("-h").arg(&postgres.directory);
             ready
                 .status()
                 .expect("pg_isready runs")
@@ -246,7 +246,7 @@ impl Postgres {
         let mut command = Command::new(Self::binary("psql"));
         command
             .args(["-qAtX", "-U", "postgres", "-h"])
-            .arg(&self.folder)
+            .arg(&self.directory)
             .arg("postgres");
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut client = Target::start(&mut command);

@@ -1,9 +1,9 @@
-//! `clean`: removes what dead processes left.
+//! `clean`: removes the segments of dead processes.
 
 use std::process::ExitCode;
 
 use crate::claims::Doubt;
-use crate::cleaning::{Cleaned, remove_run_folders, remove_unused};
+use crate::cleaning::{Cleaned, remove_run_directories, remove_unused};
 use crate::cli::CleanArgs;
 use crate::discovery::Discovery;
 use crate::select::Selection;
@@ -21,7 +21,7 @@ pub fn execute(args: CleanArgs) -> ExitCode {
         .failures
         .iter()
         .for_each(|failure| diagnostic(failure));
-    remove_run_folders();
+    remove_run_directories();
     result(&format!(
         "removed {} {}, {}",
         cleaned.removed,

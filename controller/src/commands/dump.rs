@@ -15,7 +15,7 @@ use crate::session::Outcome;
 use crate::target::is_running;
 use crate::terminal::{diagnostic, result, warning};
 
-/// What to do with the sessions.
+/// Whether the sessions go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// Let them go on.

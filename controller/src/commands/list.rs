@@ -100,7 +100,7 @@ fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
     })
 }
 
-/// What is in use, as well as it is known.
+/// Bytes in use, as well as they are known.
 struct Live {
     bytes: u64,
     source: &'static str,

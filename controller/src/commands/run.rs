@@ -6,7 +6,7 @@ use super::reporting::Printer;
 use crate::cli::RunArgs;
 use crate::discovery::Discovery;
 use crate::launch::{self, Launched};
-use crate::segment::default_folder;
+use crate::segment::default_directory;
 use crate::select::Selection;
 use crate::session::{Outcome, Run, Settings};
 use crate::terminal::{diagnostic, warning};
@@ -25,11 +25,11 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
         selection: Selection::default(),
         triggers: args.triggers.into(),
     };
-    let folder = launch::make_folder(&default_folder())?;
-    let discovery = Discovery::in_folder(folder.clone());
+    let directory = launch::make_directory(&default_directory())?;
+    let discovery = Discovery::in_directory(directory.clone());
     let reporter = Box::new(Printer::following());
     let followed = Run::new(settings, discovery, true, reporter).and_then(|run| {
-        match Launched::start(&args.command, &agent, interval, &folder, dump_signal) {
+        match Launched::start(&args.command, &agent, interval, &directory, dump_signal) {
             Ok(child) => run.follow(child).map(Ok),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", text::path(&args.command[0])));
@@ -37,7 +37,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             }
         }
     });
-    launch::remove_folder(&folder);
+    launch::remove_directory(&directory);
     match followed? {
         Ok(outcome) => Ok(conclude(&outcome)),
         Err(code) => Ok(code),

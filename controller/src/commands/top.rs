@@ -31,7 +31,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// Rows that `--once` and `--json` print.
 const ROWS: usize = 40;
 
-/// What is looked at.
+/// The session that is shown.
 enum Source {
     /// A session of ours.
     Own(Box<Target>),

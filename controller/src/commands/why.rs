@@ -32,7 +32,7 @@ struct Answer {
     age_seconds: Option<f64>,
     /// Whether the program keeps its own allocator, which nobody can ask.
     system_allocator: bool,
-    /// What the samples of the last session tell of bytes in use.
+    /// Bytes in use by the samples of the last session.
     sampled_live: Option<f64>,
 }
 
@@ -98,7 +98,7 @@ fn answer(agent: &Agent) -> anyhow::Result<Answer> {
     })
 }
 
-/// What was allocated since the last session began and is still in use, by its samples.
+/// Bytes allocated since the last session began and still in use, by its samples.
 fn sampled_live(agent: &Agent, header: &Header<'_>) -> Option<f64> {
     let mut buffer = [0; BANK_HEADER_BYTES];
     let session = header.session()?;

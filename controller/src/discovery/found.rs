@@ -1,4 +1,4 @@
-//! What a scan finds: a segment and whose it is.
+//! Results of a scan: segments, each with its process, and those refused.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use crate::process;
 use crate::process_end::ProcessEnd;
-use crate::segment::{Entry, Folder, Refusal, Segment};
+use crate::segment::{Directory, Entry, Refusal, Segment};
 use crate::text;
 
 /// Whether the process that made a segment still uses it.
@@ -39,16 +39,16 @@ pub struct Found {
     pub name: Vec<u8>,
     /// Name of the main thread; bytes that it chose.
     pub comm: Vec<u8>,
-    /// Its user; a dead process's segment's owner.
+    /// User; of a dead process, the segment's owner.
     pub uid: u32,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
-    /// When the segment was made, by the segments' clock: tells images of a process apart.
+    /// When the segment was made, by the segments' clock: distinguishes images of a process.
     pub created_ns: u64,
-    /// Its segment's entry in the directory.
+    /// The segment's entry in the directory.
     pub entry: Entry,
     /// The directory.
-    pub folder: Rc<Folder>,
+    pub directory: Rc<Directory>,
     /// Owner of the segment's file.
     pub owner: u32,
     /// Device and inode of the segment's file.
@@ -59,7 +59,7 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Agent {
     found: Found,
-    /// Its segment.
+    /// The segment.
     pub segment: Segment,
 }
 
@@ -85,10 +85,10 @@ impl Found {
 
     /// Where its segment is.
     pub fn path(&self) -> PathBuf {
-        self.folder.path.join(self.entry.name.to_string())
+        self.directory.path.join(self.entry.name.to_string())
     }
 
-    /// What tells processes apart, whatever they call themselves: two containers that share
+    /// Identity of a process, whatever it calls itself: two containers that share
     /// a directory may have processes that agree in pid and start.
     pub fn process(&self) -> (u32, u64, i32, u64) {
         let name = self.entry.name;
@@ -97,7 +97,7 @@ impl Found {
 
     /// Opens its segment, if the name still means that file.
     pub fn open(self) -> Result<Agent, Refusal> {
-        let segment = Segment::open(&self.folder, self.entry.name)?;
+        let segment = Segment::open(&self.directory, self.entry.name)?;
         if (segment.device, segment.inode) != self.file {
             return Err(Refusal::Io(std::io::ErrorKind::NotFound.into()));
         }
@@ -125,7 +125,7 @@ impl Agent {
             process::maps_file(&maps, device, self.segment.inode, name.as_bytes()).then_some(())
         };
         let mapped = is_mapped(process::device(self.segment.device)).or_else(|| {
-            // Some filesystems tell another device there than to whoever asks for it.
+            // Some filesystems show another device there than `stat` does.
             let seems = process::maps_name(&maps, self.segment.inode, name.as_bytes());
             let shown = || process::shown_device(self.segment.file());
             seems.then(shown).flatten().and_then(is_mapped)
@@ -160,9 +160,9 @@ pub struct Refused {
     pub young: bool,
 }
 
-/// Most refused segments that are told apart.
-const TOLD: usize = 256;
-/// Refused segments of dead processes that are told one by one.
+/// Most refused segments that are kept one by one.
+const KEPT: usize = 256;
+/// Most refused segments that are named in a warning.
 const NAMED: usize = 3;
 
 /// Segments that are not used. Anybody can make any number of them, so the rest is counted.
@@ -177,36 +177,36 @@ pub struct Refusals {
 impl Refusals {
     /// Takes one in.
     pub fn push(&mut self, refused: Refused) {
-        match self.first.len() < TOLD {
+        match self.first.len() < KEPT {
             true => self.first.push(refused),
             false => {
-                let folder = refused.path.parent().map(PathBuf::from).unwrap_or_default();
-                self.count(folder, 1);
+                let directory = refused.path.parent().map(PathBuf::from).unwrap_or_default();
+                self.count(directory, 1);
             }
         }
     }
 
     /// Counts some that nobody looked at.
-    pub fn count(&mut self, folder: PathBuf, files: usize) {
+    pub fn count(&mut self, directory: PathBuf, files: usize) {
         if files > 0 {
-            *self.more.entry(folder).or_default() += files;
+            *self.more.entry(directory).or_default() += files;
         }
     }
 
-    /// What to say of those that `concern` us, and of the `rest` that was only counted: each
-    /// where they are few, else their number and the first of them.
+    /// Warnings of those that `concern` us, and of the `rest` that was only counted: one for
+    /// each where they are few, else their number and the first of them.
     pub fn warnings(&self, concern: impl Fn(&Refused) -> bool, rest: bool) -> Vec<String> {
-        let told: Vec<&Refused> = self.first.iter().filter(|r| concern(r)).collect();
+        let ours: Vec<&Refused> = self.first.iter().filter(|r| concern(r)).collect();
         let more: usize = self.more.values().filter(|_| rest).sum();
-        if told.len() <= NAMED && more == 0 {
-            return told.iter().map(|refused| refused.line()).collect();
+        if ours.len() <= NAMED && more == 0 {
+            return ours.iter().map(|refused| refused.line()).collect();
         }
-        let count = told.len() + more;
-        let first = told.iter().take(NAMED).map(|refused| refused.line());
+        let count = ours.len() + more;
+        let first = ours.iter().take(NAMED).map(|refused| refused.line());
         let mut first: Vec<String> = first.collect();
         if first.is_empty() {
-            let folders = self.more.keys().take(NAMED);
-            first.extend(folders.map(|folder| format!("in {}", text::path(folder))));
+            let directories = self.more.keys().take(NAMED);
+            first.extend(directories.map(|directory| format!("in {}", text::path(directory))));
         }
         let first = first.join("; ");
         vec![format!(

@@ -6,18 +6,18 @@ use std::collections::{HashMap, HashSet};
 use crate::process::{self, Stat, Status};
 use crate::segment::SegmentName;
 
-/// A live process, as `/proc` tells.
+/// A live process, from `/proc`.
 #[derive(Clone)]
 pub struct Process {
-    /// Its pid here.
+    /// Pid in our namespace.
     pub pid: i32,
-    /// Its start, state and parent.
+    /// Start, state and parent.
     pub stat: Stat,
-    /// Its users and pids.
+    /// Users and pids.
     pub status: Status,
 }
 
-/// Which names mean which process, across pid namespaces.
+/// Processes by the names of their segments, across pid namespaces.
 #[derive(Default)]
 pub struct Spaces {
     /// All pids that `/proc` shows.

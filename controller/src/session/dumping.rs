@@ -146,7 +146,7 @@ impl Run {
     }
 
     /// Whether a process is gone before its first sample: a fork on its way to another
-    /// program, say. There is nothing to tell of it.
+    /// program, say. There is nothing to report of it.
     pub(super) fn is_empty(&self, target: &Target) -> bool {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = target
@@ -198,10 +198,13 @@ impl Run {
             Life::Running => done,
             // Collected is all that it need be: `clean` removes it later.
             _ if !target.is_gone() => done,
-            _ => segment.folder.remove(segment).or_else(|e| match e.kind() {
-                std::io::ErrorKind::NotFound => Ok(()),
-                _ => Err(e),
-            }),
+            _ => segment
+                .directory
+                .remove(segment)
+                .or_else(|e| match e.kind() {
+                    std::io::ErrorKind::NotFound => Ok(()),
+                    _ => Err(e),
+                }),
         };
         if let Err(error) = done {
             let path = text::path(segment.path());

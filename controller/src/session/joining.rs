@@ -9,7 +9,7 @@ use crate::discovery::{Agent, Found, Life};
 use crate::dump;
 use crate::ended::Ended;
 use crate::process::Stat;
-use crate::segment::{Folder, Head, Refusal};
+use crate::segment::{Directory, Head, Refusal};
 use crate::select::Selection;
 use crate::session::member::Member;
 use crate::target::{Deadline, NoRoom, Target, uncollected};
@@ -74,36 +74,37 @@ impl Run {
         }
     }
 
-    /// All sessions together must fit into the shared folder, or none is started. Where
+    /// All sessions together must fit into the shared directory, or none is started. Where
     /// they do not, what dead processes left and nobody needs is removed first.
     pub(super) fn check_room(&mut self, taken: &[Target]) -> anyhow::Result<()> {
-        let mut folders: Vec<(&Folder, u64)> = Vec::new();
+        let mut directories: Vec<(&Directory, u64)> = Vec::new();
         for target in taken {
-            let folder = &target.agent.segment.folder;
-            match folders
+            let directory = &target.agent.segment.directory;
+            match directories
                 .iter_mut()
-                .find(|(f, _)| f.identity.0 == folder.identity.0)
+                .find(|(f, _)| f.identity.0 == directory.identity.0)
             {
                 Some((_, bytes)) => *bytes += target.first_bytes(),
-                None => folders.push((folder, target.first_bytes())),
+                None => directories.push((directory, target.first_bytes())),
             }
         }
-        let is_short =
-            |(folder, needs): &&(&Folder, u64)| folder.free_bytes().is_ok_and(|free| free < *needs);
-        if folders.iter().find(is_short).is_none() {
+        let is_short = |(directory, needs): &&(&Directory, u64)| {
+            directory.free_bytes().is_ok_and(|free| free < *needs)
+        };
+        if directories.iter().find(is_short).is_none() {
             return Ok(());
         }
         let cleaned = remove_unused(&self.discovery, &Selection::default(), false);
         for failure in &cleaned.failures {
             self.reporter.diagnostic(failure);
         }
-        let Some((folder, needs)) = folders.iter().find(is_short) else {
+        let Some((directory, needs)) = directories.iter().find(is_short) else {
             return Ok(());
         };
         let no_room = NoRoom {
-            directory: folder.path.clone(),
+            directory: directory.path.clone(),
             needs: *needs,
-            free: folder.free_bytes().ok(),
+            free: directory.free_bytes().ok(),
         };
         let mut message = no_room.to_string();
         if cleaned.kept > 0 {
@@ -198,7 +199,7 @@ impl Run {
             // It has ended, or is none.
             let Ok(agent) = found.open() else { continue };
             if !self.is_ours_by_birth(&agent) {
-                // What is left of others' is not ours to take.
+                // Leftovers of other sessions are not ours to take.
                 others.extend(Some(agent).filter(|agent| agent.life == Life::Running));
             } else if agent.life != Life::Running || agent.confirm().is_ok() {
                 self.take_over(agent);

@@ -1,4 +1,4 @@
-//! A process in a session, with what its triggers remember.
+//! A process in a session, with the state of its triggers.
 
 use crate::target::Target;
 use crate::triggers::{Triggers, Watcher};
@@ -7,7 +7,7 @@ use crate::triggers::{Triggers, Watcher};
 pub struct Member {
     /// The process.
     pub target: Target,
-    /// Its triggers.
+    /// The state of its triggers.
     pub watcher: Watcher,
 }
 
@@ -20,7 +20,7 @@ impl Member {
         }
     }
 
-    /// Its name and pid, for people.
+    /// Name and pid, for people.
     pub fn title(&self) -> String {
         self.target.agent.title()
     }

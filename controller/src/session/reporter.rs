@@ -1,4 +1,4 @@
-//! What a session says while it runs. It prints nothing itself.
+//! Reports of a session while it runs. It prints nothing itself.
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ pub enum Deadline {
     Never,
     /// At this time of the segment's clock.
     At(u64),
-    /// When its controller is told to, or has been dead until this time.
+    /// When its controller is interrupted, or at this time if the controller is dead.
     Rolling(u64),
 }
 
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rolling_and_fixed_ends_are_told_apart() {
+    fn rolling_and_fixed_deadlines_differ() {
         let fixed = Deadline::ns_after(Some(Duration::from_secs(90)));
         let Deadline::At(ns) = Deadline::of(fixed) else {
             panic!("{fixed}")

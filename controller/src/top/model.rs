@@ -36,11 +36,11 @@ pub struct Numbers {
 /// A stack: its functions and numbers.
 #[derive(Clone, Debug)]
 pub struct StackRow {
-    /// Its last node in the tree: its name within the session.
+    /// Last node in the tree, which identifies the stack within the session.
     pub leaf: NodeId,
     /// Functions, innermost first.
     pub frames: Rc<[FunctionId]>,
-    /// Its numbers.
+    /// Sums and rates.
     pub numbers: Numbers,
 }
 
@@ -49,7 +49,7 @@ pub struct StackRow {
 pub struct FunctionRow {
     /// The function.
     pub function: FunctionId,
-    /// Its numbers.
+    /// Sums and rates.
     pub numbers: Numbers,
 }
 
@@ -116,7 +116,7 @@ impl Model {
             }
         }
         let pid = self.symbols.pid();
-        let profile = |addresses: &[u64]| crate::collect::places(header, pid, addresses);
+        let profile = |addresses: &[u64]| crate::collect::code(header, pid, addresses);
         self.symbols.resolve(all.into_iter(), at_once, profile);
         for (leaf, addresses, whole) in new {
             // Where not all are known yet, the next refresh asks again.

@@ -10,7 +10,7 @@ use crate::text;
 use crate::top::model::{Model, Numbers};
 use crate::top::view::{Page, Row, Sort, View};
 
-/// What stands above the table.
+/// The lines above the table, and the message below.
 pub struct Title {
     /// Process, as people know it.
     pub process: String,
@@ -156,7 +156,7 @@ fn footer(title: &Title, view: &View, width: usize) -> Line<'static> {
     )
 }
 
-/// What the keys do, what is asked for most first.
+/// Keys and their effects, the most frequent first.
 const KEYS: [&str; 8] = [
     "q quit",
     "Enter open",

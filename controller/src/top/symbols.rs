@@ -18,7 +18,7 @@ use crate::waiting;
 const BATCH: usize = 200_000;
 /// Longest time that one look takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// New names wait at least so many times as long as the last took.
+/// Pause before new names are looked up, as a multiple of the time that the last ones took.
 const PAUSE: u32 = 5;
 
 /// Index of a function's name.
@@ -91,7 +91,7 @@ impl Symbols {
         self.names.len()
     }
 
-    /// What went wrong since it was asked last.
+    /// The last failure, once.
     pub fn trouble(&mut self) -> Option<String> {
         self.trouble.take()
     }
@@ -145,7 +145,7 @@ impl Symbols {
     }
 
     /// Looks up those of the return addresses that are new, by a `profile` of them; at most
-    /// so many at a time, and not all the time.
+    /// [`BATCH`] at a time, with pauses between.
     pub fn resolve(
         &mut self,
         addresses: impl Iterator<Item = u64>,
@@ -163,8 +163,8 @@ impl Symbols {
         let profile = profile(&new);
         self.allocator = self.allocator.take().or_else(|| Allocator::of(&profile));
         let locations = profile.locations.len();
-        let place = |stack: usize| profile.stacks.get(stack).first().copied();
-        let places: Vec<Option<u32>> = (0..new.len()).map(place).collect();
+        let location = |stack: usize| profile.stacks.get(stack).first().copied();
+        let of_address: Vec<Option<u32>> = (0..new.len()).map(location).collect();
         let object = |location: &heap_format::Location| match location.mapping {
             NO_MAPPING => "<unknown>".to_owned(),
             mapping => object(&profile, mapping),
@@ -175,16 +175,16 @@ impl Symbols {
             self.trouble = Some(trouble);
             vec![Vec::new(); locations]
         });
-        for (address, place) in new.into_iter().zip(places) {
-            let place = place.map_or(usize::MAX, |place| place as usize);
-            let functions = match names.get(place) {
+        for (address, location) in new.into_iter().zip(of_address) {
+            let location = location.map_or(usize::MAX, |location| location as usize);
+            let functions = match names.get(location) {
                 Some(names) if !names.is_empty() => {
                     let ids = names
                         .iter()
                         .map(|n| self.intern(&text::escape(n.as_bytes())));
                     ids.collect()
                 }
-                _ => [self.intern(objects.get(place).map_or("<unknown>", |o| o))].into(),
+                _ => [self.intern(objects.get(location).map_or("<unknown>", |o| o))].into(),
             };
             self.known.insert(address, functions);
         }
@@ -192,7 +192,7 @@ impl Symbols {
     }
 }
 
-/// As `mem_parser` takes a dump unless told otherwise.
+/// The defaults of `mem_parser`.
 const OPTIONS: Options<'static> = Options {
     binary: None,
     force: false,
@@ -214,13 +214,13 @@ fn object(profile: &Profile, mapping: u32) -> String {
 mod tests {
     use super::*;
 
-    fn symbols(places: &[(u64, &[&str])]) -> Symbols {
+    fn symbols(known: &[(u64, &[&str])]) -> Symbols {
         let mut symbols = Symbols::new(0);
         symbols.allocator = Some(Allocator {
             drop: Regex::new("^(malloc|allocate|operator new)$").unwrap(),
             keep: None,
         });
-        for (address, names) in places {
+        for (address, names) in known {
             let ids = names.iter().map(|name| symbols.intern(name)).collect();
             symbols.known.insert(*address, ids);
         }

@@ -1,4 +1,4 @@
-//! What the user chose to see, and the rows that this gives. No terminal here.
+//! The user's choices, and the rows to show for them. No terminal here.
 
 use crate::top::model::{Model, Numbers};
 use crate::top::symbols::FunctionId;
@@ -40,12 +40,12 @@ impl Sort {
     }
 }
 
-/// What a row stands for.
+/// Subject of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// A function.
     Function(FunctionId),
-    /// A stack, by its place in the model.
+    /// A stack, by its index in the model.
     Stack(usize),
     /// A frame of the stack shown, by its depth.
     Frame(usize),
@@ -54,14 +54,14 @@ pub enum Key {
 /// A row. Its name is made where it is shown: [`Row::name`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row {
-    /// What it stands for.
+    /// The subject.
     pub key: Key,
-    /// Its numbers; a frame has none.
+    /// The numbers; a frame has none.
     pub numbers: Option<Numbers>,
 }
 
 impl Row {
-    /// Its name on a page: the function's, those of a stack from the innermost one on, or
+    /// The name on a page: the function's, those of a stack from the innermost one on, or
     /// a frame's with its depth.
     pub fn name(&self, page: Page, model: &Model) -> String {
         let named = |function: &FunctionId| model.symbols.name(*function);
@@ -83,7 +83,7 @@ impl Row {
     }
 }
 
-/// Which rows.
+/// A selection of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Page {
     /// All functions.
@@ -181,7 +181,7 @@ impl View {
         };
     }
 
-    /// Moves the selection among so many rows.
+    /// Moves the selection by `step` among this number of rows.
     pub fn select(&mut self, step: isize, rows: usize) {
         self.selected = self
             .selected

@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: a folder of their own, processes that end with the
+//! What the end-to-end tests share: a directory of their own, processes that end with the
 //! test, and conditions waited for with a deadline.
 
 #![allow(dead_code, reason = "each test file uses its part")]
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Longest wait for anything.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A shared folder and an output folder.
+/// A shared directory and an output directory.
 pub struct Place {
     dir: tempfile::TempDir,
 }
@@ -144,11 +144,11 @@ pub fn example(name: &str) -> PathBuf {
 /// The agent: `MEM_AGENT_LIB`, or the one built beside `mem_profiler` or in release.
 pub fn agent() -> PathBuf {
     let binary = Path::new(env!("CARGO_BIN_EXE_mem_profiler"));
-    let folder = binary.parent().unwrap();
+    let directory = binary.parent().unwrap();
     let named = std::env::var_os("MEM_AGENT_LIB").map(PathBuf::from);
     let built = [
-        folder.join("libmem_agent.so"),
-        folder.join("../release/libmem_agent.so"),
+        directory.join("libmem_agent.so"),
+        directory.join("../release/libmem_agent.so"),
     ];
     let found = named
         .into_iter()
