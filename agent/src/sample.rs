@@ -21,11 +21,12 @@ use crate::sys;
 use crate::thread::{self, Thread};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
+use shm_protocol::counters::Counters;
 use shm_protocol::layout::SHARED_SHARD;
 use shm_protocol::record::TABLE_FULL;
 use shm_protocol::{Bank, FreeSample, NewSample, RecordId, clock};
-use unwind::Registers;
+use unwind::{Cause, Registers};
 
 /// Objects from here on are left unsampled: no range could hold them.
 const MAX_BYTES: usize = 1 << 40;
@@ -242,7 +243,7 @@ fn count(
     let walk = thread.walk(registers, epoch);
     if let Some(cause) = walk.truncated {
         let counters = &epoch.bank.header.counters;
-        counters.truncated[thread::cause_index(cause)].fetch_add(1, Ordering::Relaxed);
+        truncated(counters, cause).fetch_add(1, Ordering::Relaxed);
     }
     let record = walk
         .leaf
@@ -254,6 +255,18 @@ fn count(
         .bank
         .count_new(record, thread.shard, sample, thread.is_exclusive());
     record
+}
+
+/// The counter of a cause.
+fn truncated(counters: &Counters, cause: Cause) -> &AtomicU64 {
+    match cause {
+        Cause::NoModule => &counters.truncated_no_module,
+        Cause::NoRule => &counters.truncated_no_rule,
+        Cause::Unsupported => &counters.truncated_unsupported,
+        Cause::BadFrame => &counters.truncated_bad_frame,
+        Cause::OutOfStack => &counters.truncated_out_of_stack,
+        Cause::TooDeep => &counters.truncated_too_deep,
+    }
 }
 
 #[cold]

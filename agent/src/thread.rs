@@ -15,8 +15,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
 use shm_protocol::{Bank, NodeId, RecordId, Tree, tree};
+use unwind::Registers;
 use unwind::walk::{self, Walk, Walker};
-use unwind::{Cause, Registers};
 
 /// Stacks whose record a thread finds again without asking the table.
 const REMEMBERED: usize = 512;
@@ -248,9 +248,4 @@ unsafe extern "C" fn ended(value: *mut c_void) {
         unsafe { libc::munmap(thread.cast(), size_of::<Thread>()) };
     }
     crate::sys::set_errno(saved);
-}
-
-/// Index of a cause among the counters.
-pub fn cause_index(cause: Cause) -> usize {
-    cause as usize
 }

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record, TRUNCATION_CAUSES};
+use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record};
 use shm_protocol::segment::{IntervalPeriod, Session};
 use shm_protocol::snapshot::{BankSummary, RecordView, Table, Totals};
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
@@ -230,20 +230,15 @@ fn read_nodes(segment: &Segment, session: &Session, count: usize) -> io::Result<
 
 fn counters(bank: &BankSummary<'_>) -> Vec<(String, u64)> {
     let totals = bank.totals();
-    let mut counters = vec![
-        ("samples".to_owned(), totals.samples),
-        ("threads".to_owned(), bank.threads()),
-        ("table_full".to_owned(), bank.table_full()),
-        ("untracked".to_owned(), bank.untracked()),
-        ("no_stack".to_owned(), bank.no_stack()),
-        ("timed_samples".to_owned(), totals.timed),
-        ("timed_ns".to_owned(), totals.timed_ns),
+    let counted = bank
+        .counters()
+        .filter(|(counter, count)| counter.always || *count > 0)
+        .map(|(counter, count)| (counter.name, count));
+    let sums = [
+        ("samples", totals.samples),
+        ("timed_samples", totals.timed),
+        ("timed_ns", totals.timed_ns),
     ];
-    let causes = TRUNCATION_CAUSES.iter().enumerate();
-    counters.extend(
-        causes
-            .map(|(at, cause)| (format!("truncated_{cause}"), bank.truncated(at)))
-            .filter(|(_, count)| *count > 0),
-    );
-    counters
+    let all = sums.into_iter().chain(counted);
+    all.map(|(name, count)| (name.to_owned(), count)).collect()
 }

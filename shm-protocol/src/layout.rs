@@ -15,13 +15,14 @@
 //! Sessions alternate between two banks, so a new one never waits for, nor
 //! wipes, what a slow thread is still adding to the one before.
 
+use crate::counters::Counters;
 use crate::sync::{AtomicU32, AtomicU64};
 use core::sync::atomic::AtomicU8;
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Where the banks begin. A multiple of the largest page size (64 KiB).
@@ -252,19 +253,19 @@ pub struct BankHeader {
     pub record_count: AtomicU32,
     /// Zero.
     pub reserved2: [u64; 5],
-    /// What went wrong and how often.
+    /// What is counted besides the stacks.
     pub counters: Counters,
     /// Running totals per shard; the last is the shared one.
     pub totals: [ShardTotals; EXCLUSIVE_SHARDS as usize + 1],
-    /// How the interval went.
+    /// Interval history.
     pub intervals: IntervalLog,
 }
 
 /// Changes of the interval that are kept.
 pub const INTERVALS_KEPT: usize = 128;
 
-/// How the interval of a session went where a controller changes it: its words, for
-/// whoever writes the profile out. The agent leaves it alone.
+/// Interval history of a session whose interval a controller changes, for whoever writes the
+/// profile. The agent leaves it alone.
 #[repr(C)]
 pub struct IntervalLog {
     /// Entries used; 0: the interval never was anybody's to change.
@@ -288,37 +289,6 @@ pub struct IntervalEntry {
     /// plus one; 0: not measured.
     pub overhead: AtomicU64,
 }
-
-/// Counted with locked instructions; all are rare but the first.
-#[repr(C)]
-pub struct Counters {
-    /// Threads that met the session.
-    pub threads: AtomicU64,
-    /// Samples that went to `[table full]`.
-    pub table_full: AtomicU64,
-    /// Samples whose free could not be followed: no room in the range.
-    pub untracked: AtomicU64,
-    /// Samples without a stack, taken where unwinding was not possible.
-    pub no_stack: AtomicU64,
-    /// Stacks cut, by cause: see [`TRUNCATION_CAUSES`].
-    pub truncated: [AtomicU64; 8],
-    /// Nanoseconds of CPU spent in the agent, estimated from timed samples.
-    pub agent_ns: AtomicU64,
-    /// Zero.
-    pub reserved: [u64; 3],
-}
-
-/// Names of the entries of [`Counters::truncated`], in order.
-pub const TRUNCATION_CAUSES: [&str; 8] = [
-    "no_module",    // code outside every module: JIT, generated
-    "no_rule",      // a module without unwind data for this address
-    "unsupported",  // unwind data beyond what we follow
-    "bad_frame",    // the stack pointer would not grow
-    "out_of_stack", // a word outside the readable stack
-    "too_deep",     // more frames than we keep
-    "reserved_6",
-    "reserved_7",
-];
 
 /// What one shard has counted in this bank. Single writer, except the shared one.
 #[repr(C, align(64))]

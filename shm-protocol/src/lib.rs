@@ -33,6 +33,7 @@ extern crate std;
 
 pub mod bank;
 pub mod clock;
+pub mod counters;
 pub mod layout;
 pub mod record;
 pub mod segment;

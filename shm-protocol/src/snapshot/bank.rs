@@ -2,9 +2,9 @@
 
 use super::{Invalid, u32_at, u64_at};
 use crate::bank::Geometry;
+use crate::counters::{self, Counter, Counters};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, Counters, INTERVALS_KEPT, IntervalEntry, IntervalLog,
-    ShardTotals,
+    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, ShardTotals,
 };
 use crate::record::{BYTE_ONE, FIRST_RECORD};
 use crate::segment::IntervalPeriod;
@@ -82,16 +82,11 @@ impl<'a> BankSummary<'a> {
         self.counter(offset_of!(Counters, untracked))
     }
 
-    /// Samples without a stack.
-    #[must_use]
-    pub fn no_stack(&self) -> u64 {
-        self.counter(offset_of!(Counters, no_stack))
-    }
-
-    /// Stacks cut by the cause at an index of [`crate::layout::TRUNCATION_CAUSES`].
-    #[must_use]
-    pub fn truncated(&self, cause: usize) -> u64 {
-        self.counter(offset_of!(Counters, truncated) + cause.min(7) * 8)
+    /// All counters, with their values.
+    pub fn counters(&self) -> impl Iterator<Item = (Counter, u64)> + use<'_, 'a> {
+        counters::ALL
+            .iter()
+            .map(|counter| (*counter, self.counter(counter.offset)))
     }
 
     fn log(&self, field: usize) -> u64 {
@@ -105,7 +100,7 @@ impl<'a> BankSummary<'a> {
         governed.then(|| self.log(offset_of!(IntervalLog, least)).max(1))
     }
 
-    /// How the interval went, where a controller changed it; else nothing.
+    /// Interval history; empty where no controller changed the interval.
     pub fn intervals(&self) -> impl Iterator<Item = IntervalPeriod> + use<'_, 'a> {
         let count = self.log(offset_of!(IntervalLog, count));
         let count = count.min(INTERVALS_KEPT as u64) as usize;

@@ -122,7 +122,11 @@ impl Segment {
             samples: summary.totals().samples,
             table_full: summary.table_full(),
             untracked: summary.untracked(),
-            truncated: (0..8).map(|cause| summary.truncated(cause)).sum(),
+            truncated: summary
+                .counters()
+                .filter(|(counter, _)| counter.name.starts_with("truncated_"))
+                .map(|(_, count)| count)
+                .sum(),
         })
     }
 

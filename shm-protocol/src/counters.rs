@@ -1,0 +1,75 @@
+//! What a session counts besides its stacks: each counter declared once, with its field, its place,
+//! its name in dumps and what it counts. To add one, add a line, and count it in the agent: it is
+//! in every dump then. docs/dump-format.md has a line for each, which a test compares.
+
+use core::mem::offset_of;
+use core::sync::atomic::AtomicU64;
+
+/// A counter as a reader finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// Name in dumps.
+    pub name: &'static str,
+    /// Offset in [`Counters`].
+    pub offset: usize,
+    /// Whether a dump has it although it is 0.
+    pub always: bool,
+}
+
+/// Words of [`Counters`].
+const WORDS: usize = 16;
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $field:ident, $always:literal;)*) => {
+        /// The counters. Added to with locked instructions: all are rare but the first.
+        #[repr(C)]
+        pub struct Counters {
+            $($(#[doc = $doc])* pub $field: AtomicU64,)*
+            /// Zero.
+            pub reserved: [u64; WORDS - [$(stringify!($field)),*].len()],
+        }
+
+        /// All counters.
+        pub const ALL: &[Counter] = &[$(Counter {
+            name: stringify!($field),
+            offset: offset_of!(Counters, $field),
+            always: $always,
+        }),*];
+    };
+}
+
+counters! {
+    /// Threads that met the session.
+    threads, true;
+    /// Samples counted under `[table full]`.
+    table_full, true;
+    /// Samples whose free could not be followed: no room in the range of sampled objects.
+    untracked, true;
+    /// Stacks truncated at code outside every module: JIT, generated.
+    truncated_no_module, false;
+    /// Stacks truncated at a module without unwind data for an address.
+    truncated_no_rule, false;
+    /// Stacks truncated at unwind data beyond what is followed.
+    truncated_unsupported, false;
+    /// Stacks truncated where the stack pointer would not grow.
+    truncated_bad_frame, false;
+    /// Stacks truncated at a word outside the readable stack.
+    truncated_out_of_stack, false;
+    /// Stacks truncated for having more frames than are kept.
+    truncated_too_deep, false;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counter_has_a_line_in_the_description_of_dumps() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/dump-format.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        for counter in ALL {
+            let line = std::format!("| `{}` |", counter.name);
+            assert!(text.contains(&line), "no line for {}", counter.name);
+        }
+    }
+}
