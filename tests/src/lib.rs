@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: the release build, programs compiled on the spot,
+//! Shared parts of the end-to-end tests: the release build, programs compiled on the spot,
 //! targets under the agent, sessions, and what a dump says about a function.
 //!
 //! # Promises
@@ -7,28 +7,28 @@
 //! - Tests do not see each other: every [`Scratch`] has its own shared directory.
 //! - Processes started here end with the value that stands for them.
 //!
-//! # The caller must
-//! have built the release binaries (`cargo build --release --workspace`) into the target
+//! # Caller's duties
+//! The release binaries must have been built the release binaries (`cargo build --release --workspace`) into the target
 //! directory that the tests themselves are built into, as `tests/run` does.
 
 pub mod artifacts;
 pub mod cgroup;
 pub mod code;
+pub mod crash_target;
 pub mod limits;
-pub mod mortal;
 pub mod peers;
 pub mod scratch;
 pub mod session;
-pub mod small;
 pub mod steps;
 pub mod table;
 pub mod target;
+pub mod tiny_filesystem;
 pub mod tracing;
 pub mod truth;
 pub mod wait;
 
 pub use code::{Sum, sums};
-pub use mortal::Mortal;
+pub use crash_target::CrashTarget;
 pub use scratch::Scratch;
 pub use session::{Outcome, Session, run};
 pub use steps::Steps;

@@ -153,7 +153,7 @@ fn a_segment_deleted_in_a_session_still_gives_its_dump() {
 #[test]
 fn a_clock_that_is_set_changes_no_session() {
     let scratch = Scratch::new();
-    let shim = scratch.compile_as("steppy.c", "steppy.so", &["-shared", "-fPIC"]);
+    let shim = scratch.compile_as("jumping_clock.c", "jumping_clock.so", &["-shared", "-fPIC"]);
     let both = format!("{}:{}", artifacts::agent().display(), shim.display());
     let mut program = Steps::start_with(&scratch, &[], |command| {
         command.env("LD_PRELOAD", both);

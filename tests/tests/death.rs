@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use mem_tests::cgroup::Cgroup;
-use mem_tests::small::Small;
-use mem_tests::{Mortal, Scratch, Session, Steps, Target, run, wait};
+use mem_tests::tiny_filesystem::TinyFilesystem;
+use mem_tests::{CrashTarget, Scratch, Session, Steps, Target, run, wait};
 
 /// Has an agent of every allocation from the first one on, without a controller.
 fn from_the_start(command: &mut Command) {
@@ -32,10 +32,10 @@ fn recover(scratch: &Scratch) -> PathBuf {
 fn killed_at_any_moment_it_leaves_all_that_it_counted() {
     for moment in [1, 20_000, 50_000, 77_777, 120_000] {
         let scratch = Scratch::new();
-        let mut mortal = Mortal::start(&scratch, 3, &[], from_the_start);
-        mortal.let_allocate(moment);
-        mortal.target.kill();
-        mortal.assert_complete(&recover(&scratch));
+        let mut crashing = CrashTarget::start(&scratch, 3, &[], from_the_start);
+        crashing.let_allocate(moment);
+        crashing.target.kill();
+        crashing.assert_complete(&recover(&scratch));
     }
 }
 
@@ -47,43 +47,43 @@ fn however_it_dies_it_leaves_all_that_it_counted() {
         ("_exit", None),
     ] {
         let scratch = Scratch::new();
-        let mut mortal = Mortal::start(&scratch, 3, &[], from_the_start);
-        mortal.let_allocate(30_000);
-        mortal.target.say(how);
-        assert_eq!(mortal.target.ended().signal(), signal, "{how}");
-        mortal.assert_complete(&recover(&scratch));
+        let mut crashing = CrashTarget::start(&scratch, 3, &[], from_the_start);
+        crashing.let_allocate(30_000);
+        crashing.target.say(how);
+        assert_eq!(crashing.target.ended().signal(), signal, "{how}");
+        crashing.assert_complete(&recover(&scratch));
     }
 }
 
 #[test]
 fn sampled_every_1024_bytes_the_estimates_stand_when_it_dies() {
     let scratch = Scratch::new();
-    let mut mortal = Mortal::start(&scratch, 3, &[], |command| {
+    let mut crashing = CrashTarget::start(&scratch, 3, &[], |command| {
         from_the_start(command);
         command.env("MEM_PROFILER_INTERVAL", "1024");
     });
-    mortal.let_allocate(300_000);
-    mortal.target.kill();
-    mortal.assert_estimated(&recover(&scratch));
+    crashing.let_allocate(300_000);
+    crashing.target.kill();
+    crashing.assert_estimated(&recover(&scratch));
 }
 
 #[test]
 fn a_waiting_controller_writes_the_dump_and_says_of_what_it_died() {
     for (signal, name) in [(libc::SIGKILL, "SIGKILL"), (libc::SIGSEGV, "SIGSEGV")] {
         let scratch = Scratch::new();
-        let mut mortal = Mortal::start(&scratch, 3, &[], |_| {});
-        let before = mortal.books();
-        let session = Session::of(&scratch, mortal.pid(), "1024");
-        mortal.let_allocate(50_000);
-        mortal.target.signal(signal);
-        assert_eq!(mortal.target.ended().signal(), Some(signal));
+        let mut crashing = CrashTarget::start(&scratch, 3, &[], |_| {});
+        let before = crashing.books();
+        let session = Session::of(&scratch, crashing.pid(), "1024");
+        crashing.let_allocate(50_000);
+        crashing.target.signal(signal);
+        assert_eq!(crashing.target.ended().signal(), Some(signal));
         let outcome = session.wait();
         let said = format!("died during the session of {name}");
         assert!(outcome.stdout.contains(&said), "{outcome:?}");
         let profile = outcome.profile();
         let ended = profile.facts.ended.as_deref();
         assert_eq!(ended, Some(format!("target died: {name}").as_str()));
-        let since = (mortal.books().allocated - before.allocated) as f64 * 1000.0;
+        let since = (crashing.books().allocated - before.allocated) as f64 * 1000.0;
         let counted = profile.total(1) as f64;
         // It allocated while the session was being started, too.
         assert!(
@@ -96,11 +96,11 @@ fn a_waiting_controller_writes_the_dump_and_says_of_what_it_died() {
 #[test]
 fn an_orderly_end_without_destructors_is_not_called_a_death() {
     let scratch = Scratch::new();
-    let mut mortal = Mortal::start(&scratch, 1, &[], |_| {});
-    let session = Session::of(&scratch, mortal.pid(), "1");
-    mortal.let_allocate(1000);
-    mortal.target.say("_exit");
-    assert!(mortal.target.ended().success());
+    let mut crashing = CrashTarget::start(&scratch, 1, &[], |_| {});
+    let session = Session::of(&scratch, crashing.pid(), "1");
+    crashing.let_allocate(1000);
+    crashing.target.say("_exit");
+    assert!(crashing.target.ended().success());
     let outcome = session.wait();
     assert!(
         outcome.stdout.contains(" ended during the session)"),
@@ -122,33 +122,37 @@ fn an_orderly_end_without_destructors_is_not_called_a_death() {
 fn killed_for_want_of_memory_in_its_control_group_it_leaves_its_profile() {
     let scratch = Scratch::new();
     let group = Cgroup::new(96 << 20);
-    let mut mortal = Mortal::start(&scratch, 3, &["hog"], |command| {
+    let mut crashing = CrashTarget::start(&scratch, 3, &["hog"], |command| {
         from_the_start(command);
         group.put(command);
     });
-    assert_eq!(mortal.target.ended().signal(), Some(libc::SIGKILL));
+    assert_eq!(crashing.target.ended().signal(), Some(libc::SIGKILL));
     assert!(group.kills() > 0, "the kernel's own count of such kills");
     // It had filled the better part of its group with objects of 1000 bytes.
-    assert!(mortal.books().allocated > 50_000, "{:?}", mortal.books());
-    mortal.assert_complete(&recover(&scratch));
+    assert!(
+        crashing.books().allocated > 50_000,
+        "{:?}",
+        crashing.books()
+    );
+    crashing.assert_complete(&recover(&scratch));
 }
 
 #[test]
 fn before_the_control_group_is_full_a_dump_is_written() {
     let scratch = Scratch::new();
     let group = Cgroup::new(160 << 20);
-    let mut mortal = Mortal::start(&scratch, 2, &["hog"], |command| {
+    let mut crashing = CrashTarget::start(&scratch, 2, &["hog"], |command| {
         group.put(command);
         // Stopped until the session runs: the group fills up within a moment.
-        command.env("MORTAL_WAITS", "1");
+        command.env("CRASH_TARGET_WAITS", "1");
     });
     let group_path = group.path();
     let mut command = scratch.profiler();
     command.args(["-c", "64K", "-o", "g_", "--on-cgroup", "50%", "--cgroup"]);
     let session = Session::start(command.arg(group_path));
-    scratch.wait_for_sampling(mortal.pid());
-    mortal.target.say("go");
-    assert_eq!(mortal.target.ended().signal(), Some(libc::SIGKILL));
+    scratch.wait_for_sampling(crashing.pid());
+    crashing.target.say("go");
+    assert_eq!(crashing.target.ended().signal(), Some(libc::SIGKILL));
     let outcome = session.wait();
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let dumps = outcome.dumps();
@@ -231,7 +235,7 @@ fn a_control_group_of_version_2_is_watched_up_to_the_one_with_the_limit() {
 
 /// Processes that die by `_exit` with a profile, one after the other.
 fn many_deaths(scratch: &Scratch, shared: &Path, count: usize) {
-    let program = scratch.compile("mortal.c", &[]);
+    let program = scratch.compile("crash_target.c", &[]);
     for _ in 0..count {
         let mut command = scratch.preloaded(&program);
         command.arg(scratch.file("books")).arg("1");
@@ -275,8 +279,8 @@ fn profiles_that_nobody_collects_are_bounded_in_number() {
 #[test]
 fn profiles_that_nobody_collects_are_bounded_in_bytes() {
     let scratch = Scratch::new();
-    let shared = scratch.file("small");
-    let _small = Small::mount(&shared, "160m");
+    let shared = scratch.file("tiny");
+    let _tiny = TinyFilesystem::mount(&shared, "160m");
     many_deaths(&scratch, &shared, 120);
     // A quarter of the filesystem, and one of whoever has looked.
     let (count, _) = until_bounded(&scratch, &shared, usize::MAX, 42 << 20);
@@ -296,8 +300,8 @@ fn profiles_that_nobody_collects_are_bounded_in_bytes() {
 #[test]
 fn a_directory_full_of_kept_profiles_is_said_to_be_and_moved_elsewhere() {
     let scratch = Scratch::new();
-    let shared = scratch.file("small");
-    let small = Small::mount(&shared, "40m");
+    let shared = scratch.file("tiny");
+    let tiny = TinyFilesystem::mount(&shared, "40m");
     many_deaths(&scratch, &shared, 1);
     let start = |shared: &Path| {
         Steps::start_with(&scratch, &[], |command| {
@@ -305,7 +309,7 @@ fn a_directory_full_of_kept_profiles_is_said_to_be_and_moved_elsewhere() {
         })
     };
     let program = start(&shared);
-    small.fill();
+    tiny.fill();
     let session = |shared: &Path, pid: u32| {
         let mut profiler = scratch.profiler();
         profiler.env("MEM_PROFILER_DIR", shared);

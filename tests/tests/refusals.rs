@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::{Command, Stdio};
 
-use mem_tests::small::Small;
+use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::truth::assert_exact;
 use mem_tests::wait;
 use mem_tests::{Scratch, Session, Steps, Target, artifacts, run, sums};
@@ -194,8 +194,8 @@ fn an_output_directory_that_cannot_be_written_is_found_before_the_session() {
 #[test]
 fn a_directory_that_fills_up_in_the_session_costs_nothing_but_another_try() {
     let scratch = Scratch::new();
-    let directory = scratch.file("small");
-    let small = Small::mount(&directory, "3m");
+    let directory = scratch.file("tiny");
+    let tiny = TinyFilesystem::mount(&directory, "3m");
     let mut program = Steps::start(&scratch);
     let pid = program.pid().to_string();
     let prefix = directory.join("prof_");
@@ -204,7 +204,7 @@ fn a_directory_that_fills_up_in_the_session_costs_nothing_but_another_try() {
     scratch.wait_for_sampling(program.pid());
     program.step("keep 100");
     let books = program.books();
-    small.fill();
+    tiny.fill();
     let outcome = session.stop();
     outcome.refused(
         1,
@@ -232,11 +232,11 @@ fn a_directory_that_fills_up_in_the_session_costs_nothing_but_another_try() {
 fn a_full_shared_directory_is_told_before_the_session() {
     let scratch = Scratch::new();
     let shared = scratch.file("shared");
-    let small = Small::mount(&shared, "1m");
+    let tiny = TinyFilesystem::mount(&shared, "1m");
     let mut program = Steps::start_with(&scratch, &[], |command| {
         command.env("MEM_PROFILER_DIR", &shared);
     });
-    small.fill();
+    tiny.fill();
     let pid = program.pid().to_string();
     let mut profiler = scratch.profiler();
     let outcome = run(profiler

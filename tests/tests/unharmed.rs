@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mem_tests::limits::{Scarce, limit};
-use mem_tests::small::Small;
+use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::tracing::{Fate, kill_at_call};
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, Target, artifacts, run, sums};
@@ -59,8 +59,8 @@ fn session_in(scratch: &Scratch, directory: &Path, pid: u32) -> Session {
 #[test]
 fn a_child_frees_what_it_inherited_when_the_directory_is_full() {
     let scratch = Scratch::new();
-    let directory = scratch.shared().join("small");
-    let small = Small::mount(&directory, "32m");
+    let directory = scratch.shared().join("tiny");
+    let tiny = TinyFilesystem::mount(&directory, "32m");
     let mut program = frail(&scratch, |command| {
         command.env("MEM_PROFILER_DIR", &directory);
     });
@@ -69,7 +69,7 @@ fn a_child_frees_what_it_inherited_when_the_directory_is_full() {
     let outcome = session.stop();
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     program.step("hire");
-    small.fill();
+    tiny.fill();
     assert_eq!(program.step("dismiss"), [WELL]);
     // And the parent, which frees them as well.
     program.step("drop 100");
@@ -90,8 +90,8 @@ fn session_that_keeps(scratch: &Scratch, directory: &Path, program: &mut Steps) 
 fn a_session_whose_controller_died_before_it_began_in_a_full_directory() {
     for calls in 0.. {
         let scratch = Scratch::new();
-        let directory = scratch.shared().join("small");
-        let small = Small::mount(&directory, "32m");
+        let directory = scratch.shared().join("tiny");
+        let tiny = TinyFilesystem::mount(&directory, "32m");
         let mut program = frail(&scratch, |command| {
             command.env("MEM_PROFILER_DIR", &directory);
         });
@@ -102,7 +102,7 @@ fn a_session_whose_controller_died_before_it_began_in_a_full_directory() {
         let args = ["-s", "0.1", "-c", "1", "-o", "prof_", "-p", &pid];
         let mut command = profiler_in(&scratch, &directory);
         let fate = kill_at_call(command.args(args), libc::SYS_fallocate, calls);
-        small.fill();
+        tiny.fill();
         // The objects of both sessions.
         program.step("drop 200");
         program.target.finish_well();
@@ -144,8 +144,8 @@ fn is_alive(pid: &str) -> bool {
 #[test]
 fn short_sessions_beside_those_who_fill_the_directory() {
     let scratch = Scratch::new();
-    let directory = scratch.shared().join("small");
-    let _small = Small::mount(&directory, "32m");
+    let directory = scratch.shared().join("tiny");
+    let _tiny = TinyFilesystem::mount(&directory, "32m");
     let mut program = frail(&scratch, |command| {
         command.env("MEM_PROFILER_DIR", &directory);
     });

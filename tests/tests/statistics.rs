@@ -1,5 +1,5 @@
-//! What `list` and `why` say of a heap: the allocator's own figure, or the samples', and
-//! which of them it is.
+//! Statistics of a heap in `list` and `why`: the allocator's own or the samples', marked as
+//! the one or the other.
 
 use mem_tests::{Scratch, Session, Steps, run, wait};
 

@@ -1,11 +1,12 @@
 // Allocates and frees in several threads for as long as it lives, and keeps its books in a
 // file that outlives it.
 //
-//   mortal BOOKS THREADS [hog]
+//   crash_target BOOKS THREADS [hog]
 //
 // Each thread has a line of its own in the file: allocations and frees that it has come
-// back from. "hog" frees nothing, and begins with a line on the input where MORTAL_WAITS is
-// set. Another line ends the program as it says: "abort", "segv", "_exit" or "exit".
+// back from. "hog" frees nothing, and begins with a line on the input where
+// CRASH_TARGET_WAITS is set. Another line ends the program as it says: "abort", "segv",
+// "_exit" or "exit".
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -33,7 +34,7 @@ static void fail(const char *what) {
     abort();
 }
 
-SITE static void *site_mortal(void) {
+SITE static void *site_crash_target(void) {
     char *p = malloc(BYTES);
     if (!p) abort();
     memset(p, 1, BYTES);
@@ -53,7 +54,7 @@ static void *live(void *number) {
             free(*place);
             write_down(&book->freed);
         }
-        *place = site_mortal();
+        *place = site_crash_target();
         write_down(&book->allocated);
     }
     return NULL;
@@ -76,7 +77,7 @@ int main(int count, char **arguments) {
     books = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (books == MAP_FAILED) fail("books");
     char line[64];
-    if (getenv("MORTAL_WAITS")) {
+    if (getenv("CRASH_TARGET_WAITS")) {
         printf("ready\n");
         fflush(stdout);
         if (!fgets(line, sizeof line, stdin)) return 0;

@@ -1,5 +1,5 @@
-//! Modules whose headers or unwind tables lie, as fuzzing found them: every address gets an
-//! answer.
+//! Regressions: modules with false headers or unwind tables, as fuzzing found them. Every
+//! address gets an answer.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs;

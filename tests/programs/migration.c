@@ -9,7 +9,7 @@ static void pause_ns(long ns) {
     nanosleep(&time, NULL);
 }
 
-__attribute__((noinline, noclone)) void *site_habits(void) {
+__attribute__((noinline, noclone)) void *site_migration(void) {
     void *p = malloc(1 << 20);
     if (!p) abort();
     __asm__ volatile("" : "+r"(p));
@@ -18,14 +18,14 @@ __attribute__((noinline, noclone)) void *site_habits(void) {
 
 int main(void) {
     for (int i = 0; i < 300; i++) {
-        void *p = site_habits();
+        void *p = site_migration();
         if (i % 5 > 1) free(p);
         pause_ns(1500000);
     }
     printf("ready\n");
     fflush(stdout);
     while (getenv("STAYS")) {
-        free(site_habits());
+        free(site_migration());
         pause_ns(1000000);
     }
     return 0;

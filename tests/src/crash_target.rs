@@ -1,5 +1,5 @@
-//! The program `mortal.c`: it allocates in several threads until it dies, and its books
-//! outlive it.
+//! The crash target, `crash_target.c`: it allocates in several threads until it dies, and its
+//! books outlive it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::target::Target;
 use crate::{sums, wait};
 
 /// The program, running, and its books.
-pub struct Mortal {
+pub struct CrashTarget {
     /// Its binary.
     pub program: PathBuf,
     /// Its process.
@@ -21,7 +21,7 @@ pub struct Mortal {
     threads: u64,
 }
 
-/// What its threads came back from.
+/// Allocations and frees that its threads have returned from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Books {
     /// Allocations.
@@ -30,7 +30,7 @@ pub struct Books {
     pub freed: u64,
 }
 
-impl Mortal {
+impl CrashTarget {
     /// Compiles and starts it, after `prepare` has seen the command.
     pub fn start(
         scratch: &Scratch,
@@ -38,7 +38,7 @@ impl Mortal {
         flags: &[&str],
         prepare: impl FnOnce(&mut Command),
     ) -> Self {
-        let program = scratch.compile("mortal.c", &[]);
+        let program = scratch.compile("crash_target.c", &[]);
         let books = scratch.file("books");
         let mut command = scratch.preloaded(&program);
         command.arg(&books).arg(threads.to_string()).args(flags);
@@ -118,7 +118,7 @@ impl Mortal {
     }
 
     fn sum(&self, profile: &Profile) -> heap_format::Detail {
-        let found = sums(profile, &[&self.program], "site_mortal");
-        found.get("site_mortal").expect("its stacks").detail
+        let found = sums(profile, &[&self.program], "site_crash_target");
+        found.get("site_crash_target").expect("its stacks").detail
     }
 }

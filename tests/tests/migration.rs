@@ -1,5 +1,5 @@
-//! Habits of other profilers' users: each line of the guide's tables, as it stands there,
-//! does on a real process what it says.
+//! Migration from other profilers: each command of the guide's tables, as it stands there,
+//! does on a real process what the table says.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
 
 /// A line of a table: the first command of its second column.
 #[derive(Debug)]
-struct Habit {
+struct Example {
     there: String,
     here: String,
 }
 
-fn habits() -> Vec<Habit> {
+fn examples() -> Vec<Example> {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide.md");
     let text = fs::read_to_string(guide).expect("the guide");
     let (_, section) = text
@@ -27,7 +27,7 @@ fn habits() -> Vec<Habit> {
         let mut cells = line.strip_prefix("| ")?.split(" | ");
         let (there, here) = (cells.next()?, cells.next()?);
         let command = here.split('`').nth(1)?;
-        Some(Habit {
+        Some(Example {
             there: there.to_owned(),
             here: command.to_owned(),
         })
@@ -47,7 +47,7 @@ struct Stage {
 impl Stage {
     fn new(here: &str) -> Self {
         let scratch = Scratch::new();
-        let program = scratch.compile_as("habits.c", "app", &[]);
+        let program = scratch.compile_as("migration.c", "app", &[]);
         let script = "keep = [bytes(1000) for _ in range(20000)]\n";
         fs::write(scratch.file("app.py"), script).expect("a script");
         let mut stage = Self {
@@ -134,9 +134,9 @@ impl Stage {
 }
 
 /// Runs a line; where it waits for a signal, sends that until it is heeded.
-fn perform(stage: &Stage, habit: &Habit) -> Outcome {
-    let session = Session::start(&mut stage.command(&habit.here));
-    if habit.here.contains("--signal SIGUSR2") {
+fn perform(stage: &Stage, example: &Example) -> Outcome {
+    let session = Session::start(&mut stage.command(&example.here));
+    if example.here.contains("--signal SIGUSR2") {
         // The program runs, so its controller heeds the signal.
         wait::until("the program's segment", || {
             let directory = stage.scratch.segments().pop()?;
@@ -151,8 +151,8 @@ fn perform(stage: &Stage, habit: &Habit) -> Outcome {
 }
 
 /// What a line's dumps must be besides whole.
-fn check_dumps(habit: &Habit, profiles: &[Profile]) {
-    let here = &habit.here;
+fn check_dumps(example: &Example, profiles: &[Profile]) {
+    let here = &example.here;
     let triggers: Vec<String> = profiles
         .iter()
         .filter_map(|p| p.facts.trigger.clone())
@@ -165,7 +165,7 @@ fn check_dumps(habit: &Habit, profiles: &[Profile]) {
         ("--peak", "high-water mark, "),
     ] {
         let found = triggers.iter().any(|text| text.contains(trigger));
-        assert_eq!(found, here.contains(option), "{habit:?}: {triggers:?}");
+        assert_eq!(found, here.contains(option), "{example:?}: {triggers:?}");
     }
     let after = here
         .split(" -c ")
@@ -177,69 +177,69 @@ fn check_dumps(habit: &Habit, profiles: &[Profile]) {
         Some(number) => number.parse().expect("a number of bytes"),
     };
     let last = profiles.last().expect("a dump");
-    assert_eq!(last.period, interval, "{habit:?}");
-    assert!(last.total(1) > 1 << 20, "{habit:?}: {}", last.total(1));
+    assert_eq!(last.period, interval, "{example:?}");
+    assert!(last.total(1) > 1 << 20, "{example:?}: {}", last.total(1));
     if here.contains("run -c 1 ") {
         // Every allocation: what was kept is known to the byte.
         let kept = 120.0 * f64::from(1 << 20);
         let live = |p: &Profile| p.details.iter().map(|d| d.live_bytes()).sum::<f64>();
         assert!(
             (kept..kept + 65536.0).contains(&live(last)),
-            "{habit:?}: {}",
+            "{example:?}: {}",
             live(last)
         );
     }
 }
 
-fn check(habit: &Habit) {
-    let stage = Stage::new(&habit.here);
-    let outcome = perform(&stage, habit);
-    assert_eq!(outcome.code, Some(0), "{habit:?}: {outcome:?}");
+fn check(example: &Example) {
+    let stage = Stage::new(&example.here);
+    let outcome = perform(&stage, example);
+    assert_eq!(outcome.code, Some(0), "{example:?}: {outcome:?}");
     let pid = stage.target.as_ref().map_or(0, Target::pid).to_string();
-    if habit.here.starts_with("mem_parser") {
+    if example.here.starts_with("mem_parser") {
         let drawn = fs::read_to_string(stage.scratch.file("p_.svg")).unwrap_or_default();
-        let empty = habit.here.contains("--base");
-        let shown = drawn.contains("site_habits") || outcome.stdout.contains("site_habits");
-        assert_eq!(shown, !empty, "{habit:?}: {outcome:?}");
+        let empty = example.here.contains("--base");
+        let shown = drawn.contains("site_migration") || outcome.stdout.contains("site_migration");
+        assert_eq!(shown, !empty, "{example:?}: {outcome:?}");
         assert!(!empty || outcome.stdout.contains("flat%"), "{outcome:?}");
-    } else if habit.here.contains(" list ") {
-        assert!(outcome.stdout.contains(&pid), "{habit:?}: {outcome:?}");
-    } else if habit.here.contains(" top ") {
+    } else if example.here.contains(" list ") {
+        assert!(outcome.stdout.contains(&pid), "{example:?}: {outcome:?}");
+    } else if example.here.contains(" top ") {
         assert!(
-            outcome.stdout.contains("site_habits"),
-            "{habit:?}: {outcome:?}"
+            outcome.stdout.contains("site_migration"),
+            "{example:?}: {outcome:?}"
         );
-    } else if habit.here.starts_with("LD_PRELOAD") {
-        assert!(outcome.stdout.contains("ready"), "{habit:?}: {outcome:?}");
+    } else if example.here.starts_with("LD_PRELOAD") {
+        assert!(outcome.stdout.contains("ready"), "{example:?}: {outcome:?}");
         assert!(
             stage.scratch.segments().is_empty(),
-            "{habit:?}: it left nothing"
+            "{example:?}: it left nothing"
         );
     } else {
-        let prefix = if habit.here.contains("/tmp/jeprof") {
+        let prefix = if example.here.contains("/tmp/jeprof") {
             "jeprof."
         } else {
             "p_"
         };
         let profiles = stage.profiles(prefix);
-        let ours: Vec<Profile> = match habit.here.contains("python3") {
+        let ours: Vec<Profile> = match example.here.contains("python3") {
             true => profiles
                 .into_iter()
                 .filter(|p| p.total(1) > 1 << 20)
                 .collect(),
             false => profiles,
         };
-        check_dumps(habit, &ours);
+        check_dumps(example, &ours);
     }
     if let Some(session) = stage.session {
-        assert_eq!(session.stop().code, Some(0), "{habit:?}");
+        assert_eq!(session.stop().code, Some(0), "{example:?}");
     }
 }
 
 #[test]
 fn each_line_of_the_guides_tables_does_what_it_says() {
-    let habits = habits();
-    assert!(habits.len() >= 30, "the tables are there: {habits:?}");
+    let examples = examples();
+    assert!(examples.len() >= 30, "the tables are there: {examples:?}");
     for word in [
         "HEAPPROFILE",
         "prof_gdump",
@@ -248,7 +248,7 @@ fn each_line_of_the_guides_tables_does_what_it_says() {
         "HEAPCHECK",
     ] {
         assert!(
-            habits.iter().any(|habit| habit.there.contains(word)),
+            examples.iter().any(|example| example.there.contains(word)),
             "{word}"
         );
     }
@@ -256,8 +256,8 @@ fn each_line_of_the_guides_tables_does_what_it_says() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                while let Some(habit) = habits.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    check(habit);
+                while let Some(example) = examples.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    check(example);
                 }
             });
         }

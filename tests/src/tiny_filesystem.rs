@@ -1,4 +1,4 @@
-//! Directories that run full.
+//! Filesystems that run full.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -6,10 +6,10 @@ use std::process::Command;
 
 use crate::session::tool;
 
-/// A small filesystem of its own; unmounted with this value.
-pub struct Small<'a>(&'a std::path::Path);
+/// A mounted filesystem of a few MiB; unmounted with this value.
+pub struct TinyFilesystem<'a>(&'a std::path::Path);
 
-impl<'a> Small<'a> {
+impl<'a> TinyFilesystem<'a> {
     /// Mounts one of this size, as `mount` writes it, at a new directory.
     pub fn mount(at: &'a std::path::Path, size: &str) -> Self {
         fs::create_dir(at).expect("a new directory");
@@ -33,7 +33,7 @@ impl<'a> Small<'a> {
     }
 }
 
-impl Drop for Small<'_> {
+impl Drop for TinyFilesystem<'_> {
     fn drop(&mut self) {
         // Worst case it stays until the machine's end, empty.
         let _ = Command::new("umount").arg("-l").arg(self.0).status();
