@@ -66,7 +66,7 @@ impl Cleaned {
             self.kept_bytes = self.kept_bytes.saturating_add(size);
             return;
         }
-        match agent.segment.directory.remove(&agent.segment) {
+        match agent.segment.remove() {
             Ok(()) => {
                 self.removed += 1;
                 self.removed_bytes = self.removed_bytes.saturating_add(size);

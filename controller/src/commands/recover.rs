@@ -84,6 +84,6 @@ fn one(output: &Output, found: Found, claims: &mut Claims) -> anyhow::Result<Opt
         .view()
         .mark_collected(session.number)
         .map_err(io_error)?;
-    segment.directory.remove(segment)?;
+    segment.remove()?;
     Ok(Some(written))
 }

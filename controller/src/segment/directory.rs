@@ -1,0 +1,229 @@
+//! Directories of segments, and the files in them as far as they are known without opening
+//! them.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::DirEntry;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirEntryExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+use shm_protocol::layout::CONTROL_BYTES;
+use shm_protocol::segment::SegmentFile;
+
+use super::name::{Entry, SegmentName};
+use super::refusal::Refusal;
+
+/// Most entries of a directory that are read: the names alone.
+const MAX_ENTRIES: usize = 1_000_000;
+
+/// An open directory of segments.
+#[derive(Debug)]
+pub struct Directory {
+    pub(super) fd: OwnedFd,
+    /// How people reach it: `/dev/shm`, or `/proc/PID/root/dev/shm`.
+    pub path: PathBuf,
+    /// Device and inode, to know it again under another name.
+    pub identity: (u64, u64),
+    /// User who owns it.
+    pub owner: u32,
+}
+
+impl Directory {
+    /// Opens a directory of our own mount namespace.
+    pub fn open(path: &Path) -> io::Result<Rc<Self>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let fd = nix::fcntl::open(path, flags, Mode::empty())?;
+        Self::of(fd, path.to_owned())
+    }
+
+    /// Opens the directory `path` as the process sees it. Links on the way lead where the
+    /// process's root is, never into our own files. Needs Linux 5.6.
+    pub fn open_in(pid: i32, path: &Path) -> io::Result<Rc<Self>> {
+        let root = format!("/proc/{pid}/root");
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let root_fd = nix::fcntl::open(root.as_str(), flags, Mode::empty())?;
+        let how = OpenHow::new()
+            .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let fd = openat2(root_fd, path, how)?;
+        let inside = path.strip_prefix("/").unwrap_or(path);
+        Self::of(fd, Path::new(&root).join(inside))
+    }
+
+    fn of(fd: OwnedFd, path: PathBuf) -> io::Result<Rc<Self>> {
+        let stat = fstat(&fd)?;
+        Ok(Rc::new(Self {
+            fd,
+            path,
+            identity: (stat.st_dev, stat.st_ino),
+            owner: stat.st_uid,
+        }))
+    }
+
+    /// The entries that are named like segments.
+    pub fn segments(&self) -> io::Result<Vec<Entry>> {
+        let entry = |e: DirEntry| {
+            let name = SegmentName::parse(&e.file_name())?;
+            Some(Entry {
+                name,
+                inode: e.ino(),
+                device: self.identity.0,
+            })
+        };
+        Ok(self.read()?.filter_map(entry).collect())
+    }
+
+    /// The entries whose names begin so.
+    pub fn entries(&self, prefix: &str) -> io::Result<Vec<OsString>> {
+        let names = self.read()?.map(|e| e.file_name());
+        Ok(names
+            .filter(|name| name.as_bytes().starts_with(prefix.as_bytes()))
+            .collect())
+    }
+
+    fn read(&self) -> io::Result<impl Iterator<Item = DirEntry> + use<>> {
+        // Through /proc, so that the directory read is the one that is open.
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        Ok(std::fs::read_dir(path)?.take(MAX_ENTRIES).flatten())
+    }
+
+    /// The file behind a segment's name, without opening it.
+    pub fn kind(&self, name: SegmentName) -> io::Result<Kind> {
+        let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+        let stat = nix::sys::stat::fstatat(&self.fd, name.to_string().as_str(), flags)?;
+        Ok(Kind::of(&stat))
+    }
+
+    /// Opens a directory inside it.
+    pub fn directory(&self, name: &OsStr) -> io::Result<Rc<Self>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let fd = openat(&self.fd, name, flags, Mode::empty())?;
+        Self::of(fd, self.path.join(name))
+    }
+
+    /// Removes a file of this device and inode, if the name still means it.
+    pub fn remove_file(&self, name: SegmentName, file: (u64, u64)) -> io::Result<()> {
+        let name = name.to_string();
+        let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+        let now = nix::sys::stat::fstatat(&self.fd, name.as_str(), flags)?;
+        if (now.st_dev, now.st_ino) != file {
+            return Err(io::Error::from(Errno::ESTALE));
+        }
+        let how = nix::unistd::UnlinkatFlags::NoRemoveDir;
+        Ok(nix::unistd::unlinkat(&self.fd, name.as_str(), how)?)
+    }
+
+    /// Bytes free for us on its filesystem.
+    pub fn free_bytes(&self) -> io::Result<u64> {
+        let stat = nix::sys::statvfs::fstatvfs(&self.fd)?;
+        Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+    }
+}
+
+/// A file as far as it is known without opening it.
+pub struct Kind {
+    /// Owner of the file.
+    pub owner: u32,
+    /// Device and inode.
+    pub file: (u64, u64),
+    regular: bool,
+    bytes: u64,
+    modified_unix_ns: u64,
+}
+
+impl Kind {
+    fn of(stat: &FileStat) -> Self {
+        Self {
+            owner: stat.st_uid,
+            file: (stat.st_dev, stat.st_ino),
+            regular: is_regular(stat),
+            bytes: stat.st_size.max(0) as u64,
+            modified_unix_ns: modified_unix_ns(stat),
+        }
+    }
+
+    /// Why it is no segment, or none of ours.
+    pub fn refusal(&self) -> Option<Refusal> {
+        let us = nix::unistd::geteuid();
+        if !self.regular {
+            Some(Refusal::NotAFile)
+        } else if !us.is_root() && us.as_raw() != self.owner {
+            Some(Refusal::Foreign(self.owner))
+        } else if SegmentFile::new(-1, self.bytes).is_none() {
+            Some(Refusal::Size(self.bytes))
+        } else {
+            None
+        }
+    }
+
+    /// Whether its agent may not have filled it in yet.
+    pub fn is_young(&self) -> bool {
+        is_young(self.modified_unix_ns)
+    }
+
+    /// Whether it may be what an agent leaves that is killed while it makes its segment: a
+    /// file of ours, or root asks, that is too short.
+    pub fn is_stub(&self) -> bool {
+        let us = nix::unistd::geteuid();
+        self.regular
+            && (us.is_root() || us.as_raw() == self.owner)
+            && self.bytes < CONTROL_BYTES as u64
+    }
+}
+
+/// Whether a segment is so young that its agent may not have filled it in yet.
+pub fn is_young(modified_unix_ns: u64) -> bool {
+    shm_protocol::clock::unix_ns().abs_diff(modified_unix_ns) < 2_000_000_000
+}
+
+pub(super) fn is_regular(stat: &FileStat) -> bool {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG
+}
+
+pub(super) fn modified_unix_ns(stat: &FileStat) -> u64 {
+    let seconds = (stat.st_mtime.max(0) as u64).saturating_mul(1_000_000_000);
+    seconds.saturating_add(stat.st_mtime_nsec.max(0) as u64)
+}
+
+/// The directory that sessions use: `MEM_PROFILER_DIR`, or `/dev/shm`. A relative one is
+/// meant from the working directory, as the agent takes it when its program starts.
+pub fn default_directory() -> PathBuf {
+    use shm_protocol::segment::DIR_VARIABLE;
+    directory_named(std::env::var_os(DIR_VARIABLE))
+}
+
+fn directory_named(value: Option<OsString>) -> PathBuf {
+    use shm_protocol::segment::DEFAULT_DIR;
+    let Some(chosen) = value.filter(|value| !value.is_empty()) else {
+        return PathBuf::from(DEFAULT_DIR);
+    };
+    // Fails where the working directory is gone: then the name alone must do.
+    std::path::absolute(&chosen).unwrap_or_else(|_| PathBuf::from(chosen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_directory_is_meant_from_the_working_directory() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(
+            directory_named(Some("run/prof".into())),
+            here.join("run/prof")
+        );
+        assert_eq!(
+            directory_named(Some("/run/prof".into())),
+            Path::new("/run/prof")
+        );
+        for unset in [None, Some("".into())] {
+            assert_eq!(directory_named(unset), Path::new("/dev/shm"));
+        }
+    }
+}

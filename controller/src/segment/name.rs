@@ -1,0 +1,82 @@
+//! Names of segments.
+
+use std::ffi::OsStr;
+
+use shm_protocol::segment::FILE_PREFIX;
+
+/// Identity of a process image, from its segment's file name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SegmentName {
+    /// Pid in the process's own namespace.
+    pub pid: i32,
+    /// Start time of the process.
+    pub start_time: u64,
+    /// Counts the images that the process executed.
+    pub image: u32,
+}
+
+impl SegmentName {
+    /// The inverse of [`SegmentName::to_string`]; `None` for any other name.
+    pub fn parse(name: &OsStr) -> Option<Self> {
+        let rest = name.to_str()?.strip_prefix(FILE_PREFIX)?;
+        let mut parts = rest.split('.');
+        let mut number = || {
+            let part = parts.next()?;
+            part.bytes().all(|b| b.is_ascii_digit()).then_some(part)
+        };
+        let name = Self {
+            pid: number()?.parse().ok().filter(|pid| *pid > 0)?,
+            start_time: number()?.parse().ok()?,
+            image: number()?.parse().ok()?,
+        };
+        parts.next().is_none().then_some(name)
+    }
+}
+
+impl std::fmt::Display for SegmentName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{FILE_PREFIX}{}.{}.{}",
+            self.pid, self.start_time, self.image
+        )
+    }
+}
+
+/// A file in a directory. Names come back: a program that executes another may find the
+/// name of an earlier image free again. Name and inode together do not; but directories of
+/// other mount namespaces, each a filesystem of its own, may agree in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// File name.
+    pub name: SegmentName,
+    /// Inode, from the directory.
+    pub inode: u64,
+    /// The directory's device.
+    pub device: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_strictly() {
+        let parse = |text: &str| SegmentName::parse(OsStr::new(text));
+        let name = parse("mem_profiler.42.9999.1").unwrap();
+        assert_eq!((name.pid, name.start_time, name.image), (42, 9999, 1));
+        assert_eq!(name.to_string(), "mem_profiler.42.9999.1");
+        for bad in [
+            "mem_profiler.42.9999",
+            "mem_profiler.42.9999.1.2",
+            "mem_profiler.-1.2.3",
+            "mem_profiler.+1.2.3",
+            "mem_profiler.0.2.3",
+            "mem_profiler.1.2.",
+            "other.1.2.3",
+            "mem_profiler.99999999999.2.3",
+        ] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+    }
+}
