@@ -41,6 +41,15 @@ pub fn execute(cli: Cli) -> ExitCode {
     })
 }
 
+/// Prints the name of a dump, and notes it.
+fn report(written: Written, outcome: &mut Outcome) {
+    if let Some(warning) = &written.warning {
+        terminal::warning(warning);
+    }
+    terminal::result(&written.line());
+    outcome.written.push(written);
+}
+
 /// Closes a command that writes dumps.
 fn conclude(outcome: &Outcome) -> ExitCode {
     if outcome.failures == 0 && !outcome.written.is_empty() {

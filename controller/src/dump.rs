@@ -160,13 +160,6 @@ pub fn write_snapshot(
     metadata.boot_id = process::boot_id().map(|(_, text)| text);
     let (mut profile, truncated, records) =
         collect::profile_with_records(snapshot, header, &metadata);
-    let warning = (truncated > 0).then(|| {
-        format!(
-            "{}: {truncated} stacks are truncated: the segment is too small for frames as many \
-             as it tells of (it is damaged, or forged); their bytes are counted at [truncated]",
-            agent.title()
-        )
-    });
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
         parallel_writer::write(&Text::with_parts(profile, records)?, file)
@@ -181,6 +174,14 @@ pub fn write_snapshot(
         threads: snapshot.threads,
         is_last: false,
         remark: None,
-        warning,
+        warning: (truncated > 0).then(|| truncation(agent, truncated)),
     })
+}
+
+fn truncation(agent: &Agent, stacks: usize) -> String {
+    format!(
+        "{}: {stacks} stacks are truncated: the segment is too small for frames as many as it \
+         tells of (it is damaged, or forged); their bytes are counted at [truncated]",
+        agent.title()
+    )
 }

@@ -86,18 +86,20 @@ impl Selection {
             }
         }
         if chosen.agents.is_empty() && chosen.failures.is_empty() {
-            let who = if nix::unistd::geteuid().is_root() {
-                "no process"
-            } else {
-                "no process of yours"
-            };
-            let filtered = self.user.is_some() || self.cgroup.is_some();
-            let among = if filtered { " among those chosen" } else { "" };
-            chosen.failures.push(format!(
-                "{who}{among} carries the agent: {HOW} PROGRAM, then try again"
-            ));
+            chosen.failures.push(self.explain_nobody());
         }
         chosen
+    }
+
+    /// Why nobody was chosen, where no name was given.
+    fn explain_nobody(&self) -> String {
+        let who = match nix::unistd::geteuid().is_root() {
+            true => "no process",
+            false => "no process of yours",
+        };
+        let filtered = self.user.is_some() || self.cgroup.is_some();
+        let among = if filtered { " among those chosen" } else { "" };
+        format!("{who}{among} carries the agent: {HOW} PROGRAM, then try again")
     }
 
     /// Why a name has no agent.

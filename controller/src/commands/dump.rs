@@ -13,7 +13,7 @@ use crate::segment::{Head, io_error};
 use crate::select::Selection;
 use crate::session::Outcome;
 use crate::target::is_running;
-use crate::terminal::{diagnostic, result, warning};
+use crate::terminal::diagnostic;
 
 /// Whether the sessions go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,11 +57,7 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
             continue;
         };
         match one(&output, agent, &session, running, then) {
-            Ok(written) => {
-                written.warning.iter().for_each(|line| warning(line));
-                result(&written.line());
-                outcome.written.push(written);
-            }
+            Ok(written) => super::report(written, &mut outcome),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", agent.title()));
                 outcome.failures += 1;

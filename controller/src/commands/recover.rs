@@ -12,7 +12,7 @@ use crate::segment::{Head, Refusal, io_error};
 use crate::select::{Selection, is_ours};
 use crate::session::Outcome;
 use crate::target::uncollected;
-use crate::terminal::{diagnostic, result, warning};
+use crate::terminal::{diagnostic, warning};
 use crate::text;
 
 /// Writes what dead processes left, and removes their segments.
@@ -32,11 +32,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     for found in gone {
         let title = found.title();
         match one(&output, found, &mut claims) {
-            Ok(Some(written)) => {
-                written.warning.iter().for_each(|line| warning(line));
-                result(&written.line());
-                outcome.written.push(written);
-            }
+            Ok(Some(written)) => super::report(written, &mut outcome),
             Ok(None) => {}
             Err(error) => {
                 diagnostic(&format!("{title}: {error}"));

@@ -132,6 +132,11 @@ fn print(answer: &Answer) {
         );
         result(line.trim_end());
     }
+    print_notes(answer);
+}
+
+/// Lines on where the heap's parts are from, or why there are none.
+fn print_notes(answer: &Answer) {
     match (&answer.allocator, answer.age_seconds) {
         (Some(allocator), Some(age)) => {
             let retained = text::bytes(allocator.retained as f64);

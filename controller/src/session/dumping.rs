@@ -117,19 +117,22 @@ impl Run {
                 self.release(&target);
                 self.report(written);
             }
-            Err(error) => {
-                let title = target.agent.title();
-                let fetch = match target.agent.life {
-                    Life::Running => format!("mem_profiler dump -p {} -o PREFIX", target.agent.pid),
-                    _ => "mem_profiler recover -o PREFIX".to_owned(),
-                };
-                let rest = match is_kept(&target) {
-                    true => format!("its profile is kept: {fetch} writes it"),
-                    false => "its profile is lost".to_owned(),
-                };
-                self.fail(&format!("{title}: {error}; {rest}"));
-            }
+            Err(error) => self.fail_last(&target, &error),
         }
+    }
+
+    /// Reports that the dump at a session's end cannot be written, and what becomes of it.
+    fn fail_last(&mut self, target: &Target, error: &dump::Error) {
+        let title = target.agent.title();
+        let fetch = match target.agent.life {
+            Life::Running => format!("mem_profiler dump -p {} -o PREFIX", target.agent.pid),
+            _ => "mem_profiler recover -o PREFIX".to_owned(),
+        };
+        let rest = match is_kept(target) {
+            true => format!("its profile is kept: {fetch} writes it"),
+            false => "its profile is lost".to_owned(),
+        };
+        self.fail(&format!("{title}: {error}; {rest}"));
     }
 
     /// The program that we started: its end is ours to know. It may have been found dead

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{GLANCE, Run, SEARCH};
-use crate::cleaning::remove_unused;
+use crate::cleaning::{Cleaned, remove_unused};
 use crate::clock::now_ns;
 use crate::discovery::{Agent, Found, Life};
 use crate::dump;
@@ -18,6 +18,17 @@ use crate::text;
 /// Whether a process has ended, by its pid and start time.
 fn is_gone((pid, start_time): (i32, u64)) -> bool {
     Stat::of(pid).is_none_or(|stat| stat.start_time != start_time || stat.is_dead())
+}
+
+/// How much memory the profiles of ended processes take, if they do.
+fn kept(cleaned: &Cleaned) -> String {
+    let who = match cleaned.kept {
+        0 => return String::new(),
+        1 => "the profile of an ended process takes".to_owned(),
+        n => format!("{n} profiles of ended processes take"),
+    };
+    let size = text::bytes(cleaned.kept_bytes as f64);
+    format!("; {who} {size}: mem_profiler recover writes out and removes what ended processes left")
 }
 
 impl Run {
@@ -107,16 +118,7 @@ impl Run {
             free: directory.free_bytes().ok(),
         };
         let mut message = no_room.to_string();
-        if cleaned.kept > 0 {
-            message.push_str(&format!(
-                "; {} {}: mem_profiler recover writes out and removes what ended processes left",
-                match cleaned.kept {
-                    1 => "the profile of an ended process takes".to_owned(),
-                    n => format!("{n} profiles of ended processes take"),
-                },
-                text::bytes(cleaned.kept_bytes as f64)
-            ));
-        }
+        message.push_str(&kept(&cleaned));
         anyhow::bail!(message)
     }
 

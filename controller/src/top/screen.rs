@@ -77,7 +77,6 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
         60..90 => &[1, 2, 3],
         _ => &[0, 1, 2, 3, 4],
     };
-    let heads = ["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE"];
     let sorted = match view.sort {
         Sort::Flat => 0,
         Sort::Live => 1,
@@ -89,15 +88,11 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
         true => Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
         false => Style::new().add_modifier(Modifier::BOLD),
     };
-    let name = match view.page {
-        Page::Functions => "FUNCTION",
-        Page::Stacks | Page::Through(_) => "STACK, innermost function first",
-        Page::Frames(_) => "FRAME",
-    };
     let head = columns
         .iter()
-        .map(|c| Cell::from(format!("{:>10}", heads[*c])).style(style(*c)));
-    let head = Cells::new(head.chain([Cell::from(name).style(style(usize::MAX))]));
+        .map(|c| Cell::from(format!("{:>10}", HEADS[*c])).style(style(*c)));
+    let name = Cell::from(name_head(view.page)).style(style(usize::MAX));
+    let head = Cells::new(head.chain([name]));
     // Only what is seen is put into words.
     let first = view.first.min(rows.len());
     let shown = rows[first..].iter().take(usize::from(area.height));
@@ -122,6 +117,18 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
     let selected = view.selected.saturating_sub(first);
     let mut state = TableState::new().with_selected(Some(selected));
     frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// Heads of the columns of numbers.
+const HEADS: [&str; 5] = ["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE"];
+
+/// Head of the column of names.
+fn name_head(page: Page) -> &'static str {
+    match page {
+        Page::Functions => "FUNCTION",
+        Page::Stacks | Page::Through(_) => "STACK, innermost function first",
+        Page::Frames(_) => "FRAME",
+    }
 }
 
 /// The numbers of a row, by column.
