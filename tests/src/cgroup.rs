@@ -50,7 +50,7 @@ impl Cgroup {
         fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 
-    /// Its path, as `--cgroup` takes it.
+    /// The path, as `--cgroup` takes it.
     pub fn path(&self) -> &Path {
         &self.directory
     }

@@ -11,13 +11,13 @@ use crate::session::tool;
 /// A program's or library's functions.
 pub struct Code {
     path: PathBuf,
-    /// What to add to an offset in the file to get an address of the symbol table.
+    /// Difference between an address of the symbol table and its offset in the file.
     bias: u64,
     /// Start, end, name; in order.
     functions: Vec<(u64, u64, String)>,
 }
 
-/// What the stacks that end in a function add up to.
+/// Sum over the stacks that end in a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sum {
     /// As the dump has it.

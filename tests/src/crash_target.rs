@@ -13,9 +13,9 @@ use crate::{sums, wait};
 
 /// The program, running, and its books.
 pub struct CrashTarget {
-    /// Its binary.
+    /// The binary.
     pub program: PathBuf,
-    /// Its process.
+    /// The process.
     pub target: Target,
     books: PathBuf,
     threads: u64,
@@ -53,12 +53,12 @@ impl CrashTarget {
         }
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.target.pid()
     }
 
-    /// Its books as they are, or as its death left them.
+    /// The books as they are, or as its death left them.
     pub fn books(&self) -> Books {
         let bytes = fs::read(&self.books).expect("the books");
         let line = |at: usize| {
@@ -78,7 +78,7 @@ impl CrashTarget {
         )
     }
 
-    /// Waits until it has allocated so much more.
+    /// Waits until it has allocated this many more objects.
     pub fn let_allocate(&self, objects: u64) {
         let start = self.books().allocated;
         wait::until("allocations", || {

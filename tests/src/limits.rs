@@ -1,9 +1,9 @@
-//! Commands that may have only so much of something.
+//! Commands under a resource limit.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What there is little of.
+/// A limited resource.
 #[derive(Clone, Copy, Debug)]
 pub enum Scarce {
     /// Address space, bytes.
@@ -14,7 +14,7 @@ pub enum Scarce {
     Locked,
 }
 
-/// Has a command start with so much of it, now and for ever.
+/// Has a command start with this limit, soft and hard.
 pub fn limit(command: &mut Command, scarce: Scarce, most: u64) {
     let resource = match scarce {
         Scarce::AddressSpace => libc::RLIMIT_AS,

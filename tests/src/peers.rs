@@ -42,9 +42,9 @@ pub const REPORTS: [(&str, &str); 8] = [
 pub struct Profiled {
     /// The program.
     pub program: PathBuf,
-    /// Its dumps.
+    /// The dumps.
     pub dumps: Vec<PathBuf>,
-    /// What they count.
+    /// The values that they count.
     pub columns: &'static [&'static str],
 }
 
@@ -63,12 +63,12 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-/// What the parser prints.
+/// Output of the parser.
 pub fn ours(scratch: &Scratch, arguments: &[&str]) -> String {
     good(run(scratch.parser().args(arguments).env("TZ", "UTC")))
 }
 
-/// What pprof prints.
+/// Output of pprof.
 fn pprof(scratch: &Scratch, arguments: &[&str]) -> String {
     good(outcome_of_pprof(scratch, arguments))
 }
@@ -336,7 +336,7 @@ fn folded(text: &str) -> BTreeMap<String, i64> {
     stacks
 }
 
-/// What only one of both has.
+/// Rows that only one of both has.
 fn unknown<'a, K: Ord, V, W>(
     ours: &'a BTreeMap<K, V>,
     theirs: &'a BTreeMap<K, W>,
@@ -379,7 +379,7 @@ fn compare_tables(
     // They take what follows the word for brackets.
     ours.retain(|name, _| !name.contains("operator"));
     let known: Vec<&String> = ours.keys().filter(|n| theirs.contains_key(*n)).collect();
-    // What is zero in a comparison is left out there.
+    // Rows of zero are left out there.
     let zeros = ours.values().filter(|row| **row == (0, 0)).count();
     assert!(
         known.len() > 7 && known.len() + zeros + 2 >= ours.len(),

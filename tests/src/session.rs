@@ -16,9 +16,9 @@ use crate::wait;
 pub struct Outcome {
     /// Exit code; `None` after a signal.
     pub code: Option<i32>,
-    /// What it wrote to standard output.
+    /// Standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
@@ -87,7 +87,7 @@ impl Session {
         session
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

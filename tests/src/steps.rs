@@ -10,9 +10,9 @@ use crate::truth::{self, Site};
 
 /// The program, running.
 pub struct Steps {
-    /// Its binary.
+    /// The binary.
     pub program: PathBuf,
-    /// Its process.
+    /// The process.
     pub target: Target,
 }
 
@@ -41,7 +41,7 @@ impl Steps {
         Self { program, target }
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.target.pid()
     }
@@ -60,7 +60,7 @@ impl Steps {
         child.and_then(|pid| pid.parse().ok()).expect("a child")
     }
 
-    /// What it allocated where.
+    /// Bytes that it allocated, by function.
     pub fn books(&mut self) -> BTreeMap<String, Site> {
         truth::books(&self.step("books"))
     }

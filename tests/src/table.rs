@@ -8,11 +8,11 @@ use crate::session::run;
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What the function holds by itself.
+    /// The function's own value (flat).
     pub flat: f64,
-    /// What it and its callees hold.
+    /// The value of it and its callees (cum).
     pub cum: f64,
-    /// Its name.
+    /// The function's name.
     pub name: String,
 }
 

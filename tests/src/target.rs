@@ -41,7 +41,7 @@ impl Target {
         }
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -52,7 +52,7 @@ impl Target {
         writeln!(input, "{line}").expect("the target reads");
     }
 
-    /// Its next line.
+    /// The next line of its output.
     pub fn hear(&mut self) -> String {
         self.lines.recv_timeout(PATIENCE).unwrap_or_else(|error| {
             let status = self.child.try_wait();

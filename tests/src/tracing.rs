@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 pub enum Fate {
     /// It was killed as it was about to make that call.
     Killed,
-    /// It had ended before, with this status, after so many calls.
+    /// It had ended before, with this status, after this number of calls.
     Ended(i32, usize),
 }
 
@@ -75,7 +75,7 @@ fn number_of_call(pid: i32) -> u64 {
     // SAFETY: plain numbers.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
     let bytes = size_of_val(&info);
-    // SAFETY: the kernel fills at most so many bytes of it.
+    // SAFETY: the kernel fills at most the length that is passed, which is the size of `info`.
     let got = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, pid, bytes, &raw mut info) };
     assert!(got > 0, "{}", Error::last_os_error());
     assert_eq!(info.op, libc::PTRACE_SYSCALL_INFO_ENTRY);

@@ -1,4 +1,4 @@
-//! What a program says it allocated, against what a dump says.
+//! A program's own account of its allocations, compared with a dump.
 //!
 //! Programs print a line per place: `site NAME OBJECTS BYTES LIVE_OBJECTS LIVE_BYTES`,
 //! and behind it, where they know the interval, the variances of the four estimates.
@@ -16,7 +16,7 @@ pub struct Site {
     pub variances: [f64; 4],
 }
 
-/// What the values are.
+/// Kind of the values.
 pub const COLUMNS: [&str; 4] = [
     "objects allocated",
     "bytes allocated",

@@ -1,4 +1,4 @@
-//! What goes wrong around a session: controllers that are killed, targets that stop, end
+//! Trouble around a session: controllers that are killed, targets that stop, end
 //! or lose their segment, clocks that are set, terminals that are closed.
 
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use std::process::{Child, Stdio};
 use mem_tests::tracing::{Fate, kill_at};
 use mem_tests::{Scratch, Session, Steps, artifacts, run, sums, wait};
 
-/// What is in a directory must be whole dumps, and nothing else.
+/// Checks that a directory holds whole dumps, and nothing else.
 fn assert_whole(directory: &Path) -> usize {
     let entries: Vec<_> = fs::read_dir(directory)
         .expect("a directory")

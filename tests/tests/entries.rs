@@ -8,7 +8,7 @@ use mem_tests::session::tool;
 use mem_tests::truth::{assert_exact, books};
 use mem_tests::{Scratch, Session, Target, artifacts, sums};
 
-/// What the agent must answer for instead of the C library.
+/// Functions that the agent must serve instead of the C library.
 const FAMILY: [&str; 12] = [
     "aligned_alloc",
     "calloc",

@@ -10,7 +10,7 @@ use shm_protocol::layout::{BANK_HEADER_BYTES, DEFAULT_SEGMENT_BYTES};
 use shm_protocol::segment::IntervalPeriod as Logged;
 use shm_protocol::snapshot::BankSummary;
 
-/// What the controller has noted of the first session of a process so far.
+/// Interval history of the first session of a process so far.
 fn log(scratch: &Scratch, pid: u32) -> Vec<Logged> {
     let geometry = Geometry::of_segment(DEFAULT_SEGMENT_BYTES);
     let mut bytes = vec![0; BANK_HEADER_BYTES];

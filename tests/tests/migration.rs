@@ -150,7 +150,7 @@ fn perform(stage: &Stage, example: &Example) -> Outcome {
     session.wait()
 }
 
-/// What a line's dumps must be besides whole.
+/// Requirements on a command's dumps, besides that they are whole.
 fn check_dumps(example: &Example, profiles: &[Profile]) {
     let here = &example.here;
     let triggers: Vec<String> = profiles

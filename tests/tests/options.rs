@@ -39,7 +39,7 @@ impl Stage {
         [&self.program, &self.dump].map(|path| path.to_str().expect("a path"))
     }
 
-    /// What the parser prints in bytes; `options` are separated by blanks.
+    /// Output of the parser in bytes; `options` are separated by blanks.
     fn ours(&self, options: &str) -> String {
         let [program, dump] = self.paths();
         let of = ["-p", program, "-f", dump, "--unit", "B"];
@@ -47,7 +47,7 @@ impl Stage {
         ours(&self.scratch, &options.chain(of).collect::<Vec<_>>())
     }
 
-    /// What google-pprof prints in bytes.
+    /// Output of google-pprof in bytes.
     fn theirs(&self, options: &str) -> String {
         let options = options.split(' ').chain(["--show_bytes"]);
         tool("google-pprof", options.chain(self.paths()))

@@ -22,7 +22,7 @@ fn oracle() -> PathBuf {
     path
 }
 
-/// What the processes of a run counted together, and the stacks that they wrote down.
+/// Sums over the processes of a run, and the stacks that they wrote down.
 #[derive(Debug)]
 struct Counts {
     counts: BTreeMap<String, u64>,
@@ -66,7 +66,7 @@ impl Counts {
         self.counts.get(name).copied().unwrap_or(0)
     }
 
-    /// Checks that at least so many stacks were compared, and that each came out as one of
+    /// Checks that at least this many stacks were compared, and that each came out as one of
     /// `expected`.
     fn assert_all(&self, least: u64, expected: &[&str]) {
         let compared = self.of("compared");

@@ -18,7 +18,7 @@ const ADDRESS: &[&str] = &[
     "wrong_size",
 ];
 
-/// What the program is built with, and what that finds.
+/// A sanitizer, and the error that it finds.
 struct Build {
     compiler: &'static str,
     flags: &'static [&'static str],

@@ -1,4 +1,4 @@
-//! What is hard on a profiler: very many samples, stacks, threads; stacks that are
+//! Load that is hard on a profiler: very many samples, stacks, threads; stacks that are
 //! switched; allocations that the loader makes. The program goes on, the totals are right.
 
 use heap_format::{Profile, marker_at};

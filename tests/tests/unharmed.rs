@@ -1,4 +1,4 @@
-//! Whatever is scarce, forbidden or full: the program goes on as it would without the agent.
+//! A program goes on as it would without the agent, whatever is scarce, forbidden or full.
 
 use std::fs::{self, File, Permissions};
 use std::os::fd::AsRawFd;
