@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 const BOX_GAP: f64 = 16.0;
 const MIXED_GAP: f64 = 9.0;
 const WIRE_GAP: f64 = 8.0;
-/// How much wider than its widest row the picture may have to be.
+/// Largest width of the picture, in widths of its widest row.
 const SPARE: f64 = 1.45;
 /// Attempts to make it narrower.
 const ROUNDS: usize = 80;
@@ -172,15 +172,15 @@ impl<'a> Axes<'a> {
 /// between inner rows, the lighter one.
 fn untangle(layered: &Layered, wires: &[Wire]) -> Vec<Vec<usize>> {
     let items = &layered.items;
-    let mut place = vec![0; items.len()];
+    let mut position = vec![0; items.len()];
     for row in &layered.rows {
-        row.iter().enumerate().for_each(|(i, &v)| place[v] = i);
+        row.iter().enumerate().for_each(|(i, &v)| position[v] = i);
     }
-    // Inner steps by the row that they start in: wire, upper and lower place.
+    // Inner steps by the row that they start in: wire, upper and lower position.
     let mut steps: Vec<Vec<(usize, usize, usize)>> = vec![Vec::new(); layered.rows.len()];
     for (wire, chain) in layered.chains.iter().enumerate() {
         for pair in chain[1..chain.len() - 1].windows(2) {
-            steps[items[pair[0]].row].push((wire, place[pair[0]], place[pair[1]]));
+            steps[items[pair[0]].row].push((wire, position[pair[0]], position[pair[1]]));
         }
     }
     let mut cuts: Vec<Vec<usize>> = vec![Vec::new(); layered.chains.len()];

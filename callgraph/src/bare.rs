@@ -121,30 +121,28 @@ impl Bare {
     /// Writes the order back, and orders the rows between: by the middle of where a wire comes
     /// from and goes to, which never adds a crossing.
     pub fn fill(&self, layered: &mut Layered, rows: &Rows) {
-        let mut place = vec![0.0; layered.items.len()];
+        let mut x_of = vec![0.0; layered.items.len()];
         for (r, row) in rows.iter().enumerate() {
             let mut x = 0.0;
             layered.rows[2 * r] = row.iter().map(|&v| self.item[v]).collect();
             for &v in &layered.rows[2 * r] {
                 let item = &layered.items[v];
-                place[v] = x + item.left;
+                x_of[v] = x + item.left;
                 x += item.left + item.right + 12.0;
             }
-            layered.rows[2 * r]
-                .iter()
-                .for_each(|&v| place[v] -= x / 2.0);
+            layered.rows[2 * r].iter().for_each(|&v| x_of[v] -= x / 2.0);
         }
         for r in (1..layered.rows.len()).step_by(2) {
             for &v in &layered.rows[r] {
                 let item = &layered.items[v];
-                place[v] = (place[item.above[0]] + place[item.below[0]]) / 2.0;
+                x_of[v] = (x_of[item.above[0]] + x_of[item.below[0]]) / 2.0;
             }
-            layered.rows[r].sort_by(|&a, &b| place[a].total_cmp(&place[b]));
+            layered.rows[r].sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
         }
         for item in layered.items.iter_mut().filter(|i| i.kind == Kind::Block) {
             // Wires between the same two boxes keep one order at both.
-            item.above.sort_by(|&a, &b| place[a].total_cmp(&place[b]));
-            item.below.sort_by(|&a, &b| place[a].total_cmp(&place[b]));
+            item.above.sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
+            item.below.sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
         }
     }
 }

@@ -76,8 +76,8 @@ fn search_zoom_drag_and_print_work_and_no_name_is_executed() {
         node.name = format!("hostile{i}<script>window.pwned=1</script>]]>\"'&");
         node.detail = "</title><script>window.pwned=1</script>".into();
     }
-    let folder = tempfile::tempdir().expect("a folder for the picture");
-    let path = folder.path().join("probe.svg");
+    let directory = tempfile::tempdir().expect("a directory for the picture");
+    let path = directory.path().join("probe.svg");
     let picture = chromium::with_probe(&render(&graph), PROBE, "</svg>");
     std::fs::write(&path, picture).expect("writing the probe");
     let state = chromium::state(&path, "");

@@ -6,7 +6,7 @@ use crate::geometry::{Cubic, Point, Rect, Size, cubic_at, hull};
 
 /// A picture to measure.
 pub struct Picture {
-    /// Its size.
+    /// Size of the picture.
     pub size: Size,
     /// The legend, if any.
     pub title: Option<Rect>,
@@ -22,13 +22,13 @@ pub struct Arrow {
     pub from: usize,
     /// Index of the box it enters.
     pub to: usize,
-    /// Its curve.
+    /// Curve of the arrow.
     pub curve: Vec<Cubic>,
-    /// Where its label is.
+    /// Rectangle of the label.
     pub label: Option<Rect>,
 }
 
-/// What was found. All but the first and the last two must be zero in a picture of ours.
+/// Faults and measures. All but the first and the last two must be zero in a picture of ours.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
     /// Points where two arrows cross.
@@ -51,7 +51,7 @@ pub struct Report {
 
 /// Pieces that a curve is cut into.
 const PIECES: usize = 24;
-/// What counts as touching, not overlapping.
+/// Overlap that counts as touching.
 const SLACK: f64 = 0.5;
 
 /// Measures a picture.

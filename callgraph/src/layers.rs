@@ -21,13 +21,13 @@ pub struct Wire {
 /// A box to lay out.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Its size.
+    /// Size of the block.
     pub size: Size,
     /// Room kept free at its right side, for a self-loop and its label.
     pub beside: f64,
 }
 
-/// What stands in a row.
+/// Kind of an item of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The box of this index.
@@ -41,9 +41,9 @@ pub enum Kind {
 /// One thing in a row. It reaches from `x - left` to `x + right`.
 #[derive(Clone, Debug)]
 pub struct Item {
-    /// What it is.
+    /// Kind of the item.
     pub kind: Kind,
-    /// Its row.
+    /// Number of the row.
     pub row: usize,
     /// Room needed at the left of its axis.
     pub left: f64,

@@ -18,14 +18,14 @@ pub const TITLE_FONT: f64 = 12.0;
 pub const LINE: f64 = 1.2;
 /// Space between the border of a box and its text.
 const PADDING: Size = Size { w: 7.0, h: 4.0 };
-/// How far a self-loop reaches out of its box, and how much farther the next one does.
+/// Width of a self-loop beside its box, and the step to the next one.
 const LOOP: f64 = 20.0;
 const LOOP_STEP: f64 = 9.0;
 
 /// A line of text in a box.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// What it says.
+    /// The text.
     pub text: String,
     /// Font size.
     pub font: f64,
@@ -33,7 +33,7 @@ pub struct Line {
     pub number: bool,
 }
 
-/// Where everything is.
+/// Coordinates of everything.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// Size of the picture.
@@ -46,7 +46,7 @@ pub struct Layout {
     pub lines: Vec<Vec<Line>>,
     /// The curves, by edge, caller to callee; empty if the edge names no existing node.
     pub curves: Vec<Vec<Cubic>>,
-    /// The places of the labels, by edge.
+    /// Rectangles of the labels, by edge.
     pub labels: Vec<Option<Rect>>,
 }
 
@@ -68,8 +68,8 @@ pub fn lay_out(graph: &Graph) -> Layout {
         .collect();
     let frames: Vec<Rect> = drawn.iter().map(frame).collect();
     let sizes: Vec<Size> = frames.iter().map(|f| Size { w: f.w, h: f.h }).collect();
-    for (i, place) in pack::columns(&sizes).iter().enumerate() {
-        let shift = (place.x - frames[i].x, place.y - frames[i].y);
+    for (i, corner) in pack::columns(&sizes).iter().enumerate() {
+        let shift = (corner.x - frames[i].x, corner.y - frames[i].y);
         layout.insert(
             &parts[i].drawn_edges(graph),
             &parts[i].nodes,
@@ -246,7 +246,7 @@ impl Part {
             return Drawn::default();
         };
         let down: Vec<bool> = wires.iter().map(|w| ranks[w.from] < ranks[w.to]).collect();
-        let positions = position::place(&layered, &wires);
+        let positions = position::assign(&layered, &wires);
         let mut drawn = route::draw(&blocks, &wires, &layered, &positions, &down);
         self.add_loops(graph, &mut drawn);
         drawn
@@ -336,7 +336,7 @@ impl Part {
     }
 }
 
-/// How far the loop of this index reaches out of its box.
+/// Width of the loop of this index beside its box.
 fn loop_reach(index: usize) -> f64 {
     LOOP + LOOP_STEP * index as f64
 }

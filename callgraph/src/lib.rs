@@ -60,7 +60,7 @@ pub struct Graph {
     pub nodes: Vec<Node>,
     /// The arrows.
     pub edges: Vec<Edge>,
-    /// What 100 % is, in the unit of the weights.
+    /// 100 %, in the unit of the weights.
     pub total: f64,
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Sweeps by medians and means, each followed by exchanges of neighbours, from many starts: two
 //! walks through the graph and then random orders, as many as a budget of steps allows, since
-//! results of different starts differ a lot. At last every item is tried at every place of its
+//! results of different starts differ a lot. At last every item is tried at every position of its
 //! row. Deterministic: the random numbers are the same each time, and no clock is read.
 
 use crate::bare::{Bare, Rows};
@@ -68,16 +68,16 @@ pub fn arrange(layered: &mut Layered, parts: usize) -> usize {
 struct Ordering<'a> {
     graph: &'a Bare,
     rows: Rows,
-    /// Place of each item in its row.
-    place: Vec<usize>,
-    /// The sorted places of each item's neighbours above and below, laid out as the links of
+    /// Position of each item in its row.
+    position: Vec<usize>,
+    /// The sorted positions of each item's neighbours above and below, laid out as the links of
     /// the graph are, and for which rows they hold.
     near: [Vec<usize>; 2],
     fresh: [Vec<bool>; 2],
     /// Crossings above each row, where they are known.
     known: Vec<Option<usize>>,
     keyed: Vec<(f64, usize)>,
-    /// Scratch: where the next place of each item goes, and a binary indexed tree.
+    /// Scratch: where the next position of each item goes, and a binary indexed tree.
     next: Vec<usize>,
     tree: Vec<usize>,
     /// Links looked at so far, whether they had to be collected or not.
@@ -90,7 +90,7 @@ impl<'a> Ordering<'a> {
         let mut ordering = Ordering {
             graph,
             rows,
-            place: vec![0; graph.item.len()],
+            position: vec![0; graph.item.len()],
             near: [0, 1].map(|side| vec![0; graph.near[side].list.len()]),
             fresh: [0, 1].map(|_| vec![false; count]),
             known: vec![None; count],
@@ -105,8 +105,8 @@ impl<'a> Ordering<'a> {
 
     /// Takes note of a new order of a row.
     fn reordered(&mut self, row: usize) {
-        for (place, &v) in self.rows[row].iter().enumerate() {
-            self.place[v] = place;
+        for (position, &v) in self.rows[row].iter().enumerate() {
+            self.position[v] = position;
         }
         self.known[row] = None;
         if row > 0 {
@@ -118,7 +118,7 @@ impl<'a> Ordering<'a> {
         }
     }
 
-    /// The sorted places of an item's neighbours, which must have been collected.
+    /// The sorted positions of an item's neighbours, which must have been collected.
     fn near(&self, side: usize, v: usize) -> &[usize] {
         let start = &self.graph.near[side].start;
         &self.near[side][start[v]..start[v + 1]]
@@ -161,13 +161,13 @@ impl<'a> Ordering<'a> {
         keyed.clear();
         let mut free = Vec::new();
         for (i, &v) in self.rows[row].iter().enumerate() {
-            let places = self.near(side, v);
-            if places.is_empty() {
+            let positions = self.near(side, v);
+            if positions.is_empty() {
                 free.push((i, v));
             } else if median {
-                keyed.push((median_of(places), v));
+                keyed.push((median_of(positions), v));
             } else {
-                keyed.push((mean_of(places), v));
+                keyed.push((mean_of(positions), v));
             }
         }
         keyed.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -178,13 +178,13 @@ impl<'a> Ordering<'a> {
             sorted.insert(i.min(sorted.len()), v);
         }
         self.keyed = keyed;
-        let mut places = self.rows[row].iter().enumerate();
-        if places.any(|(place, &v)| self.place[v] != place) {
+        let mut positions = self.rows[row].iter().enumerate();
+        if positions.any(|(position, &v)| self.position[v] != position) {
             self.reordered(row);
         }
     }
 
-    /// Finds the sorted places of the neighbours of a row's items on one side.
+    /// Finds the sorted positions of the neighbours of a row's items on one side.
     fn collect(&mut self, row: usize, side: usize) {
         self.work += self.graph.links[side][row] + self.rows[row].len() + 1;
         if std::mem::replace(&mut self.fresh[side][row], true) {
@@ -201,10 +201,10 @@ impl<'a> Ordering<'a> {
         for &v in &self.rows[row] {
             self.next[v] = self.graph.near[side].start[v];
         }
-        // Place by place, so that every list comes out sorted.
-        for (place, &w) in neighbours.iter().enumerate() {
+        // Position by position, so that every list comes out sorted.
+        for (position, &w) in neighbours.iter().enumerate() {
             for &v in self.graph.near[1 - side].of(w) {
-                self.near[side][self.next[v]] = place;
+                self.near[side][self.next[v]] = position;
                 self.next[v] += 1;
             }
         }
@@ -265,7 +265,7 @@ impl<'a> Ordering<'a> {
         side(0) + side(1)
     }
 
-    /// Moves single items to their best place in the row while that removes crossings.
+    /// Moves single items to their best position in the row while that removes crossings.
     fn sift(&mut self) {
         for _ in 0..10 {
             let mut better = false;
@@ -284,7 +284,7 @@ impl<'a> Ordering<'a> {
     fn sift_item(&mut self, row: usize, v: usize) -> bool {
         self.collect(row, 0);
         self.collect(row, 1);
-        let from = self.place[v];
+        let from = self.position[v];
         let (mut best, mut to, mut sum) = (0, from, 0);
         for i in (0..from).rev() {
             sum += self.gain(self.rows[row][i], v);
@@ -324,23 +324,23 @@ impl<'a> Ordering<'a> {
         tree.resize(self.rows[row - 1].len() + 1, 0);
         let (mut crossings, mut total) = (0, 0);
         for &v in &self.rows[row] {
-            let places = self.near(0, v);
-            for &place in places {
-                let (mut i, mut before) = (place + 1, 0);
+            let positions = self.near(0, v);
+            for &position in positions {
+                let (mut i, mut before) = (position + 1, 0);
                 while i > 0 {
                     before += tree[i];
                     i &= i - 1;
                 }
                 crossings += total - before;
             }
-            for &place in places {
-                let mut i = place + 1;
+            for &position in positions {
+                let mut i = position + 1;
                 while i < tree.len() {
                     tree[i] += 1;
                     i += i & i.wrapping_neg();
                 }
             }
-            total += places.len();
+            total += positions.len();
         }
         self.tree = tree;
         self.known[row] = Some(crossings);
@@ -369,22 +369,22 @@ fn turned(left: &[usize], right: &[usize]) -> i64 {
 }
 
 /// The median, weighted towards the denser side where there are two (Gansner and others).
-fn median_of(places: &[usize]) -> f64 {
-    let at = |i: usize| places[i] as f64;
-    let m = places.len() / 2;
-    if places.len() % 2 == 1 {
+fn median_of(positions: &[usize]) -> f64 {
+    let at = |i: usize| positions[i] as f64;
+    let m = positions.len() / 2;
+    if positions.len() % 2 == 1 {
         return at(m);
     }
-    if places.len() == 2 {
+    if positions.len() == 2 {
         return (at(0) + at(1)) / 2.0;
     }
-    let (left, right) = (at(m - 1) - at(0), at(places.len() - 1) - at(m));
+    let (left, right) = (at(m - 1) - at(0), at(positions.len() - 1) - at(m));
     if left + right == 0.0 {
         return (at(m - 1) + at(m)) / 2.0;
     }
     (at(m - 1) * right + at(m) * left) / (left + right)
 }
 
-fn mean_of(places: &[usize]) -> f64 {
-    places.iter().sum::<usize>() as f64 / places.len() as f64
+fn mean_of(positions: &[usize]) -> f64 {
+    positions.iter().sum::<usize>() as f64 / positions.len() as f64
 }

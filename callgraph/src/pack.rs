@@ -23,9 +23,9 @@ pub fn columns(sizes: &[Size]) -> Vec<Rect> {
     best.map(|b| b.1).unwrap_or_default()
 }
 
-/// The area of the picture and the places if columns may be this high.
+/// The area of the picture and the rectangles if columns may be this high.
 fn filled(sizes: &[Size], order: &[usize], highest: f64) -> (f64, Vec<Rect>) {
-    let mut places = vec![Rect::default(); sizes.len()];
+    let mut rects = vec![Rect::default(); sizes.len()];
     let mut shelves: Vec<Shelf> = Vec::new();
     let mut right = 0.0;
     for &i in order {
@@ -46,10 +46,10 @@ fn filled(sizes: &[Size], order: &[usize], highest: f64) -> (f64, Vec<Rect>) {
             });
             (x, 0.0)
         });
-        places[i] = Rect { x, y, w, h };
+        rects[i] = Rect { x, y, w, h };
     }
-    let bottom = places.iter().map(Rect::bottom).fold(0.0, f64::max);
-    (right * bottom, places)
+    let bottom = rects.iter().map(Rect::bottom).fold(0.0, f64::max);
+    (right * bottom, rects)
 }
 
 /// A column of a fixed width, filled in lines from the top.
@@ -64,7 +64,7 @@ struct Shelf {
 }
 
 impl Shelf {
-    /// A place for a part that is no higher than the ones before, if there is room.
+    /// A rectangle for a part that is no higher than the ones before, if there is room.
     fn take(&mut self, w: f64, h: f64, highest: f64) -> Option<(f64, f64)> {
         if h <= self.height && self.used + GAP + w <= self.w {
             let x = self.x + self.used + GAP;
@@ -119,11 +119,11 @@ mod tests {
                 h: f64::from(i * 53 % 67) + 5.0,
             })
             .collect();
-        let places = columns(&sizes);
-        for (i, a) in places.iter().enumerate() {
+        let rects = columns(&sizes);
+        for (i, a) in rects.iter().enumerate() {
             assert_eq!((a.w, a.h), (sizes[i].w, sizes[i].h));
             assert!(
-                places[..i]
+                rects[..i]
                     .iter()
                     .all(|b| !overlaps(&grown(a, GAP_DOWN / 2.0), &grown(b, GAP_DOWN / 2.01)))
             );

@@ -25,8 +25,8 @@ pub struct Positions {
     pub ports: Vec<[f64; 2]>,
 }
 
-/// Places all items.
-pub fn place(layered: &Layered, wires: &[Wire]) -> Positions {
+/// Assigns coordinates to all items.
+pub fn assign(layered: &Layered, wires: &[Wire]) -> Positions {
     let ports = ports(layered, wires);
     let x = solve(layered, wires, &ports);
     Positions {

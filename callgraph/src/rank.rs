@@ -13,7 +13,7 @@ use crate::simplex::{self, Constraint};
 /// Pivots after which the ranks are good enough.
 const STEPS: usize = 20_000;
 
-/// A graph is tangled if more than one of so many wires has to be turned.
+/// A graph is tangled if more than one in this many wires has to be turned.
 const TANGLED: usize = 8;
 /// Walks through a tangled graph, and its wires at most.
 const WALKS: usize = 12;

@@ -150,7 +150,7 @@ fn gaps(steps: &[Steps], heights: &[f64]) -> Vec<f64> {
     gaps
 }
 
-/// Where the rows are.
+/// Coordinates of the rows.
 fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positions) -> Vec<Band> {
     let height = |v: usize| match layered.items[v].kind {
         Kind::Block => blocks[v].size.h,

@@ -159,7 +159,7 @@ fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Op
     out.push_str("</g>\n");
 }
 
-/// What an arrow stands for, in words.
+/// Description of an arrow.
 fn call(graph: &Graph, edge: &Edge) -> String {
     let (from, to) = (&graph.nodes[edge.from].name, &graph.nodes[edge.to].name);
     let inlined = if edge.inlined { " (inlined)" } else { "" };

@@ -87,11 +87,11 @@ fn stacks(snapshot: &Snapshot, relocations: &Relocations, builder: &mut ProfileB
         let fits = frames < most;
         let whole = fits
             && tree.stack(record.node, &mut stack, |a| {
-                builder.place(relocations.shown(a))
+                builder.location(relocations.shown(a))
             });
         truncated += usize::from(!fits);
         if !whole {
-            stack.push(builder.place(TRUNCATED_ADDRESS));
+            stack.push(builder.location(TRUNCATED_ADDRESS));
         }
         frames += stack.len();
         builder.stack_of(&stack, &detail(record, now));
@@ -120,7 +120,7 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
         ..Facts::default()
     });
     for address in addresses {
-        let location = builder.place(relocations.shown(*address));
+        let location = builder.location(relocations.shown(*address));
         builder.stack_of(&[location], &Detail::default());
     }
     builder.finish()

@@ -1,7 +1,7 @@
 //! A snapshot's tree whose nodes are resolved to locations of a profile, each once: walking
 //! a hundred thousand stacks costs one small read a frame.
 
-use heap_format::Place as Location;
+use heap_format::LocationId;
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
 use crate::snapshot::{MAX_DEPTH, Snapshot};
@@ -21,7 +21,10 @@ enum Link {
     /// The end of a stack: the root, where it is whole, or a damaged node.
     End { whole: bool },
     /// A frame and its caller's node, which is older.
-    Frame { location: Location, caller: NodeId },
+    Frame {
+        location: LocationId,
+        caller: NodeId,
+    },
 }
 
 impl<'a> ResolvedTree<'a> {
@@ -36,8 +39,8 @@ impl<'a> ResolvedTree<'a> {
     pub fn stack(
         &mut self,
         leaf: NodeId,
-        out: &mut Vec<Location>,
-        mut resolve: impl FnMut(u64) -> Location,
+        out: &mut Vec<LocationId>,
+        mut resolve: impl FnMut(u64) -> LocationId,
     ) -> bool {
         let (start, mut at) = (out.len(), leaf);
         while out.len() - start < MAX_DEPTH {

@@ -23,9 +23,9 @@ pub struct ProfileBuilder {
     interner: Interner,
 }
 
-/// A place in the code, as one [`ProfileBuilder`] numbers it.
+/// Number of a location in one [`ProfileBuilder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(u32);
+pub struct LocationId(u32);
 
 impl ProfileBuilder {
     /// A heap profile sampled once every `interval` bytes.
@@ -65,27 +65,27 @@ impl ProfileBuilder {
         self.profile.details.push(*detail);
     }
 
-    /// The place of a return address, for [`ProfileBuilder::stack_of`]; made on first
+    /// The location of a return address, for [`ProfileBuilder::stack_of`]; made on first
     /// sight. A caller that keeps its stacks as a tree asks once for each node instead of
     /// once for each frame of each stack.
-    pub fn place(&mut self, address: u64) -> Place {
+    pub fn location(&mut self, address: u64) -> LocationId {
         let lookup = address.wrapping_sub(1);
-        Place(intern(&mut self.profile, &mut self.interner, lookup))
+        LocationId(intern(&mut self.profile, &mut self.interner, lookup))
     }
 
-    /// Adds a stack by its places, leaf first; otherwise like [`ProfileBuilder::stack`].
+    /// Adds a stack by its locations, leaf first; otherwise like [`ProfileBuilder::stack`].
     ///
-    /// The places must be this builder's: others' mean something else here, or panic.
-    pub fn stack_of(&mut self, places: &[Place], detail: &Detail) {
-        let last = places.iter().map(|place| place.0 as usize).max();
+    /// The locations must be this builder's: others' mean something else here, or panic.
+    pub fn stack_of(&mut self, locations: &[LocationId], detail: &Detail) {
+        let last = locations.iter().map(|location| location.0 as usize).max();
         let known = self.profile.locations.len();
-        assert!(last < Some(known), "a place of another builder");
-        let frames = places.iter().map(|place| place.0);
+        assert!(last < Some(known), "a location of another builder");
+        let frames = locations.iter().map(|location| location.0);
         self.profile.stacks.push_frames(frames);
         self.close(detail);
     }
 
-    /// What the dump says about itself. The text of the maps, when given here,
+    /// Sets the dump metadata. The text of the maps, when given here,
     /// is written as is; otherwise one is made from the modules.
     pub fn facts(&mut self, facts: Facts) {
         self.profile.facts = facts;

@@ -108,17 +108,17 @@ struct Record {
 
 /// All records up to the trailer; what follows stays in `rest`.
 fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<Record>, Fault> {
-    let cut = || Fault::whole("ends in the middle of its samples: it was cut off");
+    let truncated = || Fault::whole("ends in the middle of its samples: it was cut off");
     let mut records = Vec::new();
     loop {
-        let count = layout.word(rest).ok_or_else(cut)?;
-        let depth = layout.word(rest).ok_or_else(cut)?;
+        let count = layout.word(rest).ok_or_else(truncated)?;
+        let depth = layout.word(rest).ok_or_else(truncated)?;
         if depth > (rest.len() / layout.size) as u64 {
-            return Err(cut());
+            return Err(truncated());
         }
         let mut stack = Vec::with_capacity(depth as usize);
         for i in 0..depth {
-            let address = layout.word(rest).ok_or_else(cut)?;
+            let address = layout.word(rest).ok_or_else(truncated)?;
             // The leaf is where the program was; the others are return addresses.
             stack.push(if i == 0 {
                 address

@@ -1,6 +1,6 @@
 //! What this project's dumps know of a stack.
 
-/// What our own dumps know of a stack beyond the four pprof values.
+/// Numbers of a stack that our own dumps have beyond the four pprof values.
 ///
 /// Objects and bytes are unbiased estimates: each sample counts for
 /// `W = 1 / (1 - exp(-size / interval))` objects.

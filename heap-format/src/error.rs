@@ -11,8 +11,8 @@ pub enum ReadError {
     Io {
         /// The file.
         name: String,
-        /// What the system said. It is part of the message, so it is no
-        /// source of its own: it would be told twice.
+        /// The error of the system. It is part of the message, so it is no
+        /// source of its own: it would be printed twice.
         error: io::Error,
     },
     /// A line is not what the format asks for.
@@ -22,7 +22,7 @@ pub enum ReadError {
         name: String,
         /// Number of the line, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The fault.
         what: String,
     },
     /// The content as a whole is not usable.
@@ -30,7 +30,7 @@ pub enum ReadError {
     Content {
         /// The file.
         name: String,
-        /// What is wrong with it.
+        /// The fault.
         what: String,
     },
 }

@@ -19,7 +19,7 @@ use crate::scale::unsample;
 use crate::scan::Scan;
 use crate::variance;
 
-/// How this kind of file starts.
+/// Start of this kind of file.
 pub(crate) const START: &[u8] = b"heap profile:";
 
 /// The four numbers of a record: in use and allocated, objects and bytes.
@@ -56,7 +56,7 @@ impl Record {
     }
 }
 
-/// What the first line says.
+/// Content of the first line.
 struct Header {
     totals: Record,
     period: i64,
@@ -70,7 +70,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         return Err(Fault::whole("is empty"));
     };
     if !first.complete {
-        return Err(cut("its first line"));
+        return Err(truncated("its first line"));
     }
     let header = parse_header(first.text)?;
     let mut reader = Reader::new(header);
@@ -78,7 +78,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     reader.finish()
 }
 
-fn cut(at: &str) -> Fault {
+fn truncated(at: &str) -> Fault {
     Fault::here(format!(
         "the file ends in {at}: it was cut off; fetch or copy the dump again"
     ))
@@ -175,7 +175,7 @@ impl Reader {
             self.record_line(number, Line { text, ..line })?;
         }
         if self.ours || self.seen != self.header.totals || number == 1 {
-            return Err(cut("the stacks"));
+            return Err(truncated("the stacks"));
         }
         Ok(())
     }
@@ -192,7 +192,7 @@ impl Reader {
             return Ok(());
         }
         if !line.complete {
-            return Err(cut("this line"));
+            return Err(truncated("this line"));
         }
         self.stack(text)
     }
@@ -254,7 +254,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the frames of a line, and tells whether they are those of the last stack
+    /// Reads the frames of a line, and returns whether they are those of the last stack
     /// again. Most such lines are known by their text, without a look at the addresses.
     fn frames(&mut self, addresses: &[u8]) -> Result<bool, Fault> {
         if self.open && addresses == self.last {
@@ -329,7 +329,7 @@ impl Reader {
                 in_facts = true;
             } else if in_facts {
                 let Some(fact) = text.strip_prefix(b"# ").filter(|_| line.complete) else {
-                    return Err(cut("the facts"));
+                    return Err(truncated("the facts"));
                 };
                 self.facts
                     .line(&mut self.profile, fact)
@@ -340,7 +340,7 @@ impl Reader {
             }
         }
         if self.ours && !ended {
-            return Err(cut(if in_facts { "the facts" } else { "the maps" }));
+            return Err(truncated(if in_facts { "the facts" } else { "the maps" }));
         }
         let used = maps.trim_ascii_end().len();
         maps.truncate(used);
@@ -386,7 +386,7 @@ fn place_symbols(
         let known = profile.locations.len();
         let number = interner.intern(address).0 as usize;
         if number >= known {
-            // Symbols of an address in no stack: keep numbers and places equal.
+            // Symbols of an address in no stack: keep numbers and indices equal.
             let mapping = NO_MAPPING;
             profile.locations.push(Location {
                 address,

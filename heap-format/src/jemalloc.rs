@@ -12,7 +12,7 @@ use crate::profile::{Format, Profile, ValueType, heap_sample_types};
 use crate::scale::unsample;
 use crate::scan::Scan;
 
-/// How this kind of file starts.
+/// Start of this kind of file.
 pub(crate) const START: &[u8] = b"heap_v2/";
 
 /// Reads the file that `lines` stands at the start of.

@@ -46,7 +46,7 @@ pub mod variance;
 use std::io::Read;
 use std::path::Path;
 
-pub use builder::{Place, ProfileBuilder};
+pub use builder::{LocationId, ProfileBuilder};
 pub use detail::Detail;
 pub use error::ReadError;
 pub use profile::{
@@ -81,7 +81,7 @@ pub fn read_from(reader: impl Read, name: &str) -> Result<Profile, ReadError> {
     recognise(&mut lines).map_err(|fault| fault.into_error(name, lines.number()))
 }
 
-/// How much of a file is looked at to recognise its format.
+/// Bytes of a file that are looked at to recognise its format.
 const START: usize = 1 << 16;
 
 fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {

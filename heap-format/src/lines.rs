@@ -14,7 +14,7 @@ const LARGEST: u64 = 4 << 30;
 #[derive(Clone, Copy)]
 pub(crate) struct Line<'a> {
     pub(crate) text: &'a [u8],
-    /// Whether a newline ended it; the last line of a cut file has none.
+    /// Whether a newline ended it; the last line of a truncated file has none.
     pub(crate) complete: bool,
 }
 

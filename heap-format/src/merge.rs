@@ -13,7 +13,7 @@ use crate::profile::{
 /// Key of the label that marks the stacks of a base, as pprof marks them.
 pub const BASE_LABEL: &str = "pprof::base";
 
-/// Key of the label that tells which of several dumps a stack is from.
+/// Key of the label with the number of the dump, of several, that a stack is from.
 pub const DUMP_LABEL: &str = "dump";
 
 /// Profiles that cannot be combined.
@@ -24,7 +24,7 @@ pub struct MergeError {
     second: String,
 }
 
-/// What a base is subtracted for.
+/// Purpose of subtracting a base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     /// Equal stacks cancel out; shares are of what remains.
@@ -102,7 +102,7 @@ fn common_columns<'a>(
     Ok(common)
 }
 
-/// What makes mappings of different processes the same.
+/// Identity of a mapping across processes.
 #[derive(PartialEq, Eq, Hash)]
 struct MappingKey {
     /// Whole pages, since writers differ in how they round.
@@ -130,7 +130,7 @@ impl MappingKey {
     }
 }
 
-/// What makes stacks the same.
+/// Identity of a stack.
 #[derive(PartialEq, Eq, Hash)]
 struct StackKey {
     frames: Vec<u32>,
@@ -150,8 +150,8 @@ struct Merger {
     stacks: HashMap<StackKey, u32>,
 }
 
-/// Where the parts of a profile went in the merged one.
-struct Places {
+/// Numbers in the merged profile of the parts of another.
+struct Renumbering {
     /// Mapping, and what is to be added to addresses in it.
     mappings: Vec<(u32, u64)>,
     functions: Vec<u32>,
@@ -199,7 +199,7 @@ impl Merger {
         let new = |c: &&String| !self.out.comments.contains(c);
         let comments: Vec<String> = profile.comments.iter().filter(new).cloned().collect();
         self.out.comments.extend(comments);
-        let places = self.places(profile);
+        let numbers = self.renumbering(profile);
         let columns: Vec<usize> = self
             .out
             .sample_types
@@ -224,7 +224,7 @@ impl Merger {
             let values = columns.iter().map(|&c| values[c].saturating_mul(sign));
             let frames = frames
                 .iter()
-                .map(|&f| places.locations[f as usize])
+                .map(|&f| numbers.locations[f as usize])
                 .collect();
             // pprof keeps sizes apart; in this project's dumps a size is the
             // average of a stack, which differs from dump to dump.
@@ -254,19 +254,19 @@ impl Merger {
         out.duration_ns = lengths.reduce(u64::saturating_add);
     }
 
-    fn places(&mut self, profile: &Profile) -> Places {
+    fn renumbering(&mut self, profile: &Profile) -> Renumbering {
         let mappings = profile.mappings.iter().map(|m| self.mapping(m)).collect();
         let functions = profile.functions.iter().map(|f| self.function(f)).collect();
-        let mut places = Places {
+        let mut numbers = Renumbering {
             mappings,
             functions,
             locations: Vec::new(),
         };
         for location in &profile.locations {
-            let number = self.location(profile, location, &places);
-            places.locations.push(number);
+            let number = self.location(profile, location, &numbers);
+            numbers.locations.push(number);
         }
-        places
+        numbers
     }
 
     fn mapping(&mut self, mapping: &Mapping) -> (u32, u64) {
@@ -294,14 +294,14 @@ impl Merger {
         number
     }
 
-    fn location(&mut self, profile: &Profile, location: &Location, places: &Places) -> u32 {
+    fn location(&mut self, profile: &Profile, location: &Location, numbers: &Renumbering) -> u32 {
         let (mapping, shift) = match location.mapping {
             NO_MAPPING => (NO_MAPPING, 0),
-            i => places.mappings[i as usize],
+            i => numbers.mappings[i as usize],
         };
         let address = location.address.wrapping_add(shift);
         let renumber = |l: &Line| Line {
-            function: places.functions[l.function as usize],
+            function: numbers.functions[l.function as usize],
             ..*l
         };
         let lines: Vec<Line> = profile.lines_of(location).iter().map(renumber).collect();

@@ -41,7 +41,7 @@ pub struct Marker {
     pub address: u64,
     /// Length of the marker's range.
     pub len: u64,
-    /// What reports print.
+    /// Name in reports.
     pub name: &'static str,
 }
 
@@ -52,7 +52,7 @@ pub fn marker_at(address: u64) -> Option<&'static Marker> {
         .find(|m| address.wrapping_sub(m.address) < m.len)
 }
 
-/// What a column of sample values counts.
+/// Kind and unit of a column of sample values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ValueType {
     /// `inuse_space`, `alloc_objects`, `cpu`, …
@@ -83,7 +83,7 @@ pub fn heap_sample_types() -> Vec<ValueType> {
     .to_vec()
 }
 
-/// The columns of a heap profile that tells nothing of what was freed, as pprof
+/// The columns of a heap profile without what was freed, as pprof
 /// calls them: what is in use, or for `growth` what the heap has grown by.
 pub(crate) fn plain_sample_types() -> Vec<ValueType> {
     [("objects", "count"), ("space", "bytes")]
@@ -180,7 +180,7 @@ impl Mapping {
     }
 }
 
-/// A place in the code.
+/// An address in the code, with the source lines that it stands for.
 ///
 /// `address` is the *lookup address*: for a return address, the address minus
 /// one, so that it lies inside the call.
@@ -228,7 +228,7 @@ pub struct Label {
     pub stack: u32,
     /// Name of the label.
     pub key: String,
-    /// Its value.
+    /// The value.
     pub value: LabelValue,
 }
 
@@ -253,7 +253,7 @@ pub struct IntervalPeriod {
     pub overhead: Option<u32>,
 }
 
-/// What a dump says about where it comes from. Every fact is optional.
+/// Dump metadata: process, times, counters, mappings. Every fact is optional.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// Process id of the target.
@@ -279,9 +279,9 @@ pub struct Facts {
     pub intervals: Vec<IntervalPeriod>,
     /// Number of this dump among those of its process.
     pub sequence: Option<u64>,
-    /// What caused the dump.
+    /// Cause of the dump.
     pub trigger: Option<String>,
-    /// How the session ended: `live`, `target died`, …
+    /// End of the session: `live`, `target died`, …
     pub ended: Option<String>,
     /// Counters of the agent by name.
     pub counters: BTreeMap<String, u64>,
@@ -289,7 +289,7 @@ pub struct Facts {
     pub allocator: BTreeMap<String, u64>,
     /// When these were taken, ns since the Unix epoch.
     pub allocator_unix_ns: Option<u64>,
-    /// What the kernel counted of the process's memory, by name.
+    /// The kernel's counts of the process's memory, by name.
     pub memory: BTreeMap<String, u64>,
     /// The text of `/proc/PID/maps`, or what stood in its place.
     pub maps_text: Vec<u8>,
@@ -298,17 +298,17 @@ pub struct Facts {
 /// A profile: stacks with values, and what is known about their addresses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
-    /// Where it was read from.
+    /// Format of the file.
     pub format: Format,
-    /// What the values count.
+    /// Columns of values.
     pub sample_types: Vec<ValueType>,
-    /// The column that reports show unless told otherwise.
+    /// The column that reports show by default.
     pub default_type: usize,
     /// Sampling interval in the unit of `period_type`; 0 when unknown.
     pub period: i64,
-    /// What `period` counts.
+    /// Kind and unit of `period`.
     pub period_type: Option<ValueType>,
-    /// Distinct places in the code.
+    /// Distinct addresses in the code.
     pub locations: Vec<Location>,
     /// Source-level frames of symbolized locations.
     pub lines: Vec<Line>,
@@ -337,7 +337,7 @@ pub struct Profile {
     pub keep_frames: String,
     /// Comments.
     pub comments: Vec<String>,
-    /// What the dump says about itself.
+    /// Dump metadata.
     pub facts: Facts,
 }
 

@@ -5,7 +5,7 @@
 pub struct Part {
     /// Name of the part.
     pub name: &'static str,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
     /// A remark for people.
     pub remark: &'static str,

@@ -23,7 +23,7 @@ const PAIRS: [(&str, &str); 3] = [
 ];
 
 /// Gives `profile` the variances of its values; none where they cannot be
-/// known: what is no heap profile, or does not tell its interval.
+/// known: what is no heap profile, or has no interval.
 ///
 /// This project's dumps carry them; elsewhere those of each stack are taken as
 /// if it had objects of one size.
@@ -70,7 +70,7 @@ fn of_pair(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f6
 }
 
 /// Gives numbers of a stack the variances of their objects, which the first
-/// version of dumps does not tell: as if there were one or two sizes.
+/// version of dumps does not have: as if there were one or two sizes.
 pub(crate) fn of_objects(d: &mut Detail, interval: u64) {
     let live = (d.live_samples(), d.live_objects(), d.live_bytes());
     d.alloc_object_variance =

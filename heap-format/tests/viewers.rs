@@ -109,8 +109,8 @@ fn assert_close(tool: &str, column: &str, got: i64, want: i64) {
 }
 
 fn compare(interval: u64) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x.heap");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.heap");
     let profile = profile(interval);
     dump::write(&profile, &mut File::create(&path).unwrap()).unwrap();
     for (column, value_type) in profile.sample_types.iter().enumerate() {

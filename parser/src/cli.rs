@@ -43,44 +43,44 @@ pub struct Cli {
     #[arg(long)]
     pub force: bool,
 
-    /// Where symbols are found.
+    /// Options of finding symbols.
     #[command(flatten)]
     pub symbols: SymbolOptions,
 
-    /// What to print.
+    /// The output.
     #[command(flatten)]
     pub report: Report,
 
-    /// Which values to show.
+    /// Options of values.
     #[command(flatten)]
     pub values: Values,
 
-    /// How to show them.
+    /// Options of the view.
     #[command(flatten)]
     pub view: ViewOptions,
 
-    /// Which stacks and frames count.
+    /// Filters.
     #[command(flatten)]
     pub filters: FilterOptions,
 
-    /// What is subtracted.
+    /// Options of comparing.
     #[command(flatten)]
     pub base: BaseOptions,
 }
 
-/// Where symbols are found.
+/// Options of finding symbols.
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Symbols")]
 pub struct SymbolOptions {
-    /// Root of another machine's file system, or a folder with binaries or debug files
-    #[arg(long, value_name = "FOLDER", alias = "symbol_path")]
+    /// Root of another machine's file system, or a directory with binaries or debug files
+    #[arg(long, value_name = "DIRECTORY", alias = "symbol_path")]
     pub symbol_path: Vec<PathBuf>,
 
     /// Ask debuginfod-find for symbols that are not here
     #[arg(long)]
     pub debuginfod: bool,
 
-    /// Names of code made at run time, instead of /tmp/perf-PID.map
+    /// Names of JIT code, instead of /tmp/perf-PID.map
     #[arg(long, value_name = "FILE", alias = "perf_map")]
     pub perf_map: Option<PathBuf>,
 }
@@ -118,7 +118,7 @@ pub struct Values {
     pub sample_index: Option<String>,
 }
 
-/// How to show the values.
+/// Options of the view.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "View", rename_all = "snake_case")]
 pub struct ViewOptions {
@@ -191,12 +191,12 @@ pub struct ViewOptions {
     #[arg(long, alias = "compact-labels")]
     pub compact_labels: bool,
 
-    /// Folders to search for source files
-    #[arg(long, value_name = "FOLDER", alias = "source-path")]
+    /// Directories to search for source files
+    #[arg(long, value_name = "DIRECTORY", alias = "source-path")]
     pub source_path: Vec<PathBuf>,
 }
 
-/// Which stacks and frames count. Patterns are matched against the name of
+/// Filters of stacks and frames. Patterns are matched against the name of
 /// the function, its source file and its object file.
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Filters", rename_all = "snake_case")]
@@ -238,7 +238,7 @@ pub struct FilterOptions {
     pub relative_percentages: bool,
 }
 
-/// What is subtracted.
+/// Options of comparing.
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Comparison", rename_all = "snake_case")]
 #[group(multiple = false)]
@@ -317,7 +317,7 @@ impl Cli {
         }
     }
 
-    /// What to show of the profile, and how.
+    /// The choices of what to show.
     pub fn options(&self) -> Result<Options> {
         let view = &self.view;
         if view.divide_by == 0.0 || !view.divide_by.is_finite() {

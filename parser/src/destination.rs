@@ -48,7 +48,7 @@ fn to_file(path: &Path, content: &[u8]) -> Result<()> {
 
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut options = File::options();
-    // As dumps are: it tells where code lies in memory, and may hold sources.
+    // As dumps are: it shows where code lies in memory, and may hold sources.
     options.write(true).create_new(true).mode(0o600);
     let mut file = options.open(path)?;
     file.write_all(content)?;
@@ -63,17 +63,17 @@ pub fn check(path: &Path) -> Result<()> {
             printable::path(path)
         );
     }
-    let folder = folder(path);
-    if !folder.is_dir() {
+    let directory = directory(path);
+    if !directory.is_dir() {
         bail!(
             "the directory {} does not exist; create it first: mkdir -p {0}",
-            printable::path(folder)
+            printable::path(directory)
         );
     }
     Ok(())
 }
 
-fn folder(path: &Path) -> &Path {
+fn directory(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -87,7 +87,7 @@ fn temporary_name(path: &Path) -> Result<PathBuf> {
     let mut temporary = std::ffi::OsString::from(".");
     temporary.push(name);
     temporary.push(format!(".{}.tmp", std::process::id()));
-    Ok(folder(path).join(temporary))
+    Ok(directory(path).join(temporary))
 }
 
 #[cfg(test)]
@@ -97,23 +97,23 @@ mod tests {
 
     #[test]
     fn files_appear_whole_and_leave_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("out.svg");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("out.svg");
         fs::write(&path, "old").unwrap();
         write(Some(&path), b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]
-    fn a_missing_folder_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = write(Some(&folder.path().join("no/out")), b"")
+    fn a_missing_directory_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = write(Some(&directory.path().join("no/out")), b"")
             .unwrap_err()
             .to_string();
         assert!(error.contains("/no does not exist"), "{error}");
-        let error = write(Some(folder.path()), b"").unwrap_err().to_string();
+        let error = write(Some(directory.path()), b"").unwrap_err().to_string();
         assert!(error.contains("is a directory"), "{error}");
     }
 }

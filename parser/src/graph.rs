@@ -9,11 +9,11 @@ use crate::view::View;
 /// An entry with its weights.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
-    /// Which entry, by its number in [`Nodes`].
+    /// Number of the entry in [`Nodes`].
     pub id: u32,
-    /// Its own weight.
+    /// Weight of the entry itself.
     pub flat: i64,
-    /// Its weight with all it called; recursion counts once.
+    /// Weight with all it called; recursion counts once.
     pub cum: i64,
     /// Variance of `flat` by sampling; 0 where unknown or exact.
     pub flat_variance: f64,
@@ -39,9 +39,9 @@ pub struct Edge {
     pub from: u32,
     /// The callee, likewise.
     pub to: u32,
-    /// What went along these calls.
+    /// Weight that went along these calls.
     pub weight: i64,
-    /// Its variance by sampling; 0 where unknown or exact.
+    /// Variance of the weight by sampling; 0 where unknown or exact.
     pub variance: f64,
     /// Entries between the two were left out.
     pub residual: bool,
@@ -56,11 +56,11 @@ pub enum Order {
     Flat,
     /// By weight with callees.
     Cum,
-    /// By how much an entry tells in a picture.
+    /// By how much an entry adds to a picture.
     Entropy,
 }
 
-/// How far a graph is trimmed.
+/// Limits to which a graph is trimmed.
 #[derive(Clone, Copy, Debug)]
 pub struct Trim {
     /// At most this many entries; 0 for all.
@@ -71,7 +71,7 @@ pub struct Trim {
     pub edge_fraction: f64,
     /// Leave out entries below zero.
     pub drop_negative: bool,
-    /// How the entries are ordered and chosen.
+    /// Order of the entries, also for choosing them.
     pub order: Order,
 }
 
@@ -89,7 +89,7 @@ pub struct Graph {
 
 /// A graph, and what was left out of it.
 pub struct Trimmed {
-    /// What remains, sorted.
+    /// The remaining graph, sorted.
     pub graph: Graph,
     /// Entries before their number was limited.
     pub candidates: usize,
@@ -189,9 +189,9 @@ impl Graph {
                 .then_with(|| second(y).saturating_abs().cmp(&second(x).saturating_abs()))
                 .then_with(|| x.id.cmp(&y.id))
         });
-        let mut place = vec![0u32; sorted.len()];
+        let mut position = vec![0u32; sorted.len()];
         for (new, &old) in sorted.iter().enumerate() {
-            place[old] = new as u32;
+            position[old] = new as u32;
         }
         let mut taken: Vec<Option<Node>> = std::mem::take(&mut self.nodes)
             .into_iter()
@@ -200,7 +200,7 @@ impl Graph {
         self.nodes = sorted.iter().filter_map(|&old| taken[old].take()).collect();
         for edge in &mut self.edges {
             for end in [&mut edge.from, &mut edge.to] {
-                *end = place.get(*end as usize).copied().unwrap_or(*end);
+                *end = position.get(*end as usize).copied().unwrap_or(*end);
             }
         }
     }
@@ -461,11 +461,11 @@ impl Builder {
     }
 
     fn finish(self) -> Graph {
-        let mut place = vec![NONE; self.flat.len()];
+        let mut position = vec![NONE; self.flat.len()];
         let mut graph = Graph::default();
         for (id, (&flat, &cum)) in self.flat.iter().zip(&self.cum).enumerate() {
             if flat.weight != 0 || cum.weight != 0 {
-                place[id] = graph.nodes.len() as u32;
+                position[id] = graph.nodes.len() as u32;
                 graph.nodes.push(Node {
                     id: id as u32,
                     flat: flat.weight,
@@ -480,7 +480,7 @@ impl Builder {
         let listed = graph.nodes.len();
         for mut edge in self.edges {
             for end in [&mut edge.from, &mut edge.to] {
-                let own = &mut place[*end as usize];
+                let own = &mut position[*end as usize];
                 if *own == NONE {
                     *own = (listed + graph.gone.len()) as u32;
                     graph.gone.push(*end);

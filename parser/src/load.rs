@@ -17,13 +17,13 @@ pub struct Sources {
     pub dumps: Vec<PathBuf>,
     /// Dumps that are subtracted.
     pub base: Vec<PathBuf>,
-    /// How they are subtracted.
+    /// Rule of the subtraction.
     pub base_rule: Base,
     /// The program that was profiled.
     pub binary: Option<PathBuf>,
     /// Files are used although they seem to be of another program or session.
     pub force: bool,
-    /// How C++ and Rust names are shown.
+    /// Style of C++ and Rust names.
     pub demangle: Style,
     /// Directories with the files of another machine, or with debug files.
     pub symbol_directories: Vec<PathBuf>,
@@ -37,7 +37,7 @@ pub struct Sources {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the program that was profiled is needed to name its functions: -p BINARY \
-     (or --symbol-path FOLDER)"
+     (or --symbol-path DIRECTORY)"
 )]
 pub struct NoProgram;
 
@@ -62,7 +62,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         binary: sources.binary.as_deref(),
         force: sources.force,
         demangle: sources.demangle,
-        folders: &sources.symbol_directories,
+        directories: &sources.symbol_directories,
         debuginfod: sources.debuginfod,
         perf_map: sources.perf_map.as_deref(),
     };
@@ -101,7 +101,7 @@ fn combined(sources: &Sources, needs: &Needs, mut dumps: Vec<Profile>) -> Result
             combine::in_order(bases, files.cloned().collect(), sources.force)
         }
         Dumps::Single if dumps.len() + bases.len() > 1 => {
-            bail!("--rss tells of one moment: give it one dump")
+            bail!("--rss shows one moment: give it one dump")
         }
         Dumps::Single | Dumps::Sum | Dumps::BaseApart => {
             combine::sum(dumps, &bases, sources.base_rule, needs)

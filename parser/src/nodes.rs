@@ -6,7 +6,7 @@ use heap_format::NO_MAPPING;
 
 use crate::view::View;
 
-/// How finely frames are told apart.
+/// Grouping of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Granularity {
     /// By the name of the function.
@@ -108,7 +108,7 @@ impl Nodes {
         &self.ids[first as usize..(first + count) as usize]
     }
 
-    /// What an entry is.
+    /// Names and address of an entry.
     pub fn info(&self, id: u32) -> &Info {
         &self.infos[id as usize]
     }
@@ -128,13 +128,13 @@ fn infos(
     objects: bool,
 ) -> Vec<Info> {
     let profile = view.profile();
-    let place = &profile.locations[location as usize];
+    let frame = &profile.locations[location as usize];
     let address = if granularity == Granularity::Addresses {
-        place.address
+        frame.address
     } else {
         0
     };
-    let object = || match place.mapping {
+    let object = || match frame.mapping {
         NO_MAPPING => String::new(),
         i => profile.mappings[i as usize]
             .path

@@ -6,7 +6,7 @@ use crate::graph::Order;
 use crate::nodes::Granularity;
 use crate::view::Filters;
 
-/// What is shown of a profile, and how. The default is that of the command line.
+/// Choices of what is shown of a profile and how. The default is that of the command line.
 #[derive(Debug)]
 pub struct Options {
     /// Column that is shown, by name or number; the profile's default one without.

@@ -8,8 +8,8 @@ use heap_format::{Profile, printable};
 /// When the dumps were taken.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// Seconds after the first one, ascending; numbers where the dumps do not
-    /// tell their time. Empty where there is only one dump, or no order.
+    /// Seconds after the first one, ascending; numbers where the dumps have no
+    /// times. Empty where there is only one dump, or no order.
     pub moments: Vec<f64>,
     /// The moments are seconds.
     pub timed: bool,
@@ -81,17 +81,17 @@ fn difference(a: &Profile, b: &Profile) -> Option<String> {
     differ(&a.start_unix_ns, &b.start_unix_ns).then(|| "they started at different times".into())
 }
 
-/// Puts at each place the item that `order` names for it.
+/// Puts at each index the item that `order` names for it.
 fn permute<T>(items: &mut [T], order: &[usize]) {
-    let mut place: Vec<usize> = vec![0; order.len()];
+    let mut target: Vec<usize> = vec![0; order.len()];
     for (to, &from) in order.iter().enumerate() {
-        place[from] = to;
+        target[from] = to;
     }
-    for i in 0..place.len() {
-        while place[i] != i {
-            let to = place[i];
+    for i in 0..target.len() {
+        while target[i] != i {
+            let to = target[i];
             items.swap(i, to);
-            place.swap(i, to);
+            target.swap(i, to);
         }
     }
 }

@@ -20,7 +20,7 @@ use heap_format::{opening, printable};
 /// Largest file that is read.
 const MAX_SOURCE: u64 = 16 << 20;
 
-/// How the names of sources end.
+/// Endings of the names of sources.
 const ENDINGS: [&str; 57] = [
     "c", "cc", "cpp", "cxx", "c++", "h", "hh", "hpp", "hxx", "h++", "inc", "inl", "ipp", "tcc",
     "tpp", "def", "cu", "cuh", "cl", "rs", "go", "py", "pyx", "pxd", "pxi", "s", "S", "asm", "m",
@@ -134,7 +134,7 @@ impl Found {
 }
 
 /// Takes hold of a file by a path without symbolic links, step by step, so that none put
-/// there meanwhile is followed. Also tells whether everybody may come there and read it.
+/// there meanwhile is followed. Also returns whether everybody may reach and read it.
 fn walk(path: &Path) -> io::Result<(File, bool)> {
     let mut hold = opening::hold(Path::new("/"), libc::O_DIRECTORY)?;
     let mut public = true;
@@ -159,7 +159,7 @@ fn walk(path: &Path) -> io::Result<(File, bool)> {
 /// Whether the caller is an ordinary user who runs this as itself: then the kernel decides
 /// what it may read.
 fn is_plain_user() -> bool {
-    // SAFETY: these only tell numbers.
+    // SAFETY: these have no preconditions.
     let (ids, groups) = unsafe {
         (
             [libc::getuid(), libc::geteuid()],

@@ -35,9 +35,9 @@ const MOST_STACKS: usize = 20_000;
 /// A stack that may leak.
 #[derive(Clone, Debug)]
 pub struct Suspect {
-    /// Its entries, from the allocating one on.
+    /// Entries of the stack, from the allocating one on.
     pub entries: Vec<u32>,
-    /// What orders the suspects, in bytes.
+    /// Score that orders the suspects, in bytes.
     pub score: f64,
     /// The score without regard to growth.
     pub plain: f64,
@@ -47,12 +47,12 @@ pub struct Suspect {
     pub error: f64,
     /// Live objects.
     pub objects: f64,
-    /// Live samples; `None` where the format does not tell.
+    /// Live samples; `None` where the format has none.
     pub samples: Option<u64>,
     /// Live share of the bytes that it allocated.
     pub kept: f64,
-    /// Mean age of live objects in milliseconds; `None` where the format does
-    /// not tell.
+    /// Mean age of live objects in milliseconds; `None` where the format
+    /// has none.
     pub age: Option<f64>,
     /// Mean lifetime of freed objects in milliseconds; `None` if none was freed.
     pub lifetime: Option<f64>,
@@ -81,7 +81,7 @@ pub fn find(view: &View, nodes: &Nodes, moments: &[f64]) -> Option<Vec<Suspect>>
     Some(suspects)
 }
 
-/// Where the values of a heap profile stand.
+/// Columns of a heap profile.
 struct Columns {
     objects: usize,
     bytes: usize,
@@ -99,7 +99,7 @@ impl Columns {
     }
 }
 
-/// What equal stacks hold together.
+/// Sums of equal stacks.
 #[derive(Default)]
 struct Sums {
     /// In each dump; the time is set when all are known.
@@ -108,7 +108,7 @@ struct Sums {
     last: Last,
 }
 
-/// What a stack holds in the last dump.
+/// Values of a stack in the last dump.
 #[derive(Default)]
 struct Last {
     objects: f64,

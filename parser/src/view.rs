@@ -20,7 +20,7 @@ pub use filter::{Filters, TagFilter, pattern};
 #[derive(Clone, Debug)]
 pub struct View {
     profile: Arc<Profile>,
-    /// Which column is shown.
+    /// Index of the column that is shown.
     column: usize,
     /// Source-level frames of locations, in ranges.
     lines: Vec<Line>,
@@ -89,7 +89,7 @@ impl View {
         &self.profile.sample_types[self.column].unit
     }
 
-    /// What 100 % is: the sum of the magnitudes of all values.
+    /// 100 %: the sum of the magnitudes of all values.
     pub fn total(&self) -> i64 {
         self.total
     }
@@ -222,20 +222,20 @@ impl View {
                     && !keep.is_some_and(|keep| keep.is_match(name))
             })
             .collect();
-        let cuts: Vec<Cut> = (0..self.ranges.len())
-            .map(|i| self.cut(i, &matching))
+        let pruned: Vec<Pruned> = (0..self.ranges.len())
+            .map(|i| self.prune_location(i, &matching))
             .collect();
         for (i, span) in self.spans.iter_mut().enumerate() {
             let frames = self.profile.stacks.get(i);
             let mut found_user = false;
             for at in (span.0..span.1).rev() {
-                match cuts[frames[at as usize] as usize] {
-                    Cut::None => found_user = true,
-                    Cut::Whole if found_user => {
+                match pruned[frames[at as usize] as usize] {
+                    Pruned::None => found_user = true,
+                    Pruned::Whole if found_user => {
                         span.0 = at + 1;
                         break;
                     }
-                    Cut::Beneath if found_user => {
+                    Pruned::Beneath if found_user => {
                         span.0 = at;
                         break;
                     }
@@ -245,25 +245,25 @@ impl View {
         }
     }
 
-    /// How a location is cut at its outermost matching frame; the frames that
-    /// this one called are left out of the location.
-    fn cut(&mut self, location: usize, matching: &[bool]) -> Cut {
+    /// Prunes a location at its outermost matching frame: the frames that this one called are
+    /// left out of the location.
+    fn prune_location(&mut self, location: usize, matching: &[bool]) -> Pruned {
         let (first, count) = self.ranges[location];
         let lines = &self.lines[first as usize..(first + count) as usize];
         let Some(at) = lines.iter().rposition(|l| matching[l.function as usize]) else {
-            return Cut::None;
+            return Pruned::None;
         };
         if at + 1 == lines.len() {
-            return Cut::Whole;
+            return Pruned::Whole;
         }
         let used = at as u32 + 1;
         self.ranges[location] = (first + used, count - used);
-        Cut::Beneath
+        Pruned::Beneath
     }
 }
 
 #[derive(Clone, Copy)]
-enum Cut {
+enum Pruned {
     None,
     /// The outermost function matches: the location goes too.
     Whole,

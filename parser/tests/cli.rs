@@ -44,7 +44,7 @@ extern "C" fn function_that_allocates_in_the_test() -> u64 {
 }
 
 /// A dump of this program with one stack in a function of known name.
-fn write_dump(folder: &TempDir, name: &str, build_id: &[u8], bytes: f64) -> PathBuf {
+fn write_dump(directory: &TempDir, name: &str, build_id: &[u8], bytes: f64) -> PathBuf {
     let mut builder = ProfileBuilder::new(1);
     let mapping = Mapping {
         build_id: BuildId(build_id.to_vec()),
@@ -65,7 +65,7 @@ fn write_dump(folder: &TempDir, name: &str, build_id: &[u8], bytes: f64) -> Path
     let address = function_that_allocates_in_the_test as *const () as u64 + 1;
     builder.stack([address], &detail);
     builder.stack([TABLE_FULL_ADDRESS], &detail);
-    let path = folder.path().join(name);
+    let path = directory.path().join(name);
     dump::write(&builder.finish(), &mut fs::File::create(&path).unwrap()).unwrap();
     path
 }
@@ -76,8 +76,8 @@ fn text(path: &Path) -> &str {
 
 #[test]
 fn bad_usage_exits_with_2() {
-    let folder = tempfile::tempdir().unwrap();
-    let dump = write_dump(&folder, "x.heap", b"", 4096.0);
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write_dump(&directory, "x.heap", b"", 4096.0);
     let (dump, program) = (text(&dump).to_owned(), this_program());
     let program = text(&program);
     let cases: [&[&str]; 8] = [
@@ -113,11 +113,11 @@ fn bad_usage_exits_with_2() {
 
 #[test]
 fn unusable_files_exit_with_1_and_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let good = write_dump(&folder, "good.heap", b"", 4096.0);
+    let directory = tempfile::tempdir().unwrap();
+    let good = write_dump(&directory, "good.heap", b"", 4096.0);
     let bytes = fs::read(&good).unwrap();
     let write = |name: &str, bytes: &[u8]| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         fs::write(&path, bytes).unwrap();
         path
     };
@@ -125,8 +125,8 @@ fn unusable_files_exit_with_1_and_are_named() {
         (write("empty.heap", b""), "is empty"),
         (write("cut.heap", &bytes[..bytes.len() - 3]), "line "),
         (write("other.heap", b"\x7fELF whatever"), "is no profile"),
-        (folder.path().to_path_buf(), "is a directory"),
-        (folder.path().join("missing.heap"), "cannot be read"),
+        (directory.path().to_path_buf(), "is a directory"),
+        (directory.path().join("missing.heap"), "cannot be read"),
     ];
     for (path, expected) in cases {
         let output = parser(&["-p", text(&this_program()), "-f", text(&path), "-t"]);
@@ -142,8 +142,8 @@ fn unusable_files_exit_with_1_and_are_named() {
 
 #[test]
 fn another_program_is_refused_with_both_build_ids() {
-    let folder = tempfile::tempdir().unwrap();
-    let dump = write_dump(&folder, "x.heap", &[0xab, 0xcd, 0xef], 4096.0);
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write_dump(&directory, "x.heap", &[0xab, 0xcd, 0xef], 4096.0);
     let program = this_program();
     let arguments = ["-p", text(&program), "-f", text(&dump), "-t"];
     let output = parser(&arguments);
@@ -164,8 +164,8 @@ fn another_program_is_refused_with_both_build_ids() {
 
 #[test]
 fn the_table_has_names_and_pseudo_frames() {
-    let folder = tempfile::tempdir().unwrap();
-    let dump = write_dump(&folder, "x.heap", b"", 4096.0);
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write_dump(&directory, "x.heap", b"", 4096.0);
     let output = parser(&["-p", text(&this_program()), "-f", text(&dump), "-t"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let table = stdout(&output);
@@ -184,11 +184,11 @@ fn the_table_has_names_and_pseudo_frames() {
 
 #[test]
 fn pictures_are_written_whole_or_not_at_all() {
-    let folder = tempfile::tempdir().unwrap();
-    let dump = write_dump(&folder, "x.heap", b"", 4096.0);
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write_dump(&directory, "x.heap", b"", 4096.0);
     let program = this_program();
     let arguments = ["-p", text(&program), "-f", text(&dump), "-s", "-o"];
-    let picture = folder.path().join("out.svg");
+    let picture = directory.path().join("out.svg");
     let output = parser(&[&arguments[..], &[text(&picture)]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(output.stdout.is_empty());
@@ -199,7 +199,7 @@ fn pictures_are_written_whole_or_not_at_all() {
         &svg[..40]
     );
     assert!(svg.contains("Total MB: 0.0") && svg.trim_end().ends_with("</svg>"));
-    let nowhere = folder.path().join("no/out.svg");
+    let nowhere = directory.path().join("no/out.svg");
     let output = parser(&[&arguments[..], &[text(&nowhere)]].concat());
     assert_eq!(output.status.code(), Some(1));
     assert!(
@@ -211,9 +211,9 @@ fn pictures_are_written_whole_or_not_at_all() {
 
 #[test]
 fn a_symbolized_dump_needs_no_program() {
-    let folder = tempfile::tempdir().unwrap();
-    let dump = write_dump(&folder, "x.heap", b"", 4096.0);
-    let own = folder.path().join("own.heap");
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write_dump(&directory, "x.heap", b"", 4096.0);
+    let own = directory.path().join("own.heap");
     let output = parser(&["--symbolize", "-f", text(&dump), "-o", text(&own)]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let output = parser(&["-f", text(&own), "-t"]);
@@ -223,9 +223,9 @@ fn a_symbolized_dump_needs_no_program() {
 
 #[test]
 fn dumps_are_added_and_subtracted() {
-    let folder = tempfile::tempdir().unwrap();
-    let one = write_dump(&folder, "1.heap", b"", 1024.0);
-    let two = write_dump(&folder, "2.heap", b"", 4096.0);
+    let directory = tempfile::tempdir().unwrap();
+    let one = write_dump(&directory, "1.heap", b"", 1024.0);
+    let two = write_dump(&directory, "2.heap", b"", 4096.0);
     let program = this_program();
     let table = |rest: &[&str]| {
         let output = parser(&[&["-p", text(&program), "-t"], rest].concat());
@@ -247,8 +247,8 @@ fn dumps_are_added_and_subtracted() {
 
 #[test]
 fn hostile_names_do_not_reach_the_terminal() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x.folded");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.folded");
     fs::write(&path, "main;a\x1b[31m</script>\"b 3\n").unwrap();
     for output in [
         "-t", "--tree", "--traces", "--csv", "--json", "--dot", "-s", "--folded",

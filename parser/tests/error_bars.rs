@@ -20,7 +20,7 @@ fn parser(arguments: &[&str], file: &Path) -> String {
 }
 
 /// `main` holds 64 kB through `left` and 36 kB through `right`, at this interval.
-fn write(folder: &Path, interval: u64) -> PathBuf {
+fn write(directory: &Path, interval: u64) -> PathBuf {
     let mut builder = ProfileBuilder::new(interval);
     for (address, kilobytes) in [(0x1001, 64.0), (0x2001, 36.0)] {
         let detail = Detail {
@@ -46,15 +46,15 @@ fn write(folder: &Path, interval: u64) -> PathBuf {
         });
         (location.first_line, location.line_count) = (number as u32, 1);
     }
-    let path = folder.join(format!("{interval}.heap"));
+    let path = directory.join(format!("{interval}.heap"));
     dump::write(&profile, &mut File::create(&path).unwrap()).unwrap();
     path
 }
 
 #[test]
 fn the_table_shows_them_when_asked() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = write(folder.path(), 1024);
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), 1024);
     let table = parser(&["-t", "--ci"], &file);
     let rows: Vec<&str> = table.lines().skip(2).collect();
     // Standard errors of 8, 6 and, together, 10 kB.
@@ -72,8 +72,8 @@ fn the_table_shows_them_when_asked() {
 
 #[test]
 fn numbers_for_programs_carry_them() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = write(folder.path(), 1024);
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), 1024);
     let half = |kilobytes: f64| {
         let bytes = kilobytes * 1024.0;
         half_width(bytes, kilobytes * 1024.0 * 1024.0).round()
@@ -90,8 +90,8 @@ fn numbers_for_programs_carry_them() {
 
 #[test]
 fn tooltips_carry_them_and_boxes_when_asked() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = write(folder.path(), 1024);
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), 1024);
     let graph = parser(&["-s"], &file);
     assert!(
         graph.contains("at 95 %: flat \u{b1}0, cum \u{b1}19.79kB"),
@@ -113,8 +113,8 @@ fn tooltips_carry_them_and_boxes_when_asked() {
 
 #[test]
 fn exact_dumps_have_none() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = write(folder.path(), 1);
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), 1);
     let table = parser(&["-t", "--ci"], &file);
     let left = table.lines().find(|l| l.ends_with("left")).unwrap();
     assert!(left.starts_with("      64kB          0 64.00%"), "{left}");

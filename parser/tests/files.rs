@@ -125,9 +125,9 @@ fn a_link_called_as_a_source_leads_to_no_other_file() {
     let inside = open_directory();
     let below = inside.path().join("x.c");
     symlink(&secret, &below).unwrap();
-    let folder = ["--source_path", text(inside.path())];
+    let option = ["--source_path", text(inside.path())];
     assert_eq!(
-        shown(Path::new("x.c"), &folder),
+        shown(Path::new("x.c"), &option),
         [false, false],
         "out of the directory"
     );
@@ -143,8 +143,8 @@ fn root_reads_only_what_everybody_may_or_where_it_is_told_to() {
     let source = directory.path().join("x.c");
     write(&source, SECRET, 0o600);
     assert_eq!(shown(&source, &[]), [false, false], "of root alone");
-    let folder = ["--source_path", text(directory.path())];
-    assert_eq!(shown(&source, &folder), [true, true], "where it is told to");
+    let option = ["--source_path", text(directory.path())];
+    assert_eq!(shown(&source, &option), [true, true], "where it is told to");
     write(&source, SECRET, 0o644);
     fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).unwrap();
     assert_eq!(
@@ -176,9 +176,9 @@ fn what_is_no_text_or_no_file_is_no_source() {
     fs::remove_file(&source).unwrap();
     fifo(&source);
     assert_eq!(shown(&source, &[]), [false, false], "a pipe");
-    let folder = ["--source_path", text(directory.path())];
+    let option = ["--source_path", text(directory.path())];
     assert_eq!(
-        shown(&source, &folder),
+        shown(&source, &option),
         [false, false],
         "a pipe where it is told to look"
     );

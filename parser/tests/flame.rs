@@ -12,27 +12,27 @@ mod expected;
 
 use expected::compare;
 
-fn parser(folder: &Path, arguments: &[&str]) -> Output {
+fn parser(directory: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_mem_parser"))
-        .current_dir(folder)
+        .current_dir(directory)
         .args(arguments)
         .output()
         .unwrap()
 }
 
-fn flame(folder: &Path, arguments: &[&str]) -> String {
-    let output = parser(folder, &[arguments, &["--flame"]].concat());
+fn flame(directory: &Path, arguments: &[&str]) -> String {
+    let output = parser(directory, &[arguments, &["--flame"]].concat());
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn folder(files: &[(&str, &str)]) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
+fn directory(files: &[(&str, &str)]) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
     for (name, content) in files {
-        fs::write(folder.path().join(name), content).unwrap();
+        fs::write(directory.path().join(name), content).unwrap();
     }
-    folder
+    directory
 }
 
 const PROFILE: &str = "\
@@ -52,18 +52,18 @@ fn own_part(svg: &str) -> &str {
 
 #[test]
 fn the_picture_is_the_golden_one_every_time() {
-    let folder = folder(&[("x.folded", PROFILE)]);
-    let svg = flame(folder.path(), &["-f", "x.folded"]);
+    let directory = directory(&[("x.folded", PROFILE)]);
+    let svg = flame(directory.path(), &["-f", "x.folded"]);
     compare("flame.svg", own_part(&svg));
-    assert_eq!(svg, flame(folder.path(), &["-f", "x.folded"]));
+    assert_eq!(svg, flame(directory.path(), &["-f", "x.folded"]));
 }
 
 #[test]
 fn a_comparison_is_coloured_by_the_change() {
     let after = "main;grows 30\nmain;shrinks 10\nmain;stays 7\n";
     let before = "main;grows 10\nmain;shrinks 20\nmain;stays 7\n";
-    let folder = folder(&[("after", after), ("before", before)]);
-    let svg = flame(folder.path(), &["-f", "after", "--base", "before"]);
+    let directory = directory(&[("after", after), ("before", before)]);
+    let svg = flame(directory.path(), &["-f", "after", "--base", "before"]);
     compare("flame_base.svg", own_part(&svg));
     let of = |svg: &str, name: &str| {
         let title = svg
@@ -80,7 +80,7 @@ fn a_comparison_is_coloured_by_the_change() {
         !svg.contains("<title>stays"),
         "what did not change has no width"
     );
-    let kept = flame(folder.path(), &["-f", "after", "--diff_base", "before"]);
+    let kept = flame(directory.path(), &["-f", "after", "--diff_base", "before"]);
     assert!(of(&kept, "stays").contains("frame g\""), "{kept}");
     assert!(of(&kept, "grows").contains("frame p7"), "{kept}");
 }
@@ -103,8 +103,8 @@ fn hostile() -> String {
 
 #[test]
 fn hostile_names_are_text_and_nothing_else() {
-    let folder = folder(&[("x.folded", &hostile())]);
-    let svg = flame(folder.path(), &["-f", "x.folded"]);
+    let directory = directory(&[("x.folded", &hostile())]);
+    let svg = flame(directory.path(), &["-f", "x.folded"]);
     let own = own_part(&svg);
     for tag in [
         "<img",
@@ -132,8 +132,8 @@ fn ten_thousand_frames_and_hundred_thousand_stacks_stay_small() {
     for i in 0..100_000 {
         folded.push_str(&format!("main;work{};item{i};leaf{} 1\n", i % 7, i % 100));
     }
-    let folder = folder(&[("x.folded", &folded)]);
-    let svg = flame(folder.path(), &["-f", "x.folded"]);
+    let directory = directory(&[("x.folded", &folded)]);
+    let svg = flame(directory.path(), &["-f", "x.folded"]);
     assert!(svg.len() < 4 << 20, "{} bytes", svg.len());
     assert!(
         svg.contains("Merged: 100000 branches narrower than 0.1 px"),
@@ -150,8 +150,8 @@ fn ten_thousand_frames_and_hundred_thousand_stacks_stay_small() {
 
 #[test]
 fn an_empty_profile_says_so() {
-    let folder = folder(&[("x.folded", "main;f 0\n")]);
-    let svg = flame(folder.path(), &["-f", "x.folded"]);
+    let directory = directory(&[("x.folded", "main;f 0\n")]);
+    let svg = flame(directory.path(), &["-f", "x.folded"]);
     assert!(svg.contains("Nothing to show"), "{svg}");
 }
 
@@ -219,9 +219,9 @@ addEventListener("load", () => {
 
 #[test]
 fn zoom_search_views_and_keys_work_and_no_name_is_executed() {
-    let folder = folder(&[("x.folded", &(PROFILE.to_owned() + &hostile()))]);
-    let svg = flame(folder.path(), &["-f", "x.folded"]);
-    let path = folder.path().join("probe.svg");
+    let directory = directory(&[("x.folded", &(PROFILE.to_owned() + &hostile()))]);
+    let svg = flame(directory.path(), &["-f", "x.folded"]);
+    let path = directory.path().join("probe.svg");
     fs::write(&path, browser::with_probe(&svg, PROBE, "</svg>")).unwrap();
     let state = browser::state(&path, "");
     let total = 8075.0 + 75.0;

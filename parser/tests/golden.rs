@@ -85,16 +85,16 @@ fn governed() -> (tempfile::TempDir, String) {
         .concat();
     let history = format!("{history}# interval {} 9253\n# counter", end - 2_500_000);
     assert!(dump.contains(&format!("# end_unix_ns {end}\n")));
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("governed.heap");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("governed.heap");
     fs::write(&file, dump.replacen("# counter", &history, 1)).unwrap();
     let file = file.to_str().unwrap().to_owned();
-    (folder, file)
+    (directory, file)
 }
 
 #[test]
 fn an_interval_that_changed_is_told_with_its_history() {
-    let (_folder, file) = governed();
+    let (_directory, file) = governed();
     expected::compare("top_governed.txt", &output(&["-f", &file, "-t", "-n", "3"]));
     let page = output(&["-f", &file, "--html"]);
     let line = "512 bytes (14.64% of CPU time) for 1ms, 2048 (4.22%) for 500us, 9253 for 2.50ms";
@@ -127,8 +127,8 @@ fn json() {
 
 #[test]
 fn proto_decoded() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("shop.pb.gz");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("shop.pb.gz");
     let file = file.to_str().unwrap();
     output(&["-f", "shop.heap", "--proto", "-o", file]);
     expected::compare("proto.txt", &output(&["-f", file, "--raw"]));

@@ -58,8 +58,8 @@ fn every_output_survives_every_kind_of_input() {
 
 /// Runs all outputs on a profile of folded stacks, but for those that need a heap profile.
 fn all_outputs(folded: &[u8]) -> Vec<(String, String)> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("x.folded");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("x.folded");
     fs::write(&file, folded).unwrap();
     let show = |options: String| {
         let output = parser(&file, &options);
@@ -164,13 +164,13 @@ fn odd_names_stay_names() {
 
 #[test]
 fn a_binary_that_is_no_file_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let fifo = folder.path().join("fifo");
+    let directory = tempfile::tempdir().unwrap();
+    let fifo = directory.path().join("fifo");
     let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
     let seed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/heap_text/kind1");
     for binary in [
-        folder.path(),
+        directory.path(),
         &fifo,
         Path::new("/dev/zero"),
         Path::new("/nonexistent"),

@@ -11,9 +11,9 @@ mod browser;
 
 const HOSTILE: &str = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=2>";
 
-fn page(folder: &Path, arguments: &[&str]) -> String {
+fn page(directory: &Path, arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))
-        .current_dir(folder)
+        .current_dir(directory)
         .args(arguments)
         .arg("--html")
         .output()
@@ -27,12 +27,12 @@ fn profile(folded: &str) -> Profile {
     heap_format::read(folded.as_bytes(), "test").unwrap()
 }
 
-fn folder(files: &[(&str, &str)]) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
+fn directory(files: &[(&str, &str)]) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
     for (name, content) in files {
-        fs::write(folder.path().join(name), content).unwrap();
+        fs::write(directory.path().join(name), content).unwrap();
     }
-    folder
+    directory
 }
 
 fn folded(scale: u64) -> String {
@@ -45,7 +45,7 @@ fn folded(scale: u64) -> String {
 }
 
 /// A dump with ages, figures of the allocator and facts, without symbols.
-fn write_dump(folder: &TempDir) -> PathBuf {
+fn write_dump(directory: &TempDir) -> PathBuf {
     let mut builder = ProfileBuilder::new(1024);
     let figures = [
         ("allocated", 900_000),
@@ -67,7 +67,7 @@ fn write_dump(folder: &TempDir) -> PathBuf {
         ..Detail::default()
     };
     builder.stack([0x1001, 0x2001], &detail);
-    let path = folder.path().join("x.heap");
+    let path = directory.path().join("x.heap");
     dump::write(&builder.finish(), &mut fs::File::create(&path).unwrap()).unwrap();
     path
 }
@@ -81,8 +81,8 @@ fn json<'a>(page: &'a str, id: &str) -> &'a str {
 
 #[test]
 fn the_page_needs_nothing_from_outside() {
-    let folder = folder(&[("x.folded", &folded(1))]);
-    let page = page(folder.path(), &["-f", "x.folded"]);
+    let directory = directory(&[("x.folded", &folded(1))]);
+    let page = page(directory.path(), &["-f", "x.folded"]);
     let policy = page
         .split("Content-Security-Policy\" content=\"")
         .nth(1)
@@ -115,8 +115,8 @@ fn the_page_needs_nothing_from_outside() {
 
 #[test]
 fn hostile_names_cannot_leave_the_data() {
-    let folder = folder(&[("x.folded", &folded(1))]);
-    let page = page(folder.path(), &["-f", "x.folded"]);
+    let directory = directory(&[("x.folded", &folded(1))]);
+    let page = page(directory.path(), &["-f", "x.folded"]);
     for id in ["profile", "graphs"] {
         let json = json(&page, id);
         assert!(!json.contains(['<', '>', '&']), "{json}");
@@ -125,15 +125,15 @@ fn hostile_names_cannot_leave_the_data() {
     assert_eq!(page.matches("</script>").count(), 3);
     assert_eq!(
         page,
-        self::page(folder.path(), &["-f", "x.folded"]),
+        self::page(directory.path(), &["-f", "x.folded"]),
         "the same bytes each time"
     );
 }
 
 #[test]
 fn ages_and_figures_of_a_dump_are_on_the_page() {
-    let folder = folder(&[]);
-    let dump = write_dump(&folder);
+    let directory = directory(&[]);
+    let dump = write_dump(&directory);
     let own = std::env::current_exe().unwrap();
     let arguments = [
         "-p",
@@ -142,7 +142,7 @@ fn ages_and_figures_of_a_dump_are_on_the_page() {
         dump.to_str().unwrap(),
         "--force",
     ];
-    let page = page(folder.path(), &arguments);
+    let page = page(directory.path(), &arguments);
     let data = json(&page, "profile");
     assert!(data.contains("\"duration\":60,"), "{data}");
     assert!(
@@ -162,8 +162,8 @@ fn ages_and_figures_of_a_dump_are_on_the_page() {
 
 #[test]
 fn a_base_is_kept_apart() {
-    let folder = folder(&[("after", &folded(3)), ("before", &folded(1))]);
-    let page = page(folder.path(), &["-f", "after", "--base", "before"]);
+    let directory = directory(&[("after", &folded(3)), ("before", &folded(1))]);
+    let page = page(directory.path(), &["-f", "after", "--base", "before"]);
     let data = json(&page, "profile");
     assert!(data.contains("\"compared\":true"), "{data}");
     let totals = "\"totals\":{\"change\":8000,\"larger\":4325,\"now\":12325,\"base\":4325}";
@@ -174,13 +174,13 @@ fn a_base_is_kept_apart() {
 
 #[test]
 fn source_is_shown_of_source_files_only() {
-    let folder = folder(&[
+    let directory = directory(&[
         ("a.c", "int a;\nint f(void) {\n  return g(\"<b>\");\n}\n"),
         ("secret.key", "s3cret\n"),
     ]);
     let mut proto = profile("main;f 10\nmain;g 5\n");
     for (i, name) in ["a.c", "secret.key"].iter().enumerate() {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         let wanted = ["f", "g"][i];
         let function = proto
             .functions
@@ -196,9 +196,9 @@ fn source_is_shown_of_source_files_only() {
             line.line = if i == 0 { 3 } else { 1 };
         }
     }
-    let file = fs::File::create(folder.path().join("x.pb.gz")).unwrap();
+    let file = fs::File::create(directory.path().join("x.pb.gz")).unwrap();
     heap_format::pprof::write(&proto, &mut &file).unwrap();
-    let page = page(folder.path(), &["-f", "x.pb.gz"]);
+    let page = page(directory.path(), &["-f", "x.pb.gz"]);
     let data = json(&page, "profile");
     assert!(
         data.contains("return g(\\\"\\u003cb\\u003e\\\");"),
@@ -287,9 +287,9 @@ fn open_page(page: &str) -> String {
 #[test]
 fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
     let now = folded(3).replace("main;start", &format!("main;{HOSTILE};start"));
-    let folder = folder(&[("after", &now), ("before", &folded(1))]);
-    let page = page(folder.path(), &["-f", "after", "--base", "before"]);
-    let path = folder.path().join("probe.html");
+    let directory = directory(&[("after", &now), ("before", &folded(1))]);
+    let page = page(directory.path(), &["-f", "after", "--base", "before"]);
+    let path = directory.path().join("probe.html");
     let page = browser::with_probe(&open_page(&page), PROBE, "</body>");
     fs::write(&path, page).unwrap();
     let state = browser::state(&path, "");
@@ -326,9 +326,9 @@ fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
 
 #[test]
 fn a_name_that_was_executed_would_be_noticed() {
-    let folder = folder(&[("x", &folded(1)), ("y", &folded(1))]);
-    let page = page(folder.path(), &["-f", "x", "--base", "y"]);
-    let path = folder.path().join("probe.html");
+    let directory = directory(&[("x", &folded(1)), ("y", &folded(1))]);
+    let page = page(directory.path(), &["-f", "x", "--base", "y"]);
+    let path = directory.path().join("probe.html");
     let probe = r#"addEventListener("load", () => {
         const state = { executed: window.pwned };
         document.documentElement.setAttribute("data-state", JSON.stringify(state));
@@ -342,9 +342,9 @@ fn a_name_that_was_executed_would_be_noticed() {
 
 #[test]
 fn the_policy_lets_our_scripts_run_and_no_other() {
-    let folder = folder(&[("x.folded", &folded(1))]);
-    let page = page(folder.path(), &["-f", "x.folded"]);
-    let path = folder.path().join("x.html");
+    let directory = directory(&[("x.folded", &folded(1))]);
+    let page = page(directory.path(), &["-f", "x.folded"]);
+    let path = directory.path().join("x.html");
     fs::write(&path, &page).unwrap();
     let refusals = |path: &Path| {
         let output = browser::open(path, "#graph");

@@ -122,16 +122,16 @@ fn named(mut profile: Profile) -> Profile {
     profile
 }
 
-fn write(folder: &Path, name: &str, profile: &Profile) -> PathBuf {
-    let path = folder.join(name);
+fn write(directory: &Path, name: &str, profile: &Profile) -> PathBuf {
+    let path = directory.join(name);
     dump::write(profile, &mut File::create(&path).unwrap()).unwrap();
     path
 }
 
-fn series(folder: &Path) -> Vec<PathBuf> {
+fn series(directory: &Path) -> Vec<PathBuf> {
     let one = |minute: u32| {
         let name = format!("server.{minute}.heap");
-        write(folder, &name, &server(f64::from(minute), 7))
+        write(directory, &name, &server(f64::from(minute), 7))
     };
     // In no order: the moments are in the dumps.
     [3, 1, 2, 6, 5, 4].map(one).to_vec()
@@ -151,15 +151,15 @@ fn order(text: &str) -> Vec<&str> {
 
 #[test]
 fn the_table_is_as_in_the_golden_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let text = good(&["--leaks"], &series(folder.path()));
+    let directory = tempfile::tempdir().unwrap();
+    let text = good(&["--leaks"], &series(directory.path()));
     expected::compare("leaks.txt", &text);
 }
 
 #[test]
 fn what_grows_steadily_comes_first_however_much_the_others_hold() {
-    let folder = tempfile::tempdir().unwrap();
-    let files = series(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let files = series(directory.path());
     let text = good(&["--leaks"], &files);
     assert_eq!(
         order(&text),
@@ -181,8 +181,8 @@ fn what_grows_steadily_comes_first_however_much_the_others_hold() {
 
 #[test]
 fn a_base_is_an_earlier_dump() {
-    let folder = tempfile::tempdir().unwrap();
-    let files = series(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let files = series(directory.path());
     let base = files[1].to_str().unwrap();
     let text = good(&["--leaks", "--base", base], &files[..1]);
     assert!(text.contains("Leak suspects of 2 dumps in 120s"), "{text}");
@@ -191,9 +191,9 @@ fn a_base_is_an_earlier_dump() {
 
 #[test]
 fn dumps_of_two_processes_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let other = write(folder.path(), "other.heap", &server(2.0, 8));
-    let mut files = series(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let other = write(directory.path(), "other.heap", &server(2.0, 8));
+    let mut files = series(directory.path());
     files.push(other);
     let output = parser(&["--leaks"], &files);
     let message = String::from_utf8_lossy(&output.stderr);
@@ -206,8 +206,8 @@ fn dumps_of_two_processes_are_refused() {
 
 #[test]
 fn what_is_no_heap_profile_has_no_suspects() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x.folded");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.folded");
     fs::write(&path, "main;work 3\n").unwrap();
     let output = parser(&["--leaks"], &[path]);
     let message = String::from_utf8_lossy(&output.stderr);

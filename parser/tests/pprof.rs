@@ -142,8 +142,8 @@ const CASES: [(&str, &str); 26] = [
 ];
 
 fn compare(profile: &Profile, cases: &[(&str, &str)]) {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("x.pb.gz");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("x.pb.gz");
     pprof::write(profile, &mut File::create(&file).unwrap()).unwrap();
     for (our_arguments, their_arguments) in cases {
         let (our, their) = (ours(&file, our_arguments), theirs(&file, their_arguments));
@@ -167,9 +167,9 @@ fn negative_values_are_shown_as_pprof_shows_them() {
 
 #[test]
 fn comparisons_are_equal_to_pprofs() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, seed| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         pprof::write(&profile(seed, false), &mut File::create(&path).unwrap()).unwrap();
         path
     };
@@ -252,8 +252,8 @@ fn calls_to_what_has_cancelled_out_are_listed_as_pprof_lists_them() {
         ("--traces", "-traces"),
     ];
     compare(&cancelling(), &cases);
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("x.pb.gz");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("x.pb.gz");
     pprof::write(&cancelling(), &mut File::create(&file).unwrap()).unwrap();
     let tree = ours(&file, "--tree");
     assert!(
@@ -268,10 +268,10 @@ fn calls_to_what_has_cancelled_out_are_listed_as_pprof_lists_them() {
 
 #[test]
 fn our_proto_output_gives_the_same_table() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("x.pb.gz");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("x.pb.gz");
     pprof::write(&profile(99, false), &mut File::create(&file).unwrap()).unwrap();
-    let again = folder.path().join("again.pb.gz");
+    let again = directory.path().join("again.pb.gz");
     ours(&file, &format!("--proto -o {}", again.display()));
     assert_eq!(theirs(&again, "-top"), theirs(&file, "-top"));
     assert_eq!(theirs(&again, "-traces"), theirs(&file, "-traces"));
@@ -315,8 +315,8 @@ fn frames_without_mapping_or_name_are_unknown() {
                 .all(|m: &Mapping| !m.contains(l.address))
     };
     assert_eq!(profile.locations.iter().filter(unmapped).count(), 2);
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("x.pb.gz");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("x.pb.gz");
     pprof::write(&profile, &mut File::create(&file).unwrap()).unwrap();
     let their = theirs(&file, "-top");
     let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));

@@ -54,16 +54,16 @@ fn ours(file: &Path, arguments: &[&str]) -> String {
 
 #[test]
 fn every_option_does_what_it_does_in_pprof() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // Symbols inside, so that both name the same frames.
-    let profile = folder.path().join("shop.pb.gz");
+    let profile = directory.path().join("shop.pb.gz");
     let written = ["--proto", "-o", profile.to_str().unwrap()];
     ours(&expected::data("shop.heap"), &written);
     for option in OPTIONS {
         for output in ["-top", "-tree", "-traces"] {
             let mut pprof = Command::new("go");
             pprof.args(["tool", "pprof", "-symbolize=none", output, option]);
-            let theirs = run(pprof.arg(&profile).env("PPROF_TMPDIR", folder.path()));
+            let theirs = run(pprof.arg(&profile).env("PPROF_TMPDIR", directory.path()));
             let ours = ours(&profile, &[&format!("-{output}"), &format!("-{option}")]);
             assert!(theirs.lines().count() > 2, "{output} {option}: {theirs}");
             assert_eq!(ours, theirs, "{output} {option}");

@@ -17,7 +17,7 @@ const MAPS: &str = "555500000000-555500100000 r-xp 00000000 08:01 5 /usr/bin/ser
     7f0020000000-7f0024000000 rw-s 00000000 00:1a 7 /dev/shm/mem_profiler.7.1.0\n\
     7ffe00000000-7ffe00021000 rw-p 00000000 00:00 0 [stack]\n";
 
-fn write(folder: &Path, facts: Facts) -> PathBuf {
+fn write(directory: &Path, facts: Facts) -> PathBuf {
     let mut builder = ProfileBuilder::new(1024);
     builder.facts(facts);
     let bytes = 150.0 * MIB as f64;
@@ -30,7 +30,7 @@ fn write(folder: &Path, facts: Facts) -> PathBuf {
         ..Detail::default()
     };
     builder.stack([0x5555_0000_1001], &detail);
-    let path = folder.join("x.heap");
+    let path = directory.join("x.heap");
     dump::write(&builder.finish(), &mut File::create(&path).unwrap()).unwrap();
     path
 }
@@ -71,8 +71,8 @@ fn parser(arguments: &[&str]) -> Output {
 
 #[test]
 fn the_table_is_as_in_the_golden_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let dump = write(folder.path(), facts());
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write(directory.path(), facts());
     let output = parser(&["--rss", "-f", dump.to_str().unwrap()]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
@@ -81,9 +81,9 @@ fn the_table_is_as_in_the_golden_file() {
 
 #[test]
 fn dumps_that_tell_less_are_shown_as_far_as_they_go() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let told = |facts: Facts| {
-        let dump = write(folder.path(), facts);
+        let dump = write(directory.path(), facts);
         let output = parser(&["--rss", "-f", dump.to_str().unwrap()]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{said}");
@@ -111,9 +111,9 @@ fn dumps_that_tell_less_are_shown_as_far_as_they_go() {
 
 #[test]
 fn figures_of_another_moment_are_told_as_such() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let told = |facts: Facts| {
-        let dump = write(folder.path(), facts);
+        let dump = write(directory.path(), facts);
         let output = parser(&["--rss", "-f", dump.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(0));
         String::from_utf8(output.stdout).unwrap()
@@ -148,8 +148,8 @@ fn figures_of_another_moment_are_told_as_such() {
 
 #[test]
 fn what_tells_nothing_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x.folded");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.folded");
     fs::write(&path, "main;work 3\n").unwrap();
     let path = path.to_str().unwrap();
     let output = parser(&["--rss", "-f", path]);

@@ -1,5 +1,5 @@
 //! Names from wherever they may be: another machine's files, debug files by
-//! build id, debuginfod, a living process, lists of code made at run time, the
+//! build id, debuginfod, a living process, lists of JIT code, the
 //! kernel; and files that lie. Needs gcc and binutils.
 
 use std::fs::{self, File};
@@ -43,10 +43,10 @@ const SOURCE: &str = "#include <stdio.h>\n\
     return sum;\n}\n\
     int main(void) { puts(\"ready\"); fflush(stdout); return keeps_memory(getchar()); }\n";
 
-fn build(folder: &Path, name: &str, flags: &[&str]) -> Built {
-    let source = folder.join("keeper.c");
+fn build(directory: &Path, name: &str, flags: &[&str]) -> Built {
+    let source = directory.join("keeper.c");
     fs::write(&source, SOURCE).unwrap();
-    let path = folder.join(name);
+    let path = directory.join(name);
     let common = [
         "-g",
         "-O1",
@@ -95,7 +95,7 @@ fn mapping(built: &Built, path: &str) -> Mapping {
 }
 
 /// A dump with one stack, of this return address in this mapping.
-fn write(folder: &Path, mapping: Mapping, address: u64, facts: Facts) -> PathBuf {
+fn write(directory: &Path, mapping: Mapping, address: u64, facts: Facts) -> PathBuf {
     let mut builder = ProfileBuilder::new(1);
     builder.facts(facts);
     builder.module(mapping);
@@ -106,7 +106,7 @@ fn write(folder: &Path, mapping: Mapping, address: u64, facts: Facts) -> PathBuf
         ..Detail::default()
     };
     builder.stack([address], &detail);
-    let path = folder.join("x.heap");
+    let path = directory.join("x.heap");
     dump::write(&builder.finish(), &mut File::create(&path).unwrap()).unwrap();
     path
 }
@@ -132,13 +132,13 @@ const PATH: &str = "/opt/board/bin/keeper";
 
 #[test]
 fn another_machines_file_system_is_searched() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().join("root");
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("root");
     let bin = root.join("opt/board/bin");
     fs::create_dir_all(&bin).unwrap();
     let built = build(&bin, "keeper", &[]);
     let dump = write(
-        folder.path(),
+        directory.path(),
         mapping(&built, PATH),
         BASE + built.address + 5,
         Facts::default(),
@@ -148,11 +148,11 @@ fn another_machines_file_system_is_searched() {
         line.contains("keeps_memory") && line.contains("keeper.c:"),
         "{line} {said}"
     );
-    // A folder with the file alone will do too.
+    // A directory with the file alone will do too.
     let (line, said) = named(&dump, &["--symbol-path", text(&bin)]);
     assert!(line.contains("keeps_memory"), "{line} {said}");
     // And one without it is told.
-    let empty = folder.path().join("empty");
+    let empty = directory.path().join("empty");
     fs::create_dir(&empty).unwrap();
     let (line, said) = named(&dump, &["--symbol-path", text(&empty)]);
     assert!(line.ends_with("[keeper]"), "{line}");
@@ -161,24 +161,24 @@ fn another_machines_file_system_is_searched() {
 
 #[test]
 fn unloaded_libraries_are_named_too() {
-    let folder = tempfile::tempdir().unwrap();
-    let built = build(folder.path(), "keeper", &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
     let mut gone = mapping(&built, PATH);
     // Where the controller puts modules whose place another one has taken.
     let away = (1 << 62) - BASE;
     (gone.start, gone.end, gone.past) = (gone.start + away, gone.end + away, true);
     let address = BASE + away + built.address + 5;
-    let dump = write(folder.path(), gone, address, Facts::default());
-    let (line, said) = named(&dump, &["--symbol-path", text(folder.path())]);
+    let dump = write(directory.path(), gone, address, Facts::default());
+    let (line, said) = named(&dump, &["--symbol-path", text(directory.path())]);
     assert!(line.contains("keeps_memory"), "{line} {said}");
 }
 
 #[test]
 fn debug_files_are_found_by_build_id() {
-    let folder = tempfile::tempdir().unwrap();
-    let built = build(folder.path(), "keeper", &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
     let hex = built.build_id.to_string();
-    let store = folder.path().join("debug");
+    let store = directory.path().join("debug");
     let own = store.join(".build-id").join(&hex[..2]);
     fs::create_dir_all(&own).unwrap();
     let file = own.join(format!("{}.debug", &hex[2..]));
@@ -187,7 +187,7 @@ fn debug_files_are_found_by_build_id() {
         &["--only-keep-debug", text(&built.path), text(&file)],
     );
     let dump = write(
-        folder.path(),
+        directory.path(),
         mapping(&built, PATH),
         BASE + built.address + 5,
         Facts::default(),
@@ -198,7 +198,7 @@ fn debug_files_are_found_by_build_id() {
         "{line} {said}"
     );
     // The stripped program beside it changes nothing.
-    let stripped = folder.path().join("stripped");
+    let stripped = directory.path().join("stripped");
     fs::create_dir_all(stripped.join("bin")).unwrap();
     let program = stripped.join("bin/keeper");
     tool("strip", &["-o", text(&program), text(&built.path)]);
@@ -209,56 +209,60 @@ fn debug_files_are_found_by_build_id() {
 
 #[test]
 fn debuginfod_is_asked_only_when_told_to() {
-    let folder = tempfile::tempdir().unwrap();
-    let built = build(folder.path(), "keeper", &[]);
-    let debug = folder.path().join("fetched");
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let debug = directory.path().join("fetched");
     tool(
         "objcopy",
         &["--only-keep-debug", text(&built.path), text(&debug)],
     );
-    let fake = folder.path().join("debuginfod-find");
+    let fake = directory.path().join("debuginfod-find");
     let script = format!(
         "#!/bin/sh\necho \"$@\" >> {}/asked\n[ \"$1 $2\" = 'debuginfo {}' ] && echo {}\n",
-        text(folder.path()),
+        text(directory.path()),
         built.build_id,
         text(&debug)
     );
     fs::write(&fake, script).unwrap();
     fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
     let dump = write(
-        folder.path(),
+        directory.path(),
         mapping(&built, PATH),
         BASE + built.address + 5,
         Facts::default(),
     );
-    let path = format!("{}:{}", text(folder.path()), std::env::var("PATH").unwrap());
+    let path = format!(
+        "{}:{}",
+        text(directory.path()),
+        std::env::var("PATH").unwrap()
+    );
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
         command.args(["-t", "-f", text(&dump)]).args(arguments);
         let output = command.env("PATH", &path).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
-    let empty = folder.path().join("empty");
+    let empty = directory.path().join("empty");
     fs::create_dir(&empty).unwrap();
     assert!(!run(&["--symbol-path", text(&empty)]).contains("keeps_memory"));
-    assert!(!folder.path().join("asked").exists());
+    assert!(!directory.path().join("asked").exists());
     assert!(run(&["--debuginfod"]).contains("keeps_memory"));
-    let asked = fs::read_to_string(folder.path().join("asked")).unwrap();
+    let asked = fs::read_to_string(directory.path().join("asked")).unwrap();
     assert!(asked.contains(&built.build_id.to_string()), "{asked}");
 }
 
 #[test]
 fn files_of_another_build_are_refused_one_by_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let built = build(folder.path(), "keeper", &[]);
-    let other = build(folder.path(), "other", &["-DOTHER", "-O2"]);
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let other = build(directory.path(), "other", &["-DOTHER", "-O2"]);
     let dump = write(
-        folder.path(),
+        directory.path(),
         mapping(&other, PATH),
         BASE + other.address + 5,
         Facts::default(),
     );
-    let arguments = ["--symbol-path", text(folder.path())];
+    let arguments = ["--symbol-path", text(directory.path())];
     let (line, said) = named(&dump, &arguments);
     assert!(line.ends_with("[keeper]"), "{line}");
     for part in [text(&built.path), "--force"] {
@@ -275,8 +279,8 @@ fn files_of_another_build_are_refused_one_by_one() {
 
 #[test]
 fn a_deleted_program_is_read_from_its_process() {
-    let folder = tempfile::tempdir().unwrap();
-    let built = build(folder.path(), "keeper", &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
     let mut process = Command::new(&built.path)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -297,9 +301,9 @@ fn a_deleted_program_is_read_from_its_process() {
         ..Facts::default()
     };
     let module = mapping(&built, &path);
-    let dump = write(folder.path(), module, BASE + built.address + 5, facts);
+    let dump = write(directory.path(), module, BASE + built.address + 5, facts);
     fs::remove_file(&built.path).unwrap();
-    let empty = folder.path().join("empty");
+    let empty = directory.path().join("empty");
     fs::create_dir(&empty).unwrap();
     let arguments = ["--symbol-path", text(&empty)];
     let living = named(&dump, &arguments);
@@ -317,17 +321,17 @@ fn a_deleted_program_is_read_from_its_process() {
 
 #[test]
 fn code_made_at_run_time_has_the_names_of_its_list() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let module = Mapping {
         start: 0x7f00_0000_0000,
         end: 0x7f00_0001_0000,
         ..Mapping::default()
     };
-    let dump = write(folder.path(), module, 0x7f00_0000_0110, Facts::default());
-    let list = folder.path().join("perf.map");
+    let dump = write(directory.path(), module, 0x7f00_0000_0110, Facts::default());
+    let list = directory.path().join("perf.map");
     let lines = "junk\n7f0000000000 80 JS:*other a.js:1\n7f0000000100 20 JS:*render a.js:7\n";
     fs::write(&list, lines).unwrap();
-    let empty = text(folder.path()).to_owned();
+    let empty = text(directory.path()).to_owned();
     let arguments = ["--symbol-path", &empty, "--perf-map", text(&list)];
     let (line, _) = named(&dump, &arguments);
     assert!(line.ends_with("JS:*render a.js:7"), "{line}");
@@ -343,7 +347,7 @@ fn code_made_at_run_time_has_the_names_of_its_list() {
 
 #[test]
 fn the_kernels_own_code_is_named_only_by_the_same_kernel() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let maps = fs::read("/proc/self/maps").unwrap();
     let all = heap_format::maps::parse(&maps);
     let vdso = all
@@ -353,7 +357,7 @@ fn the_kernels_own_code_is_named_only_by_the_same_kernel() {
     let mut bytes = vec![0; (vdso.end - vdso.start) as usize];
     let memory = File::open("/proc/self/mem").unwrap();
     memory.read_exact_at(&mut bytes, vdso.start).unwrap();
-    let copy = folder.path().join("vdso.so");
+    let copy = directory.path().join("vdso.so");
     fs::write(&copy, bytes).unwrap();
     let notes = tool("readelf", &["-n", text(&copy)]);
     let id = notes.split("Build ID: ").nth(1).unwrap();
@@ -370,8 +374,8 @@ fn the_kernels_own_code_is_named_only_by_the_same_kernel() {
             ..vdso.clone()
         };
         let address = vdso.start + address + 2;
-        let dump = write(folder.path(), module, address, Facts::default());
-        named(&dump, &["--symbol-path", text(folder.path())]).0
+        let dump = write(directory.path(), module, address, Facts::default());
+        named(&dump, &["--symbol-path", text(directory.path())]).0
     };
     assert!(table(id).contains("gettimeofday"));
     assert!(table(BuildId(vec![1; 20])).ends_with(" [vdso]"));
@@ -394,17 +398,17 @@ impl Random {
 /// well and says what is wrong, whatever the library below it does.
 #[test]
 fn damaged_files_never_end_the_parser() {
-    let folder = tempfile::tempdir().unwrap();
-    let built = build(folder.path(), "keeper", &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
     let whole = fs::read(&built.path).unwrap();
     let address = BASE + built.address + 5;
     let dump = write(
-        folder.path(),
+        directory.path(),
         mapping(&built, PATH),
         address,
         Facts::default(),
     );
-    let damaged = folder.path().join("damaged");
+    let damaged = directory.path().join("damaged");
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let check = |bytes: &[u8], what: &str| {
         fs::write(&damaged, bytes).unwrap();

@@ -22,7 +22,7 @@ use super::{Options, symbolize};
 const MEMORY: u64 = 16 << 30;
 /// Seconds that it may compute.
 const SECONDS: u64 = 300;
-/// How long to wait between two looks whether the caller wants to stop.
+/// Interval at which the wish of the caller to stop is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Names of the functions at each location of `profile`, innermost first; none where
@@ -115,7 +115,7 @@ fn restrain() {
     }
 }
 
-/// What the child writes, until it ends.
+/// Output of the child, until it ends.
 fn collect(
     mut from: PipeReader,
     deadline: Instant,

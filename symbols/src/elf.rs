@@ -27,10 +27,10 @@ struct Segment {
     executable: bool,
 }
 
-/// What is known of an ELF file.
+/// Build id and loaded segments of an ELF file.
 #[derive(Clone, Debug, Default)]
 pub struct Elf {
-    /// Its build id; empty when it has none.
+    /// Build id; empty when it has none.
     pub build_id: BuildId,
     segments: Vec<Segment>,
 }
@@ -52,7 +52,7 @@ impl Elf {
 
     /// The virtual address of the byte at this distance from where the code is
     /// mapped. For separate debug files, whose segments hold nothing, so that
-    /// offsets tell nothing; `None` where there is not just one part of code.
+    /// offsets say nothing; `None` where there is not just one part of code.
     pub fn address_in_code(&self, distance: u64) -> Option<u64> {
         let mut code = self.segments.iter().filter(|s| s.executable);
         let (segment, None) = (code.next()?, code.next()) else {
@@ -192,10 +192,10 @@ mod tests {
 
     #[test]
     fn what_is_no_program_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let text = folder.path().join("text");
+        let directory = tempfile::tempdir().unwrap();
+        let text = directory.path().join("text");
         std::fs::write(&text, "#!/bin/sh\n").unwrap();
-        for path in [text.as_path(), folder.path(), Path::new("/nonexistent")] {
+        for path in [text.as_path(), directory.path(), Path::new("/nonexistent")] {
             let error = format!("{:#}", Elf::open(path).unwrap_err());
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }

@@ -1,10 +1,10 @@
 //! Which files may hold the symbols of a mapping.
 //!
-//! In this order: the program given with `-p`; the folders of `--symbol-path`,
-//! as a root of another machine's file system and as folders of files; the path
+//! In this order: the program given with `-p`; the directories of `--symbol-path`,
+//! as a root of another machine's file system and as directories of files; the path
 //! that the dump names; the process itself while it lives; debug files by
 //! build id; `debuginfod-find`. A file with another build id is never used
-//! without `--force`, and its name is told.
+//! without `--force`, and its name is reported.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,8 +15,8 @@ use super::elf::Elf;
 use super::reader::{Request, is_there};
 use super::{Module, Options, is_of_this_machine, main_mapping, shown_id};
 
-/// Where separate debug files are on most systems.
-const DEBUG_FOLDERS: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
+/// Directories of separate debug files on most systems.
+const DEBUG_DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
 
 /// Finds files.
 pub struct Files<'a> {
@@ -25,8 +25,8 @@ pub struct Files<'a> {
     main: Option<PathBuf>,
     /// The process, if it may still be there.
     process: Option<PathBuf>,
-    /// Where debug files are searched by build id and debug link.
-    pub debug_folders: Vec<PathBuf>,
+    /// Directories that are searched for debug files by build id and debug link.
+    pub debug_directories: Vec<PathBuf>,
 }
 
 /// A file with symbols.
@@ -38,22 +38,22 @@ pub struct Source {
 }
 
 impl Source {
-    /// What to ask of it, and for which locations.
+    /// The addresses to look up in it, and their locations.
     pub fn request(&self, module: &Module) -> (Request, Vec<usize>) {
-        let (mut addresses, mut places) = (Vec::new(), Vec::new());
-        for place in &module.places {
+        let (mut addresses, mut locations) = (Vec::new(), Vec::new());
+        for at in &module.addresses {
             let address = if self.debug {
-                self.elf.address_in_code(place.distance)
+                self.elf.address_in_code(at.distance)
             } else {
-                self.elf.address_of(place.offset)
+                self.elf.address_of(at.offset)
             };
             if let Some(address) = address {
                 addresses.push(address);
-                places.push(place.location);
+                locations.push(at.location);
             }
         }
         let path = self.path.clone();
-        (Request { path, addresses }, places)
+        (Request { path, addresses }, locations)
     }
 }
 
@@ -70,15 +70,15 @@ impl<'a> Files<'a> {
             .pid
             .filter(|_| is_of_this_machine(profile))
             .map(|pid| PathBuf::from(format!("/proc/{pid}")))
-            .filter(|folder| folder.is_dir());
-        let own = DEBUG_FOLDERS.map(PathBuf::from);
-        let given = options.folders.iter().cloned();
-        let roots = options.folders.iter().map(|f| f.join("usr/lib/debug"));
+            .filter(|directory| directory.is_dir());
+        let own = DEBUG_DIRECTORIES.map(PathBuf::from);
+        let given = options.directories.iter().cloned();
+        let roots = options.directories.iter().map(|f| f.join("usr/lib/debug"));
         Self {
             options,
             main,
             process,
-            debug_folders: given.chain(roots).chain(own).collect(),
+            debug_directories: given.chain(roots).chain(own).collect(),
         }
     }
 
@@ -95,9 +95,9 @@ impl<'a> Files<'a> {
         if let Some(binary) = self.options.binary.filter(|_| is_main) {
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));
         } else {
-            sources.extend(self.in_folders(path, mapping, &mut refused));
+            sources.extend(self.in_directories(path, mapping, &mut refused));
             // Files of this machine prove nothing about another one's.
-            let proven = self.options.folders.is_empty() || !mapping.build_id.is_empty();
+            let proven = self.options.directories.is_empty() || !mapping.build_id.is_empty();
             if path.is_absolute() && (proven || self.options.force) && !holds(&sources) {
                 sources.extend(self.usable(path, mapping, deleted, &mut refused));
             }
@@ -113,7 +113,7 @@ impl<'a> Files<'a> {
             (false, _) => Ok(sources),
             (true, Some(why)) => Err(why),
             (true, None) if path.is_absolute() => Err(format!(
-                "{} is not in the folders given; its functions are not named",
+                "{} is not in the directories given; its functions are not named",
                 printable::path(path)
             )),
             // A bare name, as some formats have: there is nothing to open.
@@ -160,9 +160,9 @@ impl<'a> Files<'a> {
         })
     }
 
-    /// The file in the folders given: where the other machine has it, or by its
+    /// The file in the directories given: where the other machine has it, or by its
     /// name alone.
-    fn in_folders(
+    fn in_directories(
         &self,
         path: &Path,
         mapping: &Mapping,
@@ -172,11 +172,11 @@ impl<'a> Files<'a> {
         let stays = below_root
             .components()
             .all(|c| matches!(c, std::path::Component::Normal(_)));
-        let candidates = self.options.folders.iter().flat_map(|folder| {
-            let whole = stays.then(|| folder.join(below_root));
+        let candidates = self.options.directories.iter().flat_map(|directory| {
+            let whole = stays.then(|| directory.join(below_root));
             whole
                 .into_iter()
-                .chain(path.file_name().map(|n| folder.join(n)))
+                .chain(path.file_name().map(|n| directory.join(n)))
         });
         for candidate in candidates {
             // A symbolic link of the other root may lead out of it: build ids decide.
@@ -220,8 +220,8 @@ impl<'a> Files<'a> {
         let hex = id.to_string();
         let (first, rest) = hex.split_at_checked(2).filter(|_| hex.len() >= 8)?;
         let inside = format!("{first}/{rest}.debug");
-        let folders = self.debug_folders.iter();
-        let candidates = folders.flat_map(|f| {
+        let directories = self.debug_directories.iter();
+        let candidates = directories.flat_map(|f| {
             let by_id = f.join(".build-id").join(&inside);
             [by_id, f.join(&inside)]
         });
@@ -230,7 +230,7 @@ impl<'a> Files<'a> {
             .find_map(|path| with_id(path, id))
     }
 
-    /// What `debuginfod-find` gives for a build id.
+    /// The file that `debuginfod-find` gives for a build id.
     fn by_debuginfod(&self, what: &str, id: &BuildId) -> Option<Source> {
         if id.is_empty() {
             return None;

@@ -31,19 +31,19 @@ use files::{Files, Source};
 use names::Names;
 pub use program::{check_binary, doubt_binary, main_mapping};
 
-/// How symbols are found.
+/// Files and services that symbols are looked up in.
 pub struct Options<'a> {
     /// The program that was profiled, wherever it is now.
     pub binary: Option<&'a Path>,
     /// Use files although their build ids differ.
     pub force: bool,
-    /// How names are shown.
+    /// Style of C++ and Rust names.
     pub demangle: Style,
-    /// Folders with the files of another machine, or with debug files.
-    pub folders: &'a [PathBuf],
+    /// Directories with the files of another machine, or with debug files.
+    pub directories: &'a [PathBuf],
     /// Ask `debuginfod-find` for what is not here.
     pub debuginfod: bool,
-    /// Names of code that was made at run time.
+    /// Names of JIT code.
     pub perf_map: Option<&'a Path>,
 }
 
@@ -53,8 +53,8 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
     let mut names = Names::new(profile, options.demangle);
     let mut warnings = Vec::new();
     let mut modules: BTreeMap<(PathBuf, BuildId), Module> = BTreeMap::new();
-    // Code that no file holds.
-    let mut made: Vec<usize> = Vec::new();
+    // JIT code and what the kernel provides.
+    let mut without_file: Vec<usize> = Vec::new();
     for (number, location) in profile.locations.iter().enumerate() {
         if location.line_count > 0 || location.address == 0 {
             continue;
@@ -68,12 +68,17 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
             let module = modules.entry(key).or_insert_with(|| Module::new(mapping));
             module.note(number, location, mapping);
         } else {
-            made.push(number);
+            without_file.push(number);
         }
     }
     let files = Files::new(profile, options);
-    warnings.extend(vdso::name(profile, &made, &mut names));
-    warnings.extend(perf_map::name(profile, &made, options.perf_map, &mut names));
+    warnings.extend(vdso::name(profile, &without_file, &mut names));
+    warnings.extend(perf_map::name(
+        profile,
+        &without_file,
+        options.perf_map,
+        &mut names,
+    ));
     look_up(
         modules.into_values().collect(),
         &files,
@@ -100,12 +105,12 @@ fn has_file(mapping: &Mapping) -> bool {
 pub struct Module {
     /// A mapping of it.
     mapping: Mapping,
-    /// Locations.
-    places: Vec<Place>,
+    /// Locations in it.
+    addresses: Vec<FileAddress>,
 }
 
 /// A location in a file.
-struct Place {
+struct FileAddress {
     /// Number of the location.
     location: usize,
     /// Offset in the file.
@@ -118,13 +123,13 @@ impl Module {
     fn new(mapping: &Mapping) -> Self {
         Self {
             mapping: mapping.clone(),
-            places: Vec::new(),
+            addresses: Vec::new(),
         }
     }
 
     fn note(&mut self, number: usize, location: &Location, mapping: &Mapping) {
         let distance = location.address.wrapping_sub(mapping.start);
-        self.places.push(Place {
+        self.addresses.push(FileAddress {
             location: number,
             offset: distance.wrapping_add(mapping.file_offset),
             distance,
@@ -158,16 +163,16 @@ fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mu
                 warnings.extend(item.failed);
                 continue;
             };
-            let (request, places) = source.request(&item.module);
+            let (request, locations) = source.request(&item.module);
             requests.push(request);
-            asked.push((item, places));
+            asked.push((item, locations));
         }
-        let answers = reader::read(&requests, &files.debug_folders);
+        let answers = reader::read(&requests, &files.debug_directories);
         open = Vec::new();
-        for ((mut item, places), answer) in asked.into_iter().zip(answers) {
+        for ((mut item, locations), answer) in asked.into_iter().zip(answers) {
             match answer {
                 Ok(frames) if frames.iter().any(|f| !f.is_empty()) => {
-                    let found = places.iter().zip(&frames).filter(|(_, f)| !f.is_empty());
+                    let found = locations.iter().zip(&frames).filter(|(_, f)| !f.is_empty());
                     found.for_each(|(&location, frames)| names.add(location, frames));
                     continue;
                 }

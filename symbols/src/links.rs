@@ -2,7 +2,7 @@
 //! several files share (dwz), packages.
 //!
 //! The library that follows these links opens whatever is there, and waits on a
-//! FIFO for ever. So all places where it would look are looked at before, and
+//! FIFO for ever. So all paths that it would try are looked at before, and
 //! where one holds anything but a regular file, no link of the file is followed:
 //! its functions have the names of its symbol table.
 
@@ -26,21 +26,22 @@ const SECTIONS: [(&str, usize); 3] = [
 const DEPTH: u32 = 2;
 
 /// Whether all that the links of a file can lead to are regular files.
-pub fn are_harmless(path: &Path, folders: &[PathBuf]) -> bool {
+pub fn are_harmless(path: &Path, directories: &[PathBuf]) -> bool {
     let mut package = path.as_os_str().to_os_string();
     package.push(".dwp");
-    is_harmless(Path::new(&package)) && all_harmless(path, folders, DEPTH)
+    is_harmless(Path::new(&package)) && all_harmless(path, directories, DEPTH)
 }
 
-fn all_harmless(path: &Path, folders: &[PathBuf], depth: u32) -> bool {
+fn all_harmless(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
     let Some(links) = links(path) else {
         return false;
     };
     links.iter().all(|link| {
-        let mut places = link.places(path, folders).into_iter();
-        places.all(|place| {
-            let follows = depth > 1 && place != path && place.is_file();
-            is_harmless(&place) && (!follows || all_harmless(&place, folders, depth - 1))
+        let mut candidates = link.candidates(path, directories).into_iter();
+        candidates.all(|candidate| {
+            let follows = depth > 1 && candidate != path && candidate.is_file();
+            is_harmless(&candidate)
+                && (!follows || all_harmless(&candidate, directories, depth - 1))
         })
     })
 }
@@ -56,7 +57,7 @@ struct Link {
     id: BuildId,
 }
 
-/// The links of a file; `None` where it cannot be told.
+/// The links of a file; `None` where they cannot be read.
 fn links(path: &Path) -> Option<Vec<Link>> {
     let own = Elf::open(path).ok()?.build_id;
     let Some(image) = Image::open(path) else {
@@ -94,21 +95,21 @@ fn no_links_by_text(path: &Path) -> bool {
 
 impl Link {
     /// Everywhere the file may be searched, and more.
-    fn places(&self, linker: &Path, folders: &[PathBuf]) -> Vec<PathBuf> {
+    fn candidates(&self, linker: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
         let canonical = linker.canonicalize();
         let linker = canonical.as_deref().unwrap_or(linker);
         let own = linker.parent().unwrap_or(Path::new("/"));
-        let mut places = vec![own.join(&self.name), own.join(".debug").join(&self.name)];
+        let mut candidates = vec![own.join(&self.name), own.join(".debug").join(&self.name)];
         let hex = self.id.to_string();
-        for folder in folders {
+        for directory in directories {
             if let Some((first, rest)) = hex.split_at_checked(2) {
-                places.push(folder.join(format!(".build-id/{first}/{rest}.debug")));
+                candidates.push(directory.join(format!(".build-id/{first}/{rest}.debug")));
             }
             for above in own.ancestors() {
                 let below = above.strip_prefix("/").unwrap_or(above);
-                places.push(folder.join(below).join(&self.name));
+                candidates.push(directory.join(below).join(&self.name));
             }
         }
-        places
+        candidates
     }
 }

@@ -1,4 +1,4 @@
-//! Names of code that was made at run time, from the list that its maker
+//! Names of JIT code, from the list that its maker
 //! writes: `/tmp/perf-PID.map`, lines of `START SIZE NAME` in hex.
 
 use std::fs::File;
@@ -14,19 +14,19 @@ use super::names::Names;
 /// More than any program writes.
 const MOST_BYTES: u64 = 1 << 28;
 
-/// A function that was made at run time.
+/// A function of JIT code.
 struct Function<'a> {
     start: u64,
     size: u64,
     name: &'a str,
 }
 
-/// Names the locations `made`, which no file holds, by the list given or by
+/// Names those of `locations`, which are in no file, by the list given or by
 /// that of the process, if it ran on this machine. Returns a warning for
 /// people if the list given cannot be read.
 pub fn name(
     profile: &Profile,
-    made: &[usize],
+    locations: &[usize],
     given: Option<&Path>,
     names: &mut Names,
 ) -> Option<String> {
@@ -34,7 +34,7 @@ pub fn name(
         Some(path) => opening::regular(path)
             .and_then(read)
             .map_err(|error| format!("{}: {error}", printable::path(path))),
-        None if made.is_empty() => return None,
+        None if locations.is_empty() => return None,
         None => own(profile)?,
     };
     let text = match read {
@@ -43,9 +43,9 @@ pub fn name(
     };
     let text = String::from_utf8_lossy(&text);
     let mut functions: Vec<Function> = text.lines().filter_map(parse).collect();
-    // The last one written for a place is the one that was there at the end.
+    // The last one written for an address is the one that was there at the end.
     functions.sort_by_key(|f| f.start);
-    for &number in made {
+    for &number in locations {
         let address = profile.locations[number].address;
         let behind = functions.partition_point(|f| f.start <= address);
         let found = functions[..behind].iter().next_back();
@@ -82,7 +82,7 @@ fn own(profile: &Profile) -> Option<Result<Vec<u8>, String>> {
 }
 
 fn own_user() -> u32 {
-    // SAFETY: it only tells a number.
+    // SAFETY: it has no precondition.
     unsafe { libc::geteuid() }
 }
 

@@ -31,7 +31,7 @@ fn may_be_program(mapping: &Mapping) -> bool {
     !name.is_empty() && !name.starts_with('[') && !name.starts_with("//anon") && !library
 }
 
-/// Says so when nothing in the dump can tell whether `binary` is the profiled
+/// A warning when nothing in the dump can prove that `binary` is the profiled
 /// program, and it has another name.
 pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
     let main = &profile.mappings[main_mapping(profile)?];

@@ -56,11 +56,11 @@ pub struct Frame {
 pub type Frames = Vec<Vec<Frame>>;
 
 /// Answers all requests. An error is a warning for people.
-pub fn read(requests: &[Request], debug_folders: &[PathBuf]) -> Vec<Result<Frames, String>> {
+pub fn read(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Frames, String>> {
     let mut answers = Vec::new();
     while answers.len() < requests.len() {
         let rest = &requests[answers.len()..];
-        match in_child(rest, debug_folders, &mut answers) {
+        match in_child(rest, debug_directories, &mut answers) {
             Ok(End::Finished) => {}
             Ok(End::Died(how)) => {
                 let path = rest_path(requests, answers.len());
@@ -94,7 +94,7 @@ enum End {
 /// Lets a child answer as many requests as it can.
 fn in_child(
     requests: &[Request],
-    debug_folders: &[PathBuf],
+    debug_directories: &[PathBuf],
     answers: &mut Vec<Result<Frames, String>>,
 ) -> io::Result<End> {
     let (mut from, to) = io::pipe()?;
@@ -105,7 +105,7 @@ fn in_child(
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop(from);
-            let code = i32::from(answer_all(requests, debug_folders, to).is_err());
+            let code = i32::from(answer_all(requests, debug_directories, to).is_err());
             // SAFETY: _exit ends the process; nothing of it is used afterwards.
             unsafe { libc::_exit(code) }
         }
@@ -125,10 +125,10 @@ fn in_child(
     }
 }
 
-/// How a child ended, in words.
+/// The end of a child in words.
 fn wait_for(child: libc::pid_t) -> io::Result<String> {
     let mut status = 0;
-    // SAFETY: `status` is a place for one int, which is all that is written.
+    // SAFETY: `status` has room for one int, which is all that is written.
     while unsafe { libc::waitpid(child, &mut status, 0) } == -1 {
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
@@ -146,16 +146,20 @@ fn wait_for(child: libc::pid_t) -> io::Result<String> {
 }
 
 /// The life of a child.
-fn answer_all(requests: &[Request], debug_folders: &[PathBuf], to: PipeWriter) -> io::Result<()> {
+fn answer_all(
+    requests: &[Request],
+    debug_directories: &[PathBuf],
+    to: PipeWriter,
+) -> io::Result<()> {
     restrain(requests);
     let mut to = io::BufWriter::new(to);
     let symbolizer = Symbolizer::builder()
         .enable_demangling(false)
-        .set_debug_dirs(Some(debug_folders))
+        .set_debug_dirs(Some(debug_directories))
         .build();
     for request in requests {
-        let found = dwarf::read(&request.path, &request.addresses, debug_folders);
-        let found = found.map_or_else(|| answer(&symbolizer, request, debug_folders), Ok);
+        let found = dwarf::read(&request.path, &request.addresses, debug_directories);
+        let found = found.map_or_else(|| answer(&symbolizer, request, debug_directories), Ok);
         send(&mut to, &found)?;
         // What is known survives if the next file ends this process.
         to.flush()?;
@@ -208,12 +212,12 @@ fn restrain(requests: &[Request]) {
 fn answer(
     symbolizer: &Symbolizer,
     request: &Request,
-    debug_folders: &[PathBuf],
+    debug_directories: &[PathBuf],
 ) -> Result<Frames, String> {
     let shown = printable::path(&request.path);
     opening::regular(&request.path).map_err(|error| format!("{shown} {error}"))?;
     let mut source = ElfSource::new(&request.path);
-    source.debug_syms = links::are_harmless(&request.path, debug_folders);
+    source.debug_syms = links::are_harmless(&request.path, debug_directories);
     let source = Source::Elf(source);
     let found = symbolizer
         .symbolize(&source, Input::VirtOffset(&request.addresses))
@@ -398,7 +402,7 @@ mod tests {
         (0..3000).map(|i| start + i * step + i % 7).collect()
     }
 
-    /// The places and sizes of each symbol of a program.
+    /// Addresses and sizes of each symbol of a program.
     fn symbols(path: &Path) -> HashMap<String, Vec<String>> {
         let table = std::process::Command::new("nm")
             .args(["-S", path.to_str().unwrap()])
@@ -406,9 +410,9 @@ mod tests {
         let mut symbols: HashMap<String, Vec<String>> = HashMap::new();
         for line in String::from_utf8(table.unwrap().stdout).unwrap().lines() {
             let mut words = line.rsplitn(3, ' ');
-            let (name, _kind, place) = (words.next(), words.next(), words.next());
-            let places = symbols.entry(name.unwrap().to_owned()).or_default();
-            places.extend(place.map(str::to_owned));
+            let (name, _kind, address) = (words.next(), words.next(), words.next());
+            let addresses = symbols.entry(name.unwrap().to_owned()).or_default();
+            addresses.extend(address.map(str::to_owned));
         }
         symbols
     }
@@ -424,16 +428,16 @@ mod tests {
         let symbols = symbols(&request.path);
         let mut inlined = 0;
         for ((address, own), theirs) in request.addresses.iter().zip(&many).zip(&library) {
-            // Of symbols of one place and size each takes any.
+            // Of symbols of one address and size each takes any.
             let alias = |(own, theirs): (&Frame, &Frame)| {
-                let places = |frame: &Frame| symbols.get(frame.name.as_ref());
+                let addresses = |frame: &Frame| symbols.get(frame.name.as_ref());
                 let renamed = Frame {
                     name: Rc::clone(&theirs.name),
                     ..own.clone()
                 };
                 own == theirs
                     || (renamed == *theirs
-                        && places(own).is_some_and(|p| Some(p) == places(theirs)))
+                        && addresses(own).is_some_and(|p| Some(p) == addresses(theirs)))
             };
             let equal = own.len() == theirs.len() && own.iter().zip(theirs).all(alias);
             assert!(equal, "{address:x}: {own:?}, not {theirs:?}");
@@ -445,10 +449,10 @@ mod tests {
 
     #[test]
     fn files_that_end_early_or_have_other_bytes_are_answered_or_left() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let exe = std::env::current_exe().unwrap();
-        let small = folder.path().join("small");
-        let source = folder.path().join("small.cpp");
+        let small = directory.path().join("small");
+        let source = directory.path().join("small.cpp");
         let text = "#include <string>\nstd::string s(int n) { return std::string(n, 'x'); }\n\
                     int main(int n, char **) { return s(n).size(); }\n";
         std::fs::write(&source, text).unwrap();
@@ -462,7 +466,7 @@ mod tests {
         let whole = std::fs::read(&small).unwrap();
         let requests: Vec<Request> = (0..60)
             .map(|i| {
-                let path = folder.path().join(format!("{i}"));
+                let path = directory.path().join(format!("{i}"));
                 let mut bytes = whole.clone();
                 if i % 3 == 0 {
                     bytes.truncate(whole.len() * i / 60);

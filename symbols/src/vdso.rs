@@ -15,20 +15,20 @@ use super::elf::Elf;
 use super::names::Names;
 use super::reader::{self, Request};
 
-/// What the kernel calls it.
+/// Its name in the maps.
 const NAME: &str = "[vdso]";
 /// It is a few pages.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Names those of the locations `made` that lie in it. Returns a warning for
+/// Names those of `locations` that lie in it. Returns a warning for
 /// people.
-pub fn name(profile: &Profile, made: &[usize], names: &mut Names) -> Option<String> {
+pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option<String> {
     let mapping_of = |number: usize| {
         let mapping = profile.locations[number].mapping as usize;
         let mapping = profile.mappings.get(mapping);
         mapping.filter(|m| m.path == Path::new(NAME))
     };
-    let inside: Vec<(usize, &Mapping)> = made
+    let inside: Vec<(usize, &Mapping)> = locations
         .iter()
         .filter_map(|&n| Some((n, mapping_of(n)?)))
         .collect();

@@ -197,7 +197,7 @@ const OPTIONS: Options<'static> = Options {
     binary: None,
     force: false,
     demangle: symbols::demangle::Style::Simple,
-    folders: &[],
+    directories: &[],
     debuginfod: false,
     perf_map: None,
 };

@@ -43,7 +43,7 @@ pub(crate) const FACTS: &[u8] = b"# mem-profiler facts ";
 /// The version that this crate writes, and the newest that it reads.
 pub(crate) const VERSION: u32 = 2;
 
-/// The version from which on exact values tell the variances of objects.
+/// The version from which on exact values have the variances of objects.
 pub(crate) const OBJECT_VARIANCES: u32 = 2;
 
 /// Last line of a dump.

@@ -63,7 +63,7 @@ impl Estimate {
         (self.objects * 1e-3).max(0.5)
     }
 
-    /// What the readers make of records, in objects and units.
+    /// Estimates that readers make of records, in objects and units.
     fn scaled(&self, records: &[Record]) -> (f64, f64) {
         records
             .iter()
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What readers make of the records, in objects and bytes.
+    /// Estimates that readers make of the records, in objects and bytes.
     fn read_back(records: &[Record; 2], interval: u64) -> (f64, f64) {
         records
             .iter()

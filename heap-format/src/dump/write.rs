@@ -79,7 +79,7 @@ impl<P: Borrow<Profile>> Text<P> {
         }
     }
 
-    /// How many there are: at least one.
+    /// Number of pieces, at least one.
     pub fn pieces(&self) -> usize {
         self.parts.len().max(1)
     }
@@ -180,7 +180,7 @@ fn add(total: &mut [Record; 2], more: &[Record; 2]) {
     }
 }
 
-/// What one side of a stack, live or allocated, is estimated to hold.
+/// Estimates of one side of a stack, live or allocated.
 #[derive(PartialEq)]
 struct Estimate {
     samples: u64,
@@ -188,7 +188,7 @@ struct Estimate {
     bytes: f64,
 }
 
-/// Where the values of a heap profile stand.
+/// Columns of a heap profile.
 struct Columns {
     live: (usize, usize),
     allocated: (usize, usize),

@@ -15,7 +15,7 @@ use crate::profile::{
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 
-/// How much larger than the file its content may be, unpacked: far more than
+/// Largest ratio of unpacked content to file: far more than
 /// real profiles shrink, and little enough to be harmless.
 const MOST_EXPANSION: u64 = 200;
 

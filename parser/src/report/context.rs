@@ -20,11 +20,11 @@ use crate::view::View;
 pub struct Context<'a> {
     /// The profile, with the column that counts.
     pub view: &'a View,
-    /// Its entries.
+    /// Entries of the view.
     pub nodes: &'a Nodes,
     /// Moments of the dumps that the profile keeps apart.
     pub series: &'a Series,
-    /// How far graphs are trimmed.
+    /// Limits of graphs.
     pub trim: Trim,
     /// Pattern of the functions that are asked for.
     pub pattern: Option<&'a Regex>,
@@ -40,13 +40,13 @@ impl Context<'_> {
         measure::label(self.divided(value), self.view.unit(), unit)
     }
 
-    /// How far a value may be off, at 95 %, with its unit.
+    /// The error of a value at 95 %, with its unit.
     pub fn error(&self, value: i64, variance: f64, unit: &str) -> String {
         let half = half_width(value as f64, variance).round() as i64;
         self.format(half, unit)
     }
 
-    /// Behind a value: how far it may be off, where that is known and not nothing.
+    /// The error with its sign, to stand behind a value; empty where it is unknown or zero.
     pub fn plus_minus(&self, value: i64, variance: f64, unit: &str) -> String {
         if variance > 0.0 {
             format!(" \u{b1}{}", self.error(value, variance, unit))
@@ -97,7 +97,7 @@ impl Context<'_> {
         }
     }
 
-    /// What the values are and how much is shown of them.
+    /// The legend: origin of the values, filters, and how much is shown.
     pub fn legend(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
         let mut lines = if self.options.compact_labels {
             Vec::new()
@@ -121,7 +121,7 @@ impl Context<'_> {
             .collect()
     }
 
-    /// Where the profile comes from.
+    /// Origin of the profile.
     pub fn origin(&self) -> Vec<String> {
         self.origin_in(&self.options.unit)
     }
@@ -181,7 +181,7 @@ impl Context<'_> {
         lines
     }
 
-    /// How much is shown and how much was left out.
+    /// The parts that are shown and left out.
     pub fn shown(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
         let nodes = &trimmed.graph.nodes;
         let total = self.view.total();

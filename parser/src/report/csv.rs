@@ -58,7 +58,7 @@ fn render(context: &Context) -> Result<String> {
     Ok(out)
 }
 
-/// How far flat and cum may be off at 95 %, if that is asked for.
+/// Errors of flat and cum at 95 %, if they are asked for.
 fn errors(context: &Context, node: &Node) -> String {
     if !context.options.error_bars {
         return String::new();

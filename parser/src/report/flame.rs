@@ -12,7 +12,7 @@
 //! picture ends at [`ROWS`] levels, since viewers end there too; the script
 //! shows all of them.
 //!
-//! In a comparison colours tell what changed. The width is the change where
+//! In a comparison colours show what changed. The width is the change where
 //! equal stacks cancel out (`--base`), and the larger of both where the base is
 //! kept (`--diff_base`).
 
@@ -57,7 +57,7 @@ pub const SCRIPT: &str = concat!(
     include_str!("flame/view.js")
 );
 
-/// How wide a frame is that has changed.
+/// Width of a frame that has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// As wide as the change.

@@ -132,7 +132,7 @@ impl Needs {
         merged_stacks: false,
     };
 
-    /// Needs of a drawn graph: the entries that tell most in a picture.
+    /// Needs of a drawn graph: the entries that add most to a picture.
     pub const GRAPH: Self = Self {
         trim: Some(80),
         order: Some(Order::Entropy),

@@ -71,7 +71,7 @@ const TABS: [Tab; 7] = [
     about::TAB,
 ];
 
-/// What the scripts of the tabs share.
+/// Scripts that those of the tabs build on.
 const SHARED: &str = concat!(
     include_str!("html/dom.js"),
     include_str!("html/values.js"),

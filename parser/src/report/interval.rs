@@ -1,4 +1,4 @@
-//! How the sampling interval went over a session, for people.
+//! Interval history of a session, as text.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use heap_format::{Facts, IntervalPeriod};
 
 use crate::measure::{self, percentage};
 
-/// Of more intervals than this only the first and the last ones are told.
+/// Of more intervals than this only the first and the last ones are shown.
 const MOST: usize = 8;
 
 /// The history of the interval, where it changed: how long each was in force,
@@ -35,7 +35,7 @@ fn period(facts: &Facts, index: usize) -> String {
         interval,
         overhead,
     } = facts.intervals[index];
-    // Only the first tells the units.
+    // Only the first has the units.
     let (unit, of) = match index {
         0 => (" bytes", " of CPU time"),
         _ => ("", ""),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn each_interval_is_told_with_its_share_and_time() {
+    fn each_interval_is_shown_with_its_share_and_time() {
         let periods = [
             (1000, 256, Some(146_378)),
             (1128, 2048, None),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_intervals_the_first_and_the_last_are_told() {
+    fn of_many_intervals_the_first_and_the_last_are_shown() {
         let periods: Vec<_> = (0..30).map(|i| (i * 500, 1000 + i, None)).collect();
         let text = history(&facts(&periods, Some(15_000))).unwrap();
         assert!(text.starts_with("1000 bytes for 500ms, 1001"), "{text}");

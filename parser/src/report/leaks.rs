@@ -28,7 +28,7 @@ pub const FORMAT: Format = Format {
 
 const SEPARATOR: &str = "-----------+-------------------------------------------------------\n";
 
-/// Suspects shown unless told otherwise.
+/// Suspects shown by default.
 const MOST: usize = 20;
 
 /// Units of time for rates, smallest first: name and seconds.
@@ -58,7 +58,7 @@ fn render(context: &Context) -> Result<String> {
 
 struct Printer<'a> {
     context: &'a Context<'a>,
-    /// What growth is shown in: name and seconds. `None` with one dump.
+    /// Unit of time of growth: name and seconds. `None` with one dump.
     rate: Option<(&'static str, f64)>,
 }
 
@@ -89,16 +89,16 @@ impl<'a> Printer<'a> {
         lines.extend(context.filters());
         let moments = &context.series.moments;
         lines.push(match (moments.len(), context.series.timed) {
-            (0 | 1, _) => "Leak suspects of one dump; more of one session tell growth".into(),
+            (0 | 1, _) => "Leak suspects of one dump; more of one session show growth".into(),
             (n, true) => {
                 let span = moments.last().copied().unwrap_or(0.0);
                 let span = measure::label((span * 1e9) as i64, "nanoseconds", "auto");
                 format!("Leak suspects of {n} dumps in {span}")
             }
-            (n, false) => format!("Leak suspects of {n} dumps, which do not tell their time"),
+            (n, false) => format!("Leak suspects of {n} dumps, which have no times"),
         });
         if found.iter().any(|s| s.age.is_none()) {
-            lines.push("This format tells no ages: the score is what is kept".into());
+            lines.push("This format has no ages: the score is what is kept".into());
         }
         let live: f64 = found.iter().map(|s| s.bytes).sum();
         let shown: f64 = found.iter().take(most).map(|s| s.bytes).sum();

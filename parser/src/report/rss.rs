@@ -36,7 +36,7 @@ fn render(context: &Context) -> Result<String> {
     let facts = &context.view.profile().facts;
     if facts.allocator.is_empty() && facts.memory.is_empty() && facts.maps_text.is_empty() {
         bail!(
-            "the dump tells neither of the allocator nor of resident memory: --rss needs a dump \
+            "the dump has figures neither of the allocator nor of resident memory: --rss needs a dump \
              of mem_profiler, taken while the process lived"
         );
     }
@@ -76,7 +76,7 @@ fn render(context: &Context) -> Result<String> {
 fn headline(context: &Context) -> String {
     let facts = &context.view.profile().facts;
     let Some(total) = resident(&facts.memory) else {
-        return "Resident memory: the dump does not tell; of the heap alone:".into();
+        return "Resident memory: not in the dump; of the heap alone:".into();
     };
     let more = |name: &str, text: &str| match facts.memory.get(name) {
         Some(&value) if value > 0 => format!(", {text} {}", bytes(context, value)),
@@ -137,7 +137,7 @@ fn parts(allocator: &BTreeMap<String, u64>, memory: &BTreeMap<String, u64>) -> V
     parts
 }
 
-/// How much of the live heap the samples account for.
+/// The share of the live heap that the samples account for.
 fn sampled(context: &Context, out: &mut String, live: u64) {
     let profile = context.view.profile();
     let Some(column) = profile.type_index("inuse_space") else {
@@ -153,14 +153,14 @@ fn sampled(context: &Context, out: &mut String, live: u64) {
         // Figures of another moment, or within the samples' error.
         let _ = writeln!(
             out,
-            "{:>19}{shown:<19} by the samples, all of it since the session began: -t tells by whom",
+            "{:>19}{shown:<19} by the samples, all of it since the session began: -t shows by whom",
             ""
         );
         return;
     };
     let _ = writeln!(
         out,
-        "{:>19}{shown:<19} of it allocated since the session began: -t tells by whom",
+        "{:>19}{shown:<19} of it allocated since the session began: -t shows by whom",
         ""
     );
     let _ = writeln!(
@@ -184,11 +184,11 @@ fn notes(context: &Context, out: &mut String) {
         *out += &age;
     }
     if facts.allocator.is_empty() {
-        *out += "The dump holds no figures of the allocator, so the heap is not told apart.\n";
+        *out += "The dump holds no figures of the allocator, so the heap is not broken down.\n";
     }
 }
 
-/// Least difference in time that is told, ns: the agent looks once a second, if it can.
+/// Least difference in time that is mentioned, ns: the agent looks once a second, if it can.
 const STALE_NS: u64 = 2_000_000_000;
 
 /// When the allocator's figures were taken, where that was long before or after the samples'
@@ -196,9 +196,9 @@ const STALE_NS: u64 = 2_000_000_000;
 fn age(facts: &Facts) -> Option<String> {
     let (taken, end) = (facts.allocator_unix_ns?, facts.end_unix_ns?);
     let apart = taken.abs_diff(end);
-    let told = STALE_NS.min(facts.duration_ns.unwrap_or(0) / 4);
+    let ignored = STALE_NS.min(facts.duration_ns.unwrap_or(0) / 4);
     let when = if taken < end { "before" } else { "after" };
-    (apart > told).then(|| {
+    (apart > ignored).then(|| {
         let apart = measure::label(clamp(apart), "nanoseconds", "auto");
         format!("The allocator's figures are of {apart} {when} the samples'.\n")
     })

@@ -24,7 +24,7 @@ fn render(context: &Context) -> Result<String> {
     Ok(callgraph::render(&picture(context, &trimmed)))
 }
 
-/// What is drawn.
+/// The graph to draw.
 pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
     let unit = context.common_unit(trimmed);
     let graph = &trimmed.graph;
@@ -107,7 +107,7 @@ fn boxed(context: &Context, node: &crate::graph::Node, unit: &str) -> callgraph:
     }
 }
 
-/// The name in the box: without the folders of its file.
+/// The name in the box: without the directories of its file.
 fn short(info: &Info) -> String {
     let mut info = info.clone();
     if let Some(base) = info.file.rsplit('/').next() {

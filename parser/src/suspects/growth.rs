@@ -6,11 +6,11 @@
 //! not independent (fewer points than there are count, by the correlation of
 //! neighbouring residuals), and at least the error of sampling. Growth that
 //! happened in one jump, a cache that was filled, makes a slope as well: where
-//! the points are two levels without slope, it is told apart.
+//! the points are two levels without slope, it is recognised.
 
 use heap_format::variance::QUANTILE;
 
-/// What the points say.
+/// Judgement of the points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Grows from dump to dump.
@@ -45,7 +45,7 @@ pub struct Growth {
     pub rate: f64,
     /// Half of the width of the slope's interval at 95 %.
     pub error: f64,
-    /// What the points say.
+    /// Judgement of the points.
     pub verdict: Verdict,
     /// Time between the first and the last point, in seconds.
     pub span: f64,
@@ -172,7 +172,7 @@ impl Line {
         let effective = count * (1.0 - correlation) / (1.0 + correlation);
         let fitted = 1.0 + groups.len() as f64;
         if count <= fitted {
-            // The lines go through all points: nothing tells how good they are.
+            // The lines go through all points: nothing shows how good they are.
             return Some(Self {
                 slope,
                 error: 0.0,
@@ -231,7 +231,7 @@ mod tests {
 
     const RUNS: usize = 400;
 
-    /// How many of 400 series that `make` draws get this verdict.
+    /// Number, of 400 series, that `make` draws get this verdict.
     fn share(
         verdict: Verdict,
         count: usize,

@@ -178,7 +178,7 @@ fn range(text: &str) -> Option<Test> {
     })
 }
 
-/// Which names and files of a profile a pattern matches.
+/// Functions and files of a profile that a pattern matches.
 struct Matches {
     functions: Vec<bool>,
     mappings: Vec<bool>,
@@ -338,19 +338,19 @@ impl View {
             .iter()
             .map(|f| pattern.is_match(super::without_parameters(&f.name)))
             .collect();
-        let mut cut = vec![false; self.ranges.len()];
-        for (i, cut) in cut.iter_mut().enumerate() {
+        let mut holds_match = vec![false; self.ranges.len()];
+        for (i, holds) in holds_match.iter_mut().enumerate() {
             let (first, count) = self.ranges[i];
             let lines = &self.lines[first as usize..(first + count) as usize];
             if let Some(at) = lines.iter().position(|l| matching[l.function as usize]) {
                 self.ranges[i] = (first + at as u32, count - at as u32);
-                *cut = true;
+                *holds = true;
             }
         }
         for i in 0..self.spans.len() {
             let (from, to) = self.spans[i];
             let frames = &self.profile.stacks.get(i)[from as usize..to as usize];
-            if let Some(at) = frames.iter().position(|&f| cut[f as usize]) {
+            if let Some(at) = frames.iter().position(|&f| holds_match[f as usize]) {
                 self.spans[i].0 = from + at as u32;
             }
         }

@@ -18,7 +18,7 @@ const TIMED_OUT: i32 = 124;
 /// What Chromium prints of a document: the elements on standard output, what
 /// its console says on standard error.
 pub fn open(path: &Path, anchor: &str) -> Output {
-    let profile = tempfile::tempdir().expect("a folder for the browser's profile");
+    let profile = tempfile::tempdir().expect("a directory for the browser's profile");
     let home = profile.path();
     // The browser is many processes; `timeout` ends all of them.
     let output = Command::new("timeout")

@@ -4,7 +4,7 @@ mod simple;
 
 use cpp_demangle::{DemangleOptions, Symbol};
 
-/// How much of a demangled name is shown.
+/// Detail of a demangled name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
     /// Neither parameters nor template arguments, as pprof shows names.
@@ -81,7 +81,7 @@ fn cpp_whole(name: &str, style: Style) -> Option<String> {
     })
 }
 
-/// What a thunk leads to: `virtual thunk to f()`.
+/// Target of a thunk: `virtual thunk to f()`.
 fn thunk(name: &str, shown: String) -> String {
     let kind = match name.get(..4) {
         Some("_ZTh") => "non-virtual",

@@ -65,7 +65,7 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// What is left of a mangled name. Each function takes what it is named after,
+/// The rest of a mangled name. Each function takes what it is named after,
 /// or returns `None` where it is not there.
 struct Scan<'a> {
     text: &'a str,

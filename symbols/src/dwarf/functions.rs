@@ -10,11 +10,11 @@ const DEEPEST: usize = 1000;
 /// A function that holds an address.
 #[derive(Clone)]
 pub struct Function {
-    /// Its unit.
+    /// Number of the unit.
     pub unit: usize,
-    /// Its entry.
+    /// Offset of the entry.
     pub entry: UnitOffset,
-    /// Where the range starts that the address is in.
+    /// Start of the range that the address is in.
     begin: u64,
     /// The inlined calls that the address is in, outermost first.
     pub inlined: Vec<Call>,
@@ -23,9 +23,9 @@ pub struct Function {
 /// A call that was inlined.
 #[derive(Clone, Copy)]
 pub struct Call {
-    /// Its unit.
+    /// Number of the unit.
     pub unit: usize,
-    /// Its entry.
+    /// Offset of the entry.
     pub entry: UnitOffset,
     /// Number of the source file that the call is in.
     pub file: Option<u64>,
@@ -58,7 +58,7 @@ pub fn find(
     search.all_inlined(found)
 }
 
-/// What an entry says about its addresses, its place and its end.
+/// Attributes of an entry: addresses, call site, sibling.
 #[derive(Default)]
 struct Facts {
     low: Option<u64>,
@@ -154,7 +154,7 @@ impl<'u, 'a> Search<'u, 'a> {
         Ok(())
     }
 
-    /// Places of the addresses in a range.
+    /// Indices of the addresses in a range.
     fn inside(&self, range: Range) -> std::ops::Range<usize> {
         let first = self.wanted.partition_point(|&a| a < range.begin);
         let rest = self.wanted[first..].iter();

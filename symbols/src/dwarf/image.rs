@@ -22,7 +22,7 @@ const SECTION_HEADER: usize = 64;
 /// Bytes that a section begins with when it is compressed.
 const COMPRESSION_HEADER: usize = 24;
 
-/// What is read of debug information. Locations of variables, macros and
+/// Sections of debug information that are read. Locations of variables, macros and
 /// indexes are not, which are most of some files.
 const NEEDED: [SectionId; 10] = [
     SectionId::DebugAbbrev,
@@ -142,7 +142,7 @@ impl Image {
         self.sections.get(number).map(|(_, section)| section)
     }
 
-    /// What is in a section; `None` where it cannot be read.
+    /// Content of a section; `None` where it cannot be read.
     pub fn data(&self, section: &Section) -> Option<Cow<'_, [u8]>> {
         let raw = self.raw(section)?;
         if section.flags & COMPRESSED == 0 {
@@ -164,13 +164,13 @@ impl Image {
         info.is_some_and(|s| s.kind != NOBITS && s.size > 0)
     }
 
-    /// Its debug file, found by build id.
-    pub fn separate(&self, folders: &[PathBuf]) -> Option<Self> {
+    /// The separate debug file, found by build id.
+    pub fn separate(&self, directories: &[PathBuf]) -> Option<Self> {
         let id = Elf::open(&self.path).ok()?.build_id;
         let hex = id.to_string();
         let (first, rest) = hex.split_at_checked(2).filter(|_| hex.len() >= 8)?;
         let inside = format!(".build-id/{first}/{rest}.debug");
-        let path = folders
+        let path = directories
             .iter()
             .map(|f| f.join(&inside))
             .find(|p| p.is_file())?;

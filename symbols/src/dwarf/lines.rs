@@ -6,7 +6,7 @@ use gimli::{ColumnType, Dwarf, Result, Unit};
 
 use super::units::{Slice, Units};
 
-/// Where an address is.
+/// Source line of an address.
 #[derive(Clone, Copy)]
 pub struct Row {
     /// Unit of the program of lines.
@@ -87,14 +87,14 @@ pub fn path<'a>(unit: &Unit<Slice<'a>>, dwarf: &Dwarf<Slice<'a>>, file: u64) -> 
     };
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut path = PathBuf::new();
-    if let Some(folder) = unit.comp_dir {
-        path.push(text(folder.slice()));
+    if let Some(directory) = unit.comp_dir {
+        path.push(text(directory.slice()));
     }
-    // The first folder is that of the unit.
+    // The first directory is that of the unit.
     if file.directory_index() != 0
-        && let Some(folder) = file.directory(header)
+        && let Some(directory) = file.directory(header)
     {
-        path.push(text(dwarf.attr_string(unit, folder)?.slice()));
+        path.push(text(dwarf.attr_string(unit, directory)?.slice()));
     }
     path.push(text(dwarf.attr_string(unit, file.path_name())?.slice()));
     Ok(path.to_string_lossy().into_owned())

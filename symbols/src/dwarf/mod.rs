@@ -31,12 +31,12 @@ use lines::Row;
 use units::{Slice, Units};
 
 /// The frames of each address; `None` where another reader has to be asked.
-pub fn read(path: &Path, addresses: &[u64], debug_folders: &[PathBuf]) -> Option<Frames> {
+pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Option<Frames> {
     let image = Image::open(path)?;
     if image.has_debug_info() {
         return look_up(&image, addresses);
     }
-    let image = image.separate(debug_folders)?;
+    let image = image.separate(debug_directories)?;
     look_up(&image, addresses)
 }
 
@@ -51,7 +51,7 @@ fn look_up(image: &Image, addresses: &[u64]) -> Option<Frames> {
     addresses.iter().map(|&a| found.frames(a)).collect()
 }
 
-/// What was found.
+/// Frames found.
 struct Lookup<'a> {
     units: Units<'a>,
     /// The addresses, each once, sorted; the others are parallel to it.
@@ -121,14 +121,15 @@ impl<'a> Lookup<'a> {
         let Some(row) = &self.rows[at] else {
             return Some(vec![framed(name, None)]);
         };
-        let place = self.place(row.unit, row.file, row.line, row.column);
-        let mut chain = vec![(name, Some(place))];
+        let source = self.source_location(row.unit, row.file, row.line, row.column);
+        let mut chain = vec![(name, Some(source))];
         // Outermost first: each is where its caller calls it, and the last one
         // is where the address is.
         for call in function.iter().flat_map(|f| &f.inlined) {
             let name = self.units.name(call.unit, call.entry).ok()?;
             let site = call.file;
-            let mut site = site.map(|file| self.place(call.unit, file, call.line, call.column));
+            let mut site =
+                site.map(|file| self.source_location(call.unit, file, call.line, call.column));
             if (chain.len() > 1 || site.is_some())
                 && let Some((_, caller)) = chain.last_mut()
             {
@@ -137,12 +138,12 @@ impl<'a> Lookup<'a> {
             chain.push((name, site));
         }
         let frames = chain.into_iter().rev();
-        Some(frames.map(|(name, place)| framed(name, place)).collect())
+        Some(frames.map(|(name, source)| framed(name, source)).collect())
     }
 
-    fn place(&self, unit: usize, file: u64, line: u32, column: u32) -> Place {
+    fn source_location(&self, unit: usize, file: u64, line: u32, column: u32) -> SourceLocation {
         let path = self.paths.get(&(unit, file)).cloned();
-        Place {
+        SourceLocation {
             file: path.unwrap_or_default(),
             line,
             column: column.min(u16::MAX.into()),
@@ -150,15 +151,15 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// A place in a source file.
-struct Place {
+/// A location in a source file.
+struct SourceLocation {
     file: Rc<str>,
     line: u32,
     column: u32,
 }
 
-fn framed(name: Rc<str>, place: Option<Place>) -> Frame {
-    let Some(Place { file, line, column }) = place else {
+fn framed(name: Rc<str>, source: Option<SourceLocation>) -> Frame {
+    let Some(SourceLocation { file, line, column }) = source else {
         return Frame {
             name,
             ..Frame::default()

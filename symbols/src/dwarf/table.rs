@@ -7,7 +7,7 @@ use super::image::{Image, number};
 
 const ENTRY: usize = 24;
 /// Kinds of symbols that stand for code or data; others name sections, files
-/// and thread-local places.
+/// and thread-local variables.
 const KINDS: [u64; 4] = [0, 1, 2, 10];
 
 /// A symbol that may hold an address.

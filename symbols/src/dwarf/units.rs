@@ -74,7 +74,7 @@ impl<'a> Units<'a> {
         Ok(unit)
     }
 
-    /// Which units may hold each of the addresses, which are sorted.
+    /// Units that may hold each of the addresses, which are sorted.
     pub fn candidates(&self, wanted: &[u64]) -> Result<Candidates> {
         let mut starts: Vec<Vec<(u64, usize)>> = vec![Vec::new(); wanted.len()];
         let mut note = |begin: u64, end: u64, unit: usize| {
@@ -87,9 +87,9 @@ impl<'a> Units<'a> {
                 }
             }
         };
-        let told = self.ranges_told(&mut note)?;
+        let listed = self.ranges_listed(&mut note)?;
         for (number, header) in self.headers.iter().enumerate() {
-            if told[number] || matches!(header.type_(), UnitType::Partial) {
+            if listed[number] || matches!(header.type_(), UnitType::Partial) {
                 continue;
             }
             let unit = self.open(number)?;
@@ -115,8 +115,8 @@ impl<'a> Units<'a> {
 
     /// Notes the ranges in the list of all units' ranges; says which units are
     /// in it.
-    fn ranges_told(&self, note: &mut impl FnMut(u64, u64, usize)) -> Result<Vec<bool>> {
-        let mut told = vec![false; self.headers.len()];
+    fn ranges_listed(&self, note: &mut impl FnMut(u64, u64, usize)) -> Result<Vec<bool>> {
+        let mut listed = vec![false; self.headers.len()];
         let mut sets = self.dwarf.debug_aranges.headers();
         while let Some(set) = sets.next()? {
             let Ok(unit) = self.number_at(set.debug_info_offset().0) else {
@@ -126,7 +126,7 @@ impl<'a> Units<'a> {
             loop {
                 match entries.next() {
                     Ok(Some(entry)) if entry.length() > 0 => {
-                        told[unit] = true;
+                        listed[unit] = true;
                         note(entry.range().begin, entry.range().end, unit);
                     }
                     Ok(Some(_)) => {}
@@ -136,7 +136,7 @@ impl<'a> Units<'a> {
                 }
             }
         }
-        Ok(told)
+        Ok(listed)
     }
 
     /// Number of the unit whose header is at this offset.
@@ -144,7 +144,7 @@ impl<'a> Units<'a> {
         self.headers.binary_search_by_key(&offset, start)
     }
 
-    /// What an entry is called: as the linker knows it, otherwise as the source
+    /// Name of an entry: as the linker knows it, otherwise as the source
     /// does; empty when it has no name.
     pub fn name(&self, unit: usize, entry: UnitOffset) -> Result<Rc<str>> {
         if let Some(name) = self.names.borrow().get(&(unit, entry)) {
@@ -205,7 +205,7 @@ impl<'a> Units<'a> {
     }
 }
 
-/// Where a unit starts.
+/// Offset of a unit.
 fn start(header: &UnitHeader<Slice>) -> usize {
     header.debug_info_offset().map_or(0, |offset| offset.0)
 }
@@ -229,11 +229,11 @@ impl Candidates {
             if by_unit.is_empty() {
                 break;
             }
-            for (unit, places) in by_unit {
-                let addresses: Vec<u64> = places.iter().map(|&at| wanted[at]).collect();
-                let mut results: Vec<Option<T>> = places.iter().map(|_| None).collect();
+            for (unit, indices) in by_unit {
+                let addresses: Vec<u64> = indices.iter().map(|&at| wanted[at]).collect();
+                let mut results: Vec<Option<T>> = indices.iter().map(|_| None).collect();
                 look(unit, &addresses, &mut results)?;
-                places
+                indices
                     .iter()
                     .zip(results)
                     .for_each(|(&at, r)| found[at] = r);

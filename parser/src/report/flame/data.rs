@@ -25,20 +25,20 @@ const TIME: [&str; 5] = ["ns", "us", "ms", "s", "hrs"];
 pub struct Column {
     /// Index in the profile.
     pub index: usize,
-    /// What 100 % is.
+    /// 100 %.
     pub total: Totals,
 }
 
-/// What 100 % is, for each rule of how wide a frame is.
+/// 100 % under each rule of how wide a frame is.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Totals {
     /// As wide as the change.
     pub change: i128,
     /// As wide as the larger one of before and after.
     pub larger: i128,
-    /// What is there now.
+    /// Weight that is there now.
     pub now: i128,
-    /// What there was in the base.
+    /// Weight that was in the base.
     pub base: i128,
 }
 

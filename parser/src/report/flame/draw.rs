@@ -21,8 +21,8 @@ const LINE: f64 = 17.0;
 /// Frames narrower than this are left out of the plain picture.
 const NARROWEST: f64 = 0.1;
 
-/// A frame's place in the plain picture.
-struct Place {
+/// A frame's extent in the plain picture.
+struct Extent {
     x: f64,
     width: f64,
 }
@@ -33,13 +33,13 @@ struct Picture<'a> {
     tree: &'a Tree,
     /// Widths, of each frame with its callees.
     widths: Vec<i128>,
-    /// What each frame and its callees hold; the change in a comparison.
+    /// Weights of each frame with its callees; the change in a comparison.
     nets: Vec<i128>,
-    /// Variances of what each frame and its callees hold.
+    /// Variances of these weights.
     variances: Vec<f64>,
-    /// There are values below zero, so colours tell what changed.
+    /// There are values below zero, so colours show what changed.
     compared: bool,
-    places: Vec<Place>,
+    extents: Vec<Extent>,
     rows: u32,
 }
 
@@ -97,15 +97,15 @@ impl<'a> Picture<'a> {
             nets: tree.sums(|f| tree.own(f, 0).net()),
             variances: tree.variances(0),
             compared,
-            places: Vec::new(),
+            extents: Vec::new(),
             rows: 0,
         };
-        picture.place();
+        picture.lay_out();
         picture
     }
 
     /// Puts callees side by side over their caller.
-    fn place(&mut self) {
+    fn lay_out(&mut self) {
         let whole = self.widths[0].max(1) as f64;
         let mut next = vec![MARGIN; self.widths.len()];
         for (i, frame) in self.tree.frames.iter().enumerate() {
@@ -119,12 +119,12 @@ impl<'a> Picture<'a> {
             if width >= NARROWEST && frame.depth < ROWS {
                 self.rows = self.rows.max(frame.depth + 1);
             }
-            self.places.push(Place { x, width });
+            self.extents.push(Extent { x, width });
         }
         self.rows = self.rows.max(1);
     }
 
-    /// What the picture shows, and what it leaves out.
+    /// Lines above the picture.
     fn legend(&self) -> Vec<String> {
         let mut lines = self.context.origin();
         for file in &self.context.options.files {
@@ -166,8 +166,8 @@ impl<'a> Picture<'a> {
     }
 
     fn frame(&self, out: &mut String, index: usize, bottom: f64) {
-        let (frame, place) = (&self.tree.frames[index], &self.places[index]);
-        if place.width < NARROWEST || frame.depth >= ROWS {
+        let (frame, extent) = (&self.tree.frames[index], &self.extents[index]);
+        if extent.width < NARROWEST || frame.depth >= ROWS {
             return;
         }
         let name = self.name(frame);
@@ -180,16 +180,16 @@ impl<'a> Picture<'a> {
             style::fill(&class),
             escape(&name),
             escape_lines(&self.detail(index)),
-            n(place.x),
+            n(extent.x),
             n(y),
-            n((place.width - 0.6).max(0.1)),
+            n((extent.width - 0.6).max(0.1)),
             n(ROW - 1.0),
         );
-        if let Some(shown) = fit(&name, place.width - 7.0) {
+        if let Some(shown) = fit(&name, extent.width - 7.0) {
             let _ = write!(
                 out,
                 "<text x=\"{}\" y=\"{}\" fill=\"#1c1b19\">{}</text>",
-                n(place.x + 3.5),
+                n(extent.x + 3.5),
                 n(y + ROW * 0.7),
                 escape(&shown)
             );
@@ -266,7 +266,7 @@ fn fit(name: &str, width: f64) -> Option<String> {
         }
         shown.push(c);
     }
-    // Fewer than three letters tell nothing.
+    // Fewer than three letters say nothing.
     (shown.chars().count() >= 3).then(|| shown + "\u{2026}")
 }
 

@@ -39,7 +39,7 @@ pub fn change(net: i128, whole: i128) -> String {
     }
 }
 
-/// What a name begins with: its namespace, or its first word.
+/// The start of a name: namespace or first word.
 fn family(name: &str) -> &str {
     let name = name.trim_start_matches('_');
     let end = ["::", "_", ".", " ", "<", "("]

@@ -14,10 +14,10 @@ pub const SMALL: u32 = u32::MAX;
 /// Instead of an entry's number: the frame below all others.
 pub const ROOT: u32 = u32::MAX - 1;
 
-/// Where a stack has ended.
+/// End of a stack.
 const ENDED: u32 = u32::MAX;
 
-/// What is there, and what there was in the base.
+/// A weight now, and in the base.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Weight {
     /// Sum of the values above zero.
@@ -61,7 +61,7 @@ impl Weight {
 pub struct Frame {
     /// The frame that called it; 0, itself, for the root.
     pub parent: u32,
-    /// Which entry, or [`SMALL`] or [`ROOT`].
+    /// Number of the entry, or [`SMALL`] or [`ROOT`].
     pub node: u32,
     /// Calls from the root on.
     pub depth: u32,
@@ -74,7 +74,7 @@ pub struct Tree {
     pub frames: Vec<Frame>,
     /// Number of columns.
     pub columns: usize,
-    /// What ends in a frame, for each frame and column.
+    /// Weights that end in a frame, for each frame and column.
     own: Vec<Weight>,
     /// Callees, with all that they called, that were too small.
     pub pruned: u64,
@@ -88,7 +88,7 @@ impl Tree {
         Builder::new(view, nodes, columns, limit).build()
     }
 
-    /// What ends in a frame.
+    /// Weight that ends in a frame.
     pub fn own(&self, frame: usize, column: usize) -> Weight {
         self.own[frame * self.columns + column]
     }
@@ -104,7 +104,7 @@ impl Tree {
         sums
     }
 
-    /// What `of` says of each frame, with all it called, added up.
+    /// Sums of `of` over each frame and all that it called.
     pub fn sums(&self, of: impl Fn(usize) -> i128) -> Vec<i128> {
         let mut sums: Vec<i128> = (0..self.frames.len()).map(of).collect();
         for frame in (1..sums.len()).rev() {
@@ -114,7 +114,7 @@ impl Tree {
     }
 }
 
-/// How far a stack has been followed.
+/// Progress along a stack.
 struct Cursor<'a> {
     /// Index of the stack.
     stack: usize,

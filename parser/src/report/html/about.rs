@@ -16,7 +16,7 @@ pub const TAB: Tab = Tab {
     }),
 };
 
-/// What is known of the dump, as pairs of texts.
+/// The facts as pairs of texts.
 fn facts(page: &PageContext) -> String {
     let context = page.context;
     let profile = context.view.profile();

@@ -1,4 +1,4 @@
-//! What each entry holds, in all columns at once.
+//! Weights of all entries, in all columns at once.
 
 use crate::nodes::Nodes;
 use crate::report::flame::tree::Weight;
@@ -41,12 +41,12 @@ impl Weights {
         weights
     }
 
-    /// What an entry holds itself.
+    /// Weight of an entry itself.
     pub fn flat(&self, entry: u32, column: usize) -> Weight {
         self.flat[entry as usize * self.columns + column]
     }
 
-    /// What an entry and its callees hold.
+    /// Weight of an entry with its callees.
     pub fn cum(&self, entry: u32, column: usize) -> Weight {
         self.cum[entry as usize * self.columns + column]
     }
