@@ -1,4 +1,4 @@
-//! What Rust cannot say: thread-local words that need no call, and the caller's
+//! Assembly, for what Rust cannot express: thread-local state without a call, and the caller's
 //! registers.
 
 #[cfg(target_arch = "aarch64")]

@@ -45,7 +45,7 @@ core::arch::global_asm!(
 
 /// jemalloc's handlers: before, in the parent, in the child.
 static JEMALLOC: [AtomicPtr<c_void>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
-/// How many forks that jemalloc was prepared for are under way.
+/// Number of forks under way that jemalloc was prepared for.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static PREPARED: AtomicU32 = AtomicU32::new(0);
 /// glibc's `__libc_single_threaded` (from 2.32 on); null: not known.

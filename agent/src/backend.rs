@@ -26,7 +26,7 @@ macro_rules! next {
         /// One pointer per function of the allocator underneath.
         pub struct Next { $(pub(crate) $name: AtomicPtr<c_void>),* }
 
-        /// Where calls go that are not sampled.
+        /// Targets of the calls that are not sampled.
         pub static NEXT: Next = Next { $($name: AtomicPtr::new(first::$name as *mut c_void)),* };
 
         impl Next {
@@ -59,7 +59,7 @@ macro_rules! next {
             }
         }
 
-        /// What is called before the choice.
+        /// Targets before the choice.
         mod first {
             use super::*;
             $(pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
@@ -182,8 +182,8 @@ mod system {
         crate::sys::next_symbol(symbol)
     }
 
-    /// What stands for a function that was found: those that are given objects must know
-    /// the early ones.
+    /// The target for a function that was found: those that take objects must know the early
+    /// ones.
     pub fn guarded(symbol: &CStr, found: *mut c_void) -> *mut c_void {
         if symbol == c"free" {
             REAL_FREE.store(found, Ordering::Relaxed);

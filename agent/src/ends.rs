@@ -1,4 +1,4 @@
-//! Where the stacks end that threads begin on.
+//! Ends of the stacks that threads begin on.
 
 use crate::sys;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -9,13 +9,13 @@ static FIRST: AtomicU64 = AtomicU64::new(0);
 static FIRST_THREAD: AtomicU64 = AtomicU64::new(0);
 static THREAD_SLACK: AtomicU64 = AtomicU64::new(UNKNOWN_SLACK);
 
-/// Where the C library does not tell how much of a thread's stack it uses itself: less than
+/// Used where the C library does not say how much of a thread's stack it uses itself: less than
 /// the smallest stack (`PTHREAD_STACK_MIN`, 16 KiB) without the thread's descriptor on it.
 const UNKNOWN_SLACK: u64 = 8192;
 /// A thread's descriptor is larger, and lies beyond the thread pointer (x86-64).
 const LEAST_DESCRIPTOR: u64 = 1024;
 
-/// Finds out; at start-up, in the first thread. What is read are the loader's own words.
+/// Looks them up, in the loader's own variables. At start-up, in the first thread.
 pub fn find() {
     FIRST_THREAD.store(crate::arch::thread_pointer(), Ordering::Relaxed);
     let end = sys::symbol(c"__libc_stack_end");
@@ -29,7 +29,7 @@ pub fn find() {
     }
 }
 
-/// What was found.
+/// The ends that were found.
 pub fn known() -> Ends {
     Ends {
         first: FIRST.load(Ordering::Relaxed),

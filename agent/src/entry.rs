@@ -12,6 +12,8 @@
 use crate::arch::{counting_entry, freeing_entry, with_registers};
 use crate::backend::NEXT;
 use crate::session::skips_sampling;
+#[cfg(target_arch = "x86_64")]
+use crate::{backend::Next, session};
 use crate::{range, sample};
 #[cfg(target_arch = "x86_64")]
 use core::arch::naked_asm;
@@ -258,7 +260,7 @@ pub unsafe extern "C" fn cfree(p: *mut c_void) {
 }
 
 /// dlclose(3): the loader's own, after which unloaded modules are noticed at once. The next
-/// one may come to lie at the same place, and old rules and stacks must not pass for its.
+/// one may be mapped at the same addresses, and old rules and stacks must not pass for its.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // SAFETY: the contract of dlclose(3), passed on.
@@ -411,7 +413,7 @@ mod jemalloc_api {
     }
 }
 
-/// What AddressSanitizer asks of the program, which may define this itself. It refuses to
+/// Options that AddressSanitizer asks of the program, which may define this itself. It refuses to
 /// start where a library lies before its own in the loader's list, as every preloaded one
 /// does: those could keep its functions from being called. This one hands all on to it.
 #[unsafe(no_mangle)]

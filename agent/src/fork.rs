@@ -1,4 +1,4 @@
-//! What a forked child does first: it leaves its parent's session.
+//! Forked children: they leave their parent's session first of all.
 //!
 //! `fork` calls a handler in the child. Children of a raw `clone` or `_Fork` are noticed by their
 //! first sample, or first free of a sampled object.
@@ -11,7 +11,7 @@ pub fn start() {
     atfork::in_children(in_child);
 }
 
-/// What a thread finds out before it samples or counts a free.
+/// State of the process, as a thread finds it before it samples or counts a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copy {
     /// The process is no copy, or one that has left its parent's segment.
@@ -54,7 +54,7 @@ unsafe extern "C" fn in_child() {
     sys::set_errno(saved);
 }
 
-/// What the thread drew and met was for its parent's epoch.
+/// Leaves the parent's session, whose countdown and epoch no longer count.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 fn leave(local: &mut Local, interrupted: bool) {
     thread::forget_session(local);

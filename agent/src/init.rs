@@ -1,4 +1,4 @@
-//! What runs when the library is loaded: every room gets what it needs to know, while the process
+//! Initialisation when the library is loaded: each module looks up what it needs, while the process
 //! has one thread and the loader may be called.
 
 use crate::{

@@ -12,18 +12,26 @@
 //!   without a rule for a frame it counts less, says so in the segment's counters, and
 //!   the program runs on.
 //!
-//! # The user must
+//! # Caller's duties
 //! - preload it before the program starts (`LD_PRELOAD`): its thread-local storage is
 //!   initial-exec, which `dlopen` cannot serve;
 //! - leave allocation to the C library's names: a program with a static allocator of
 //!   its own never gets here.
 //!
-//! # Rooms
-//! `entry` is the hot path, in one file. `sample` is what happens to a sampled
-//! allocation. `range` holds the sampled objects, `object` their headers. `thread`
-//! is what a thread keeps, `sampler` its arithmetic, `module` what code is loaded,
-//! `session` the segment and its life, `ends` where stacks end, `backend` the allocator
-//! underneath, `arch` the few lines of assembly.
+//! # Modules
+//! Each uses those before it, none those behind it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `sys` | system calls, memory, text |
+//! | `local`, `arch` | a thread's first state; assembly |
+//! | `seccomp`, `atfork`, `ends` | filters of the process; fork handlers; ends of stacks |
+//! | `backend`, `object` | the allocator underneath; headers of sampled objects |
+//! | `session` | the segment and its life, epochs |
+//! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
+//! | `stats`, `thread` | work once a second; a thread's memory for sampling |
+//! | `fork`, `sample` | leaving the parent's session; the slow path |
+//! | `entry`, `init` | entry points, the fast path; initialisation |
 #![cfg_attr(not(test), no_std)]
 
 #[cfg(test)]

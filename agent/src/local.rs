@@ -16,7 +16,7 @@ pub struct Local {
     pub busy: u8,
     /// Nonzero while it reads a module's memory, see [`crate::module`].
     pub reading: u8,
-    /// What it keeps while it samples ([`crate::thread::Thread`]); null before its first sample.
+    /// Its memory for sampling ([`crate::thread::Thread`]); null before its first sample.
     pub thread: *mut c_void,
     /// Address of its `errno`; null until that was asked.
     pub errno: *mut c_int,

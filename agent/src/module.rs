@@ -43,21 +43,22 @@ struct Slot {
     state: AtomicU8,
     start: AtomicU64,
     end: AtomicU64,
-    /// What tells it from another module at the same place.
+    /// Distinguishes it from another module at the same addresses.
     identity: AtomicU64,
     /// An address in its code.
     pc: AtomicU64,
-    /// What is recorded of it.
+    /// Facts that are recorded in the segment.
     facts: UnsafeCell<MaybeUninit<Facts>>,
-    /// How many registered modules were at its place before.
+    /// Number of modules that were registered at its addresses before.
     instance: AtomicU8,
-    /// Where it was recorded: the segment's number, and its entry there plus one.
+    /// Number of the segment that it is recorded in.
     segment: AtomicU32,
+    /// Entry there, plus one.
     entry: AtomicU32,
 }
 
 impl Slot {
-    /// What is recorded of it.
+    /// Facts that are recorded in the segment.
     fn facts(&self) -> &Facts {
         debug_assert!(self.state.load(Ordering::Acquire) >= LIVE);
         // SAFETY: written once, before the slot was live, by who took it; only slots that
@@ -183,7 +184,7 @@ fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
     rule
 }
 
-/// Where finding is expensive, a registered module is taken at its word until
+/// Where finding is expensive, a registered module is taken for loaded until
 /// [`look_for_changes`] says otherwise.
 fn registered(pc: u64) -> Option<Found> {
     if find::is_cheap() {
@@ -199,7 +200,7 @@ fn registered(pc: u64) -> Option<Found> {
         })
 }
 
-/// Registers a module that is not yet; returns how many were at its place before. Inside
+/// Registers a module that is not yet; returns how many were at its addresses before. Inside
 /// [`close::reading`].
 fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     if let Some(slot) = used_slots().find(|slot| slot.is_live() && slot.matches(found)) {
@@ -240,7 +241,7 @@ fn retire(slot: &Slot) {
     }
 }
 
-/// Finds modules that were unloaded, by asking again who is at their place. No memory of
+/// Finds modules that were unloaded, by asking again what is at their addresses. No memory of
 /// theirs is touched. About 50 ns a module, or one reading of the maps where the C library
 /// cannot tell; called at most once a second, and after `dlclose`.
 pub fn look_for_changes() {

@@ -24,7 +24,7 @@ const KNOWN: usize = 4 << 10;
 /// A sampled object as its header describes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Object {
-    /// Where it was counted.
+    /// Record in which it was counted.
     pub record: RecordId,
     /// Lowest 8 bits of the session's number.
     pub session: u8,
@@ -41,7 +41,7 @@ pub struct Object {
 #[repr(C)]
 struct Header {
     size: u32,
-    place: u32,
+    counted: u32,
     born: u32,
     weight: f32,
 }
@@ -52,7 +52,7 @@ struct Extension {
     align: u64,
 }
 
-/// How an object lies in its allocation.
+/// Position of an object in its allocation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layout {
     /// Distance from the allocation's base to the object.
@@ -128,13 +128,13 @@ impl Object {
         } else {
             self.bytes as u32
         };
-        let place = self.record << 8 | u32::from(self.session);
+        let counted = self.record << 8 | u32::from(self.session);
         // SAFETY: the caller vouches for the bytes before `at`.
         unsafe {
             let header = at.sub(HEADER).cast::<Header>();
             header.write(Header {
                 size,
-                place,
+                counted,
                 born: self.born,
                 weight: self.weight,
             });
@@ -165,8 +165,8 @@ impl Object {
             (extension.bytes, extension.align as usize)
         };
         Self {
-            record: header.place >> 8,
-            session: header.place as u8,
+            record: header.counted >> 8,
+            session: header.counted as u8,
             weight: header.weight,
             born: header.born,
             bytes,
@@ -174,7 +174,7 @@ impl Object {
         }
     }
 
-    /// How it lies in its allocation.
+    /// Position in its allocation.
     #[inline]
     #[must_use]
     pub fn layout(&self) -> Layout {

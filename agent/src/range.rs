@@ -21,7 +21,7 @@ use tikv_jemalloc_sys as jemalloc;
 
 /// First address; 0 until there is a range.
 static BASE: AtomicUsize = AtomicUsize::new(0);
-/// Its size; 0 until there is a range, so that no address is in it.
+/// Size of the range; 0 until there is a range, so that no address is in it.
 static SIZE: AtomicUsize = AtomicUsize::new(0);
 /// Addresses handed to the arena so far.
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -184,17 +184,17 @@ fn reserve(limit: u64) -> Option<(usize, usize)> {
         .into_iter()
         .filter(|size| *size <= most)
         .find_map(|size| {
-            let hint = without_provenance_mut(low_place());
+            let hint = without_provenance_mut(low_address());
             // SAFETY: a new mapping where nothing is.
             let at = unsafe { libc::mmap(hint, size, libc::PROT_NONE, flags, -1, 0) };
             (at != libc::MAP_FAILED).then_some((at as usize, size))
         })
 }
 
-/// A place below the libraries, the stacks, and programs that may lie anywhere, at random
+/// An address below the libraries, the stacks, and programs that may lie anywhere, at random
 /// like theirs. A wish: where it cannot be had the kernel chooses, and [`may_contain`] says
 /// yes more often.
-fn low_place() -> usize {
+fn low_address() -> usize {
     const LOWEST: usize = 32 << 40;
     const STEP: usize = 16 << 20;
     // SAFETY: the kernel leaves 16 random bytes there, or there are none.
@@ -226,7 +226,7 @@ fn make_arena(size: usize) -> Option<c_uint> {
     let mut index: c_uint = 0;
     let mut len = size_of::<c_uint>();
     let mut hooks: *mut jemalloc::extent_hooks_t = hooks;
-    // SAFETY: jemalloc writes a c_uint and reads a pointer that stays valid for ever.
+    // SAFETY: jemalloc writes a c_uint and reads a pointer to a static.
     let failed = unsafe {
         jemalloc::mallctl(
             c"arenas.create".as_ptr(),
@@ -239,7 +239,7 @@ fn make_arena(size: usize) -> Option<c_uint> {
     (failed == 0).then_some(index)
 }
 
-/// What the hooks may carve from, before [`SIZE`] makes the range visible to `free`.
+/// Bytes that the hooks may carve from, before [`SIZE`] makes the range visible to `free`.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
 
 unsafe extern "C" fn carve(

@@ -1,4 +1,4 @@
-//! What happens to a sampled allocation. The cold side of [`crate::entry`].
+//! The slow path: allocations for which a sample may be due, and sampled objects.
 //!
 //! Everything here runs with the thread marked busy, so that an allocation made by a
 //! signal handler in the middle of it goes straight to the allocator.
@@ -31,7 +31,7 @@ use unwind::{Cause, Registers};
 /// Objects from here on are left unsampled: no range could hold them.
 const MAX_BYTES: usize = 1 << 40;
 
-/// What is asked for.
+/// An allocation as the program asks for it.
 #[derive(Clone, Copy)]
 struct Request {
     bytes: usize,
@@ -53,7 +53,7 @@ impl Request {
 #[inline]
 unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     let local = arch::local();
-    // SAFETY: the thread's own words, lent to nobody else while busy.
+    // SAFETY: the thread's own state; `busy` keeps signal handlers from borrowing it as well.
     unsafe {
         if (*local).busy != 0 {
             return null_mut();

@@ -35,7 +35,7 @@ impl Gaps {
         self.state ^= self.state >> 27;
         let random = self.state.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1;
         let gap = minus_ln(random) * interval;
-        // Up to here the conversion is one instruction; beyond, all gaps are for ever.
+        // Up to here the conversion is one instruction; beyond, no sample falls due any more.
         const FOR_EVER: f64 = (1u64 << 62) as f64;
         if gap < FOR_EVER {
             // SAFETY: neither negative, as logarithms go, nor NaN, nor too large.

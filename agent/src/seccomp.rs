@@ -1,4 +1,4 @@
-//! What is known of seccomp filters, without asking the kernel again.
+//! Seccomp filters of the process, known without asking the kernel again.
 //!
 //! A filter may kill the process for a system call that its program never makes, and asking
 //! whether there is a filter is such a call. So the state at start-up is read from /proc
@@ -22,7 +22,7 @@ const INSTALLED: u8 = 3;
 
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// What `/proc/self/status` said at start-up: mode, and number of filters.
+/// Mode and number of filters in `/proc/self/status` at start-up.
 static MODE: AtomicU32 = AtomicU32::new(0);
 static FILTERS: AtomicU32 = AtomicU32::new(0);
 

@@ -40,7 +40,7 @@ pub struct ControlView(UnsafeCell<[u8; VIEW]>);
 // written only while nobody else knows of the segment.
 unsafe impl Sync for ControlView {}
 
-/// Where the commands are; see [`control`]. Its first byte is the epoch.
+/// View of the commands, see [`control`]. The first byte is the epoch.
 pub static CONTROL: ControlView = ControlView(UnsafeCell::new([0; VIEW]));
 
 /// The commands. All zero (off) until a segment is mapped here.
@@ -75,7 +75,7 @@ const MAKING: u8 = 3;
 
 /// Number of segments that this process has made: what is recorded in one is not in the next.
 static SEGMENTS: AtomicU32 = AtomicU32::new(0);
-/// Where the whole segment is mapped; null: not yet.
+/// Address of the whole segment; null: not mapped yet.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static BASE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// Size of the whole segment, as this process chose it.
@@ -86,9 +86,9 @@ fn base() -> Option<*mut u8> {
     Some(BASE.load(Ordering::Acquire)).filter(|base| !base.is_null())
 }
 
-/// What the agent tells; `None` where nobody would see it.
+/// Status that the agent publishes; `None` where there is no segment.
 pub fn status() -> Option<&'static Status> {
-    // SAFETY: inside the view, which is mapped for ever and all of which has memory behind it
+    // SAFETY: inside the view, which is never unmapped and all of which has memory behind it
     // (`shm_protocol::segment::create` wrote it); all atomics.
     let status = unsafe { &*CONTROL.0.get().byte_add(STATUS_OFFSET).cast::<Status>() };
     (LIFE.load(Ordering::Acquire) == OWN).then_some(status)
@@ -158,10 +158,10 @@ fn attach() -> Option<*mut u8> {
     }
 }
 
-/// What a thread needs of the epoch it samples in.
+/// Settings of an epoch, as a thread samples by them.
 #[derive(Clone, Copy)]
 pub struct Epoch {
-    /// Its number.
+    /// Number of the epoch.
     pub number: u8,
     /// The session's number.
     pub session: u64,
@@ -175,7 +175,7 @@ pub struct Epoch {
     pub start_tick: u32,
     /// Most address space for sampled objects; 0: no limit.
     pub range_limit: u64,
-    /// Where to count.
+    /// Bank of the session.
     pub bank: Bank<'static>,
 }
 

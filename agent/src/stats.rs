@@ -1,5 +1,5 @@
-//! What is done at most once a second by whoever samples then: jemalloc's statistics, and
-//! how fast the cycle counter goes.
+//! Work that is done at most once a second, by a thread that samples: publishing jemalloc's
+//! statistics, and measuring the rate of the cycle counter.
 
 use crate::{module, session};
 use core::ffi::{CStr, c_void};

@@ -1,4 +1,4 @@
-//! What a thread keeps while it samples, and for how long.
+//! A thread's memory for sampling.
 //!
 //! Made at the thread's first sample, in memory of its own (about 300 KiB of address
 //! space, of which a stack of ordinary depth touches four pages), given back when the
@@ -18,9 +18,9 @@ use shm_protocol::{Bank, NodeId, RecordId, Tree, tree};
 use unwind::Registers;
 use unwind::walk::{self, Walk, Walker};
 
-/// Stacks whose record a thread finds again without asking the table.
-const REMEMBERED: usize = 512;
-/// One in so many samples and frees is timed.
+/// Stacks for which a thread caches the record.
+const CACHED: usize = 512;
+/// One sample or free in this many is timed.
 const TIMED: u32 = 64;
 
 /// A thread's own.
@@ -32,9 +32,9 @@ pub struct Thread {
     pub session: u64,
     /// Mean bytes between samples.
     pub interval: f64,
-    /// Its generator of gaps.
+    /// Generator of gaps between samples.
     pub gaps: Gaps,
-    /// Its shard of the counters.
+    /// Shard of the counters.
     pub shard: u32,
     /// Free blocks for its sampled objects; `None` before its first one.
     pub free_lists: Option<FreeLists>,
@@ -42,7 +42,7 @@ pub struct Thread {
     pub weights: Weights,
     until_timed: u32,
     generation: u16,
-    records: [(NodeId, RecordId); REMEMBERED],
+    records: [(NodeId, RecordId); CACHED],
     walker: Walker,
 }
 
@@ -66,7 +66,7 @@ impl Thread {
     pub fn enter(&mut self, epoch: Epoch) {
         if self.session != epoch.session {
             self.session = epoch.session;
-            self.records = [(0, 0); REMEMBERED];
+            self.records = [(0, 0); CACHED];
             self.walker.forget();
         }
         if self.interval != epoch.interval as f64 {
@@ -111,13 +111,13 @@ impl Thread {
     /// The record of this thread's shard for a stack.
     #[inline]
     pub fn record_of(&mut self, leaf: NodeId, epoch: &Epoch) -> RecordId {
-        let (node, record) = self.records[leaf as usize % REMEMBERED];
+        let (node, record) = self.records[leaf as usize % CACHED];
         if node == leaf && leaf != 0 {
             return record;
         }
         let record = epoch.bank.record_of(leaf, self.shard);
         if record != shm_protocol::record::TABLE_FULL {
-            self.records[leaf as usize % REMEMBERED] = (leaf, record);
+            self.records[leaf as usize % CACHED] = (leaf, record);
         }
         record
     }
@@ -188,7 +188,7 @@ pub fn make() -> *mut Thread {
         (*thread).session = 0;
         (&raw mut (*thread).free_lists).write(None);
         (*thread).weights.forget();
-        // Somewhere: what threads do that end before so many are timed counts as well.
+        // At random, so that threads that end before their first timed sample count as well.
         (*thread).until_timed = 1 + seed(thread) as u32 % TIMED;
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
@@ -227,7 +227,8 @@ pub fn shard_of(local: &Local) -> Option<u32> {
 unsafe extern "C" fn ended(value: *mut c_void) {
     let saved = crate::sys::errno();
     let thread: *mut Thread = value.cast();
-    // SAFETY: the ending thread's own words and memory.
+    // SAFETY: the ending thread's state, and the memory that `make` gave it; no other code of
+    // this thread runs meanwhile but signal handlers, which `busy` keeps away.
     unsafe {
         let local = arch::local();
         (*local).busy = 1;

@@ -8,7 +8,7 @@ use crate::sync::{AtomicU32, Ordering};
 use crate::tree::{MAX_NODES, Tree};
 use core::mem::size_of;
 
-/// How a bank of a given size is divided: an eighth or so for slots, two slots a
+/// Division of a bank of a given size: an eighth or so for slots, two slots a
 /// node, the rest for records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -89,7 +89,7 @@ fn portion(all: usize, steps: u8) -> u32 {
 /// The writer's view of a bank.
 #[derive(Clone, Copy)]
 pub struct Bank<'a> {
-    /// Its header.
+    /// Header of the bank.
     pub header: &'a BankHeader,
     /// The calling-context tree.
     pub tree: Tree<'a>,

@@ -32,7 +32,7 @@ pub fn tick_of(ns: u64) -> u32 {
 /// Nanoseconds in a tick of `/proc/PID/stat`, whose rate is part of the kernel's interface.
 const STAT_TICK_NS: i64 = 10_000_000;
 
-/// How far a process's clocks are ahead of the machine's.
+/// Offset of a process's clocks from the machine's, in a time namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shift {
     /// Of `CLOCK_MONOTONIC`, ns.
@@ -67,7 +67,7 @@ impl Shift {
         own_ns.wrapping_sub(self.monotonic_ns as u64)
     }
 
-    /// What [`now_ns`] reads in the process at a time of the machine.
+    /// Reading of [`now_ns`] in the process at a time of the machine.
     #[must_use]
     pub fn to_own(self, machine_ns: u64) -> u64 {
         machine_ns.wrapping_add_signed(self.monotonic_ns)

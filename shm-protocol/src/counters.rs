@@ -1,5 +1,5 @@
-//! What a session counts besides its stacks: each counter declared once, with its field, its place,
-//! its name in dumps and what it counts. To add one, add a line, and count it in the agent: it is
+//! Counters of a session besides its stacks, each declared once: field, offset, name in dumps,
+//! documentation. To add one, add a line, and count it in the agent: it is
 //! in every dump then. docs/dump-format.md has a line for each, which a test compares.
 
 use core::mem::offset_of;

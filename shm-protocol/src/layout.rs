@@ -25,7 +25,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 pub const ABI_VERSION: u32 = 3;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
-/// Where the banks begin. A multiple of the largest page size (64 KiB).
+/// Offset of the first bank. A multiple of the largest page size (64 KiB).
 pub const HEADER_BYTES: usize = 256 << 10;
 /// Offset of [`Identity`].
 pub const IDENTITY_OFFSET: usize = PAGE;
@@ -79,7 +79,7 @@ pub struct Params {
     pub reserved: u64,
 }
 
-/// Who the process is. Written once by the agent; `magic` is stored last.
+/// Identity of the process. Written once by the agent; `magic` is stored last.
 #[repr(C)]
 pub struct Identity {
     /// [`MAGIC`] once everything else here is valid.
@@ -94,7 +94,7 @@ pub struct Identity {
     pub pid: u32,
     /// Effective user at creation.
     pub uid: u32,
-    /// Field 22 of `/proc/self/stat`: with pid and boot id it names the process for ever.
+    /// Field 22 of `/proc/self/stat`: with pid and boot id it identifies the process among all.
     pub start_time: u64,
     /// Kernel's boot id, binary.
     pub boot_id: [u8; 16],
@@ -127,7 +127,7 @@ pub struct Identity {
     pub seccomp_filters: u32,
 }
 
-/// What the agent tells while it runs.
+/// Status that the agent publishes while it runs.
 #[repr(C)]
 pub struct Status {
     /// Last session that the agent ended by itself at its deadline.
@@ -211,9 +211,9 @@ pub struct Module {
     pub end: u64,
     /// Offset of `start` in the file.
     pub file_offset: u64,
-    /// Where the path is in [`ModuleTable::paths`].
+    /// Offset of the path in [`ModuleTable::paths`].
     pub path_offset: u32,
-    /// Its length.
+    /// Length of the path.
     pub path_len: u32,
     /// 1 once the entry is valid.
     pub ready: AtomicU32,
@@ -223,7 +223,7 @@ pub struct Module {
     pub build_id_len: u32,
     /// Build id.
     pub build_id: [u8; 32],
-    /// How many modules were at its place before: what the addresses of its frames carry
+    /// Number of modules that were at its addresses before: what the addresses of its frames carry
     /// above [`ADDRESS_BITS`].
     pub instance: u32,
 }
@@ -243,7 +243,7 @@ pub const RESERVE_STEPS: u8 = 64;
 pub struct BankHeader {
     /// Session whose data this bank holds.
     pub session: AtomicU64,
-    /// How many of [`RESERVE_STEPS`] parts of the nodes and records have memory behind them.
+    /// Parts, of [`RESERVE_STEPS`], of the nodes and records that have memory behind them.
     pub reserved_steps: AtomicU8,
     /// Zero.
     pub reserved: [u8; 7],
@@ -253,7 +253,7 @@ pub struct BankHeader {
     pub record_count: AtomicU32,
     /// Zero.
     pub reserved2: [u64; 5],
-    /// What is counted besides the stacks.
+    /// Counters besides the stacks.
     pub counters: Counters,
     /// Running totals per shard; the last is the shared one.
     pub totals: [ShardTotals; EXCLUSIVE_SHARDS as usize + 1],
@@ -290,7 +290,7 @@ pub struct IntervalEntry {
     pub overhead: AtomicU64,
 }
 
-/// What one shard has counted in this bank. Single writer, except the shared one.
+/// Totals of one shard in this bank. Single writer, except the shared one.
 #[repr(C, align(64))]
 pub struct ShardTotals {
     /// Samples.

@@ -12,7 +12,7 @@
 //!   treats each one as hostile: no index is followed unchecked, no loop is
 //!   longer than the table.
 //!
-//! # The caller must
+//! # Caller's duties
 //! - write only from the process that created the segment;
 //! - reserve a bank ([`segment::SegmentFile::prepare_bank`]) before publishing
 //!   a session that uses it, so that a full filesystem is an error there and

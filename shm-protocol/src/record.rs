@@ -1,4 +1,4 @@
-//! What is counted per stack.
+//! Counters of one stack.
 //!
 //! Each thread with a shard of its own writes its own records, with plain loads
 //! and stores: threads that sample one stack share no cache line. Other threads
@@ -46,7 +46,7 @@ pub struct NewSample {
 /// The end of a sampled allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct FreeSample {
-    /// What was counted at its birth.
+    /// The sample, as it was counted at its birth.
     pub born: NewSample,
     /// Death, in ticks since the session's start.
     pub tick: u32,

@@ -56,7 +56,7 @@ pub struct Tables {
     pub bytes: usize,
     /// The session whose bank is prepared.
     pub session: u64,
-    /// How far, of [`RESERVE_STEPS`].
+    /// Steps that are reserved, of [`RESERVE_STEPS`].
     pub steps: u8,
 }
 
@@ -170,7 +170,7 @@ fn reserve(fd: libc::c_int, from: usize, len: usize) -> Result<(), Errno> {
     }
 }
 
-/// What a segment's owner and a session's starter agree on.
+/// Settings of a session, from its starter to the segment's owner.
 #[derive(Clone, Copy, Debug)]
 pub struct Session {
     /// Number, from 1, one more than the last.
@@ -249,7 +249,7 @@ impl SegmentFile {
         Ok(Self { bytes, ..self })
     }
 
-    /// How its banks are divided.
+    /// Division of its banks.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry::of_segment(self.bytes)
@@ -302,7 +302,7 @@ impl SegmentFile {
     /// Empties the session's bank and puts memory behind the module table, the slots and
     /// `steps` of [`RESERVE_STEPS`] of nodes and records.
     ///
-    /// What an earlier session used is written over with zeros, never given back: a thread
+    /// Memory that an earlier session used is overwritten with zeros, never given back: a thread
     /// that was stopped in the middle of a sample may still write there, and a page without
     /// memory behind it would kill its process where the filesystem is full.
     ///
@@ -345,7 +345,7 @@ impl SegmentFile {
         )
     }
 
-    /// How many nodes or records a bank may have in use, the fixed ones included.
+    /// Most nodes or records that a bank may have in use, the fixed ones included.
     fn used(&self, base: usize, field: usize, limit: u32) -> Result<usize, Errno> {
         const FIXED: u32 = 2;
         Ok(self

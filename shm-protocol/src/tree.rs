@@ -143,8 +143,8 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// The address's part does not wait for the parent, which is the frame found just before.
-/// Its middle bits choose the slot, its upper ones are the tag.
+/// Hash of a node. Its middle bits choose the slot, the upper ones are the tag. The address's
+/// part does not wait for the parent, which is the frame found just before.
 #[inline]
 fn hash(parent: NodeId, address: u64) -> u64 {
     const A: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -8,7 +8,7 @@
 //! - Processes started here end with the value that stands for them.
 //!
 //! # Caller's duties
-//! The release binaries must have been built the release binaries (`cargo build --release --workspace`) into the target
+//! Build the release binaries first (`cargo build --release --workspace`), into the target
 //! directory that the tests themselves are built into, as `tests/run` does.
 
 pub mod artifacts;

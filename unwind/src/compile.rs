@@ -47,15 +47,15 @@ pub fn compile(image: &Image, ip: u64, scratch: &mut Scratch) -> Rule {
     }
 }
 
-/// Where `.eh_frame_hdr` says how its number of entries is written.
+/// Offset in `.eh_frame_hdr` of the encoding of its number of entries.
 const COUNT_ENCODING: usize = 2;
 
 /// An image's unwind tables.
 pub(crate) struct Tables {
     header: ParsedEhFrameHdr<Bytes>,
     frames: EhFrame<Bytes>,
-    /// Where the frames are.
-    place: Section,
+    /// Section of the frames.
+    section: Section,
     bases: BaseAddresses,
 }
 
@@ -78,7 +78,7 @@ impl Tables {
             header,
             bases: bases.set_eh_frame(frames.address),
             frames: eh_frame(&frames),
-            place: frames,
+            section: frames,
         })
     }
 
@@ -100,15 +100,15 @@ impl Tables {
         }
     }
 
-    /// Where a pointer of the index leads in the frames. The index of a damaged module
-    /// leads anywhere.
+    /// Offset in the frames of a pointer of the index, which in a damaged module may be
+    /// anything.
     fn offset(&self, pointer: gimli::Pointer) -> Result<EhFrameOffset, Cause> {
         let gimli::Pointer::Direct(address) = pointer else {
             return Err(Cause::NoRule);
         };
-        let offset = address.checked_sub(self.place.address);
+        let offset = address.checked_sub(self.section.address);
         offset
-            .filter(|offset| *offset < self.place.bytes.len() as u64)
+            .filter(|offset| *offset < self.section.bytes.len() as u64)
             .map(|offset| EhFrameOffset(offset as usize))
             .ok_or(Cause::NoRule)
     }
@@ -242,7 +242,7 @@ enum Shape {
     Plt { threshold: i64 },
 }
 
-/// How expressions in `.eh_frame` are encoded here.
+/// Encoding of expressions in `.eh_frame`.
 pub(crate) const ENCODING: gimli::Encoding = gimli::Encoding {
     address_size: 8,
     format: gimli::Format::Dwarf32,

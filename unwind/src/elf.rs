@@ -135,7 +135,7 @@ impl Image {
         Some(Section { bytes, address })
     }
 
-    /// Its `.eh_frame_hdr`.
+    /// The section `.eh_frame_hdr`.
     #[must_use]
     pub fn eh_frame_hdr(&self) -> Option<Section> {
         let header = self.segments().find(|s| s.kind == PT_GNU_EH_FRAME)?;

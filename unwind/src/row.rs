@@ -33,7 +33,7 @@ impl Row {
         }
     }
 
-    /// How the CFA is found.
+    /// Rule of the CFA.
     pub(crate) fn cfa(&self) -> &CfaRule<usize> {
         &self.cfa
     }
@@ -55,8 +55,8 @@ impl Row {
 
     fn set(&mut self, register: Register, rule: RegisterRule<usize>) -> Result<(), Cause> {
         let at = self.find(register).unwrap_or(self.len);
-        let place = self.rules.get_mut(at).ok_or(Cause::Unsupported)?;
-        place.write((register, rule));
+        let slot = self.rules.get_mut(at).ok_or(Cause::Unsupported)?;
+        slot.write((register, rule));
         self.len = self.len.max(at + 1);
         Ok(())
     }
@@ -87,7 +87,7 @@ const NO_CFA: CfaRule<usize> = CfaRule::RegisterAndOffset {
     offset: 0,
 };
 
-/// What instructions multiply their operands with.
+/// Factors of the instructions' operands.
 #[derive(Clone, Copy)]
 struct Factors {
     code: u64,
@@ -99,7 +99,7 @@ pub(crate) struct Rows {
     row: Row,
     initial: Row,
     saved: [Row; MOST_SAVED],
-    /// How many are saved.
+    /// Number of saved states.
     depth: usize,
 }
 
@@ -252,8 +252,8 @@ impl Rows {
             },
             I::DefCfaExpression { expression } => CfaRule::Expression(expression),
             I::RememberState => {
-                let place = self.saved.get_mut(self.depth).ok_or(Cause::Unsupported)?;
-                place.copy(&self.row);
+                let state = self.saved.get_mut(self.depth).ok_or(Cause::Unsupported)?;
+                state.copy(&self.row);
                 self.depth += 1;
                 return Ok(());
             }

@@ -7,8 +7,8 @@ use crate::arch::return_address;
 use crate::stack::{Known, Memory};
 use crate::{Cause, Registers};
 
-/// How to find the CFA. Three bits of a rule, all of whose values are taken: one more kind takes a bit of the CFA's
-/// offset, which needs few of its 24.
+/// Ways to find the CFA. Three bits of a rule, all of whose values are taken: one more kind takes
+/// a bit of the CFA's offset, which needs few of its 24.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -31,7 +31,7 @@ pub enum Kind {
     Plt = 7,
 }
 
-/// What the way to the caller's frame hangs on.
+/// Register that the CFA is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     /// The stack pointer, at a distance that is in the code.
@@ -43,7 +43,7 @@ pub enum Base {
 }
 
 /// A packed rule. `instance:5 | kind:3 | cfa:24 (words, signed) | ra:16 | fp:16 (words,
-/// signed)`. The instance tells modules apart that were loaded at one place in turn.
+/// signed)`. The instance distinguishes modules that were loaded at the same addresses in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Rule(u64);
@@ -51,7 +51,7 @@ pub struct Rule(u64);
 /// `ra` or `fp` when the register still holds the caller's value.
 pub const KEPT: i16 = i16::MIN;
 
-/// Modules at one place that are told apart; later ones count as the last.
+/// Largest instance; later modules at the same addresses count as this one.
 pub const MAX_INSTANCE: u8 = 31;
 
 const CFA_LIMIT: i64 = 1 << 23;
@@ -107,20 +107,20 @@ impl Rule {
         Self(bits)
     }
 
-    /// Its bits; never 0.
+    /// Packed form; never 0.
     #[inline]
     #[must_use]
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// The same rule for code of the module that was `instance`th at its place.
+    /// The same rule for code of the `instance`th module at its addresses.
     #[must_use]
     pub fn with_instance(self, instance: u8) -> Self {
         Self(self.0 & (u64::MAX >> 5) | u64::from(instance.min(MAX_INSTANCE)) << 59)
     }
 
-    /// Which module at its place the code belongs to, from 0.
+    /// Number of the module among those at its addresses, from 0.
     #[inline]
     #[must_use]
     pub fn instance(self) -> u8 {
@@ -171,7 +171,7 @@ impl Rule {
         matches!(self.kind(), Kind::Sp | Kind::Fp)
     }
 
-    /// What the way to the caller's frame hangs on.
+    /// Register that the CFA is computed from.
     #[must_use]
     pub(crate) fn base(self) -> Base {
         match self.kind() {
@@ -187,7 +187,7 @@ impl Rule {
         self == Self::SLOW.with_instance(self.instance())
     }
 
-    /// Whether a stack ends at this rule whatever its words hold.
+    /// Whether a stack ends at this rule whatever memory holds.
     #[must_use]
     pub(crate) fn ends(self) -> bool {
         match self.kind() {
@@ -209,9 +209,9 @@ impl Rule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Word {
-    /// Its address; 0: none was read.
+    /// Address; 0: none was read.
     pub at: u64,
-    /// What it held.
+    /// Value at that address.
     pub value: u64,
 }
 

@@ -36,7 +36,7 @@ impl EvaluationStorage<Bytes> for Fixed {
 pub(crate) struct Inner<'a, F, I> {
     /// Registers of the frame of a number; 0 is the innermost.
     pub(crate) frame: F,
-    /// How many there are.
+    /// Number of frames.
     pub(crate) count: usize,
     /// The image that holds a return address.
     pub(crate) image: I,
@@ -49,7 +49,7 @@ struct Row {
     cfa: CfaRule<usize>,
     ra: RegisterRule<usize>,
     fp: RegisterRule<usize>,
-    /// Where the caller's stack pointer is not the CFA.
+    /// Rule of the caller's stack pointer, where that is not the CFA.
     sp: Option<RegisterRule<usize>>,
     is_signal: bool,
 }
@@ -125,7 +125,7 @@ where
         Ok(Step::Caller { registers, ra, fp })
     }
 
-    /// What a register holds in the caller of `at`, by its rule.
+    /// Value of a register in the caller of `at`, by its rule.
     fn value(
         &mut self,
         rule: RegisterRule<usize>,
@@ -147,15 +147,15 @@ where
             RegisterRule::ValOffset(offset) => Ok(cfa.wrapping_add_signed(offset)),
             RegisterRule::Register(register) => self.register(register, at, count),
             RegisterRule::Expression(e) => {
-                let place = self.evaluate(&e, frames, Some(cfa), at, count, read)?;
-                read(place)
+                let address = self.evaluate(&e, frames, Some(cfa), at, count, read)?;
+                read(address)
             }
             RegisterRule::ValExpression(e) => self.evaluate(&e, frames, Some(cfa), at, count, read),
             _ => Err(Cause::Unsupported),
         }
     }
 
-    /// What a register holds in the frame `at`, of that number.
+    /// Value of a register in the frame `at`, of that number.
     fn register(
         &mut self,
         register: Register,
@@ -171,7 +171,7 @@ where
         }
     }
 
-    /// What the frames further in than `number` saved of a register that they preserve.
+    /// Value of a register as the frames further in than `number` saved it.
     fn saved(
         &mut self,
         mut register: Register,
@@ -193,8 +193,8 @@ where
                 RegisterRule::Register(r) if r == NUMBERS.fp => return Ok(inner.fp),
                 RegisterRule::Register(other) => register = other,
                 RegisterRule::Expression(e) => {
-                    let place = local(&e, tables.frames(), cfa, &inner, &mut read)?;
-                    return read(place);
+                    let address = local(&e, tables.frames(), cfa, &inner, &mut read)?;
+                    return read(address);
                 }
                 _ => return Err(Cause::Unsupported),
             }

@@ -71,10 +71,10 @@ impl Memory for Copied<'_> {
 /// megabytes exist, wild pointers are further away.
 const REACH: u64 = 16 << 20;
 
-/// What a function may use below its stack pointer (x86-64 psABI 3.2.2).
+/// Bytes that a function may use below its stack pointer (x86-64 psABI 3.2.2).
 const RED_ZONE: u64 = 128;
 
-/// Where stacks end that threads begin on.
+/// Ends of the stacks that threads begin on.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ends {
     /// End of the stack that the kernel made for the first thread; 0: not known.
@@ -82,7 +82,7 @@ pub struct Ends {
     /// The first thread's thread pointer: what that points to is a mapping of its own, and
     /// below it may lie whatever the program maps.
     pub first_thread: u64,
-    /// How far below its thread pointer the outermost frame of another thread may be: what
+    /// Distance below its thread pointer at which the outermost frame of another thread may be: what
     /// the C library puts between (thread-local storage), and less of the stack itself than
     /// the smallest one has.
     pub thread_slack: u64,
@@ -106,14 +106,14 @@ impl Known {
     }
 }
 
-/// What is known of the thread's own stack: mapped as long as the thread lives.
+/// Known part of the thread's own stack: mapped as long as the thread lives.
 #[derive(Clone, Copy, Debug)]
 struct Own {
     low: u64,
     high: u64,
 }
 
-/// What is known to be readable in the walk in progress, as a half-open range around the
+/// Memory known to be readable in the walk in progress, as a half-open range around the
 /// stack pointer, and what is known for longer.
 #[derive(Clone, Copy, Debug)]
 pub struct Stack {
@@ -197,7 +197,7 @@ impl Stack {
         self.on_own = true;
     }
 
-    /// Where the stack at `sp` ends if it is one that the thread may have begun on; else 0.
+    /// End of the stack at `sp` if it is one that the thread may have begun on; else 0.
     fn end_above(&self, sp: u64) -> u64 {
         let ends = [self.thread, self.ends.first].map(|end| end & !7);
         let above = ends.into_iter().filter(|end| sp < *end);
@@ -219,7 +219,7 @@ impl Stack {
         self.moved
     }
 
-    /// What is known now. Holds until the stack is changed.
+    /// The known part now. Holds until the stack is changed.
     #[inline(always)]
     #[must_use]
     pub fn known(&self) -> Known {

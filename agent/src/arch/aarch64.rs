@@ -41,7 +41,7 @@ pub fn local() -> *mut Local {
 #[inline(always)]
 pub fn counts_down(epoch: u8, bytes: usize) -> bool {
     let local = local();
-    // SAFETY: the thread's own words.
+    // SAFETY: the symbol above is in this module's initial-exec block, and the thread's own.
     unsafe {
         if (*local).epoch != epoch {
             return false;

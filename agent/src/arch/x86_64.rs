@@ -102,8 +102,9 @@ pub fn has_sanitizer() -> bool {
 }
 
 /// Defines the entry point `$name` of one size: a jump to the allocator's `malloc` while
-/// sampling is off or the gap to the next sample is longer, else one to `$due`. What
-/// `passes` decides, in the fewest instructions: three, or nine while sampling is on.
+/// sampling is off or the countdown has not expired, else one to `$due`. The same as
+/// `skips_sampling`, in the fewest instructions: three, or nine while sampling is on. Names that it
+/// uses are those of `entry`.
 macro_rules! counting_entry {
     ($(#[$doc:meta])* $name:ident, else $due:path) => {
         $(#[$doc])*
@@ -125,9 +126,9 @@ macro_rules! counting_entry {
                 "jns 3b",
                 "jmp {due}",
                 ".cfi_endproc",
-                control = sym $crate::session::CONTROL,
-                next = sym $crate::backend::NEXT,
-                malloc = const core::mem::offset_of!($crate::backend::Next, malloc),
+                control = sym session::CONTROL,
+                next = sym NEXT,
+                malloc = const core::mem::offset_of!(Next, malloc),
                 due = sym $due,
             )
         }
@@ -149,9 +150,9 @@ macro_rules! freeing_entry {
                 "jb {low}",
                 "jmp qword ptr [rip + {next} + {free}]",
                 ".cfi_endproc",
-                end = sym $crate::range::END,
-                next = sym $crate::backend::NEXT,
-                free = const core::mem::offset_of!($crate::backend::Next, free),
+                end = sym range::END,
+                next = sym NEXT,
+                free = const core::mem::offset_of!(Next, free),
                 low = sym $low,
             )
         }

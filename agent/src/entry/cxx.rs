@@ -2,11 +2,11 @@
 //!
 //! libstdc++'s own call `malloc` and would do; but an allocator library that the program
 //! is linked with (tcmalloc, a shared jemalloc) brings its own, and with them another heap.
-//! Where there is no memory, the next library's operator is asked in our place: it calls
+//! Where there is no memory, the next library's operator is called instead: it calls
 //! the new-handler and throws. It is reached by jumps, so an exception meets no frame of
 //! ours. Ours also spare each stack a frame.
 //!
-//! What is not sampled is served through a pointer for each operator. Where the agent stands
+//! Allocations that are not sampled are served through a pointer for each operator. Where the agent stands
 //! aside it leads to a sanitizer's, which checks that each object goes back by the
 //! counterpart of the form that it came from.
 
@@ -37,7 +37,7 @@ pub fn find_next() {
     NEXT_ALIGNED_NEW.store(next_symbol(c"_ZnwmSt11align_val_t"), Ordering::Relaxed);
 }
 
-/// How objects are made and freed that are not sampled.
+/// Allocation on the fast path.
 mod plain {
     use super::*;
 
@@ -129,7 +129,7 @@ macro_rules! operators {
                 AtomicPtr::new(first::$delete as *mut c_void);)*
         }
 
-        /// What a slot leads to until one of them is used, or the library is initialised.
+        /// Targets of the slots until one of them is used, or the library is initialised.
         #[allow(non_snake_case)]
         mod first {
             use super::*;

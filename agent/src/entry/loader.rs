@@ -80,7 +80,7 @@ unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
-/// What `dlsym` shall answer, or null: what it does by itself. Ours only where that would be
+/// The answer of `dlsym`, or null: the loader's own. Ours only where that would be
 /// the function that ours stands before, and only for a library's handle: the other two
 /// depend on who calls.
 unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut c_void {

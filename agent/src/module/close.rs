@@ -152,7 +152,7 @@ fn put_off(handle: *mut c_void) {
         slot.compare_exchange(null_mut(), handle, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     };
-    // Without a place it stays loaded, no more.
+    // Without a free slot it stays loaded, no more.
     let _ = LATE.iter().any(put);
 }
 

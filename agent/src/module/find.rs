@@ -1,4 +1,4 @@
-//! Which module is an address in?
+//! Finding the module of an address.
 
 use crate::sys::{self, read_file};
 use core::ffi::{c_int, c_void};
@@ -12,7 +12,7 @@ pub struct Found {
     pub start: u64,
     /// One past the last.
     pub end: u64,
-    /// What tells it from another module at the same place.
+    /// Distinguishes it from another module at the same addresses.
     pub identity: u64,
     /// Address of its terminated name, which stays; 0: the loader has it.
     pub name: u64,
@@ -21,7 +21,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Its terminated name, empty for the executable; null: it has none.
+    /// Terminated name, empty for the executable; null: none.
     ///
     /// # Safety
     /// Nobody unloads it meanwhile, nor while the name is used.
@@ -200,7 +200,7 @@ struct Mapped<'a> {
     found: Found,
     /// Device, inode and path as one text.
     file: &'a [u8],
-    /// Its lines.
+    /// Lines of the maps.
     text: &'a [u8],
 }
 
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn code_is_found_by_the_loader_and_in_the_maps_at_the_same_place() {
+    fn code_is_found_by_the_loader_and_in_the_maps_at_the_same_address() {
         init();
         let ours = search_maps as *const () as u64 + 1;
         // SAFETY: a plain lookup by a terminated name.

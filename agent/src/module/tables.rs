@@ -1,4 +1,4 @@
-//! What is known of modules and their rules. Mapped when the first session begins: a process
+//! Tables of modules and their rules. Mapped when the first session begins: a process
 //! that is never profiled does not pay for it, not even in address space.
 
 use super::Slot;
@@ -25,7 +25,7 @@ static TABLES: AtomicPtr<Tables> = AtomicPtr::new(null_mut());
 /// The tables; `None` before [`map`] has made them.
 #[inline]
 pub fn tables() -> Option<&'static Tables> {
-    // SAFETY: null, or what `map` has made, for ever.
+    // SAFETY: null, or the mapping that `map` made and nobody unmaps.
     unsafe { TABLES.load(Ordering::Acquire).as_ref() }
 }
 

@@ -178,7 +178,7 @@ impl FreeLists {
 mod tests {
     use super::*;
 
-    /// What [`Count`] takes for granted of jemalloc's layout.
+    /// jemalloc's layout, as [`Count`] relies on it.
     #[test]
     fn jemallocs_counts_have_their_limits_behind_them() {
         for (allocates, name) in [

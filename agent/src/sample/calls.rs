@@ -148,7 +148,7 @@ pub unsafe extern "C" fn posix_memalign(
 /// kept.
 const PLACED: usize = !0xff;
 
-/// What is asked for by flags that name alignment and zeroing only.
+/// The request that flags make which name alignment and zeroing only.
 pub(super) fn request(size: usize, flags: usize) -> Option<Request> {
     const ZERO: usize = 0x40;
     (flags as c_int as usize & PLACED == 0).then_some(Request {

@@ -1,14 +1,14 @@
 //! Objects that are resized.
 //!
 //! A sampled object that is resized is counted as freed with its old size and born with its
-//! new one. Where it keeps its place and its new size would weigh the same, as that of all
+//! new one. Where it stays at its address and its new size would weigh the same, as that of all
 //! large objects does, it also keeps its weight: that it is among the samples was decided by
 //! a draw that its new size has no part in, so that its estimates stay unbiased. In all other
 //! cases the new size is drawn like any allocation: readers of dumps work the weight out of
 //! the average size of a stack's objects, and a weight of another size would mislead them.
 //!
 //! All usable bytes go along, not only those asked for: where jemalloc would have left an
-//! object in its place, nobody may see that it moved.
+//! object at its address, nobody may see that it moved.
 
 use super::calls::{ordinary, request};
 use super::*;
@@ -24,7 +24,7 @@ pub unsafe fn usable_size(p: *const c_void) -> usize {
     unsafe { Object::read(p.cast()).layout().usable }
 }
 
-/// What the new size is counted with.
+/// Weight of the new size.
 #[derive(Clone, Copy, PartialEq)]
 enum Weight {
     /// That of its old size, if the new one weighs as much.
@@ -112,14 +112,14 @@ fn stay(
     let number = session::control().epoch.load(Ordering::Relaxed);
     let Request { bytes, align, zero } = request;
     let (old, new) = (object.layout(), object::layout(bytes, align));
-    let fits_place = old.offset == new.offset && (at as usize).is_multiple_of(align);
+    let fits_address = old.offset == new.offset && (at as usize).is_multiple_of(align);
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
     let own = thread.and_then(|thread| of_own_session(thread, object));
     let Some((thread, epoch)) = own else {
         return null_mut();
     };
-    if number == 0 || local.epoch != number || !fits_place || !session::is_current(epoch) {
+    if number == 0 || local.epoch != number || !fits_address || !session::is_current(epoch) {
         return null_mut();
     }
     let mut reborn = Object {
@@ -142,7 +142,7 @@ fn stay(
     }
     reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
     count_free(local, object);
-    // SAFETY: the header's place did not move, and the memory behind is there.
+    // SAFETY: the header did not move, and the memory behind is there.
     unsafe {
         if zero && new.usable > old.usable {
             clear(at.add(old.usable), new.usable - old.usable);
@@ -255,7 +255,7 @@ pub unsafe extern "C" fn rallocx_sampled(
 
 /// jemalloc's least large size class: below, objects are never resized in place.
 const LEAST_LARGE: usize = 4 * crate::sys::PAGE;
-/// Its largest of all.
+/// jemalloc's largest size class.
 const LARGEST: usize = 7 << 60;
 
 /// `xallocx` of a sampled object: resizes it in place, to `size` at least and `extra` more if
@@ -299,7 +299,7 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         return old;
     };
     let new = reborn.layout().usable;
-    // SAFETY: the header's place did not move, and the memory behind it is there.
+    // SAFETY: the header did not move, and the memory behind it is there.
     unsafe {
         if zero && new > old {
             clear(at.add(old), new - old);

@@ -21,7 +21,7 @@ use shm_protocol::layout::Control;
 /// Bytes that a child may allocate before it gets a segment of its own. None where every
 /// allocation is sampled.
 const WORTH_IT: i64 = 64 << 10;
-/// What the private page of a waiting child says. No session of its own has this epoch for
+/// Epoch in the private page of a waiting child. No session of its own has this epoch for
 /// its first two hundred changes.
 const WAITING_EPOCH: u8 = 255;
 
@@ -29,7 +29,7 @@ const WAITING_EPOCH: u8 = 255;
 /// `fork` itself tells.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
-/// What the page holds, but for [`WIPED`].
+/// Values of the page, besides [`WIPED`].
 const OURS: u32 = 1;
 const LEAVING: u32 = 2;
 const WIPED: u32 = 0;
@@ -75,7 +75,7 @@ pub fn mark_page() -> Option<*mut c_void> {
 }
 
 fn mark() -> Option<&'static AtomicU32> {
-    // SAFETY: null, or mapped for ever.
+    // SAFETY: null, or the page that `start` mapped and nobody unmaps.
     unsafe { MARK.load(Ordering::Relaxed).as_ref() }
 }
 

@@ -1,4 +1,4 @@
-//! Who this process is, read from /proc without a heap.
+//! Identity of this process, read from /proc without a heap.
 
 use crate::sys::{self, read_file};
 use core::sync::atomic::Ordering;
@@ -41,7 +41,7 @@ fn executable_build_id() -> Option<&'static [u8]> {
     let headers = unsafe { libc::getauxval(libc::AT_PHDR) };
     // The headers lie in the file's first page, after the ELF header.
     let start = headers & !4095;
-    // SAFETY: the executable is mapped for ever, its first page readable.
+    // SAFETY: the executable is mapped as long as the process runs, its first page readable.
     unsafe { Image::at(start, u64::MAX >> 1) }?.build_id()
 }
 

@@ -17,7 +17,7 @@ pub type Path = Text<512>;
 const IN_ORDER: u64 = 16;
 /// Names that are tried at random after them: others may have taken those in order.
 const AT_RANDOM: u64 = 48;
-/// One start in so many, as a power of two, looks for files that ended processes left.
+/// One start in 2 to this power looks for files that ended processes left.
 const SWEEP_BITS: u32 = 4;
 
 /// Makes the segment under the first free name, as [`segment::create`] does. A name that this very
@@ -34,7 +34,7 @@ pub fn create(
         sweep::sweep(dir());
     }
     let bytes = BYTES.load(Ordering::Relaxed);
-    // SAFETY: the view is ours to replace.
+    // SAFETY: the view is this library's static, or what an earlier call put over it.
     let make =
         |name: &CStr| unsafe { segment::create(name, CONTROL.0.get().cast(), bytes, tables) };
     for attempt in 0..IN_ORDER + AT_RANDOM {

@@ -1,4 +1,4 @@
-//! Which thread may write which shard of the counters alone.
+//! Assignment of shards to threads, each of which then writes its shard alone.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;

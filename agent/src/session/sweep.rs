@@ -27,7 +27,7 @@ const KEPT_BYTES: u64 = 1 << 30;
 /// Part of the folder's size that they may take, where that is less.
 const KEPT_SHARE: u64 = 4;
 const LISTING_BYTES: usize = 64 << 10;
-/// Where the name is in `struct linux_dirent64`.
+/// Offset of the name in `struct linux_dirent64`.
 const NAME_AT: usize = 19;
 
 /// The header of a segment file of this user, in a buffer of [`HEADER_BYTES`], and the file's
@@ -51,7 +51,7 @@ fn is_unused(header: &Header<'_>) -> bool {
     last.is_none_or(|session| header.collected_session() >= session.number)
 }
 
-/// Who a segment is of, as its content and its name must agree on.
+/// Process of a segment: content and name must agree on it.
 #[derive(Clone, Copy)]
 struct Owner {
     pid: u32,
@@ -174,7 +174,7 @@ pub fn sweep(dir: &[u8]) {
 struct Left {
     made_ns: u64,
     bytes: u64,
-    /// Where its name begins in the listing.
+    /// Offset of its name in the listing.
     at: usize,
 }
 
@@ -220,7 +220,7 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     Some((&listing[..len], most))
 }
 
-/// Removes the oldest profiles until so many and so many bytes are left. A process that
+/// Removes the oldest profiles until the rest is within the limits of number and bytes. A process that
 /// was killed could not give back what its table had not used: that goes first.
 fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], most: u64) {
     kept.sort_unstable_by_key(|left| core::cmp::Reverse(left.made_ns));

@@ -1,4 +1,4 @@
-//! What the head of a bank says: how full it is, what was lost, running totals.
+//! Head of a bank: how full it is, counters, running totals.
 
 use super::{Invalid, u32_at, u64_at};
 use crate::bank::Geometry;
@@ -11,7 +11,7 @@ use crate::segment::IntervalPeriod;
 use crate::tree::FIRST_NODE;
 use core::mem::{offset_of, size_of};
 
-/// What a bank's header says.
+/// A bank's header, read from a copy.
 #[derive(Clone, Copy)]
 pub struct BankSummary<'a> {
     bytes: &'a [u8],

@@ -1,4 +1,4 @@
-//! What the head of a segment says: identity, commands, status, modules.
+//! Head of a segment: identity, commands, status, modules.
 
 use super::{Invalid, text_at, u32_at, u64_at};
 use crate::layout::{
@@ -286,7 +286,7 @@ pub struct ModuleView<'a> {
     pub build_id: &'a [u8],
     /// Tick at which it was found unloaded.
     pub unloaded_tick: Option<u32>,
-    /// How many modules were at its place before it.
+    /// Number of modules that were at its addresses before it.
     pub instance: u32,
 }
 

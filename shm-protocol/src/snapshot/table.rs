@@ -98,7 +98,7 @@ const FLOATS: [usize; 2] = [
     offset_of!(Record, free_object_variance),
 ];
 
-/// What a stack's records say, in plain units.
+/// Sum of a stack's records, in plain units.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StackSums {
     /// Samples of allocations.

@@ -13,7 +13,7 @@
 //! - An allocation made by a comparison, or by a signal handler that interrupts one, is
 //!   not compared.
 //!
-//! # The caller must
+//! # Caller's duties
 //! - set `UNWIND_ORACLE_OUT`: the report goes to that path with `.` and the process's id
 //!   behind; without it nothing is compared;
 //! - have handlers allocate only where `malloc` itself was not interrupted.

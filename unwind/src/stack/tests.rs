@@ -1,4 +1,4 @@
-//! What is read of memory made by hand.
+//! Reads of memory made by hand.
 
 use super::*;
 use std::vec;

@@ -1,4 +1,4 @@
-//! What is kept of a module: read once, when it is registered, into memory of our own.
+//! Facts of a module: read once, when it is registered, into memory of our own.
 
 use crate::module::find::Found;
 use crate::sys;
@@ -17,12 +17,12 @@ const NAMES_BYTES: usize = 256 << 10;
 /// See above.
 #[derive(Clone, Copy)]
 pub struct Facts {
-    /// Its code; `None`: its headers cannot be read.
+    /// Executable part; `None`: the headers cannot be read.
     pub text: Option<Text>,
-    /// Its build id, of this length.
+    /// Build id, of the length below.
     pub build_id: [u8; 32],
     pub build_id_len: u8,
-    /// Its path; empty for the executable.
+    /// Path; empty for the executable.
     pub name: &'static [u8],
 }
 
@@ -74,7 +74,7 @@ fn keep(name: &[u8]) -> &'static [u8] {
     &room[..len + name.len()]
 }
 
-/// Memory for a name, mapped for ever. `None`: there is none left.
+/// Memory for a name, never unmapped. `None`: there is none left.
 fn room_for(bytes: usize) -> Option<&'static mut [u8]> {
     static USED: AtomicUsize = AtomicUsize::new(0);
     let names = names()?;
