@@ -38,7 +38,7 @@ impl Links {
     }
 
     /// The list of an item.
-    pub fn of(&self, v: usize) -> &[usize] {
+    pub fn linked_to(&self, v: usize) -> &[usize] {
         &self.list[self.start[v]..self.start[v + 1]]
     }
 }
@@ -97,8 +97,20 @@ impl Bare {
                     continue;
                 }
                 rows[row_of[v]].push(v);
-                stack.extend(self.near[last].of(v).iter().rev().filter(|&&w| !seen[w]));
-                stack.extend(self.near[first].of(v).iter().rev().filter(|&&w| !seen[w]));
+                stack.extend(
+                    self.near[last]
+                        .linked_to(v)
+                        .iter()
+                        .rev()
+                        .filter(|&&w| !seen[w]),
+                );
+                stack.extend(
+                    self.near[first]
+                        .linked_to(v)
+                        .iter()
+                        .rev()
+                        .filter(|&&w| !seen[w]),
+                );
             }
         }
         rows

@@ -203,7 +203,7 @@ impl<'a> Ordering<'a> {
         }
         // Position by position, so that every list comes out sorted.
         for (position, &w) in neighbours.iter().enumerate() {
-            for &v in self.graph.near[1 - side].of(w) {
+            for &v in self.graph.near[1 - side].linked_to(w) {
                 self.near[side][self.next[v]] = position;
                 self.next[v] += 1;
             }

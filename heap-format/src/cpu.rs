@@ -100,14 +100,15 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
     Ok(profile)
 }
 
-struct Record {
+/// A stack and the number of its samples.
+struct SampledStack {
     count: u64,
     /// Lookup addresses, leaf first.
     stack: Vec<u64>,
 }
 
 /// All records up to the trailer; what follows stays in `rest`.
-fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<Record>, Fault> {
+fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<SampledStack>, Fault> {
     let truncated = || Fault::whole("ends in the middle of its samples: it was cut off");
     let mut records = Vec::new();
     loop {
@@ -129,13 +130,13 @@ fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<Record>, Fault> {
         if count == 0 && stack == [0] {
             return Ok(records);
         }
-        records.push(Record { count, stack });
+        records.push(SampledStack { count, stack });
     }
 }
 
 /// Removes what the signal handler left on the stacks: up to two frames behind
 /// the leaf that nearly all stacks share, and leaves that are there twice.
-fn strip_handler(records: &mut [Record]) {
+fn strip_handler(records: &mut [SampledStack]) {
     let margin = records.len() / 32;
     for _ in 0..2 {
         let mut second: HashMap<u64, usize> = HashMap::new();

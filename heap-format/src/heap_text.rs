@@ -22,14 +22,14 @@ use crate::variance;
 /// Start of this kind of file.
 pub(crate) const START: &[u8] = b"heap profile:";
 
-/// The four numbers of a record: in use and allocated, objects and bytes.
+/// The four numbers of a line: in use and allocated, objects and bytes.
 #[derive(Clone, Copy, Default, PartialEq)]
-struct Record {
+struct Counts {
     live: (i64, i64),
     allocated: (i64, i64),
 }
 
-impl Record {
+impl Counts {
     fn parse(scan: &mut Scan) -> Option<Self> {
         let mut number = |before: &[u8]| {
             scan.blanks().literal(before)?;
@@ -47,7 +47,7 @@ impl Record {
         average(self.live).or(average(self.allocated)).unwrap_or(0)
     }
 
-    fn add(&mut self, other: &Record) {
+    fn add(&mut self, other: &Counts) {
         let sum = |a: &mut (i64, i64), b: (i64, i64)| {
             *a = (a.0.saturating_add(b.0), a.1.saturating_add(b.1));
         };
@@ -58,7 +58,7 @@ impl Record {
 
 /// Content of the first line.
 struct Header {
-    totals: Record,
+    totals: Counts,
     period: i64,
     /// Whether counts are samples, to be scaled.
     sampled: bool,
@@ -88,7 +88,7 @@ fn parse_header(text: &[u8]) -> Result<Header, Fault> {
     let malformed = || Fault::here("is no complete \u{201c}heap profile:\u{201d} header");
     let mut scan = Scan::new(text);
     scan.literal(START).ok_or_else(malformed)?;
-    let totals = Record::parse(&mut scan).ok_or_else(malformed)?;
+    let totals = Counts::parse(&mut scan).ok_or_else(malformed)?;
     scan.blanks().literal(b"@").ok_or_else(malformed)?;
     let kind = scan.blanks().rest().trim_ascii_end();
     let (kind, period) = match kind.iter().position(|&c| c == b'/') {
@@ -124,7 +124,7 @@ struct Reader {
     /// Whether the values of stacks include allocated ones.
     has_allocated: bool,
     /// Sum of the records, to compare with the header.
-    seen: Record,
+    seen: Counts,
     /// Set by the second line of this project's dumps.
     ours: bool,
     /// Whether the variances of objects are among their exact values.
@@ -138,7 +138,7 @@ struct Reader {
 
 impl Reader {
     fn new(header: Header) -> Self {
-        let Record { live, allocated } = header.totals;
+        let Counts { live, allocated } = header.totals;
         let has_allocated = (allocated.0 != live.0 && allocated.0 != 0)
             || (allocated.1 != live.1 && allocated.1 != 0);
         let profile = Profile {
@@ -155,7 +155,7 @@ impl Reader {
             interner: Interner::new(),
             scratch: Vec::new(),
             has_allocated,
-            seen: Record::default(),
+            seen: Counts::default(),
             ours: false,
             varied: false,
             open: false,
@@ -223,7 +223,7 @@ impl Reader {
     fn stack(&mut self, text: &[u8]) -> Result<(), Fault> {
         let mut scan = Scan::new(text);
         let malformed = || Fault::here("is neither a stack nor a comment");
-        let record = Record::parse(&mut scan).ok_or_else(malformed)?;
+        let record = Counts::parse(&mut scan).ok_or_else(malformed)?;
         scan.blanks().literal(b"@").ok_or_else(malformed)?;
         let addresses = scan.rest();
         let repeated = self.frames(addresses)?;
@@ -304,7 +304,7 @@ impl Reader {
         self.profile.values[start..].copy_from_slice(&detail.values());
         if let Some(size) = self.profile.block_sizes.last_mut() {
             let [all, all_bytes, live, live_bytes] = detail.values();
-            *size = Record {
+            *size = Counts {
                 live: (live, live_bytes),
                 allocated: (all, all_bytes),
             }

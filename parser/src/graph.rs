@@ -1,10 +1,13 @@
 //! The call graph: entries, calls between them, and trimming to what is worth
 //! showing. Numbers and choices are pprof's.
 
+mod mixer;
+
 use std::collections::HashMap;
 
 use crate::nodes::Nodes;
 use crate::view::View;
+use mixer::Mixer;
 
 /// An entry with its weights.
 #[derive(Clone, Debug, Default)]
@@ -125,23 +128,14 @@ impl Graph {
             );
             graph = Self::new(view, nodes, Some(&kept));
         }
-        let total: i64 = graph
-            .nodes
-            .iter()
-            .fold(0, |sum: i64, n| sum.saturating_add(n.flat));
+        let flats = graph.nodes.iter().map(|n| n.flat);
+        let total = flats.fold(0, i64::saturating_add);
         let cutoff = |fraction: f64| ((total as f64 * fraction) as i64).saturating_abs();
         let (node_cutoff, edge_cutoff) = (cutoff(trim.node_fraction), cutoff(trim.edge_fraction));
         let all = graph.nodes.len();
-        if graph
-            .nodes
-            .iter()
-            .any(|n| n.cum.saturating_abs() < node_cutoff)
-        {
-            let heavy = graph
-                .nodes
-                .iter()
-                .filter(|n| n.cum.saturating_abs() >= node_cutoff);
-            let kept = set(nodes.count(), heavy);
+        let is_heavy = |n: &&Node| n.cum.saturating_abs() >= node_cutoff;
+        if !graph.nodes.iter().all(|n| is_heavy(&n)) {
+            let kept = set(nodes.count(), graph.nodes.iter().filter(is_heavy));
             graph = Self::new(view, nodes, Some(&kept));
         }
         let candidates = graph.nodes.len();
@@ -497,35 +491,5 @@ impl Builder {
             graph.edges.push(edge);
         }
         graph
-    }
-}
-
-/// Hashes a pair of numbers by one multiplication. The numbers are our own
-/// consecutive ones, so nobody can choose colliding keys.
-#[derive(Clone, Default)]
-struct Mixer;
-
-impl std::hash::BuildHasher for Mixer {
-    type Hasher = MixerState;
-
-    fn build_hasher(&self) -> MixerState {
-        MixerState(0)
-    }
-}
-
-struct MixerState(u64);
-
-impl std::hash::Hasher for MixerState {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&b| self.write_u64(b.into()));
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        let wide = u128::from(value ^ self.0) * 0x9e37_79b9_7f4a_7c15_u128;
-        self.0 = (wide >> 64) as u64 ^ wide as u64;
     }
 }

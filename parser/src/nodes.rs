@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use heap_format::NO_MAPPING;
+use heap_format::{Function, Line, NO_MAPPING};
 
 use crate::view::View;
 
@@ -129,10 +129,9 @@ fn infos(
 ) -> Vec<Info> {
     let profile = view.profile();
     let frame = &profile.locations[location as usize];
-    let address = if granularity == Granularity::Addresses {
-        frame.address
-    } else {
-        0
+    let address = match granularity {
+        Granularity::Addresses => frame.address,
+        _ => 0,
     };
     let object = || match frame.mapping {
         NO_MAPPING => String::new(),
@@ -149,32 +148,35 @@ fn infos(
             ..Info::default()
         }];
     }
-    let shown = if inlines {
-        lines
-    } else {
-        &lines[lines.len() - 1..]
+    let shown = match inlines {
+        true => lines,
+        false => &lines[lines.len() - 1..],
     };
-    let info = |line: &heap_format::Line| {
+    let info = |line: &Line| {
         let function = &profile.functions[line.function as usize];
-        let mut info = Info {
-            address,
-            ..Info::default()
-        };
-        if granularity != Granularity::Files {
-            info.name = function.name.clone();
-        }
-        if granularity != Granularity::Functions {
-            info.file = clean(&function.file);
-        }
-        if matches!(granularity, Granularity::Lines | Granularity::Addresses) {
-            info.line = line.line;
-        }
+        let mut info = of_line(function, line.line, granularity);
+        info.address = address;
         if info.name.is_empty() || objects {
             info.object = object();
         }
         info
     };
     shown.iter().map(info).collect()
+}
+
+/// The entry of a line of a function, without address and object file.
+fn of_line(function: &Function, line: u32, granularity: Granularity) -> Info {
+    let mut info = Info::default();
+    if granularity != Granularity::Files {
+        info.name = function.name.clone();
+    }
+    if granularity != Granularity::Functions {
+        info.file = clean(&function.file);
+    }
+    if matches!(granularity, Granularity::Lines | Granularity::Addresses) {
+        info.line = line;
+    }
+    info
 }
 
 /// A path without `.`, `..` and doubled slashes.

@@ -84,7 +84,7 @@ impl<'a> Files<'a> {
 
     /// The files to try for a mapping, in order. The error is a warning for
     /// people: why there is none.
-    pub fn of(&self, mapping: &Mapping) -> Result<Vec<Source>, String> {
+    pub fn sources_of(&self, mapping: &Mapping) -> Result<Vec<Source>, String> {
         let (path, deleted) = maps::strip_deleted(&mapping.path);
         let is_main = self.main.as_deref() == Some(path);
         let mut refused = Vec::new();

@@ -146,7 +146,7 @@ fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mu
     }
     let mut open: Vec<Open> = Vec::new();
     for module in modules {
-        match files.of(&module.mapping) {
+        match files.sources_of(&module.mapping) {
             Ok(sources) => open.push(Open {
                 module,
                 sources: sources.into_iter(),

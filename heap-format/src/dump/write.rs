@@ -50,7 +50,7 @@ impl<P: Borrow<Profile>> Text<P> {
         let lines = |&stack: &usize| columns.estimates(of, stack).lines(interval);
         let parts = numbers
             .chunks(PART)
-            .map(|part| Part::of(part.iter().map(lines)));
+            .map(|part| Part::add_up(part.iter().map(lines)));
         let parts = parts.collect();
         Ok(Self::made(profile, parts))
     }
@@ -157,10 +157,10 @@ pub struct Part {
 impl Part {
     /// Those of stacks with these numbers, sampled once every `interval` bytes.
     pub fn new(details: impl Iterator<Item = Detail>, interval: u64) -> Self {
-        Self::of(details.map(|detail| Estimates::of(&detail).lines(interval)))
+        Self::add_up(details.map(|detail| Estimates::new(&detail).lines(interval)))
     }
 
-    fn of(lines: impl Iterator<Item = Lines>) -> Self {
+    fn add_up(lines: impl Iterator<Item = Lines>) -> Self {
         let mut part = Self {
             lines: Vec::with_capacity(PART),
             total: [Record::default(); 2],
@@ -208,7 +208,7 @@ impl Columns {
     /// Live and allocated estimates of a stack.
     fn estimates(&self, profile: &Profile, stack: usize) -> Estimates {
         if let Some(detail) = profile.details.get(stack) {
-            return Estimates::of(detail);
+            return Estimates::new(detail);
         }
         let values = profile.values_of(stack);
         Estimates([self.live, self.allocated].map(|(objects, bytes)| {
@@ -227,7 +227,7 @@ impl Columns {
 struct Estimates([Estimate; 2]);
 
 impl Estimates {
-    fn of(d: &Detail) -> Self {
+    fn new(d: &Detail) -> Self {
         let live = (d.live_samples(), d.live_objects(), d.live_bytes());
         let allocated = (d.alloc_samples, d.alloc_objects, d.alloc_bytes);
         Self([live, allocated].map(|(samples, objects, bytes)| Estimate {

@@ -18,15 +18,19 @@
 
 pub mod data;
 mod draw;
+mod rule;
+mod size;
 pub mod style;
 pub mod tree;
 
 use anyhow::Result;
-use heap_format::merge::BASE_LABEL;
 
 use super::context::Context;
 use super::format::{Format, Needs};
-use tree::{Tree, Weight};
+pub use draw::SCRIPT;
+pub use rule::Rule;
+pub use size::LIMIT;
+use tree::Tree;
 
 /// `--flame`.
 pub const FORMAT: Format = Format {
@@ -41,60 +45,9 @@ pub const FORMAT: Format = Format {
     )
 };
 
-/// Width of the plain picture without its margins.
-const WIDTH: f64 = 1180.0;
-
-/// Least share of the whole for a frame of its own: a tenth of a pixel.
-pub const LIMIT: f64 = 0.1 / WIDTH;
-
-/// Levels of the plain picture.
-const ROWS: u32 = 1500;
-
-/// The script that draws a tree; `boot.js` starts it in a picture of its own.
-pub const SCRIPT: &str = concat!(
-    include_str!("flame/numbers.js"),
-    include_str!("flame/tree.js"),
-    include_str!("flame/view.js")
-);
-
-/// Width of a frame that has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// As wide as the change.
-    Change,
-    /// As wide as the larger one of before and after.
-    Larger,
-}
-
-impl Rule {
-    /// The rule for a view: the larger one if it keeps its base apart.
-    pub fn of(context: &Context) -> Self {
-        let labels = &context.view.profile().labels;
-        if labels.iter().any(|l| l.key == BASE_LABEL) {
-            Self::Larger
-        } else {
-            Self::Change
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Change => "change",
-            Self::Larger => "larger",
-        }
-    }
-
-    fn width(self, weight: Weight) -> i128 {
-        match self {
-            Self::Change => weight.net().abs(),
-            Self::Larger => weight.plus.max(weight.minus),
-        }
-    }
-}
-
 /// The picture, as SVG.
 fn render(context: &Context) -> Result<String> {
     let column = context.view.column();
     let tree = Tree::new(context.view, context.nodes, &[column], LIMIT);
-    Ok(draw::document(context, &tree, Rule::of(context)))
+    Ok(draw::document(context, &tree, Rule::for_view(context)))
 }

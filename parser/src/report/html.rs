@@ -95,7 +95,7 @@ fn render(context: &Context) -> Result<String> {
     let data = data(&page);
     let (graphs, script_in_graph) = graph::all(&page);
     let script = script();
-    let policy = policy::of(&[&script, &script_in_graph]);
+    let policy = policy::allowing(&[&script, &script_in_graph]);
     let title = title(context);
     let title = escape(&title);
     let style = style::sheet();

@@ -94,6 +94,11 @@ fn routine(
             return;
         }
     };
+    listing(context, out, &source, lines);
+}
+
+/// The source lines around those with values.
+fn listing(context: &Context, out: &mut String, source: &str, lines: &BTreeMap<u32, Weights>) {
     let known = || lines.keys().copied().filter(|&line| line != 0);
     let first = known().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
     let last = known().max().unwrap_or(1).saturating_add(MARGIN);
@@ -101,7 +106,7 @@ fn routine(
         if value == 0 {
             ".".into()
         } else {
-            context.format(value, unit)
+            context.format(value, &context.options.unit)
         }
     };
     let text = source.lines().enumerate().skip(first as usize - 1);

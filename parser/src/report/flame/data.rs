@@ -6,8 +6,10 @@ use std::collections::HashMap;
 use heap_format::printable::printable;
 use serde::Serialize;
 
+use super::rule::Rule;
+use super::size::LIMIT;
+use super::style;
 use super::tree::{ROOT, SMALL, Tree};
-use super::{Rule, style};
 use crate::json;
 use crate::measure;
 use crate::report::context::Context;
@@ -56,7 +58,7 @@ impl Totals {
 
     /// The totals of a column, of a profile that keeps its base apart if it
     /// is a comparison.
-    pub fn of(view: &View, column: usize, compared: bool) -> Self {
+    pub fn of_column(view: &View, column: usize, compared: bool) -> Self {
         if !compared {
             return Self::same(view.of_column(column, true).total());
         }
@@ -117,7 +119,7 @@ pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) ->
         columns: columns.iter().enumerate().map(column).collect(),
         rule: rule.name(),
         pruned: tree.pruned,
-        limit: super::LIMIT,
+        limit: LIMIT,
     })
 }
 

@@ -3,13 +3,22 @@
 use std::fmt::Write;
 
 use super::data::{self, Column, Totals};
+use super::rule::Rule;
+use super::size::{ROWS, WIDTH};
+use super::style;
 use super::tree::{Frame, ROOT, SMALL, Tree};
-use super::{ROWS, Rule, SCRIPT, WIDTH, style};
 use crate::measure::percentage;
 use crate::report::context::Context;
 use callgraph::text;
 use callgraph::xml::{escape, escape_lines};
 use heap_format::printable::printable;
+
+/// The script that draws a tree; `boot.js` starts it in a picture of its own.
+pub const SCRIPT: &str = concat!(
+    include_str!("numbers.js"),
+    include_str!("tree.js"),
+    include_str!("view.js")
+);
 
 const BOOT: &str = include_str!("boot.js");
 

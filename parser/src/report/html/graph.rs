@@ -54,7 +54,7 @@ fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> 
     let mut view = context.view.of_column(column, with_base);
     if with_base {
         // As everywhere on the page, shares of a change are of all that changed.
-        let change = Totals::of(context.view, column, true).change;
+        let change = Totals::of_column(context.view, column, true).change;
         view.set_total(change.try_into().unwrap_or(i64::MAX));
     }
     let context = Context {

@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha256};
 
 /// The policy that allows these scripts, given as the browser sees them.
-pub fn of(scripts: &[&str]) -> String {
+pub fn allowing(scripts: &[&str]) -> String {
     let hashes: Vec<String> = scripts
         .iter()
         .filter(|s| !s.is_empty())
@@ -29,12 +29,12 @@ mod tests {
 
     #[test]
     fn nothing_is_allowed_that_is_not_named() {
-        let policy = of(&["a", ""]);
+        let policy = allowing(&["a", ""]);
         assert!(
             policy.starts_with("default-src 'none'; script-src 'sha256-ypeB"),
             "{policy}"
         );
         assert!(!policy.contains("script-src 'unsafe"), "{policy}");
-        assert!(of(&[]).contains("script-src 'none'"));
+        assert!(allowing(&[]).contains("script-src 'none'"));
     }
 }
