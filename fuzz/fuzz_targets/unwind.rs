@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     // SAFETY: the layout has a size.
     let at = unsafe { alloc_zeroed(layout) };
     assert!(!at.is_null());
-    // SAFETY: so many bytes were just allocated, nobody else has them.
+    // SAFETY: just allocated, of this size, and nobody else has it.
     unsafe { at.copy_from_nonoverlapping(module.as_ptr(), module.len()) };
     look_up(at as u64, size, usize::from(*step) + 1);
     // SAFETY: allocated above with this layout; what borrowed it is gone.

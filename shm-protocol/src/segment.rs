@@ -15,9 +15,9 @@ use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
 use core::ptr::null_mut;
 
-/// Default folder of the segments.
+/// Default directory of the segments.
 pub const DEFAULT_DIR: &str = "/dev/shm";
-/// Environment variable that names another folder.
+/// Environment variable that names another directory.
 pub const DIR_VARIABLE: &str = "MEM_PROFILER_DIR";
 /// Segment files are named `mem_profiler.<pid>.<start time>.<n>`; `n` tells apart the
 /// images that one process executed one after another.
@@ -370,7 +370,7 @@ impl SegmentFile {
     /// agent use them.
     ///
     /// # Errors
-    /// `ENOSPC` when the folder is full: the agent goes on with what it had.
+    /// `ENOSPC` when the directory is full: the agent goes on with what it had.
     pub fn reserve_steps(&self, session: u64, steps: u8) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);

@@ -79,7 +79,7 @@ pub struct Walk {
 struct Frame {
     registers: Registers,
     node: u32,
-    /// Its words and those of all frames further out are the first so many.
+    /// Number of words of this frame and of all frames further out, which are the first ones.
     words: u32,
     /// Which module at its place its code belongs to, and whether its step is the same
     /// whatever fp holds.
@@ -395,7 +395,7 @@ impl Walker {
     #[inline]
     unsafe fn first_changed(&self, from: usize) -> Option<usize> {
         let count = self.frame(from).words as usize;
-        // SAFETY: so many words are written.
+        // SAFETY: `intern` wrote this number of words for the frame.
         let words =
             unsafe { core::slice::from_raw_parts(self.words.as_ptr().cast::<Word>(), count) };
         // SAFETY: `span` holds them all, as every walk that fills the memo noted it, or they

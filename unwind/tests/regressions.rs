@@ -17,7 +17,7 @@ fn look_up(module: &[u8]) -> usize {
     // SAFETY: the layout has a size.
     let at = unsafe { alloc_zeroed(layout) };
     assert!(!at.is_null());
-    // SAFETY: so many bytes were just allocated, nobody else has them.
+    // SAFETY: just allocated, of this size, and nobody else has it.
     unsafe { at.copy_from_nonoverlapping(module.as_ptr(), module.len()) };
     let (start, end) = (at as u64, at as u64 + size as u64);
     // SAFETY: all of it stays allocated until the image is gone.
@@ -37,9 +37,9 @@ fn look_up(module: &[u8]) -> usize {
 
 #[test]
 fn tables_that_lie_are_survived() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/regressions");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/regressions");
     let mut modules = 0;
-    for entry in fs::read_dir(folder).expect("the inputs") {
+    for entry in fs::read_dir(directory).expect("the inputs") {
         let bytes = fs::read(entry.expect("an input").path()).expect("an input");
         modules += usize::from(look_up(&bytes) > 0);
     }

@@ -24,7 +24,7 @@ const MAX_FILES: usize = 1024;
 const KEPT: usize = 256;
 /// Bytes that they may take, all together.
 const KEPT_BYTES: u64 = 1 << 30;
-/// Part of the folder's size that they may take, where that is less.
+/// Part of the directory's size that they may take, where that is less.
 const KEPT_SHARE: u64 = 4;
 const LISTING_BYTES: usize = 64 << 10;
 /// Offset of the name in `struct linux_dirent64`.

@@ -46,7 +46,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Appends the addresses of the stack that ends in `leaf`, leaf first; tells whether
+    /// Appends the addresses of the stack that ends in `leaf`, leaf first; returns whether
     /// it is truncated.
     ///
     /// # Errors

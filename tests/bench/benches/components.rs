@@ -70,7 +70,7 @@ impl unwind::walk::Tree for Interned<'_> {
     }
 }
 
-/// A stack of so many frames, innermost first, that ends in 0; all that is read of it.
+/// A stack of this many frames, innermost first, that ends in 0; all that is read of it.
 fn stack(frames: usize) -> Vec<u64> {
     let mut memory = vec![0; frames * FRAME];
     for frame in 0..frames - 1 {

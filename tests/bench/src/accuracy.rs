@@ -67,7 +67,7 @@ pub struct Accuracy {
 }
 
 impl Accuracy {
-    /// Runs the program whose books are known so many times.
+    /// Runs the program whose account is known this many times.
     pub fn take(tools: &Tools, runs: u32) -> Result<Self> {
         let mut places: BTreeMap<String, Errors> = BTreeMap::new();
         for seed in 0..runs {

@@ -26,7 +26,7 @@ pub struct Dumping {
 }
 
 impl Dumping {
-    /// Measures in so many rounds, with so many pairs.
+    /// Measures in this many rounds, with this many pairs.
     pub fn take(tools: &Tools, rounds: u32, pairs: u64) -> Result<Self> {
         let (mut left, mut read, mut dumps) = (Vec::new(), Vec::new(), 0);
         for _ in 0..rounds {

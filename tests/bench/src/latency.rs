@@ -25,7 +25,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Starts so many sessions in a process that allocates all the time.
+    /// Starts this many sessions in a process that allocates all the time.
     pub fn take(tools: &Tools, sessions: u32) -> Result<Self> {
         let target = Target::start(tools)?;
         let segment = target.segment(tools)?;

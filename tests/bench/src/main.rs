@@ -43,7 +43,7 @@ struct Arguments {
     /// Further rounds of what the requirements compare.
     #[arg(long, default_value_t = 4)]
     more: u32,
-    /// Cargo's target folder, with what the script has built.
+    /// Cargo's target directory, with what the script has built.
     #[arg(long, value_name = "DIR")]
     target: PathBuf,
     /// What to measure: micro, micro-200, micro-2-threads, micro-4-threads, live, json,

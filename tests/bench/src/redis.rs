@@ -11,7 +11,7 @@ use crate::tools::Tools;
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server that keeps nothing on disk and listens in our own folder.
+/// A server that keeps nothing on disk and listens in our own directory.
 pub fn server(tools: &Tools) -> Command {
     let mut command = Command::new("redis-server");
     command
@@ -21,7 +21,7 @@ pub fn server(tools: &Tools) -> Command {
     command
 }
 
-/// Gives the server so many commands, half SET and half LPUSH, then ends it.
+/// Gives the server this many commands, half SET and half LPUSH, then ends it.
 pub fn load(tools: &Tools, commands: u64) -> Result<()> {
     let socket = tools.scratch("redis.socket");
     let deadline = Instant::now() + PATIENCE;

@@ -25,7 +25,7 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Measures by so many runs each.
+    /// Measures with this many runs of each.
     pub fn take(tools: &Tools, runs: u32) -> Result<Self> {
         let mut table = Table::new([
             "resident, KiB: off − jemalloc alone",

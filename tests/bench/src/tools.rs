@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 /// Folder of shared memory that scratch files, segments among them, go to.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Everything that is run, and a folder of our own, gone with this value.
+/// Everything that is run, and a directory of our own, gone with this value.
 pub struct Tools {
     target: PathBuf,
     sources: PathBuf,
@@ -19,7 +19,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Finds them under cargo's target folder; fails naming what is missing.
+    /// Finds them under cargo's target directory; fails naming what is missing.
     pub fn find(target: &Path) -> Result<Self> {
         let scratch = Path::new(SHARED_MEMORY).join(format!("mem-bench.{}", std::process::id()));
         std::fs::create_dir(&scratch)
@@ -90,7 +90,7 @@ impl Tools {
         self.sources.join(name)
     }
 
-    /// A path in our own folder.
+    /// A path in our own directory.
     pub fn scratch(&self, name: &str) -> PathBuf {
         self.scratch.join(name)
     }

@@ -121,7 +121,7 @@ impl Workload {
         }
     }
 
-    /// The command for so many operations, without what the configuration adds.
+    /// The command for this many operations, without what the configuration adds.
     fn command(self, tools: &Tools, config: Config, operations: u64) -> Result<Command> {
         let mut command;
         match self {
@@ -207,7 +207,7 @@ impl Workload {
     }
 }
 
-/// The SQL for so many rows.
+/// The SQL for this many rows.
 fn script(tools: &Tools, rows: u64) -> Result<PathBuf> {
     let path = tools.scratch(&format!("rows.{rows}.sql"));
     if !path.exists() {

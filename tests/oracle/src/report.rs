@@ -69,7 +69,7 @@ fn with<T>(work: impl FnOnce(&mut Report) -> T) -> T {
     work(report.get_or_insert_default())
 }
 
-/// Notes that a stack of so many frames was compared.
+/// Notes that a stack of this many frames was compared.
 pub fn compared(frames: usize) {
     with(|report| {
         report.compared += 1;
