@@ -70,8 +70,21 @@ impl Stage {
         let mut command = self.scratch.preloaded(&self.program);
         let mut target = Target::start(command.env("STAYS", "1"));
         assert_eq!(target.hear(), "ready");
-        self.session = in_session.then(|| Session::of(&self.scratch, target.pid(), "1024"));
+        if in_session {
+            self.session = Some(Session::of(&self.scratch, target.pid(), "1024"));
+            // A dump is to hold more than the first allocation.
+            wait::until("samples", || self.has_samples(target.pid()).then_some(()));
+        }
         self.target = Some(target);
+    }
+
+    fn has_samples(&self, pid: u32) -> bool {
+        let mut command = self.scratch.profiler();
+        command.args(["dump", "-p", &pid.to_string(), "-o"]);
+        command.arg(self.scratch.file("early_"));
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        outcome.profile().total(1) > 1 << 20
     }
 
     fn make_dump(&mut self) {
