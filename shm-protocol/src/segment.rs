@@ -132,10 +132,7 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
             unsafe { libc::munmap(twice.cast(), CONTROL_BYTES) };
             Ok(null_mut())
         }
-        Err(Errno(libc::EINVAL | libc::ENOSYS)) => {
-            Ok(view(null_mut(), bytes, 0).unwrap_or(null_mut()))
-        }
-        Err(_) => Ok(null_mut()),
+        Err(_) => Ok(view(null_mut(), bytes, 0).unwrap_or(null_mut())),
     }
 }
 
