@@ -8,16 +8,17 @@
 mod fork;
 mod identity;
 mod life;
+mod mark;
 mod name;
 mod shards;
 mod sweep;
 pub mod time;
 
-pub use fork::{claim_leaving, is_copy, leave, wait_as_child};
-pub use life::start;
+pub use fork::{leave, wait_as_child};
+pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};
 
-use crate::sys::PAGE;
+use crate::sys::{self, PAGE};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -102,6 +103,14 @@ pub fn at<T>(offset: usize) -> Option<*mut T> {
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
+/// Makes the segment, and begins the session that the environment asks for. At start-up; the
+/// limits are those of files and of address space, in bytes.
+pub fn start(file_limit: u64, address_space: u64) {
+    mark::start();
+    fork::start();
+    life::start(file_limit, address_space);
+}
+
 /// Number of the segment, among those that this process has made.
 pub fn segment_number() -> u32 {
     SEGMENTS.load(Ordering::Relaxed)
@@ -112,6 +121,12 @@ pub fn modules() -> Option<*mut ModuleTable> {
     // SAFETY: inside the whole segment; `attach` mapped it for a session, whose starter has
     // put memory behind this part.
     base().map(|base| unsafe { base.add(MODULES_OFFSET).cast() })
+}
+
+/// Puts a private, empty page over the view of commands, identity and status.
+fn cover_view() -> bool {
+    // SAFETY: our own static, whole pages of it; any bytes are a view.
+    unsafe { sys::cover(CONTROL.0.get().cast(), VIEW) }
 }
 
 /// Notes why there is no sampling.
@@ -125,7 +140,7 @@ fn refuse(reason: u32, errno: i32) {
 /// Notes that there is no sampling for want of memory; `errno` says more.
 #[cold]
 pub fn refuse_for_memory() {
-    refuse(REFUSES_MEMORY, crate::sys::errno());
+    refuse(REFUSES_MEMORY, sys::errno());
 }
 
 /// The whole segment, mapped now if it was not.

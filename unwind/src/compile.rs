@@ -5,15 +5,13 @@
 use crate::Cause;
 use crate::arch::{self, NUMBERS};
 use crate::elf::{Image, Section};
-use crate::row::{Row, Rows};
+use crate::row::{Bytes, Row, Rows};
 use crate::rule::{Kind, Rule};
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, Expression,
     FrameDescriptionEntry, LittleEndian, Operation, ParsedEhFrameHdr, Register, RegisterRule,
     UnwindExpression, UnwindSection,
 };
-
-pub(crate) type Bytes = EndianSlice<'static, LittleEndian>;
 
 /// The interpreter's working memory, a few KiB: kept off small stacks by its owner.
 pub struct Scratch {

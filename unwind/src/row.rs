@@ -5,12 +5,14 @@
 //! rows about, 5.5 KiB of stack.
 
 use crate::Cause;
-use crate::compile::Bytes;
 use core::mem::MaybeUninit;
 use gimli::{
-    BaseAddresses, CallFrameInstruction, CallFrameInstructionIter, CfaRule, EhFrame,
-    FrameDescriptionEntry, Register, RegisterRule,
+    BaseAddresses, CallFrameInstruction, CallFrameInstructionIter, CfaRule, EhFrame, EndianSlice,
+    FrameDescriptionEntry, LittleEndian, Register, RegisterRule,
 };
+
+/// Bytes of a module that is mapped.
+pub(crate) type Bytes = EndianSlice<'static, LittleEndian>;
 
 /// Most registers with a rule: 33 general ones and some to spare.
 const MOST_RULES: usize = 40;

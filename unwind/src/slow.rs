@@ -9,7 +9,8 @@
 //! About 1 µs, and as much for each frame asked.
 
 use crate::arch::{NUMBERS, return_address};
-use crate::compile::{Bytes, ENCODING, Scratch, Tables};
+use crate::compile::{ENCODING, Scratch, Tables};
+use crate::row::Bytes;
 use crate::rule::{Step, Word};
 use crate::stack::{Memory, Stack};
 use crate::{Cause, Registers, elf::Image};

@@ -1,21 +1,17 @@
 //! Forked children and their parent's segment, which they must not count into.
 //!
-//! A page that the kernel empties in every copy tells them apart, however they were made.
 //! At `fork` a child covers its parent's segment with a private page, which costs two system
 //! calls, and counts down what it allocates; only when that is worth it does it make a
 //! segment of its own. Most children execute another program before.
 
 use super::life::{self, Start};
 use super::shards;
-use super::{
-    BASE, BYTES, CONTROL, LIFE, MAKING, NONE, OWN, VIEW, WAITING, control, forget_sessions,
-};
+use super::{BASE, BYTES, LIFE, MAKING, NONE, OWN, WAITING, control, forget_sessions};
 use crate::local::Local;
 use crate::seccomp;
-use crate::sys::{self, PAGE};
-use core::ffi::c_void;
+use crate::sys;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shm_protocol::layout::Control;
 
 /// Bytes that a child may allocate before it gets a segment of its own. None where every
@@ -24,15 +20,6 @@ const WORTH_IT: i64 = 64 << 10;
 /// Epoch in the private page of a waiting child. No session of its own has this epoch for
 /// its first two hundred changes.
 const WAITING_EPOCH: u8 = 255;
-
-/// The page that the kernel empties in every copy; null on kernels before 4.14, where only
-/// `fork` itself tells.
-#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
-/// Values of the page, besides [`WIPED`].
-const OURS: u32 = 1;
-const LEAVING: u32 = 2;
-const WIPED: u32 = 0;
 
 /// The session that goes on in a child: what its parent was in when it forked.
 struct Pending {
@@ -54,44 +41,9 @@ static PENDING: Pending = Pending {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Makes the mark. At start-up.
+/// Notes the pid. At start-up.
 pub fn start() {
     OWNER.store(sys::pid(), Ordering::Relaxed);
-    let page = sys::map_private(PAGE);
-    if page.is_null() {
-        return;
-    }
-    // SAFETY: the page just mapped, which nobody else knows.
-    if unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) } == 0 {
-        let mark: *mut AtomicU32 = page.cast();
-        MARK.store(mark, Ordering::Relaxed);
-    }
-}
-
-/// The page that tells copies apart.
-pub fn mark_page() -> Option<*mut c_void> {
-    let mark = MARK.load(Ordering::Relaxed);
-    (!mark.is_null()).then(|| mark.cast())
-}
-
-fn mark() -> Option<&'static AtomicU32> {
-    // SAFETY: null, or the page that `start` mapped and nobody unmaps.
-    unsafe { MARK.load(Ordering::Relaxed).as_ref() }
-}
-
-/// Whether this process is a copy that has yet to leave its parent's segment. Three loads.
-/// Copies of a child that waits share nothing with it.
-#[inline]
-pub fn is_copy() -> bool {
-    LIFE.load(Ordering::Acquire) == OWN
-        && mark().is_some_and(|mark| mark.load(Ordering::Relaxed) != OURS)
-}
-
-/// Marks this process as the one that the segment in view is of.
-pub(super) fn sign() {
-    if let Some(mark) = mark() {
-        mark.store(OURS, Ordering::Release);
-    }
 }
 
 /// Stores what is not there yet: each page that a child writes to is copied for it.
@@ -99,15 +51,6 @@ fn put(to: &AtomicU64, value: u64) {
     if to.load(Ordering::Relaxed) != value {
         to.store(value, Ordering::Relaxed);
     }
-}
-
-/// Lets one thread of a copy that `fork`'s handlers did not see take it out of its parent's
-/// segment; whether the calling thread is that one.
-pub fn claim_leaving() -> bool {
-    mark().is_some_and(|mark| {
-        let taken = mark.compare_exchange(WIPED, LEAVING, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok()
-    })
 }
 
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets
@@ -127,7 +70,7 @@ pub fn leave(local: &mut Local, shard: Option<u32>, interrupted: bool) {
     }
     LIFE.store(WAITING, Ordering::Release);
     // A waiting child's view is private, and copied with the rest.
-    let left = was != OWN || cover_view() && drop_tables(interrupted);
+    let left = was != OWN || super::cover_view() && drop_tables(interrupted);
     if left {
         control().epoch.store(WAITING_EPOCH, Ordering::Release);
         begin_countdown(local);
@@ -169,12 +112,6 @@ fn pending() -> Option<Start> {
         interval: PENDING.interval.load(Ordering::Relaxed),
         deadline_ns,
     })
-}
-
-/// Puts a private, empty page over the view of commands, identity and status.
-pub(super) fn cover_view() -> bool {
-    // SAFETY: our own static, whole pages of it; any bytes are a view.
-    unsafe { sys::cover(CONTROL.0.get().cast(), VIEW) }
 }
 
 /// Gives up the parent's tables.

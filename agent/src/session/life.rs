@@ -1,12 +1,13 @@
 //! Birth and end of the segment.
 
-use super::fork;
 use super::identity;
+use super::mark;
 use super::name::{self, Path};
 use super::{
     BASE, BYTES, CONTROL, LIFE, NONE, OWN, SEGMENTS, control, forget_sessions, refuse, status, time,
 };
-use crate::{backend, seccomp, sys};
+use crate::sys::{self, variable};
+use crate::{backend, seccomp};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::ptr::null_mut;
@@ -20,11 +21,6 @@ use shm_protocol::segment::{Errno, Tables};
 
 /// Interval where the environment starts sampling and names none.
 const DEFAULT_INTERVAL: u64 = 1024;
-
-unsafe extern "C" {
-    /// glibc: null where the process runs with more rights than its caller.
-    fn secure_getenv(name: *const core::ffi::c_char) -> *const core::ffi::c_char;
-}
 
 /// The path of our segment, for its end.
 struct OwnPath(UnsafeCell<Path>);
@@ -41,11 +37,9 @@ static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
-/// Makes the segment, and begins the session that the environment asks for. At start-up; the
-/// limits are those of files and of address space, in bytes.
+/// See [`super::start`].
 pub fn start(file_limit: u64, address_space: u64) {
     FILE_LIMIT.store(file_limit, Ordering::Relaxed);
-    fork::start();
     name::start();
     BYTES.store(segment_bytes(address_space), Ordering::Relaxed);
     let start = wants_start().then(|| Start {
@@ -62,15 +56,6 @@ pub(super) struct Start {
     pub(super) session: u64,
     pub(super) interval: u64,
     pub(super) deadline_ns: u64,
-}
-
-/// An environment variable, where the process may trust its environment.
-pub(super) fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: glibc returns null or a terminated string.
-    unsafe {
-        let value = secure_getenv(name.as_ptr());
-        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
-    }
 }
 
 /// A number with an optional K, M or G (1024s).
@@ -155,7 +140,7 @@ fn own(start_time: u64, forked_from: u32, refusal: Option<Errno>) {
         let bytes = BYTES.load(Ordering::Relaxed);
         identity::write(CONTROL.0.get().cast(), bytes, start_time, forked_from);
     }
-    fork::sign();
+    mark::sign();
     SEGMENTS.fetch_add(1, Ordering::Relaxed);
     LIFE.store(OWN, Ordering::Release);
     if backend::stands_aside() {
@@ -170,7 +155,7 @@ pub(super) fn hide() {
     LIFE.store(NONE, Ordering::Release);
     forget_sessions();
     BASE.store(null_mut(), Ordering::Release);
-    if !fork::cover_view() {
+    if !super::cover_view() {
         // Somebody else's commands stay in view; `LIFE` lets nobody follow them.
         return;
     }
@@ -203,7 +188,7 @@ fn begin(start: Start) {
 /// Steps of a bank that a session of our own making begins with: an eighth where more can
 /// be had later, all where not.
 fn first_steps() -> u8 {
-    match fork::mark_page().is_some_and(super::can_populate) {
+    match mark::page().is_some_and(super::can_populate) {
         true => RESERVE_STEPS / 8,
         false => RESERVE_STEPS,
     }
@@ -213,7 +198,7 @@ fn first_steps() -> u8 {
 /// may forbid to remove it. What stays is removed by programs that start later, or by the
 /// controller.
 extern "C" fn destructor() {
-    if cfg!(test) || fork::is_copy() || LIFE.load(Ordering::Acquire) != OWN {
+    if cfg!(test) || mark::is_copy() || LIFE.load(Ordering::Acquire) != OWN {
         return;
     }
     let last = control().last_epoch.load(Ordering::Relaxed);

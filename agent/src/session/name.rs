@@ -1,8 +1,7 @@
 //! The segment's name.
 
-use super::life::variable;
 use super::{BYTES, CONTROL, sweep};
-use crate::sys::{self, Text};
+use crate::sys::{self, Text, variable};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
