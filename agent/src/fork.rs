@@ -11,36 +11,22 @@ pub fn start() {
     atfork::in_children(in_child);
 }
 
-/// State of the process, as a thread finds it before it samples or counts a free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
-    /// The process is no copy, or one that has left its parent's segment.
-    No,
-    /// A copy, which has left its parent's segment just now.
-    Left,
-    /// A copy, which another thread is taking out of its parent's segment.
-    Leaving,
-}
-
 /// Called before each sample and each free of a sampled object: a child made without
-/// `fork`'s handlers leaves its parent's segment here.
+/// `fork`'s handlers leaves its parent's segment here. Whether the thread may go on; it may not
+/// while another one takes the child out of the segment.
 #[inline]
-pub fn after_unseen_fork() -> Copy {
-    match session::is_copy() {
-        false => Copy::No,
-        true => leave_unseen(),
-    }
+pub fn leave_if_unseen(local: &mut Local) -> bool {
+    !session::is_copy() || leave_unseen(local)
 }
 
 #[cold]
-fn leave_unseen() -> Copy {
-    if !session::claim_leaving() {
-        return Copy::Leaving;
+fn leave_unseen(local: &mut Local) -> bool {
+    let first = session::claim_leaving();
+    if first {
+        // The sample that this is the start of has not touched anything yet.
+        leave(local, false);
     }
-    // The sample that this is the start of has not touched anything yet.
-    // SAFETY: the calling thread's state, of which its caller holds no reference across this.
-    leave(unsafe { &mut *arch::local() }, false);
-    Copy::Left
+    first
 }
 
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]

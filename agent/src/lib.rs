@@ -2,7 +2,7 @@
 //!
 //! # Promises
 //! - Off, it costs one load and one predicted branch an allocation, one compare a
-//!   free, and no memory but its own code and two pages.
+//!   free, and no memory but its own code and three pages.
 //! - On, each thread samples on average one allocation every `interval` bytes, walks
 //!   its stack and counts it in the shared segment (`shm-protocol`). Nothing leaves the
 //!   process; whoever can read the segment has the profile.

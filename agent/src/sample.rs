@@ -11,7 +11,7 @@ pub use resize::*;
 
 use crate::arch;
 use crate::backend;
-use crate::fork::{self, Copy};
+use crate::fork;
 use crate::local::Local;
 use crate::object::{self, Layout, Object};
 use crate::range::{self, Flags, FreeLists};
@@ -79,7 +79,7 @@ unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
 
 /// Draws the gap where the thread has not yet met the epoch, then samples if it is over.
 fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> *mut u8 {
-    if fork::after_unseen_fork() == Copy::Leaving || !session::wait_as_child(local) {
+    if !fork::leave_if_unseen(local) || !session::wait_as_child(local) {
         return null_mut();
     }
     let number = session::control()
@@ -289,7 +289,7 @@ fn count_untracked(thread: &Thread, epoch: &Epoch, record: RecordId, born: &NewS
 /// Counts the free of a sampled object, if its session still has its bank.
 #[inline]
 fn count_free(local: &mut Local, object: &Object) {
-    if fork::after_unseen_fork() == Copy::Leaving {
+    if !fork::leave_if_unseen(local) {
         return;
     }
     // SAFETY: null or the thread's own memory.

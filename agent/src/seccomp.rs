@@ -95,11 +95,10 @@ core::arch::global_asm!(
 
 /// madvise(2), but for a program that has installed a filter: it may have been tried with the
 /// C library's allocator alone, which seldom makes this call. jemalloc keeps freed pages that
-/// it cannot give back.
+/// it cannot give back. A call that is not made leaves `errno` alone, for `free` must.
 #[cfg_attr(test, allow(dead_code))]
 unsafe extern "C" fn advise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
     if is_installed() {
-        crate::sys::set_errno(libc::ENOSYS);
         return -1;
     }
     // SAFETY: the caller's.

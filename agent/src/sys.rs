@@ -1,5 +1,4 @@
-//! The system's calls that several rooms need, each with its `unsafe` once. Depends on nothing
-//! else of the agent.
+//! System calls and memory, each with its `unsafe` once. Depends on no other module.
 
 mod text;
 

@@ -82,7 +82,8 @@ pub struct Ends {
     /// The first thread's thread pointer: what that points to is a mapping of its own, and
     /// below it may lie whatever the program maps.
     pub first_thread: u64,
-    /// Distance below its thread pointer at which the outermost frame of another thread may be: what
+    /// Distance below its thread pointer at which the outermost frame of another thread may be:
+    /// what
     /// the C library puts between (thread-local storage), and less of the stack itself than
     /// the smallest one has.
     pub thread_slack: u64,

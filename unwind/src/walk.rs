@@ -137,7 +137,8 @@ fn never() -> Word {
     }
 }
 
-/// A thread's walker, with the memo of its last stack. About 400 KiB, of which only the depth in use is
+/// A thread's walker, with the memo of its last stack. About 400 KiB, of which only the
+/// depth in use is
 /// ever touched; all zero is a valid start but for [`init`](Self::init).
 #[repr(C)]
 pub struct Walker {

@@ -6,9 +6,9 @@
 //! the new-handler and throws. It is reached by jumps, so an exception meets no frame of
 //! ours. Ours also spare each stack a frame.
 //!
-//! Allocations that are not sampled are served through a pointer for each operator. Where the agent stands
-//! aside it leads to a sanitizer's, which checks that each object goes back by the
-//! counterpart of the form that it came from.
+//! Allocations that are not sampled are served through a pointer for each operator. Where the
+//! agent stands aside it leads to a sanitizer's, which checks that each object goes back by
+//! the counterpart of the form that it came from.
 
 use super::{free_low, skips_sampling, to};
 use crate::arch::{jump_through, with_registers_or_fail};
@@ -180,23 +180,21 @@ macro_rules! operators {
         #[cold]
         pub fn settle() {
             backend::settle();
-            $(slot::$new.store(plain::$kind as *mut c_void, Ordering::Relaxed);)*
+            // Each is stored once: another thread never meets a target that is to be replaced.
             let free = NEXT.free.load(Ordering::Relaxed);
-            $(slot::$delete.store(free, Ordering::Relaxed);)*
-            if backend::stands_aside() {
-                $(pass_on(&slot::$new, $new_name);)*
-                $(pass_on(&slot::$delete, $delete_name);)*
-            }
+            $(slot::$new.store(target($new_name, plain::$kind as *mut c_void), Ordering::Relaxed);)*
+            $(slot::$delete.store(target($delete_name, free), Ordering::Relaxed);)*
         }
     };
 }
 
-/// Hands an operator on to the next library's, where there is one.
-fn pass_on(slot: &AtomicPtr<c_void>, name: &CStr) {
-    let found = next_symbol(name);
-    if !found.is_null() {
-        slot.store(found, Ordering::Relaxed);
+/// Target of an operator: ours, or where the agent stands aside the next library's, if it has one.
+fn target(name: &CStr, ours: *mut c_void) -> *mut c_void {
+    if !backend::stands_aside() {
+        return ours;
     }
+    let found = next_symbol(name);
+    if found.is_null() { ours } else { found }
 }
 
 operators! {

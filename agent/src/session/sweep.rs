@@ -220,7 +220,8 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     Some((&listing[..len], most))
 }
 
-/// Removes the oldest profiles until the rest is within the limits of number and bytes. A process that
+/// Removes the oldest profiles until the rest is within the limits of number and bytes. A
+/// process that
 /// was killed could not give back what its table had not used: that goes first.
 fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], most: u64) {
     kept.sort_unstable_by_key(|left| core::cmp::Reverse(left.made_ns));

@@ -16,7 +16,8 @@ pub const HAS_LINK_REGISTER: bool = true;
 /// Whether the linker writes PLT entries whose CFA depends on the instruction.
 pub const HAS_PLT_RULE: bool = false;
 
-/// Whose extensions of the instructions code carries: on aarch64, where return addresses are signed.
+/// Vendor whose call frame instructions code carries: on aarch64, where return addresses are
+/// signed.
 pub const VENDOR: Vendor = Vendor::AArch64;
 
 /// The return address that a stack word stands for: without its pointer-authentication code,
