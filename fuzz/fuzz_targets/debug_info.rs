@@ -7,14 +7,13 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 
-/// The parser's own files; it is a program, not a library.
+/// The reader alone, which the library keeps to itself.
 #[allow(dead_code, unused_imports)]
 #[path = "../../symbols/src"]
 mod symbols {
     pub mod dwarf;
     pub mod elf;
-    pub mod links;
-    pub mod reader;
+    pub mod frame;
 }
 
 /// Bytes after which code is asked for, in a small program.

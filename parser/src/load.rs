@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use heap_format::merge::Base;
 use heap_format::{Profile, ReadError, maps, printable};
 use symbols::demangle::Style;
@@ -118,8 +118,8 @@ fn check(
     if let Some(warning) = symbols::doubt_binary(profile, binary) {
         warn(warning);
     }
-    symbols::check_binary(profile, binary, &printable::path(file))
-        .map_err(|message| anyhow!(message))
+    symbols::check_binary(profile, binary, &printable::path(file))?;
+    Ok(())
 }
 
 /// Calls the program what the user calls it.

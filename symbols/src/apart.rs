@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use heap_format::Profile;
 
-use super::reader::{self, Frame};
+use super::answer::{self, Failure};
+use super::frame::Frame;
 use super::{Options, symbolize};
 
 /// Address space that a child may take besides what it has.
@@ -25,25 +26,44 @@ const SECONDS: u64 = 300;
 /// Interval at which the wish of the caller to stop is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Why code is not named.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no child, or nothing can be read from it.
+    #[error("functions cannot be named: {0}")]
+    Io(io::Error),
+    /// The child says why.
+    #[error("functions cannot be named: {0}")]
+    Refused(Failure),
+    /// The child took longer than the caller had patience.
+    #[error("functions cannot be named: reading its files takes too long")]
+    TooLong,
+    /// The caller wished to stop.
+    #[error("functions cannot be named: interrupted")]
+    Interrupted,
+    /// The child died, or its answer is not for this profile.
+    #[error("functions cannot be named: a file of the process is damaged")]
+    Damaged,
+}
+
 /// Names of the functions at each location of `profile`, innermost first; none where
 /// nothing is known.
 ///
 /// # Errors
-/// A text for people: the child died, took longer than `patience`, or `stops` said so.
+/// The child died, took longer than `patience`, or `stops` said so.
 pub fn names(
     profile: Profile,
     options: &Options,
     patience: Duration,
     stops: impl Fn() -> bool,
-) -> Result<Vec<Vec<String>>, String> {
+) -> Result<Vec<Vec<String>>, Error> {
     let count = profile.locations.len();
-    let failed = |error: io::Error| format!("functions cannot be named: {error}");
-    let (from, to) = io::pipe().map_err(failed)?;
+    let (from, to) = io::pipe().map_err(Error::Io)?;
     // SAFETY: this process has one thread, so the child's copy of it is whole: no lock is
     // held by a thread that the child does not have.
     let child = unsafe { libc::fork() };
     match child {
-        -1 => return Err(failed(io::Error::last_os_error())),
+        -1 => return Err(Error::Io(io::Error::last_os_error())),
         0 => {
             drop(from);
             let code = i32::from(answer(profile, options, to).is_err());
@@ -54,11 +74,10 @@ pub fn names(
     }
     let answer = collect(from, Instant::now() + patience, stops);
     end(child);
-    let found = answer.map_err(|error| format!("functions cannot be named: {error}"))?;
-    match found.len() == count {
+    answer.and_then(|found| match found.len() == count {
         true => Ok(found),
-        false => Err("functions cannot be named: a file of the process is damaged".to_owned()),
-    }
+        false => Err(Error::Damaged),
+    })
 }
 
 /// The life of the child.
@@ -81,7 +100,7 @@ fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Re
             .map(frame)
             .collect()
     });
-    reader::send(&mut to, &Ok(frames.collect()))
+    answer::send(&mut to, &Ok(frames.collect()))
 }
 
 /// Sets limits, ends with the parent, and says nothing.
@@ -120,23 +139,15 @@ fn collect(
     mut from: PipeReader,
     deadline: Instant,
     stops: impl Fn() -> bool,
-) -> io::Result<Vec<Vec<String>>> {
+) -> Result<Vec<Vec<String>>, Error> {
     let mut bytes = Vec::new();
     let mut chunk = vec![0; 1 << 16];
     loop {
-        let late = Instant::now() >= deadline;
-        if late || stops() {
-            let kind = if late {
-                io::ErrorKind::TimedOut
-            } else {
-                io::ErrorKind::Interrupted
-            };
-            let why = if late {
-                "reading its files takes too long"
-            } else {
-                "interrupted"
-            };
-            return Err(io::Error::new(kind, why));
+        if Instant::now() >= deadline {
+            return Err(Error::TooLong);
+        }
+        if stops() {
+            return Err(Error::Interrupted);
         }
         let mut poll = libc::pollfd {
             fd: from.as_raw_fd(),
@@ -147,12 +158,12 @@ fn collect(
         if unsafe { libc::poll(&raw mut poll, 1, LOOK.as_millis() as libc::c_int) } <= 0 {
             continue;
         }
-        match from.read(&mut chunk)? {
+        match from.read(&mut chunk).map_err(Error::Io)? {
             0 => break,
             n => bytes.extend_from_slice(&chunk[..n]),
         }
     }
-    match reader::receive(&mut bytes.as_slice())? {
+    match answer::receive(&mut bytes.as_slice()).map_err(Error::Io)? {
         Some(Ok(frames)) => {
             let name = |frame: &Frame| frame.name.as_ref().to_owned();
             Ok(frames
@@ -160,8 +171,8 @@ fn collect(
                 .map(|f| f.iter().map(name).collect())
                 .collect())
         }
-        Some(Err(error)) => Err(io::Error::other(error)),
-        None => Err(io::Error::other("a file of the process is damaged")),
+        Some(Err(failure)) => Err(Error::Refused(failure)),
+        None => Err(Error::Damaged),
     }
 }
 

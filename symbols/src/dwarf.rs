@@ -24,7 +24,7 @@ use std::rc::Rc;
 
 use gimli::AbbreviationsCacheStrategy;
 
-use super::reader::{Frame, Frames};
+use super::frame::{Frame, Frames};
 use functions::Function;
 pub use image::Image;
 use lines::Row;

@@ -62,6 +62,15 @@ impl Elf {
     }
 }
 
+/// A build id as messages show it.
+pub fn shown_id(id: &BuildId) -> String {
+    if id.is_empty() {
+        "none".into()
+    } else {
+        id.to_string()
+    }
+}
+
 /// The least page; segments start in the page that their address is in.
 const PAGE: u64 = 4096;
 

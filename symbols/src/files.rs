@@ -11,9 +11,12 @@ use std::process::{Command, Stdio};
 
 use heap_format::{BuildId, Mapping, Profile, maps, printable};
 
-use super::elf::Elf;
+use super::elf::{Elf, shown_id};
+use super::module::Module;
+use super::options::Options;
+use super::process;
+use super::program::main_mapping;
 use super::reader::{Request, is_there};
-use super::{Module, Options, is_of_this_machine, main_mapping, shown_id};
 
 /// Directories of separate debug files on most systems.
 const DEBUG_DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
@@ -27,6 +30,42 @@ pub struct Files<'a> {
     process: Option<PathBuf>,
     /// Directories that are searched for debug files by build id and debug link.
     pub debug_directories: Vec<PathBuf>,
+}
+
+/// Why a mapping's functions are not named.
+#[derive(Debug, thiserror::Error)]
+pub enum NoSource {
+    /// The file cannot be opened, or is no ELF file.
+    #[error("{0:#}; its functions are not named")]
+    Unusable(anyhow::Error),
+    /// It is not the file that was profiled.
+    #[error(
+        "{path} has the build id {found}, the profiled file had {recorded}; its functions are not \
+         named (--force uses it anyway)"
+    )]
+    OtherBuild {
+        /// The file.
+        path: String,
+        /// Its build id.
+        found: String,
+        /// That of the profiled file.
+        recorded: BuildId,
+    },
+    /// Another file was put in its place, and no build id tells which one this is.
+    #[error(
+        "{path} was replaced while the program ran; its functions are not named (--force uses the \
+         new file)"
+    )]
+    Replaced {
+        /// The file.
+        path: String,
+    },
+    /// It is in none of the directories given.
+    #[error("{path} is not in the directories given; its functions are not named")]
+    Absent {
+        /// The file.
+        path: String,
+    },
 }
 
 /// A file with symbols.
@@ -65,10 +104,7 @@ impl<'a> Files<'a> {
                 .0
                 .to_path_buf()
         });
-        let process = profile
-            .facts
-            .pid
-            .filter(|_| is_of_this_machine(profile))
+        let process = process::pid_here(profile)
             .map(|pid| PathBuf::from(format!("/proc/{pid}")))
             .filter(|directory| directory.is_dir());
         let own = DEBUG_DIRECTORIES.map(PathBuf::from);
@@ -84,7 +120,7 @@ impl<'a> Files<'a> {
 
     /// The files to try for a mapping, in order. The error is a warning for
     /// people: why there is none.
-    pub fn sources_of(&self, mapping: &Mapping) -> Result<Vec<Source>, String> {
+    pub fn sources_of(&self, mapping: &Mapping) -> Result<Vec<Source>, NoSource> {
         let (path, deleted) = maps::strip_deleted(&mapping.path);
         let is_main = self.main.as_deref() == Some(path);
         let mut refused = Vec::new();
@@ -112,10 +148,9 @@ impl<'a> Files<'a> {
         match (sources.is_empty(), refused.into_iter().next()) {
             (false, _) => Ok(sources),
             (true, Some(why)) => Err(why),
-            (true, None) if path.is_absolute() => Err(format!(
-                "{} is not in the directories given; its functions are not named",
-                printable::path(path)
-            )),
+            (true, None) if path.is_absolute() => Err(NoSource::Absent {
+                path: printable::path(path),
+            }),
             // A bare name, as some formats have: there is nothing to open.
             (true, None) => Ok(sources),
         }
@@ -127,30 +162,28 @@ impl<'a> Files<'a> {
         path: &Path,
         mapping: &Mapping,
         deleted: bool,
-        refused: &mut Vec<String>,
+        refused: &mut Vec<NoSource>,
     ) -> Option<Source> {
-        let shown = printable::path(path);
         let elf = match Elf::open(path) {
             Ok(elf) => elf,
             Err(error) => {
-                refused.push(format!("{error:#}; its functions are not named"));
+                refused.push(NoSource::Unusable(error));
                 return None;
             }
         };
         let (recorded, force) = (&mapping.build_id, self.options.force);
         if !force && !recorded.is_empty() && elf.build_id != *recorded {
-            refused.push(format!(
-                "{shown} has the build id {}, the profiled file had {recorded}; its functions are \
-                 not named (--force uses it anyway)",
-                shown_id(&elf.build_id),
-            ));
+            refused.push(NoSource::OtherBuild {
+                path: printable::path(path),
+                found: shown_id(&elf.build_id),
+                recorded: recorded.clone(),
+            });
             return None;
         }
         if !force && deleted && recorded.is_empty() {
-            refused.push(format!(
-                "{shown} was replaced while the program ran; its functions are not named \
-                 (--force uses the new file)"
-            ));
+            refused.push(NoSource::Replaced {
+                path: printable::path(path),
+            });
             return None;
         }
         Some(Source {
@@ -166,7 +199,7 @@ impl<'a> Files<'a> {
         &self,
         path: &Path,
         mapping: &Mapping,
-        refused: &mut Vec<String>,
+        refused: &mut Vec<NoSource>,
     ) -> Option<Source> {
         let below_root = path.strip_prefix("/").unwrap_or(path);
         let stays = below_root

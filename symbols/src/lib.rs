@@ -9,43 +9,33 @@
 //! Code without a file has its names from the kernel ([`vdso`]) or from the
 //! list that its maker wrote ([`perf_map`]).
 
+mod answer;
 pub mod apart;
 pub mod demangle;
 mod dwarf;
 mod elf;
 mod files;
+mod frame;
 mod links;
+mod module;
 mod names;
+mod options;
 mod perf_map;
+mod process;
 mod program;
 mod reader;
 mod vdso;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use heap_format::{BuildId, Location, Mapping, Profile, maps, marker_at};
+use heap_format::{BuildId, Mapping, Profile, maps, marker_at};
 
-use demangle::Style;
 use files::{Files, Source};
+use module::Module;
 use names::Names;
-pub use program::{check_binary, doubt_binary, main_mapping};
-
-/// Files and services that symbols are looked up in.
-pub struct Options<'a> {
-    /// The program that was profiled, wherever it is now.
-    pub binary: Option<&'a Path>,
-    /// Use files although their build ids differ.
-    pub force: bool,
-    /// Style of C++ and Rust names.
-    pub demangle: Style,
-    /// Directories with the files of another machine, or with debug files.
-    pub directories: &'a [PathBuf],
-    /// Ask `debuginfod-find` for what is not here.
-    pub debuginfod: bool,
-    /// Names of JIT code.
-    pub perf_map: Option<&'a Path>,
-}
+pub use options::Options;
+pub use program::{WrongBinary, check_binary, doubt_binary, main_mapping};
 
 /// Gives every location of `profile` that has no names yet those that can be
 /// found. Returns warnings for people.
@@ -101,42 +91,6 @@ fn has_file(mapping: &Mapping) -> bool {
     !special
 }
 
-/// Addresses of one file.
-pub struct Module {
-    /// A mapping of it.
-    mapping: Mapping,
-    /// Locations in it.
-    addresses: Vec<FileAddress>,
-}
-
-/// A location in a file.
-struct FileAddress {
-    /// Number of the location.
-    location: usize,
-    /// Offset in the file.
-    offset: u64,
-    /// Distance from the start of its mapping.
-    distance: u64,
-}
-
-impl Module {
-    fn new(mapping: &Mapping) -> Self {
-        Self {
-            mapping: mapping.clone(),
-            addresses: Vec::new(),
-        }
-    }
-
-    fn note(&mut self, number: usize, location: &Location, mapping: &Mapping) {
-        let distance = location.address.wrapping_sub(mapping.start);
-        self.addresses.push(FileAddress {
-            location: number,
-            offset: distance.wrapping_add(mapping.file_offset),
-            distance,
-        });
-    }
-}
-
 /// Looks all modules up, each in the first of its files that names anything.
 fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mut Vec<String>) {
     struct Open {
@@ -152,7 +106,7 @@ fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mu
                 sources: sources.into_iter(),
                 failed: None,
             }),
-            Err(warning) => warnings.push(warning),
+            Err(none) => warnings.push(none.to_string()),
         }
     }
     while !open.is_empty() {
@@ -177,24 +131,9 @@ fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mu
                     continue;
                 }
                 Ok(_) => {}
-                Err(error) => item.failed = Some(error),
+                Err(error) => item.failed = Some(error.to_string()),
             }
             open.push(item);
         }
     }
-}
-
-fn shown_id(id: &BuildId) -> String {
-    if id.is_empty() {
-        "none".into()
-    } else {
-        id.to_string()
-    }
-}
-
-/// Whether the profile was taken on this machine since it was started.
-fn is_of_this_machine(profile: &Profile) -> bool {
-    let own = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let recorded = profile.facts.boot_id.as_deref().map(str::trim);
-    recorded.is_some_and(|recorded| own.is_ok_and(|own| own.trim() == recorded))
 }

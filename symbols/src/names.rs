@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use heap_format::{Function, Line, Profile};
 
-use super::reader::Frame;
+use super::frame::Frame;
 use crate::demangle::{Style, demangle};
 
 /// Functions and lines under construction.

@@ -2,17 +2,26 @@
 //! writes: `/tmp/perf-PID.map`, lines of `START SIZE NAME` in hex.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use heap_format::{Profile, opening, printable};
 
-use super::is_of_this_machine;
 use super::names::Names;
+use super::process::pid_here;
 
 /// More than any program writes.
 const MOST_BYTES: u64 = 1 << 28;
+
+/// Why a list is not used.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("{path}: {error}")]
+    Unreadable { path: String, error: io::Error },
+    #[error("{path}: it is of another user; --perf-map takes it all the same")]
+    Foreign { path: String },
+}
 
 /// A function of JIT code.
 struct Function<'a> {
@@ -33,13 +42,16 @@ pub fn name(
     let read = match given {
         Some(path) => opening::regular(path)
             .and_then(read)
-            .map_err(|error| format!("{}: {error}", printable::path(path))),
+            .map_err(|error| Error::Unreadable {
+                path: printable::path(path),
+                error,
+            }),
         None if locations.is_empty() => return None,
         None => own(profile)?,
     };
     let text = match read {
         Ok(text) => text,
-        Err(warning) => return Some(warning),
+        Err(error) => return Some(error.to_string()),
     };
     let text = String::from_utf8_lossy(&text);
     let mut functions: Vec<Function> = text.lines().filter_map(parse).collect();
@@ -61,8 +73,8 @@ pub fn name(
 ///
 /// Anybody can leave a file of that name behind, so it must be of the one who runs the
 /// process, of root or of the reader. The error is a warning for people.
-fn own(profile: &Profile) -> Option<Result<Vec<u8>, String>> {
-    let pid = profile.facts.pid.filter(|_| is_of_this_machine(profile))?;
+fn own(profile: &Profile) -> Option<Result<Vec<u8>, Error>> {
+    let pid = pid_here(profile)?;
     let process = PathBuf::from(format!("/proc/{pid}"));
     let inside = inner_pid(pid).unwrap_or(pid);
     let paths = [
@@ -73,12 +85,14 @@ fn own(profile: &Profile) -> Option<Result<Vec<u8>, String>> {
     owners.extend(std::fs::metadata(&process).map(|m| m.uid()));
     let open = |path: &PathBuf| Some((path.clone(), opening::regular(path).ok()?));
     let (path, file) = paths.iter().find_map(open)?;
+    // These paths are of our own making: they need no escapes.
+    let path = path.display().to_string();
     let text = match file.metadata().map(|m| owners.contains(&m.uid())) {
-        Ok(true) => read(file).map_err(|error| error.to_string()),
-        Ok(false) => Err("it is of another user; --perf-map takes it all the same".into()),
-        Err(error) => Err(error.to_string()),
+        Ok(true) => read(file),
+        Ok(false) => return Some(Err(Error::Foreign { path })),
+        Err(error) => Err(error),
     };
-    Some(text.map_err(|why| format!("{}: {why}", path.display())))
+    Some(text.map_err(|error| Error::Unreadable { path, error }))
 }
 
 fn own_user() -> u32 {
@@ -93,7 +107,7 @@ fn inner_pid(pid: u32) -> Option<u32> {
     line.split_whitespace().last()?.parse().ok()
 }
 
-fn read(file: File) -> std::io::Result<Vec<u8>> {
+fn read(file: File) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     file.take(MOST_BYTES).read_to_end(&mut text)?;
     Ok(text)

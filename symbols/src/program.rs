@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use heap_format::{Mapping, Profile, maps, printable};
+use heap_format::{BuildId, Mapping, Profile, maps, printable};
 
-use super::elf::Elf;
-use super::shown_id;
+use super::elf::{Elf, shown_id};
 
 /// Index of the mapping of the program itself: the one that the dump names,
 /// otherwise the first that is neither a library nor special.
@@ -48,9 +47,35 @@ pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
     ))
 }
 
-/// Refuses a binary that is not the profiled one. The error shows both ids.
-pub fn check_binary(profile: &Profile, binary: &Path, dump: &str) -> Result<(), String> {
-    let elf = Elf::open(binary).map_err(|e| format!("{e:#}"))?;
+/// Why a file is not taken for the profiled program.
+#[derive(Debug, thiserror::Error)]
+pub enum WrongBinary {
+    /// It cannot be opened, or is no ELF file.
+    #[error("{0:#}")]
+    Unusable(anyhow::Error),
+    /// Its build id is another one.
+    #[error(
+        "{binary} is not the program that was profiled:\n  it has the build id        {found}\n  \
+         {dump} was taken from {program} with build id {recorded}\n\
+         Pass that program with -p, or --force to use this one anyway."
+    )]
+    OtherBuild {
+        /// The file.
+        binary: String,
+        /// Its build id.
+        found: String,
+        /// The dump, as the caller calls it.
+        dump: String,
+        /// The profiled program.
+        program: String,
+        /// Its build id.
+        recorded: BuildId,
+    },
+}
+
+/// Refuses a binary that is not the profiled one.
+pub fn check_binary(profile: &Profile, binary: &Path, dump: &str) -> Result<(), WrongBinary> {
+    let elf = Elf::open(binary).map_err(WrongBinary::Unusable)?;
     let main = main_mapping(profile).map(|i| &profile.mappings[i]);
     let recorded = match &profile.facts.exe_build_id {
         id if !id.is_empty() => id,
@@ -67,12 +92,11 @@ pub fn check_binary(profile: &Profile, binary: &Path, dump: &str) -> Result<(), 
         .exe
         .as_deref()
         .or(main.map(|m| m.path.as_path()));
-    Err(format!(
-        "{} is not the program that was profiled:\n  it has the build id        {}\n  \
-         {dump} was taken from {} with build id {recorded}\n\
-         Pass that program with -p, or --force to use this one anyway.",
-        printable::path(binary),
-        shown_id(&elf.build_id),
-        printable::path(exe.unwrap_or(Path::new("a program"))),
-    ))
+    Err(WrongBinary::OtherBuild {
+        binary: printable::path(binary),
+        found: shown_id(&elf.build_id),
+        dump: dump.to_owned(),
+        program: printable::path(exe.unwrap_or(Path::new("a program"))),
+        recorded: recorded.clone(),
+    })
 }

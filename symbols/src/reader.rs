@@ -12,9 +12,7 @@
 //!
 //! The caller must be the only thread of its process.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
-use std::io::{self, PipeWriter, Read, Write};
+use std::io::{self, PipeWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -24,6 +22,8 @@ use heap_format::{opening, printable};
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
+use super::answer::{Answer, Failure, receive, send};
+use super::frame::{Frame, Frames};
 use super::{dwarf, links};
 
 /// Memory that a child may take besides what it has and what its files need.
@@ -39,39 +39,61 @@ pub struct Request {
     pub addresses: Vec<u64>,
 }
 
-/// A source-level frame. Frames of one function share their texts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Frame {
-    /// Name in the symbol table or the debug information.
-    pub name: Rc<str>,
-    /// Source file; empty when unknown.
-    pub file: Rc<str>,
-    /// Line; 0 when unknown.
-    pub line: u32,
-    /// Column; 0 when unknown.
-    pub column: u32,
+/// Why the symbols of a file are not read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The child says so.
+    #[error(transparent)]
+    Refused(#[from] Failure),
+    /// The child died of it.
+    #[error(
+        "{path}: symbols cannot be read: the file is damaged ({death}); its functions are not \
+         named"
+    )]
+    Damaged {
+        /// The file.
+        path: String,
+        /// How the child died.
+        death: Death,
+    },
+    /// There is no child to read it.
+    #[error("{path}: symbols cannot be read: {error}")]
+    NoChild {
+        /// The file.
+        path: String,
+        /// What the kernel says.
+        error: io::Error,
+    },
 }
 
-/// For each address its frames, innermost first; none where nothing is known.
-pub type Frames = Vec<Vec<Frame>>;
+/// How a child died.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub enum Death {
+    /// By one of its limits of time.
+    #[error("reading it takes too long")]
+    TooLong,
+    /// By a signal.
+    #[error("reading it ended by signal {0}")]
+    Signal(i32),
+    /// By itself, without all answers.
+    #[error("reading it ended with code {0}")]
+    Exit(i32),
+}
 
 /// Answers all requests. An error is a warning for people.
-pub fn read(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Frames, String>> {
+pub fn read(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Frames, Error>> {
     let mut answers = Vec::new();
     while answers.len() < requests.len() {
         let rest = &requests[answers.len()..];
         match in_child(rest, debug_directories, &mut answers) {
             Ok(End::Finished) => {}
-            Ok(End::Died(how)) => {
+            Ok(End::Died(death)) => {
                 let path = rest_path(requests, answers.len());
-                answers.push(Err(format!(
-                    "{path}: symbols cannot be read: the file is damaged ({how}); its functions \
-                     are not named"
-                )));
+                answers.push(Err(Error::Damaged { path, death }));
             }
             Err(error) => {
                 let path = rest_path(requests, answers.len());
-                answers.push(Err(format!("{path}: symbols cannot be read: {error}")));
+                answers.push(Err(Error::NoChild { path, error }));
             }
         }
     }
@@ -88,14 +110,14 @@ enum End {
     /// It answered everything.
     Finished,
     /// It ended early.
-    Died(String),
+    Died(Death),
 }
 
 /// Lets a child answer as many requests as it can.
 fn in_child(
     requests: &[Request],
     debug_directories: &[PathBuf],
-    answers: &mut Vec<Result<Frames, String>>,
+    answers: &mut Vec<Result<Frames, Error>>,
 ) -> io::Result<End> {
     let (mut from, to) = io::pipe()?;
     // SAFETY: this process has one thread, so the child's copy of it is whole:
@@ -113,20 +135,20 @@ fn in_child(
             drop(to);
             let before = answers.len();
             while let Some(answer) = receive(&mut from)? {
-                answers.push(answer);
+                answers.push(answer.map_err(Error::from));
             }
             drop(from);
-            let how = wait_for(child)?;
+            let death = wait_for(child)?;
             if answers.len() - before == requests.len() {
                 return Ok(End::Finished);
             }
-            Ok(End::Died(how))
+            Ok(End::Died(death))
         }
     }
 }
 
-/// The end of a child in words.
-fn wait_for(child: libc::pid_t) -> io::Result<String> {
+/// Waits for a child; how it died, where it did not answer everything.
+fn wait_for(child: libc::pid_t) -> io::Result<Death> {
     let mut status = 0;
     // SAFETY: `status` has room for one int, which is all that is written.
     while unsafe { libc::waitpid(child, &mut status, 0) } == -1 {
@@ -137,11 +159,11 @@ fn wait_for(child: libc::pid_t) -> io::Result<String> {
     }
     Ok(if libc::WIFSIGNALED(status) {
         match libc::WTERMSIG(status) {
-            libc::SIGXCPU | libc::SIGALRM => "reading it takes too long".into(),
-            signal => format!("reading it ended by signal {signal}"),
+            libc::SIGXCPU | libc::SIGALRM => Death::TooLong,
+            signal => Death::Signal(signal),
         }
     } else {
-        format!("reading it ended with code {}", libc::WEXITSTATUS(status))
+        Death::Exit(libc::WEXITSTATUS(status))
     })
 }
 
@@ -209,19 +231,15 @@ fn restrain(requests: &[Request]) {
     }
 }
 
-fn answer(
-    symbolizer: &Symbolizer,
-    request: &Request,
-    debug_directories: &[PathBuf],
-) -> Result<Frames, String> {
+fn answer(symbolizer: &Symbolizer, request: &Request, debug_directories: &[PathBuf]) -> Answer {
     let shown = printable::path(&request.path);
-    opening::regular(&request.path).map_err(|error| format!("{shown} {error}"))?;
+    opening::regular(&request.path).map_err(|error| Failure(format!("{shown} {error}")))?;
     let mut source = ElfSource::new(&request.path);
     source.debug_syms = links::are_harmless(&request.path, debug_directories);
     let source = Source::Elf(source);
     let found = symbolizer
         .symbolize(&source, Input::VirtOffset(&request.addresses))
-        .map_err(|e| format!("{shown}: symbols cannot be read: {e:#}"))?;
+        .map_err(|e| Failure(format!("{shown}: symbols cannot be read: {e:#}")))?;
     let one = |symbol: &Symbolized| match symbol {
         Symbolized::Sym(symbol) => frames(symbol),
         Symbolized::Unknown(_) => Vec::new(),
@@ -247,115 +265,6 @@ fn frame(name: &str, code: Option<&CodeInfo>) -> Frame {
     }
 }
 
-/// Texts of an answer, those that are one in memory once.
-#[derive(Default)]
-struct Texts<'a> {
-    all: Vec<&'a str>,
-    known: HashMap<*const u8, u32>,
-}
-
-impl<'a> Texts<'a> {
-    fn number(&mut self, text: &'a Rc<str>) -> u32 {
-        *self.known.entry(text.as_ptr()).or_insert_with(|| {
-            self.all.push(text);
-            self.all.len() as u32 - 1
-        })
-    }
-}
-
-/// Writes an answer: its length, whether it is an error, and what it says.
-pub fn send(to: &mut impl Write, answer: &Result<Frames, String>) -> io::Result<()> {
-    let mut bytes = Vec::new();
-    let text = |bytes: &mut Vec<u8>, text: &str| {
-        bytes.extend((text.len() as u32).to_le_bytes());
-        bytes.extend(text.as_bytes());
-    };
-    match answer {
-        Err(error) => text(&mut bytes, error),
-        Ok(all) => {
-            let mut texts = Texts::default();
-            let mut numbers = vec![all.len() as u32];
-            for frames in all {
-                numbers.push(frames.len() as u32);
-                for frame in frames {
-                    let (name, file) = (texts.number(&frame.name), texts.number(&frame.file));
-                    numbers.extend([name, file, frame.line, frame.column]);
-                }
-            }
-            bytes.extend((texts.all.len() as u32).to_le_bytes());
-            for one in texts.all {
-                text(&mut bytes, one);
-            }
-            bytes.extend(numbers.into_iter().flat_map(u32::to_le_bytes));
-        }
-    }
-    to.write_all(&(bytes.len() as u64).to_le_bytes())?;
-    to.write_all(&[u8::from(answer.is_err())])?;
-    to.write_all(&bytes)
-}
-
-/// Reads an answer; `None` when the child says nothing more.
-pub fn receive(from: &mut impl Read) -> io::Result<Option<Result<Frames, String>>> {
-    let mut head = [0; 9];
-    let mut bytes = Vec::new();
-    let got = from.by_ref().take(9).read_to_end(&mut bytes)?;
-    if got < head.len() {
-        return Ok(None);
-    }
-    head.copy_from_slice(&bytes);
-    let (length, failed) = head.split_at(8);
-    let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
-    bytes.clear();
-    if from.take(length).read_to_end(&mut bytes)? as u64 != length {
-        return Ok(None);
-    }
-    let mut cursor = Cursor(&bytes);
-    if failed != [0] {
-        return Ok(cursor.text().map(|text| Err(text.into_owned())));
-    }
-    Ok(cursor.frames().map(Ok))
-}
-
-/// Takes an answer apart. `None` where it is cut off.
-struct Cursor<'a>(&'a [u8]);
-
-impl Cursor<'_> {
-    fn number(&mut self) -> Option<u32> {
-        let (number, rest) = self.0.split_first_chunk::<4>()?;
-        self.0 = rest;
-        Some(u32::from_le_bytes(*number))
-    }
-
-    fn text(&mut self) -> Option<Cow<'_, str>> {
-        let length = self.number()? as usize;
-        let (text, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(String::from_utf8_lossy(text))
-    }
-
-    fn frames(&mut self) -> Option<Frames> {
-        let mut texts: Vec<Rc<str>> = Vec::new();
-        for _ in 0..self.number()? {
-            texts.push(self.text()?.into());
-        }
-        let text = |number: u32| texts.get(number as usize).map(Rc::clone);
-        let mut all = Vec::new();
-        for _ in 0..self.number()? {
-            let mut frames = Vec::new();
-            for _ in 0..self.number()? {
-                frames.push(Frame {
-                    name: text(self.number()?)?,
-                    file: text(self.number()?)?,
-                    line: self.number()?,
-                    column: self.number()?,
-                });
-            }
-            all.push(frames);
-        }
-        Some(all)
-    }
-}
-
 /// Whether `path` can be read at all, before anything is asked of it.
 pub fn is_there(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file())
@@ -363,31 +272,9 @@ pub fn is_there(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::HashMap;
 
-    #[test]
-    fn answers_come_through_a_pipe_unchanged() {
-        let frame = Frame {
-            name: "f".into(),
-            file: "a/b.c".into(),
-            line: 7,
-            column: 3,
-        };
-        let answers = [
-            Ok(vec![vec![], vec![frame.clone(), Frame::default()]]),
-            Err("it is no file".to_owned()),
-            Ok(vec![]),
-        ];
-        let (mut from, mut to) = io::pipe().unwrap();
-        answers.iter().for_each(|a| send(&mut to, a).unwrap());
-        // One that is cut off counts for nothing.
-        to.write_all(&[9, 0, 0, 0, 0, 0, 0, 0, 0, 1]).unwrap();
-        drop(to);
-        for answer in answers {
-            assert_eq!(receive(&mut from).unwrap(), Some(answer));
-        }
-        assert_eq!(receive(&mut from).unwrap(), None);
-    }
+    use super::*;
 
     /// Addresses all over the code of a program.
     fn spread(path: &Path) -> Vec<u64> {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use heap_format::{Mapping, Profile, maps};
 
 use super::elf::Elf;
+use super::frame::Frames;
 use super::names::Names;
 use super::reader::{self, Request};
 
@@ -35,7 +36,7 @@ pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option
     let (_, mapping) = inside.first()?;
     let own = Copy::make()
         .filter(|own| !mapping.build_id.is_empty() && own.elf.build_id == mapping.build_id);
-    let mut found = reader::Frames::new();
+    let mut found = Frames::new();
     let mut warning = None;
     if let Some(own) = own {
         let address = |&(n, m): &(usize, &Mapping)| {
@@ -48,7 +49,7 @@ pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option
         };
         match reader::read(&[request], &[]).pop() {
             Some(Ok(frames)) => found = frames,
-            Some(Err(error)) => warning = Some(error),
+            Some(Err(error)) => warning = Some(error.to_string()),
             None => {}
         }
     }

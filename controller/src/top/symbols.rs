@@ -171,8 +171,8 @@ impl Symbols {
         };
         let objects: Vec<String> = profile.locations.iter().map(object).collect();
         let names = apart::names(profile, &OPTIONS, PATIENCE, waiting::is_ending);
-        let names = names.unwrap_or_else(|trouble| {
-            self.trouble = Some(trouble);
+        let names = names.unwrap_or_else(|error| {
+            self.trouble = Some(error.to_string());
             vec![Vec::new(); locations]
         });
         for (address, location) in new.into_iter().zip(of_address) {

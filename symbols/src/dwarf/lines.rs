@@ -62,23 +62,6 @@ pub fn find(units: &Units, unit: usize, wanted: &[u64], found: &mut [Option<Row>
     Ok(())
 }
 
-/// The ranges of addresses that a unit has lines for.
-pub fn sequences<'a>(unit: &Unit<Slice<'a>>, mut each: impl FnMut(u64, u64)) -> Result<()> {
-    let Some(program) = unit.line_program.clone() else {
-        return Ok(());
-    };
-    let mut rows = program.rows();
-    let mut start = None;
-    while let Some((_, row)) = rows.next_row()? {
-        let start_of_this = *start.get_or_insert(row.address());
-        if row.end_sequence() {
-            each(start_of_this, row.address());
-            start = None;
-        }
-    }
-    Ok(())
-}
-
 /// Path of a source file of a unit; empty when there is none of this number.
 pub fn path<'a>(unit: &Unit<Slice<'a>>, dwarf: &Dwarf<Slice<'a>>, file: u64) -> Result<String> {
     let header = unit.line_program.as_ref().map(|program| program.header());

@@ -9,8 +9,6 @@ use gimli::{
     UnitRef, UnitType,
 };
 
-use super::lines;
-
 /// Bytes of a section.
 pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
@@ -100,7 +98,7 @@ impl<'a> Units<'a> {
                 note(range.begin, range.end, number);
             }
             if !any {
-                lines::sequences(&unit, |begin, end| note(begin, end, number))?;
+                sequences(&unit, |begin, end| note(begin, end, number))?;
             }
         }
         let order = |mut found: Vec<(u64, usize)>| {
@@ -203,6 +201,23 @@ impl<'a> Units<'a> {
             _ => Ok(None),
         }
     }
+}
+
+/// The ranges of addresses that a unit has lines for.
+fn sequences<'a>(unit: &Unit<Slice<'a>>, mut each: impl FnMut(u64, u64)) -> Result<()> {
+    let Some(program) = unit.line_program.clone() else {
+        return Ok(());
+    };
+    let mut rows = program.rows();
+    let mut start = None;
+    while let Some((_, row)) = rows.next_row()? {
+        let start_of_this = *start.get_or_insert(row.address());
+        if row.end_sequence() {
+            each(start_of_this, row.address());
+            start = None;
+        }
+    }
+    Ok(())
 }
 
 /// Offset of a unit.

@@ -1,0 +1,155 @@
+//! Answers of a child, on their way through a pipe.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::rc::Rc;
+
+use super::frame::{Frame, Frames};
+
+/// What a child says of a file.
+pub type Answer = Result<Frames, Failure>;
+
+/// Why a child could not read a file: its error's text, which is all that comes through
+/// the pipe.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Failure(pub String);
+
+/// Texts of an answer, those that are one in memory once.
+#[derive(Default)]
+struct Texts<'a> {
+    all: Vec<&'a str>,
+    known: HashMap<*const u8, u32>,
+}
+
+impl<'a> Texts<'a> {
+    fn number(&mut self, text: &'a Rc<str>) -> u32 {
+        *self.known.entry(text.as_ptr()).or_insert_with(|| {
+            self.all.push(text);
+            self.all.len() as u32 - 1
+        })
+    }
+}
+
+/// Writes an answer: its length, whether it is an error, and what it says.
+pub fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    let text = |bytes: &mut Vec<u8>, text: &str| {
+        bytes.extend((text.len() as u32).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    };
+    match answer {
+        Err(Failure(why)) => text(&mut bytes, why),
+        Ok(all) => {
+            let mut texts = Texts::default();
+            let mut numbers = vec![all.len() as u32];
+            for frames in all {
+                numbers.push(frames.len() as u32);
+                for frame in frames {
+                    let (name, file) = (texts.number(&frame.name), texts.number(&frame.file));
+                    numbers.extend([name, file, frame.line, frame.column]);
+                }
+            }
+            bytes.extend((texts.all.len() as u32).to_le_bytes());
+            for one in texts.all {
+                text(&mut bytes, one);
+            }
+            bytes.extend(numbers.into_iter().flat_map(u32::to_le_bytes));
+        }
+    }
+    to.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    to.write_all(&[u8::from(answer.is_err())])?;
+    to.write_all(&bytes)
+}
+
+/// Reads an answer; `None` when the child says nothing more.
+pub fn receive(from: &mut impl Read) -> io::Result<Option<Answer>> {
+    let mut head = [0; 9];
+    let mut bytes = Vec::new();
+    let got = from.by_ref().take(9).read_to_end(&mut bytes)?;
+    if got < head.len() {
+        return Ok(None);
+    }
+    head.copy_from_slice(&bytes);
+    let (length, failed) = head.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
+    bytes.clear();
+    if from.take(length).read_to_end(&mut bytes)? as u64 != length {
+        return Ok(None);
+    }
+    let mut cursor = Cursor(&bytes);
+    if failed != [0] {
+        return Ok(cursor.text().map(|text| Err(Failure(text.into_owned()))));
+    }
+    Ok(cursor.frames().map(Ok))
+}
+
+/// Takes an answer apart. `None` where it is truncated.
+struct Cursor<'a>(&'a [u8]);
+
+impl Cursor<'_> {
+    fn number(&mut self) -> Option<u32> {
+        let (number, rest) = self.0.split_first_chunk::<4>()?;
+        self.0 = rest;
+        Some(u32::from_le_bytes(*number))
+    }
+
+    fn text(&mut self) -> Option<Cow<'_, str>> {
+        let length = self.number()? as usize;
+        let (text, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(String::from_utf8_lossy(text))
+    }
+
+    fn frames(&mut self) -> Option<Frames> {
+        let mut texts: Vec<Rc<str>> = Vec::new();
+        for _ in 0..self.number()? {
+            texts.push(self.text()?.into());
+        }
+        let text = |number: u32| texts.get(number as usize).map(Rc::clone);
+        let mut all = Vec::new();
+        for _ in 0..self.number()? {
+            let mut frames = Vec::new();
+            for _ in 0..self.number()? {
+                frames.push(Frame {
+                    name: text(self.number()?)?,
+                    file: text(self.number()?)?,
+                    line: self.number()?,
+                    column: self.number()?,
+                });
+            }
+            all.push(frames);
+        }
+        Some(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_come_through_a_pipe_unchanged() {
+        let frame = Frame {
+            name: "f".into(),
+            file: "a/b.c".into(),
+            line: 7,
+            column: 3,
+        };
+        let answers = [
+            Ok(vec![vec![], vec![frame.clone(), Frame::default()]]),
+            Err(Failure("it is no file".into())),
+            Ok(vec![]),
+        ];
+        let (mut from, mut to) = io::pipe().unwrap();
+        answers.iter().for_each(|a| send(&mut to, a).unwrap());
+        // One that is truncated counts for nothing.
+        to.write_all(&[9, 0, 0, 0, 0, 0, 0, 0, 0, 1]).unwrap();
+        drop(to);
+        for answer in answers {
+            assert_eq!(receive(&mut from).unwrap(), Some(answer));
+        }
+        assert_eq!(receive(&mut from).unwrap(), None);
+    }
+}

@@ -1,0 +1,19 @@
+//! What is known of an address: the functions there, and where in their sources.
+
+use std::rc::Rc;
+
+/// A source-level frame. Frames of one function share their texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frame {
+    /// Name in the symbol table or the debug information.
+    pub name: Rc<str>,
+    /// Source file; empty when unknown.
+    pub file: Rc<str>,
+    /// Line; 0 when unknown.
+    pub line: u32,
+    /// Column; 0 when unknown.
+    pub column: u32,
+}
+
+/// For each address its frames, innermost first; none where nothing is known.
+pub type Frames = Vec<Vec<Frame>>;
