@@ -28,10 +28,54 @@ const ENDINGS: [&str; 57] = [
     "java", "kt", "scala", "hs", "ml", "mli", "cr", "v", "y", "l", "yy", "ll", "vala", "C",
 ];
 
+/// Why a source is not shown.
+#[derive(Debug, thiserror::Error)]
+pub enum NotShown {
+    /// It is nowhere.
+    #[error("{file} was not found; --source_path names directories to search")]
+    NotFound {
+        /// The source.
+        file: String,
+    },
+    /// There is a file of this name, but it is not read.
+    #[error("{file} is not shown: {why}")]
+    Refused {
+        /// The source.
+        file: String,
+        /// What speaks against it.
+        why: Refusal,
+    },
+}
+
+/// What speaks against reading a file as a source.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// There is none.
+    #[error("it was not found")]
+    Absent,
+    /// It cannot be reached or read.
+    #[error("{0}")]
+    Io(io::Error),
+    /// Its name is not a source's.
+    #[error("{0} is not called as sources are; --source_path names its directory if it is one")]
+    Name(String),
+    /// Not everybody may read it, and the reader is not an ordinary user.
+    #[error(
+        "not everybody may read it, and root does not read it for a dump; --source_path names its \
+         directory if it is a source"
+    )]
+    Private,
+    /// It is larger than any source.
+    #[error("it is too large for a source")]
+    TooLarge,
+    /// It holds bytes that no text has.
+    #[error("it is no text")]
+    Binary,
+}
+
 /// The text of a source file: where it was compiled, or below one of the
-/// directories that the caller named. The error is for people.
-pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, String> {
-    let shown = printable::printable(file);
+/// directories that the caller named.
+pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, NotShown> {
     let relative: PathBuf = Path::new(file)
         .components()
         .filter(|c| matches!(c, Component::Normal(_)))
@@ -43,18 +87,19 @@ pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, String> {
             match Found::below(directory, below).and_then(Found::text) {
                 Ok(text) => return Ok(text),
                 Err(Refusal::Absent) => {}
-                Err(Refusal::Because(why)) => refused = refused.or(Some(why)),
+                Err(why) => refused = refused.or(Some(why)),
             }
         }
     }
     match Found::named(Path::new(file)).and_then(Found::text) {
         Ok(text) => return Ok(text),
         Err(Refusal::Absent) => {}
-        Err(Refusal::Because(why)) => refused = refused.or(Some(why)),
+        Err(why) => refused = refused.or(Some(why)),
     }
+    let file = printable::printable(file).into_owned();
     Err(match refused {
-        Some(why) => format!("{shown} is not shown: {why}"),
-        None => format!("{shown} was not found; --source_path names directories to search"),
+        Some(why) => NotShown::Refused { file, why },
+        None => NotShown::NotFound { file },
     })
 }
 
@@ -66,16 +111,11 @@ pub fn is_source(file: &Path) -> bool {
     header || ending.is_some_and(|ending| ENDINGS.contains(&ending))
 }
 
-enum Refusal {
-    Absent,
-    Because(String),
-}
-
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Absent,
-            _ => Self::Because(error.to_string()),
+            _ => Self::Io(error),
         }
     }
 }
@@ -90,18 +130,11 @@ impl Found {
     fn named(path: &Path) -> Result<Self, Refusal> {
         let path = path.canonicalize()?;
         if !is_source(&path) {
-            let name = printable::path(&path);
-            return Err(Refusal::Because(format!(
-                "{name} is not called as sources are; --source_path names its directory if it is one"
-            )));
+            return Err(Refusal::Name(printable::path(&path)));
         }
         let (hold, public) = walk(&path)?;
         if !public && !is_plain_user() {
-            return Err(Refusal::Because(
-                "not everybody may read it, and root does not read it for a dump; \
-                 --source_path names its directory if it is a source"
-                    .into(),
-            ));
+            return Err(Refusal::Private);
         }
         Ok(Self { hold })
     }
@@ -120,14 +153,13 @@ impl Found {
 
     fn text(self) -> Result<String, Refusal> {
         let file = opening::held_regular(&self.hold)?;
-        let because = |why: &str| Err(Refusal::Because(why.into()));
         if file.metadata()?.len() > MAX_SOURCE {
-            return because("it is too large for a source");
+            return Err(Refusal::TooLarge);
         }
         let mut bytes = Vec::new();
         file.take(MAX_SOURCE).read_to_end(&mut bytes)?;
         if bytes.contains(&0) {
-            return because("it is no text");
+            return Err(Refusal::Binary);
         }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
