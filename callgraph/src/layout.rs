@@ -1,11 +1,11 @@
 //! From the graph to coordinates of everything that is drawn.
 
 use crate::geometry::{Cubic, Point, Rect, Size, hull};
+use crate::graph::{Edge, Graph, Node};
 use crate::layers::{self, Block, Layered, Wire};
 use crate::route::{self, Drawn};
 use crate::style;
 use crate::text;
-use crate::{Edge, Graph, Node};
 use crate::{order, pack, position, rank};
 
 /// Free space around the picture.

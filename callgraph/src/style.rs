@@ -3,7 +3,7 @@
 //! The light colours are attributes, so that viewers without style sheets show them; the style
 //! sheet replaces them in a dark environment, on screens only.
 
-use crate::Edge;
+use crate::graph::Edge;
 use std::fmt::Write;
 
 /// Steps of a colour scale.
@@ -18,40 +18,26 @@ struct Scale {
     to: Rgb,
 }
 
-const BOX_UP: Scale = Scale {
-    from: [244.0, 242.0, 238.0],
-    to: [241.0, 135.0, 100.0],
-};
-const BOX_DOWN: Scale = Scale {
-    from: [244.0, 242.0, 238.0],
-    to: [116.0, 190.0, 120.0],
-};
-const EDGE_UP: Scale = Scale {
-    from: [168.0, 164.0, 158.0],
-    to: [190.0, 56.0, 28.0],
-};
-const EDGE_DOWN: Scale = Scale {
-    from: [168.0, 164.0, 158.0],
-    to: [38.0, 128.0, 52.0],
-};
-const DARK_BOX_UP: Scale = Scale {
-    from: [42.0, 45.0, 51.0],
-    to: [150.0, 52.0, 30.0],
-};
-const DARK_BOX_DOWN: Scale = Scale {
-    from: [42.0, 45.0, 51.0],
-    to: [34.0, 104.0, 48.0],
-};
-const DARK_EDGE_UP: Scale = Scale {
-    from: [104.0, 108.0, 116.0],
-    to: [238.0, 112.0, 76.0],
-};
-const DARK_EDGE_DOWN: Scale = Scale {
-    from: [104.0, 108.0, 116.0],
-    to: [96.0, 196.0, 112.0],
-};
+/// Where the scales of boxes and of arrows begin, in a light environment and in a dark one.
+const BOX: Rgb = [244.0, 242.0, 238.0];
+const EDGE: Rgb = [168.0, 164.0, 158.0];
+const DARK_BOX: Rgb = [42.0, 45.0, 51.0];
+const DARK_EDGE: Rgb = [104.0, 108.0, 116.0];
+
+const BOX_UP: Scale = Scale::new(BOX, [241.0, 135.0, 100.0]);
+const BOX_DOWN: Scale = Scale::new(BOX, [116.0, 190.0, 120.0]);
+const EDGE_UP: Scale = Scale::new(EDGE, [190.0, 56.0, 28.0]);
+const EDGE_DOWN: Scale = Scale::new(EDGE, [38.0, 128.0, 52.0]);
+const DARK_BOX_UP: Scale = Scale::new(DARK_BOX, [150.0, 52.0, 30.0]);
+const DARK_BOX_DOWN: Scale = Scale::new(DARK_BOX, [34.0, 104.0, 48.0]);
+const DARK_EDGE_UP: Scale = Scale::new(DARK_EDGE, [238.0, 112.0, 76.0]);
+const DARK_EDGE_DOWN: Scale = Scale::new(DARK_EDGE, [96.0, 196.0, 112.0]);
 
 impl Scale {
+    const fn new(from: Rgb, to: Rgb) -> Self {
+        Self { from, to }
+    }
+
     fn at(&self, step: usize) -> String {
         let t = step as f64 / (STEPS - 1) as f64;
         let mix = |i: usize| (self.from[i] + (self.to[i] - self.from[i]) * t).round() as u8;

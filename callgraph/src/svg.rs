@@ -4,11 +4,11 @@
 //! them as text only.
 
 use crate::geometry::{Cubic, Point, Rect, cubic_at};
+use crate::graph::{Edge, Graph, Node};
 use crate::layout::{LABEL_FONT, LINE, Layout, TITLE_FONT};
 use crate::style;
 use crate::text;
 use crate::xml::escape;
-use crate::{Edge, Graph, Node};
 use std::fmt::{self, Write};
 
 const SCRIPT: &str = include_str!("script.js");

@@ -11,11 +11,11 @@ use clap::{
     Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser,
 };
 use heap_format::merge::Base;
+use mem_parser::filters::{Filters, TagFilter, pattern};
 use mem_parser::graph::Order;
 use mem_parser::load::Sources;
 use mem_parser::nodes::Granularity;
 use mem_parser::report::FORMATS;
-use mem_parser::view::{Filters, TagFilter, pattern};
 use mem_parser::{Format, Options, Output};
 use symbols::demangle::Style;
 

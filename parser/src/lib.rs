@@ -45,6 +45,7 @@
 //! - A report is built in memory as a whole.
 
 pub mod combine;
+pub mod filters;
 pub mod graph;
 mod json;
 pub mod load;

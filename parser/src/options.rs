@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::filters::Filters;
 use crate::graph::Order;
 use crate::nodes::Granularity;
-use crate::view::Filters;
 
 /// Choices of what is shown of a profile and how. The default is that of the command line.
 #[derive(Debug)]

@@ -14,8 +14,6 @@ use heap_format::merge::BASE_LABEL;
 use heap_format::{Line, Profile};
 use regex::Regex;
 
-pub use filter::{Filters, TagFilter, pattern};
-
 /// A profile with what is left out of it, and the column that counts.
 #[derive(Clone, Debug)]
 pub struct View {

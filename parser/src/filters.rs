@@ -1,0 +1,213 @@
+//! What the caller wants left out of a profile, by name or label: pprof's options with
+//! pprof's meanings.
+
+use anyhow::{Context, Result};
+use heap_format::LabelValue;
+use regex::Regex;
+
+use crate::measure;
+
+/// Filters of stacks and frames, all optional.
+#[derive(Debug, Default)]
+pub struct Filters {
+    /// Keep only stacks with a matching frame.
+    pub focus: Option<Regex>,
+    /// Leave out stacks with a matching frame.
+    pub ignore: Option<Regex>,
+    /// Leave out matching frames.
+    pub hide: Option<Regex>,
+    /// Leave out all but matching frames.
+    pub show: Option<Regex>,
+    /// Leave out what is above the outermost matching frame.
+    pub show_from: Option<Regex>,
+    /// Leave out what is below the innermost matching frame.
+    pub prune_from: Option<Regex>,
+    /// Keep only stacks with a matching label.
+    pub tag_focus: Option<TagFilter>,
+    /// Leave out stacks with a matching label.
+    pub tag_ignore: Option<TagFilter>,
+}
+
+impl Filters {
+    /// The filters in force, as the legend names them.
+    pub fn active(&self) -> Vec<String> {
+        let pattern = |p: &Option<Regex>| p.as_ref().map(|p| p.as_str().to_owned());
+        let tag = |t: &Option<TagFilter>| t.as_ref().map(|t| t.text.clone());
+        let all = [
+            ("focus", pattern(&self.focus)),
+            ("ignore", pattern(&self.ignore)),
+            ("hide", pattern(&self.hide)),
+            ("show", pattern(&self.show)),
+            ("show_from", pattern(&self.show_from)),
+            ("tagfocus", tag(&self.tag_focus)),
+            ("tagignore", tag(&self.tag_ignore)),
+        ];
+        let shown = all
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+        shown.map(shortened).collect()
+    }
+}
+
+/// A line of the legend of a bearable length.
+fn shortened(text: String) -> String {
+    match text.char_indices().nth(80) {
+        Some((at, _)) => format!("{}\u{2026}", &text[..at]),
+        None => text,
+    }
+}
+
+/// Compiles a pattern; the message names the option.
+pub fn pattern(option: &str, text: Option<&str>) -> Result<Option<Regex>> {
+    text.map(|text| Regex::new(text).with_context(|| format!("--{option} is no valid pattern")))
+        .transpose()
+}
+
+/// A condition on labels: `[key=]pattern,…` or `[key=]range`.
+#[derive(Debug)]
+pub struct TagFilter {
+    text: String,
+    key: Option<String>,
+    test: Test,
+}
+
+#[derive(Debug)]
+enum Test {
+    /// All of these patterns match (any of them, for a given key).
+    Patterns(Vec<Regex>),
+    /// A number between two, in a unit.
+    Range {
+        low: Option<f64>,
+        high: Option<f64>,
+        unit: String,
+    },
+}
+
+impl TagFilter {
+    /// Parses the value of the option.
+    pub fn parse(option: &str, text: &str) -> Result<Self> {
+        let (key, value) = match text.split_once('=') {
+            Some((key, value)) => (Some(key.to_owned()), value),
+            None => (None, text),
+        };
+        let test = match range(value) {
+            Some(range) => range,
+            None => Test::Patterns(
+                value
+                    .split(',')
+                    .map(|p| {
+                        Regex::new(p).with_context(|| format!("--{option} is no valid pattern"))
+                    })
+                    .collect::<Result<_>>()?,
+            ),
+        };
+        Ok(Self {
+            text: text.to_owned(),
+            key,
+            test,
+        })
+    }
+
+    /// Whether a stack with these labels is meant.
+    pub(crate) fn matches(&self, labels: &[(String, LabelValue)]) -> bool {
+        let of_key = || {
+            labels
+                .iter()
+                .filter(|(k, _)| self.key.as_ref().is_none_or(|key| key == k))
+        };
+        match &self.test {
+            Test::Range { low, high, unit } => of_key().any(|(key, value)| match value {
+                LabelValue::Number(n, own) => {
+                    let own = if own.is_empty() { key } else { own };
+                    let (n, own) = measure::scale(*n, own, unit);
+                    own == measure::scale(1, unit, unit).1
+                        && low.is_none_or(|low| n >= low)
+                        && high.is_none_or(|high| n <= high)
+                }
+                LabelValue::Text(_) => false,
+            }),
+            Test::Patterns(patterns) if self.key.is_some() => {
+                let texts = || of_key().filter_map(|(_, value)| text_of(value));
+                patterns
+                    .iter()
+                    .any(|p| texts().any(|text| p.is_match(text)))
+            }
+            Test::Patterns(patterns) => patterns.iter().all(|p| {
+                of_key().any(|(key, value)| {
+                    text_of(value).is_some_and(|text| p.is_match(&format!("{key}:{text}")))
+                })
+            }),
+        }
+    }
+}
+
+fn text_of(value: &LabelValue) -> Option<&str> {
+    match value {
+        LabelValue::Text(text) => Some(text),
+        LabelValue::Number(..) => None,
+    }
+}
+
+/// `32kb`, `:64kb`, `4mb:` or `12kb:64mb`.
+fn range(text: &str) -> Option<Test> {
+    let bound = |text: &str| -> Option<(i64, String)> {
+        let digits = text.trim_start_matches(['+', '-']);
+        let end = digits
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(digits.len());
+        let (number, unit) = text.split_at(text.len() - digits.len() + end);
+        let letters = unit.chars().all(|c| c.is_ascii_alphabetic());
+        Some((number.parse().ok()?, unit.to_owned())).filter(|_| letters)
+    };
+    let (low, high) = match text.split_once(':') {
+        Some(("", high)) => (None, Some(bound(high)?)),
+        Some((low, "")) => (Some(bound(low)?), None),
+        Some((low, high)) => (Some(bound(low)?), Some(bound(high)?)),
+        None => (Some(bound(text)?), Some(bound(text)?)),
+    };
+    let unit = low
+        .as_ref()
+        .or(high.as_ref())
+        .map(|(_, unit)| unit.clone())?;
+    let scaled =
+        |bound: Option<(i64, String)>| bound.map(|(n, own)| measure::scale(n, &own, &unit).0);
+    Some(Test::Range {
+        low: scaled(low),
+        high: scaled(high),
+        unit,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tag_ranges_are_as_pprof_reads_them() {
+        let sized = |n| vec![("bytes".to_owned(), LabelValue::Number(n, "bytes".into()))];
+        let cases = [
+            ("32kb", 32 << 10, 33 << 10),
+            (":64kb", 64 << 10, 65 << 10),
+            ("4mb:", 4 << 20, 3 << 20),
+            ("12kb:64mb", 13 << 10, 11 << 10),
+            ("bytes=16b", 16, 17),
+        ];
+        for (text, yes, no) in cases {
+            let filter = TagFilter::parse("tagfocus", text).unwrap();
+            assert!(filter.matches(&sized(yes)), "{text}");
+            assert!(!filter.matches(&sized(no)), "{text}");
+        }
+    }
+
+    #[test]
+    fn tag_patterns_match_key_and_value() {
+        let labels = vec![("thread".to_owned(), LabelValue::Text("worker 3".into()))];
+        let matches = |text| TagFilter::parse("tagfocus", text).unwrap().matches(&labels);
+        assert!(matches("thread=work.*"));
+        assert!(matches("thread:worker"));
+        assert!(matches("work,3"));
+        assert!(!matches("work,4"));
+        assert!(!matches("pool=work"));
+        assert!(TagFilter::parse("tagfocus", "(").is_err());
+    }
+}
