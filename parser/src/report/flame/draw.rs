@@ -17,6 +17,7 @@ use heap_format::printable::printable;
 pub const SCRIPT: &str = concat!(
     include_str!("numbers.js"),
     include_str!("tree.js"),
+    include_str!("model.js"),
     include_str!("view.js")
 );
 

@@ -1,0 +1,100 @@
+// What is shown of a tree of frames, and what is said of each frame; no element of the page.
+// `data` is what data.rs describes.
+const STEPS = 8; // of the colours of a change
+
+// The sums of `own` over each frame and what it called. Callers come before their callees.
+function summed(own, parent) {
+  const sums = Float64Array.from(own);
+  for (let i = sums.length - 1; i > 0; i--) sums[parent[i]] += sums[i];
+  return sums;
+}
+
+class FlameModel {
+  constructor(data) {
+    this.data = data;
+    this.index = 0; // of the column
+    this.rule = data.rule;
+    this.down = false;
+    this.inverted = false;
+    this.rebuild();
+  }
+  rebuild() {
+    const { own, net } = weigh(this.column, this.rule);
+    const { parent, name } = this.data;
+    this.tree = this.inverted ? invert(this.data, own, net) : lay(parent, name, own, net);
+    this.zoom = 0;
+    this.scroll = 0;
+    this.pick = -1;
+  }
+  get column() {
+    return this.data.columns[this.index];
+  }
+  get compared() {
+    return Boolean(this.column.minus) && (this.rule === "change" || this.rule === "larger");
+  }
+  // What 100 % is, under the rule of how wide a frame is.
+  get total() {
+    return this.column.totals[this.rule];
+  }
+
+  // --- numbers, as the tables print them
+  number(value) {
+    return scaled(value, this.column.scales);
+  }
+  signed(value) {
+    return (this.compared && value > 0 ? "+" : "") + this.number(value);
+  }
+
+  // --- a frame
+  isFew(i) {
+    return this.tree.name[i] === FEW;
+  }
+  isBelow(i, top) {
+    while (this.tree.depth[i] > this.tree.depth[top]) i = this.tree.parent[i];
+    return i === top;
+  }
+  nameOf(i) {
+    const name = this.tree.name[i];
+    return name === ALL ? "all" : name === FEW ? "smaller frames" : this.data.names[name];
+  }
+  tint(i) {
+    const { name, sum, width } = this.tree;
+    if (!this.compared) return name[i] < 0 ? "g" : this.data.tints[name[i]];
+    const part = width[i] ? Math.min(1, Math.abs(sum[i]) / width[i]) : 0;
+    const step = Math.round(Math.sqrt(part) * STEPS);
+    return step === 0 ? "g" : (sum[i] < 0 ? "m" : "p") + step;
+  }
+  describe(i) {
+    const { parent, width, sum, net } = this.tree;
+    const lines = [`${this.signed(sum[i])} (${share(sum[i], this.total)} of ${this.number(this.total)})`];
+    if (this.compared && this.rule === "larger") lines.push(this.beforeAndAfter(i));
+    if (!this.inverted && net[i] && net[i] !== sum[i]) {
+      lines.push(`itself ${this.signed(net[i])} (${share(net[i], this.total)})`);
+    }
+    if (i !== 0 && parent[i] !== 0) {
+      const part = share(width[i], width[parent[i]]);
+      lines.push(`${part} of ${this.inverted ? "what is above it" : "its caller"}`);
+    }
+    const off = this.error(i);
+    if (off) lines.push(`± ${this.number(off)} at 95 %`);
+    if (this.isFew(i)) lines.push("each too small to be shown by itself");
+    return lines;
+  }
+  // How far a value may be off. Variances are those of both sides of a comparison together.
+  error(i) {
+    const own = this.column.variance;
+    const oneSide = Boolean(this.column.minus) && (this.rule === "now" || this.rule === "base");
+    if (!own || this.inverted || oneSide) return 0;
+    const { tree } = this;
+    tree.variance = tree.variance || summed(own, tree.parent);
+    return halfWidth(tree.sum[i], tree.variance[i]);
+  }
+  // With the larger one as width, neither before nor now can be told from it.
+  beforeAndAfter(i) {
+    const { tree } = this;
+    if (this.inverted) return `${share(tree.sum[i], tree.width[i])} changed`;
+    tree.before = tree.before || summed(this.column.minus, tree.parent);
+    const before = tree.before[i];
+    return `now ${this.number(before + tree.sum[i])}, before ${this.number(before)}`;
+  }
+}
