@@ -107,9 +107,14 @@ fn back_wires(count: usize, wires: &[Wire], walk: Walk) -> Vec<bool> {
     }
     let mut starts: Vec<usize> = (0..count).collect();
     starts.sort_by_key(|&v| (entered[v], key(v, surplus[v])));
-    let (mut seen, mut open) = (vec![false; count], vec![false; count]);
+    wires_to_open(&starts, &out, wires)
+}
+
+/// The wires that a depth-first walk meets while the block that they lead to is still open.
+fn wires_to_open(starts: &[usize], out: &[Vec<usize>], wires: &[Wire]) -> Vec<bool> {
+    let (mut seen, mut open) = (vec![false; out.len()], vec![false; out.len()]);
     let mut back = vec![false; wires.len()];
-    for start in starts {
+    for &start in starts {
         let mut stack = if seen[start] {
             vec![]
         } else {

@@ -5,7 +5,7 @@
 
 use crate::geometry::{Cubic, Point, Rect, cubic_at};
 use crate::graph::{Edge, Graph, Node};
-use crate::layout::{LABEL_FONT, LINE, Layout, TITLE_FONT};
+use crate::layout::{LABEL_FONT, LINE, Layout, Line, TITLE_FONT};
 use crate::style;
 use crate::text;
 use crate::xml::escape;
@@ -41,21 +41,7 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
              Nothing to show: the profile has no samples in this view.</text>"
         );
     }
-    // Light edges first, so that heavy ones stay whole where they cross.
-    let mut edges: Vec<usize> = (0..graph.edges.len())
-        .filter(|&e| !layout.curves[e].is_empty())
-        .collect();
-    let weight = |e: usize| style::share(graph.edges[e].weight, graph.total);
-    edges.sort_by(|&a, &b| weight(a).total_cmp(&weight(b)));
-    for e in edges {
-        edge(
-            &mut out,
-            graph,
-            &graph.edges[e],
-            &layout.curves[e],
-            layout.labels[e],
-        );
-    }
+    edges(&mut out, graph, &layout);
     for (v, node) in graph.nodes.iter().enumerate() {
         write_box(&mut out, v, node, graph.total, &layout);
     }
@@ -65,6 +51,19 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
         "</g>\n<script><![CDATA[\n{SCRIPT}\n]]></script>\n</svg>\n"
     );
     out
+}
+
+/// The edges, light ones first, so that heavy ones stay whole where they cross.
+fn edges(out: &mut String, graph: &Graph, layout: &Layout) {
+    let mut edges: Vec<usize> = (0..graph.edges.len())
+        .filter(|&e| !layout.curves[e].is_empty())
+        .collect();
+    let weight = |e: usize| style::share(graph.edges[e].weight, graph.total);
+    edges.sort_by(|&a, &b| weight(a).total_cmp(&weight(b)));
+    for e in edges {
+        let (curve, label) = (&layout.curves[e], layout.labels[e]);
+        edge(out, graph, &graph.edges[e], curve, label);
+    }
 }
 
 /// Tooltip lines; line breaks in a detail are kept as such.
@@ -256,6 +255,12 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
         paint.main,
         paint.border,
     );
+    box_text(out, area, lines);
+    out.push_str("</g>\n");
+}
+
+/// The lines of a box, centred.
+fn box_text(out: &mut String, area: Rect, lines: &[Line]) {
     let height: f64 = lines.iter().map(|l| l.font * LINE).sum();
     let mut y = area.y + (area.h - height) / 2.0;
     for line in lines {
@@ -276,7 +281,6 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
         );
         y += line.font * LINE;
     }
-    out.push_str("</g>\n");
 }
 
 fn legend(out: &mut String, title: &[String], area: Option<Rect>) {

@@ -33,19 +33,7 @@ fn event(line: &[u8]) -> Option<Event<'_>> {
     if line.first().is_none_or(u8::is_ascii_whitespace) {
         return None;
     }
-    let mut at = 0;
-    let (command, mut rest) = loop {
-        at += line[at..].iter().position(u8::is_ascii_whitespace)?;
-        let tail = line[at..].trim_ascii_start();
-        let word = tail.split(u8::is_ascii_whitespace).next()?;
-        let digits = word
-            .split(|&c| c == b'/')
-            .all(|part| !part.is_empty() && part.iter().all(u8::is_ascii_digit));
-        if digits {
-            break (line[..at].trim_ascii_end(), &tail[word.len()..]);
-        }
-        at = line.len() - tail.len();
-    };
+    let (command, mut rest) = split_at_process(line)?;
     // The time ends in a colon; before it stands perhaps the processor.
     loop {
         rest = rest.trim_ascii_start();
@@ -74,6 +62,23 @@ fn event(line: &[u8]) -> Option<Event<'_>> {
         period,
         frame,
     })
+}
+
+/// What comes before the first word that is a process, and what comes behind it.
+fn split_at_process(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut at = 0;
+    loop {
+        at += line[at..].iter().position(u8::is_ascii_whitespace)?;
+        let tail = line[at..].trim_ascii_start();
+        let word = tail.split(u8::is_ascii_whitespace).next()?;
+        let digits = word
+            .split(|&c| c == b'/')
+            .all(|part| !part.is_empty() && part.iter().all(u8::is_ascii_digit));
+        if digits {
+            return Some((line[..at].trim_ascii_end(), &tail[word.len()..]));
+        }
+        at = line.len() - tail.len();
+    }
 }
 
 /// The name of a frame `HEX symbol+0xOFFSET (module)`.

@@ -137,6 +137,18 @@ fn never() -> Word {
     }
 }
 
+/// The words that have to be unchanged for a step to be the same again.
+#[inline]
+fn words_read(rule: Rule, step: &Step) -> [Word; 2] {
+    match *step {
+        Step::Caller { ra, fp, .. } if rule.is_plain() => [ra, fp],
+        Step::End { ra } if rule.is_plain() => [ra, Word::default()],
+        // By its rule, whatever the stack holds.
+        Step::End { .. } | Step::Truncated(_) if rule.ends() => [Word::default(); 2],
+        _ => [never(), Word::default()],
+    }
+}
+
 /// A thread's walker, with the memo of its last stack. About 400 KiB, of which only the
 /// depth in use is
 /// ever touched; all zero is a valid start but for [`init`](Self::init).
@@ -161,6 +173,28 @@ struct Trace {
     kept: usize,
     fresh: usize,
     end: Option<Option<Cause>>,
+}
+
+impl Trace {
+    /// Walked to its end, or to where it is truncated.
+    #[inline]
+    fn ends(fresh: usize, truncated: Option<Cause>) -> Self {
+        Self {
+            kept: 0,
+            fresh,
+            end: Some(truncated),
+        }
+    }
+
+    /// Went over to the memo's frames, of which `kept` still hold.
+    #[inline]
+    fn joins(kept: usize, fresh: usize) -> Self {
+        Self {
+            kept,
+            fresh,
+            end: None,
+        }
+    }
 }
 
 impl Walker {
@@ -270,22 +304,14 @@ impl Walker {
             } else if let Some(index) = met {
                 // SAFETY: all words of the memo are in what is readable now, as just asked.
                 let Some(changed) = (unsafe { self.first_changed(index) }) else {
-                    return Trace {
-                        kept: known,
-                        fresh,
-                        end: None,
-                    };
+                    return Trace::joins(known, fresh);
                 };
                 fresh = self.take_back(changed + 1, known, fresh);
                 at = self.frame(changed).registers;
                 known = changed;
             }
             if fresh == MAX_FRAMES {
-                return Trace {
-                    kept: 0,
-                    fresh,
-                    end: Some(Some(Cause::TooDeep)),
-                };
+                return Trace::ends(fresh, Some(Cause::TooDeep));
             }
             // SAFETY: `init` wrote it.
             let found = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
@@ -304,32 +330,13 @@ impl Walker {
                 step(found, &here, &mut self.stack)
             };
             readable = self.stack.known();
-            let words = match step {
-                Step::Caller { ra, fp, .. } if found.is_plain() => [ra, fp],
-                Step::End { ra } if found.is_plain() => [ra, Word::default()],
-                // By its rule, whatever the stack holds.
-                Step::End { .. } | Step::Truncated(_) if found.ends() => [Word::default(); 2],
-                _ => [never(), Word::default()],
-            };
             // SAFETY: fewer than MAX_FRAMES, as checked above.
-            unsafe { self.note(fresh, at, found, words) };
+            unsafe { self.note(fresh, at, found, words_read(found, &step)) };
             fresh += 1;
             match step {
                 Step::Caller { registers, .. } => at = registers,
-                Step::End { .. } => {
-                    return Trace {
-                        kept: 0,
-                        fresh,
-                        end: Some(None),
-                    };
-                }
-                Step::Truncated(cause) => {
-                    return Trace {
-                        kept: 0,
-                        fresh,
-                        end: Some(Some(cause)),
-                    };
-                }
+                Step::End { .. } => return Trace::ends(fresh, None),
+                Step::Truncated(cause) => return Trace::ends(fresh, Some(cause)),
             }
         }
     }

@@ -20,6 +20,15 @@ pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
     }
 }
 
+/// A sampled object; where it is none, what the allocator gives.
+fn or_else<T>(object: *mut T, ordinary: impl FnOnce() -> *mut c_void) -> *mut c_void {
+    if object.is_null() {
+        ordinary()
+    } else {
+        object.cast()
+    }
+}
+
 /// `malloc(size)` on the slow path.
 pub unsafe extern "C" fn malloc(
     size: usize,
@@ -30,11 +39,7 @@ pub unsafe extern "C" fn malloc(
     // SAFETY: plain allocation calls.
     unsafe {
         let object = sampled(Request::plain(size), registers);
-        if object.is_null() {
-            NEXT.malloc(size)
-        } else {
-            object.cast()
-        }
+        or_else(object, || NEXT.malloc(size))
     }
 }
 
@@ -55,11 +60,7 @@ pub unsafe extern "C" fn calloc(
             },
             registers,
         );
-        if object.is_null() {
-            NEXT.calloc(n, size)
-        } else {
-            object.cast()
-        }
+        or_else(object, || NEXT.calloc(n, size))
     }
 }
 
@@ -83,11 +84,7 @@ pub unsafe extern "C" fn memalign(
     // SAFETY: plain allocation calls.
     unsafe {
         let object = aligned(align, size, false, registers);
-        if object.is_null() {
-            NEXT.memalign(align, size)
-        } else {
-            object
-        }
+        or_else(object, || NEXT.memalign(align, size))
     }
 }
 
@@ -112,11 +109,7 @@ pub unsafe extern "C" fn aligned_alloc(
     // SAFETY: plain allocation calls.
     unsafe {
         let object = aligned(align, size, false, registers);
-        if object.is_null() {
-            NEXT.aligned_alloc(align, size)
-        } else {
-            object
-        }
+        or_else(object, || NEXT.aligned_alloc(align, size))
     }
 }
 
@@ -171,10 +164,6 @@ pub unsafe extern "C" fn mallocx(
             Some(request) => sampled(request, registers),
             None => null_mut(),
         };
-        if object.is_null() {
-            NEXT.mallocx(size, flags as c_int)
-        } else {
-            object.cast()
-        }
+        or_else(object, || NEXT.mallocx(size, flags as c_int))
     }
 }

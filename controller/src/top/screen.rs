@@ -77,22 +77,6 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
         60..90 => &[1, 2, 3],
         _ => &[0, 1, 2, 3, 4],
     };
-    let sorted = match view.sort {
-        Sort::Flat => 0,
-        Sort::Live => 1,
-        Sort::Growth => 2,
-        Sort::Rate => 3,
-        Sort::Age => 4,
-    };
-    let style = |column: usize| match column == sorted {
-        true => Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
-        false => Style::new().add_modifier(Modifier::BOLD),
-    };
-    let head = columns
-        .iter()
-        .map(|c| Cell::from(format!("{:>10}", HEADS[*c])).style(style(*c)));
-    let name = Cell::from(name_head(view.page)).style(style(usize::MAX));
-    let head = Cells::new(head.chain([name]));
     // Only what is seen is put into words.
     let first = view.first.min(rows.len());
     let shown = rows[first..].iter().take(usize::from(area.height));
@@ -112,11 +96,31 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
         .map(|_| Constraint::Length(10))
         .chain([Constraint::Min(10)]);
     let table = Table::new(cells, widths)
-        .header(head)
+        .header(table_head(view, columns))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let selected = view.selected.saturating_sub(first);
     let mut state = TableState::new().with_selected(Some(selected));
     frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// The heads of the columns shown, that which the rows are sorted by underlined.
+fn table_head(view: &View, columns: &[usize]) -> Cells<'static> {
+    let sorted = match view.sort {
+        Sort::Flat => 0,
+        Sort::Live => 1,
+        Sort::Growth => 2,
+        Sort::Rate => 3,
+        Sort::Age => 4,
+    };
+    let style = |column: usize| match column == sorted {
+        true => Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
+        false => Style::new().add_modifier(Modifier::BOLD),
+    };
+    let head = columns
+        .iter()
+        .map(|c| Cell::from(format!("{:>10}", HEADS[*c])).style(style(*c)));
+    let name = Cell::from(name_head(view.page)).style(style(usize::MAX));
+    Cells::new(head.chain([name]))
 }
 
 /// Heads of the columns of numbers.

@@ -87,16 +87,7 @@ impl<'a> Printer<'a> {
                 .map(|at| format!("Time: {}", moment(at))),
         );
         lines.extend(context.filters());
-        let moments = &context.series.moments;
-        lines.push(match (moments.len(), context.series.timed) {
-            (0 | 1, _) => "Leak suspects of one dump; more of one session show growth".into(),
-            (n, true) => {
-                let span = moments.last().copied().unwrap_or(0.0);
-                let span = measure::label((span * 1e9) as i64, "nanoseconds", "auto");
-                format!("Leak suspects of {n} dumps in {span}")
-            }
-            (n, false) => format!("Leak suspects of {n} dumps, which have no times"),
-        });
+        lines.push(self.dumps());
         if found.iter().any(|s| s.age.is_none()) {
             lines.push("This format has no ages: the score is what is kept".into());
         }
@@ -120,6 +111,20 @@ impl<'a> Printer<'a> {
             let _ = write!(out, " {growth:>11}          \u{b1}  growth is");
         }
         out.push('\n');
+    }
+
+    /// How many dumps there are, and of what time.
+    fn dumps(&self) -> String {
+        let series = &self.context.series;
+        match (series.moments.len(), series.timed) {
+            (0 | 1, _) => "Leak suspects of one dump; more of one session show growth".into(),
+            (n, true) => {
+                let span = series.moments.last().copied().unwrap_or(0.0);
+                let span = measure::label((span * 1e9) as i64, "nanoseconds", "auto");
+                format!("Leak suspects of {n} dumps in {span}")
+            }
+            (n, false) => format!("Leak suspects of {n} dumps, which have no times"),
+        }
     }
 
     fn row(&self, out: &mut String, suspect: &Suspect) {

@@ -162,12 +162,7 @@ impl Line {
         let slope = product / spread;
         let residuals: Vec<f64> = centred.iter().map(|(t, b)| b - slope * t).collect();
         let squares: f64 = residuals.iter().map(|r| r * r).sum();
-        let neighbours: f64 = residuals.windows(2).map(|r| r[0] * r[1]).sum();
-        let correlation = if squares > 0.0 {
-            (neighbours / squares).clamp(0.0, 0.9)
-        } else {
-            0.0
-        };
+        let correlation = correlation(&residuals, squares);
         let count = residuals.len() as f64;
         let effective = count * (1.0 - correlation) / (1.0 + correlation);
         let fitted = 1.0 + groups.len() as f64;
@@ -186,6 +181,16 @@ impl Line {
             error: student(freedom) * scatter / spread.sqrt(),
             scatter,
         })
+    }
+}
+
+/// How much each residual says of the next one; `squares` is the sum of their squares.
+fn correlation(residuals: &[f64], squares: f64) -> f64 {
+    let neighbours: f64 = residuals.windows(2).map(|r| r[0] * r[1]).sum();
+    if squares > 0.0 {
+        (neighbours / squares).clamp(0.0, 0.9)
+    } else {
+        0.0
     }
 }
 

@@ -48,8 +48,27 @@ fn in_table(
         return Some(());
     };
     let strings = image.data(image.numbered(section.link)?)?;
-    // For each address the symbols that start last of those between the address
-    // before and it.
+    let nearest = nearest(&symbols, wanted)?;
+    let mut symbols: &[Symbol] = &[];
+    for (&address, own) in wanted.iter().zip(&nearest) {
+        if !own.is_empty() {
+            symbols = own;
+        }
+        let holds = |s: &&Symbol| match s.size {
+            0 => !sparse || address == s.value,
+            size => address < s.value.saturating_add(size),
+        };
+        if let Some(symbol) = symbols.iter().filter(|s| !s.undefined).find(holds) {
+            let name = strings.get(symbol.name..)?.split(|&b| b == 0).next()?;
+            names.insert(address, std::str::from_utf8(name).ok()?.into());
+        }
+    }
+    Some(())
+}
+
+/// For each address the symbols of a table that start last of those between the address
+/// before and it, largest first.
+fn nearest(symbols: &[u8], wanted: &[u64]) -> Option<Vec<Vec<Symbol>>> {
     let mut nearest: Vec<Vec<Symbol>> = vec![Vec::new(); wanted.len()];
     for entry in symbols.chunks_exact(ENTRY) {
         let value = number(entry, 8, 8)?;
@@ -73,19 +92,5 @@ fn in_table(
     for own in &mut nearest {
         own.sort_by_key(|symbol| std::cmp::Reverse(symbol.size));
     }
-    let mut symbols: &[Symbol] = &[];
-    for (&address, own) in wanted.iter().zip(&nearest) {
-        if !own.is_empty() {
-            symbols = own;
-        }
-        let holds = |s: &&Symbol| match s.size {
-            0 => !sparse || address == s.value,
-            size => address < s.value.saturating_add(size),
-        };
-        if let Some(symbol) = symbols.iter().filter(|s| !s.undefined).find(holds) {
-            let name = strings.get(symbol.name..)?.split(|&b| b == 0).next()?;
-            names.insert(address, std::str::from_utf8(name).ok()?.into());
-        }
-    }
-    Some(())
+    Some(nearest)
 }

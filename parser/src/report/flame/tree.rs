@@ -159,6 +159,15 @@ struct Part {
     weights: Vec<Weight>,
 }
 
+/// The order of callees: by size, then by name.
+fn largest_first(nodes: &Nodes, a: &Part, b: &Part) -> std::cmp::Ordering {
+    let size = |part: &Part| part.weights.first().map_or(0, Weight::magnitude);
+    let name = |part: &Part| nodes.name(part.node);
+    (size(b).cmp(&size(a)))
+        .then_with(|| name(a).cmp(name(b)))
+        .then_with(|| a.node.cmp(&b.node))
+}
+
 struct Builder<'a> {
     view: &'a View,
     nodes: &'a Nodes,
@@ -254,13 +263,7 @@ impl<'a> Builder<'a> {
                 self.tree.pruned += 1;
             }
         }
-        parts.sort_by(|a, b| {
-            let size = |part: &Part| part.weights.first().map_or(0, Weight::magnitude);
-            let name = |part: &Part| nodes.name(part.node);
-            (size(b).cmp(&size(a)))
-                .then_with(|| name(a).cmp(name(b)))
-                .then_with(|| a.node.cmp(&b.node))
-        });
+        parts.sort_by(|a, b| largest_first(nodes, a, b));
         for part in parts {
             let frame = self.push(group.frame, part.node, depth, None);
             groups.push(Group {
