@@ -54,7 +54,7 @@ counting_entry! {
 
 #[inline(always)]
 unsafe fn malloc_inline(size: usize) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: `malloc` takes any size, on either path.
     unsafe {
         if skips_sampling(size) {
             NEXT.malloc(size)
@@ -71,7 +71,8 @@ freeing_entry! {
 
 #[inline(always)]
 unsafe fn free_inline(p: *mut c_void) {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is null or an object that the caller gives up. One of the range lies below
+    // its end, where `free_low` tells it from others; all above are the allocator's.
     unsafe {
         if range::may_contain(p) {
             free_low(p)
@@ -84,7 +85,8 @@ unsafe fn free_inline(p: *mut c_void) {
 /// The free of an object that lies low: sampled, null, or one of the few others.
 #[inline(never)]
 unsafe extern "C" fn free_low(p: *mut c_void) {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is null or an object that the caller gives up. Only the sampler hands out
+    // addresses of the range, so each object goes back to where it came from.
     unsafe {
         if range::contains(p) {
             sample::free(p)
@@ -97,13 +99,14 @@ unsafe extern "C" fn free_low(p: *mut c_void) {
 /// C11 7.22.3.2.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(n: usize, size: usize) -> *mut c_void {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `calloc` takes any two numbers.
     unsafe { calloc_inline(n, size) }
 }
 
 #[inline(always)]
 unsafe fn calloc_inline(n: usize, size: usize) -> *mut c_void {
-    // SAFETY: the C contract, passed on; an overflow is left to the allocator to refuse.
+    // SAFETY: the slow path is given the product, which did not overflow; one that does is the
+    // allocator's to refuse.
     unsafe {
         match n.checked_mul(size) {
             Some(bytes) if !skips_sampling(bytes) => to::calloc(n, size, bytes),
@@ -115,13 +118,14 @@ unsafe fn calloc_inline(n: usize, size: usize) -> *mut c_void {
 /// C11 7.22.3.5.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is null or an object of the caller's, which is all that is asked of it.
     unsafe { realloc_inline(p, size) }
 }
 
 #[inline(always)]
 unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is null or an object of the caller's. Null is not in the range, so that what
+    // is there is a sampled object, and all else is the allocator's or null.
     unsafe {
         if range::contains(p) {
             return to::realloc_sampled(p as usize, size, 0);
@@ -141,14 +145,15 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
         crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is null or an object of the caller's, and the product did not overflow.
     unsafe { realloc_inline(p, bytes) }
 }
 
 /// POSIX.1-2024.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `out` is the caller's pointer, written once by whichever path succeeds. Both
+    // check the alignment.
     unsafe {
         if skips_sampling(size) {
             return NEXT.posix_memalign(out, align, size);
@@ -160,7 +165,8 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
 /// C11 7.22.3.1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: any alignment may come: the slow path samples with powers of two only, and leaves
+    // the others to the allocator to refuse.
     unsafe {
         if skips_sampling(size) {
             NEXT.aligned_alloc(align, size)
@@ -173,13 +179,13 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void
 /// glibc: malloc.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `memalign` takes any size and alignment.
     unsafe { memalign_inline(align, size) }
 }
 
 #[inline(always)]
 unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: any alignment may come, as in `aligned_alloc`.
     unsafe {
         if skips_sampling(size) {
             NEXT.memalign(align, size)
@@ -192,7 +198,7 @@ unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
 /// glibc: malloc.h. Whole pages' alignment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: takes any size; a page's is a power of two.
     unsafe {
         if skips_sampling(size) {
             NEXT.valloc(size)
@@ -210,7 +216,7 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
         crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
-    // SAFETY: the C contract, passed on.
+    // SAFETY: a page's size is a power of two, and the size is whole pages.
     unsafe {
         if skips_sampling(bytes) {
             NEXT.memalign(page, bytes)
@@ -221,14 +227,15 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
 }
 
 fn page_size() -> usize {
-    // SAFETY: cannot fail.
+    // SAFETY: it only looks into the vector that the kernel left above the stack.
     unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
 }
 
 /// glibc: malloc.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is null or an object of the caller's. What is in the range has a header in
+    // front of it, which is read; all else is the allocator's to judge.
     unsafe {
         if range::contains(p) {
             sample::usable_size(p)
@@ -241,21 +248,21 @@ pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
 /// C23 7.24.3.4. The size is the caller's word; the allocator knows better.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_sized(p: *mut c_void, _: usize) {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is as `free` wants it. A size that is wrong does no harm: it is not used.
     unsafe { free_inline(p) }
 }
 
 /// C23 7.24.3.5.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_aligned_sized(p: *mut c_void, _: usize, _: usize) {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: as `free_sized`: neither number is used.
     unsafe { free_inline(p) }
 }
 
 /// SunOS and old glibc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cfree(p: *mut c_void) {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is as `free` wants it.
     unsafe { free_inline(p) }
 }
 
@@ -263,7 +270,7 @@ pub unsafe extern "C" fn cfree(p: *mut c_void) {
 /// one may be mapped at the same addresses, and old rules and stacks must not pass for its.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
-    // SAFETY: the contract of dlclose(3), passed on.
+    // SAFETY: the handle is one of the caller's from `dlopen`; it goes to the loader as it is.
     unsafe { crate::module::close(handle) }
 }
 
@@ -274,7 +281,8 @@ mod jemalloc_api {
     /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: `size` is not 0, as the caller has to see to; flags that the sampler does not
+        // know send the call to jemalloc.
         unsafe {
             if skips_sampling(size) {
                 NEXT.mallocx(size, flags)
@@ -287,7 +295,8 @@ mod jemalloc_api {
     /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: `p` is an object of the caller's and `size` is not 0. In the range it is a
+        // sampled one, elsewhere the allocator's.
         unsafe {
             if range::contains(p) {
                 to::rallocx_sampled(p as usize, size, flags as usize)
@@ -307,7 +316,8 @@ mod jemalloc_api {
         extra: usize,
         flags: c_int,
     ) -> usize {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: `p` is an object of the caller's: in the range a sampled one with its header,
+        // elsewhere the allocator's.
         unsafe {
             if range::contains(p) {
                 sample::xallocx(p, size, extra, flags)
@@ -320,7 +330,7 @@ mod jemalloc_api {
     /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn sallocx(p: *const c_void, flags: c_int) -> usize {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: as `xallocx`; nothing is written.
         unsafe {
             if range::contains(p) {
                 sample::usable_size(p)
@@ -333,7 +343,8 @@ mod jemalloc_api {
     /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dallocx(p: *mut c_void, flags: c_int) {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: the caller gives `p` up. In the range it is a sampled object, which goes
+        // into no thread cache, whichever the flags name.
         unsafe {
             if range::contains(p) {
                 sample::free(p)
@@ -346,7 +357,7 @@ mod jemalloc_api {
     /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn sdallocx(p: *mut c_void, size: usize, flags: c_int) {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: as `dallocx`; of a sampled object the header knows the size.
         unsafe {
             if range::contains(p) {
                 sample::free(p)
@@ -359,7 +370,7 @@ mod jemalloc_api {
     /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: a computation, of a size that is not 0.
         unsafe { NEXT.nallocx(size, flags) }
     }
 
@@ -372,7 +383,8 @@ mod jemalloc_api {
         new: *mut c_void,
         new_len: usize,
     ) -> c_int {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: name and buffers are the caller's, of the lengths that it says, and are not
+        // touched here.
         unsafe { NEXT.mallctl(name, old, old_len, new, new_len) }
     }
 
@@ -383,7 +395,8 @@ mod jemalloc_api {
         mib: *mut usize,
         len: *mut usize,
     ) -> c_int {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: `mib` has room for `len` numbers, as the caller says; nothing is touched
+        // here.
         unsafe { NEXT.mallctlnametomib(name, mib, len) }
     }
 
@@ -397,7 +410,8 @@ mod jemalloc_api {
         new: *mut c_void,
         new_len: usize,
     ) -> c_int {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: `mib` and buffers are the caller's, of the lengths that it says, and are not
+        // touched here.
         unsafe { NEXT.mallctlbymib(mib, len, old, old_len, new, new_len) }
     }
 
@@ -408,7 +422,8 @@ mod jemalloc_api {
         context: *mut c_void,
         options: *const c_char,
     ) {
-        // SAFETY: the contract of jemalloc(3), passed on.
+        // SAFETY: `write` may be called with `context`, as the caller says; neither is used
+        // here.
         unsafe { NEXT.stats_print(write, context, options) }
     }
 }

@@ -55,7 +55,7 @@ pub fn counts_down(epoch: u8, bytes: usize) -> bool {
 #[inline(always)]
 pub fn thread_pointer() -> u64 {
     let at: u64;
-    // SAFETY: reads the thread pointer.
+    // SAFETY: the register is the thread pointer, which programs may read.
     unsafe { asm!("mrs {at}, tpidr_el0", at = out(reg) at, options(pure, readonly, nostack)) };
     at
 }
@@ -118,7 +118,7 @@ macro_rules! counting_entry {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(size: usize) -> *mut c_void {
-            // SAFETY: the C contract, passed on.
+            // SAFETY: `malloc` takes any size, on either path.
             unsafe { if skips_sampling(size) { NEXT.malloc(size) } else { $due(size, 0, 0) } }
         }
     };
@@ -132,7 +132,8 @@ macro_rules! freeing_entry {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(p: *mut c_void) {
-            // SAFETY: the C contract, passed on.
+            // SAFETY: `p` is null or an object that the caller gives up. One of the range lies
+            // below its end, where `$low` tells it from others; all above are the allocator's.
             unsafe { if range::may_contain(p) { $low(p) } else { NEXT.free(p) } }
         }
     };

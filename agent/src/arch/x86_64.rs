@@ -59,7 +59,8 @@ pub fn counts_down(epoch: u8, bytes: usize) -> bool {
 #[inline(always)]
 pub fn thread_pointer() -> u64 {
     let at: u64;
-    // SAFETY: reads the thread pointer.
+    // SAFETY: the word at fs:0 is the thread pointer itself, by the ABI of thread-local
+    // storage.
     unsafe {
         asm!("mov {at}, qword ptr fs:[0]", at = out(reg) at, options(pure, readonly, nostack))
     };
@@ -69,7 +70,7 @@ pub fn thread_pointer() -> u64 {
 /// A cycle counter of constant rate.
 #[inline(always)]
 pub fn cycles() -> u64 {
-    // SAFETY: every x86-64 has it.
+    // SAFETY: every x86-64 processor has the instruction.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 

@@ -42,7 +42,8 @@ mod plain {
     use super::*;
 
     pub unsafe extern "C" fn new(size: usize, _: usize, _: usize) -> *mut c_void {
-        // SAFETY: plain allocation calls.
+        // SAFETY: `malloc` takes any size. `new_failed` jumps to the next library's operator,
+        // which takes the same.
         unsafe {
             let p = NEXT.malloc(size);
             if p.is_null() { new_failed(size, 0) } else { p }
@@ -50,12 +51,13 @@ mod plain {
     }
 
     pub unsafe extern "C" fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
-        // SAFETY: plain allocation calls.
+        // SAFETY: `malloc` takes any size.
         unsafe { NEXT.malloc(size) }
     }
 
     pub unsafe extern "C" fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
-        // SAFETY: plain allocation calls.
+        // SAFETY: any size and alignment: one that is no power of two, which only a call by hand
+        // can have, meets the allocator's own check.
         unsafe {
             let p = NEXT.memalign(align, size);
             if p.is_null() {
@@ -71,7 +73,7 @@ mod plain {
         align: usize,
         _: usize,
     ) -> *mut c_void {
-        // SAFETY: plain allocation calls.
+        // SAFETY: as `new_aligned`.
         unsafe { NEXT.memalign(align, size) }
     }
 }
@@ -82,25 +84,25 @@ mod sampled {
 
     #[inline(always)]
     pub unsafe fn new(size: usize, _: usize, _: usize) -> *mut c_void {
-        // SAFETY: plain allocation calls.
+        // SAFETY: the trampoline takes any size and uses no other argument.
         unsafe { sampled_new(size, 0, 0) }
     }
 
     #[inline(always)]
     pub unsafe fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
-        // SAFETY: plain allocation calls.
+        // SAFETY: `malloc` on the slow path takes any size.
         unsafe { to::malloc(size, 0, 0) }
     }
 
     #[inline(always)]
     pub unsafe fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
-        // SAFETY: plain allocation calls.
+        // SAFETY: the trampoline takes any size and alignment, and uses no other argument.
         unsafe { sampled_aligned_new(size, align, 0) }
     }
 
     #[inline(always)]
     pub unsafe fn new_aligned_nothrow(size: usize, align: usize, _: usize) -> *mut c_void {
-        // SAFETY: plain allocation calls.
+        // SAFETY: `memalign` on the slow path takes any size and alignment.
         unsafe { to::memalign(align, size, 0) }
     }
 }
@@ -149,7 +151,8 @@ macro_rules! operators {
             #[doc = concat!("`operator new`, as ", stringify!($kind))]
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $new(size: usize, b: usize, c: usize) -> *mut c_void {
-                // SAFETY: the operator's contract, passed on.
+                // SAFETY: `b` and `c` are what the registers hold, perhaps nothing: only forms
+                // that have these arguments use them.
                 unsafe {
                     if skips_sampling(size) {
                         call(&slot::$new, size, b, c)
@@ -164,7 +167,8 @@ macro_rules! operators {
             /// `operator delete`
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $delete(p: *mut c_void, b: usize, c: usize) {
-                // SAFETY: the operator's contract, passed on.
+                // SAFETY: `p` is null or an object that the caller gives up; what is no sampled
+                // object goes to the counterpart of the operator that it came from.
                 unsafe {
                     if range::may_contain(p) {
                         free_low(p)

@@ -10,7 +10,7 @@ use crate::backend::is_system;
 /// `malloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: takes any size, and gives what `free` under both names knows.
     unsafe {
         if is_system() {
             NEXT.libc_malloc(size)
@@ -23,7 +23,8 @@ pub unsafe extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
 /// `free`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_free(p: *mut c_void) {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is null or an object that the caller gives up. Sampled ones may come from
+    // `malloc`, whatever the allocator is, so the range is asked first.
     unsafe {
         if is_system() && !range::contains(p) {
             NEXT.libc_free(p)
@@ -36,7 +37,7 @@ pub unsafe extern "C" fn __libc_free(p: *mut c_void) {
 /// `calloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_calloc(n: usize, size: usize) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: takes any two numbers.
     unsafe {
         if is_system() {
             NEXT.libc_calloc(n, size)
@@ -49,7 +50,8 @@ pub unsafe extern "C" fn __libc_calloc(n: usize, size: usize) -> *mut c_void {
 /// `realloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: the C contract, passed on.
+    // SAFETY: `p` is null or an object of the caller's; a sampled one is told by the range, as
+    // in `__libc_free`.
     unsafe {
         if is_system() && !range::contains(p) {
             NEXT.libc_realloc(p, size)
@@ -62,7 +64,7 @@ pub unsafe extern "C" fn __libc_realloc(p: *mut c_void, size: usize) -> *mut c_v
 /// `memalign`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_memalign(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: takes any size and alignment.
     unsafe {
         if is_system() {
             NEXT.libc_memalign(align, size)
@@ -75,7 +77,7 @@ pub unsafe extern "C" fn __libc_memalign(align: usize, size: usize) -> *mut c_vo
 /// `valloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_valloc(size: usize) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: a page's size is a power of two.
     unsafe { __libc_memalign(page_size(), size) }
 }
 
@@ -87,6 +89,6 @@ pub unsafe extern "C" fn __libc_pvalloc(size: usize) -> *mut c_void {
         crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
-    // SAFETY: plain allocation calls.
+    // SAFETY: a page's size is a power of two, and the size is whole pages.
     unsafe { __libc_memalign(page, bytes) }
 }

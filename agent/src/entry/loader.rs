@@ -65,7 +65,7 @@ extern "C" fn find_dlmopen() -> *mut c_void {
 /// By `dlvsym`, which is not ours, and the version that glibc 2.34 gave it.
 extern "C" fn find_dlsym() -> *mut c_void {
     let (name, version) = (c"dlsym".as_ptr(), c"GLIBC_2.34".as_ptr());
-    // SAFETY: a plain lookup by terminated names.
+    // SAFETY: both names end in a zero byte, and `dlvsym` keeps neither.
     keep(&DLSYM, unsafe { dlvsym(libc::RTLD_NEXT, name, version) })
 }
 
