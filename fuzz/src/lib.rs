@@ -51,7 +51,7 @@ pub fn bounded<T>(length: usize, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Reads a profile, checks it, and checks what is made of it. Tells whether it was one.
+/// Reads a profile, checks it, and checks what is made of it. Returns whether it was one.
 pub fn read(bytes: &[u8]) -> bool {
     let Ok(profile) = bounded(bytes.len(), || heap_format::read(bytes, "input")) else {
         return false;

@@ -5,7 +5,7 @@
 //!
 //! - the *score* is the live bytes, times the share of what the stack allocates
 //!   that is kept, times `age / (age + lifetime)`: mean age of the live objects
-//!   beside mean lifetime of the freed ones. What is old and never freed counts
+//!   against mean lifetime of the freed ones. What is old and never freed counts
 //!   whole;
 //! - where there are several dumps of one process, what counts instead of the
 //!   live bytes is the growth that is proven: the least one that the slope of a

@@ -70,7 +70,7 @@ const SERVER: [Behaviour; 4] = [
     },
 ];
 
-/// The server's dump after so many minutes, symbols inside.
+/// The server's dump after `minute` minutes, symbols inside.
 fn server(minute: f64, pid: u32) -> Profile {
     let mut builder = ProfileBuilder::new(1024);
     builder.facts(Facts {

@@ -1,7 +1,7 @@
-// Allocates and frees in several threads for as long as it lives, and keeps its books in a
+// Allocates and frees in several threads for as long as it lives, and keeps the totals of it in a
 // file that outlives it.
 //
-//   crash_target BOOKS THREADS [hog]
+//   crash_target TOTALS THREADS [hog]
 //
 // Each thread has a line of its own in the file: allocations and frees that it has come
 // back from. "hog" frees nothing, and begins with a line on the input where
@@ -22,11 +22,11 @@
 #define KEPT 4096
 
 // A cache line of its own.
-struct book {
+struct totals {
     uint64_t allocated, freed, pad[6];
 };
 
-static struct book *books;
+static struct totals *totals;
 static int hog;
 
 static void fail(const char *what) {
@@ -46,16 +46,16 @@ static void write_down(uint64_t *count) {
 }
 
 static void *live(void *number) {
-    struct book *book = &books[(intptr_t)number];
+    struct totals *own = &totals[(intptr_t)number];
     static __thread void *kept[KEPT];
     for (uint64_t i = 0;; i++) {
         void **place = &kept[i * 2654435761u % KEPT];
         if (*place && !hog) {
             free(*place);
-            write_down(&book->freed);
+            write_down(&own->freed);
         }
         *place = site_crash_target();
-        write_down(&book->allocated);
+        write_down(&own->allocated);
     }
     return NULL;
 }
@@ -72,10 +72,10 @@ int main(int count, char **arguments) {
     int threads = atoi(arguments[2]);
     hog = count > 3;
     int file = open(arguments[1], O_RDWR | O_CREAT | O_TRUNC, 0600);
-    size_t size = sizeof(struct book) * threads;
-    if (file < 0 || ftruncate(file, size)) fail("books");
-    books = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (books == MAP_FAILED) fail("books");
+    size_t size = sizeof(struct totals) * threads;
+    if (file < 0 || ftruncate(file, size)) fail("totals");
+    totals = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (totals == MAP_FAILED) fail("totals");
     char line[64];
     if (getenv("CRASH_TARGET_WAITS")) {
         printf("ready\n");

@@ -1,8 +1,8 @@
-// Calls every entry point of the allocator, checks what each promises, and keeps the books.
+// Calls every entry point of the allocator, checks what each promises, and counts what is allocated where.
 //
 // Prints "ready"; on a line of input calls each several times; prints a line per place and
 // "done". A broken promise is a message and an abort.
-#include "books.h"
+#include "expected.h"
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -45,12 +45,12 @@ static bool stays(int round) { return round % 2 == 0; }
 
 // A place that allocates `bytes` with `expression`, and frees with `release`.
 #define PLACE(place, bytes, alignment, expression, release)          \
-    BOOK(place)                                                      \
+    TOTALS(place)                                                      \
     extern "C" SITE void *site_##place(int round) {                  \
         void *p = (expression);                                      \
         (void)round;                                                 \
         filled(p, (bytes), (alignment));                             \
-        born(&book_##place, (bytes));                                \
+        born(&totals_##place, (bytes));                                \
         return p;                                                    \
     }                                                                \
     static void run_##place() {                                      \
@@ -58,7 +58,7 @@ static bool stays(int round) { return round % 2 == 0; }
             void *p = site_##place(round);                           \
             if (stays(round)) continue;                              \
             release;                                                 \
-            died(&book_##place, (bytes));                            \
+            died(&totals_##place, (bytes));                            \
         }                                                            \
     }
 
@@ -112,26 +112,26 @@ PLACE(mallocx_zeroed, 700, 16,
       zeroed(find<void *(size_t, int)>("mallocx")(700, ZERO), 700),
       find<void(void *, size_t, int)>("sdallocx")(p, 700, 0))
 
-BOOK(rallocx)
+TOTALS(rallocx)
 extern "C" SITE void *site_rallocx(void *p, size_t bytes) {
     void *grown = find<void *(void *, size_t, int)>("rallocx")(p, bytes, 0);
-    born(&book_rallocx, long(bytes));
+    born(&totals_rallocx, long(bytes));
     return grown;
 }
 
-BOOK(realloc)
+TOTALS(realloc)
 extern "C" SITE void *site_realloc(void *p, size_t bytes) {
     void *grown = realloc(p, bytes);
-    born(&book_realloc, long(bytes));
+    born(&totals_realloc, long(bytes));
     return grown;
 }
 
 // Contents go along, growing and shrinking, and objects of other places die in theirs.
-template <class Resize> void run_chain(book *own, Resize resize) {
+template <class Resize> void run_chain(totals *own, Resize resize) {
     for (int round = 0; round < ROUNDS; round++) {
         char *p = (char *)site_malloc(round);
         size_t old = 1001;
-        book *owner = &book_malloc;
+        totals *owner = &totals_malloc;
         memset(p, round, 1001);
         for (size_t bytes : {1100, 5000, 100000, 3000000, 200000, 300, 17}) {
             p = (char *)resize(p, bytes);
@@ -201,11 +201,11 @@ static void run(bool jemalloc) {
     run_free_aligned_sized(), run_cfree(), run_new(), run_new_array(), run_new_nothrow();
     run_new_array_nothrow(), run_new_aligned(), run_new_array_aligned();
     run_new_aligned_nothrow(), run_strdup();
-    run_chain(&book_realloc, site_realloc);
+    run_chain(&totals_realloc, site_realloc);
     run_refusals();
     if (!jemalloc) return;
     run_mallocx(), run_mallocx_zeroed();
-    run_chain(&book_rallocx, site_rallocx);
+    run_chain(&totals_rallocx, site_rallocx);
     run_mallctl();
 }
 
@@ -213,12 +213,12 @@ int main(int argc, char **) {
     char line[100];
     // Once before, so that what is looked up or loaded on first use is.
     run(argc == 1);
-    for (book *b = all_books; b; b = b->next)
+    for (totals *b = all_totals; b; b = b->next)
         b->objects = b->bytes = b->live_objects = b->live_bytes = 0;
     say("ready");
     while (fgets(line, sizeof line, stdin)) {
         run(argc == 1);
-        print_books();
+        print_expected();
         say("done");
     }
 }

@@ -1,7 +1,7 @@
 // Allocates on stacks that are not its threads' own, and on memory where such a stack has
-// been; does what lines on its input say, as steps.c does, and keeps books.
+// been; does what lines on its input say, as steps.c does, and counts what it allocates where.
 #define _GNU_SOURCE
-#include "books.h"
+#include "expected.h"
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,21 +13,21 @@
 
 #define PAGE 4096
 
-BOOK(routine)
-BOOK(handler)
-BOOK(supplied)
-BOOK(deep)
-BOOK(chained)
-BOOK(tiny)
+TOTALS(routine)
+TOTALS(handler)
+TOTALS(supplied)
+TOTALS(deep)
+TOTALS(chained)
+TOTALS(tiny)
 
 #define ALLOCATES(place)                             \
     SITE void site_##place(long bytes) {             \
         void *p = malloc(bytes);                     \
         if (!p) abort();                             \
         *(volatile char *)p = 1;                     \
-        born(&book_##place, bytes);                  \
+        born(&totals_##place, bytes);                  \
         free(p);                                     \
-        died(&book_##place, bytes);                  \
+        died(&totals_##place, bytes);                  \
     }
 ALLOCATES(routine)
 ALLOCATES(handler)
@@ -43,7 +43,7 @@ static void fail(const char *what) {
 
 static __thread volatile char *innermost[2];
 
-// Calls `site` under so many frames of a kilobyte.
+// Calls `site` under `frames` frames of a kilobyte.
 SITE long under(int frames, void (*site)(long)) {
     volatile char frame[1000];
     frame[0] = (char)frames;
@@ -332,8 +332,8 @@ static void step(const char *line) {
                  {"chained", chained},   {"tiny", tiny},           {"small_signals", small_signals}};
     char word[32];
     long n;
-    if (!strcmp(line, "books")) {
-        print_books();
+    if (!strcmp(line, "expected")) {
+        print_expected();
         return;
     }
     if (sscanf(line, "deep %ld", &n) == 1) {

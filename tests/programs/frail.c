@@ -1,7 +1,7 @@
 // Lives in unlucky surroundings, and tells how it and its children fare. Does what lines
 // on its input say, one after the other, and answers "ok" to each.
 #define _GNU_SOURCE
-#include "books.h"
+#include "expected.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-BOOK(main)
-BOOK(child)
+TOTALS(main)
+TOTALS(child)
 
 enum { MOST = 10000, OBJECT = 1000 };
 static void *kept[MOST];
@@ -25,7 +25,7 @@ SITE void site_main(void) {
     if (!p || count == MOST) abort();
     memset(p, 7, OBJECT);
     kept[count++] = p;
-    born(&book_main, OBJECT);
+    born(&totals_main, OBJECT);
 }
 
 SITE void *site_child(void) {
@@ -44,7 +44,7 @@ SITE void *site_churn(void) {
 
 static void drop_one(void) {
     free(kept[--count]);
-    died(&book_main, OBJECT);
+    died(&totals_main, OBJECT);
 }
 
 static void fail(const char *what) {
@@ -83,7 +83,7 @@ static void tell_end(pid_t pid) {
            WIFSIGNALED(status) ? WTERMSIG(status) : 0);
 }
 
-// Frees so many of its parent's objects, makes as many of its own, frees half of those.
+// Frees `n` of its parent's objects, makes as many of its own, frees half of those.
 static void childs_work(long n) {
     for (long i = 0; i < n; i++) free(kept[--count]);
     void *last = NULL;
@@ -104,7 +104,7 @@ static void child(const char *how, long n) {
     tell_end(pid);
 }
 
-// So many children, one after the other, that end at once.
+// `n` children, one after the other, that end at once.
 static void forks(long n) {
     fflush(stdout);
     for (long i = 0; i < n; i++) {
@@ -151,7 +151,7 @@ static void **places(long n) {
     return at;
 }
 
-// Takes up to so many MiB in blocks of 4 KiB, untouched, until malloc refuses; tells how
+// Takes up to the given MiB in blocks of 4 KiB, untouched, until malloc refuses; tells how
 // many it got.
 static void fill(long mebibytes) {
     long wanted = mebibytes * 256, got = 0;
@@ -162,7 +162,7 @@ static void fill(long mebibytes) {
     printf("filled %ld\n", got / 256);
 }
 
-// Takes so many MiB and writes to them.
+// Takes the given MiB and writes to them.
 static void hog(long mebibytes) {
     for (long i = 0; i < mebibytes * 16; i++) {
         char *p = malloc(65536);
@@ -238,8 +238,8 @@ static void step(char *line) {
         start_churning();
     } else if (!strcmp(line, "churn"))
         start_churning();
-    else if (!strcmp(line, "books"))
-        print_books();
+    else if (!strcmp(line, "expected"))
+        print_expected();
     else {
         errno = EINVAL;
         fail(line);

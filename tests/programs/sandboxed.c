@@ -5,7 +5,7 @@
 // rt_sigprocmask), 2 (and sysinfo). WAY is prctl, syscall or seccomp: which entry point of
 // the C library installs it.
 #define _GNU_SOURCE
-#include "books.h"
+#include "expected.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

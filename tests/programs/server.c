@@ -1,7 +1,7 @@
 // A server that leaks a little: each request renders a page, which is freed, and opens a
 // session, one of ten of which is forgotten. It starts with tables that it keeps, and fills a
 // cache once. Told by lines on its input: "tables N", "serve" starts it, "cache N", "until N"
-// waits for so many requests; answers "ok".
+// waits for that number of requests; answers "ok".
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

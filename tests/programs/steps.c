@@ -1,7 +1,7 @@
 // Does one thing after the other, as told by lines on its input, and answers "ok" to
-// each; "books" prints what it allocated where.
+// each; "expected" prints what it allocated where.
 #define _GNU_SOURCE
-#include "books.h"
+#include "expected.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -17,16 +17,16 @@
 
 extern char **environ;
 
-BOOK(main)
-BOOK(child)
-BOOK(thread)
-BOOK(exiting)
-BOOK(small_stack)
-BOOK(deep)
-BOOK(coroutine)
-BOOK(interrupted)
-BOOK(handler)
-BOOK(huge)
+TOTALS(main)
+TOTALS(child)
+TOTALS(thread)
+TOTALS(exiting)
+TOTALS(small_stack)
+TOTALS(deep)
+TOTALS(coroutine)
+TOTALS(interrupted)
+TOTALS(handler)
+TOTALS(huge)
 
 // Keeps n objects of 1000 bytes: a place's own line on the stack.
 #define KEEPER(place)                                \
@@ -34,7 +34,7 @@ BOOK(huge)
         void *p = malloc(bytes);                     \
         if (!p) abort();                             \
         memset(p, 7, bytes < 4096 ? bytes : 4096);   \
-        born(&book_##place, bytes);                  \
+        born(&totals_##place, bytes);                  \
         return p;                                    \
     }
 KEEPER(main)
@@ -90,7 +90,7 @@ static void *churn(void *unused) {
     while (__atomic_load_n(&churning, __ATOMIC_RELAXED)) {
         void *p = site_thread(1000);
         free(p);
-        died(&book_thread, 1000);
+        died(&totals_thread, 1000);
     }
     return NULL;
 }
@@ -140,7 +140,7 @@ static void *short_life(void *number) {
         void *p = site_thread(100);
         if (i % 2) {
             free(p);
-            died(&book_thread, 100);
+            died(&totals_thread, 100);
         }
     }
     if ((intptr_t)number % 3 == 0) {
@@ -166,7 +166,7 @@ static pthread_key_t key;
 
 static void at_thread_end(void *p) {
     free(p);
-    died(&book_exiting, 500);
+    died(&totals_exiting, 500);
     site_exiting(250);
 }
 
@@ -203,7 +203,7 @@ static void small_stack(void) {
 
 SITE long site_deep(long depth) {
     if (depth == 0) {
-        born(&book_deep, 1000);
+        born(&totals_deep, 1000);
         return malloc(1000) != NULL;
     }
     long below = site_deep(depth - 1);
@@ -243,7 +243,7 @@ static void handler(int signal) {
     void *p = site_handler(77);
     site_handler(78);
     free(p);
-    died(&book_handler, 77);
+    died(&totals_handler, 77);
     handled++;
     errno = saved;
 }
@@ -260,7 +260,7 @@ static void raised(long n) {
         void *p = site_interrupted(500);
         raise(SIGUSR2);
         free(p);
-        died(&book_interrupted, 500);
+        died(&totals_interrupted, 500);
     }
 }
 
@@ -316,8 +316,8 @@ static void step(char *line) {
         churning = 1;
         pthread_create(&thread, NULL, churn, NULL);
         pthread_detach(thread);
-    } else if (!strcmp(line, "books"))
-        print_books();
+    } else if (!strcmp(line, "expected"))
+        print_expected();
     else {
         errno = EINVAL;
         fail(line);

@@ -1,7 +1,7 @@
 // What is hard on a profiler, as told by lines on its input; answers "ok" to each, and
-// "books" prints what it allocated where. See steps.c.
+// "expected" prints what it allocated where. See steps.c.
 #define _GNU_SOURCE
-#include "books.h"
+#include "expected.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -9,12 +9,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-BOOK(pairs)
-BOOK(paths)
-BOOK(crowd)
-BOOK(switched)
-BOOK(small)
-BOOK(medium)
+TOTALS(pairs)
+TOTALS(paths)
+TOTALS(crowd)
+TOTALS(switched)
+TOTALS(small)
+TOTALS(medium)
 
 static void fail(const char *what) {
     fprintf(stderr, "%s: %s\n", what, strerror(errno));
@@ -25,7 +25,7 @@ static void fail(const char *what) {
     SITE void *site_##place(long bytes) {            \
         void *p = malloc(bytes);                     \
         if (!p) abort();                             \
-        born(&book_##place, bytes);                  \
+        born(&totals_##place, bytes);                  \
         return p;                                    \
     }
 KEEPER(crowd)
@@ -41,7 +41,7 @@ SITE void site_pairs(long n) {
         __asm__ volatile("" : "+r"(p));
         free(p);
     }
-    BOOK_ADD(book_pairs.objects, n), BOOK_ADD(book_pairs.bytes, 24 * n);
+    TOTALS_ADD(totals_pairs.objects, n), TOTALS_ADD(totals_pairs.bytes, 24 * n);
 }
 
 static void *pairs_thread(void *n) {
@@ -63,7 +63,7 @@ SITE void site_paths(long bits, int depth) {
         void *p = malloc(40);
         __asm__ volatile("" : "+r"(p));
         free(p);
-        BOOK_ADD(book_paths.objects, 1), BOOK_ADD(book_paths.bytes, 40);
+        TOTALS_ADD(totals_paths.objects, 1), TOTALS_ADD(totals_paths.bytes, 40);
     } else if (bits & 1) {
         site_paths(bits >> 1, depth - 1);
         __asm__ volatile("# one");
@@ -83,7 +83,7 @@ static void *one_of_many(void *unused) {
         void *p = site_crowd(100 + i);
         if (i % 2) {
             free(p);
-            died(&book_crowd, 100 + i);
+            died(&totals_crowd, 100 + i);
         }
     }
     pthread_barrier_wait(&everybody);
@@ -135,7 +135,7 @@ static void routine(void) {
         void *p = site_switched(90 + running);
         if (running % 2) {
             free(p);
-            died(&book_switched, 90 + running);
+            died(&totals_switched, 90 + running);
         }
         switch_stacks(&routines[running], scheduler);
     }
@@ -197,7 +197,7 @@ static void drop(long thread, long at) {
     if (!rings[thread][at].at) return;
     free(rings[thread][at].at);
     long bytes = rings[thread][at].bytes;
-    died(bytes < 500 ? &book_small : &book_medium, bytes);
+    died(bytes < 500 ? &totals_small : &totals_medium, bytes);
     rings[thread][at].at = NULL;
 }
 
@@ -258,8 +258,8 @@ static void step(char *line) {
         rest();
     else if (!strcmp(line, "clear"))
         clear();
-    else if (!strcmp(line, "books"))
-        print_books();
+    else if (!strcmp(line, "expected"))
+        print_expected();
     else {
         errno = EINVAL;
         fail(line);

@@ -1,4 +1,4 @@
-// Allocates at known places from several threads and keeps the books: what each place
+// Allocates at known sites from several threads and keeps the totals: what each site
 // has allocated, and what of it is live.
 //
 // Talks in lines: prints "ready"; "go OBJECTS THREADS INTERVAL" makes it allocate;
@@ -22,7 +22,7 @@ namespace {
 
 double interval = 1;
 
-struct Book {
+struct Totals {
     const char *name;
     std::atomic<long> objects{0}, bytes{0}, live_objects{0}, live_bytes{0};
     std::atomic<double> spread[4]{};
@@ -48,7 +48,7 @@ enum How { C, Plain, Array, Aligned };
 struct Object {
     void *at;
     long bytes;
-    Book *book;  // null: older than the session
+    Totals *totals;  // null: older than the session
     How how;
 };
 
@@ -59,22 +59,22 @@ struct alignas(128) Line {
     char body[384];
 };
 
-Book b_malloc{"site_malloc"}, b_mixed{"site_mixed"}, b_calloc{"site_calloc"},
+Totals b_malloc{"site_malloc"}, b_mixed{"site_mixed"}, b_calloc{"site_calloc"},
     b_new{"site_new"}, b_new_array{"site_new_array"}, b_aligned_new{"site_aligned_new"},
     b_posix_memalign{"site_posix_memalign"}, b_memalign{"site_memalign"},
     b_aligned_alloc{"site_aligned_alloc"}, b_realloc{"site_realloc"},
     b_huge{"site_huge"}, b_before_throw{"site_before_throw"}, b_deep{"site_deep"};
-Book *books[] = {&b_malloc,       &b_mixed,         &b_calloc,    &b_new,
+Totals *all_totals[] = {&b_malloc,       &b_mixed,         &b_calloc,    &b_new,
                  &b_new_array,    &b_aligned_new,   &b_posix_memalign, &b_memalign,
                  &b_aligned_alloc, &b_realloc,      &b_huge,      &b_before_throw, &b_deep};
 
 #define SITE extern "C" __attribute__((noinline, noclone)) Object
 
-Object made(void *at, long bytes, Book &book, How how = C) {
+Object made(void *at, long bytes, Totals &totals, How how = C) {
     if (!at) abort();
     memset(at, 1, bytes < 64 ? bytes : 64);
-    book.born(bytes);
-    return {at, bytes, &book, how};
+    totals.born(bytes);
+    return {at, bytes, &totals, how};
 }
 
 }  // namespace
@@ -98,12 +98,12 @@ SITE site_memalign(long n) { return made(memalign(256, n), n, b_memalign); }
 SITE site_aligned_alloc(long n) { return made(aligned_alloc(64, n), n, b_aligned_alloc); }
 SITE site_huge(long n) { return made(malloc(n), n, b_huge); }
 
-// One link of a chain: the old object dies in its own place's books.
+// One link of a chain: the old object dies in the totals of its own site.
 SITE site_realloc(Object old, long n) {
     void *p = realloc(old.at, n);
     if (!p) abort();
     if (*(char *)p != 1) abort();
-    if (old.book) old.book->died(old.bytes);
+    if (old.totals) old.totals->died(old.bytes);
     b_realloc.born(n);
     return {p, n, &b_realloc, C};
 }
@@ -141,7 +141,7 @@ Object caught(long n) {
 }
 
 void release(const Object &o) {
-    if (o.book) o.book->died(o.bytes);
+    if (o.totals) o.totals->died(o.bytes);
     switch (o.how) {
         case C: free(o.at); break;
         case Plain: delete (Node *)o.at; break;
@@ -206,7 +206,7 @@ void work(int seed, long rounds) {
 }
 
 void report() {
-    for (Book *b : books) {
+    for (Totals *b : all_totals) {
         printf("site %s %ld %ld %ld %ld", b->name, b->objects.load(), b->bytes.load(),
                b->live_objects.load(), b->live_bytes.load());
         for (auto &s : b->spread) printf(" %.17g", s.load());
@@ -216,9 +216,9 @@ void report() {
     fflush(stdout);
 }
 
-void forget_books() {
-    for (Object &o : pool) o.book = nullptr;
-    for (Book *b : books) {
+void forget_totals() {
+    for (Object &o : pool) o.totals = nullptr;
+    for (Totals *b : all_totals) {
         b->objects = b->bytes = b->live_objects = b->live_bytes = 0;
         for (auto &s : b->spread) s = 0;
     }
@@ -234,7 +234,7 @@ void free_all() {
 int main() {
     char line[256];
     work(99, 500);  // freed while sampled, but never counted
-    forget_books();
+    forget_totals();
     printf("ready\n");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
@@ -247,7 +247,7 @@ int main() {
         } else if (!strncmp(line, "free", 4)) {
             free_all();
         } else if (!strncmp(line, "forget", 6)) {
-            forget_books();
+            forget_totals();
         }
         report();
     }

@@ -1,7 +1,7 @@
 // Loads and unloads a library, named as its argument, while stacks are misread that lead
 // into it; does what lines on its input say, and says "ok" to each.
 #define _GNU_SOURCE
-#include "books.h"
+#include "expected.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>

@@ -10,40 +10,40 @@ from scenario import Scenario
 from target import Target, command, is_sampling
 
 
-# So many objects of 64 bytes, at an interval of 16: some were sampled, for certain.
+# Objects of 64 bytes, at an interval of 16, of which some were sampled for certain.
 ENOUGH = 200
 
 
 class Watch(threading.Thread):
     """Sees when a session runs, and what its target had allocated by then."""
 
-    def __init__(self, shared, pid, books):
+    def __init__(self, shared, pid, totals):
         super().__init__(daemon=True)
-        self.shared, self.pid, self.books = shared, pid, books
+        self.shared, self.pid, self.totals = shared, pid, totals
         self.made, self.ended = None, threading.Event()
 
     def run(self):
         while not self.ended.wait(0.001):
             try:
                 if is_sampling(self.shared, self.pid):
-                    self.made = count(self.books)
+                    self.made = count(self.totals)
                     return
             except FileNotFoundError:
                 pass
 
 
-def count(books):
-    """What the target allocated, as its books say that outlive it."""
-    return int.from_bytes(books.read_bytes(), "little")
+def count(totals):
+    """What the target allocated, as its totals say, which outlive it."""
+    return int.from_bytes(totals.read_bytes(), "little")
 
 
 def one(work, shared, files, who):
     """A life, and a death at some moment. Gives whether a profile was promised, and kept: it
     is from the moment that the target allocates in a session that anybody can see."""
     target = Target([Scenario.program], work.preloaded(shared=shared))
-    books = files / "books"
-    target.say(f"churn {books}")
-    watch = Watch(shared, target.pid, books)
+    totals = files / "totals"
+    target.say(f"churn {totals}")
+    watch = Watch(shared, target.pid, totals)
     watch.start()
     line, how = machine.profiler(shared, "-s", "0.05", "-c", "16", "-o", files / "prof_", "-p", target.pid)
     controller = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
@@ -57,9 +57,9 @@ def one(work, shared, files, who):
     watch.join()
     target.process.kill()
     target.process.wait()
-    promised = watch.made is not None and count(books) >= watch.made + ENOUGH
+    promised = watch.made is not None and count(totals) >= watch.made + ENOUGH
     said = command(shared, "recover", "-o", files / "prof_"), command(shared, "clean")
-    books.unlink()
+    totals.unlink()
     whole = [p for p in files.glob("*.heap") if p.read_bytes().startswith(b"heap profile:")]
     return promised, bool(whole), said
 

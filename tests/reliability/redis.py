@@ -113,7 +113,7 @@ class Load:
 
 
 class Gauge:
-    """Whether something stays as it is: its first quarter after a warm-up beside its last."""
+    """Whether something stays as it is: its first quarter after a warm-up against its last."""
 
     def __init__(self, name, unit):
         self.name, self.unit, self.values = name, unit, []

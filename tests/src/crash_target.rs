@@ -1,5 +1,5 @@
 //! The crash target, `crash_target.c`: it allocates in several threads until it dies, and its
-//! books outlive it.
+//! totals outlive it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use crate::scratch::Scratch;
 use crate::target::Target;
 use crate::{sums, wait};
 
-/// The program, running, and its books.
+/// The program, running, and its totals.
 pub struct CrashTarget {
     /// The binary.
     pub program: PathBuf,
     /// The process.
     pub target: Target,
-    books: PathBuf,
+    totals: PathBuf,
     threads: u64,
 }
 
 /// Allocations and frees that its threads have returned from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Books {
+pub struct Totals {
     /// Allocations.
     pub allocated: u64,
     /// Frees.
@@ -39,16 +39,16 @@ impl CrashTarget {
         prepare: impl FnOnce(&mut Command),
     ) -> Self {
         let program = scratch.compile("crash_target.c", &[]);
-        let books = scratch.file("books");
+        let totals = scratch.file("totals");
         let mut command = scratch.preloaded(&program);
-        command.arg(&books).arg(threads.to_string()).args(flags);
+        command.arg(&totals).arg(threads.to_string()).args(flags);
         prepare(&mut command);
         let mut target = Target::start(&mut command);
         assert_eq!(target.hear(), "ready");
         Self {
             program,
             target,
-            books,
+            totals,
             threads,
         }
     }
@@ -58,20 +58,20 @@ impl CrashTarget {
         self.target.pid()
     }
 
-    /// The books as they are, or as its death left them.
-    pub fn books(&self) -> Books {
-        let bytes = fs::read(&self.books).expect("the books");
+    /// The totals as they are, or as its death left them.
+    pub fn totals(&self) -> Totals {
+        let bytes = fs::read(&self.totals).expect("the totals");
         let line = |at: usize| {
             let word = bytes[at..at + 8].try_into().expect("eight bytes");
             u64::from_le_bytes(word)
         };
         let lines = (0..bytes.len()).step_by(64);
         lines.fold(
-            Books {
+            Totals {
                 allocated: 0,
                 freed: 0,
             },
-            |sum, at| Books {
+            |sum, at| Totals {
                 allocated: sum.allocated + line(at),
                 freed: sum.freed + line(at + 8),
             },
@@ -80,24 +80,27 @@ impl CrashTarget {
 
     /// Waits until it has allocated this many more objects.
     pub fn let_allocate(&self, objects: u64) {
-        let start = self.books().allocated;
+        let start = self.totals().allocated;
         wait::until("allocations", || {
-            (self.books().allocated >= start + objects).then_some(())
+            (self.totals().allocated >= start + objects).then_some(())
         });
     }
 
-    /// Checks a dump of all its allocations, each one sampled, against its books: at most
+    /// Checks a dump of all its allocations, each one sampled, against its totals: at most
     /// what was under way in each thread may lie between them.
     pub fn assert_complete(&self, dump: &Path) {
         let profile = heap_format::open(dump).expect("a whole dump");
         let found = self.sum(&profile);
-        let books = self.books();
+        let totals = self.totals();
         let counted = (found.alloc_objects, found.freed_objects);
         let within = |counted: f64, known: u64| {
             counted >= known as f64 && counted <= (known + self.threads) as f64
         };
-        assert!(within(counted.0, books.allocated), "{counted:?} {books:?}");
-        assert!(within(counted.1, books.freed), "{counted:?} {books:?}");
+        assert!(
+            within(counted.0, totals.allocated),
+            "{counted:?} {totals:?}"
+        );
+        assert!(within(counted.1, totals.freed), "{counted:?} {totals:?}");
         assert_eq!(found.alloc_bytes, counted.0 * 1000.0);
         assert_eq!(found.freed_bytes, counted.1 * 1000.0);
     }
@@ -107,7 +110,7 @@ impl CrashTarget {
     pub fn assert_estimated(&self, dump: &Path) {
         let profile = heap_format::open(dump).expect("a whole dump");
         let found = self.sum(&profile);
-        let truth = self.books().allocated as f64 * 1000.0;
+        let truth = self.totals().allocated as f64 * 1000.0;
         let allowed = 7.0 * found.alloc_variance.sqrt() + self.threads as f64 * 1000.0;
         let off = (found.alloc_bytes - truth).abs();
         assert!(found.alloc_samples > 1000, "too few to tell: {found:?}");

@@ -1,4 +1,4 @@
-//! Profiles as other programs read them, beside what the parser makes of them: the
+//! Profiles as other programs read them, against what the parser makes of them: the
 //! `pprof` that comes with Go, google-pprof and jeprof.
 //!
 //! # Promises

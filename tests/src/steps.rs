@@ -61,7 +61,7 @@ impl Steps {
     }
 
     /// Bytes that it allocated, by function.
-    pub fn books(&mut self) -> BTreeMap<String, Site> {
-        truth::books(&self.step("books"))
+    pub fn expected(&mut self) -> BTreeMap<String, Site> {
+        truth::expected(&self.step("expected"))
     }
 }

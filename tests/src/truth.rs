@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::code::Sum;
 
-/// The books of one place.
+/// The totals that a program keeps of one allocation site.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Site {
     /// Objects and bytes allocated, objects and bytes live.
@@ -24,8 +24,8 @@ pub const COLUMNS: [&str; 4] = [
     "live bytes",
 ];
 
-/// Reads a program's books.
-pub fn books(lines: &[String]) -> BTreeMap<String, Site> {
+/// Reads the totals that a program prints.
+pub fn expected(lines: &[String]) -> BTreeMap<String, Site> {
     let site = |line: &String| {
         let mut fields = line.strip_prefix("site ")?.split(' ');
         let name = fields.next()?.to_owned();
@@ -49,9 +49,9 @@ pub fn estimates(sum: &Sum) -> [f64; 4] {
 }
 
 /// Checks that every place's values are exactly the program's own.
-pub fn assert_exact(books: &BTreeMap<String, Site>, sums: &BTreeMap<String, Sum>) {
-    assert!(!books.is_empty(), "no books");
-    for (name, site) in books {
+pub fn assert_exact(expected: &BTreeMap<String, Site>, sums: &BTreeMap<String, Sum>) {
+    assert!(!expected.is_empty(), "no totals to compare with");
+    for (name, site) in expected {
         let found = sums.get(name).map(estimates).unwrap_or_default();
         assert_eq!(
             found, site.values,
@@ -62,9 +62,9 @@ pub fn assert_exact(books: &BTreeMap<String, Site>, sums: &BTreeMap<String, Sum>
 
 /// Checks that every estimate lies within six standard errors of the truth, and that
 /// there were enough samples for that to mean something.
-pub fn assert_close(books: &BTreeMap<String, Site>, sums: &BTreeMap<String, Sum>) {
-    assert!(!books.is_empty(), "no books");
-    for (name, site) in books {
+pub fn assert_close(expected: &BTreeMap<String, Site>, sums: &BTreeMap<String, Sum>) {
+    assert!(!expected.is_empty(), "no totals to compare with");
+    for (name, site) in expected {
         let found = sums.get(name).map(estimates).unwrap_or_default();
         for column in 0..4 {
             let (truth, error) = (site.values[column], site.variances[column].sqrt());

@@ -41,8 +41,8 @@ fn profile(scratch: &Scratch, program: &Path) -> (PathBuf, [f64; 2]) {
     command.args(["run", "-c", "1024", "-o", "p_", "--"]);
     let outcome = run(command.arg(program));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let books = outcome.stdout.lines().next().expect("its books");
-    let numbers: Vec<f64> = books
+    let expected = outcome.stdout.lines().next().expect("its totals");
+    let numbers: Vec<f64> = expected
         .split(' ')
         .map(|n| n.parse().expect("a number"))
         .collect();

@@ -72,7 +72,7 @@ fn a_waiting_controller_writes_the_dump_and_says_of_what_it_died() {
     for (signal, name) in [(libc::SIGKILL, "SIGKILL"), (libc::SIGSEGV, "SIGSEGV")] {
         let scratch = Scratch::new();
         let mut crashing = CrashTarget::start(&scratch, 3, &[], |_| {});
-        let before = crashing.books();
+        let before = crashing.totals();
         let session = Session::of(&scratch, crashing.pid(), "1024");
         crashing.let_allocate(50_000);
         crashing.target.signal(signal);
@@ -83,7 +83,7 @@ fn a_waiting_controller_writes_the_dump_and_says_of_what_it_died() {
         let profile = outcome.profile();
         let ended = profile.facts.ended.as_deref();
         assert_eq!(ended, Some(format!("target died: {name}").as_str()));
-        let since = (crashing.books().allocated - before.allocated) as f64 * 1000.0;
+        let since = (crashing.totals().allocated - before.allocated) as f64 * 1000.0;
         let counted = profile.total(1) as f64;
         // It allocated while the session was being started, too.
         assert!(
@@ -130,9 +130,9 @@ fn killed_for_want_of_memory_in_its_control_group_it_leaves_its_profile() {
     assert!(group.kills() > 0, "the kernel's own count of such kills");
     // It had filled the better part of its group with objects of 1000 bytes.
     assert!(
-        crashing.books().allocated > 50_000,
+        crashing.totals().allocated > 50_000,
         "{:?}",
-        crashing.books()
+        crashing.totals()
     );
     crashing.assert_complete(&recover(&scratch));
 }
@@ -238,7 +238,7 @@ fn many_deaths(scratch: &Scratch, shared: &Path, count: usize) {
     let program = scratch.compile("crash_target.c", &[]);
     for _ in 0..count {
         let mut command = scratch.preloaded(&program);
-        command.arg(scratch.file("books")).arg("1");
+        command.arg(scratch.file("totals")).arg("1");
         command.env("MEM_PROFILER_DIR", shared);
         from_the_start(&mut command);
         let mut target = Target::start(&mut command);

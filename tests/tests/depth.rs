@@ -40,7 +40,7 @@ fn three() -> [BTreeMap<String, u32>; 3] {
 const IDLE: u32 = 3000;
 /// The sampler's own frames come on top of that.
 const SAMPLER: u32 = 768;
-/// A sample whose rules are known, from jemalloc's stock or ours; and what is done once a second.
+/// A sample whose rules are known, from jemalloc's cache or our free list; and what is done once a second.
 const WARM: u32 = 1200;
 const REFRESH: u32 = 2400;
 

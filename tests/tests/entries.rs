@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use mem_tests::session::tool;
-use mem_tests::truth::{assert_exact, books};
+use mem_tests::truth::{assert_exact, expected};
 use mem_tests::{Scratch, Session, Target, artifacts, sums};
 
 /// Functions that the agent must serve instead of the C library.
@@ -184,7 +184,7 @@ fn every_entry_point(flags: &[&str], jemalloc: bool, environment: &[(&str, &str)
     assert_eq!(target.hear(), "ready");
     let session = Session::of(&scratch, target.pid(), "1");
     target.say("go");
-    let truth = books(&target.hear_until("done"));
+    let truth = expected(&target.hear_until("done"));
     let profile = session.stop().profile();
     assert_eq!(truth.len(), if jemalloc { 24 } else { 21 });
     assert_exact(&truth, &sums(&profile, &[&program], "site_"));

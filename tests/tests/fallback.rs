@@ -29,9 +29,9 @@ fn threads_that_come_later_leave_the_modules_in_place() {
     let session = mem_tests::Session::of(&scratch, program.pid(), "1");
     // Threads that end by `pthread_exit` need the symbol themselves.
     program.step("keys 300");
-    let books = program.books();
+    let expected = program.expected();
     let profile = session.stop().profile();
-    assert_exact(&books, &sums(&profile, &[&program.program], "site_"));
+    assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
     let past: Vec<_> = profile.mappings.iter().filter(|m| m.past).collect();
     assert!(past.is_empty(), "{past:?}");
     assert_eq!(profile.facts.counters["modules_lost"], 0);

@@ -11,16 +11,16 @@ fn start(scratch: &Scratch) -> Steps {
 }
 
 /// Does a step in a session that samples everything, then deep recursion on the first
-/// thread's stack; checks the books. Then the same where one allocation in a few is sampled.
+/// thread's stack; checks the totals. Then the same where one allocation in a few is sampled.
 fn exact(step: &str) {
     let scratch = Scratch::new();
     let mut program = start(&scratch);
     let session = Session::of(&scratch, program.pid(), "1");
     program.step(&format!("{step} 3"));
     program.step("deep 1500");
-    let books = program.books();
+    let expected = program.expected();
     let profile = session.stop().profile();
-    assert_exact(&books, &sums(&profile, &[&program.program], "site_"));
+    assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
     let session = Session::of(&scratch, program.pid(), "1024");
     program.step(&format!("{step} 60"));
     program.step("deep 1500");

@@ -36,12 +36,12 @@ fn start(scratch: &Scratch) -> Steps {
     Steps::run(program, &mut command)
 }
 
-/// Checks the sums of each site against its books: within seven of the standard errors
+/// Checks the sums of each site against its totals: within seven of the standard errors
 /// that the dump claims, which are left by chance once in 1e10 runs.
 fn assert_unbiased(program: &mut Steps, profile: &Profile) {
-    let books = program.books();
+    let expected = program.expected();
     let found = sums(profile, &[&program.program], "site_");
-    for (name, site) in &books {
+    for (name, site) in &expected {
         let d = &found[name].detail;
         let [objects, bytes, live_objects, live_bytes] = site.values;
         let allowed = 7.0 * d.alloc_variance.sqrt();
@@ -72,7 +72,7 @@ fn assert_unbiased(program: &mut Steps, profile: &Profile) {
             assert_eq!((d.live_samples(), d.live_bytes()), (0, 0.0), "{name}");
         }
     }
-    assert!(books.len() >= 2);
+    assert!(expected.len() >= 2);
 }
 
 /// The same dump as a reader sees it that knows nothing of our own lines.

@@ -8,7 +8,7 @@ use heap_format::Profile;
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, Sum, run, sums, wait};
 
-/// Runs steps in a session that samples everything, and checks every place's books.
+/// Runs steps in a session that samples everything, and checks the totals of every site.
 fn exact_after(steps: &[&str]) -> (Profile, BTreeMap<String, Sum>) {
     let scratch = Scratch::new();
     let mut program = Steps::start(&scratch);
@@ -16,10 +16,10 @@ fn exact_after(steps: &[&str]) -> (Profile, BTreeMap<String, Sum>) {
     for step in steps {
         program.step(step);
     }
-    let books = program.books();
+    let expected = program.expected();
     let profile = session.stop().profile();
     let found = sums(&profile, &[&program.program], "site_");
-    assert_exact(&books, &found);
+    assert_exact(&expected, &found);
     program.target.finish_well();
     (profile, found)
 }
@@ -101,10 +101,10 @@ fn forked_in_a_session(how: &str) {
     program.step("keep 10");
     let child = program.fork(how, 40);
     program.step("keep 10");
-    let books = program.books();
+    let expected = program.expected();
     let profile = session.stop().profile();
     let found = sums(&profile, &[&program.program], "site_");
-    assert_exact(&books, &found);
+    assert_exact(&expected, &found);
     assert!(
         !found.contains_key("site_child"),
         "the child's objects in the parent's dump"
@@ -139,11 +139,11 @@ fn a_process_with_threads_forks_safely_in_a_session() {
     let mut program = Steps::start(&scratch);
     let session = Session::of(&scratch, program.pid(), "1");
     program.step("fork_many 40");
-    let books = program.books();
+    let expected = program.expected();
     let profile = session.stop().profile();
     let found = sums(&profile, &[&program.program], "site_");
     assert!(!found.contains_key("site_child"));
-    assert_exact(&books, &found);
+    assert_exact(&expected, &found);
     program.target.finish_well();
 }
 
@@ -245,12 +245,12 @@ fn a_killed_target_leaves_its_profile() {
     let mut program = Steps::start(&scratch);
     let session = Session::of(&scratch, program.pid(), "1");
     program.step("keep 1234");
-    let books = program.books();
+    let expected = program.expected();
     program.target.kill();
     // The session ends by itself: nobody is left.
     let outcome = session.wait();
     assert_exact(
-        &books,
+        &expected,
         &sums(&outcome.profile(), &[&program.program], "site_"),
     );
     assert!(
@@ -272,11 +272,11 @@ fn a_target_that_ends_leaves_its_profile() {
     let mut program = Steps::start(&scratch);
     let session = Session::of(&scratch, program.pid(), "1");
     program.step("keep 12");
-    let books = program.books();
+    let expected = program.expected();
     program.target.finish_well();
     let outcome = session.wait();
     assert_exact(
-        &books,
+        &expected,
         &sums(&outcome.profile(), &[&program.program], "site_"),
     );
     assert!(

@@ -14,11 +14,11 @@ fn a_small_address_space_costs_no_allocation_and_no_count() {
         let session = Session::of(&scratch, program.pid(), "1");
         program.step("keep 1000");
         program.step("huge 30000000");
-        let books = program.books();
+        let expected = program.expected();
         let profile = session.stop().profile();
         let found = sums(&profile, &[&program.program], "site_");
         let untracked = profile.facts.counters["untracked"];
-        for (name, site) in &books {
+        for (name, site) in &expected {
             let detail = found[name].detail;
             assert_eq!(
                 detail.alloc_objects, site.values[0],
@@ -30,7 +30,7 @@ fn a_small_address_space_costs_no_allocation_and_no_count() {
             );
         }
         if untracked == 0 {
-            assert_exact(&books, &found);
+            assert_exact(&expected, &found);
         }
         program.target.finish_well();
     }

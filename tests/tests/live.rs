@@ -1,4 +1,4 @@
-//! The live view beside the dump of the same moment: equal functions, order and numbers.
+//! The live view against the dump of the same moment: equal functions, order and numbers.
 
 use std::collections::BTreeMap;
 

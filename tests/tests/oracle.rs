@@ -30,7 +30,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// The reports beside `out` of programs whose path ends in `program`.
+    /// The reports next to `out`, of programs whose path ends in `program`.
     fn read(out: &Path, program: &str) -> Self {
         let mut all = Self {
             counts: BTreeMap::new(),
@@ -288,21 +288,24 @@ fn every_shape_with_pushed_arguments_and_guards() {
 }
 
 #[test]
-fn what_cannot_be_followed_is_cut_where_others_stop() {
+fn what_cannot_be_followed_is_truncated_where_others_stop() {
     let shapes = Shapes::compile(&["-O2"]);
     let lost = shapes.compare("lost", 1);
-    lost.assert_all(80, &["equal", "cut.NoRule", "cut.NoModule"]);
-    assert_eq!((lost.of("cut.NoRule"), lost.of("cut.NoModule")), (40, 40));
+    lost.assert_all(80, &["equal", "truncated.NoRule", "truncated.NoModule"]);
+    assert_eq!(
+        (lost.of("truncated.NoRule"), lost.of("truncated.NoModule")),
+        (40, 40)
+    );
     let deep = shapes.compare("too_deep", 1);
-    deep.assert_all(60, &["equal", "cut.TooDeep"]);
-    assert!(deep.of("cut.TooDeep") > 10, "{deep:?}");
+    deep.assert_all(60, &["equal", "truncated.TooDeep"]);
+    assert!(deep.of("truncated.TooDeep") > 10, "{deep:?}");
 }
 
 /// The one known limit: a CFA in a register that no function has saved since.
 #[test]
-fn a_register_that_nobody_saved_is_the_only_cut_before_others_stop() {
+fn a_register_that_nobody_saved_is_all_that_truncates_before_others_stop() {
     let unsaved = Shapes::compile(&["-O2"]).compare("unsaved", 1);
-    let outcomes = [SAME, &["cut_early.Unsupported"]].concat();
+    let outcomes = [SAME, &["truncated_early.Unsupported"]].concat();
     unsaved.assert_all(40, &outcomes);
-    assert!(unsaved.of("cut_early.Unsupported") > 0, "{unsaved:?}");
+    assert!(unsaved.of("truncated_early.Unsupported") > 0, "{unsaved:?}");
 }

@@ -74,7 +74,7 @@ fn redis_server_under_load() {
     assert!(add.cum > 0.0 && add.cum < main.cum, "{add:?}");
 }
 
-/// The leak's own books: bytes, and their variance when sampled every `interval`.
+/// The leak's own totals: bytes, and their variance when sampled every `interval`.
 fn leak(objects: u32, interval: f64) -> (f64, f64) {
     let sizes = (0..objects).map(|i| f64::from(100 + i % 1000 % 801));
     sizes.fold((0.0, 0.0), |(bytes, variance), n| {

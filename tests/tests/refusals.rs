@@ -145,10 +145,10 @@ fn a_second_controller_is_refused_and_the_first_goes_on() {
         &[&pid, &format!("mem_profiler {}", first.pid()), " left"],
     );
     program.step("keep 10");
-    let books = program.books();
+    let expected = program.expected();
     let outcome = first.stop();
     let dump = heap_format::open(&scratch.files().join(outcome.dump())).expect("a dump");
-    assert_exact(&books, &sums(&dump, &[&program.program], "site_"));
+    assert_exact(&expected, &sums(&dump, &[&program.program], "site_"));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn a_directory_that_fills_up_in_the_session_costs_nothing_but_another_try() {
     let session = Session::start(scratch.profiler().args(args).arg(&prefix));
     scratch.wait_for_sampling(program.pid());
     program.step("keep 100");
-    let books = program.books();
+    let expected = program.expected();
     tiny.fill();
     let outcome = session.stop();
     outcome.refused(
@@ -223,7 +223,7 @@ fn a_directory_that_fills_up_in_the_session_costs_nothing_but_another_try() {
     let args = ["dump", "-p", &pid, "-o"];
     let outcome = run(scratch.profiler().args(args).arg(&prefix));
     assert_exact(
-        &books,
+        &expected,
         &sums(&outcome.profile(), &[&program.program], "site_"),
     );
 }

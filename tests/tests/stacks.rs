@@ -3,16 +3,16 @@
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, sums};
 
-/// Runs a step in a session that samples everything; checks the books, and that no stack
-/// was cut.
+/// Runs a step in a session that samples everything; checks the totals, and that no stack
+/// was truncated.
 fn exact_and_whole(step: &str) -> heap_format::Profile {
     let scratch = Scratch::new();
     let mut program = Steps::start(&scratch);
     let session = Session::of(&scratch, program.pid(), "1");
     program.step(step);
-    let books = program.books();
+    let expected = program.expected();
     let profile = session.stop().profile();
-    assert_exact(&books, &sums(&profile, &[&program.program], "site_"));
+    assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
     program.target.finish_well();
     profile
 }
@@ -31,12 +31,15 @@ fn a_stack_of_16_kib_is_enough() {
 }
 
 #[test]
-fn five_thousand_frames_are_counted_and_cut_in_the_open() {
+fn five_thousand_frames_are_counted_and_truncated_in_the_open() {
     let profile = exact_and_whole("deep 5000");
     let deepest = profile.stacks.iter().map(<[u32]>::len).max();
     let whole = deepest > Some(5000);
-    let cut = truncated(&profile) > 0;
-    assert!(whole != cut, "{deepest:?} frames, cut: {cut}");
+    let truncated = truncated(&profile) > 0;
+    assert!(
+        whole != truncated,
+        "{deepest:?} frames, truncated: {truncated}"
+    );
 }
 
 #[test]

@@ -12,19 +12,19 @@ fn strain(scratch: &Scratch, prepare: impl FnOnce(&mut std::process::Command)) -
     let mut command = scratch.preloaded(&program);
     prepare(&mut command);
     let mut steps = Steps::run(program, &mut command);
-    steps.step("books");
+    steps.step("expected");
     steps
 }
 
-/// Runs a step in a session that samples everything, and checks every place's books.
+/// Runs a step in a session that samples everything, and checks the totals of every site.
 fn exact_after(step: &str) -> Profile {
     let scratch = Scratch::new();
     let mut program = strain(&scratch, |_| {});
     let session = Session::of(&scratch, program.pid(), "1");
     program.step(step);
-    let books = program.books();
+    let expected = program.expected();
     let profile = session.stop().profile();
-    assert_exact(&books, &sums(&profile, &[&program.program], "site_"));
+    assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
     program.target.finish_well();
     profile
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use mem_tests::truth::{assert_close, assert_exact, books, estimates};
+use mem_tests::truth::{assert_close, assert_exact, estimates, expected};
 use mem_tests::{Scratch, Session, Target, sums};
 
 /// Starts the program and brings it to where a session can start.
@@ -20,7 +20,7 @@ fn every_allocation_sampled_is_exact_at_every_site() {
     let mut target = ready(&scratch, &program);
     let session = Session::of(&scratch, target.pid(), "1");
     target.say("go 3000 4 1");
-    let truth = books(&target.hear_until("done"));
+    let truth = expected(&target.hear_until("done"));
     let profile = session.stop().profile();
     assert_eq!(truth.len(), 13);
     assert_exact(&truth, &sums(&profile, &[&program], "site_"));
@@ -36,7 +36,7 @@ fn the_programs_own_allocator_underneath_is_as_exact() {
     assert_eq!(target.hear(), "ready");
     let session = Session::of(&scratch, target.pid(), "1");
     target.say("go 2000 4 1");
-    let truth = books(&target.hear_until("done"));
+    let truth = expected(&target.hear_until("done"));
     let profile = session.stop().profile();
     assert_exact(&truth, &sums(&profile, &[&program], "site_"));
     target.say("free");
@@ -53,7 +53,7 @@ fn frees_of_all_are_seen_even_by_the_last_object() {
     target.say("go 1000 4 1");
     target.hear_until("done");
     target.say("free");
-    let truth = books(&target.hear_until("done"));
+    let truth = expected(&target.hear_until("done"));
     let profile = session.stop().profile();
     assert!(truth.values().all(|site| site.values[2..] == [0.0, 0.0]));
     assert_exact(&truth, &sums(&profile, &[&program], "site_"));
@@ -76,7 +76,7 @@ fn compare_at_1024() {
     let mut target = ready(&scratch, &program);
     let session = Session::of(&scratch, target.pid(), "1024");
     target.say("go 15000 4 1024");
-    let truth = books(&target.hear_until("done"));
+    let truth = expected(&target.hear_until("done"));
     let profile = session.stop().profile();
     let found = sums(&profile, &[&program], "site_");
     assert_eq!(truth.len(), 13);
@@ -107,7 +107,7 @@ fn a_second_session_starts_from_nothing() {
         target.hear_until("done");
         let session = Session::of(&scratch, target.pid(), interval);
         target.say(&format!("go 500 2 {interval}"));
-        let truth = books(&target.hear_until("done"));
+        let truth = expected(&target.hear_until("done"));
         let profile = session.stop().profile();
         let found = sums(&profile, &[&program], "site_");
         if interval == "1" {

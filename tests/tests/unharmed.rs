@@ -443,13 +443,13 @@ fn children_leave_the_table_alone(program: &mut Steps, session: Session, ways: &
         assert_eq!(program.step(&format!("child {how} 20")), [WELL], "{how}");
         program.step("drop 5");
     }
-    let books = program.books();
+    let expected = program.expected();
     let outcome = session.stop();
     let parents = outcome.dumps();
     let profile = heap_format::open(&parents[0]).expect("a dump");
     let found = sums(&profile, &[&program.program], "site_");
     assert!(!found.contains_key("site_child"), "{outcome:?}");
-    assert_exact(&books, &found);
+    assert_exact(&expected, &found);
 }
 
 #[test]

@@ -234,7 +234,7 @@ fn count(mapping: &Mapping, epoch_seen: &mut u8) {
     }
 }
 
-/// So many stacks of thirty frames, as a program with wide and deep call paths has them.
+/// `stacks` stacks of thirty frames, as a program with wide and deep call paths has them.
 fn many(mapping: &Mapping, stacks: u64) {
     std::thread::sleep(Duration::from_millis(20));
     let control = control(mapping);

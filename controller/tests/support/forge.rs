@@ -114,7 +114,7 @@ impl Forged {
         path
     }
 
-    /// Makes it with a session of so many stacks, all on one path of `depth` frames.
+    /// Makes it with a session of `stacks` stacks, all on one path of `depth` frames.
     pub fn make_with_stacks(&self, dir: &Path, stacks: u32, depth: u32) -> PathBuf {
         let path = self.make(dir);
         let file = File::options().read(true).write(true).open(&path).unwrap();

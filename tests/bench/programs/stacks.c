@@ -1,10 +1,10 @@
-// Allocates on so many different stacks of about thirty frames: on one stack in four
+// Allocates on a given number of different stacks of about thirty frames: on one stack in four
 // objects of mixed sizes, on the others all of one size. Keeps one object in four.
 //
 //   stacks COUNT [ROUND_MS]
 //
 // Once all stacks were met it says "ready" and waits; with ROUND_MS it goes on allocating
-// on all of them, a round in so many milliseconds.
+// on all of them, a round in a given number of milliseconds.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -117,11 +117,11 @@ fn row(name: &str, errors: &Errors) -> Vec<String> {
 }
 
 fn one(tools: &Tools, seed: u32) -> Result<BTreeMap<String, Place>> {
-    let mut command = Command::new(tools.program("books"));
+    let mut command = Command::new(tools.program("accuracy"));
     command.arg(seed.to_string());
     Config::Fine.apply_from_start(tools, &mut command)?;
     process::run(tools, &mut command)?;
-    let mut places = books(&process::output(tools)?)?;
+    let mut places = expected(&process::output(tools)?)?;
     let [segment] = <[Segment; 1]>::try_from(Segment::all(tools)?)
         .ok()
         .context("the agent left no profile")?;
@@ -141,12 +141,12 @@ fn one(tools: &Tools, seed: u32) -> Result<BTreeMap<String, Place>> {
 }
 
 /// Reads what the program prints.
-fn books(text: &str) -> Result<BTreeMap<String, Place>> {
+fn expected(text: &str) -> Result<BTreeMap<String, Place>> {
     let mut places = BTreeMap::new();
     for line in text.lines() {
         let fields: Vec<&str> = line.split(' ').collect();
         let ["site", name, start, stop, bytes, variance] = fields[..] else {
-            anyhow::bail!("not a line of the books: {line}");
+            anyhow::bail!("not a line of totals: {line}");
         };
         let place = Place {
             start: u64::from_str_radix(start, 16)?,
@@ -158,6 +158,6 @@ fn books(text: &str) -> Result<BTreeMap<String, Place>> {
         ensure!(place.bytes >= 1e6, "{name} is too small to tell");
         places.insert(name.to_owned(), place);
     }
-    ensure!(!places.is_empty(), "no books");
+    ensure!(!places.is_empty(), "no totals");
     Ok(places)
 }

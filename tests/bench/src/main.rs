@@ -1,4 +1,4 @@
-//! Measures the agent beside plain jemalloc and other profilers, interleaved, and prints
+//! Measures the agent against plain jemalloc and other profilers, interleaved, and prints
 //! tables in Markdown. Started by the script `run`, which installs and builds what it needs.
 
 mod accuracy;
@@ -31,7 +31,7 @@ use timing::{Effort, Timings};
 use tools::Tools;
 use workload::Workload;
 
-/// Measures the agent beside plain jemalloc and other profilers.
+/// Measures the agent against plain jemalloc and other profilers.
 #[derive(Parser)]
 struct Arguments {
     /// A look instead of a measurement: two short rounds.

@@ -33,7 +33,7 @@ pub struct Counts {
     pub table_full: u64,
     /// Of those, how many were not followed to their free.
     pub untracked: u64,
-    /// Of those, how many have their stack cut.
+    /// Of those, how many have a truncated stack.
     pub truncated: u64,
 }
 

@@ -174,7 +174,7 @@ impl Timings {
         let run = self.of(Config::Fine).last()?;
         let c = run.counts;
         Some(format!(
-            "at 1024: of {} samples {} under `[table full]`, {} not followed to their free, {} with a cut stack",
+            "at 1024: of {} samples {} under `[table full]`, {} not followed to their free, {} with a truncated stack",
             c.samples, c.table_full, c.untracked, c.truncated
         ))
     }

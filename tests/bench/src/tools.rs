@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Folder of shared memory that scratch files, segments among them, go to.
+/// Directory in shared memory that scratch files, segments among them, go to.
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Everything that is run, and a directory of our own, gone with this value.

@@ -28,12 +28,12 @@ pub fn judge(remembered: &Sight, anew: &Sight, gcc: &libgcc::Trace, peer: &peer:
     } else {
         match anew.truncated {
             None => whole(&anew.frames, gcc, peer),
-            Some(cause) => cut(&anew.frames, cause, gcc),
+            Some(cause) => truncated(&anew.frames, cause, gcc),
         }
     };
     report::count(outcome, || {
         let mut text = format!(
-            "ours cut {:?}, libgcc whole {}, framehop error {:?}\n",
+            "ours truncated {:?}, libgcc whole {}, framehop error {:?}\n",
             anew.truncated, gcc.is_whole, peer.error
         );
         report::list(&mut text, "remembered", &remembered.frames);
@@ -73,15 +73,15 @@ fn is_beyond_framehop(ip: u64) -> bool {
 }
 
 /// Of a stack that we say is truncated: is there nothing that leads further?
-fn cut(ours: &[u64], cause: Cause, gcc: &libgcc::Trace) -> Outcome {
+fn truncated(ours: &[u64], cause: Cause, gcc: &libgcc::Trace) -> Outcome {
     let deep = cause == Cause::TooDeep && gcc.frames.len() > unwind::walk::MAX_FRAMES;
     if deep && gcc.frames.starts_with(ours) {
-        return Outcome::Cut(cause);
+        return Outcome::Truncated(cause);
     }
     match gcc.frames == ours {
-        true if !gcc.is_whole => Outcome::Cut(cause),
-        true => Outcome::CutAtEnd(cause),
-        false if gcc.frames.starts_with(ours) => Outcome::CutEarly(cause),
+        true if !gcc.is_whole => Outcome::Truncated(cause),
+        true => Outcome::TruncatedAtEnd(cause),
+        false if gcc.frames.starts_with(ours) => Outcome::TruncatedEarly(cause),
         false => Outcome::Wrong,
     }
 }

@@ -26,11 +26,11 @@ pub enum Outcome {
     /// libgcc ended early; the others agree.
     LibgccStopped,
     /// Truncated by us, and libgcc has no rule there either.
-    Cut(Cause),
+    Truncated(Cause),
     /// Truncated by us where the others end.
-    CutAtEnd(Cause),
+    TruncatedAtEnd(Cause),
     /// Truncated by us where libgcc goes on.
-    CutEarly(Cause),
+    TruncatedEarly(Cause),
     /// The remembering walker differs from the forgetful one.
     MemoryDiffers,
     /// Different frames.
@@ -44,9 +44,9 @@ impl Outcome {
             Self::BeyondFramehop => "beyond_framehop".to_owned(),
             Self::FramehopDiffers => "framehop_differs".to_owned(),
             Self::LibgccStopped => "libgcc_stopped".to_owned(),
-            Self::Cut(cause) => format!("cut.{cause:?}"),
-            Self::CutAtEnd(cause) => format!("cut_at_end.{cause:?}"),
-            Self::CutEarly(cause) => format!("cut_early.{cause:?}"),
+            Self::Truncated(cause) => format!("truncated.{cause:?}"),
+            Self::TruncatedAtEnd(cause) => format!("truncated_at_end.{cause:?}"),
+            Self::TruncatedEarly(cause) => format!("truncated_early.{cause:?}"),
             Self::MemoryDiffers => "memory_differs".to_owned(),
             Self::Wrong => "wrong".to_owned(),
         }

@@ -1,11 +1,11 @@
 // Threads that allocate, free, resize, align and hand objects to each other, checking that
-// no object's content changes, and that keep the books of each place.
+// no object's content changes, and that keep the totals of each site.
 //
 //   stress THREADS
 //
 // Lines: "run" lets the threads go, "park" holds them, "checked N" lets each do N rounds
-// with empty books and then prints "site NAME OBJECTS BYTES LIVE_OBJECTS LIVE_BYTES" for
-// each place. Each answers "ok". Objects made before the books were emptied are in none.
+// with empty totals and then prints "site NAME OBJECTS BYTES LIVE_OBJECTS LIVE_BYTES" for
+// each site. Each answers "ok". Objects made before the totals were emptied are in none.
 #include <atomic>
 #include <climits>
 #include <cstdint>
@@ -19,13 +19,13 @@
 
 namespace {
 
-struct Book {
+struct Totals {
     const char *name;
     std::atomic<long> objects{0}, bytes{0}, live_objects{0}, live_bytes{0};
 };
 
 enum Place { Malloc, Calloc, Realloc, Aligned, New, Places };
-Book books[Places] = {{"site_malloc"}, {"site_calloc"}, {"site_realloc"}, {"site_aligned"}, {"site_new"}};
+Totals all_totals[Places] = {{"site_malloc"}, {"site_calloc"}, {"site_realloc"}, {"site_aligned"}, {"site_new"}};
 std::atomic<unsigned> period{1};
 
 // What is kept of an object, outside of it.
@@ -95,8 +95,8 @@ Object made(void *at, uint32_t bytes, Place place, Random &random) {
     Object object{static_cast<unsigned char *>(at), bytes, uint16_t(place), period, (unsigned char)random(256)};
     object.at[0] = object.at[bytes - 1] = object.at[bytes / 2] = object.mark;
     if (malloc_usable_size(at) < bytes) broken("a usable size below the one asked for");
-    Book &book = books[place];
-    book.objects += 1, book.bytes += bytes, book.live_objects += 1, book.live_bytes += bytes;
+    Totals &own = all_totals[place];
+    own.objects += 1, own.bytes += bytes, own.live_objects += 1, own.live_bytes += bytes;
     return object;
 }
 
@@ -107,7 +107,7 @@ void check(const Object &o) {
 
 void died(const Object &o) {
     if (o.period != period) return;
-    books[o.place].live_objects -= 1, books[o.place].live_bytes -= o.bytes;
+    all_totals[o.place].live_objects -= 1, all_totals[o.place].live_bytes -= o.bytes;
 }
 
 void release(const Object &o) {
@@ -199,13 +199,13 @@ void go(long rounds) {
     turn.notify_all();
 }
 
-void empty_books() {
+void clear_totals() {
     period += 1;
-    for (Book &book : books) book.objects = book.bytes = book.live_objects = book.live_bytes = 0;
+    for (Totals &t : all_totals) t.objects = t.bytes = t.live_objects = t.live_bytes = 0;
 }
 
-void print_books() {
-    for (Book &b : books)
+void print_expected() {
+    for (Totals &b : all_totals)
         printf("site %s %ld %ld %ld %ld\n", b.name, b.objects.load(), b.bytes.load(),
                b.live_objects.load(), b.live_bytes.load());
 }
@@ -227,10 +227,10 @@ int main(int, char **arguments) {
             stop = true;
             wait_until_parked();
         } else if (sscanf(line, "checked %ld", &n) == 1) {
-            empty_books();
+            clear_totals();
             go(n);
             wait_until_parked();
-            print_books();
+            print_expected();
         } else {
             broken("a line that it does not know");
         }

@@ -17,8 +17,8 @@ function leaksTab(page, panel) {
   }
   const grown = rows.some((r) => r.growth);
   const how = grown
-    ? "The score is the growth since the base that is proven at 95 %, less the more of what a stack allocates is freed, and less the younger its live objects are beside what the freed ones lived to. More dumps of one session tell steady growth from growth that has ended: mem_parser --leaks."
-    : "The score is the live bytes, less the more of what a stack allocates is freed, and less the younger its live objects are beside what the freed ones lived to. A cache that fills looks like a leak until it is full: compare with an earlier dump of the session (--base) to see what keeps growing.";
+    ? "The score is the growth since the base that is proven at 95 %, less the more of what a stack allocates is freed, and less the younger its live objects are compared with the age that the freed ones reached. More dumps of one session tell steady growth from growth that has ended: mem_parser --leaks."
+    : "The score is the live bytes, less the more of what a stack allocates is freed, and less the younger its live objects are compared with the age that the freed ones reached. A cache that fills looks like a leak until it is full: compare with an earlier dump of the session (--base) to see what keeps growing.";
   panel.append(remark(`Stacks whose objects stay, worst first. ${how}`));
   if (rows.some((r) => r.age === null)) {
     panel.append(remark("This profile holds no ages of objects; only this profiler's own dumps do."));

@@ -1,6 +1,6 @@
 // Leaves known bytes live at known places, then says how much and where.
 //
-//   books SEED
+//   accuracy SEED
 //
 // Prints `site NAME START END BYTES SQUARES`: the code of the place, the bytes that it
 // has live, and the sum of n²(1-p)/p over its objects for samples every 1024 bytes, which
