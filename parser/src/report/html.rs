@@ -61,7 +61,7 @@ pub const FORMAT: Format = Format {
 };
 
 /// Tabs of the page, from left to right.
-const TABS: [Tab; 7] = [
+const TABS: &[Tab] = &[
     flame::TAB,
     graph::TAB,
     functions::TAB,
