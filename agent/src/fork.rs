@@ -23,8 +23,8 @@ pub fn leave_if_unseen(local: &mut Local) -> bool {
 fn leave_unseen(local: &mut Local) -> bool {
     let first = session::claim_leaving();
     if first {
-        // The sample that this is the start of has not touched anything yet.
-        leave(local, false);
+        // Other threads of the copy may exist, of which one was the parent's: it knows the tables.
+        leave(local, true);
     }
     first
 }
@@ -42,7 +42,7 @@ unsafe extern "C" fn in_child() {
 
 /// Leaves the parent's session, whose countdown and epoch no longer count.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
-fn leave(local: &mut Local, interrupted: bool) {
+fn leave(local: &mut Local, known: bool) {
     thread::forget_session(local);
-    session::leave(local, thread::shard_of(local), interrupted);
+    session::leave(local, thread::shard_of(local), known);
 }

@@ -319,7 +319,7 @@ fn of_own_session<'a>(
     }
     // SAFETY: a thread with a session has entered an epoch.
     let epoch = unsafe { thread.epoch() };
-    let holds = epoch.bank.header.session.load(Ordering::Relaxed) == thread.session;
+    let holds = epoch.bank.holds(thread.session);
     // Born before the session: in the one of 256 sessions ago.
     let born_in = (object.born.wrapping_sub(epoch.start_tick) as i32) >= 0;
     (holds && born_in).then_some((thread, epoch))

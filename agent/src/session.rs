@@ -22,12 +22,12 @@ use crate::sys::{self, PAGE};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::size_of;
-use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::{
     CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node, REFUSES_MEMORY, REFUSES_SECCOMP,
     RESERVE_STEPS, Record, STATUS_OFFSET, Status,
 };
+use shm_protocol::owner::{self, Life, Mapping, Met, Sessions, Setting};
 use shm_protocol::{Bank, Geometry, clock, segment};
 
 /// [`CONTROL_BYTES`] in whole pages.
@@ -64,42 +64,30 @@ pub fn skips_sampling(size: usize) -> bool {
 
 /// Whose segment the view shows.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static LIFE: AtomicU8 = AtomicU8::new(NONE);
-/// Nobody's: there is none, and there will be none.
-const NONE: u8 = 0;
-/// This process's.
-const OWN: u8 = 1;
-/// A forked child's that has none yet: a private page that counts what the child allocates.
-const WAITING: u8 = 2;
-/// The same while one of its threads makes it.
-const MAKING: u8 = 3;
+static LIFE: Life = Life::new();
 
 /// Number of segments that this process has made: what is recorded in one is not in the next.
 static SEGMENTS: AtomicU32 = AtomicU32::new(0);
-/// Address of the whole segment; null: not mapped yet.
+/// Where the whole segment is mapped.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static BASE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static BASE: Mapping = Mapping::new();
 /// Size of the whole segment, as this process chose it.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static BYTES: AtomicUsize = AtomicUsize::new(0);
-
-fn base() -> Option<*mut u8> {
-    Some(BASE.load(Ordering::Acquire)).filter(|base| !base.is_null())
-}
 
 /// Status that the agent publishes; `None` where there is no segment.
 pub fn status() -> Option<&'static Status> {
     // SAFETY: inside the view, which is never unmapped and all of which has memory behind it
     // (`shm_protocol::segment::create` wrote it); all atomics.
     let status = unsafe { &*CONTROL.0.get().byte_add(STATUS_OFFSET).cast::<Status>() };
-    (LIFE.load(Ordering::Acquire) == OWN).then_some(status)
+    LIFE.is_own().then_some(status)
 }
 
 /// A part of the view by its offset.
 pub fn at<T>(offset: usize) -> Option<*mut T> {
     debug_assert!(offset + size_of::<T>() <= CONTROL_BYTES);
     // SAFETY: callers pass offsets of the layout, which lie inside the view.
-    (LIFE.load(Ordering::Acquire) == OWN)
+    LIFE.is_own()
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
@@ -120,7 +108,8 @@ pub fn segment_number() -> u32 {
 pub fn modules() -> Option<*mut ModuleTable> {
     // SAFETY: inside the whole segment; `attach` mapped it for a session, whose starter has
     // put memory behind this part.
-    base().map(|base| unsafe { base.add(MODULES_OFFSET).cast() })
+    BASE.get()
+        .map(|base| unsafe { base.add(MODULES_OFFSET).cast() })
 }
 
 /// Puts a private, empty page over the view of commands, identity and status.
@@ -145,30 +134,39 @@ pub fn refuse_for_memory() {
 
 /// The whole segment, mapped now if it was not.
 fn attach() -> Option<*mut u8> {
-    if let Some(base) = base() {
+    if let Some(base) = BASE.get() {
         return Some(base);
     }
-    if LIFE.load(Ordering::Acquire) != OWN {
+    if !LIFE.is_own() {
         return None;
     }
     if crate::seccomp::is_installed() {
         refuse(REFUSES_SECCOMP, 0);
         return None;
     }
+    match map_whole() {
+        Ok(base) => Some(base),
+        Err(segment::Errno(errno)) => {
+            refuse(REFUSES_MEMORY, errno);
+            None
+        }
+    }
+}
+
+/// The same where the view is known to be of this process's own segment, new or not.
+fn map_whole() -> Result<*mut u8, segment::Errno> {
+    if let Some(base) = BASE.get() {
+        return Ok(base);
+    }
     let bytes = BYTES.load(Ordering::Relaxed);
-    // SAFETY: the view is this process's own segment's, as `LIFE` says.
-    let Ok(made) = (unsafe { segment::whole(CONTROL.0.get().cast(), bytes) }) else {
-        refuse_for_memory();
-        return None;
-    };
-    // Threads that meet a session at the same time all map it, so that none waits for another,
-    // which may not get the processor for long; one mapping stays.
-    match BASE.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => Some(made),
+    // SAFETY: the caller's view.
+    let made = unsafe { segment::whole(CONTROL.0.get().cast(), bytes) }?;
+    match BASE.offer(made) {
+        Ok(()) => Ok(made),
         Err(first) => {
             // SAFETY: the mapping just made, which nobody else knows.
             unsafe { libc::munmap(made.cast(), bytes) };
-            Some(first)
+            Ok(first)
         }
     }
 }
@@ -194,42 +192,35 @@ pub struct Epoch {
     pub bank: Bank<'static>,
 }
 
-/// The sessions whose banks are in use, by parity: number and first tick. For frees by
-/// threads that never sampled in them.
+/// The sessions whose banks are in use.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static SESSIONS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-static STARTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+static SESSIONS: Sessions = Sessions::new();
 
 /// The epoch in force; `None` without one, or where the bank that it is meant for is not ready.
 pub fn current() -> Option<Epoch> {
-    let control = control();
-    let number = control.epoch.load(Ordering::Acquire);
-    let params = &control.params[usize::from(number & 1)];
-    let session = params.session.load(Ordering::Relaxed);
-    if number == 0 || session == 0 {
-        return None;
-    }
-    let bank = bank(attach()?, session);
     let shift = time::shift();
-    let start_tick = clock::tick_of(shift.to_own(params.start_ns.load(Ordering::Relaxed)));
-    let published_deadline_ns = params.deadline_ns.load(Ordering::Relaxed);
-    let deadline_ns = match published_deadline_ns {
+    let Met {
+        setting,
+        bank,
+        start_tick,
+    } = owner::meet(
+        control(),
+        &SESSIONS,
+        |session| Some(bank(attach()?, session)),
+        |start_ns| clock::tick_of(shift.to_own(start_ns)),
+    )?;
+    let deadline_ns = match setting.deadline_ns {
         0 => 0,
         machine_ns => shift.to_own(machine_ns),
     };
-    if bank.header.session.load(Ordering::Relaxed) != session {
-        return None;
-    }
-    STARTS[session as usize & 1].store(start_tick, Ordering::Relaxed);
-    SESSIONS[session as usize & 1].store(session, Ordering::Release);
     Some(Epoch {
-        number,
-        session,
-        interval: params.interval.load(Ordering::Relaxed).max(1),
+        number: setting.epoch,
+        session: setting.session,
+        interval: setting.interval,
         deadline_ns,
-        published_deadline_ns,
+        published_deadline_ns: setting.deadline_ns,
         start_tick,
-        range_limit: params.range_limit.load(Ordering::Relaxed),
+        range_limit: setting.range_limit,
         bank,
     })
 }
@@ -239,24 +230,10 @@ pub fn current() -> Option<Epoch> {
 /// has the bank now.
 #[inline]
 pub fn of_object(session: u8, born: u32) -> Option<(Bank<'static>, u32)> {
-    let number = SESSIONS[usize::from(session & 1)].load(Ordering::Acquire);
-    let start = STARTS[usize::from(session & 1)].load(Ordering::Relaxed);
-    let same = number as u8 == session && (born.wrapping_sub(start) as i32) >= 0;
-    if !same {
-        return None;
-    }
-    let bank = bank(base()?, number);
-    (bank.header.session.load(Ordering::Relaxed) == number).then_some((bank, start))
-}
-
-/// Forgets the sessions of a parent, whose banks are not ours to count in.
-fn forget_sessions() {
-    for session in &SESSIONS {
-        // Only where it is needed: each page that a child writes to is copied for it.
-        if session.load(Ordering::Relaxed) != 0 {
-            session.store(0, Ordering::Release);
-        }
-    }
+    let (number, start) = SESSIONS.of_object(session, born)?;
+    let bank = bank(BASE.get()?, u64::from(number));
+    let holds = bank.header.session.load(Ordering::Relaxed) as u32 == number;
+    holds.then_some((bank, start))
 }
 
 fn bank(base: *mut u8, session: u64) -> Bank<'static> {
@@ -284,7 +261,7 @@ pub fn grow(epoch: &Epoch) {
         return;
     }
     let more = (steps * 2).min(RESERVE_STEPS);
-    let Some(base) = base() else { return };
+    let Some(base) = BASE.get() else { return };
     let bank = geometry.bank_offset(epoch.session);
     let nodes = |steps| {
         bank + geometry.nodes_offset() + geometry.nodes_in(steps) as usize * size_of::<Node>()
@@ -322,24 +299,18 @@ fn can_populate(page: *mut c_void) -> bool {
 /// Linux 5.14.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
 
-/// Whether an epoch that was entered is still the one of its number: numbers come back
-/// after some two hundred changes, and a thread may sleep through all of them.
+/// Whether an epoch that was entered is still the one of its number.
 #[inline]
 pub fn is_current(epoch: &Epoch) -> bool {
-    let params = &control().params[usize::from(epoch.number & 1)];
-    params.session.load(Ordering::Relaxed) == epoch.session
-        && params.deadline_ns.load(Ordering::Relaxed) == epoch.published_deadline_ns
+    let deadline_ns = epoch.published_deadline_ns;
+    Setting::is_current(control(), epoch.number, epoch.session, deadline_ns)
 }
 
 /// Ends the session whose deadline has passed.
 #[cold]
 pub fn expire(epoch: &Epoch, now_ns: u64) {
-    let control = control();
-    let ended =
-        control
-            .epoch
-            .compare_exchange(epoch.number, 0, Ordering::AcqRel, Ordering::Relaxed);
-    if let (Ok(_), Some(status)) = (ended, status()) {
+    let ended = Setting::end(control(), epoch.number);
+    if let (true, Some(status)) = (ended, status()) {
         let at = time::shift().to_machine(now_ns);
         status.expired_ns.store(at, Ordering::Relaxed);
         status

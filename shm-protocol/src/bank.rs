@@ -131,24 +131,42 @@ impl<'a> Bank<'a> {
         }
     }
 
+    /// A bank of the model checker's.
+    #[cfg(all(test, loom))]
+    pub(crate) fn of_parts(
+        header: &'a BankHeader,
+        slots: &'a [AtomicU32],
+        nodes: &'a [Node],
+        records: &'a [Record],
+        geometry: Geometry,
+    ) -> Self {
+        Self {
+            header,
+            tree: Tree::new(slots, nodes, &header.node_count),
+            records: Records::new(records, &header.record_count),
+            geometry,
+        }
+    }
+
+    /// Whether it is a session's.
+    #[inline]
+    #[must_use]
+    pub fn holds(&self, session: u64) -> bool {
+        self.header.session.load(Ordering::Relaxed) == session
+    }
+
     /// Nodes with memory behind them.
     #[inline]
     #[must_use]
     pub fn node_limit(&self) -> u32 {
-        self.geometry.nodes_in(
-            self.header
-                .reserved_steps
-                .load(core::sync::atomic::Ordering::Relaxed),
-        )
+        self.geometry
+            .nodes_in(self.header.reserved_steps.load(Ordering::Relaxed))
     }
 
     /// The record of `shard` for the stack ending in `leaf`; [`TABLE_FULL`] if there is no room.
     #[must_use]
     pub fn record_of(&self, leaf: u32, shard: u32) -> RecordId {
-        let steps = self
-            .header
-            .reserved_steps
-            .load(core::sync::atomic::Ordering::Relaxed);
+        let steps = self.header.reserved_steps.load(Ordering::Relaxed);
         self.tree
             .node(leaf)
             .and_then(|node| {

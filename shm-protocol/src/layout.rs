@@ -16,8 +16,7 @@
 //! wipes, what a slow thread is still adding to the one before.
 
 use crate::counters::Counters;
-use crate::sync::{AtomicU32, AtomicU64};
-use core::sync::atomic::AtomicU8;
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64};
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
@@ -231,7 +230,11 @@ pub struct Module {
 /// Size of a bank's header.
 pub const BANK_HEADER_BYTES: usize = 8192;
 /// Threads with counters of their own; the others share one shard.
+#[cfg(not(loom))]
 pub const EXCLUSIVE_SHARDS: u32 = 32;
+/// As many as a model has threads: the model checker follows every word by itself.
+#[cfg(loom)]
+pub const EXCLUSIVE_SHARDS: u32 = 2;
 /// The shard of all other threads, written with locked instructions.
 pub const SHARED_SHARD: u32 = EXCLUSIVE_SHARDS;
 
@@ -262,7 +265,11 @@ pub struct BankHeader {
 }
 
 /// Changes of the interval that are kept.
+#[cfg(not(loom))]
 pub const INTERVALS_KEPT: usize = 128;
+/// No model has any.
+#[cfg(loom)]
+pub const INTERVALS_KEPT: usize = 1;
 
 /// Interval history of a session whose interval a controller changes, for whoever writes the
 /// profile. The agent leaves it alone.

@@ -17,6 +17,8 @@
 //! - reserve a bank ([`segment::SegmentFile::prepare_bank`]) before publishing
 //!   a session that uses it, so that a full filesystem is an error there and
 //!   not a `SIGBUS` in the target;
+//! - write from threads that [`owner`] lets: those that met a session, in a process that is no
+//!   copy of the one that made the segment;
 //! - publish commands through [`segment::SegmentFile::publish`], which writes
 //!   a single byte last: a reader can never see half a command.
 //!
@@ -35,6 +37,7 @@ pub mod bank;
 pub mod clock;
 pub mod counters;
 pub mod layout;
+pub mod owner;
 pub mod record;
 pub mod segment;
 pub mod snapshot;

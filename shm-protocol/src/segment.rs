@@ -5,6 +5,10 @@
 //! it reads with `pread` and writes with `pwrite`, so a target that shrinks or
 //! scribbles over its file cannot make it fault.
 
+mod store;
+
+pub use store::{Descriptor, Errno, Store};
+
 use crate::bank::Geometry;
 use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, CONTROL_BYTES, Control, HEADER_BYTES, INTERVALS_KEPT,
@@ -14,6 +18,7 @@ use crate::layout::{
 use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
 use core::ptr::null_mut;
+use store::{check, last_error};
 
 /// Default directory of the segments.
 pub const DEFAULT_DIR: &str = "/dev/shm";
@@ -22,32 +27,6 @@ pub const DIR_VARIABLE: &str = "MEM_PROFILER_DIR";
 /// Segment files are named `mem_profiler.<pid>.<start time>.<n>`; `n` tells apart the
 /// images that one process executed one after another.
 pub const FILE_PREFIX: &str = "mem_profiler.";
-
-/// A failed system call: `errno`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Errno(pub i32);
-
-impl core::fmt::Display for Errno {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "errno {}", self.0)
-    }
-}
-
-impl core::error::Error for Errno {}
-
-/// The `errno` of the call that just failed.
-fn last_error() -> Errno {
-    // SAFETY: errno's location is valid for the calling thread.
-    Errno(unsafe { *libc::__errno_location() })
-}
-
-fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
-    if result < 0 {
-        Err(last_error())
-    } else {
-        Ok(result)
-    }
-}
 
 /// Tables that a segment has from the start, for a process that samples by itself.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +82,10 @@ pub unsafe fn create(
 fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
     // Written, not truncated to size: writing puts memory behind every page, on any
     // filesystem, with the plainest system call there is.
-    let file = SegmentFile { fd, bytes: 0 };
+    let file = SegmentFile {
+        file: Descriptor(fd),
+        bytes: 0,
+    };
     file.clear(0, CONTROL_BYTES)?;
     let Some(tables) = tables else {
         return Ok(());
@@ -155,18 +137,6 @@ pub unsafe fn whole(control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
     }
 }
 
-/// Puts memory behind a part of the file.
-fn reserve(fd: libc::c_int, from: usize, len: usize) -> Result<(), Errno> {
-    loop {
-        // SAFETY: a plain call; a bad descriptor is an error, not undefined.
-        let done = unsafe { libc::fallocate(fd, 0, from as libc::off_t, len as libc::off_t) };
-        match check(done) {
-            Err(Errno(libc::EINTR)) => {}
-            other => return other.map(|_| ()),
-        }
-    }
-}
-
 /// Settings of a session, from its starter to the segment's owner.
 #[derive(Clone, Copy, Debug)]
 pub struct Session {
@@ -203,8 +173,8 @@ fn is_segment_size(bytes: usize) -> bool {
 
 /// An open segment. Closes nothing and owns nothing: the descriptor is the caller's.
 #[derive(Clone, Copy, Debug)]
-pub struct SegmentFile {
-    fd: libc::c_int,
+pub struct SegmentFile<F = Descriptor> {
+    file: F,
     bytes: usize,
 }
 
@@ -215,7 +185,91 @@ impl SegmentFile {
     #[must_use]
     pub fn new(fd: libc::c_int, bytes: u64) -> Option<Self> {
         let bytes = usize::try_from(bytes).ok()?;
-        (bytes == CONTROL_BYTES || is_segment_size(bytes)).then_some(Self { fd, bytes })
+        (bytes == CONTROL_BYTES || is_segment_size(bytes)).then_some(Self {
+            file: Descriptor(fd),
+            bytes,
+        })
+    }
+
+    /// The same file with room for tables. What is there stays; no memory is behind the rest
+    /// yet.
+    ///
+    /// # Errors
+    /// `EINVAL` if no segment has this size, and those of `ftruncate`.
+    pub fn grown(self, bytes: usize) -> Result<Self, Errno> {
+        if !is_segment_size(bytes) || self.bytes > bytes {
+            return Err(Errno(libc::EINVAL));
+        }
+        if self.bytes < bytes {
+            // SAFETY: a plain call on a descriptor.
+            check(unsafe { libc::ftruncate(self.file.0, bytes as libc::off_t) })?;
+        }
+        Ok(Self { bytes, ..self })
+    }
+
+    /// Frees the memory behind what no reader needs: slots, nodes and records that were
+    /// never claimed, unused room for paths. Only for a segment of a process that is gone:
+    /// to one that writes there, a page without memory behind it may be deadly.
+    ///
+    /// # Errors
+    /// Those of `pread` and `fallocate`.
+    pub fn trim(&self) -> Result<(), Errno> {
+        if !self.has_tables() {
+            return Ok(());
+        }
+        let geometry = self.geometry();
+        for bank in 0..2 {
+            let at = geometry.bank_offset(bank);
+            let nodes = at + geometry.nodes_offset();
+            let records = at + geometry.records_offset();
+            let used = |field: usize, fixed: usize, size: usize| {
+                let count = self.read_half(at + field)? as usize;
+                Ok::<usize, Errno>(count.saturating_add(fixed).saturating_mul(size))
+            };
+            let node_bytes = used(offset_of!(BankHeader, node_count), 2, size_of::<Node>())?;
+            let record_bytes = used(offset_of!(BankHeader, record_count), 1, size_of::<Record>())?;
+            self.free_between(at + geometry.slots_offset(), nodes)?;
+            self.free_between(nodes.saturating_add(node_bytes), records)?;
+            self.free_between(
+                records.saturating_add(record_bytes),
+                at + geometry.bank_bytes,
+            )?;
+        }
+        let paths = self.read_half(MODULES_OFFSET + offset_of!(ModuleTable, path_bytes))? as usize;
+        self.free_between(
+            MODULES_OFFSET + offset_of!(ModuleTable, paths) + paths,
+            HEADER_BYTES,
+        )
+    }
+
+    /// Frees the whole pages between two offsets.
+    fn free_between(&self, from: usize, to: usize) -> Result<(), Errno> {
+        let (from, to) = (
+            from.saturating_add(PAGE - 1) & !(PAGE - 1),
+            to & !(PAGE - 1),
+        );
+        if from < to {
+            self.punch(from, to - from)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn punch(&self, from: usize, len: usize) -> Result<(), Errno> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a plain call on a descriptor.
+        check(unsafe {
+            libc::fallocate(self.file.0, mode, from as libc::off_t, len as libc::off_t)
+        })
+        .map(|_| ())
+    }
+}
+
+impl<F: Store> SegmentFile<F> {
+    /// Over the words of a model.
+    #[cfg(all(test, loom))]
+    pub(crate) fn over(file: F, bytes: usize) -> Self {
+        Self { file, bytes }
     }
 
     /// Size of the file when it was opened or grown.
@@ -230,22 +284,6 @@ impl SegmentFile {
         self.bytes > CONTROL_BYTES
     }
 
-    /// The same file with room for tables. What is there stays; no memory is behind the rest
-    /// yet.
-    ///
-    /// # Errors
-    /// `EINVAL` if no segment has this size, and those of `ftruncate`.
-    pub fn grown(self, bytes: usize) -> Result<Self, Errno> {
-        if !is_segment_size(bytes) || self.bytes > bytes {
-            return Err(Errno(libc::EINVAL));
-        }
-        if self.bytes < bytes {
-            // SAFETY: a plain call on a descriptor.
-            check(unsafe { libc::ftruncate(self.fd, bytes as libc::off_t) })?;
-        }
-        Ok(Self { bytes, ..self })
-    }
-
     /// Division of its banks.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
@@ -257,39 +295,11 @@ impl SegmentFile {
     /// # Errors
     /// Those of `pread`.
     pub fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno> {
-        let mut done = 0;
-        while done < buffer.len() {
-            let rest = &mut buffer[done..];
-            // SAFETY: `rest` is writable for its length.
-            let n = unsafe {
-                let at = (offset + done) as libc::off_t;
-                libc::pread(self.fd, rest.as_mut_ptr().cast(), rest.len(), at)
-            };
-            match n {
-                0 => break,
-                n if n > 0 => done += n as usize,
-                _ if last_error() == Errno(libc::EINTR) => {}
-                _ => return Err(last_error()),
-            }
-        }
-        Ok(done)
+        self.file.read_at(offset, buffer)
     }
 
     fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
-        // SAFETY: `bytes` is readable for its length.
-        let n = unsafe {
-            libc::pwrite(
-                self.fd,
-                bytes.as_ptr().cast(),
-                bytes.len(),
-                offset as libc::off_t,
-            )
-        };
-        match n {
-            n if n == bytes.len() as isize => Ok(()),
-            n if n < 0 => Err(last_error()),
-            _ => Err(Errno(libc::ENOSPC)),
-        }
+        self.file.write_at(offset, bytes)
     }
 
     fn write_word(&self, offset: usize, value: u64) -> Result<(), Errno> {
@@ -308,10 +318,11 @@ impl SegmentFile {
     pub fn prepare_bank(&self, session: u64, steps: u8) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);
-        reserve(self.fd, 0, HEADER_BYTES)?;
+        self.file.reserve(0, HEADER_BYTES)?;
         self.empty_bank(base)?;
-        reserve(self.fd, base, BANK_HEADER_BYTES)?;
-        reserve(self.fd, base + geometry.slots_offset(), geometry.slots * 4)?;
+        self.file.reserve(base, BANK_HEADER_BYTES)?;
+        self.file
+            .reserve(base + geometry.slots_offset(), geometry.slots * 4)?;
         self.reserve_steps(session, steps)?;
         self.write_word(base + offset_of!(BankHeader, session), session)
     }
@@ -374,70 +385,17 @@ impl SegmentFile {
         let steps = steps.min(RESERVE_STEPS);
         let nodes = geometry.nodes_in(steps) as usize * size_of::<Node>();
         let records = geometry.records_in(steps) as usize * size_of::<Record>();
-        reserve(self.fd, base + geometry.nodes_offset(), nodes.max(PAGE))?;
-        reserve(self.fd, base + geometry.records_offset(), records.max(PAGE))?;
+        self.file
+            .reserve(base + geometry.nodes_offset(), nodes.max(PAGE))?;
+        self.file
+            .reserve(base + geometry.records_offset(), records.max(PAGE))?;
         self.write_at(base + offset_of!(BankHeader, reserved_steps), &[steps])
-    }
-
-    /// Frees the memory behind what no reader needs: slots, nodes and records that were
-    /// never claimed, unused room for paths. Only for a segment of a process that is gone:
-    /// to one that writes there, a page without memory behind it may be deadly.
-    ///
-    /// # Errors
-    /// Those of `pread` and `fallocate`.
-    pub fn trim(&self) -> Result<(), Errno> {
-        if !self.has_tables() {
-            return Ok(());
-        }
-        let geometry = self.geometry();
-        for bank in 0..2 {
-            let at = geometry.bank_offset(bank);
-            let nodes = at + geometry.nodes_offset();
-            let records = at + geometry.records_offset();
-            let used = |field: usize, fixed: usize, size: usize| {
-                let count = self.read_half(at + field)? as usize;
-                Ok::<usize, Errno>(count.saturating_add(fixed).saturating_mul(size))
-            };
-            let node_bytes = used(offset_of!(BankHeader, node_count), 2, size_of::<Node>())?;
-            let record_bytes = used(offset_of!(BankHeader, record_count), 1, size_of::<Record>())?;
-            self.free_between(at + geometry.slots_offset(), nodes)?;
-            self.free_between(nodes.saturating_add(node_bytes), records)?;
-            self.free_between(
-                records.saturating_add(record_bytes),
-                at + geometry.bank_bytes,
-            )?;
-        }
-        let paths = self.read_half(MODULES_OFFSET + offset_of!(ModuleTable, path_bytes))? as usize;
-        self.free_between(
-            MODULES_OFFSET + offset_of!(ModuleTable, paths) + paths,
-            HEADER_BYTES,
-        )
     }
 
     fn read_half(&self, offset: usize) -> Result<u32, Errno> {
         let mut half = [0; 4];
         self.read_at(offset, &mut half)?;
         Ok(u32::from_le_bytes(half))
-    }
-
-    /// Frees the whole pages between two offsets.
-    fn free_between(&self, from: usize, to: usize) -> Result<(), Errno> {
-        let (from, to) = (
-            from.saturating_add(PAGE - 1) & !(PAGE - 1),
-            to & !(PAGE - 1),
-        );
-        if from < to {
-            self.punch(from, to - from)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn punch(&self, from: usize, len: usize) -> Result<(), Errno> {
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: a plain call on a descriptor.
-        check(unsafe { libc::fallocate(self.fd, mode, from as libc::off_t, len as libc::off_t) })
-            .map(|_| ())
     }
 
     /// Writes the parameters of the next epoch, then its number: sampling runs by them

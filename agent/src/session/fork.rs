@@ -6,13 +6,13 @@
 
 use super::life::{self, Start};
 use super::shards;
-use super::{BASE, BYTES, LIFE, MAKING, NONE, OWN, WAITING, control, forget_sessions};
+use super::{BASE, BYTES, LIFE, SESSIONS, control};
 use crate::local::Local;
 use crate::seccomp;
 use crate::sys;
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shm_protocol::layout::Control;
+use shm_protocol::owner::{LEAVING, MAKING, OWN, WAITING};
 
 /// Bytes that a child may allocate before it gets a segment of its own. None where every
 /// allocation is sampled.
@@ -55,27 +55,22 @@ fn put(to: &AtomicU64, value: u64) {
 
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets
 /// its sessions. From here on nothing of the parent's is read or written. `shard` is the calling
-/// thread's. `interrupted`: a signal handler has forked in the middle of a sample, which will go
-/// on in the child.
+/// thread's. `known`: its tables may still be used, by a sample that a signal handler has forked
+/// in the middle of and that will go on in the child, or by a thread that met a session there.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
-pub fn leave(local: &mut Local, shard: Option<u32>, interrupted: bool) {
-    let was = LIFE.load(Ordering::Acquire);
-    if was == NONE {
-        return;
-    }
-    if was == OWN {
-        remember(control());
-        forget_sessions();
-        shards::keep_only(shard);
-    }
-    LIFE.store(WAITING, Ordering::Release);
-    // A waiting child's view is private, and copied with the rest.
-    let left = was != OWN || super::cover_view() && drop_tables(interrupted);
-    if left {
-        control().epoch.store(WAITING_EPOCH, Ordering::Release);
+pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
+    let waits = LIFE.leave(
+        || remember(control()),
+        || {
+            SESSIONS.forget();
+            shards::keep_only(shard);
+        },
+        || super::cover_view() && drop_tables(known),
+        || control().epoch.store(WAITING_EPOCH, Ordering::Release),
+    );
+    if waits {
         begin_countdown(local);
     } else {
-        LIFE.store(NONE, Ordering::Release);
         local.epoch = 0;
     }
 }
@@ -115,20 +110,16 @@ fn pending() -> Option<Start> {
 }
 
 /// Gives up the parent's tables.
-/// For a sample that goes on they are replaced by private memory instead.
-fn drop_tables(interrupted: bool) -> bool {
-    let base = BASE.load(Ordering::Acquire);
+/// Where they may still be used they are replaced by private memory instead.
+fn drop_tables(known: bool) -> bool {
     let whole = BYTES.load(Ordering::Relaxed);
-    if base.is_null() {
-        return true;
-    }
-    BASE.store(null_mut(), Ordering::Release);
-    if interrupted {
-        // SAFETY: our own mapping of this size. The sample that goes on in it counts for nobody.
+    let Some(base) = BASE.take() else { return true };
+    if known {
+        // SAFETY: our own mapping of this size. Whoever goes on in it counts for nobody.
         return unsafe { sys::cover(base.cast(), whole) };
     }
-    // SAFETY: our own mapping of this size. No other thread exists that could be in a sample,
-    // this one is not, and sessions and epoch were forgotten above.
+    // SAFETY: our own mapping of this size. No other thread exists that could know of it,
+    // this one is not in a sample, and sessions and epoch were forgotten above.
     unsafe { libc::munmap(base.cast(), whole) };
     true
 }
@@ -144,7 +135,7 @@ fn begin_countdown(local: &mut Local) {
 /// its countdown, or makes the segment. Whether the thread may go on to sample.
 #[inline]
 pub fn wait_as_child(local: &mut Local) -> bool {
-    match LIFE.load(Ordering::Acquire) {
+    match LIFE.get() {
         OWN => true,
         _ => wait(local),
     }
@@ -152,10 +143,10 @@ pub fn wait_as_child(local: &mut Local) -> bool {
 
 #[cold]
 fn wait(local: &mut Local) -> bool {
-    match LIFE.load(Ordering::Acquire) {
+    match LIFE.since_epoch() {
         WAITING if local.epoch != WAITING_EPOCH => begin_countdown(local),
         WAITING => {}
-        MAKING => return false,
+        MAKING | LEAVING => return false,
         _ => {
             // No segment, no session: not to be asked again.
             local.epoch = control().epoch.load(Ordering::Relaxed);
@@ -166,8 +157,7 @@ fn wait(local: &mut Local) -> bool {
     if local.left >= 0 {
         return false;
     }
-    let taken = LIFE.compare_exchange(WAITING, MAKING, Ordering::Acquire, Ordering::Relaxed);
-    if taken.is_err() {
+    if !LIFE.claim_making() {
         return false;
     }
     if seccomp::is_installed() {
@@ -179,5 +169,5 @@ fn wait(local: &mut Local) -> bool {
     let parent = PENDING.parent.load(Ordering::Relaxed) as u32;
     life::make(pending(), parent, false);
     local.epoch = 0;
-    LIFE.load(Ordering::Acquire) == OWN
+    LIFE.is_own()
 }

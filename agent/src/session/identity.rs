@@ -1,9 +1,9 @@
 //! Identity of this process, read from /proc without a heap.
 
 use crate::sys::{self, read_file};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::AtomicU64;
 use shm_protocol::clock;
-use shm_protocol::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC};
+use shm_protocol::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, Identity};
 use unwind::elf::Image;
 
 /// Field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command
@@ -45,12 +45,17 @@ fn executable_build_id() -> Option<&'static [u8]> {
     unsafe { Image::at(start, u64::MAX >> 1) }?.build_id()
 }
 
-/// Describes this process in a fresh segment that will have `bytes` with its tables; the
-/// magic comes last.
+/// Describes this process in a fresh segment that will have `bytes` with its tables, all but
+/// the magic, which is the result.
 ///
 /// # Safety
-/// `base` is the view of a new segment, mapped writable, that nobody else writes.
-pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u32) {
+/// `base` is the view of a new segment, mapped writable for good, that nobody else writes.
+pub unsafe fn write(
+    base: *mut u8,
+    bytes: usize,
+    start_time: u64,
+    forked_from: u32,
+) -> &'static AtomicU64 {
     // SAFETY: the caller vouches for the memory; the identity lies in the view, all zero.
     let identity = unsafe { &mut *base.add(IDENTITY_OFFSET).cast::<Identity>() };
     identity.abi_version = ABI_VERSION;
@@ -77,5 +82,5 @@ pub unsafe fn write(base: *mut u8, bytes: usize, start_time: u64, forked_from: u
     identity.exe_build_id[..id.len()].copy_from_slice(id);
     identity.exe_build_id_len = id.len() as u32;
     (identity.seccomp_mode, identity.seccomp_filters) = crate::seccomp::at_start();
-    identity.magic.store(MAGIC, Ordering::Release);
+    &identity.magic
 }

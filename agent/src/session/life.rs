@@ -3,21 +3,19 @@
 use super::identity;
 use super::mark;
 use super::name::{self, Path};
-use super::{
-    BASE, BYTES, CONTROL, LIFE, NONE, OWN, SEGMENTS, control, forget_sessions, refuse, status, time,
-};
+use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
 use crate::sys::{self, variable};
 use crate::{backend, seccomp};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::clock;
 use shm_protocol::layout::{
-    CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Params,
-    REFUSES_MEMORY, REFUSES_SANITIZER, RESERVE_STEPS,
+    CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY,
+    REFUSES_SANITIZER, RESERVE_STEPS,
 };
-use shm_protocol::segment::{Errno, Tables};
+use shm_protocol::owner;
+use shm_protocol::segment::{Errno, Session, Tables};
 
 /// Interval where the environment starts sampling and names none.
 const DEFAULT_INTERVAL: u64 = 1024;
@@ -47,6 +45,7 @@ pub fn start(file_limit: u64, address_space: u64) {
         interval: number(c"MEM_PROFILER_INTERVAL").unwrap_or(DEFAULT_INTERVAL),
         deadline_ns: 0,
     });
+    LIFE.make();
     make(start, 0, true);
 }
 
@@ -123,38 +122,44 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     let Ok((whole, path)) = made else {
         return hide();
     };
-    BASE.store(whole, Ordering::Release);
+    BASE.set(whole);
     // SAFETY: this thread alone makes the segment, see `OwnPath`.
     unsafe { *PATH.0.get() = path };
-    own(start_time, forked_from, refusal);
-    if let (Some(start), None) = (start, refusal) {
-        begin(start);
-    }
+    let first = match (start, refusal) {
+        (Some(start), None) => first_session(start).map(Some),
+        (_, refusal) => refusal.map_or(Ok(None), Err),
+    };
+    own(start_time, forked_from, first);
 }
 
-/// Takes the new segment as this process's.
-fn own(start_time: u64, forked_from: u32, refusal: Option<Errno>) {
+/// Takes the new segment as this process's, with the session that it begins with, or why there
+/// is none.
+fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>) {
     // SAFETY: the new segment's view, seen by nobody before its magic; all of it has memory
     // behind it.
-    unsafe {
+    let magic = unsafe {
         let bytes = BYTES.load(Ordering::Relaxed);
-        identity::write(CONTROL.0.get().cast(), bytes, start_time, forked_from);
-    }
-    mark::sign();
+        identity::write(CONTROL.0.get().cast(), bytes, start_time, forked_from)
+    };
+    owner::appear(
+        control(),
+        magic,
+        first.as_ref().ok().and_then(Option::as_ref),
+    );
     SEGMENTS.fetch_add(1, Ordering::Relaxed);
-    LIFE.store(OWN, Ordering::Release);
+    LIFE.own(mark::mark());
     if backend::stands_aside() {
         refuse(REFUSES_SANITIZER, 0);
-    } else if let Some(Errno(errno)) = refusal {
+    } else if let Err(Errno(errno)) = first {
         refuse(REFUSES_MEMORY, errno);
     }
 }
 
 /// There will be no segment: nothing that anybody else can write stays in view.
 pub(super) fn hide() {
-    LIFE.store(NONE, Ordering::Release);
-    forget_sessions();
-    BASE.store(null_mut(), Ordering::Release);
+    LIFE.end();
+    SESSIONS.forget();
+    BASE.take();
     if !super::cover_view() {
         // Somebody else's commands stay in view; `LIFE` lets nobody follow them.
         return;
@@ -162,27 +167,19 @@ pub(super) fn hide() {
     control().epoch.store(0, Ordering::Release);
 }
 
-/// Publishes a session of our own making. Its bank was prepared with the segment.
-fn begin(start: Start) {
-    let Some(base) = super::attach() else { return };
-    let bank = super::bank(base, start.session);
-    if bank.header.session.load(Ordering::Relaxed) != start.session {
-        return;
-    }
-    let control = control();
-    let params: &Params = &control.params[1];
-    params.session.store(start.session, Ordering::Relaxed);
-    params.interval.store(start.interval, Ordering::Relaxed);
-    params
-        .deadline_ns
-        .store(start.deadline_ns, Ordering::Relaxed);
-    params.start_ns.store(time::now_ns(), Ordering::Relaxed);
-    params
-        .start_unix_ns
-        .store(clock::unix_ns(), Ordering::Relaxed);
-    params.controller_pid.store(0, Ordering::Relaxed);
-    control.last_epoch.store(1, Ordering::Relaxed);
-    control.epoch.store(1, Ordering::Release);
+/// A session of our own making. Its bank was prepared with the segment, which must also fit
+/// into the address space.
+fn first_session(start: Start) -> Result<Session, Errno> {
+    super::map_whole()?;
+    Ok(Session {
+        number: start.session,
+        interval: start.interval,
+        deadline_ns: start.deadline_ns,
+        start_ns: time::now_ns(),
+        start_unix_ns: clock::unix_ns(),
+        controller_pid: 0,
+        range_limit: 0,
+    })
 }
 
 /// Steps of a bank that a session of our own making begins with: an eighth where more can
@@ -198,7 +195,7 @@ fn first_steps() -> u8 {
 /// may forbid to remove it. What stays is removed by programs that start later, or by the
 /// controller.
 extern "C" fn destructor() {
-    if cfg!(test) || mark::is_copy() || LIFE.load(Ordering::Acquire) != OWN {
+    if cfg!(test) || mark::is_copy() || !LIFE.is_own() {
         return;
     }
     let last = control().last_epoch.load(Ordering::Relaxed);

@@ -1,20 +1,17 @@
 //! The page that tells copies of the process apart, however they were made: the kernel empties it
 //! in every copy.
 
-use super::{LIFE, OWN};
+use super::LIFE;
 use crate::sys::{self, PAGE};
 use core::ffi::c_void;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, Ordering};
+use shm_protocol::owner::Mark;
 
 /// The page that the kernel empties in every copy; null on kernels before 4.14, where only
 /// `fork` itself tells.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
-/// Values of the page, besides [`WIPED`].
-const OURS: u32 = 1;
-const LEAVING: u32 = 2;
-const WIPED: u32 = 0;
+static MARK: AtomicPtr<Mark> = AtomicPtr::new(null_mut());
 
 /// Makes the mark. At start-up.
 pub fn start() {
@@ -24,7 +21,7 @@ pub fn start() {
     }
     // SAFETY: the page just mapped, which nobody else knows.
     if unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) } == 0 {
-        let mark: *mut AtomicU32 = page.cast();
+        let mark: *mut Mark = page.cast();
         MARK.store(mark, Ordering::Relaxed);
     }
 }
@@ -35,31 +32,21 @@ pub fn page() -> Option<*mut c_void> {
     (!mark.is_null()).then(|| mark.cast())
 }
 
-fn mark() -> Option<&'static AtomicU32> {
-    // SAFETY: null, or the page that `start` mapped and nobody unmaps.
+/// The word in it.
+#[inline]
+pub(super) fn mark() -> Option<&'static Mark> {
+    // SAFETY: null, or the page that `start` mapped and nobody unmaps; any bytes are a mark.
     unsafe { MARK.load(Ordering::Relaxed).as_ref() }
 }
 
-/// Whether this process is a copy that has yet to leave its parent's segment. Three loads.
-/// Copies of a child that waits share nothing with it.
+/// Whether this process is a copy that has yet to leave its parent's segment.
 #[inline]
 pub fn is_copy() -> bool {
-    LIFE.load(Ordering::Acquire) == OWN
-        && mark().is_some_and(|mark| mark.load(Ordering::Relaxed) != OURS)
-}
-
-/// Marks this process as the one that the segment in view is of.
-pub(super) fn sign() {
-    if let Some(mark) = mark() {
-        mark.store(OURS, Ordering::Release);
-    }
+    LIFE.is_copy(mark)
 }
 
 /// Lets one thread of a copy that `fork`'s handlers did not see take it out of its parent's
 /// segment; whether the calling thread is that one.
 pub fn claim_leaving() -> bool {
-    mark().is_some_and(|mark| {
-        let taken = mark.compare_exchange(WIPED, LEAVING, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok()
-    })
+    LIFE.claim_leaving(mark())
 }

@@ -1,0 +1,54 @@
+//! Where the whole segment is mapped.
+
+use crate::sync::{AtomicPtr, Ordering};
+use core::ptr::null_mut;
+
+/// Address of the whole segment; null: not mapped yet.
+pub struct Mapping(AtomicPtr<u8>);
+
+impl Mapping {
+    /// Not mapped.
+    #[cfg(not(loom))]
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "for a static")]
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(null_mut()))
+    }
+
+    #[cfg(loom)]
+    pub(super) fn new() -> Self {
+        Self(AtomicPtr::new(null_mut()))
+    }
+
+    /// The address.
+    #[inline]
+    #[must_use]
+    pub fn get(&self) -> Option<*mut u8> {
+        Some(self.0.load(Ordering::Acquire)).filter(|base| !base.is_null())
+    }
+
+    /// Offers a mapping that the caller has made. Threads that meet a session at the same time
+    /// all make one, so that none waits for another, which may not get the processor for long;
+    /// one stays. `Err`: another one, and the caller's is known to nobody.
+    ///
+    /// # Errors
+    /// The address that stays.
+    pub fn offer(&self, made: *mut u8) -> Result<(), *mut u8> {
+        self.0
+            .compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire)
+            .map(|_| ())
+    }
+
+    /// Sets it, by the only thread that may.
+    pub fn set(&self, base: *mut u8) {
+        self.0.store(base, Ordering::Release);
+    }
+
+    /// Forgets it, by the only thread that may; what it was.
+    #[inline]
+    pub fn take(&self) -> Option<*mut u8> {
+        let base = self.get()?;
+        self.0.store(null_mut(), Ordering::Release);
+        Some(base)
+    }
+}

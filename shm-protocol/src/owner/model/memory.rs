@@ -1,0 +1,372 @@
+//! A segment in memory, of words that the model checker follows.
+
+use crate::bank::{Bank, Geometry};
+use crate::layout::{
+    BankHeader, Control, IntervalEntry, IntervalLog, MIN_SEGMENT_BYTES, Node, Params, Record,
+    ShardTotals,
+};
+use crate::record::NewSample;
+use crate::segment::{Errno, SegmentFile, Session, Store};
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::tree::ROOT;
+use core::mem::{offset_of, size_of};
+use std::vec::Vec;
+
+/// Steps of a bank that are reserved.
+const STEPS: u8 = 8;
+/// Enough for one stack, with what racing threads claim in vain, and for a record a shard.
+const NODES: usize = 5;
+const RECORDS: usize = 5;
+/// Thread numbers are shards.
+pub const SHARDS: u32 = 2;
+
+pub struct BankWords {
+    header: BankHeader,
+    slots: Vec<AtomicU32>,
+    nodes: Vec<Node>,
+    records: Vec<Record>,
+}
+
+pub struct Segment {
+    pub control: Control,
+    banks: [BankWords; 2],
+}
+
+fn word() -> AtomicU64 {
+    AtomicU64::new(0)
+}
+
+fn half() -> AtomicU32 {
+    AtomicU32::new(0)
+}
+
+fn params() -> Params {
+    Params {
+        session: word(),
+        interval: word(),
+        deadline_ns: word(),
+        start_ns: word(),
+        start_unix_ns: word(),
+        controller_pid: word(),
+        range_limit: word(),
+        reserved: 0,
+    }
+}
+
+fn totals() -> ShardTotals {
+    ShardTotals {
+        samples: word(),
+        alloc_bytes: word(),
+        freed_bytes: word(),
+        agent_ns: word(),
+        timed: word(),
+        reserved: [0; 3],
+    }
+}
+
+fn header() -> BankHeader {
+    let entry = || IntervalEntry {
+        from_ns: word(),
+        interval: word(),
+        overhead: word(),
+    };
+    BankHeader {
+        session: word(),
+        reserved_steps: AtomicU8::new(0),
+        reserved: [0; 7],
+        node_count: half(),
+        record_count: half(),
+        reserved2: [0; 5],
+        // SAFETY: core's atomics and integers, for which all zero is valid.
+        counters: unsafe { core::mem::zeroed() },
+        totals: core::array::from_fn(|_| totals()),
+        intervals: IntervalLog {
+            count: word(),
+            least: word(),
+            reserved: [0; 6],
+            entries: core::array::from_fn(|_| entry()),
+        },
+    }
+}
+
+fn record() -> Record {
+    Record {
+        node: half(),
+        next: half(),
+        shard: half(),
+        reserved: 0,
+        alloc_samples: word(),
+        alloc_objects: word(),
+        alloc_bytes: word(),
+        alloc_birth: word(),
+        alloc_variance: word(),
+        alloc_object_variance: word(),
+        free_samples: word(),
+        free_objects: word(),
+        free_bytes: word(),
+        free_birth: word(),
+        free_death: word(),
+        free_variance: word(),
+        free_object_variance: word(),
+        reserved2: 0,
+    }
+}
+
+fn bank_words() -> BankWords {
+    let node = |_| Node {
+        address: word(),
+        parent: half(),
+        records: half(),
+    };
+    BankWords {
+        header: header(),
+        slots: (0..2).map(|_| half()).collect(),
+        nodes: (0..NODES).map(node).collect(),
+        records: (0..RECORDS).map(|_| record()).collect(),
+    }
+}
+
+impl BankWords {
+    fn bank(&self) -> Bank<'_> {
+        Bank::of_parts(
+            &self.header,
+            &self.slots,
+            &self.nodes,
+            &self.records,
+            geometry(),
+        )
+    }
+
+    /// Samples by the totals, and by the records.
+    pub fn samples(&self) -> [u64; 2] {
+        let totals = self.header.totals.iter();
+        let totals = totals.map(|shard| shard.samples.load(Ordering::Relaxed));
+        let records = self.records.iter();
+        let records = records.map(|record| record.alloc_samples.load(Ordering::Relaxed));
+        [totals.sum(), records.sum()]
+    }
+
+    pub fn session(&self) -> u64 {
+        self.header.session.load(Ordering::Relaxed)
+    }
+}
+
+fn geometry() -> Geometry {
+    Geometry::of_segment(MIN_SEGMENT_BYTES)
+}
+
+/// Counts an allocation of `shard` in a bank, on the one stack that there is.
+pub fn count(bank: &Bank<'_>, shard: u32) {
+    let sample = NewSample {
+        bytes: 16,
+        weight: 1.0,
+        tick: 0,
+    };
+    let leaf = bank.tree.child(ROOT, 7, bank.node_limit());
+    let record = bank.record_of(leaf.expect("room for the node"), shard);
+    bank.count_new(record, shard, &sample, true);
+}
+
+/// Session `number`, of which each parameter tells whose it is.
+pub fn session(number: u64) -> Session {
+    Session {
+        number,
+        interval: number * 10,
+        deadline_ns: 0,
+        start_ns: number * 1000,
+        start_unix_ns: 0,
+        controller_pid: 0,
+        range_limit: number * 100,
+    }
+}
+
+impl Segment {
+    pub fn new() -> Self {
+        Self {
+            control: Control {
+                epoch: AtomicU8::new(0),
+                last_epoch: AtomicU8::new(0),
+                reserved: [0; 62],
+                params: [params(), params()],
+            },
+            banks: [bank_words(), bank_words()],
+        }
+    }
+
+    pub fn of_session(&self, session: u64) -> &BankWords {
+        &self.banks[session as usize & 1]
+    }
+
+    pub fn bank(&self, session: u64) -> Bank<'_> {
+        self.of_session(session).bank()
+    }
+
+    /// As the controller has it open.
+    pub fn file(&self) -> SegmentFile<&Self> {
+        SegmentFile::over(self, MIN_SEGMENT_BYTES)
+    }
+
+    pub fn prepare(&self, number: u64) {
+        self.file().prepare_bank(number, STEPS).unwrap();
+    }
+
+    /// Whether there is or was a session, as the controller finds out.
+    pub fn had_session(&self) -> bool {
+        let mut last = [0];
+        let at = offset_of!(Control, last_epoch);
+        self.file().read_at(at, &mut last).unwrap();
+        last != [0]
+    }
+
+    /// As the controller starts a session.
+    pub fn begin(&self, number: u64) {
+        self.prepare(number);
+        self.file().publish(&session(number)).unwrap();
+    }
+
+    pub fn stop(&self) {
+        self.file().stop().unwrap();
+    }
+
+    /// The words that the controller reads and writes, with their offsets. Of what a session
+    /// counts, those that the models look at.
+    fn words(&self) -> Vec<(usize, Word<'_>)> {
+        let control = &self.control;
+        let mut words = Vec::from([
+            (offset_of!(Control, epoch), Word::Byte(&control.epoch)),
+            (
+                offset_of!(Control, last_epoch),
+                Word::Byte(&control.last_epoch),
+            ),
+        ]);
+        for (index, params) in control.params.iter().enumerate() {
+            let at = offset_of!(Control, params) + index * size_of::<Params>();
+            words.extend([
+                (
+                    at + offset_of!(Params, session),
+                    Word::Whole(&params.session),
+                ),
+                (
+                    at + offset_of!(Params, interval),
+                    Word::Whole(&params.interval),
+                ),
+                (
+                    at + offset_of!(Params, start_ns),
+                    Word::Whole(&params.start_ns),
+                ),
+                (
+                    at + offset_of!(Params, range_limit),
+                    Word::Whole(&params.range_limit),
+                ),
+            ]);
+        }
+        for (number, bank) in (0..).zip(&self.banks) {
+            bank.words(geometry().bank_offset(number), &mut words);
+        }
+        words
+    }
+}
+
+impl BankWords {
+    fn words<'a>(&'a self, at: usize, words: &mut Vec<(usize, Word<'a>)>) {
+        let header = &self.header;
+        let steps = at + offset_of!(BankHeader, reserved_steps);
+        words.extend([
+            (
+                at + offset_of!(BankHeader, session),
+                Word::Whole(&header.session),
+            ),
+            (steps, Word::Byte(&header.reserved_steps)),
+            (
+                at + offset_of!(BankHeader, node_count),
+                Word::Half(&header.node_count),
+            ),
+            (
+                at + offset_of!(BankHeader, record_count),
+                Word::Half(&header.record_count),
+            ),
+        ]);
+        let totals = at + offset_of!(BankHeader, totals) + offset_of!(ShardTotals, samples);
+        for (index, shard) in header.totals.iter().enumerate() {
+            let at = totals + index * size_of::<ShardTotals>();
+            words.push((at, Word::Whole(&shard.samples)));
+        }
+        for (index, slot) in self.slots.iter().enumerate() {
+            words.push((at + geometry().slots_offset() + index * 4, Word::Half(slot)));
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            let at = at + geometry().nodes_offset() + index * size_of::<Node>();
+            words.push((at + offset_of!(Node, records), Word::Half(&node.records)));
+        }
+        for (index, record) in self.records.iter().enumerate() {
+            let at = at + geometry().records_offset() + index * size_of::<Record>();
+            let samples = at + offset_of!(Record, alloc_samples);
+            words.push((samples, Word::Whole(&record.alloc_samples)));
+        }
+    }
+}
+
+enum Word<'a> {
+    Byte(&'a AtomicU8),
+    Half(&'a AtomicU32),
+    Whole(&'a AtomicU64),
+}
+
+impl Word<'_> {
+    fn bytes(&self) -> usize {
+        match self {
+            Word::Byte(_) => 1,
+            Word::Half(_) => 4,
+            Word::Whole(_) => 8,
+        }
+    }
+}
+
+impl Store for &Segment {
+    fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno> {
+        buffer.fill(0);
+        for (at, word) in self.words() {
+            let Some(place) = at.checked_sub(offset).and_then(|at| buffer.get_mut(at..)) else {
+                continue;
+            };
+            if place.is_empty() {
+                continue;
+            }
+            let now = match word {
+                Word::Byte(byte) => u64::from(byte.load(Ordering::Acquire)),
+                Word::Half(half) => u64::from(half.load(Ordering::Acquire)),
+                Word::Whole(word) => word.load(Ordering::Acquire),
+            };
+            let now = now.to_le_bytes();
+            place[..word.bytes()].copy_from_slice(&now[..word.bytes()]);
+        }
+        Ok(buffer.len())
+    }
+
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
+        for (at, word) in self.words() {
+            let place = at.checked_sub(offset).and_then(|at| bytes.get(at..));
+            let Some(place) = place.filter(|place| !place.is_empty()) else {
+                continue;
+            };
+            let mut now = [0; 8];
+            now[..word.bytes()].copy_from_slice(&place[..word.bytes()]);
+            let now = u64::from_le_bytes(now);
+            // Release: see `Store`.
+            match word {
+                // An exchange, for loom does not order stores with the exchange by which
+                // a thread ends an epoch.
+                Word::Byte(byte) => {
+                    byte.swap(now as u8, Ordering::Release);
+                }
+                Word::Half(half) => half.store(now as u32, Ordering::Release),
+                Word::Whole(word) => word.store(now, Ordering::Release),
+            }
+        }
+        Ok(())
+    }
+
+    fn reserve(&self, _: usize, _: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+}

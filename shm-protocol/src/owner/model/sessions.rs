@@ -1,0 +1,270 @@
+//! Start and stop of sessions, while threads of the process meet them.
+
+use super::memory::{SHARDS, Segment, count, session};
+use crate::layout::MAGIC;
+use crate::owner::{Life, Mapping, Met, NONE, Sessions, Setting, appear, meet};
+use crate::sync::{AtomicU8, AtomicU64, Ordering};
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::sync::Arc;
+use loom::thread;
+use std::vec::Vec;
+
+/// A process: its segment, and the words of its agent.
+struct Process {
+    segment: Segment,
+    sessions: Sessions,
+    base: Mapping,
+    /// Whether each thread's own mapping of the segment is there. Loom notices who uses one
+    /// while it is made or given back.
+    mapped: [UnsafeCell<bool>; SHARDS as usize],
+}
+
+// SAFETY: what the models are to prove.
+unsafe impl Sync for Process {}
+// SAFETY: the pointer in `base` is to a part of the process itself.
+unsafe impl Send for Process {}
+
+impl Process {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            segment: Segment::new(),
+            sessions: Sessions::new(),
+            base: Mapping::new(),
+            mapped: core::array::from_fn(|_| UnsafeCell::new(false)),
+        })
+    }
+
+    /// As the agent's `attach`, by the thread of a shard.
+    fn attach(&self, shard: u32) -> &UnsafeCell<bool> {
+        let mapped = |base: *mut u8| {
+            // SAFETY: the address of one of `mapped`, which stays.
+            unsafe { &*base.cast::<UnsafeCell<bool>>() }
+        };
+        if let Some(base) = self.base.get() {
+            return mapped(base);
+        }
+        let made = &self.mapped[shard as usize];
+        // SAFETY: loom reports every access that is not ordered with this one.
+        made.with_mut(|at| unsafe { *at = true });
+        match self.base.offer((&raw const *made).cast_mut().cast()) {
+            Ok(()) => made,
+            Err(first) => {
+                // SAFETY: as above.
+                made.with_mut(|at| unsafe { *at = false });
+                mapped(first)
+            }
+        }
+    }
+
+    /// As a thread of the agent meets a session.
+    fn meet(&self, shard: u32) -> Option<Met<'_>> {
+        let bank = |session| {
+            // SAFETY: as above.
+            let is_mapped = self.attach(shard).with(|at| unsafe { *at });
+            assert!(is_mapped, "used where it is not mapped");
+            Some(self.segment.bank(session))
+        };
+        let met = meet(&self.segment.control, &self.sessions, bank, |ns| ns as u32)?;
+        check(&met);
+        Some(met)
+    }
+}
+
+/// What a thread samples by is all of one session.
+fn check(met: &Met<'_>) {
+    let published = session(met.setting.session);
+    let expected = Setting {
+        epoch: met.setting.epoch,
+        session: published.number,
+        interval: published.interval,
+        deadline_ns: published.deadline_ns,
+        start_ns: published.start_ns,
+        range_limit: published.range_limit,
+    };
+    assert_eq!(met.setting, expected, "parameters of two sessions");
+    assert_eq!(u64::from(met.start_tick), published.start_ns);
+}
+
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// A thread's slow path, up to two times: the sessions that it has counted one sample for.
+fn run(process: &Process, shard: u32, samples: u32) -> Vec<u64> {
+    let control = &process.segment.control;
+    let mut counted = Vec::new();
+    let mut known: Option<Met<'_>> = None;
+    for _ in 0..samples {
+        let current = known.as_ref().is_some_and(|met| {
+            let number = control.epoch.load(Ordering::Relaxed);
+            let Setting {
+                epoch,
+                session,
+                deadline_ns,
+                ..
+            } = met.setting;
+            epoch == number && Setting::is_current(control, epoch, session, deadline_ns)
+        });
+        if !current {
+            known = process.meet(shard);
+        }
+        if let Some(met) = &known {
+            count(&met.bank, shard);
+            counted.push(met.setting.session);
+        }
+    }
+    counted
+}
+
+/// Every sample is in the totals and in the records of the session that it was taken in.
+fn check_counts(process: &Process, session: u64, counted: &[u64]) {
+    let samples = counted.iter().filter(|of| **of == session).count() as u64;
+    let bank = process.segment.of_session(session);
+    assert_eq!(bank.session(), session);
+    assert_eq!(bank.samples(), [samples; 2], "samples of session {session}");
+}
+
+/// Two threads meet the first session of a process while it begins: one mapping of the tables
+/// stays, nobody uses the other or a bank that is not prepared, and every sample counts.
+#[test]
+fn threads_meet_a_session_that_begins() {
+    explore(2, || {
+        let process = Process::new();
+        let other = Arc::clone(&process);
+        let thread = thread::spawn(move || run(&other, 1, 1));
+        let third = Arc::clone(&process);
+        let second = thread::spawn(move || run(&third, 0, 1));
+        process.segment.begin(1);
+        let mut counted = thread.join().unwrap();
+        counted.extend(second.join().unwrap());
+        check_counts(&process, 1, &counted);
+        assert_eq!(run(&process, 0, 1), [1], "whoever comes later is let in");
+        // SAFETY: as in `attach`.
+        let mapped = |place: &&UnsafeCell<bool>| place.with(|at| unsafe { *at });
+        assert_eq!(process.mapped.iter().filter(mapped).count(), 1);
+    });
+}
+
+/// A thread is still in a sample of one session while that ends and the next begins: each sample
+/// is in its own session's bank, and none is lost.
+#[test]
+fn slow_thread_meets_the_next_session() {
+    explore(2, || {
+        let process = Process::new();
+        process.segment.begin(1);
+        let other = Arc::clone(&process);
+        let thread = thread::spawn(move || run(&other, 1, 2));
+        process.segment.stop();
+        process.segment.begin(2);
+        let mut counted = run(&process, 0, 1);
+        assert_eq!(counted, [2], "the session that runs is met");
+        counted.extend(thread.join().unwrap());
+        check_counts(&process, 1, &counted);
+        check_counts(&process, 2, &counted);
+    });
+}
+
+/// A thread that meets a session sleeps until the one after the next, which has the same bank and
+/// the same place for its parameters. It takes no mixture of two sessions for one, it does not take
+/// a bank that is being emptied for one of those, and frees of the new session's objects find it.
+#[test]
+fn thread_sleeps_through_two_sessions() {
+    explore(2, || {
+        let process = Process::new();
+        process.segment.begin(1);
+        count(&process.segment.bank(1), 0);
+        let other = Arc::clone(&process);
+        let thread = thread::spawn(move || {
+            if let Some(met) = other.meet(1).filter(|met| met.setting.session == 3) {
+                let seen = met.bank.records.record(1).unwrap();
+                let left = seen.alloc_samples.load(Ordering::Relaxed);
+                assert_eq!(left, 0, "a bank with a sample of another session");
+            }
+        });
+        process.segment.stop();
+        process.segment.begin(2);
+        process.segment.stop();
+        process.segment.begin(3);
+        let met = process.meet(0).expect("a session that runs");
+        let born = met.start_tick;
+        thread.join().unwrap();
+        assert_eq!(
+            process.sessions.of_object(3, born),
+            Some((3, born)),
+            "frees are lost"
+        );
+        check_counts(&process, 3, &[]);
+    });
+}
+
+/// A session is published whose bank still is the last one's: nobody counts for it.
+#[test]
+fn bank_of_another_session_is_not_used() {
+    explore(3, || {
+        let process = Process::new();
+        process.segment.begin(1);
+        let other = Arc::clone(&process);
+        let thread = thread::spawn(move || run(&other, 1, 2));
+        process.segment.stop();
+        process.segment.file().publish(&session(3)).unwrap();
+        let counted = thread.join().unwrap();
+        assert_eq!(run(&process, 0, 1), []);
+        check_counts(&process, 1, &counted);
+    });
+}
+
+/// A thread finds that the time of its session is over while the controller starts the next: it
+/// does not end that one.
+#[test]
+fn deadline_ends_no_other_session() {
+    explore(3, || {
+        let process = Process::new();
+        process.segment.begin(1);
+        let other = Arc::clone(&process);
+        let thread = thread::spawn(move || {
+            if let Some(met) = other.meet(1) {
+                let ended = Setting::end(&other.segment.control, met.setting.epoch);
+                assert!(met.setting.session == 1 || ended);
+                return ended.then_some(met.setting.session);
+            }
+            None
+        });
+        process.segment.stop();
+        process.segment.begin(2);
+        let ended = thread.join().unwrap();
+        let runs = Setting::in_force(&process.segment.control).map(|setting| setting.session);
+        assert_eq!(runs, (ended != Some(2)).then_some(2));
+    });
+}
+
+/// A process begins a session of its own with its segment while a controller comes upon that:
+/// the controller finds nothing, or a session that runs, and does not begin another one in it.
+/// Another thread that sees the session does not take the process for one without a segment.
+#[test]
+fn first_session_begins_before_anybody_else() {
+    explore(3, || {
+        let process = Process::new();
+        let words = Arc::new((AtomicU64::new(0), Life(AtomicU8::new(NONE))));
+        let (other, shown) = (Arc::clone(&process), Arc::clone(&words));
+        let thread = thread::spawn(move || {
+            let (magic, life) = &*shown;
+            life.make();
+            other.segment.prepare(2);
+            appear(&other.segment.control, magic, Some(&session(2)));
+            life.own(None);
+            other.meet(1).map(|met| met.setting.session)
+        });
+        let (magic, life) = &*words;
+        if process.segment.control.epoch.load(Ordering::Relaxed) != 0 {
+            assert_ne!(life.since_epoch(), NONE, "will not ask again");
+        }
+        if magic.load(Ordering::Acquire) == MAGIC && !process.segment.had_session() {
+            process.segment.begin(1);
+        }
+        assert_eq!(thread.join().unwrap(), Some(2));
+        assert_eq!(run(&process, 0, 1), [2]);
+    });
+}

@@ -1,0 +1,128 @@
+//! What the threads of a process sample by.
+
+use super::Sessions;
+use crate::bank::Bank;
+use crate::layout::{Control, MAGIC};
+use crate::segment::Session;
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// The parameters of one epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Number of the epoch.
+    pub epoch: u8,
+    /// The session's number.
+    pub session: u64,
+    /// Mean bytes between samples.
+    pub interval: u64,
+    /// End, ns of the machine's clock; 0: none.
+    pub deadline_ns: u64,
+    /// Start, ns of the machine's clock.
+    pub start_ns: u64,
+    /// Most address space for sampled objects; 0: no limit.
+    pub range_limit: u64,
+}
+
+impl Setting {
+    /// The one in force. `None` without one, or if it changed meanwhile.
+    #[must_use]
+    pub fn in_force(control: &Control) -> Option<Self> {
+        let epoch = control.epoch.load(Ordering::Acquire);
+        if epoch == 0 {
+            return None;
+        }
+        let params = &control.params[usize::from(epoch & 1)];
+        let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let setting = Self {
+            epoch,
+            session: read(&params.session),
+            interval: read(&params.interval).max(1),
+            deadline_ns: read(&params.deadline_ns),
+            start_ns: read(&params.start_ns),
+            range_limit: read(&params.range_limit),
+        };
+        // A thread may sleep for two sessions between any two of these. Parameters are written
+        // again only when the epoch that they were for is over: it is not, so they are its own.
+        fence(Ordering::Acquire);
+        let stays = control.epoch.load(Ordering::Relaxed) == epoch;
+        (stays && setting.session != 0).then_some(setting)
+    }
+
+    /// Whether what was entered is still what an epoch of its number means: numbers come back
+    /// after some two hundred changes, and a thread may sleep through all of them.
+    #[inline]
+    #[must_use]
+    pub fn is_current(control: &Control, epoch: u8, session: u64, deadline_ns: u64) -> bool {
+        let params = &control.params[usize::from(epoch & 1)];
+        params.session.load(Ordering::Relaxed) == session
+            && params.deadline_ns.load(Ordering::Relaxed) == deadline_ns
+    }
+
+    /// Ends an epoch, if it is the one in force; whether it was.
+    pub fn end(control: &Control, epoch: u8) -> bool {
+        let ended = control
+            .epoch
+            .compare_exchange(epoch, 0, Ordering::AcqRel, Ordering::Relaxed);
+        ended.is_ok()
+    }
+}
+
+/// Shows a new segment to controllers, by its maker, and begins its first session, whose bank
+/// is prepared.
+pub fn appear(control: &Control, magic: &AtomicU64, first: Option<&Session>) {
+    if let Some(session) = first {
+        begin(control, session);
+    }
+    // Then: a controller that finds a segment without a session may begin one.
+    magic.store(MAGIC, Ordering::Release);
+}
+
+/// Publishes the first session of a segment that nobody else commands yet.
+fn begin(control: &Control, session: &Session) {
+    const FIRST: u8 = 1;
+    let params = &control.params[usize::from(FIRST & 1)];
+    for (word, value) in [
+        (&params.session, session.number),
+        (&params.interval, session.interval),
+        (&params.deadline_ns, session.deadline_ns),
+        (&params.start_ns, session.start_ns),
+        (&params.start_unix_ns, session.start_unix_ns),
+        (&params.controller_pid, session.controller_pid),
+        (&params.range_limit, session.range_limit),
+    ] {
+        word.store(value, Ordering::Relaxed);
+    }
+    control.last_epoch.store(FIRST, Ordering::Relaxed);
+    control.epoch.store(FIRST, Ordering::Release);
+}
+
+/// A session that a thread has met.
+pub struct Met<'a> {
+    /// Its parameters.
+    pub setting: Setting,
+    /// Its bank.
+    pub bank: Bank<'a>,
+    /// Its first tick.
+    pub start_tick: u32,
+}
+
+/// Meets the session in force, and notes it for frees by threads that do not. `bank` maps the
+/// bank of a session, `tick` gives the tick of a time. `None` without a session, or where the
+/// bank that it is meant for is not ready.
+pub fn meet<'a>(
+    control: &Control,
+    sessions: &Sessions,
+    bank: impl FnOnce(u64) -> Option<Bank<'a>>,
+    tick: impl FnOnce(u64) -> u32,
+) -> Option<Met<'a>> {
+    let setting = Setting::in_force(control)?;
+    let session = setting.session;
+    let bank = bank(session).filter(|bank| bank.holds(session))?;
+    let start_tick = tick(setting.start_ns);
+    sessions.note(session, start_tick);
+    Some(Met {
+        setting,
+        bank,
+        start_tick,
+    })
+}

@@ -1,0 +1,104 @@
+//! Where the bytes of a segment are. Commands and tables are written through the few calls
+//! here, so that the model checker can watch the same writes in the same order.
+
+/// A failed system call: `errno`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl core::fmt::Display for Errno {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "errno {}", self.0)
+    }
+}
+
+impl core::error::Error for Errno {}
+
+/// The `errno` of the call that just failed.
+pub(super) fn last_error() -> Errno {
+    // SAFETY: errno's location is valid for the calling thread.
+    Errno(unsafe { *libc::__errno_location() })
+}
+
+pub(super) fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
+    if result < 0 {
+        Err(last_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// The bytes of a segment. Each call is seen by the segment's process after all calls before
+/// it: the kernel takes and gives back a lock in each.
+pub trait Store {
+    /// Reads at an offset. The count is short only at the end of the file.
+    ///
+    /// # Errors
+    /// Those of `pread`.
+    fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno>;
+
+    /// Writes at an offset.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Errno>;
+
+    /// Puts memory behind a part. What is there stays.
+    ///
+    /// # Errors
+    /// Those of `fallocate`.
+    fn reserve(&self, from: usize, len: usize) -> Result<(), Errno>;
+}
+
+/// An open file.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor(pub(super) libc::c_int);
+
+impl Store for Descriptor {
+    fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let rest = &mut buffer[done..];
+            // SAFETY: `rest` is writable for its length.
+            let n = unsafe {
+                let at = (offset + done) as libc::off_t;
+                libc::pread(self.0, rest.as_mut_ptr().cast(), rest.len(), at)
+            };
+            match n {
+                0 => break,
+                n if n > 0 => done += n as usize,
+                _ if last_error() == Errno(libc::EINTR) => {}
+                _ => return Err(last_error()),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
+        // SAFETY: `bytes` is readable for its length.
+        let n = unsafe {
+            libc::pwrite(
+                self.0,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                offset as libc::off_t,
+            )
+        };
+        match n {
+            n if n == bytes.len() as isize => Ok(()),
+            n if n < 0 => Err(last_error()),
+            _ => Err(Errno(libc::ENOSPC)),
+        }
+    }
+
+    fn reserve(&self, from: usize, len: usize) -> Result<(), Errno> {
+        loop {
+            // SAFETY: a plain call; a bad descriptor is an error, not undefined.
+            let done =
+                unsafe { libc::fallocate(self.0, 0, from as libc::off_t, len as libc::off_t) };
+            match check(done) {
+                Err(Errno(libc::EINTR)) => {}
+                other => return other.map(|_| ()),
+            }
+        }
+    }
+}
