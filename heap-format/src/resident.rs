@@ -7,8 +7,20 @@ pub struct Part {
     pub name: &'static str,
     /// Size in bytes.
     pub bytes: u64,
+    /// What the allocator counts of it, where that is more than can be resident.
+    pub counted: Option<u64>,
     /// A remark for people.
     pub remark: &'static str,
+}
+
+impl Part {
+    /// The remark, and what the allocator counts where that is more than what is resident.
+    pub fn note(&self, bytes: impl Fn(u64) -> String) -> String {
+        match self.counted {
+            None => self.remark.to_owned(),
+            Some(counted) => format!("{} ({} counted)", self.remark, bytes(counted)),
+        }
+    }
 }
 
 /// The heap as jemalloc's statistics divide it, in bytes.
@@ -45,12 +57,13 @@ impl Heap {
     /// above all, so no part is taken to be larger than what the kernel says is left.
     pub fn within(&self, anonymous: u64) -> ([Part; 4], u64) {
         let mut rest = anonymous;
-        let mut part = |name, bytes: u64, remark| {
-            let bytes = bytes.min(rest);
+        let mut part = |name, counted: u64, remark| {
+            let bytes = counted.min(rest);
             rest -= bytes;
             Part {
                 name,
                 bytes,
+                counted: (counted > bytes).then_some(counted),
                 remark,
             }
         };
@@ -61,16 +74,8 @@ impl Heap {
                 self.fragmentation,
                 "holes between live objects",
             ),
-            part(
-                "dirty pages",
-                self.dirty,
-                "freed, not given back to the system yet",
-            ),
-            part(
-                "allocator metadata",
-                self.metadata,
-                "bookkeeping of the allocator",
-            ),
+            part("dirty pages", self.dirty, "freed, kept"),
+            part("allocator metadata", self.metadata, "bookkeeping"),
         ];
         (parts, rest)
     }
@@ -94,6 +99,8 @@ mod tests {
         assert_eq!((heap.dirty, heap.metadata, heap.retained), (20, 20, 50));
         let (parts, rest) = heap.within(140);
         assert_eq!(parts.map(|part| part.bytes), [100, 30, 10, 0]);
+        let counted = parts.map(|part| part.counted);
+        assert_eq!(counted, [None, None, Some(20), Some(20)]);
         assert_eq!(rest, 0);
         assert_eq!(heap.within(1000).1, 830);
     }

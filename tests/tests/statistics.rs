@@ -1,7 +1,7 @@
 //! Statistics of a heap in `list` and `why`: the allocator's own or the samples', marked as
 //! the one or the other.
 
-use mem_tests::{Scratch, Session, Steps, run, wait};
+use mem_tests::{Scratch, Session, Steps, Target, run, wait};
 
 /// The value of a key in the only object of `list --json`.
 fn listed(scratch: &Scratch, key: &str) -> Option<String> {
@@ -71,4 +71,62 @@ fn the_allocators_figure_is_not_taken_for_the_present_one_when_it_is_old() {
         table.contains(" s ago").then_some(())
     });
     program.target.finish_well();
+}
+
+/// A program that executes the lines that it is given.
+const OBEDIENT: &str = "import sys, threading, time
+def allocate():
+    while True: bytearray(5000); time.sleep(0.001)
+print('ready', flush=True)
+for line in sys.stdin: exec(line); print('ok', flush=True)";
+
+/// The answer of `why` about the only process.
+fn why(scratch: &Scratch) -> serde_json::Value {
+    let outcome = run(scratch.profiler().args(["why", "--json"]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let answers: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    answers[0].clone()
+}
+
+#[test]
+fn why_shows_the_heap_of_this_moment_or_nothing_of_it() {
+    let scratch = Scratch::new();
+    let mut command = scratch.preloaded("python3");
+    command.env("PYTHONMALLOC", "malloc").args(["-c", OBEDIENT]);
+    let mut python = Target::start(&mut command);
+    assert_eq!(python.hear(), "ready");
+    let mut step = |line: &str| {
+        python.say(line);
+        assert_eq!(python.hear(), "ok");
+    };
+    let megabytes = |value: &serde_json::Value| value.as_f64().expect("bytes") / 1e6;
+    let held = |answer: &serde_json::Value| megabytes(&answer["allocator"]["live"]);
+    step("x = [bytes(100000) for _ in range(400)]");
+
+    // It waits for a line: nothing is known but what the kernel says.
+    let idle = why(&scratch);
+    assert!(idle["allocator"].is_null(), "{idle}");
+    assert!(megabytes(&idle["parts"]["anonymous"]) > 40.0, "{idle}");
+    assert!(idle["parts"]["other anonymous"].is_null(), "{idle}");
+
+    step("threading.Thread(target=allocate, daemon=True).start()");
+    let before = why(&scratch);
+    assert!((40.0..60.0).contains(&held(&before)), "{before}");
+    step("del x");
+    let after = why(&scratch);
+    assert!(held(&after) < 20.0, "{after}");
+    let parts = after["parts"].as_object().expect("parts");
+    let sum: f64 = parts.values().map(megabytes).sum();
+    assert!(
+        (sum - megabytes(&after["rss_bytes"])).abs() < 1e-6,
+        "{after}"
+    );
+    let text = run(scratch.profiler().arg("why")).stdout;
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 80),
+        "{text}"
+    );
+    // What it sampled for that is nobody's profile.
+    assert_eq!(listed(&scratch, "state").as_deref(), Some("idle"));
+    python.finish();
 }

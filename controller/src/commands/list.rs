@@ -76,6 +76,8 @@ fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
     let session = header.session().filter(|_| running);
     let end = session.map(|s| Deadline::of(s.deadline_ns));
     let (samples, sampled_live) = sampled(agent, &header);
+    // What a session counted is the present state while it runs, and a dead process's last one.
+    let sampled_live = sampled_live.filter(|_| running || !live);
     let heap = Live::of(&header, live, sampled_live);
     Some(Row {
         pid: agent.pid,
@@ -108,9 +110,9 @@ struct Live {
 }
 
 impl Live {
-    /// The allocator's own figure is refreshed once a second by whoever samples then. Where
-    /// it is older, the sums of the session are better if they cover the whole heap, or
-    /// more than the allocator knew of. Where there is none, they are all there is.
+    /// The allocator's own figure is refreshed once a second by whoever samples then, and shown
+    /// with its age when it is older. In a session its sums are better then if they cover the
+    /// whole heap, or more than the allocator knew of. Where there is none, they are all there is.
     fn of(header: &Header<'_>, live: bool, sampled: Option<u64>) -> Option<Self> {
         let now = crate::clock::now_ns();
         let allocator = header.allocator_stats().filter(|_| live);

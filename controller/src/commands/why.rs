@@ -7,16 +7,19 @@ use serde::{Serialize, Serializer};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::Header;
 
+use crate::allocator_stats;
 use crate::cli::WhyArgs;
+use crate::clock::now_ns;
 use crate::discovery::{Agent, Discovery};
 use crate::segment::Head;
 use crate::select::Selection;
 use crate::smaps::{self, Resident};
+use crate::target::is_running;
 use crate::terminal::{diagnostic, json, result};
 use crate::text;
 
 /// Width of the bars.
-const BAR: usize = 30;
+const BAR: usize = 10;
 
 /// The answer for one process.
 #[derive(Debug, Serialize)]
@@ -25,15 +28,23 @@ struct Answer {
     name: String,
     rss_bytes: u64,
     resident: Resident,
-    /// The allocator's own figures, if a session ever asked for them.
+    /// What is resident, by its parts, which add up to `rss_bytes`.
+    #[serde(serialize_with = "sizes")]
+    parts: Vec<Part>,
+    /// The heap by the allocator's statistics, if they are of this moment.
     #[serde(serialize_with = "figures")]
     allocator: Option<Heap>,
-    /// Seconds since the allocator's figures were taken.
-    age_seconds: Option<f64>,
+    /// Why there are no such statistics, if it is known.
+    missing: Option<String>,
     /// Whether the program keeps its own allocator, which nobody can ask.
     system_allocator: bool,
-    /// Bytes in use by the samples of the last session.
+    /// Bytes in use by the samples of the session that runs.
     sampled_live: Option<f64>,
+}
+
+/// The parts by name, in bytes.
+fn sizes<S: Serializer>(parts: &[Part], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(parts.iter().map(|part| (part.name, part.bytes)))
 }
 
 /// The heap in the order of its fields.
@@ -59,8 +70,10 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
         .for_each(|failure| diagnostic(failure));
     let mut failures = chosen.failures.len();
     let mut answers = Vec::new();
-    for agent in &chosen.agents {
-        match answer(agent) {
+    let start = now_ns();
+    let missing = allocator_stats::refresh(&chosen.agents);
+    for (agent, missing) in chosen.agents.iter().zip(missing) {
+        match answer(agent, start, missing) {
             Ok(answer) => answers.push(answer),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", agent.title()));
@@ -80,28 +93,29 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn answer(agent: &Agent) -> anyhow::Result<Answer> {
+/// `start`: earlier statistics are not of this moment; `missing`: why there are no later ones.
+fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<Answer> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
-    let taken = header.allocator_stats();
+    let allocator = allocator_stats::since(&header, start).map(|stats| heap(&stats));
     let resident = smaps::read(agent.pid, &smaps::stack_pointers(agent.pid))?;
-    let now = crate::clock::now_ns();
     Ok(Answer {
         pid: agent.pid,
         name: text::escape(&agent.name),
         rss_bytes: resident.total(),
+        parts: parts(&resident, allocator.as_ref()),
         resident,
         system_allocator: header.system_allocator(),
         sampled_live: sampled_live(agent, &header),
-        allocator: taken.as_ref().map(|(_, stats)| heap(stats)),
-        age_seconds: taken.map(|(at, _)| now.saturating_sub(at) as f64 / 1e9),
+        missing: missing.filter(|_| allocator.is_none()),
+        allocator,
     })
 }
 
-/// Bytes allocated since the last session began and still in use, by its samples.
+/// Bytes allocated since the session that runs began and still in use, by its samples.
 fn sampled_live(agent: &Agent, header: &Header<'_>) -> Option<f64> {
     let mut buffer = [0; BANK_HEADER_BYTES];
-    let session = header.session()?;
+    let session = header.session().filter(|_| is_running(header))?;
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
     (bank.session() == session.number).then(|| bank.totals().live_bytes)
 }
@@ -117,17 +131,14 @@ fn print(answer: &Answer) {
         "{} ({}): {size} resident{swap}",
         answer.name, answer.pid
     ));
-    for Part {
-        name,
-        bytes,
-        remark,
-    } in parts(answer)
-    {
+    for part in &answer.parts {
+        let (name, bytes) = (part.name, part.bytes);
         let share = bytes as f64 / total.max(1) as f64;
         let bar = "#".repeat((share * BAR as f64).round() as usize);
+        let note = part.note(|bytes| text::bytes(bytes as f64));
         let size = text::bytes(bytes as f64);
         let line = format!(
-            "  {name:<22} {size:>10} {:>5.1}%  {bar:<BAR$}  {remark}",
+            "  {name:<18} {size:>9} {:>5.1}%  {bar:<BAR$}  {note}",
             share * 100.0
         );
         result(line.trim_end());
@@ -137,35 +148,28 @@ fn print(answer: &Answer) {
 
 /// Lines on where the heap's parts are from, or why there are none.
 fn print_notes(answer: &Answer) {
-    match (&answer.allocator, answer.age_seconds) {
-        (Some(allocator), Some(age)) => {
-            let retained = text::bytes(allocator.retained as f64);
+    if let Some(allocator) = &answer.allocator {
+        let retained = text::bytes(allocator.retained as f64);
+        result(&format!(
+            "  The allocator keeps {retained} of address space more, not resident."
+        ));
+    } else if answer.system_allocator {
+        result(
+            "  The heap is not told apart: the program keeps its own allocator,\n  \
+             which publishes nothing (MEM_PROFILER_ALLOCATOR=system).",
+        );
+        if let Some(live) = answer.sampled_live {
             result(&format!(
-                "  The allocator keeps {retained} of address space besides, which is not resident."
+                "  By its samples about {} allocated in this session are in use.",
+                text::bytes(live)
             ));
-            if age > 5.0 {
-                result(&format!(
-                    "  Its figures are {age:.0} s old: they are refreshed while a session runs."
-                ));
-            }
         }
-        _ if answer.system_allocator => {
-            result(
-                "  The heap is not told apart: the program keeps its own allocator \
-                 (MEM_PROFILER_ALLOCATOR=system), which does not tell of itself.",
-            );
-            if let Some(live) = answer.sampled_live {
-                result(&format!(
-                    "  By the samples about {} that were allocated since the last session began \
-                     are in use.",
-                    text::bytes(live)
-                ));
-            }
-        }
-        _ => result(
-            "  The heap is not told apart yet: its allocator publishes its figures while a session \
-             runs (mem_profiler -s 2), and jemalloc only.",
-        ),
+    } else {
+        let missing = answer.missing.as_deref();
+        result(&format!(
+            "  The heap is not told apart, as the allocator's present figures are not known:\n  {}.",
+            missing.unwrap_or("why is not known")
+        ));
     }
 }
 
@@ -178,45 +182,28 @@ fn heap(stats: &[(&'static str, u64)]) -> Heap {
 }
 
 /// The parts of what is resident, largest group first as people ask: heap, then the rest.
-fn parts(answer: &Answer) -> Vec<Part> {
-    let resident = &answer.resident;
+fn parts(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
     let (mut parts, mut anonymous) = (Vec::new(), resident.anonymous);
-    if let Some(heap) = &answer.allocator {
-        let (mut heap, rest) = heap.within(anonymous);
-        heap[0].remark = "objects in use: mem_profiler tells by whom";
+    if let Some(heap) = allocator {
+        let (heap, rest) = heap.within(anonymous);
         parts.extend(heap);
         anonymous = rest;
     }
-    let other = match answer.allocator {
-        Some(_) => "other anonymous",
-        None => "anonymous",
+    let (other, remark) = match allocator {
+        Some(_) => ("other anonymous", "the program's own mappings"),
+        None => ("anonymous", "heap and own mappings"),
     };
     let outside = [
-        ("agent", resident.agent, "this profiler: its table and code"),
-        (
-            "stacks",
-            resident.stacks,
-            "of threads that wait in a system call",
-        ),
-        (
-            "code",
-            resident.code,
-            "executable pages of files, shared with others",
-        ),
-        (
-            "files",
-            resident.files,
-            "other mapped files and shared memory",
-        ),
-        (
-            other,
-            anonymous,
-            "mapped by the program itself, stacks of running threads",
-        ),
+        ("agent", resident.agent, "this profiler"),
+        ("stacks", resident.stacks, "of threads that wait"),
+        ("code", resident.code, "executable pages of files"),
+        ("files", resident.files, "other files, shared memory"),
+        (other, anonymous, remark),
     ];
     parts.extend(outside.map(|(name, bytes, remark)| Part {
         name,
         bytes,
+        counted: None,
         remark,
     }));
     parts
@@ -234,18 +221,10 @@ mod tests {
                 anonymous: 30,
                 ..Resident::default()
             };
-            let answer = Answer {
-                pid: 1,
-                name: String::new(),
-                rss_bytes: resident.total(),
-                resident,
-                allocator: Some(Heap::of(|_| figure)),
-                age_seconds: None,
-                system_allocator: false,
-                sampled_live: None,
-            };
-            let sum: u64 = parts(&answer).iter().map(|part| part.bytes).sum();
-            assert_eq!(sum, answer.rss_bytes, "{figure}");
+            let heap = Heap::of(|_| figure);
+            let parts = parts(&resident, Some(&heap));
+            let sum: u64 = parts.iter().map(|part| part.bytes).sum();
+            assert_eq!(sum, resident.total(), "{figure}");
         }
     }
 }

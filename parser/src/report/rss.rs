@@ -62,7 +62,7 @@ fn render(context: &Context) -> Result<String> {
             "{:>10} {share}  {:<20}  {}",
             bytes(context, part.bytes),
             part.name,
-            part.remark
+            part.note(|n| bytes(context, n))
         );
         if part.name == "live heap" {
             sampled(context, &mut out, part.bytes);
@@ -131,6 +131,7 @@ fn parts(allocator: &BTreeMap<String, u64>, memory: &BTreeMap<String, u64>) -> V
     ];
     parts.extend(outside.map(|(bytes, name, remark)| Part {
         bytes,
+        counted: None,
         name,
         remark,
     }));
