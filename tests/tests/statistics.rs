@@ -101,7 +101,7 @@ fn why_shows_the_heap_of_this_moment_or_nothing_of_it() {
     };
     let megabytes = |value: &serde_json::Value| value.as_f64().expect("bytes") / 1e6;
     let held = |answer: &serde_json::Value| megabytes(&answer["allocator"]["live"]);
-    step("x = [bytes(100000) for _ in range(400)]");
+    step("x = [b'x' * 100000 for _ in range(400)]");
 
     // It waits for a line: nothing is known but what the kernel says.
     let idle = why(&scratch);

@@ -19,7 +19,7 @@ use crate::terminal::{diagnostic, json, result};
 use crate::text;
 
 /// Width of the bars.
-const BAR: usize = 10;
+const BAR: usize = 8;
 
 /// The answer for one process.
 #[derive(Debug, Serialize)]
