@@ -31,7 +31,7 @@ pub struct Cli {
     #[arg(short = 'p', long = "program", value_name = "BINARY")]
     pub binary: Option<PathBuf>,
 
-    /// The dump to read; several are added up
+    /// The dump to read. Several are added up; of several of one session the last counts
     #[arg(short = 'f', id = "dump", long = "file", value_name = "DUMP", required = true, num_args = 1..)]
     pub dumps: Vec<PathBuf>,
 
@@ -39,7 +39,8 @@ pub struct Cli {
     #[arg(short = 'o', long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Use binaries although their build ids differ from the profiled ones
+    /// Use binaries although their build ids differ from the profiled ones, subtract dumps of
+    /// other programs and sessions, and add up those of one session
     #[arg(long)]
     pub force: bool,
 

@@ -9,11 +9,12 @@ use symbols::demangle::Style;
 
 use crate::combine::{self, Combined};
 use crate::report::format::{Dumps, Needs, Symbols};
+use crate::series;
 
 /// Files that a profile is made of.
 #[derive(Debug)]
 pub struct Sources {
-    /// The dumps; several are added up.
+    /// The dumps. Several are added up, but those of one session, of which the last counts.
     pub dumps: Vec<PathBuf>,
     /// Dumps that are subtracted.
     pub base: Vec<PathBuf>,
@@ -50,14 +51,14 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     }
     let dumps = read?;
     if needs.symbols == Symbols::Unused {
-        return combined(sources, needs, dumps);
+        return combined(sources, needs, dumps, warn);
     }
     if let Some(binary) = sources.binary.as_ref().filter(|_| !sources.force) {
         for (profile, file) in dumps.iter().zip(&sources.dumps) {
             check(profile, binary, file, warn)?;
         }
     }
-    let mut combined = combined(sources, needs, dumps)?;
+    let mut combined = combined(sources, needs, dumps, warn)?;
     let options = symbols::Options {
         binary: sources.binary.as_deref(),
         force: sources.force,
@@ -91,7 +92,12 @@ fn can_name(sources: &Sources, read: &Result<Vec<Profile>, ReadError>) -> bool {
     sources.binary.is_some() || elsewhere || self_contained()
 }
 
-fn combined(sources: &Sources, needs: &Needs, mut dumps: Vec<Profile>) -> Result<Combined> {
+fn combined(
+    sources: &Sources,
+    needs: &Needs,
+    mut dumps: Vec<Profile>,
+    warn: &mut dyn FnMut(String),
+) -> Result<Combined> {
     let mut bases = open_all(&sources.base, needs)?;
     match needs.dumps {
         Dumps::Series => {
@@ -104,6 +110,11 @@ fn combined(sources: &Sources, needs: &Needs, mut dumps: Vec<Profile>) -> Result
             bail!("--rss shows one moment: give it one dump")
         }
         Dumps::Single | Dumps::Sum | Dumps::BaseApart => {
+            if !sources.force {
+                series::check_base((&dumps, &sources.dumps), (&bases, &sources.base))?;
+                dumps = series::last_of_each(dumps, &sources.dumps, warn);
+                bases = series::last_of_each(bases, &sources.base, warn);
+            }
             combine::sum(dumps, &bases, sources.base_rule, needs)
         }
     }

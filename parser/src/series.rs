@@ -1,9 +1,10 @@
 //! Several dumps of one process, in the order of time.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use heap_format::{Profile, printable};
+use heap_format::{Profile, maps, printable};
 
 /// When the dumps were taken.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -63,6 +64,106 @@ impl Series {
             _ => Self::default(),
         }
     }
+}
+
+/// Of the dumps of one session the last, which counts all that the earlier ones do, and every
+/// dump that is of none; in their order. `files` name them in `warn`'s messages.
+pub fn last_of_each(
+    profiles: Vec<Profile>,
+    files: &[PathBuf],
+    warn: &mut dyn FnMut(String),
+) -> Vec<Profile> {
+    let sessions: Vec<Option<_>> = profiles.iter().map(session).collect();
+    let ends: Vec<u64> = profiles
+        .iter()
+        .filter_map(|p| p.facts.end_unix_ns)
+        .collect();
+    if ends.len() < profiles.len() {
+        return profiles;
+    }
+    let last = |session: &_| {
+        let members = (0..ends.len()).filter(|&i| sessions[i].as_ref() == Some(session));
+        (
+            members.clone().count(),
+            members.max_by_key(|&i| (ends[i], i)),
+        )
+    };
+    let mut kept = vec![true; profiles.len()];
+    for (i, session) in sessions.iter().enumerate() {
+        let Some((count, Some(at))) = session.as_ref().map(last) else {
+            continue;
+        };
+        kept[i] = i == at;
+        if kept[i] && count > 1 {
+            let pid = profiles[i].facts.pid.unwrap_or_default();
+            warn(format!(
+                "{count} dumps are of one session of process {pid}: the last, {}, counts \
+                 (--force adds them up)",
+                printable::path(&files[i])
+            ));
+        }
+    }
+    let mut kept = kept.into_iter();
+    let all = profiles.into_iter();
+    all.filter(|_| kept.next().unwrap_or(true)).collect()
+}
+
+/// Identity of the session that a dump is of, where the dump tells.
+fn session(profile: &Profile) -> Option<(u32, u64, Option<String>)> {
+    let facts = &profile.facts;
+    Some((facts.pid?, facts.start_unix_ns?, facts.boot_id.clone()))
+}
+
+/// Refuses a base that is not of the session, or at least the program, of any of the dumps:
+/// the difference would be between numbers that have nothing to do with each other.
+///
+/// # Errors
+/// Says which files differ, and in what.
+pub fn check_base(
+    (dumps, files): (&[Profile], &[PathBuf]),
+    (bases, base_files): (&[Profile], &[PathBuf]),
+) -> Result<()> {
+    for (base, base_file) in bases.iter().zip(base_files) {
+        let differences: Vec<_> = dumps
+            .iter()
+            .map(|dump| base_difference(dump, base))
+            .collect();
+        let Some(Some(what)) = differences.first() else {
+            continue;
+        };
+        if differences.iter().all(Option::is_some) {
+            let (a, b) = (printable::path(&files[0]), printable::path(base_file));
+            bail!(
+                "{a} and {b} are not of one session: {what}; a difference needs two dumps of one \
+                 session, or --force"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// In what a dump and a base differ that are to be subtracted.
+fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
+    let program = |p: &Profile| {
+        let mapping = &p.mappings[symbols::main_mapping(p)?];
+        let name = maps::strip_deleted(&mapping.path).0.file_name()?;
+        Some((mapping.build_id.clone(), name.to_owned()))
+    };
+    let programs = program(dump).zip(program(base));
+    let differ = programs.filter(|((id, name), (base_id, base_name))| {
+        match id.is_empty() || base_id.is_empty() {
+            true => name != base_name,
+            false => id != base_id,
+        }
+    });
+    let what = |((_, a), (_, b)): ((_, OsString), (_, OsString))| {
+        let (a, b) = (Path::new(&a), Path::new(&b));
+        match a == b {
+            true => format!("two builds of {}", printable::path(a)),
+            false => format!("programs {} and {}", printable::path(a), printable::path(b)),
+        }
+    };
+    differ.map(what).or_else(|| difference(dump, base))
 }
 
 /// In what two dumps differ that are of one session only if they agree in it.
@@ -163,5 +264,55 @@ mod tests {
         assert_eq!(Series::of_two(&late, &early), Series::default());
         let other = dump(2, 1, Some(4_500_000_000));
         assert_eq!(Series::of_two(&early, &other), Series::default());
+    }
+
+    fn last(dumps: Vec<Profile>) -> (Vec<Option<u64>>, Vec<String>) {
+        let (names, mut warnings) = (files(dumps.len()), Vec::new());
+        let kept = last_of_each(dumps, &names, &mut |warning| warnings.push(warning));
+        (kept.iter().map(|p| p.facts.end_unix_ns).collect(), warnings)
+    }
+
+    #[test]
+    fn of_each_session_the_last_dump_counts() {
+        let dumps = vec![
+            dump(1, 1, Some(5)),
+            dump(2, 1, Some(6)),
+            dump(1, 1, Some(9)),
+            dump(1, 1, Some(7)),
+            dump(1, 8, Some(8)),
+        ];
+        let (ends, warnings) = last(dumps);
+        assert_eq!(ends, [Some(6), Some(9), Some(8)]);
+        assert_eq!(
+            warnings,
+            [
+                "3 dumps are of one session of process 1: the last, 2.heap, counts (--force adds them up)"
+            ]
+        );
+    }
+
+    #[test]
+    fn dumps_that_do_not_tell_their_session_all_count() {
+        let mut dumps = vec![dump(1, 1, Some(5)), dump(1, 1, Some(6))];
+        for dump in &mut dumps {
+            dump.facts.start_unix_ns = None;
+        }
+        assert_eq!(last(dumps), (vec![Some(5), Some(6)], vec![]));
+    }
+
+    #[test]
+    fn a_base_is_of_the_session_of_one_of_the_dumps() {
+        let check = |dumps: &[Profile], base: Profile| {
+            let names = files(2);
+            check_base((dumps, &names), (&[base], &names[1..])).map_err(|e| e.to_string())
+        };
+        let two = [dump(1, 1, Some(5)), dump(2, 1, Some(6))];
+        assert_eq!(check(&two, dump(2, 1, Some(4))), Ok(()));
+        let refusal = check(&two, dump(2, 3, Some(4))).unwrap_err();
+        assert!(
+            refusal.starts_with("0.heap and 1.heap are not of one session"),
+            "{refusal}"
+        );
+        assert_eq!(check(&two, Profile::default()), Ok(()));
     }
 }

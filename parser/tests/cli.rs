@@ -245,6 +245,42 @@ fn dumps_are_added_and_subtracted() {
     );
 }
 
+/// A dump in `tests/data`.
+fn data(name: &str) -> String {
+    format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn of_a_session_the_last_dump_counts_and_others_are_no_base() {
+    let (shop, before) = (data("shop.heap"), data("shop_before.heap"));
+    let once = parser(&["-f", &shop, "-t"]);
+    let series = parser(&["-f", &shop, "-f", &shop, "-t"]);
+    assert_eq!(stdout(&series), stdout(&once));
+    assert!(
+        stderr(&series).contains("2 dumps are of one session"),
+        "{}",
+        stderr(&series)
+    );
+    let sum = parser(&["-f", &shop, "-f", &shop, "-t", "--force"]);
+    assert_ne!(stdout(&sum), stdout(&once));
+
+    for base in ["--base", "--diff_base"] {
+        let refused = parser(&["-f", &shop, base, &before, "-t"]);
+        assert_eq!(refused.status.code(), Some(1));
+        let error = stderr(&refused);
+        for part in [
+            "shop.heap",
+            "shop_before.heap",
+            "not of one session",
+            "--force",
+        ] {
+            assert!(error.contains(part), "{part:?} is not in {error}");
+        }
+        let forced = parser(&["-f", &shop, base, &before, "-t", "--force"]);
+        assert_eq!(forced.status.code(), Some(0), "{}", stderr(&forced));
+    }
+}
+
 #[test]
 fn hostile_names_do_not_reach_the_terminal() {
     let directory = tempfile::tempdir().unwrap();

@@ -32,7 +32,7 @@ fn check(name: &str, arguments: &[&str]) {
 
 /// Compares an output of the change from the other dump.
 fn check_change(name: &str, arguments: &[&str]) {
-    let shop = ["-f", "shop.heap", "--base", "shop_before.heap"];
+    let shop = ["-f", "shop.heap", "--force", "--base", "shop_before.heap"];
     expected::compare(name, &output(&[&shop, arguments].concat()));
 }
 
@@ -138,13 +138,27 @@ fn proto_decoded() {
 fn call_graph() {
     let picture = output(&["-f", "shop.heap", "-s"]);
     expected::compare("callgraph.svg", &content(&picture));
-    let picture = output(&["-f", "shop.heap", "--base", "shop_before.heap", "-s"]);
+    let picture = output(&[
+        "-f",
+        "shop.heap",
+        "--force",
+        "--base",
+        "shop_before.heap",
+        "-s",
+    ]);
     expected::compare("callgraph_change.svg", &content(&picture));
 }
 
 #[test]
 fn page() {
-    let page = output(&["-f", "shop.heap", "--base", "shop_before.heap", "--html"]);
+    let page = output(&[
+        "-f",
+        "shop.heap",
+        "--force",
+        "--base",
+        "shop_before.heap",
+        "--html",
+    ]);
     // The pictures are compared above, and the fingerprints are those of scripts.
     let page = without(&page, "'sha256-", "'");
     let page = without(&page, "id=\"graphs\">", "</script>");
