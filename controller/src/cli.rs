@@ -107,7 +107,7 @@ pub struct OutputArgs {
 #[derive(Clone, Debug, Args)]
 pub struct IntervalArgs {
     /// Mean bytes between samples; 1 samples every allocation. K and M are understood
-    #[arg(short = 'c', long, value_name = "BYTES", default_value = "1024",
+    #[arg(short = 'c', long, value_name = "BYTES", allow_negative_numbers = true, default_value = "1024",
           value_parser = values::interval)]
     pub interval: u64,
 
@@ -183,7 +183,8 @@ impl From<TriggerArgs> for Triggers {
 #[derive(Clone, Debug, Args)]
 pub struct SessionArgs {
     /// How long to sample: seconds, or with a unit (90s, 5m, 2h); without it, until Ctrl-C
-    #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]
+    #[arg(short, long, value_name = "SECONDS", allow_negative_numbers = true,
+          value_parser = values::seconds)]
     pub seconds: Option<Duration>,
 
     #[command(flatten)]
@@ -203,7 +204,8 @@ pub struct SessionArgs {
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// End the session after this long; the program goes on
-    #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]
+    #[arg(short, long, value_name = "SECONDS", allow_negative_numbers = true,
+          value_parser = values::seconds)]
     pub seconds: Option<Duration>,
 
     #[command(flatten)]

@@ -44,7 +44,11 @@ enum Pending {
 impl Output {
     /// Opens the prefix's directory and makes sure that a dump can be written there.
     pub fn open(prefix: &Path) -> io::Result<Self> {
-        let bytes = prefix.as_os_str().as_bytes();
+        let mut bytes = prefix.as_os_str().as_bytes().to_vec();
+        // A directory that is there means files in it, not beside it.
+        if prefix.is_dir() && bytes.last() != Some(&b'/') {
+            bytes.push(b'/');
+        }
         let cut = bytes
             .iter()
             .rposition(|b| *b == b'/')

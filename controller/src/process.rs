@@ -6,6 +6,8 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -295,6 +297,19 @@ pub fn shown_device(file: &File) -> Option<(u32, u32)> {
 pub fn exe(pid: i32) -> Option<Vec<u8>> {
     let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     Some(OsString::from(path).into_vec())
+}
+
+/// Device and inode of a process's root directory; `None` without permission. The process is a
+/// pid, or `self`.
+pub fn root_of(process: &str) -> Option<(u64, u64)> {
+    let root = fs::metadata(format!("/proc/{process}/root")).ok()?;
+    Some((root.dev(), root.ino()))
+}
+
+/// The root directory of a process, if it is another than ours and has a name here.
+pub fn other_root(pid: i32) -> Option<PathBuf> {
+    let path = fs::read_link(format!("/proc/{pid}/root")).ok()?;
+    (path != Path::new("/")).then_some(path)
 }
 
 /// The command line, argument by argument. Programs that write a title over it leave

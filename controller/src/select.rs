@@ -91,6 +91,15 @@ impl Selection {
         chosen
     }
 
+    /// One message for each name that means no process of a scan, living or dead.
+    pub fn unknown(&self, scan: &Scan) -> Vec<String> {
+        let unknown = |name: &&String| !scan.found.iter().any(|found| matches(name, found));
+        let names = self.names.iter().filter(unknown);
+        names
+            .map(|name| self.explain(name, &scan.refused.first))
+            .collect()
+    }
+
     /// Why nobody was chosen, where no name was given.
     fn explain_nobody(&self) -> String {
         let who = match nix::unistd::geteuid().is_root() {
@@ -189,6 +198,15 @@ fn explain_process(pid: i32, title: &str) -> String {
     });
     if carries {
         let directory = crate::segment::default_directory();
+        if let Some(root) = process::other_root(pid) {
+            return format!(
+                "{title}: the process carries the agent, but its root directory is {}, and there \
+                 is no segment in {} below that: the directory is missing there, or was not \
+                 writable when the process started; make it, and restart it",
+                text::path(root),
+                text::path(directory)
+            );
+        }
         return format!(
             "{title}: the process carries the agent, but there is no segment of it in {}: \
              that directory was full or not writable when it started, the segment was deleted, or \

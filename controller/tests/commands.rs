@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -326,4 +327,70 @@ fn a_list_of_many_agents_is_complete() {
     found.sort_unstable();
     expected.sort_unstable();
     assert_eq!(found, expected);
+}
+
+/// The paths in what a session printed.
+fn paths(text: &str) -> impl Iterator<Item = &Path> {
+    let ends_as_dump = |word: &&str| word.ends_with(".heap");
+    text.split_whitespace().filter(ends_as_dump).map(Path::new)
+}
+
+#[test]
+fn the_summary_names_only_dumps_that_are_there() {
+    let place = Place::new();
+    let _process = place.fake(&[]);
+    let ran = place.run(&[
+        "-s",
+        "1",
+        "-o",
+        &place.prefix(),
+        "--every",
+        "0.2s",
+        "--keep",
+        "2",
+    ]);
+    assert!(ran.succeeded().len() > 2, "{ran:?}");
+    let named: Vec<_> = paths(&ran.err).collect();
+    assert_eq!(named.len(), 2, "{ran:?}");
+    assert!(named.iter().all(|path| path.exists()), "{ran:?}");
+}
+
+#[test]
+fn a_directory_as_prefix_takes_the_dumps_in() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let out = place.out();
+    let directory = out.to_str().unwrap().trim_end_matches('/');
+    let ran = place.run(&["-s", "0.2", "-o", directory]);
+    let expected = format!("{directory}/fake_agent.{}.0001.heap", process.pid());
+    assert_eq!(ran.succeeded(), [expected]);
+    assert_eq!(place.dumps().len(), 1);
+}
+
+#[test]
+fn a_name_of_no_process_fails_in_list_too() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let ran = place.run(&["list", "-p", "nosuch"]);
+    ran.failed_saying(&["nosuch: no process has this name"]);
+    let pid = process.pid().to_string();
+    let ran = place.run(&["list", "-p", &pid, "-p", "nosuch"]);
+    ran.failed_saying(&["nosuch: no process has this name"]);
+    assert!(ran.out.contains(&pid), "the other one is shown: {ran:?}");
+    assert_eq!(place.run(&["list", "-p", &pid]).code, Some(0));
+}
+
+#[test]
+fn mistakes_in_numbers_are_named() {
+    let place = Place::new();
+    for (arguments, said) in [
+        (["-s", "-1"], "above zero, such as 60, 1.5, 5m or 2h"),
+        (["-s", "x"], "above zero, such as 60, 1.5, 5m or 2h"),
+        (["-c", "-1"], "expected a number of bytes"),
+        (["--on-cgroup", "90"], "a share is written 90%"),
+    ] {
+        let ran = place.run(&arguments);
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.err.contains(said), "no {said:?} in {ran:?}");
+    }
 }

@@ -251,6 +251,20 @@ fn a_program_that_cannot_be_started_gives_the_shells_exit_codes() {
 }
 
 #[test]
+fn a_program_that_allocates_nothing_ends_with_its_own_code() {
+    let place = Place::new();
+    let agent = agent();
+    for (program, code) in [("/bin/true", 0), ("/bin/false", 1)] {
+        let agent = agent.to_str().unwrap();
+        let prefix = place.prefix();
+        let ran = place.run(&[
+            "run", "-c", "1G", "-o", &prefix, "--agent", agent, "--", program,
+        ]);
+        assert_eq!(ran.code, Some(code), "{ran:?}");
+    }
+}
+
+#[test]
 fn a_process_that_started_by_itself_is_dumped_or_recovered() {
     let place = Place::new();
     let start = |script: &str| {

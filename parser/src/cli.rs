@@ -181,7 +181,7 @@ pub struct ViewOptions {
     pub demangle: Style,
 
     /// Unit to print: B, kB, MB, …, or the best one
-    #[arg(long, default_value = "minimum")]
+    #[arg(long, default_value = "minimum", value_parser = unit)]
     pub unit: String,
 
     /// Divide all values by this before showing them
@@ -288,6 +288,15 @@ fn styles() -> impl TypedValueParser<Value = Style> {
         let found = STYLES.iter().find(|s| s.0 == name);
         found.map_or(Style::Simple, |s| s.1)
     })
+}
+
+fn unit(text: &str) -> Result<String, String> {
+    match mem_parser::is_unit(text) {
+        true => Ok(text.to_owned()),
+        false => {
+            Err("expected B, kB, MB, GB, TB, PB, ns, us, ms, s, hrs, count or auto".to_owned())
+        }
+    }
 }
 
 /// Prints the error that an argument is missing, with the usage, and ends the program.

@@ -59,6 +59,8 @@ pub mod sources;
 mod suspects;
 pub mod view;
 
+pub use measure::is_unit;
+
 use anyhow::Result;
 use heap_format::printable;
 

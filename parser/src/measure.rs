@@ -68,6 +68,11 @@ impl Family {
     }
 }
 
+/// Whether values can be printed in this unit: one of memory, of time, of counts, or the best.
+pub fn is_unit(name: &str) -> bool {
+    ["count", "minimum", "auto"].contains(&name) || FAMILIES.iter().any(|f| f.find(name).is_some())
+}
+
 /// Converts a value to another unit; `minimum` and `auto` choose the best.
 /// The unit returned is empty when it goes without saying.
 pub fn scale(value: i64, from: &str, to: &str) -> (f64, String) {

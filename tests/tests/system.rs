@@ -1,15 +1,17 @@
 //! Whole systems of processes: servers with workers, of users of their own, in containers.
 
+use std::ffi::CString;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use heap_format::Profile;
-use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
+use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, tool, wait};
 
 /// A server, ended in order with this value.
 struct Server(Child);
@@ -457,4 +459,75 @@ fn a_pid_used_again_is_another_process() {
     let rest: Vec<String> = lines.collect();
     let of = |state: &str| rest.iter().filter(|line| line.contains(state)).count();
     assert_eq!((of("dead, profile kept"), of("idle")), (1, 2), "{rest:?}");
+}
+
+/// The shared libraries of a program, and the program.
+fn files_of(program: &Path) -> Vec<PathBuf> {
+    let listed = tool("ldd", [program.as_os_str()]);
+    let libraries = listed
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'));
+    libraries
+        .map(PathBuf::from)
+        .chain([program.to_owned()])
+        .collect()
+}
+
+#[test]
+fn a_process_in_another_root_directory_is_found_or_the_missing_directory_is_named() {
+    let scratch = Scratch::new();
+    let program = scratch.compile_as("steps.c", "chrooted", &[]);
+    let agent = artifacts::agent();
+    let root = scratch.file("root");
+    for file in files_of(&program).iter().chain(&files_of(&agent)) {
+        let copy = root.join(file.strip_prefix("/").expect("an absolute path"));
+        fs::create_dir_all(copy.parent().expect("a parent")).expect("directories");
+        fs::copy(file, copy).expect("a copy");
+    }
+    let start = || {
+        let mut command = scratch.preloaded(&program);
+        let new_root = CString::new(root.as_os_str().as_bytes()).expect("no NUL");
+        let enter = move || {
+            // SAFETY: a string that the closure owns; chroot(2) is safe after a fork.
+            match unsafe { libc::chroot(new_root.as_ptr()) } {
+                0 => std::env::set_current_dir("/"),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: the closure makes two system calls and allocates nothing.
+        unsafe { command.pre_exec(enter) };
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready");
+        target
+    };
+    let target = start();
+    let listed = run(scratch.profiler().args(["list", "-p", "chrooted"]));
+    assert_eq!(listed.code, Some(1), "{listed:?}");
+    let shown = root.to_str().expect("a printable path");
+    for part in ["its root directory is", shown, "is missing there"] {
+        assert!(listed.stderr.contains(part), "no {part:?} in {listed:?}");
+    }
+    target.finish_well();
+
+    let shared = root.join(
+        scratch
+            .shared()
+            .strip_prefix("/")
+            .expect("an absolute path"),
+    );
+    fs::create_dir_all(&shared).expect("the shared directory");
+    let mut target = start();
+    let pid = target.pid().to_string();
+    let session = Session::start(scratch.profiler().args(["-c", "1", "-o", "r_", "-p", &pid]));
+    wait::until("the session", || {
+        let listed = run(scratch.profiler().args(["list", "-p", &pid]));
+        listed.stdout.contains("sampling").then_some(())
+    });
+    target.say("keep 321");
+    assert_eq!(target.hear(), "ok");
+    let dump = scratch.files().join(session.stop().dump());
+    let profile = heap_format::open(&dump).expect("a dump");
+    let sums = mem_tests::sums(&profile, &[&program], "site_");
+    assert_eq!(sums["site_main"].detail.live_objects(), 321.0);
+    target.finish_well();
 }

@@ -9,6 +9,11 @@ use crate::triggers::Threshold;
 /// Longest session: births and deaths of objects are kept in 31 bits of 4.19 ms.
 const LONGEST: Duration = Duration::from_secs(100 * 24 * 3600);
 
+const EXPECTED_TIME: &str = "expected a number of seconds above zero, such as 60, 1.5, 5m or 2h";
+
+/// Least memory of a control group that can be a threshold: any process has more.
+const LEAST_THRESHOLD: u64 = 4096;
+
 /// A length of time above zero.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let split = text
@@ -21,11 +26,9 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
         "m" | "min" => 60.0,
         "h" => 3600.0,
         "d" => 86400.0,
-        _ => return Err("expected a number of seconds, such as 60, 1.5, 5m or 2h".to_owned()),
+        _ => return Err(EXPECTED_TIME.to_owned()),
     };
-    let number: f64 = number
-        .parse()
-        .map_err(|_| "expected a number of seconds".to_owned())?;
+    let number: f64 = number.parse().map_err(|_| EXPECTED_TIME.to_owned())?;
     let time = Duration::try_from_secs_f64(number * factor).map_err(|e| e.to_string())?;
     if time < Duration::from_millis(1) {
         return Err("must be longer than nothing".to_owned());
@@ -121,7 +124,12 @@ pub fn amount(text: &str) -> Result<u64, String> {
 /// `90%`, or an amount of memory.
 pub fn threshold(text: &str) -> Result<Threshold, String> {
     let Some(percent) = text.strip_suffix('%') else {
-        return amount(text).map(Threshold::Bytes);
+        return match amount(text)? {
+            n if n < LEAST_THRESHOLD => Err(format!(
+                "less than a page: a share is written {text}%, an amount such as 2G"
+            )),
+            n => Ok(Threshold::Bytes(n)),
+        };
     };
     match percent.parse::<f64>() {
         Ok(p) if p > 0.0 && p <= 100.0 => Ok(Threshold::Share(p / 100.0)),

@@ -13,7 +13,7 @@ use crate::process;
 use crate::segment::{Head, Refusal};
 use crate::select::Selection;
 use crate::target::{Deadline, is_running, uncollected};
-use crate::terminal::{json, result, warning};
+use crate::terminal::{diagnostic, json, result, warning};
 use crate::text;
 use crate::triggers::rss_bytes;
 
@@ -47,6 +47,8 @@ struct Row {
 pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     let selection = Selection::from(args.select);
     let scan = Discovery::new().scan();
+    let unknown = selection.unknown(&scan);
+    unknown.iter().for_each(|failure| diagnostic(failure));
     let mut head = Head::new();
     let wanted = scan
         .found
@@ -66,7 +68,10 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         let warnings = scan.refused.warnings(concerns, true);
         warnings.iter().for_each(|line| warning(line));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(match unknown.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }
 
 fn row(agent: &Agent, head: &mut Head) -> Option<Row> {

@@ -44,7 +44,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The program's exit code goes before ours.
+/// The exit code is the program's; ours only where it ended well and a dump could not be written.
 fn conclude(outcome: &Outcome) -> ExitCode {
     if !outcome.written.is_empty() {
         super::table(&outcome.written);
@@ -56,7 +56,9 @@ fn conclude(outcome: &Outcome) -> ExitCode {
     }
     match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
-        _ if outcome.failures > 0 || outcome.written.is_empty() => ExitCode::FAILURE,
+        _ if outcome.failures > 0 => ExitCode::FAILURE,
+        // A program that allocates nothing worth a sample has done nothing wrong.
+        _ if outcome.written.is_empty() => ExitCode::SUCCESS,
         _ => {
             diagnostic("succeeded in collecting memory data!");
             ExitCode::SUCCESS

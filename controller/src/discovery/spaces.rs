@@ -25,7 +25,7 @@ pub struct Spaces {
     /// From a process's own pid and start time to its pid here. Containers that start
     /// together have processes that agree in both.
     elsewhere: HashMap<(i32, u64), Vec<i32>>,
-    /// One process of each other mount namespace.
+    /// One process of each other mount namespace, and of each other root directory.
     pub mounts: Vec<i32>,
     /// Those that were asked for.
     known: RefCell<HashMap<i32, Option<Process>>>,
@@ -35,6 +35,8 @@ impl Spaces {
     /// Looks at all processes.
     pub fn read() -> Self {
         let (our_mnt, our_pid) = (namespace("self", "mnt"), namespace("self", "pid"));
+        let our_root = process::root_of("self");
+        let our_view = our_mnt.map(|mnt| (mnt, our_root));
         let mut spaces = Self::default();
         let mut mounts = HashSet::new();
         for pid in process::all() {
@@ -43,7 +45,8 @@ impl Spaces {
             if pids.is_some() && pids != our_pid {
                 spaces.add(pid);
             }
-            if mnt.is_some() && mnt != our_mnt && mounts.insert(mnt) {
+            let view = mnt.map(|mnt| (mnt, process::root_of(&text).or(our_root)));
+            if view.is_some() && view != our_view && mounts.insert(view) {
                 spaces.mounts.push(pid);
             }
             spaces.all.insert(pid);

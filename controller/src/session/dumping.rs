@@ -48,10 +48,14 @@ impl Run {
 
     fn remove_old(&mut self, file: Option<std::path::PathBuf>) {
         let Some(file) = file else { return };
-        if let Err(error) = self.output.remove(&file) {
-            let path = text::path(&file);
-            self.reporter
-                .warning(&format!("{path}: cannot be removed: {error}"));
+        match self.output.remove(&file) {
+            // What a summary names is there.
+            Ok(()) => self.outcome.written.retain(|w| w.path != file),
+            Err(error) => {
+                let path = text::path(&file);
+                self.reporter
+                    .warning(&format!("{path}: cannot be removed: {error}"));
+            }
         }
     }
 
