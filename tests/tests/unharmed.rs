@@ -297,8 +297,10 @@ fn a_session_in_a_process_that_locks_all_it_maps_leaves_it_its_memory() {
             Session::start(scratch.profiler().args(args))
         });
         if let Some(session) = &mut session {
+            // However long it takes to start, the program holds no more meanwhile.
             while !session.is_over() && !scratch.is_sampling(program.pid()) {
                 program.step("keep 1");
+                program.step("drop 1");
             }
         }
         program.step("keep 500");
