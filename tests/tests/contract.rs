@@ -33,3 +33,20 @@ fn it_holds_where_some_are_sampled() {
         ("MEM_PROFILER_INTERVAL", "4096"),
     ]);
 }
+
+#[test]
+fn what_jemallocs_calls_give_the_c_librarys_take() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("extended.c", &["-fno-builtin"]);
+    let sampling = [("MEM_PROFILER_START", "1"), ("MEM_PROFILER_INTERVAL", "1")];
+    for allocator in ["system", "jemalloc"] {
+        for sampled in [false, true] {
+            let mut command = scratch.preloaded(&program);
+            command.env("MEM_PROFILER_ALLOCATOR", allocator);
+            command.envs(sampling.iter().filter(|_| sampled).copied());
+            let output = command.output().expect("the program");
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(said, "ok\n", "{allocator}, sampled: {sampled}: {output:?}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! jemalloc's own calls over an allocator that has none of them: a program that finds them may
+//! give their objects to `free` and `realloc`, so both must be of one allocator.
+//!
+//! They do what jemalloc(3) says, except that nobody knows the allocator's size classes: `nallocx`
+//! gives back what was asked for, `xallocx` resizes nothing, and no `mallctl` has a name.
+
+use super::NEXT;
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr::write_bytes;
+
+/// `MALLOCX_ZERO` of jemalloc(3); the six bits below are the alignment's logarithm.
+const ZERO: c_int = 0x40;
+const ALIGN_BITS: c_int = 0x3f;
+/// What every allocation is aligned to.
+const NATURAL: usize = 16;
+
+/// The function that stands in for one that the allocator lacks; `None` for those that are not
+/// jemalloc's.
+pub fn of(symbol: &CStr) -> Option<*mut c_void> {
+    let functions: [(&CStr, *mut c_void); 11] = [
+        (c"mallocx", mallocx as *mut c_void),
+        (c"rallocx", rallocx as *mut c_void),
+        (c"xallocx", xallocx as *mut c_void),
+        (c"sallocx", sallocx as *mut c_void),
+        (c"dallocx", dallocx as *mut c_void),
+        (c"sdallocx", sdallocx as *mut c_void),
+        (c"nallocx", nallocx as *mut c_void),
+        (c"mallctl", mallctl as *mut c_void),
+        (c"mallctlnametomib", mallctlnametomib as *mut c_void),
+        (c"mallctlbymib", mallctlbymib as *mut c_void),
+        (c"malloc_stats_print", stats_print as *mut c_void),
+    ];
+    let found = functions.iter().find(|(name, _)| *name == symbol);
+    found.map(|(_, function)| *function)
+}
+
+/// The alignment that flags ask for.
+fn alignment(flags: c_int) -> usize {
+    1usize.checked_shl((flags & ALIGN_BITS) as u32).unwrap_or(1)
+}
+
+unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
+    let (align, zero) = (alignment(flags), flags & ZERO != 0);
+    // SAFETY: the allocator's own functions; `memalign` gives `size` bytes, which are ours to
+    // clear.
+    unsafe {
+        if align <= NATURAL {
+            return match zero {
+                true => NEXT.calloc(1, size),
+                false => NEXT.malloc(size),
+            };
+        }
+        let p = NEXT.memalign(align, size);
+        if zero && !p.is_null() {
+            write_bytes(p.cast::<u8>(), 0, size);
+        }
+        p
+    }
+}
+
+unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
+    let align = alignment(flags);
+    // SAFETY: `p` is an object of the allocator, of `old` usable bytes; the new one has `size`
+    // at least.
+    unsafe {
+        let old = NEXT.usable_size(p);
+        let new = match align <= NATURAL {
+            true => NEXT.realloc(p, size),
+            false => {
+                let new = NEXT.memalign(align, size);
+                if !new.is_null() {
+                    core::ptr::copy_nonoverlapping(p.cast::<u8>(), new.cast(), old.min(size));
+                    NEXT.free(p);
+                }
+                new
+            }
+        };
+        if flags & ZERO != 0 && !new.is_null() && size > old {
+            write_bytes(new.cast::<u8>().add(old), 0, size - old);
+        }
+        new
+    }
+}
+
+unsafe extern "C" fn xallocx(p: *mut c_void, _: usize, _: usize, _: c_int) -> usize {
+    // SAFETY: an object of the allocator.
+    unsafe { NEXT.usable_size(p) }
+}
+
+unsafe extern "C" fn sallocx(p: *const c_void, _: c_int) -> usize {
+    // SAFETY: an object of the allocator.
+    unsafe { NEXT.usable_size(p) }
+}
+
+unsafe extern "C" fn dallocx(p: *mut c_void, _: c_int) {
+    // SAFETY: an object of the allocator, which its owner gives up.
+    unsafe { NEXT.free(p) }
+}
+
+unsafe extern "C" fn sdallocx(p: *mut c_void, _: usize, _: c_int) {
+    // SAFETY: an object of the allocator, which its owner gives up.
+    unsafe { NEXT.free(p) }
+}
+
+extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
+    size.checked_next_multiple_of(alignment(flags)).unwrap_or(0)
+}
+
+extern "C" fn mallctl(
+    _: *const c_char,
+    _: *mut c_void,
+    _: *mut usize,
+    _: *mut c_void,
+    _: usize,
+) -> c_int {
+    libc::ENOENT
+}
+
+extern "C" fn mallctlnametomib(_: *const c_char, _: *mut usize, _: *mut usize) -> c_int {
+    libc::ENOENT
+}
+
+extern "C" fn mallctlbymib(
+    _: *const usize,
+    _: usize,
+    _: *mut c_void,
+    _: *mut usize,
+    _: *mut c_void,
+    _: usize,
+) -> c_int {
+    libc::ENOENT
+}
+
+extern "C" fn stats_print(
+    _: Option<unsafe extern "C" fn(*mut c_void, *const c_char)>,
+    _: *mut c_void,
+    _: *const c_char,
+) {
+}
