@@ -19,9 +19,9 @@ extern "C" fn constructor() {
     ends::find();
     module::init();
     thread::make_key();
-    stats::start();
     entry::find_next();
     seccomp::start();
+    stats::start();
     let limits = limits();
     range::start(limits.address_space);
     fork::start();

@@ -25,7 +25,7 @@
 //! |---|---|
 //! | `sys` | system calls, memory, text |
 //! | `local`, `arch` | a thread's first state; assembly |
-//! | `seccomp`, `atfork`, `ends` | filters of the process; fork handlers; ends of stacks |
+//! | `seccomp`, `counter`, `atfork`, `ends` | filters of the process; its cycle counter; fork handlers; ends of stacks |
 //! | `backend`, `object` | the allocator underneath; headers of sampled objects |
 //! | `session` | the segment and its life, epochs |
 //! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
@@ -40,6 +40,7 @@ extern crate std;
 mod arch;
 mod atfork;
 mod backend;
+mod counter;
 mod ends;
 mod entry;
 mod fork;

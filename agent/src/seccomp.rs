@@ -71,7 +71,7 @@ pub fn is_installed() -> bool {
 /// Notes that a filter is about to be installed. Safe in a signal handler that interrupted
 /// an allocation.
 #[cold]
-pub extern "C" fn note_installation() {
+pub fn note_installation() {
     STATE.store(INSTALLED, Ordering::Relaxed);
 }
 

@@ -1,7 +1,7 @@
 //! Work that is done at most once a second, by a thread that samples: publishing jemalloc's
 //! statistics, and measuring the rate of the cycle counter.
 
-use crate::{module, session};
+use crate::{counter, module, session};
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
 use core::ptr::null_mut;
@@ -36,7 +36,9 @@ pub fn start() {
 
 /// Compares the cycle counter with the clock.
 fn calibrate(now_ns: u64) {
-    let cycles = crate::arch::cycles();
+    let Some(cycles) = counter::read() else {
+        return;
+    };
     let (first, then) = (
         FIRST_CYCLES.load(Ordering::Relaxed),
         FIRST_NS.load(Ordering::Relaxed),

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -203,6 +204,10 @@ static void start_churning(void) {
     pthread_detach(thread);
 }
 
+static void forbid_cycles(void) {
+    if (prctl(PR_SET_TSC, PR_TSC_SIGSEGV)) fail("prctl");
+}
+
 static void lock_all(const char *what) {
     int flags = !strcmp(what, "current") ? MCL_CURRENT
               : !strcmp(what, "future")  ? MCL_FUTURE
@@ -229,6 +234,8 @@ static void step(char *line) {
         hog(n);
     else if (sscanf(line, "lock %63s", word) == 1)
         lock_all(word);
+    else if (!strcmp(line, "forbid_cycles"))
+        forbid_cycles();
     else if (!strcmp(line, "hire"))
         hire();
     else if (!strcmp(line, "dismiss"))

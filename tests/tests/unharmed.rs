@@ -316,6 +316,20 @@ fn a_session_in_a_process_that_locks_all_it_maps_leaves_it_its_memory() {
     }
 }
 
+#[test]
+fn a_process_that_forbids_itself_the_cycle_counter_is_sampled() {
+    let scratch = Scratch::new();
+    let path = scratch.compile("frail.c", &[]);
+    let mut program = Steps::run(path.clone(), &mut scratch.preloaded(&path));
+    let session = Session::of(&scratch, program.pid(), "1");
+    program.step("keep 1000");
+    program.step("forbid_cycles");
+    program.step("keep 4000");
+    let totals = sums(&session.stop().profile(), &[&path], "site_main");
+    assert_eq!(totals["site_main"].detail.live_objects(), 5000.0);
+    program.target.finish_well();
+}
+
 /// Address space of a process, in KiB.
 fn address_space(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");

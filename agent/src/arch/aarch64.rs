@@ -348,7 +348,7 @@ pub(crate) use answer_or_jump;
 /// Defines `prctl`: the system call, after `$note` where its first argument is
 /// `$set_seccomp`; what it returns goes to `$fail` where it is an error.
 macro_rules! noting_prctl {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $note:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -356,6 +356,8 @@ macro_rules! noting_prctl {
             naked_asm!(
                 ".cfi_startproc",
                 "cmp w0, {set_seccomp}",
+                "b.eq 3f",
+                "cmp w0, {set_tsc}",
                 "b.eq 3f",
                 "2:",
                 "mov x8, {number}",
@@ -385,6 +387,7 @@ macro_rules! noting_prctl {
                 ".cfi_endproc",
                 number = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
+                set_tsc = const $set_tsc,
                 note = sym $note,
                 fail = sym $fail,
             )
@@ -395,7 +398,7 @@ pub(crate) use noting_prctl;
 
 /// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments behind the number.
 macro_rules! noting_syscall {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $note:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -424,6 +427,8 @@ macro_rules! noting_syscall {
                 "b {fail}",
                 "5:",
                 "cmp w1, {set_seccomp}",
+                "b.eq 3f",
+                "cmp w1, {set_tsc}",
                 "b.ne 2b",
                 "3:",
                 "stp x29, x30, [sp, #-80]!",
@@ -448,6 +453,7 @@ macro_rules! noting_syscall {
                 seccomp = const libc::SYS_seccomp,
                 prctl = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
+                set_tsc = const $set_tsc,
                 note = sym $note,
                 fail = sym $fail,
             )

@@ -355,7 +355,7 @@ pub(crate) use answer_or_jump;
 /// Defines `prctl`: the system call, after `$note` where its first argument is
 /// `$set_seccomp`; what it returns goes to `$fail` where it is an error.
 macro_rules! noting_prctl {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $note:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -364,6 +364,8 @@ macro_rules! noting_prctl {
                 ".cfi_startproc",
                 "mov eax, {number}",
                 "cmp edi, {set_seccomp}",
+                "je 3f",
+                "cmp edi, {set_tsc}",
                 "je 3f",
                 "2:",
                 "mov r10, rcx",
@@ -402,6 +404,7 @@ macro_rules! noting_prctl {
                 ".cfi_endproc",
                 number = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
+                set_tsc = const $set_tsc,
                 note = sym $note,
                 fail = sym $fail,
             )
@@ -413,7 +416,7 @@ pub(crate) use noting_prctl;
 /// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments behind the number, the
 /// last one on the stack.
 macro_rules! noting_syscall {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $note:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -443,6 +446,8 @@ macro_rules! noting_syscall {
                 "jmp {fail}",
                 "5:",
                 "cmp esi, {set_seccomp}",
+                "je 3f",
+                "cmp esi, {set_tsc}",
                 "jne 2b",
                 "3:",
                 "push rdi",
@@ -479,6 +484,7 @@ macro_rules! noting_syscall {
                 seccomp = const libc::SYS_seccomp,
                 prctl = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
+                set_tsc = const $set_tsc,
                 note = sym $note,
                 fail = sym $fail,
             )

@@ -1,25 +1,49 @@
-//! `prctl` and `syscall`, through which programs install seccomp filters.
+//! `prctl` and `syscall`, through which programs install seccomp filters, and forbid themselves
+//! the cycle counter.
 //!
-//! Both make the system call with the caller's arguments, as the C library's do, and note a
-//! filter beforehand: see [`crate::seccomp`]. They may be called before this library's
+//! Both make the system call with the caller's arguments, as the C library's do, and note such a
+//! call beforehand: see [`crate::seccomp`] and [`crate::counter`]. They may be called before this library's
 //! constructor has run, so they need nothing of the C library but `errno`.
 
 use crate::arch::{noting_prctl, noting_syscall};
-use crate::seccomp::note_installation;
+use crate::{counter, seccomp};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
 
 /// `PR_SET_SECCOMP` of linux/prctl.h.
 const PR_SET_SECCOMP: usize = 22;
+/// `PR_SET_TSC` of linux/prctl.h.
+const PR_SET_TSC: usize = 26;
+
+/// Notes what is about to be called. Safe in a signal handler that interrupted an allocation.
+fn note(option: usize) {
+    match option {
+        PR_SET_TSC => counter::forbid(),
+        _ => seccomp::note_installation(),
+    }
+}
+
+/// Notes a call of prctl(2) with these first arguments.
+extern "C" fn note_prctl(option: c_int) {
+    note(option as usize);
+}
+
+/// Notes a call of prctl(2) or seccomp(2), by its number and first argument.
+extern "C" fn note_syscall(number: c_long, option: c_int) {
+    match number {
+        libc::SYS_prctl => note(option as usize),
+        _ => seccomp::note_installation(),
+    }
+}
 
 noting_prctl! {
     /// prctl(2).
-    prctl, PR_SET_SECCOMP, note_installation, fail
+    prctl, PR_SET_SECCOMP, PR_SET_TSC, note_prctl, fail
 }
 
 noting_syscall! {
     /// syscall(2).
-    syscall, PR_SET_SECCOMP, note_installation, fail
+    syscall, PR_SET_SECCOMP, PR_SET_TSC, note_syscall, fail
 }
 
 /// The C library's way to fail: `errno` is the negated result.
