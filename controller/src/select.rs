@@ -201,8 +201,9 @@ fn explain_process(pid: i32, title: &str) -> String {
         if let Some(root) = process::other_root(pid) {
             return format!(
                 "{title}: the process carries the agent, but its root directory is {}, and there \
-                 is no segment in {} below that: the directory is missing there, or was not \
-                 writable when the process started; make it, and restart it",
+                 is no segment in {} below that: the directory is missing there or was not \
+                 writable when the process started, or /proc is not mounted there; make both, and \
+                 restart it",
                 text::path(root),
                 text::path(directory)
             );

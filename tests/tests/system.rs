@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use heap_format::Profile;
-use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, tool, wait};
+use mem_tests::session::tool;
+use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
 
 /// A server, ended in order with this value.
 struct Server(Child);
@@ -461,6 +462,31 @@ fn a_pid_used_again_is_another_process() {
     assert_eq!((of("dead, profile kept"), of("idle")), (1, 2), "{rest:?}");
 }
 
+/// The kernel's view of processes in another root directory, while this value lives.
+struct Proc(PathBuf);
+
+impl Proc {
+    fn mount(at: PathBuf) -> Self {
+        fs::create_dir(&at).expect("a directory");
+        tool(
+            "mount",
+            [
+                "-t".as_ref(),
+                "proc".as_ref(),
+                "proc".as_ref(),
+                at.as_os_str(),
+            ],
+        );
+        Self(at)
+    }
+}
+
+impl Drop for Proc {
+    fn drop(&mut self) {
+        tool("umount", ["-l".as_ref(), self.0.as_os_str()]);
+    }
+}
+
 /// The shared libraries of a program, and the program.
 fn files_of(program: &Path) -> Vec<PathBuf> {
     let listed = tool("ldd", [program.as_os_str()]);
@@ -516,6 +542,7 @@ fn a_process_in_another_root_directory_is_found_or_the_missing_directory_is_name
             .expect("an absolute path"),
     );
     fs::create_dir_all(&shared).expect("the shared directory");
+    let _proc = Proc::mount(root.join("proc"));
     let mut target = start();
     let pid = target.pid().to_string();
     let session = Session::start(scratch.profiler().args(["-c", "1", "-o", "r_", "-p", &pid]));
@@ -527,7 +554,8 @@ fn a_process_in_another_root_directory_is_found_or_the_missing_directory_is_name
     assert_eq!(target.hear(), "ok");
     let dump = scratch.files().join(session.stop().dump());
     let profile = heap_format::open(&dump).expect("a dump");
-    let sums = mem_tests::sums(&profile, &[&program], "site_");
+    let inside = root.join(program.strip_prefix("/").expect("an absolute path"));
+    let sums = mem_tests::sums(&profile, &[&inside], "site_");
     assert_eq!(sums["site_main"].detail.live_objects(), 321.0);
     target.finish_well();
 }
