@@ -4,7 +4,7 @@
 
 use crate::Cause;
 use crate::arch::{self, NUMBERS};
-use crate::elf::{Image, Section};
+use crate::elf::{Module, Section};
 use crate::row::{Bytes, Row, Rows};
 use crate::rule::{Kind, Rule};
 use gimli::{
@@ -30,10 +30,10 @@ impl Scratch {
     }
 }
 
-/// The rule for the frame that returns to `ip`, which lies in `image`.
+/// The rule for the frame that returns to `ip`, which lies in `module`.
 #[must_use]
-pub fn compile(image: &Image, ip: u64, scratch: &mut Scratch) -> Rule {
-    let tables = match Tables::of(image) {
+pub fn compile<'a>(module: &impl Module<'a>, ip: u64, scratch: &mut Scratch) -> Rule {
+    let tables = match Tables::of(module) {
         Ok(tables) => tables,
         Err(cause) => return Rule::failed(cause),
     };
@@ -48,18 +48,18 @@ pub fn compile(image: &Image, ip: u64, scratch: &mut Scratch) -> Rule {
 /// Offset in `.eh_frame_hdr` of the encoding of its number of entries.
 const COUNT_ENCODING: usize = 2;
 
-/// An image's unwind tables.
-pub(crate) struct Tables {
-    header: ParsedEhFrameHdr<Bytes>,
-    frames: EhFrame<Bytes>,
+/// A module's unwind tables.
+pub(crate) struct Tables<'a> {
+    header: ParsedEhFrameHdr<Bytes<'a>>,
+    frames: EhFrame<Bytes<'a>>,
     /// Section of the frames.
-    section: Section,
+    section: Section<'a>,
     bases: BaseAddresses,
 }
 
-impl Tables {
-    pub(crate) fn of(image: &Image) -> Result<Self, Cause> {
-        let header = image.eh_frame_hdr().ok_or(Cause::NoRule)?;
+impl<'a> Tables<'a> {
+    pub(crate) fn of(module: &impl Module<'a>) -> Result<Self, Cause> {
+        let header = module.eh_frame_hdr().ok_or(Cause::NoRule)?;
         let bases = BaseAddresses::default().set_eh_frame_hdr(header.address);
         if header.bytes.get(COUNT_ENCODING) != Some(&gimli::DW_EH_PE_udata4.0) {
             // No linker writes another; a larger number would overflow the search.
@@ -71,7 +71,7 @@ impl Tables {
         let gimli::Pointer::Direct(pointer) = header.eh_frame_ptr() else {
             return Err(Cause::NoRule);
         };
-        let frames = image.bytes_from(pointer).ok_or(Cause::NoRule)?;
+        let frames = module.bytes_from(pointer).ok_or(Cause::NoRule)?;
         Ok(Self {
             header,
             bases: bases.set_eh_frame(frames.address),
@@ -80,11 +80,11 @@ impl Tables {
         })
     }
 
-    pub(crate) fn frames(&self) -> &EhFrame<Bytes> {
+    pub(crate) fn frames(&self) -> &EhFrame<Bytes<'a>> {
         &self.frames
     }
 
-    fn entry(&self, pc: u64) -> Result<FrameDescriptionEntry<Bytes>, Cause> {
+    fn entry(&self, pc: u64) -> Result<FrameDescriptionEntry<Bytes<'a>>, Cause> {
         let table = self.header.table().ok_or(Cause::NoRule)?;
         let found = table.lookup(pc, &self.bases).map_err(cause)?;
         let entry = self
@@ -112,11 +112,11 @@ impl Tables {
     }
 
     /// The row of an instruction, and whether it is of a signal frame.
-    pub(crate) fn row<'a>(
+    pub(crate) fn row<'s>(
         &self,
         pc: u64,
-        scratch: &'a mut Scratch,
-    ) -> Result<(&'a Row, bool), Cause> {
+        scratch: &'s mut Scratch,
+    ) -> Result<(&'s Row, bool), Cause> {
         let entry = self.entry(pc)?;
         let row = scratch.rows.of(&entry, &self.frames, &self.bases, pc)?;
         Ok((row, entry.is_signal_trampoline()))
@@ -137,13 +137,13 @@ fn cause(error: gimli::Error) -> Cause {
     }
 }
 
-fn eh_frame(frames: &Section) -> EhFrame<Bytes> {
+fn eh_frame<'a>(frames: &Section<'a>) -> EhFrame<Bytes<'a>> {
     let mut section = EhFrame::from(EndianSlice::new(frames.bytes, LittleEndian));
     section.set_vendor(arch::VENDOR);
     section
 }
 
-fn pack(row: &Row, section: &EhFrame<Bytes>) -> Rule {
+fn pack(row: &Row, section: &EhFrame<Bytes<'_>>) -> Rule {
     let ra = row.register(NUMBERS.ra);
     if is_outermost(row) {
         return Rule::END;
@@ -193,7 +193,7 @@ fn by_expression(
     cfa: &UnwindExpression<usize>,
     ra: MaybeRule,
     fp: MaybeRule,
-    section: &EhFrame<Bytes>,
+    section: &EhFrame<Bytes<'_>>,
 ) -> Option<Rule> {
     match shape(cfa, section)? {
         Shape::Plt { threshold } => Some(Rule::new(Kind::Plt, threshold, Some(-8), None)),
@@ -247,8 +247,8 @@ pub(crate) const ENCODING: gimli::Encoding = gimli::Encoding {
     version: 5,
 };
 
-fn shape(expression: &UnwindExpression<usize>, section: &EhFrame<Bytes>) -> Option<Shape> {
-    let expression: Expression<Bytes> = expression.get(section).ok()?;
+fn shape(expression: &UnwindExpression<usize>, section: &EhFrame<Bytes<'_>>) -> Option<Shape> {
+    let expression: Expression<Bytes<'_>> = expression.get(section).ok()?;
     let mut operations = expression.operations(ENCODING);
     let mut next = || operations.next().ok().flatten();
     let Some(Operation::RegisterOffset {

@@ -16,13 +16,45 @@ const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const MAX_PROGRAM_HEADERS: usize = 64;
 
-/// Bytes of a loaded module and the address they are at.
+/// Bytes of a module, and the address that they have in the process which runs it.
 #[derive(Clone, Copy, Debug)]
-pub struct Section {
+pub struct Section<'a> {
     /// The bytes.
-    pub bytes: &'static [u8],
+    pub bytes: &'a [u8],
     /// Their address.
     pub address: u64,
+}
+
+/// A module's unwind tables, wherever its bytes are: mapped in this process ([`Image`]), or
+/// read from a file for another ([`Sections`]).
+pub trait Module<'a> {
+    /// The section `.eh_frame_hdr`.
+    fn eh_frame_hdr(&self) -> Option<Section<'a>>;
+
+    /// Bytes from an address of `.eh_frame` on, to the end of the section or beyond.
+    fn bytes_from(&self, address: u64) -> Option<Section<'a>>;
+}
+
+/// The unwind tables of a module that another process runs, read from its file. Addresses are
+/// those of that process.
+#[derive(Clone, Copy, Debug)]
+pub struct Sections<'a> {
+    /// `.eh_frame_hdr`.
+    pub eh_frame_hdr: Section<'a>,
+    /// `.eh_frame`.
+    pub eh_frame: Section<'a>,
+}
+
+impl<'a> Module<'a> for Sections<'a> {
+    fn eh_frame_hdr(&self) -> Option<Section<'a>> {
+        Some(self.eh_frame_hdr)
+    }
+
+    fn bytes_from(&self, address: u64) -> Option<Section<'a>> {
+        let offset = address.checked_sub(self.eh_frame.address)?;
+        let bytes = self.eh_frame.bytes.get(usize::try_from(offset).ok()?..)?;
+        Some(Section { bytes, address })
+    }
 }
 
 /// An executable segment.
@@ -121,7 +153,7 @@ impl Image {
     }
 
     /// The file-backed bytes of the loaded segment from `address` on.
-    fn mapped_from(&self, address: u64) -> Option<Section> {
+    fn mapped_from(&self, address: u64) -> Option<Section<'static>> {
         let relative = address.wrapping_sub(self.bias);
         let segment = self.segments().find(|s| {
             s.kind == PT_LOAD && relative >= s.address && relative - s.address < s.file_size
@@ -133,23 +165,6 @@ impl Image {
         // SAFETY: inside a PT_LOAD segment of a module that the caller of `at` keeps mapped.
         let bytes = unsafe { from_raw_parts(address as *const u8, len as usize) };
         Some(Section { bytes, address })
-    }
-
-    /// The section `.eh_frame_hdr`.
-    #[must_use]
-    pub fn eh_frame_hdr(&self) -> Option<Section> {
-        let header = self.segments().find(|s| s.kind == PT_GNU_EH_FRAME)?;
-        let mut section = self.mapped_from(self.bias.wrapping_add(header.address))?;
-        section.bytes = section
-            .bytes
-            .get(..usize::try_from(header.memory_size).ok()?)?;
-        Some(section)
-    }
-
-    /// Loaded bytes from an address inside the module to the end of its segment.
-    #[must_use]
-    pub fn bytes_from(&self, address: u64) -> Option<Section> {
-        self.mapped_from(address)
     }
 
     /// The executable segment that holds `pc`.
@@ -190,6 +205,21 @@ impl Image {
     #[must_use]
     pub fn start(&self) -> u64 {
         self.start
+    }
+}
+
+impl Module<'static> for Image {
+    fn eh_frame_hdr(&self) -> Option<Section<'static>> {
+        let header = self.segments().find(|s| s.kind == PT_GNU_EH_FRAME)?;
+        let mut section = self.mapped_from(self.bias.wrapping_add(header.address))?;
+        section.bytes = section
+            .bytes
+            .get(..usize::try_from(header.memory_size).ok()?)?;
+        Some(section)
+    }
+
+    fn bytes_from(&self, address: u64) -> Option<Section<'static>> {
+        self.mapped_from(address)
     }
 }
 

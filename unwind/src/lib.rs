@@ -13,8 +13,8 @@
 //!   one or two compares for each unchanged frame ([`walk::Walker`]), and the
 //!   result is the same as without the memo: an unwind is a pure function of
 //!   (ip, sp, fp) and the words it read, and those are compared.
-//! - One frame's rule can be applied to any [`stack::Memory`]: a copied stack as well as
-//!   the running thread's ([`rule::step`]).
+//! - The same rules unwind another process: one frame by [`rule::step`], a whole stack by
+//!   [`remote::walk`], from any [`stack::Memory`] and any [`elf::Module`].
 //!
 //! # Caller's duties
 //! - give registers that belong together: the return address, the stack pointer
@@ -42,6 +42,7 @@ pub mod compile;
 pub mod elf;
 pub mod probe;
 pub mod readers;
+pub mod remote;
 mod row;
 pub mod rule;
 mod slow;

@@ -11,8 +11,8 @@ use gimli::{
     FrameDescriptionEntry, LittleEndian, Register, RegisterRule,
 };
 
-/// Bytes of a module that is mapped.
-pub(crate) type Bytes = EndianSlice<'static, LittleEndian>;
+/// Bytes of a module.
+pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Most registers with a rule: 33 general ones and some to spare.
 const MOST_RULES: usize = 40;
@@ -118,8 +118,8 @@ impl Rows {
     /// The row of the instruction at `pc`, which lies in `entry`.
     pub(crate) fn of(
         &mut self,
-        entry: &FrameDescriptionEntry<Bytes>,
-        frames: &EhFrame<Bytes>,
+        entry: &FrameDescriptionEntry<Bytes<'_>>,
+        frames: &EhFrame<Bytes<'_>>,
         bases: &BaseAddresses,
         pc: u64,
     ) -> Result<&Row, Cause> {
@@ -142,7 +142,7 @@ impl Rows {
     #[inline(never)]
     fn run(
         &mut self,
-        mut instructions: CallFrameInstructionIter<'_, Bytes>,
+        mut instructions: CallFrameInstructionIter<'_, Bytes<'_>>,
         factors: Factors,
         span: Option<(u64, u64)>,
     ) -> Result<(), Cause> {

@@ -10,10 +10,11 @@
 
 use crate::arch::{NUMBERS, return_address};
 use crate::compile::{ENCODING, Scratch, Tables};
+use crate::elf::Module;
 use crate::row::Bytes;
 use crate::rule::{Step, Word};
-use crate::stack::{Memory, Stack};
-use crate::{Cause, Registers, elf::Image};
+use crate::stack::Memory;
+use crate::{Cause, Registers};
 use gimli::{
     CfaRule, EhFrame, Evaluation, EvaluationResult, EvaluationStorage, Piece, Register,
     RegisterRule, UnwindExpression, Value,
@@ -27,10 +28,10 @@ const MOST_OPERATIONS: u32 = 256;
 /// Room for an expression's evaluation on a fixed budget.
 struct Fixed;
 
-impl EvaluationStorage<Bytes> for Fixed {
+impl<'a> EvaluationStorage<Bytes<'a>> for Fixed {
     type Stack = [Value; 16];
-    type ExpressionStack = [(Bytes, Bytes); 1];
-    type Result = [Piece<Bytes>; 1];
+    type ExpressionStack = [(Bytes<'a>, Bytes<'a>); 1];
+    type Result = [Piece<Bytes<'a>>; 1];
 }
 
 /// The frames between the one that is stepped from and the allocation.
@@ -39,14 +40,14 @@ pub(crate) struct Inner<'a, F, I> {
     pub(crate) frame: F,
     /// Number of frames.
     pub(crate) count: usize,
-    /// The image that holds a return address.
-    pub(crate) image: I,
+    /// The module that holds a return address.
+    pub(crate) module: I,
     pub(crate) scratch: &'a mut Scratch,
 }
 
 /// A row's part that says how the caller is found.
-struct Row {
-    frames: EhFrame<Bytes>,
+struct Row<'a> {
+    frames: EhFrame<Bytes<'a>>,
     cfa: CfaRule<usize>,
     ra: RegisterRule<usize>,
     fp: RegisterRule<usize>,
@@ -56,24 +57,30 @@ struct Row {
 }
 
 /// Steps from the frame `at` to its caller.
-pub(crate) fn step<F, I>(at: &Registers, stack: &mut Stack, inner: &mut Inner<'_, F, I>) -> Step
+pub(crate) fn step<'a, F, I, M>(
+    at: &Registers,
+    stack: &mut impl Memory,
+    inner: &mut Inner<'_, F, I>,
+) -> Step
 where
     F: Fn(usize) -> Registers,
-    I: Fn(u64) -> Option<Image>,
+    I: Fn(u64) -> Option<M>,
+    M: Module<'a>,
 {
     inner.step(at, stack).unwrap_or_else(Step::Truncated)
 }
 
-impl<F, I> Inner<'_, F, I>
+impl<'a, F, I, M> Inner<'_, F, I>
 where
     F: Fn(usize) -> Registers,
-    I: Fn(u64) -> Option<Image>,
+    I: Fn(u64) -> Option<M>,
+    M: Module<'a>,
 {
-    fn tables(&self, ip: u64) -> Result<Tables, Cause> {
-        Tables::of(&(self.image)(ip).ok_or(Cause::Unsupported)?)
+    fn tables(&self, ip: u64) -> Result<Tables<'a>, Cause> {
+        Tables::of(&(self.module)(ip).ok_or(Cause::Unsupported)?)
     }
 
-    fn row(&mut self, ip: u64) -> Result<Row, Cause> {
+    fn row(&mut self, ip: u64) -> Result<Row<'a>, Cause> {
         let tables = self.tables(ip)?;
         let (row, is_signal) = tables.row(ip.wrapping_sub(1), self.scratch)?;
         let rule = |register| row.register(register).unwrap_or(RegisterRule::SameValue);
@@ -87,20 +94,19 @@ where
         })
     }
 
-    fn step(&mut self, at: &Registers, stack: &mut Stack) -> Result<Step, Cause> {
+    fn step(&mut self, at: &Registers, stack: &mut impl Memory) -> Result<Step, Cause> {
         let row = self.row(at.ip)?;
         let count = self.count;
-        let mut read = |address| stack.read(address);
         let cfa = match row.cfa {
             CfaRule::RegisterAndOffset { register, offset } => {
-                let base = self.register(register, at, count)?;
+                let base = self.register(register, at, count, stack)?;
                 base.wrapping_add_signed(offset)
             }
             CfaRule::Expression(expression) => {
-                self.evaluate(&expression, &row.frames, None, at, count, &mut read)?
+                self.evaluate(&expression, &row.frames, None, at, count, stack)?
             }
         };
-        let mut value = |rule, of| self.value(rule, of, cfa, &row.frames, at, &mut read);
+        let mut value = |rule, of| self.value(rule, of, cfa, &row.frames, at, stack);
         let ip = return_address(value(row.ra, NUMBERS.ra)?);
         // Compilers forget to take this rule back at the end of a function. What was read
         // then is needed by few frames, and those will notice.
@@ -132,9 +138,9 @@ where
         rule: RegisterRule<usize>,
         of: Register,
         cfa: u64,
-        frames: &EhFrame<Bytes>,
+        frames: &EhFrame<Bytes<'_>>,
         at: &Registers,
-        read: &mut impl FnMut(u64) -> Result<u64, Cause>,
+        stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
         let count = self.count;
         match rule {
@@ -143,15 +149,19 @@ where
             RegisterRule::SameValue | RegisterRule::Undefined if of == NUMBERS.ra => {
                 Err(Cause::Unsupported)
             }
-            RegisterRule::SameValue | RegisterRule::Undefined => self.register(of, at, count),
-            RegisterRule::Offset(offset) => read(cfa.wrapping_add_signed(offset)),
-            RegisterRule::ValOffset(offset) => Ok(cfa.wrapping_add_signed(offset)),
-            RegisterRule::Register(register) => self.register(register, at, count),
-            RegisterRule::Expression(e) => {
-                let address = self.evaluate(&e, frames, Some(cfa), at, count, read)?;
-                read(address)
+            RegisterRule::SameValue | RegisterRule::Undefined => {
+                self.register(of, at, count, stack)
             }
-            RegisterRule::ValExpression(e) => self.evaluate(&e, frames, Some(cfa), at, count, read),
+            RegisterRule::Offset(offset) => stack.read(cfa.wrapping_add_signed(offset)),
+            RegisterRule::ValOffset(offset) => Ok(cfa.wrapping_add_signed(offset)),
+            RegisterRule::Register(register) => self.register(register, at, count, stack),
+            RegisterRule::Expression(e) => {
+                let address = self.evaluate(&e, frames, Some(cfa), at, count, stack)?;
+                stack.read(address)
+            }
+            RegisterRule::ValExpression(e) => {
+                self.evaluate(&e, frames, Some(cfa), at, count, stack)
+            }
             _ => Err(Cause::Unsupported),
         }
     }
@@ -162,13 +172,14 @@ where
         register: Register,
         at: &Registers,
         number: usize,
+        stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
         match register {
             r if r == NUMBERS.sp => Ok(at.sp),
             r if r == NUMBERS.fp => Ok(at.fp),
             // Only linkage stubs ask, and those are interrupted, not returned to.
             r if r == NUMBERS.ra => Ok(at.ip.wrapping_sub(1)),
-            _ => self.saved(register, at, number),
+            _ => self.saved(register, at, number, stack),
         }
     }
 
@@ -178,12 +189,13 @@ where
         mut register: Register,
         at: &Registers,
         number: usize,
+        stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
         let mut outer = *at;
         for index in (number.saturating_sub(MOST_ASKED)..number).rev() {
             let inner = (self.frame)(index);
             let cfa = outer.sp;
-            let mut read = |address| Stack::at(inner.sp).read(address);
+            let mut read = |address| stack.read_inner(inner.sp, address);
             let tables = self.tables(inner.ip)?;
             let (row, _) = tables.row(inner.ip.wrapping_sub(1), self.scratch)?;
             match row.register(register).unwrap_or(RegisterRule::SameValue) {
@@ -207,43 +219,54 @@ where
     fn evaluate(
         &mut self,
         expression: &UnwindExpression<usize>,
-        frames: &EhFrame<Bytes>,
+        frames: &EhFrame<Bytes<'_>>,
         initial: Option<u64>,
         at: &Registers,
         number: usize,
-        read: &mut impl FnMut(u64) -> Result<u64, Cause>,
+        stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
-        let mut register = |register| self.register(register, at, number);
-        evaluate(expression, frames, initial, &mut register, read)
+        let mut ask = |question| match question {
+            Question::Register(register) => self.register(register, at, number, stack),
+            Question::Word(address) => stack.read(address),
+        };
+        evaluate(expression, frames, initial, &mut ask)
     }
 }
 
 /// Evaluates an expression on the registers that are followed.
 fn local(
     expression: &UnwindExpression<usize>,
-    frames: &EhFrame<Bytes>,
+    frames: &EhFrame<Bytes<'_>>,
     cfa: u64,
     at: &Registers,
     read: &mut impl FnMut(u64) -> Result<u64, Cause>,
 ) -> Result<u64, Cause> {
-    let mut register = |register: Register| match register {
-        r if r == NUMBERS.sp => Ok(at.sp),
-        r if r == NUMBERS.fp => Ok(at.fp),
-        _ => Err(Cause::Unsupported),
+    let mut ask = |question| match question {
+        Question::Register(r) if r == NUMBERS.sp => Ok(at.sp),
+        Question::Register(r) if r == NUMBERS.fp => Ok(at.fp),
+        Question::Register(_) => Err(Cause::Unsupported),
+        Question::Word(address) => read(address),
     };
-    evaluate(expression, frames, Some(cfa), &mut register, read)
+    evaluate(expression, frames, Some(cfa), &mut ask)
+}
+
+/// What an expression needs to know.
+enum Question {
+    /// The value of a register.
+    Register(Register),
+    /// The word at an address.
+    Word(u64),
 }
 
 fn evaluate(
     expression: &UnwindExpression<usize>,
-    frames: &EhFrame<Bytes>,
+    frames: &EhFrame<Bytes<'_>>,
     initial: Option<u64>,
-    register: &mut impl FnMut(Register) -> Result<u64, Cause>,
-    read: &mut impl FnMut(u64) -> Result<u64, Cause>,
+    ask: &mut impl FnMut(Question) -> Result<u64, Cause>,
 ) -> Result<u64, Cause> {
     let unsupported = |_| Cause::Unsupported;
     let bytes = expression.get(frames).map_err(unsupported)?.0;
-    let mut evaluation = Evaluation::<Bytes, Fixed>::new_in(bytes, ENCODING);
+    let mut evaluation = Evaluation::<Bytes<'_>, Fixed>::new_in(bytes, ENCODING);
     evaluation.set_max_iterations(MOST_OPERATIONS);
     if let Some(value) = initial {
         evaluation.set_initial_value(value);
@@ -253,11 +276,11 @@ fn evaluate(
         state = match state {
             EvaluationResult::Complete => break,
             EvaluationResult::RequiresRegister { register: r, .. } => {
-                evaluation.resume_with_register(Value::Generic(register(r)?))
+                evaluation.resume_with_register(Value::Generic(ask(Question::Register(r))?))
             }
             EvaluationResult::RequiresMemory {
                 address, size: 8, ..
-            } => evaluation.resume_with_memory(Value::Generic(read(address)?)),
+            } => evaluation.resume_with_memory(Value::Generic(ask(Question::Word(address))?)),
             _ => return Err(Cause::Unsupported),
         }
         .map_err(unsupported)?;

@@ -29,6 +29,13 @@ pub trait Memory {
     /// [`Cause::OutOfStack`] if it is not on the stack, or not aligned.
     fn read(&mut self, address: u64) -> Result<u64, Cause>;
 
+    /// The word at `address` on the stack that a frame further in is on, at `sp`: it may be
+    /// another one, which a signal interrupted.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause>;
+
     /// Goes on on another stack, at `sp`: a signal interrupted a frame there.
     ///
     /// # Errors
@@ -60,6 +67,10 @@ impl Memory for Copied<'_> {
         word.filter(|_| offset.is_multiple_of(8))
             .copied()
             .ok_or(Cause::OutOfStack)
+    }
+
+    fn read_inner(&mut self, _: u64, address: u64) -> Result<u64, Cause> {
+        self.read(address)
     }
 
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
@@ -300,6 +311,11 @@ impl Memory for Stack {
         // which is mapped while the thread lives, or was found readable in this very walk,
         // during which the thread stays on the stack that begins there.
         Ok(unsafe { (address as *const u64).read_volatile() })
+    }
+
+    #[cold]
+    fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause> {
+        Self::at(sp).read(address)
     }
 
     /// Follows a switch of stacks (a signal frame): what was known no longer counts. The red

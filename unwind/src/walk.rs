@@ -365,7 +365,7 @@ impl Walker {
             // SAFETY: `trace` wrote the first `fresh` ones, and those only are asked for.
             frame: |index: usize| unsafe { frames[index].assume_init_ref() }.registers,
             count: fresh,
-            image: |ip| code.image(ip),
+            module: |ip| code.image(ip),
             // SAFETY: `init` wrote it.
             scratch: unsafe { self.scratch.assume_init_mut() },
         };

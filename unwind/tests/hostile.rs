@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use unwind::Registers;
 use unwind::compile::{Scratch, compile};
-use unwind::elf::Image;
+use unwind::elf::{Image, Module};
 use unwind::rule::Rule;
 use unwind::stack::Ends;
 use unwind::walk::{Code, MAX_FRAMES, Tree, Walker};

@@ -1,0 +1,66 @@
+//! Remote unwinding: the stack of another process, from a copy of its words and the tables of
+//! the modules that it runs.
+//!
+//! The rules, and the slow path, are those of the running thread's stack; there is no memo and
+//! no cache.
+
+use crate::compile::{Scratch, compile};
+use crate::elf::Module;
+use crate::rule::{self, Step};
+use crate::slow;
+use crate::stack::Memory;
+use crate::{Cause, Registers};
+
+/// Walks from `start` to the end of the stack in `memory`, and writes the registers of each
+/// frame, innermost first, to `frames`. `module` gives the module that holds a return address.
+///
+/// Returns the number of frames, and why the stack is truncated if it is:
+/// [`Cause::TooDeep`] where it has more than fit.
+///
+/// ```
+/// use unwind::elf::{Section, Sections};
+/// use unwind::stack::Copied;
+/// use unwind::{Cause, Registers, compile::Scratch, remote};
+///
+/// let words = [0x1234u64, 0];
+/// let start = Registers { ip: 0x40_1000, sp: 0x7000, fp: 0 };
+/// let mut frames = [Registers::default(); 16];
+/// let no_module = |_| None::<Sections<'_>>;
+/// let mut memory = Copied::new(0x7000, &words);
+/// let walked = remote::walk(start, no_module, &mut memory, &mut Scratch::new(), &mut frames);
+/// assert_eq!(walked, (1, Some(Cause::NoModule)));
+/// assert_eq!(frames[0], start);
+/// ```
+pub fn walk<'a, M: Module<'a>>(
+    start: Registers,
+    module: impl Fn(u64) -> Option<M>,
+    memory: &mut impl Memory,
+    scratch: &mut Scratch,
+    frames: &mut [Registers],
+) -> (usize, Option<Cause>) {
+    let mut at = start;
+    for count in 0..frames.len() {
+        frames[count] = at;
+        let Some(found) = module(at.ip) else {
+            return (count + 1, Some(Cause::NoModule));
+        };
+        let rule = compile(&found, at.ip, scratch);
+        let step = if rule.is_slow() {
+            let mut inner = slow::Inner {
+                frame: |index: usize| frames[index],
+                count,
+                module: &module,
+                scratch: &mut *scratch,
+            };
+            slow::step(&at, memory, &mut inner)
+        } else {
+            rule::step(rule, &at, memory)
+        };
+        match step {
+            Step::Caller { registers, .. } => at = registers,
+            Step::End { .. } => return (count + 1, None),
+            Step::Truncated(cause) => return (count + 1, Some(cause)),
+        }
+    }
+    (frames.len(), Some(Cause::TooDeep))
+}
