@@ -19,6 +19,9 @@ const COMPRESSED: u64 = 0x800;
 const ZLIB: u64 = 1;
 const HEADER: usize = 64;
 const SECTION_HEADER: usize = 64;
+/// How many times its size a compressed section may claim to be: debug information shrinks to
+/// a third, zeros to a thousandth.
+const MOST_EXPANSION: u64 = 64;
 /// Bytes that a section begins with when it is compressed.
 const COMPRESSION_HEADER: usize = 24;
 
@@ -152,6 +155,9 @@ impl Image {
             return None;
         }
         let size = number(raw, 8, 8)?;
+        if size > (raw.len() as u64).saturating_mul(MOST_EXPANSION) {
+            return None;
+        }
         let mut bytes = Vec::new();
         let packed = ZlibDecoder::new(raw.get(COMPRESSION_HEADER..)?);
         packed.take(size).read_to_end(&mut bytes).ok()?;
