@@ -3,17 +3,19 @@
 
 pub mod values;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::PossibleValue;
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::Signal;
 
 use crate::governor;
 use crate::select::Selection;
+use crate::text;
 use crate::top::view::Sort;
 use crate::triggers::{Threshold, Triggers};
 
@@ -32,6 +34,13 @@ pub struct Cli {
     /// Options of the plain form.
     #[command(flatten)]
     pub session: SessionArgs,
+}
+
+impl Cli {
+    /// The plain form without any option.
+    pub fn default_session() -> SessionArgs {
+        Self::parse_from(["mem_profiler"]).session
+    }
 }
 
 /// The commands.
@@ -196,8 +205,27 @@ pub struct SessionArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 
+    /// All processes of this user, as root: all; the default where no process is named
+    #[arg(long, conflicts_with = "processes")]
+    pub all: bool,
+
+    #[command(flatten)]
+    pub page: PageArgs,
+
     #[command(flatten)]
     pub triggers: TriggerArgs,
+}
+
+/// What to do with the dumps of a session's end.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct PageArgs {
+    /// Make a page of each dump as well, with mem_parser: FILE.html for FILE.heap
+    #[arg(long)]
+    pub html: bool,
+
+    /// Make the pages, and show the one of the largest heap in a browser
+    #[arg(long)]
+    pub open: bool,
 }
 
 /// Options of `run`.
@@ -221,16 +249,36 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", env = "MEM_AGENT_LIB")]
     pub agent: Option<PathBuf>,
 
+    #[command(flatten)]
+    pub page: PageArgs,
+
+    /// Leave out processes that allocated less than this, but for the program itself
+    #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = values::byte_count)]
+    pub min: u64,
+
+    /// Write dumps of processes of this name or pattern only; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+
     /// The program and its arguments
-    #[arg(required = true, last = true, value_name = "COMMAND")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
     pub command: Vec<OsString>,
 }
 
 /// Options of `list`.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct ListArgs {
     #[command(flatten)]
     pub select: SelectArgs,
+
+    /// Show dead processes that left no profile, too
+    #[arg(long)]
+    pub all: bool,
 
     /// For programs: one JSON array
     #[arg(long)]
@@ -324,9 +372,23 @@ pub struct CleanArgs {
     pub all: bool,
 }
 
-/// Reads the command line; does not return where it is not valid.
-pub fn parse() -> Cli {
-    Cli::parse()
+/// No program is called like an option: this one is misspelt.
+fn refuse_option(program: &OsStr) {
+    if program.as_encoded_bytes().starts_with(b"-") {
+        let message = format!("run has no option {}", text::path(program));
+        Cli::command()
+            .error(ErrorKind::UnknownArgument, message)
+            .exit();
+    }
+}
+
+/// Reads the command line; does not return where it is not valid. `None`: nothing was asked for.
+pub fn parse() -> Option<Cli> {
+    let cli = Cli::parse();
+    if let Some(Command::Run(args)) = &cli.command {
+        refuse_option(&args.command[0]);
+    }
+    (std::env::args_os().len() > 1).then_some(cli)
 }
 
 /// The completions for a shell.

@@ -5,6 +5,7 @@ mod clean;
 mod docs;
 mod dump;
 mod list;
+mod overview;
 mod recover;
 mod reporting;
 mod run;
@@ -14,15 +15,29 @@ mod why;
 
 use std::process::ExitCode;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, PageArgs};
 use crate::dump::Written;
+use crate::page;
 use crate::session::Outcome;
 use crate::terminal;
 use dump::Then;
 
-/// Executes the command that was given, and reports its failure.
-pub fn execute(cli: Cli) -> ExitCode {
-    let done = match cli.command {
+/// Executes the command that was given, and reports its failure. Where nothing was, people are
+/// told what there is, and scripts get the session that they always got.
+pub fn execute(cli: Option<Cli>) -> ExitCode {
+    let done = match cli {
+        None if terminal::is_watched() => overview::execute(),
+        None => session::execute(Cli::default_session()),
+        Some(cli) => command(cli),
+    };
+    done.unwrap_or_else(|error| {
+        terminal::diagnostic(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+fn command(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
         None => session::execute(cli.session),
         Some(Command::Run(args)) => run::execute(args),
         Some(Command::List(args)) => list::execute(args),
@@ -34,11 +49,47 @@ pub fn execute(cli: Cli) -> ExitCode {
         Some(Command::Top(args)) => top::execute(args),
         Some(Command::Completions { shell }) => Ok(docs::completions(shell)),
         Some(Command::Man { directory }) => docs::man(&directory),
+    }
+}
+
+/// Makes the pages that were asked for, or says how to read the dump of the largest heap.
+/// `say` prints a line about a page. Whether all went well.
+fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
+    let last = written.iter().filter(|w| w.is_last);
+    let largest = last
+        .clone()
+        .max_by(|a, b| a.live_bytes.total_cmp(&b.live_bytes));
+    let Some(largest) = largest else {
+        return true;
     };
-    done.unwrap_or_else(|error| {
+    if !wanted.html && !wanted.open {
+        let path = crate::text::path(&largest.path);
+        terminal::diagnostic(&format!(
+            "next: mem_parser {path} (a table; --html: a page)"
+        ));
+        return true;
+    }
+    let mut well = true;
+    for dump in last {
+        match page::make(&dump.path) {
+            Ok(made) => {
+                say(&crate::text::path(&made));
+                if wanted.open && dump.path == largest.path {
+                    well &= report_failure(page::open(&made));
+                }
+            }
+            // The next one would fail alike.
+            Err(error) => return report_failure(Err(error)),
+        }
+    }
+    well
+}
+
+fn report_failure(done: anyhow::Result<()>) -> bool {
+    if let Err(error) = &done {
         terminal::diagnostic(&format!("{error:#}"));
-        ExitCode::FAILURE
-    })
+    }
+    done.is_ok()
 }
 
 /// Prints the name of a dump, and notes it.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::cgroup;
 use crate::discovery::{Agent, Found, Life, Refused, Scan};
 use crate::process::{self, Stat, Status};
+use crate::program;
 use crate::segment::Refusal;
 use crate::text;
 use shm_protocol::snapshot::Invalid;
@@ -141,8 +142,8 @@ impl Selection {
     }
 }
 
-/// Whether a pid or name means this agent.
-fn matches(name: &str, agent: &Found) -> bool {
+/// Whether a pid, name or pattern means this agent.
+pub fn matches(name: &str, agent: &Found) -> bool {
     if let Ok(pid) = name.parse::<i32>() {
         return pid == agent.pid;
     }
@@ -214,6 +215,10 @@ fn explain_process(pid: i32, title: &str) -> String {
              MEM_PROFILER_DIR differs; restart it",
             text::path(directory)
         );
+    }
+    let exe = format!("/proc/{pid}/exe");
+    if let Some(obstacle) = program::obstacle(exe.as_ref()) {
+        return format!("{title}: the process runs without the agent: {obstacle}");
     }
     format!("{title}: the process runs without the agent: {HOW}")
 }

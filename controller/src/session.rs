@@ -54,6 +54,17 @@ pub struct Settings {
     pub selection: Selection,
     /// When to dump besides at the end.
     pub triggers: Triggers,
+    /// Which processes of a program that we start are worth a dump.
+    pub worth: Worth,
+}
+
+/// What makes a process worth a dump.
+#[derive(Clone, Debug, Default)]
+pub struct Worth {
+    /// Least bytes that it allocated; the program that we started needs none.
+    pub min: u64,
+    /// Patterns of names, of which one must fit; empty: any name.
+    pub only: Vec<String>,
 }
 
 /// Result of a session.
@@ -63,6 +74,8 @@ pub struct Outcome {
     pub written: Vec<Written>,
     /// How many processes or dumps failed.
     pub failures: usize,
+    /// How many processes were not worth a dump.
+    pub left_out: usize,
     /// How the program that we started ended.
     pub status: Option<std::process::ExitStatus>,
 }

@@ -16,6 +16,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::session::Tally;
 use crate::text;
 
+/// Whether somebody looks at the results.
+pub fn is_watched() -> bool {
+    std::io::stdout().is_terminal()
+}
+
 /// Writes a line of results. Whatever it holds, the terminal only shows it.
 pub fn result(line: &str) {
     print(Line::Result(text::line(line).into_owned()));

@@ -12,7 +12,7 @@ use support::forge::{Forged, give_to_nobody, is_root, start_of};
 use support::{Place, Ran, wait_for};
 
 fn states(place: &Place) -> Vec<(u64, String)> {
-    let ran = place.run(&["list", "--json"]);
+    let ran = place.run(&["list", "--all", "--json"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let rows: Vec<serde_json::Value> = serde_json::from_str(&ran.out).unwrap();
     let mut states: Vec<_> = rows
@@ -170,7 +170,7 @@ fn planted_files_exhaust_no_descriptors() {
             .env("MEM_PROFILER_DIR", place.shm());
         Ran::of(command.output().unwrap())
     };
-    let ran = limited(&["list", "--json"]);
+    let ran = limited(&["list", "--all", "--json"]);
     let rows: Vec<serde_json::Value> = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(rows.len(), 1501, "{}", ran.err);
     limited(&["-s", "0.2", "-o", &place.prefix()]).succeeded();
@@ -414,6 +414,8 @@ fn run_takes_its_descendants_alone() {
         "run",
         "-c",
         "1",
+        "--min",
+        "0",
         "-o",
         &place.prefix(),
         "--agent",

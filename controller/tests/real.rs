@@ -219,7 +219,16 @@ fn run_forwards_signals_and_writes_what_the_program_had() {
 fn a_fork_heavy_script_gives_a_dump_for_each_process_that_allocates() {
     let place = Place::new();
     let script = "for i in 1 2 3 4 5 6 7 8 9 10; do ls / > /dev/null; (true); done; exec ls /";
-    let mut command = place.profiler(&["run", "-c", "64", "-o", &place.prefix(), "--agent"]);
+    let mut command = place.profiler(&[
+        "run",
+        "-c",
+        "64",
+        "--min",
+        "0",
+        "-o",
+        &place.prefix(),
+        "--agent",
+    ]);
     command
         .arg(agent())
         .args(["--", "sh", "-c", script])

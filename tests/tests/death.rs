@@ -110,7 +110,7 @@ fn an_orderly_end_without_destructors_is_not_called_a_death() {
 
     let scratch = Scratch::new();
     let mut shell = scratch.profiler();
-    shell.args(["run", "-c", "1", "-o", "sh_", "--agent"]);
+    shell.args(["run", "-c", "1", "--min", "0", "-o", "sh_", "--agent"]);
     shell.arg(mem_tests::artifacts::agent());
     let outcome = run(shell.args(["--", "sh", "-c", "for i in 1 2 3; do x=$x$i; done"]));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");

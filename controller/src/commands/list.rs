@@ -56,7 +56,8 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         .filter(|found| selection.wants(found));
     // One after the other: there may be more than descriptors.
     let agents = wanted.filter_map(|found| found.open().ok());
-    let rows: Vec<Row> = agents.filter_map(|agent| row(&agent, &mut head)).collect();
+    let rows = agents.filter_map(|agent| row(&agent, &mut head));
+    let rows: Vec<Row> = rows.filter(|row| args.all || row.is_of_use()).collect();
     if args.json {
         json(&rows)?;
     } else {
@@ -105,6 +106,13 @@ fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         rss_bytes: live.then(|| rss_bytes(agent.pid)).flatten(),
         segment: text::path(agent.segment.path()),
     })
+}
+
+impl Row {
+    /// Whether the process lives, or left a profile.
+    fn is_of_use(&self) -> bool {
+        !["dead", "replaced"].contains(&self.state)
+    }
 }
 
 /// Bytes in use, as well as they are known.

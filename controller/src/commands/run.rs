@@ -1,14 +1,17 @@
 //! `run`: a program with the agent from its first allocation.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use super::reporting::Printer;
-use crate::cli::RunArgs;
+use crate::cli::{PageArgs, RunArgs};
 use crate::discovery::Discovery;
 use crate::launch::{self, Launched};
+use crate::program;
 use crate::segment::default_directory;
 use crate::select::Selection;
-use crate::session::{Outcome, Run, Settings};
+use crate::session::{Outcome, Run, Settings, Worth};
 use crate::terminal::{diagnostic, warning};
 use crate::text;
 
@@ -24,7 +27,12 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
         prefix: args.output.output,
         selection: Selection::default(),
         triggers: args.triggers.into(),
+        worth: Worth {
+            min: args.min,
+            only: args.only,
+        },
     };
+    let can_sample = warn_beforehand(&args.command[0]);
     let directory = launch::make_directory(&default_directory())?;
     let discovery = Discovery::in_directory(directory.clone());
     let reporter = Box::new(Printer::following());
@@ -39,24 +47,56 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     });
     launch::remove_directory(&directory);
     match followed? {
-        Ok(outcome) => Ok(conclude(&outcome)),
+        Ok(outcome) => Ok(conclude(&outcome, args.min, args.page, can_sample)),
         Err(code) => Ok(code),
     }
 }
 
+/// Says what will be missing, before the program says anything. Whether it can be sampled.
+fn warn_beforehand(command: &OsStr) -> bool {
+    let shown = text::path(command);
+    let Some(file) = program::find(command.as_ref()) else {
+        return true;
+    };
+    if let Some(obstacle) = program::obstacle(&file) {
+        warning(&format!("{shown}: nothing will be sampled: {obstacle}"));
+        return false;
+    }
+    let is_python = text::base_name(command.as_bytes()).starts_with(b"python");
+    if is_python && std::env::var_os("PYTHONMALLOC").is_none() {
+        diagnostic(&format!(
+            "hint: {shown} keeps small objects in an allocator of its own: PYTHONMALLOC=malloc in \
+             the environment shows each of them"
+        ));
+    }
+    true
+}
+
 /// The exit code is the program's; ours only where it ended well and a dump could not be written.
-fn conclude(outcome: &Outcome) -> ExitCode {
+fn conclude(outcome: &Outcome, min: u64, page: PageArgs, can_sample: bool) -> ExitCode {
+    let left_out = outcome.left_out;
+    if left_out > 0 {
+        let who = match left_out {
+            1 => "1 process is left out: it".to_owned(),
+            n => format!("{n} processes are left out: each"),
+        };
+        let least = text::bytes(min as f64);
+        diagnostic(&format!(
+            "{who} allocated less than {least} or has another name (--min, --only)"
+        ));
+    }
     if !outcome.written.is_empty() {
         super::table(&outcome.written);
-    } else if outcome.failures == 0 {
+    } else if outcome.failures == 0 && left_out == 0 && can_sample {
         warning(
             "no process was sampled: the program allocates too little, or it is static, setuid or \
              of another architecture, or clears LD_PRELOAD",
         );
     }
+    let well = super::follow_up(&outcome.written, page, diagnostic) && outcome.failures == 0;
     match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
-        _ if outcome.failures > 0 => ExitCode::FAILURE,
+        _ if !well => ExitCode::FAILURE,
         // A program that allocates nothing worth a sample has done nothing wrong.
         _ if outcome.written.is_empty() => ExitCode::SUCCESS,
         _ => {

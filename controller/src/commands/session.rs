@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use super::reporting::Printer;
 use crate::cli::SessionArgs;
 use crate::discovery::Discovery;
-use crate::session::{Run, Settings};
+use crate::session::{Run, Settings, Worth};
+use crate::terminal;
 
 /// Runs a session in processes that run already.
 pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
@@ -16,9 +17,13 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
         prefix: args.output.output,
         selection: args.select.into(),
         triggers: args.triggers.into(),
+        worth: Worth::default(),
     };
     let reporter = Box::new(Printer::attached());
-    let outcome = Run::new(settings, Discovery::new(), false, reporter)?.run()?;
+    let mut outcome = Run::new(settings, Discovery::new(), false, reporter)?.run()?;
     super::summary(&outcome.written);
+    if !super::follow_up(&outcome.written, args.page, terminal::result) {
+        outcome.failures += 1;
+    }
     Ok(super::conclude(&outcome))
 }

@@ -9,6 +9,7 @@ use crate::dump::{self, Written};
 use crate::ended::Ended;
 use crate::process_end::ProcessEnd;
 use crate::segment::{Head, io_error};
+use crate::select;
 use crate::session::member::Member;
 use crate::snapshot::Gone;
 use crate::target::{Target, uncollected};
@@ -99,6 +100,10 @@ impl Run {
         if self.child.is_some() && self.is_empty(&member.target) {
             return self.release(&member.target);
         }
+        if self.child.is_some() && !self.is_worth_it(&member.target) {
+            self.outcome.left_out += 1;
+            return self.release(&member.target);
+        }
         self.write_peak(&mut member);
         let Member {
             target,
@@ -161,6 +166,21 @@ impl Run {
             .segment
             .bank(target.session.number, &mut buffer);
         target.agent.life != Life::Running && bank.is_ok_and(|bank| bank.totals().samples == 0)
+    }
+
+    /// Whether a process that has to do with the program that we started gets a dump.
+    fn is_worth_it(&self, target: &Target) -> bool {
+        let (worth, agent) = (&self.settings.worth, &target.agent);
+        if !worth.only.is_empty() {
+            return worth.only.iter().any(|name| select::matches(name, agent));
+        }
+        let is_program = self.child.as_ref().is_some_and(|c| c.pid() == agent.pid);
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let bank = agent.segment.bank(target.session.number, &mut buffer);
+        let enough = |bytes: f64| bytes >= worth.min as f64;
+        // Of one that cannot be read the dump will say why.
+        is_program && agent.life != Life::Replaced
+            || bank.map_or(true, |bank| enough(bank.totals().alloc_bytes))
     }
 
     /// Writes the copy of the high-water mark.

@@ -1,0 +1,57 @@
+//! Pages of dumps, made by `mem_parser`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+
+use crate::text;
+
+const PARSER: &str = "mem_parser";
+
+/// The parser beside this program, or else the one in the search path.
+fn parser() -> PathBuf {
+    let beside = std::env::current_exe().ok();
+    let beside = beside.map(|exe| exe.with_file_name(PARSER));
+    beside
+        .filter(|path| path.is_file())
+        .unwrap_or_else(|| PARSER.into())
+}
+
+/// Makes the page of a dump, beside it.
+pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
+    let page = dump.with_extension("html");
+    let parser = parser();
+    let mut command = Command::new(&parser);
+    command
+        .arg("--html")
+        .arg("-f")
+        .arg(dump)
+        .arg("-o")
+        .arg(&page);
+    let status = command.stdin(Stdio::null()).status();
+    let status = status.with_context(|| {
+        format!(
+            "{} cannot be run: install it beside mem_profiler",
+            text::path(&parser)
+        )
+    })?;
+    if !status.success() {
+        bail!("no page of {}: mem_parser says why", text::path(dump));
+    }
+    Ok(page)
+}
+
+/// Shows a page in the user's browser.
+pub fn open(page: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new("xdg-open");
+    let command = command.arg(page).stdin(Stdio::null()).stdout(Stdio::null());
+    let status = command.status();
+    if !status.is_ok_and(|status| status.success()) {
+        bail!(
+            "no browser can be started here (xdg-open): open {} in one",
+            text::path(page)
+        );
+    }
+    Ok(())
+}
