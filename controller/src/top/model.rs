@@ -51,7 +51,28 @@ pub struct FunctionRow {
     pub function: FunctionId,
     /// Sums and rates.
     pub numbers: Numbers,
+    /// Whether it only ever leads into the program: `_start`, `main`, a thread's start. It is on
+    /// every stack, and says nothing.
+    pub is_entry: bool,
 }
+
+/// Functions that lead into a program, of C, C++ and Rust. What has no name, outside of these,
+/// counts as well.
+const ENTRIES: [&str; 13] = [
+    "_start",
+    "__libc_start_main",
+    "__libc_start_main_impl",
+    "__libc_start_call_main",
+    "main",
+    "clone",
+    "clone3",
+    "__clone",
+    "__clone3",
+    "start_thread",
+    "std::rt::lang_start",
+    "std::rt::lang_start_internal",
+    "execute_native_thread_routine",
+];
 
 /// Rows as of the last snapshot.
 pub struct Model {
@@ -171,6 +192,7 @@ impl Model {
     /// Adds the stacks up over the functions on them, each function once a stack.
     fn fill_functions(&mut self) {
         let mut sums = vec![Numbers::default(); self.symbols.len()];
+        let is_entry = self.entries();
         let mut seen = vec![u32::MAX; sums.len()];
         for (at, stack) in self.stacks.iter().enumerate() {
             for (depth, function) in stack.frames.iter().enumerate() {
@@ -187,8 +209,34 @@ impl Model {
             .map(|(function, numbers)| FunctionRow {
                 function,
                 numbers: numbers.aged(),
+                is_entry: is_entry[function as usize],
             })
             .collect();
+    }
+
+    /// For each function whether all frames of it are at the outer end of their stacks, among
+    /// [`ENTRIES`].
+    fn entries(&self) -> Vec<bool> {
+        let leads_in = |function: FunctionId| {
+            let name = self.symbols.name(function);
+            name.starts_with('[') || ENTRIES.contains(&name)
+        };
+        let functions = 0..self.symbols.len() as FunctionId;
+        let mut is_entry: Vec<bool> = functions.map(leads_in).collect();
+        for stack in &self.stacks {
+            let mut inside = false;
+            for function in stack.frames.iter().rev() {
+                inside |= !is_entry[*function as usize];
+                if inside {
+                    is_entry[*function as usize] = false;
+                }
+            }
+            // The innermost one has allocated.
+            if let Some(leaf) = stack.frames.first() {
+                is_entry[*leaf as usize] = false;
+            }
+        }
+        is_entry
     }
 }
 

@@ -72,11 +72,16 @@ pub fn row_count(height: u16) -> usize {
 
 fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[Row]) {
     // Narrow terminals keep the name and drop what is least asked for.
-    let columns: &[usize] = match area.width {
-        0..60 => &[1],
-        60..90 => &[1, 2, 3],
+    let sorted = sorted_column(view.sort);
+    let columns: &[usize] = match (area.width, sorted) {
+        (0..60, _) => &[sorted],
+        (60..90, 0) => &[0, 1, 2],
+        (60..90, 4) => &[1, 2, 4],
+        (60..90, _) => &[1, 2, 3],
         _ => &[0, 1, 2, 3, 4],
     };
+    let taken = columns.len() * (COLUMN + 1);
+    let name_width = usize::from(area.width).saturating_sub(taken);
     // Only what is seen is put into words.
     let first = view.first.min(rows.len());
     let shown = rows[first..].iter().take(usize::from(area.height));
@@ -87,13 +92,13 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
             .map(|c| Cell::from(format!("{:>10}", numbers[*c])));
         Cells::new(
             numbers
-                .chain([Cell::from(row.name(view.page, model))])
+                .chain([Cell::from(short(row.name(view.page, model), name_width))])
                 .collect::<Vec<_>>(),
         )
     });
     let widths = columns
         .iter()
-        .map(|_| Constraint::Length(10))
+        .map(|_| Constraint::Length(COLUMN as u16))
         .chain([Constraint::Min(10)]);
     let table = Table::new(cells, widths)
         .header(table_head(view, columns))
@@ -103,15 +108,43 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// The heads of the columns shown, that which the rows are sorted by underlined.
-fn table_head(view: &View, columns: &[usize]) -> Cells<'static> {
-    let sorted = match view.sort {
+/// Width of a column of numbers.
+const COLUMN: usize = 10;
+
+/// A name that fits: without its outer namespaces where it is too long, then without its end.
+fn short(name: String, width: usize) -> String {
+    let mut rest = name.as_str();
+    while rest.chars().count() > width {
+        let plain = rest.find(['<', '(', ' ']).unwrap_or(rest.len());
+        let Some(at) = rest[..plain].find("::") else {
+            break;
+        };
+        rest = &rest[at + 2..];
+    }
+    match rest.chars().count() > width {
+        true => rest
+            .chars()
+            .take(width.saturating_sub(1))
+            .chain(['…'])
+            .collect(),
+        false => rest.to_owned(),
+    }
+}
+
+/// The column that the rows are sorted by.
+fn sorted_column(sort: Sort) -> usize {
+    match sort {
         Sort::Flat => 0,
         Sort::Live => 1,
         Sort::Growth => 2,
         Sort::Rate => 3,
         Sort::Age => 4,
-    };
+    }
+}
+
+/// The heads of the columns shown, that which the rows are sorted by underlined.
+fn table_head(view: &View, columns: &[usize]) -> Cells<'static> {
+    let sorted = sorted_column(view.sort);
     let style = |column: usize| match column == sorted {
         true => Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
         false => Style::new().add_modifier(Modifier::BOLD),
@@ -249,10 +282,10 @@ mod tests {
 server (42)  every 1024 bytes, 9 s left
 live 3.9 KiB  +400 B/s  allocating 7.8 KiB/s  age 0.00 s  RSS 1.0 MiB  0 samples  2 stacks
       FLAT       LIVE   GROWTH/s    ALLOC/s        AGE FUNCTION
-       0 B    3.9 KiB     +400 B    7.8 KiB     1.50 s main
    2.9 KiB    2.9 KiB     +300 B    5.9 KiB     2.00 s alloc
        0 B    2.9 KiB     +300 B    5.9 KiB     2.00 s parse
     1000 B     1000 B     +100 B    2.0 KiB     0.00 s run
+       0 B    3.9 KiB     +400 B    7.8 KiB     1.50 s main
 q quit  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
 ";
         assert_eq!(drawn(100, 8, &View::default()), expected);
@@ -265,6 +298,32 @@ q quit  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
         assert_eq!(lines[1], "live 3.9 KiB  +400 B/s");
         assert_eq!(lines[9], "q quit  Enter open  Esc back  Tab stacks");
         assert!(drawn(80, 24, &View::default()).ends_with("p pause  w write\n"));
+    }
+
+    #[test]
+    fn the_column_that_rows_are_sorted_by_is_always_shown() {
+        for sort in Sort::ALL {
+            let view = View {
+                sort,
+                ..View::default()
+            };
+            for (width, height) in [(40, 10), (80, 24), (160, 50)] {
+                let text = drawn(width, height, &view);
+                assert!(text.contains(HEADS[sorted_column(sort)]), "{width}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn long_names_lose_their_namespaces_first() {
+        let of = |name: &str, width| short(name.to_owned(), width);
+        assert_eq!(of("a::b::run", 9), "a::b::run");
+        assert_eq!(of("a::b::run", 8), "b::run");
+        assert_eq!(of("a::b::run<x::y>", 11), "run<x::y>");
+        assert_eq!(of("a::b::run<x::y>", 6), "run<x…");
+        assert_eq!(of("alloc < parse < main", 10), "alloc < p…");
+        assert_eq!(of("größe::länge", 5), "länge");
+        assert_eq!(of("main", 0), "…");
     }
 
     #[test]

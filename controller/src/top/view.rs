@@ -58,6 +58,8 @@ pub struct Row {
     pub key: Key,
     /// The numbers; a frame has none.
     pub numbers: Option<Numbers>,
+    /// Whether it only leads into the program: such rows come last.
+    pub is_entry: bool,
 }
 
 impl Row {
@@ -131,6 +133,7 @@ impl View {
         let value = |row: &Row| row.numbers.as_ref().map_or(0.0, |n| self.sort.value(n));
         rows.sort_by(|a, b| {
             let by_value = value(b).total_cmp(&value(a));
+            let by_value = a.is_entry.cmp(&b.is_entry).then(by_value);
             by_value.then_with(|| names(a.key, model).cmp(names(b.key, model)))
         });
         rows
@@ -214,6 +217,7 @@ fn functions(model: &Model, wanted: &[bool]) -> Vec<Row> {
         .map(|row| Row {
             key: Key::Function(row.function),
             numbers: Some(row.numbers),
+            is_entry: row.is_entry,
         })
         .collect()
 }
@@ -227,6 +231,7 @@ fn stacks(model: &Model, wanted: &[bool], through: Option<FunctionId>) -> Vec<Ro
         .map(|(at, stack)| Row {
             key: Key::Stack(at),
             numbers: Some(stack.numbers),
+            is_entry: false,
         })
         .collect()
 }
@@ -238,6 +243,7 @@ fn frames(model: &Model, leaf: u32) -> Vec<Row> {
     let frame = |depth| Row {
         key: Key::Frame(depth),
         numbers: (depth == 0).then_some(stack.numbers),
+        is_entry: false,
     };
     (0..stack.frames.len()).map(frame).collect()
 }
@@ -256,9 +262,9 @@ mod tests {
     fn rows_are_sorted_and_filtered() {
         let model = example();
         let mut view = View::default();
-        assert_eq!(names(&view, &model), ["main", "alloc", "parse", "run"]);
+        assert_eq!(names(&view, &model), ["alloc", "parse", "run", "main"]);
         view.sort = Sort::Flat;
-        assert_eq!(names(&view, &model), ["alloc", "run", "main", "parse"]);
+        assert_eq!(names(&view, &model), ["alloc", "run", "parse", "main"]);
         view.filter = "AR".to_owned();
         assert_eq!(names(&view, &model), ["parse"]);
     }
@@ -267,7 +273,6 @@ mod tests {
     fn functions_open_to_stacks_and_stacks_to_frames() {
         let model = example();
         let mut view = View::default();
-        view.select(1, 4);
         view.open(&model, &view.rows(&model));
         assert_eq!(names(&view, &model), ["alloc < parse < main"]);
         view.open(&model, &view.rows(&model));
@@ -279,7 +284,7 @@ mod tests {
         assert_eq!(view.page, Page::Frames(5), "frames open no further");
         view.close();
         view.close();
-        assert_eq!((view.page, view.selected), (Page::Functions, 1));
+        assert_eq!((view.page, view.selected), (Page::Functions, 0));
     }
 
     #[test]
