@@ -225,9 +225,9 @@ impl Bar {
         };
         self.bar.set_position(gone.as_millis() as u64);
         self.bar.set_message(format!(
-            "{time}, {} samples, {:.1} MB sampled, {} {}",
+            "{time}, {} samples, {} sampled, {} {}",
             tally.samples,
-            tally.bytes / 1e6,
+            text::bytes(tally.bytes),
             tally.processes,
             if tally.processes == 1 {
                 "process"
