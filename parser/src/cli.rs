@@ -1,46 +1,77 @@
-//! The command line.
+//! The command line: what is valid, and what it says about itself. Completions and man
+//! pages are made from these definitions.
 
-use std::path::PathBuf;
+pub mod documents;
+mod report;
+mod usage;
+mod values;
 
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{
-    Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser,
-};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use heap_format::merge::Base;
+use mem_parser::Options;
 use mem_parser::filters::{Filters, TagFilter, pattern};
 use mem_parser::graph::Order;
-use mem_parser::load::Sources;
+use mem_parser::load::{Missing, Sources};
 use mem_parser::nodes::Granularity;
-use mem_parser::report::FORMATS;
-use mem_parser::{Format, Options, Output};
 use symbols::demangle::Style;
+
+use report::Report;
+pub use usage::fail;
+use values::{granularities, styles, unit};
+
+const USAGE: &str = "mem_parser [OPTIONS] DUMP...
+       mem_parser -p BINARY -f DUMP OUTPUT [-o FILE]";
+
+const EXAMPLES: &str = "Examples:
+  mem_parser x.heap                             table of functions
+  mem_parser x.heap --html -o page.html         page for a browser
+  mem_parser x.heap --base early.heap --cum     what has grown since
+  mem_parser x.heap --peek '^parse'             who calls these functions
+  mem_parser -p bin/app -f x.heap -s -o x.svg   with another copy of the program";
 
 /// Reads heap profiles: tables, call graphs, and conversions.
 ///
 /// Reads this project's dumps, jemalloc's and gperftools' text, and recognises
-/// them by their content.
+/// them by their content. Without an output, prints the table.
 #[derive(Parser, Debug)]
-#[command(name = "mem_parser", version, max_term_width = 100)]
-#[command(group(ArgGroup::new("output_kind").required(true)))]
+#[command(name = "mem_parser", version, max_term_width = 80)]
+#[command(override_usage = USAGE, after_help = EXAMPLES)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(group(ArgGroup::new("output_kind")))]
 pub struct Cli {
-    /// The program that was profiled
+    /// The command, which reads no dump.
+    #[command(subcommand)]
+    pub command: Option<Document>,
+
+    /// The dump to read, as with -f
+    #[arg(value_name = "DUMP")]
+    bare: Vec<PathBuf>,
+
+    /// The program that was profiled [default: the file that the dump names, if it is here]
     #[arg(short = 'p', long = "program", value_name = "BINARY")]
     pub binary: Option<PathBuf>,
 
     /// The dump to read. Several are added up; of several of one session the last counts
-    #[arg(short = 'f', id = "dump", long = "file", value_name = "DUMP", required = true, num_args = 1..)]
-    pub dumps: Vec<PathBuf>,
+    #[arg(short = 'f', id = "dump", long = "file", value_name = "DUMP", num_args = 1..)]
+    named: Vec<PathBuf>,
 
-    /// Write to this file instead of standard output
+    /// Write to this file; - is standard output
+    ///
+    /// Without it, results go to standard output. Where that is a terminal, pictures, the
+    /// page and --proto go to a file instead that is named after the dump: x.html, x.svg,
+    /// x.flame.svg, x.pb.gz.
     #[arg(short = 'o', long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
+    /// Go on where dumps or binaries do not belong together
+    ///
     /// Use binaries although their build ids differ from the profiled ones, subtract dumps of
-    /// other programs and sessions, and add up those of one session
+    /// other programs and sessions, and add up those of one session.
     #[arg(long)]
     pub force: bool,
 
@@ -69,6 +100,21 @@ pub struct Cli {
     pub base: BaseOptions,
 }
 
+/// What the program can say about itself.
+#[derive(Subcommand, Debug)]
+pub enum Document {
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write man pages into a directory (a dump called man: ./man)
+    Man {
+        /// The directory
+        directory: PathBuf,
+    },
+}
+
 /// Options of finding symbols.
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Symbols")]
@@ -84,13 +130,6 @@ pub struct SymbolOptions {
     /// Names of JIT code, instead of /tmp/perf-PID.map
     #[arg(long, value_name = "FILE", alias = "perf_map")]
     pub perf_map: Option<PathBuf>,
-}
-
-/// The output asked for; exactly one is.
-#[derive(Debug)]
-pub struct Report {
-    format: &'static Format,
-    pattern: Option<String>,
 }
 
 /// The column to show.
@@ -253,60 +292,39 @@ pub struct BaseOptions {
     pub diff_base: Vec<PathBuf>,
 }
 
-const GRANULARITIES: [(&str, Granularity); 4] = [
-    ("functions", Granularity::Functions),
-    ("lines", Granularity::Lines),
-    ("files", Granularity::Files),
-    ("addresses", Granularity::Addresses),
-];
-
-fn granularities() -> impl TypedValueParser<Value = Granularity> {
-    PossibleValuesParser::new(GRANULARITIES.map(|(name, _)| name)).map(|name| {
-        let found = GRANULARITIES.iter().find(|g| g.0 == name);
-        found.map_or(Granularity::Functions, |g| g.1)
-    })
-}
-
-const STYLES: [(&str, Style, &str); 4] = [
-    (
-        "simple",
-        Style::Simple,
-        "Neither parameters nor template arguments, as pprof shows names",
-    ),
-    (
-        "templates",
-        Style::Templates,
-        "Template arguments, but no parameters",
-    ),
-    ("full", Style::Full, "Everything, as c++filt"),
-    ("none", Style::None, "The name in the symbol table"),
-];
-
-fn styles() -> impl TypedValueParser<Value = Style> {
-    let values = STYLES.map(|(name, _, help)| PossibleValue::new(name).help(help));
-    PossibleValuesParser::new(values).map(|name| {
-        let found = STYLES.iter().find(|s| s.0 == name);
-        found.map_or(Style::Simple, |s| s.1)
-    })
-}
-
-fn unit(text: &str) -> Result<String, String> {
-    match mem_parser::is_unit(text) {
-        true => Ok(text.to_owned()),
-        false => {
-            Err("expected B, kB, MB, GB, TB, PB, ns, us, ms, s, hrs, count or auto".to_owned())
-        }
-    }
-}
-
-/// Prints the error that an argument is missing, with the usage, and ends the program.
-pub fn missing_argument(message: &str) -> ExitCode {
-    Cli::command()
-        .error(ErrorKind::MissingRequiredArgument, message)
-        .exit()
-}
-
 impl Cli {
+    /// The command line of this process. Ends it where that is not valid, and after help.
+    pub fn of_process() -> Self {
+        let cli = Self::try_parse().unwrap_or_else(|error| usage::end(error));
+        if cli.command.is_none() && cli.dumps().is_empty() {
+            let missing = "no dump was given; name one: mem_parser x.heap";
+            usage::end(Self::command().error(ErrorKind::MissingRequiredArgument, missing));
+        }
+        cli
+    }
+
+    /// The dumps, those of -f first.
+    pub fn dumps(&self) -> Vec<PathBuf> {
+        self.named.iter().chain(&self.bare).cloned().collect()
+    }
+
+    /// The file that was asked for; `-` is none.
+    pub fn file(&self) -> Option<&Path> {
+        self.output
+            .as_deref()
+            .filter(|file| *file != Path::new("-"))
+    }
+
+    /// The option that was meant by a word that was taken for a dump.
+    pub fn meant_option(&self, missing: &Missing) -> Option<String> {
+        let word = missing.file.to_str()?;
+        let is_word = self.bare.contains(&missing.file)
+            && word
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+        usage::option_like(word).filter(|_| is_word && missing.near.is_none())
+    }
+
     /// The files to read.
     pub fn sources(&self) -> Sources {
         let BaseOptions { base, diff_base } = &self.base;
@@ -315,7 +333,7 @@ impl Cli {
             _ => (diff_base, Base::Comparison),
         };
         Sources {
-            dumps: self.dumps.clone(),
+            dumps: self.dumps(),
             base: base.clone(),
             base_rule,
             binary: self.binary.clone(),
@@ -350,67 +368,9 @@ impl Cli {
             divide_by: view.divide_by,
             compact_labels: view.compact_labels,
             program: self.binary.clone(),
-            files: self.dumps.clone(),
+            files: self.dumps(),
             source_directories: view.source_path.clone(),
         })
-    }
-}
-
-impl Report {
-    /// The output.
-    pub fn output(&self) -> Result<Output> {
-        let pattern = pattern(self.format.flag, self.pattern.as_deref())?;
-        Ok(Output::new(self.format, pattern))
-    }
-}
-
-/// The flags of all formats.
-impl Args for Report {
-    fn augment_args(command: Command) -> Command {
-        let command = command.next_help_heading("Outputs (one of these)");
-        FORMATS.iter().fold(command, |command, format| {
-            let action = match format.takes_pattern {
-                true => ArgAction::Set,
-                false => ArgAction::SetTrue,
-            };
-            let mut arg = Arg::new(format.flag)
-                .long(format.flag)
-                .help(format.help)
-                .value_name("PATTERN")
-                .action(action)
-                .group("output_kind");
-            arg = format.short.into_iter().fold(arg, Arg::short);
-            arg = format.alias.into_iter().fold(arg, Arg::visible_alias);
-            command.arg(arg)
-        })
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for Report {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = |format: &&&'static Format| match format.takes_pattern {
-            true => matches.contains_id(format.flag),
-            false => matches.get_flag(format.flag),
-        };
-        let format = *FORMATS.iter().find(given).ok_or_else(|| {
-            clap::Error::raw(ErrorKind::MissingRequiredArgument, "an output is needed")
-        })?;
-        let pattern = format
-            .takes_pattern
-            .then(|| matches.get_one(format.flag).cloned());
-        Ok(Self {
-            format,
-            pattern: pattern.flatten(),
-        })
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
     }
 }
 

@@ -1,24 +1,85 @@
-//! Where results go: standard output, or a file that appears whole or not at
-//! all.
+//! Where results go: standard output, or a file that appears whole or not at all.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use heap_format::printable;
 
-/// Writes `content` to the file, or to standard output when there is none.
-pub fn write(path: Option<&Path>, content: &[u8]) -> Result<()> {
-    match path {
-        None => to_stdout(content),
-        Some(path) => to_file(path, content),
+/// Where a result goes.
+#[derive(Debug)]
+pub enum Destination {
+    /// Standard output.
+    Stdout,
+    /// The file that was asked for.
+    File(PathBuf),
+    /// A file named after the dump.
+    Named(PathBuf),
+}
+
+impl Destination {
+    /// Says what is wrong with it, before any work is done for it.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Self::Stdout => Ok(()),
+            Self::File(path) | Self::Named(path) => check(path),
+        }
+    }
+
+    /// Writes a result there.
+    pub fn write(&self, content: &[u8]) -> Result<()> {
+        match self {
+            Self::Stdout => to_stdout(content),
+            Self::File(path) => to_file(path, content),
+            Self::Named(path) => {
+                if !is_replaceable(path, content) {
+                    let shown = printable::path(path);
+                    bail!("{shown} exists and seems to be something else; name a file with -o");
+                }
+                to_file(path, content)
+            }
+        }
     }
 }
 
+/// The name of an output of a dump, in the current directory.
+pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
+    let name = dump.file_name().unwrap_or(dump.as_os_str());
+    let mut stem = Path::new(name);
+    for known in ["gz", "heap", "pb", "prof", "folded", "txt"] {
+        if stem.extension().is_some_and(|e| e == known) {
+            stem = Path::new(stem.file_stem().unwrap_or(name));
+        }
+    }
+    let mut name = stem.as_os_str().to_owned();
+    name.push(".");
+    name.push(ending);
+    name.into()
+}
+
+/// Bytes by which an earlier output is told from other files.
+const START: usize = 90;
+
+/// Whether nobody asked to keep what is there: nothing, or an earlier output of this kind.
+fn is_replaceable(path: &Path, content: &[u8]) -> bool {
+    let found = match fs::symlink_metadata(path) {
+        Err(_) => return true,
+        Ok(found) => found,
+    };
+    let start = || {
+        let mut start = Vec::new();
+        let file = File::open(path).ok()?;
+        file.take(START as u64).read_to_end(&mut start).ok()?;
+        Some(start)
+    };
+    let own = &content[..content.len().min(START)];
+    found.is_file() && start().is_some_and(|start| start == own)
+}
+
 /// A reader that has seen enough (`| head`) is no error.
-fn to_stdout(content: &[u8]) -> Result<()> {
+pub fn to_stdout(content: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(content).and_then(|()| out.flush()) {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -56,7 +117,7 @@ fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 /// Says what is wrong with an output file, before any work is done for it.
-pub fn check(path: &Path) -> Result<()> {
+fn check(path: &Path) -> Result<()> {
     if path.is_dir() {
         bail!(
             "{} is a directory; name a file in it with -o",
@@ -100,20 +161,49 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("out.svg");
         fs::write(&path, "old").unwrap();
-        write(Some(&path), b"new").unwrap();
+        to_file(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]
+    fn outputs_are_named_after_dumps() {
+        let name = |dump: &str, ending| name_for(Path::new(dump), ending);
+        assert_eq!(name("/tmp/x.heap", "html"), Path::new("x.html"));
+        assert_eq!(
+            name("a.4711.0001.heap", "svg"),
+            Path::new("a.4711.0001.svg")
+        );
+        assert_eq!(name("x.pb.gz", "flame.svg"), Path::new("x.flame.svg"));
+        assert_eq!(name("prof.0001", "html"), Path::new("prof.0001.html"));
+        assert_eq!(name(".heap", "html"), Path::new(".heap.html"));
+        assert_eq!(name("x.html", "html"), Path::new("x.html.html"));
+    }
+
+    #[test]
+    fn only_earlier_outputs_are_replaced_unasked() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.html");
+        let content = |end: &str| format!("{}{end}", "<".repeat(START)).into_bytes();
+        let named = Destination::Named(path.clone());
+        named.write(&content("first")).unwrap();
+        named.write(&content("second")).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), content("second"));
+        fs::write(&path, "my own").unwrap();
+        let error = named.write(&content("third")).unwrap_err().to_string();
+        assert!(error.contains("x.html exists"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"my own");
+    }
+
+    #[test]
     fn a_missing_directory_is_named() {
         let directory = tempfile::tempdir().unwrap();
-        let error = write(Some(&directory.path().join("no/out")), b"")
+        let error = to_file(&directory.path().join("no/out"), b"")
             .unwrap_err()
             .to_string();
         assert!(error.contains("/no does not exist"), "{error}");
-        let error = write(Some(directory.path()), b"").unwrap_err().to_string();
+        let error = to_file(directory.path(), b"").unwrap_err().to_string();
         assert!(error.contains("is a directory"), "{error}");
     }
 }

@@ -29,6 +29,18 @@ pub struct Filters {
 }
 
 impl Filters {
+    /// The pattern of functions of an option.
+    pub(crate) fn pattern_of(&self, option: &str) -> Option<&Regex> {
+        match option {
+            "focus" => self.focus.as_ref(),
+            "ignore" => self.ignore.as_ref(),
+            "hide" => self.hide.as_ref(),
+            "show" => self.show.as_ref(),
+            "show_from" => self.show_from.as_ref(),
+            _ => None,
+        }
+    }
+
     /// The filters in force, as the legend names them.
     pub fn active(&self) -> Vec<String> {
         let pattern = |p: &Option<Regex>| p.as_ref().map(|p| p.as_str().to_owned());

@@ -47,12 +47,15 @@
 pub mod combine;
 pub mod filters;
 pub mod graph;
+mod hint;
 mod json;
 pub mod load;
 mod measure;
 mod moment;
+pub mod nearest;
 pub mod nodes;
 mod options;
+pub mod program;
 pub mod report;
 pub mod series;
 pub mod sources;

@@ -1,8 +1,10 @@
 //! From files to one symbolized profile.
 
+use std::borrow::Cow;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use heap_format::merge::Base;
 use heap_format::{Profile, ReadError, maps, printable};
 use symbols::demangle::Style;
@@ -10,9 +12,10 @@ use symbols::demangle::Style;
 use crate::combine::{self, Combined};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series;
+use crate::{hint, nearest, program};
 
 /// Files that a profile is made of.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Sources {
     /// The dumps. Several are added up, but those of one session, of which the last counts.
     pub dumps: Vec<PathBuf>,
@@ -34,31 +37,42 @@ pub struct Sources {
     pub perf_map: Option<PathBuf>,
 }
 
-/// The error that no program was given to find names in.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the program that was profiled is needed to name its functions: -p BINARY \
-     (or --symbol-path DIRECTORY)"
-)]
-pub struct NoProgram;
-
 /// Reads the dumps, combines them as the format needs it and finds symbols. Warnings go to
-/// `warn`, also before an error.
+/// `warn`, also before an error. The error may be a
+/// [`NoProgram`](program::NoProgram) or [`Missing`].
 pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> Result<Combined> {
-    let read = open_all(&sources.dumps, needs);
-    if needs.symbols == Symbols::Required && !can_name(sources, &read) {
-        return Err(NoProgram.into());
-    }
-    let dumps = read?;
+    let dumps = open_all(&sources.dumps, needs)?;
     if needs.symbols == Symbols::Unused {
         return combined(sources, needs, dumps, warn);
     }
-    if let Some(binary) = sources.binary.as_ref().filter(|_| !sources.force) {
+    let mut sources = Cow::Borrowed(sources);
+    let mut missing = None;
+    if needs.symbols == Symbols::Required && !can_name(&sources, &dumps) {
+        match program::find(&dumps, &sources.dumps, sources.force) {
+            Ok(found) => sources.to_mut().binary = found,
+            Err(error) => missing = Some(error),
+        }
+    } else if let Some(binary) = sources.binary.as_ref().filter(|_| !sources.force) {
         for (profile, file) in dumps.iter().zip(&sources.dumps) {
             check(profile, binary, file, warn)?;
         }
     }
-    let mut combined = combined(sources, needs, dumps, warn)?;
+    if let Some(error) = missing.take_if(|error| !error.has_build_id) {
+        return Err(error.into());
+    }
+    let mut combined = combined(&sources, needs, dumps, warn)?;
+    let warnings = symbolize(&mut combined.profile, &sources);
+    if let Some(error) = missing.filter(|_| !program::is_named(&combined.profile)) {
+        return Err(error.into());
+    }
+    let hint = hint::unnamed(&combined.profile, &sources, &warnings);
+    let hint = hint.filter(|_| needs.symbols == Symbols::Required);
+    warnings.into_iter().chain(hint).for_each(warn);
+    Ok(combined)
+}
+
+/// Finds symbols. Returns warnings for people.
+fn symbolize(profile: &mut Profile, sources: &Sources) -> Vec<String> {
     let options = symbols::Options {
         binary: sources.binary.as_deref(),
         force: sources.force,
@@ -67,29 +81,55 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         debuginfod: sources.debuginfod,
         perf_map: sources.perf_map.as_deref(),
     };
-    let warnings = symbols::symbolize(&mut combined.profile, &options);
-    warnings.into_iter().for_each(warn);
+    let warnings = symbols::symbolize(profile, &options);
     if let Some(binary) = &sources.binary {
-        rename_program(&mut combined.profile, binary);
+        rename_program(profile, binary);
     }
-    Ok(combined)
+    warnings
 }
 
-fn open_all(files: &[PathBuf], needs: &Needs) -> Result<Vec<Profile>, ReadError> {
+fn open_all(files: &[PathBuf], needs: &Needs) -> Result<Vec<Profile>> {
     let open = |file: &PathBuf| {
-        let mut profile = heap_format::open(file)?;
+        let mut profile = heap_format::open(file).map_err(|error| refused(file, error))?;
         combine::prepare(&mut profile, needs);
         Ok(profile)
     };
     files.iter().map(open).collect()
 }
 
-/// Whether there is anything to find names in.
-fn can_name(sources: &Sources, read: &Result<Vec<Profile>, ReadError>) -> bool {
-    let symbolized = |p: &Profile| p.locations.iter().any(|l| l.line_count > 0);
+/// The error of a file that could not be read, with the one that was probably meant.
+fn refused(file: &Path, error: ReadError) -> anyhow::Error {
+    match &error {
+        ReadError::Io { error: io, .. } if io.kind() == ErrorKind::NotFound => {
+            let near = nearest::file(file);
+            let file = file.to_path_buf();
+            anyhow::Error::new(Missing { file, error, near })
+        }
+        _ => error.into(),
+    }
+}
+
+/// A dump that does not exist.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}{}", meant(near.as_deref()))]
+pub struct Missing {
+    /// Its path, as given.
+    pub file: PathBuf,
+    /// The error of reading it.
+    pub error: ReadError,
+    /// A file that is there and has nearly that name.
+    pub near: Option<PathBuf>,
+}
+
+fn meant(near: Option<&Path>) -> String {
+    let near = near.map(|file| format!("; did you mean {}?", printable::path(file)));
+    near.unwrap_or_default()
+}
+
+/// Whether the caller said where to find names, or the dumps hold them.
+fn can_name(sources: &Sources, dumps: &[Profile]) -> bool {
     let elsewhere = !sources.symbol_directories.is_empty() || sources.debuginfod;
-    let self_contained = || read.as_ref().is_ok_and(|all| all.iter().all(symbolized));
-    sources.binary.is_some() || elsewhere || self_contained()
+    sources.binary.is_some() || elsewhere || dumps.iter().all(program::is_symbolized)
 }
 
 fn combined(
@@ -129,8 +169,13 @@ fn check(
     if let Some(warning) = symbols::doubt_binary(profile, binary) {
         warn(warning);
     }
-    symbols::check_binary(profile, binary, &printable::path(file))?;
-    Ok(())
+    let checked = symbols::check_binary(profile, binary, &printable::path(file));
+    checked.map_err(|error| match nearest::file(binary) {
+        Some(near) if binary.try_exists().is_ok_and(|there| !there) => {
+            anyhow!("{error}{}", meant(Some(&near)))
+        }
+        _ => error.into(),
+    })
 }
 
 /// Calls the program what the user calls it.

@@ -6,18 +6,26 @@
 mod cli;
 mod destination;
 
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use anyhow::Result;
-use clap::Parser;
-use mem_parser::load::{self, NoProgram};
+use anyhow::{Result, anyhow};
+use heap_format::printable;
+use mem_parser::load::{self, Missing};
+use mem_parser::program::NoProgram;
 
 use cli::Cli;
+use destination::Destination;
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    let cli = Cli::of_process();
+    let result = match &cli.command {
+        Some(document) => cli::documents::execute(document),
+        None => run(&cli),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<NoProgram>() => cli::missing_argument(&error.to_string()),
+        Err(error) if error.is::<NoProgram>() => cli::fail(&error.to_string()),
         Err(error) => {
             say(&format!("{error:#}"));
             ExitCode::FAILURE
@@ -27,25 +35,49 @@ fn main() -> ExitCode {
 
 /// Prints a message without anything that acts on a terminal: it may hold names from anywhere.
 fn say(message: &str) {
-    eprintln!("mem_parser: {}", heap_format::printable::text(message));
+    eprintln!("mem_parser: {}", printable::text(message));
 }
 
 fn warn(warning: String) {
     say(&format!("warning: {warning}"));
 }
 
-fn run(cli: Cli) -> Result<()> {
-    if let Some(file) = &cli.output {
-        destination::check(file)?;
-    }
+fn run(cli: &Cli) -> Result<()> {
+    let destination = destination(cli);
+    destination.check()?;
     let options = cli.options()?;
     let output = cli.report.output()?;
-    let combined = load::load(&cli.sources(), &output.needs(&options), &mut warn)?;
+    let loaded = load::load(&cli.sources(), &output.needs(&options), &mut warn);
+    let combined = loaded.map_err(|error| with_option(cli, error))?;
     let selection = mem_parser::select(combined, &options)?;
     selection.warnings().iter().cloned().for_each(warn);
     let content = mem_parser::render(&selection, &output, &options)?;
-    let written = destination::write(cli.output.as_deref(), &content);
+    destination.write(&content)?;
+    if let Destination::Named(file) = &destination {
+        say(&format!("{}: written", printable::path(file)));
+    }
     // The program ends: its memory goes as a whole, not piece by piece.
     std::mem::forget(selection);
-    written
+    Ok(())
+}
+
+fn destination(cli: &Cli) -> Destination {
+    match (cli.file(), cli.report.ending(), cli.dumps().last()) {
+        (Some(file), _, _) => Destination::File(file.to_path_buf()),
+        (None, Some(ending), Some(dump)) if cli.output.is_none() && io::stdout().is_terminal() => {
+            Destination::Named(destination::name_for(dump, ending))
+        }
+        _ => Destination::Stdout,
+    }
+}
+
+/// A word that was to be an option is taken for a dump, which then is not there.
+fn with_option(cli: &Cli, error: anyhow::Error) -> anyhow::Error {
+    match error
+        .downcast_ref::<Missing>()
+        .and_then(|missing| cli.meant_option(missing))
+    {
+        Some(option) => anyhow!("{error}; did you mean {option}?"),
+        None => error,
+    }
 }

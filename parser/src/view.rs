@@ -277,7 +277,7 @@ fn whole(pattern: &str) -> Result<Regex> {
 }
 
 /// A name without its parameter list.
-fn without_parameters(name: &str) -> &str {
+pub(crate) fn without_parameters(name: &str) -> &str {
     let name = name.strip_prefix('.').unwrap_or(name);
     let reserved = ["(anonymous namespace)", "operator()"];
     let mut at = 0;

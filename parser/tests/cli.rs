@@ -80,8 +80,7 @@ fn bad_usage_exits_with_2() {
     let dump = write_dump(&directory, "x.heap", b"", 4096.0);
     let (dump, program) = (text(&dump).to_owned(), this_program());
     let program = text(&program);
-    let cases: [&[&str]; 8] = [
-        &["-p", program, "-f", &dump],
+    let cases: [&[&str]; 7] = [
         &["-p", program, "-f", &dump, "-t", "-s"],
         &["-f", &dump, "-t"],
         &["-p", program, "-t"],

@@ -34,6 +34,7 @@ use tree::Tree;
 
 /// `--flame`.
 pub const FORMAT: Format = Format {
+    ending: Some("flame.svg"),
     needs: Needs {
         variance: true,
         ..Needs::TABLE

@@ -21,6 +21,9 @@ pub struct Format {
     pub alias: Option<&'static str>,
     /// Line of `--help`.
     pub help: &'static str,
+    /// Ending of the file that the output goes to where standard output is a terminal, which
+    /// could not show it; `None` for text.
+    pub ending: Option<&'static str>,
     /// The flag takes a pattern of functions.
     pub takes_pattern: bool,
     /// Demands on the stages before rendering.
@@ -63,6 +66,7 @@ impl Format {
             short: None,
             alias: None,
             help,
+            ending: None,
             takes_pattern: false,
             needs: Needs::TABLE,
             render,

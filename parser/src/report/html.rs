@@ -48,6 +48,7 @@ use tab::{Data, PageContext, Tab};
 
 /// `--html`.
 pub const FORMAT: Format = Format {
+    ending: Some("html"),
     needs: Needs {
         variance: true,
         dumps: Dumps::BaseApart,

@@ -9,6 +9,7 @@ use super::context::Context;
 use super::format::{Format, Needs};
 use crate::graph::{Graph, Node};
 use crate::measure::percentage;
+use crate::nearest;
 use crate::nodes::Granularity;
 use crate::sources;
 use heap_format::printable::printable;
@@ -48,7 +49,10 @@ fn render(context: &Context) -> Result<String> {
         }
     }
     if routines.is_empty() {
-        bail!("no function matches {pattern}");
+        let names = graph.nodes.iter();
+        let names = names.map(|n| context.nodes.info(n.id).name.as_ref());
+        let hint = nearest::function_hint(pattern.as_str(), names);
+        bail!("no function matches {pattern}{hint}");
     }
     let total = context.view.total();
     let mut out = format!("Total: {}\n", context.format(total, &context.options.unit));

@@ -11,6 +11,7 @@ use heap_format::printable::printable;
 /// `-s`.
 pub const FORMAT: Format = Format {
     short: Some('s'),
+    ending: Some("svg"),
     needs: Needs {
         variance: true,
         ..Needs::GRAPH

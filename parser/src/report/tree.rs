@@ -10,6 +10,7 @@ use super::context::Context;
 use super::format::{Format, Needs};
 use crate::graph::{Edge, Graph, Node};
 use crate::measure::percentage;
+use crate::nearest;
 use heap_format::printable::printable;
 
 /// `--tree`.
@@ -55,7 +56,10 @@ pub fn table(context: &Context, only: Option<&Regex>) -> Result<String> {
         printer.entry(&mut out, node, sum);
     }
     if let (Some(pattern), false) = (only, matched) {
-        bail!("no function matches {pattern}");
+        let names = trimmed.graph.nodes.iter();
+        let names = names.map(|n| context.nodes.name(n.id));
+        let hint = nearest::function_hint(pattern.as_str(), names);
+        bail!("no function matches {pattern}{hint}");
     }
     if !trimmed.graph.nodes.is_empty() {
         out += SEPARATOR;

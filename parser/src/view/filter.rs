@@ -1,10 +1,13 @@
 //! Leaving frames and stacks out of a view by name or label.
 
+use std::sync::Arc;
+
 use heap_format::{Label, LabelValue, NO_MAPPING, Profile};
 use regex::Regex;
 
 use super::View;
 use crate::filters::Filters;
+use crate::nearest;
 
 /// Functions and files of a profile that a pattern matches.
 struct Matches {
@@ -39,9 +42,15 @@ impl View {
     /// Applies filters. Returns warnings about those that match nothing.
     pub fn filter(&mut self, filters: &Filters) -> Vec<String> {
         let mut warnings = Vec::new();
+        let profile = Arc::clone(&self.profile);
         let mut warn = |option: &str, matched: bool| {
             if !matched {
-                warnings.push(format!("--{option} matches nothing"));
+                let hint = filters.pattern_of(option).map(|pattern| {
+                    let names = profile.functions.iter().map(|f| f.name.as_str());
+                    nearest::function_hint(pattern.as_str(), names)
+                });
+                let hint = hint.unwrap_or_default();
+                warnings.push(format!("--{option} matches nothing{hint}"));
             }
         };
         self.by_name(filters, &mut warn);

@@ -1,0 +1,29 @@
+//! Completions and man pages, made from the command line's own definitions.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use heap_format::printable;
+
+use super::{Cli, Document};
+use crate::destination;
+
+/// Prints or writes what is asked for.
+pub fn execute(document: &Document) -> Result<()> {
+    match document {
+        Document::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "mem_parser", &mut text);
+            destination::to_stdout(&text)
+        }
+        Document::Man { directory } => man(directory),
+    }
+}
+
+fn man(directory: &Path) -> Result<()> {
+    clap_mangen::generate_to(Cli::command(), directory).with_context(|| {
+        let shown = printable::path(directory);
+        format!("{shown}: man pages cannot be written there; create it first: mkdir -p {shown}")
+    })
+}

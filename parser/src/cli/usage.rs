@@ -1,0 +1,168 @@
+//! Errors of usage: what is wrong, what was probably meant, and where to read on. Two lines.
+
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+use heap_format::printable;
+use mem_parser::nearest;
+
+use super::Cli;
+
+/// Names that other programs have for options of this one.
+const ELSEWHERE: [(&str, &str); 11] = [
+    ("callgraph", "svg"),
+    ("collapsed", "folded"),
+    ("compare", "diff_base"),
+    ("diff", "diff_base"),
+    ("flamegraph", "flame"),
+    ("interactive", "html"),
+    ("pdf", "svg"),
+    ("png", "svg"),
+    ("pprof", "proto"),
+    ("table", "top"),
+    ("web", "html"),
+];
+
+/// Ends the program: with help or the version, or with what is wrong and exit code 2.
+pub fn end(error: Error) -> ! {
+    if !error.use_stderr() {
+        error.exit();
+    }
+    let message = message(&error);
+    // A name in it is no line of its own.
+    let message = message.replace('\n', " ");
+    fail(&format!(
+        "{message}\nFor all options, try 'mem_parser --help'."
+    ));
+    std::process::exit(2);
+}
+
+/// Says what is wrong with the usage, and what to do; the exit code for it.
+pub fn fail(message: &str) -> ExitCode {
+    eprintln!("error: {}", printable::text(message));
+    ExitCode::from(2)
+}
+
+/// The message, with what was probably meant.
+fn message(error: &Error) -> String {
+    let argument = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) => argument.as_str(),
+        _ => "",
+    };
+    if error.kind() == ErrorKind::UnknownArgument && argument.starts_with('-') {
+        return unknown(argument);
+    }
+    let text = told(error);
+    match is_man(error) {
+        true => format!("{text}; a dump called man is read as ./man"),
+        false => text,
+    }
+}
+
+/// Whether the command `man` was meant, or a file of that name.
+fn is_man(error: &Error) -> bool {
+    error.kind() == ErrorKind::MissingRequiredArgument
+        && std::env::args_os()
+            .nth(1)
+            .is_some_and(|first| first == "man")
+}
+
+/// What the parser of the command line says, without usage, as one line.
+fn told(error: &Error) -> String {
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let is_end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more");
+    let lines = text.lines().take_while(|line| !is_end(line));
+    let mut told = String::new();
+    for line in lines.map(str::trim).filter(|line| !line.is_empty()) {
+        let between = match told.chars().last() {
+            None => "",
+            Some(':') => " ",
+            Some(_) if line.starts_with('[') => " ",
+            Some(_) => "; ",
+        };
+        told += between;
+        told += line.strip_prefix("tip: ").unwrap_or(line);
+    }
+    in_other_words(told)
+}
+
+/// Numbers are not explained to people as they are to programmers.
+fn in_other_words(told: String) -> String {
+    let told = told
+        .replace("invalid digit found in string", "expected a whole number")
+        .replace("invalid float literal", "expected a number");
+    match told.split_once("a similar value exists: ") {
+        Some((before, value)) => format!("{before}did you mean {value}?"),
+        None => told,
+    }
+}
+
+fn unknown(argument: &str) -> String {
+    let single = single_dash();
+    let meant = single.as_deref().map(|name| format!("--{name}"));
+    let argument = single.map_or(argument.to_owned(), |name| format!("-{name}"));
+    match meant.or_else(|| option_like(argument.trim_start_matches('-'))) {
+        Some(meant) => format!("there is no option {argument}; did you mean {meant}?"),
+        None => format!("there is no option {argument}"),
+    }
+}
+
+/// The name of an option that was given with one dash, as pprof's are.
+fn single_dash() -> Option<String> {
+    let names = names();
+    let given = std::env::args().skip(1).filter_map(|argument| {
+        let name = argument.strip_prefix('-')?.split('=').next()?.to_owned();
+        (name.len() > 1 && names.contains(&name)).then_some(name)
+    });
+    given.into_iter().next()
+}
+
+/// The option whose name is nearest, with its dashes.
+pub fn option_like(typed: &str) -> Option<String> {
+    let typed = typed.split('=').next().unwrap_or(typed);
+    let names = names();
+    let spelt = typed.replace('-', "_").to_lowercase();
+    let elsewhere = ELSEWHERE.iter().find(|(theirs, _)| *theirs == spelt);
+    let name = match elsewhere {
+        Some((_, ours)) => (*ours).to_owned(),
+        None => nearest::word(typed, names.iter().map(String::as_str))?.to_owned(),
+    };
+    Some(format!("--{name}"))
+}
+
+/// The long names of all options.
+fn names() -> Vec<String> {
+    let mut command = Cli::command();
+    command.build();
+    let longs = command.get_arguments().flat_map(|argument| {
+        let aliases = argument.get_all_aliases().unwrap_or_default();
+        argument.get_long().into_iter().chain(aliases)
+    });
+    longs.map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_other_programs_lead_to_options() {
+        let names = names();
+        for (theirs, ours) in ELSEWHERE {
+            assert!(names.iter().any(|name| name == ours), "{ours}");
+            assert!(!names.iter().any(|name| name == theirs), "{theirs}");
+        }
+    }
+
+    #[test]
+    fn what_resembles_nothing_is_left_alone() {
+        assert_eq!(option_like("zzzzzz"), None);
+        assert_eq!(option_like("flam").as_deref(), Some("--flame"));
+        assert_eq!(
+            option_like("granularty=lines").as_deref(),
+            Some("--granularity")
+        );
+    }
+}

@@ -1,0 +1,54 @@
+//! Values of options that are words.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use mem_parser::nodes::Granularity;
+use symbols::demangle::Style;
+
+const GRANULARITIES: [(&str, Granularity); 4] = [
+    ("functions", Granularity::Functions),
+    ("lines", Granularity::Lines),
+    ("files", Granularity::Files),
+    ("addresses", Granularity::Addresses),
+];
+
+/// Parser of `--granularity`.
+pub fn granularities() -> impl TypedValueParser<Value = Granularity> {
+    PossibleValuesParser::new(GRANULARITIES.map(|(name, _)| name)).map(|name| {
+        let found = GRANULARITIES.iter().find(|g| g.0 == name);
+        found.map_or(Granularity::Functions, |g| g.1)
+    })
+}
+
+const STYLES: [(&str, Style, &str); 4] = [
+    (
+        "simple",
+        Style::Simple,
+        "Neither parameters nor template arguments, as pprof shows names",
+    ),
+    (
+        "templates",
+        Style::Templates,
+        "Template arguments, but no parameters",
+    ),
+    ("full", Style::Full, "Everything, as c++filt"),
+    ("none", Style::None, "The name in the symbol table"),
+];
+
+/// Parser of `--demangle`.
+pub fn styles() -> impl TypedValueParser<Value = Style> {
+    let values = STYLES.map(|(name, _, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).map(|name| {
+        let found = STYLES.iter().find(|s| s.0 == name);
+        found.map_or(Style::Simple, |s| s.1)
+    })
+}
+
+/// Parser of `--unit`.
+pub fn unit(text: &str) -> Result<String, String> {
+    match mem_parser::is_unit(text) {
+        true => Ok(text.to_owned()),
+        false => {
+            Err("expected B, kB, MB, GB, TB, PB, ns, us, ms, s, hrs, count or auto".to_owned())
+        }
+    }
+}

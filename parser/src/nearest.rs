@@ -1,0 +1,160 @@
+//! What was probably meant: the names nearest to one that was not found.
+
+use std::path::{Path, PathBuf};
+
+use strsim::osa_distance;
+
+/// Names that are looked at, in a directory or a profile.
+const MOST: usize = 50_000;
+
+/// Characters of a name that are compared.
+const LENGTH: usize = 80;
+
+/// The word nearest to a misspelt one, if any is near.
+pub fn word<'a>(typed: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let typed = start(typed);
+    let limit = (typed.chars().count() / 3).max(1);
+    let near = words.take(MOST).filter_map(|word| {
+        let distance = osa_distance(&typed, &start(word));
+        (distance <= limit && distance < typed.chars().count()).then_some((distance, word))
+    });
+    near.min().map(|(_, word)| word)
+}
+
+/// The file nearest to one that does not exist, in the same directory.
+pub fn file(missing: &Path) -> Option<PathBuf> {
+    let name = missing.file_name()?.to_str()?;
+    let parent = missing.parent()?;
+    let directory = if parent.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        parent
+    };
+    let entries = std::fs::read_dir(directory).ok()?.take(MOST).flatten();
+    let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir()));
+    let names: Vec<String> = files
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    let found = word(name, names.iter().map(String::as_str))?;
+    Some(parent.join(found))
+}
+
+/// The ending of a message about a pattern that no function matches: those that come nearest.
+pub fn function_hint<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let found = functions(pattern, names);
+    let shown: Vec<String> = found.iter().map(|name| shortened(name)).collect();
+    match shown.as_slice() {
+        [] => String::new(),
+        [one] => format!("; the nearest name is {one}"),
+        [most @ .., last] => format!("; the nearest names are {} and {last}", most.join(", ")),
+    }
+}
+
+/// At most three functions whose names are nearest to a pattern.
+fn functions<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let wanted: Vec<String> = pattern.split('|').map(letters).collect();
+    let score = |name: &str| {
+        let whole = start(crate::view::without_parameters(name)).to_lowercase();
+        let of = |wanted: &String| unlikeness(wanted, last_parts(&whole, wanted));
+        wanted.iter().map(of).min().unwrap_or(NONE)
+    };
+    let named = names.filter(|name| !name.is_empty()).take(MOST);
+    let mut found: Vec<(u32, &str)> = named.map(|name| (score(name), name)).collect();
+    found.retain(|(score, _)| *score <= LIMIT);
+    found.sort_unstable();
+    found.dedup();
+    // Those that are much farther away than the nearest were not meant.
+    let near = found.first().map_or(0, |(score, _)| score + NEAR);
+    let found = found.into_iter().take_while(|(score, _)| *score <= near);
+    found.map(|(_, name)| name).take(3).collect()
+}
+
+/// As many parts of a name, from its end, as the wanted one has.
+fn last_parts<'a>(name: &'a str, wanted: &str) -> &'a str {
+    let parts = wanted.matches("::").count();
+    match name.rmatch_indices("::").nth(parts) {
+        Some((at, between)) => &name[at + between.len()..],
+        None => name,
+    }
+}
+
+/// Unlikeness in thousandths, up to which names count as near.
+const LIMIT: u32 = 400;
+/// Difference to the nearest name, up to which others are named too.
+const NEAR: u32 = 200;
+const NONE: u32 = 1000;
+
+fn unlikeness(wanted: &str, name: &str) -> u32 {
+    let length = wanted.chars().count().max(name.chars().count());
+    if wanted.chars().count() < 2 {
+        return NONE;
+    }
+    if name.contains(wanted) {
+        return 1;
+    }
+    let apart = osa_distance(wanted, name);
+    (apart * NONE as usize / length.max(1)) as u32
+}
+
+/// A pattern without what has a meaning in patterns.
+fn letters(pattern: &str) -> String {
+    let kept = pattern
+        .chars()
+        .filter(|c| c.is_alphanumeric() || "_:~ ".contains(*c));
+    start(&kept.collect::<String>()).to_lowercase()
+}
+
+fn start(text: &str) -> String {
+    text.chars().take(LENGTH).collect()
+}
+
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(LENGTH) {
+        Some((at, _)) => format!("{}\u{2026}", &name[..at]),
+        None => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_words_are_found_and_far_ones_are_not() {
+        let words = ["flame", "focus", "folded", "files"];
+        let near = |typed| word(typed, words.into_iter());
+        assert_eq!(near("flmae"), Some("flame"));
+        assert_eq!(near("foldd"), Some("folded"));
+        assert_eq!(near("x"), None);
+        assert_eq!(near("zebra"), None);
+    }
+
+    #[test]
+    fn functions_are_compared_without_what_surrounds_their_names() {
+        let names = [
+            "shop::Room::fill(int)",
+            "dictAdd",
+            "dictAddRaw",
+            "main",
+            "operator new(unsigned long)",
+        ];
+        let hint = |pattern| function_hint(pattern, names.into_iter());
+        assert_eq!(
+            hint("^dictad$"),
+            "; the nearest names are dictAdd and dictAddRaw"
+        );
+        assert_eq!(
+            hint("Room::fil1"),
+            "; the nearest name is shop::Room::fill(int)"
+        );
+        assert_eq!(hint("zzzzzz"), "");
+        assert_eq!(hint("("), "");
+    }
+
+    #[test]
+    fn long_names_cost_little() {
+        let long = "x".repeat(1 << 20);
+        assert!(function_hint(&long, [long.as_str()].into_iter()).len() < 400);
+        assert_eq!(word(&long, ["flame"].into_iter()), None);
+    }
+}

@@ -1,0 +1,157 @@
+//! The program that a dump was taken from, where the caller named none: the file that the dump
+//! names, if it is here and its build id proves it.
+
+use std::path::{Path, PathBuf};
+
+use heap_format::{BuildId, Profile, maps, printable};
+use symbols::WrongBinary;
+
+/// Why there is nothing to find the names of a program's functions in.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{dump} {reason}.\n\
+     Name the program with -p BINARY, or where to look for it with --symbol-path DIRECTORY, \
+     or ask symbol servers with --debuginfod."
+)]
+pub struct NoProgram {
+    dump: String,
+    reason: Reason,
+    /// Its code has a build id, by which names may be found elsewhere than in the file.
+    pub(crate) has_build_id: bool,
+}
+
+/// What is wrong with the program that the dump names.
+#[derive(Debug, thiserror::Error)]
+pub enum Reason {
+    /// The dump names none.
+    #[error("does not say which program it was taken from")]
+    Unnamed,
+    /// Without a build id, any file could be it.
+    #[error("was taken from {program}, but holds no build id that would prove which file that is")]
+    Unproven {
+        /// The program.
+        program: String,
+    },
+    /// There is no such file.
+    #[error("was taken from {program} (build id {recorded}), which is not on this machine")]
+    Absent {
+        /// The program.
+        program: String,
+        /// Its build id.
+        recorded: BuildId,
+    },
+    /// The file was replaced, or is another machine's.
+    #[error(
+        "was taken from {program} with the build id {recorded}; the file there has now the \
+         build id {found}"
+    )]
+    OtherBuild {
+        /// The program.
+        program: String,
+        /// Its build id.
+        recorded: BuildId,
+        /// That of the file.
+        found: String,
+    },
+    /// It cannot be opened, or is no ELF file.
+    #[error("was taken from a program that cannot be used: {error:#}")]
+    Unusable {
+        /// The error.
+        error: anyhow::Error,
+    },
+}
+
+/// Finds the program of each dump. `None` where they are of several programs that are all
+/// here. The files are opened, but only their headers are read.
+pub fn find(
+    dumps: &[Profile],
+    files: &[PathBuf],
+    force: bool,
+) -> Result<Option<PathBuf>, NoProgram> {
+    let mut programs = Vec::new();
+    let unnamed = dumps.iter().zip(files).filter(|(p, _)| !is_symbolized(p));
+    for (profile, file) in unnamed {
+        let found = of_dump(profile, force);
+        programs.push(found.map_err(|reason| {
+            NoProgram {
+                dump: printable::path(file),
+                reason,
+                has_build_id: symbols::main_mapping(profile)
+                    .is_some_and(|main| !profile.mappings[main].build_id.is_empty()),
+            }
+        })?);
+    }
+    programs.dedup();
+    Ok(programs.pop().filter(|_| programs.is_empty()))
+}
+
+/// Whether a profile holds names of functions.
+pub(crate) fn is_symbolized(profile: &Profile) -> bool {
+    profile.locations.iter().any(|l| l.line_count > 0)
+}
+
+fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
+    let (path, recorded) = recorded(profile).ok_or(Reason::Unnamed)?;
+    let program = printable::path(path);
+    // A name alone would be looked for in whatever directory this is.
+    if !path.is_absolute() || (recorded.is_empty() && !force) {
+        return Err(Reason::Unproven { program });
+    }
+    match symbols::check_binary(profile, path, "") {
+        Ok(()) => Ok(path.to_path_buf()),
+        Err(WrongBinary::OtherBuild { .. }) if force => Ok(path.to_path_buf()),
+        Err(WrongBinary::OtherBuild { found, .. }) => Err(Reason::OtherBuild {
+            program,
+            recorded: recorded.clone(),
+            found,
+        }),
+        Err(WrongBinary::Unusable(_)) if path.try_exists().is_ok_and(|there| !there) => {
+            Err(Reason::Absent {
+                program,
+                recorded: recorded.clone(),
+            })
+        }
+        Err(WrongBinary::Unusable(error)) => Err(Reason::Unusable { error }),
+    }
+}
+
+/// Path and build id of the program, as the dump has them.
+fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
+    let main = &profile.mappings[symbols::main_mapping(profile)?];
+    let id = match &profile.facts.exe_build_id {
+        id if id.is_empty() => &main.build_id,
+        id => id,
+    };
+    Some((maps::strip_deleted(&main.path).0, id))
+}
+
+/// Whether functions of the program have names, found elsewhere than in its file: in the
+/// process while it lives, or in a debug file with its build id.
+pub fn is_named(profile: &Profile) -> bool {
+    counted(profile).is_some_and(|program| program.named > 0)
+}
+
+/// Places in the code of a program.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// Those whose function is known.
+    pub named: usize,
+    /// All of them.
+    pub all: usize,
+}
+
+/// Counts the places in the program's own code.
+pub(crate) fn counted(profile: &Profile) -> Option<Counted> {
+    let main = symbols::main_mapping(profile)?;
+    let path = &profile.mappings[main].path;
+    let own = |mapping: u32| {
+        let mapping = profile.mappings.get(mapping as usize);
+        mapping.is_some_and(|m| m.path == *path)
+    };
+    let mut counted = Counted::default();
+    for location in profile.locations.iter().filter(|l| own(l.mapping)) {
+        counted.all += 1;
+        counted.named += usize::from(location.line_count > 0);
+    }
+    Some(counted)
+}

@@ -1,0 +1,219 @@
+//! The program that a dump names is found without -p, if it is here and is the one.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use heap_format::{BuildId, Facts, Mapping};
+
+mod keeper;
+
+use keeper::{BASE, Built, build, mapping, text, tool, write};
+
+fn parser(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A dump of the program, as if it lay at `path`.
+fn dump_at(directory: &Path, built: &Built, path: &str) -> String {
+    let module = mapping(built, path);
+    let facts = Facts {
+        exe: Some(path.into()),
+        exe_build_id: module.build_id.clone(),
+        ..Facts::default()
+    };
+    let dump = write(directory, module, BASE + built.address + 5, facts);
+    text(&dump).to_owned()
+}
+
+#[test]
+fn the_program_that_the_dump_names_is_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let dump = dump_at(directory.path(), &built, text(&built.path));
+    let found = parser(&[&dump]);
+    assert_eq!(found.status.code(), Some(0), "{}", stderr(&found));
+    assert!(stdout(&found).contains("keeps_memory"));
+    assert_eq!(stderr(&found), "");
+    // As if it had been named.
+    for output in ["-t", "--raw", "--dot", "--folded", "-s"] {
+        let named = parser(&["-p", text(&built.path), "-f", &dump, output]);
+        assert_eq!(
+            stdout(&parser(&[&dump, output])),
+            stdout(&named),
+            "{output}"
+        );
+    }
+    // A deleted file whose place the same build has taken is the same program.
+    let deleted = format!("{} (deleted)", text(&built.path));
+    let found = parser(&[&dump_at(directory.path(), &built, &deleted)]);
+    assert!(
+        stdout(&found).contains("keeps_memory"),
+        "{}",
+        stderr(&found)
+    );
+}
+
+#[test]
+fn another_build_in_its_place_is_refused_with_both_build_ids() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let dump = dump_at(directory.path(), &built, text(&built.path));
+    let other = build(directory.path(), "keeper", &["-DOTHER", "-O2"]);
+    let refused = parser(&[&dump]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = stderr(&refused);
+    let (recorded, found) = (built.build_id.to_string(), other.build_id.to_string());
+    let options = ["-p BINARY", "--symbol-path", "--debuginfod"];
+    let parts = [&dump[..], text(&built.path), &recorded, &found];
+    for part in parts.iter().chain(&options) {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(said.lines().count(), 2, "{said}");
+    assert!(refused.stdout.is_empty());
+    assert_eq!(parser(&[&dump, "--force"]).status.code(), Some(0));
+    // The names may be elsewhere.
+    let own = directory.path().join("elsewhere");
+    fs::create_dir(&own).unwrap();
+    let elsewhere = build(&own, "keeper", &[]);
+    let found = parser(&[&dump, "--symbol-path", text(&own)]);
+    let same = elsewhere.build_id == built.build_id;
+    assert_eq!(stdout(&found).contains("keeps_memory"), same);
+}
+
+#[test]
+fn a_program_that_is_not_here_is_named_with_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let dump = dump_at(directory.path(), &built, "/opt/nowhere/keeper");
+    let refused = parser(&[&dump, "-t"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = stderr(&refused);
+    for part in ["/opt/nowhere/keeper", "not on this machine", "-p BINARY"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(said.contains(&built.build_id.to_string()), "{said}");
+}
+
+#[test]
+fn nothing_is_taken_for_the_program_without_a_build_id() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let unproven = Mapping {
+        build_id: BuildId::default(),
+        ..mapping(&built, text(&built.path))
+    };
+    let address = BASE + built.address + 5;
+    let dump = write(directory.path(), unproven, address, Facts::default());
+    let refused = parser(&["-f", text(&dump), "-t"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        stderr(&refused).contains("no build id"),
+        "{}",
+        stderr(&refused)
+    );
+    let nameless = Mapping {
+        path: Default::default(),
+        ..mapping(&built, "")
+    };
+    let dump = write(directory.path(), nameless, address, Facts::default());
+    let refused = parser(&["-f", text(&dump), "-t"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        stderr(&refused).contains("does not say"),
+        "{}",
+        stderr(&refused)
+    );
+}
+
+/// The mapping alone has no build id: its file must not be used by its name.
+#[test]
+fn a_build_id_of_the_program_counts_for_its_code() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let module = Mapping {
+        build_id: BuildId::default(),
+        ..mapping(&built, text(&built.path))
+    };
+    let facts = Facts {
+        exe: Some(module.path.clone()),
+        exe_build_id: BuildId(vec![0xab; 20]),
+        ..Facts::default()
+    };
+    let dump = write(directory.path(), module, BASE + built.address + 5, facts);
+    let refused = parser(&[text(&dump)]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stdout(&refused));
+    assert!(
+        stderr(&refused).contains("abababab"),
+        "{}",
+        stderr(&refused)
+    );
+}
+
+#[test]
+fn a_misspelt_program_leads_to_the_nearest() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let dump = dump_at(directory.path(), &built, text(&built.path));
+    let misspelt = directory.path().join("kepeer");
+    let refused = parser(&["-p", text(&misspelt), "-f", &dump, "-t"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = stderr(&refused);
+    let meant = format!("did you mean {}?", text(&built.path));
+    assert!(
+        said.contains(text(&misspelt)) && said.contains(&meant),
+        "{said}"
+    );
+}
+
+/// What the dump names is opened only if it is a regular file that is on a disk.
+#[test]
+fn dumps_lead_to_no_devices_pipes_or_relative_paths() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let fifo = directory.path().join("fifo");
+    tool("mkfifo", &[text(&fifo)]);
+    for (path, why) in [
+        (text(&fifo), "is a pipe"),
+        ("/dev/zero", "is a device"),
+        ("/proc/self/environ", "made up by the kernel"),
+        ("keeper", "no build id that would prove"),
+    ] {
+        let dump = dump_at(directory.path(), &built, path);
+        let output = Command::new("timeout")
+            .args(["60", env!("CARGO_BIN_EXE_mem_parser"), &dump])
+            .current_dir(directory.path())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{path}: {}", stderr(&output));
+        assert!(stderr(&output).contains(why), "{path}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_program_without_symbols_gets_a_hint_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let dump = dump_at(directory.path(), &built, text(&built.path));
+    tool("strip", &[text(&built.path)]);
+    let hinted = parser(&[&dump]);
+    assert_eq!(hinted.status.code(), Some(0), "{}", stderr(&hinted));
+    let said = stderr(&hinted);
+    for part in ["have no names", text(&built.path), "--debuginfod", "-p"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let conversion = parser(&[&dump, "--symbolize"]);
+    assert_eq!(stderr(&conversion), "");
+}

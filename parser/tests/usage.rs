@@ -1,0 +1,303 @@
+//! What is typed: bare dumps, help, suggestions, completions, and where outputs go.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use mem_parser::report::FORMATS;
+
+/// Runs the parser beside a dump called `x.heap`.
+fn parser_in(directory: &Path, arguments: &[&str]) -> Output {
+    let dump = directory.join("x.heap");
+    if !dump.exists() {
+        let shop = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
+        fs::copy(shop, dump).unwrap();
+    }
+    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .current_dir(directory)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn parser(arguments: &[&str]) -> Output {
+    parser_in(tempfile::tempdir().unwrap().path(), arguments)
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn a_bare_dump_is_shown_as_a_table() {
+    let directory = tempfile::tempdir().unwrap();
+    let table = |arguments: &[&str]| {
+        let output = parser_in(directory.path(), arguments);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let wanted = table(&["-f", "x.heap", "-t"]);
+    assert!(wanted.contains("flat  flat%"), "{wanted}");
+    let same: [&[&str]; 4] = [
+        &["x.heap"],
+        &["-f", "x.heap"],
+        &["x.heap", "-t"],
+        &["-t", "x.heap"],
+    ];
+    for arguments in same {
+        assert_eq!(table(arguments), wanted, "{arguments:?}");
+    }
+    let two = table(&["-f", "x.heap", "x.heap", "-t", "--force"]);
+    assert_ne!(two, wanted);
+    assert_eq!(table(&["x.heap", "x.heap", "--force"]), two);
+    assert_eq!(table(&["x.heap", "-f", "x.heap", "--force"]), two);
+    assert_eq!(
+        table(&["x.heap", "--tree"]),
+        table(&["-f", "x.heap", "--tree"])
+    );
+}
+
+#[test]
+fn dumps_may_be_called_as_commands_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let table = stdout(&parser_in(directory.path(), &["x.heap"]));
+    for name in ["man", "completions", "help"] {
+        fs::copy(directory.path().join("x.heap"), directory.path().join(name)).unwrap();
+        let local = format!("./{name}");
+        let ways: [&[&str]; 3] = [&["-f", name], &[&local], &["-t", name]];
+        for arguments in ways {
+            let output = parser_in(directory.path(), arguments);
+            assert_eq!(stdout(&output), table, "{arguments:?}: {}", stderr(&output));
+        }
+    }
+    let refused = parser_in(directory.path(), &["man"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("./man"), "{}", stderr(&refused));
+}
+
+#[test]
+fn help_fits_80_columns_and_has_examples() {
+    for option in ["-h", "--help"] {
+        let output = parser(&[option]);
+        assert_eq!(output.status.code(), Some(0));
+        let help = stdout(&output);
+        let wide: Vec<&str> = help.lines().filter(|l| l.chars().count() > 80).collect();
+        assert!(wide.is_empty(), "{option}: {wide:#?}");
+        let (_, examples) = help.split_once("\nExamples:\n").unwrap();
+        assert!((3..=5).contains(&examples.lines().count()), "{examples}");
+        for format in FORMATS {
+            assert!(
+                help.contains(&format!("--{}", format.flag)),
+                "{}",
+                format.flag
+            );
+        }
+    }
+}
+
+/// The examples of the help are accepted, but for their files.
+#[test]
+fn examples_are_valid() {
+    let help = stdout(&parser(&["-h"]));
+    let (_, examples) = help.split_once("\nExamples:\n").unwrap();
+    for line in examples.lines() {
+        let command = line.trim().split("  ").next().unwrap().replace('\'', "");
+        let arguments: Vec<&str> = command.split(' ').skip(1).collect();
+        let output = parser(&arguments);
+        assert_ne!(output.status.code(), Some(2), "{line}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn misspelt_options_and_values_lead_to_the_nearest() {
+    for (typed, meant) in [
+        (&["x.heap", "--flam"][..], "--flame?"),
+        (&["x.heap", "--inuse_spce"], "--inuse_space?"),
+        (&["x.heap", "--nodecuont=5"], "--nodecount?"),
+        (&["x.heap", "--flamegraph"], "--flame?"),
+        (&["x.heap", "-svg"], "--svg?"),
+        (&["x.heap", "-tree"], "--tree?"),
+        (&["x.heap", "--granularity", "line"], "'lines'?"),
+        (&["x.heap", "-n", "many"], "whole number"),
+        (&["x.heap", "-t", "-s"], "cannot be used with"),
+        (&["-t"], "no dump"),
+        (&[], "no dump"),
+        (&["completions", "bsh"], "'bash'?"),
+    ] {
+        let output = parser(typed);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{typed:?}: {said}");
+        assert!(said.contains(meant), "{typed:?}: {said}");
+        assert_eq!(said.lines().count(), 2, "{typed:?}: {said}");
+        assert!(
+            said.starts_with("error: ") && said.contains("mem_parser --help"),
+            "{said}"
+        );
+        assert!(output.stdout.is_empty());
+    }
+    let said = stderr(&parser(&["x.heap", "--zzzzzz"]));
+    assert!(!said.contains("did you mean"), "{said}");
+    let hostile = stderr(&parser(&["x.heap", "--a\x1b[2Jb\nc"]));
+    assert!(
+        !hostile.contains('\x1b') && hostile.lines().count() == 2,
+        "{hostile:?}"
+    );
+}
+
+#[test]
+fn a_dump_that_does_not_exist_leads_to_the_nearest() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let shop = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
+    fs::copy(shop, path("prof_redis.heap")).unwrap();
+    fs::create_dir(path("prof_red.heap")).unwrap();
+    let missing = path("prof_reds.heap");
+    for arguments in [
+        &[&missing[..]][..],
+        &["-f", &missing],
+        &["x.heap", "--base", &missing],
+    ] {
+        let output = parser(arguments);
+        assert_eq!(output.status.code(), Some(1));
+        let said = stderr(&output);
+        assert!(
+            said.contains(&missing) && said.contains(&path("prof_redis.heap")),
+            "{said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    let output = parser_in(directory.path(), &["prof_reds.heap"]);
+    assert!(
+        stderr(&output).contains("did you mean prof_redis.heap?"),
+        "{}",
+        stderr(&output)
+    );
+    let output = parser(&[&path("unlike anything")]);
+    assert!(
+        !stderr(&output).contains("did you mean"),
+        "{}",
+        stderr(&output)
+    );
+    // A format without its dashes.
+    let output = parser(&["x.heap", "flame"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("did you mean --flame?"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_pattern_that_matches_nothing_leads_to_functions() {
+    for option in ["--peek", "--list"] {
+        let output = parser(&["x.heap", option, "^pushback$"]);
+        assert_eq!(output.status.code(), Some(1));
+        let said = stderr(&output);
+        let wanted = "no function matches ^pushback$; the nearest name is std::vector::push_back";
+        assert!(said.contains(wanted), "{said}");
+    }
+    let output = parser(&["x.heap", "--focus", "^pushback$"]);
+    assert_eq!(output.status.code(), Some(0));
+    let said = stderr(&output);
+    assert!(
+        said.contains("--focus matches nothing; the nearest name is std::vector"),
+        "{said}"
+    );
+    assert!(stderr(&parser(&["x.heap", "--peek", "zzzz"])).ends_with("matches zzzz\n"));
+}
+
+#[test]
+fn completions_and_man_pages_are_made() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = parser(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let text = stdout(&output);
+        assert!(
+            text.contains("mem_parser") && text.contains("inuse_space"),
+            "{shell}"
+        );
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let output = parser(&["man", directory.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let page = fs::read_to_string(directory.path().join("mem_parser.1")).unwrap();
+    assert!(
+        page.contains("Examples:") && page.contains("nodecount"),
+        "{page}"
+    );
+    let output = parser(&["man", "/nonexistent/pages"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(
+        said.contains("/nonexistent/pages") && said.contains("mkdir -p"),
+        "{said}"
+    );
+}
+
+#[test]
+fn without_a_terminal_outputs_go_to_standard_output() {
+    let directory = tempfile::tempdir().unwrap();
+    for output in ["--html", "--svg", "--flame", "--proto", "-t", "--dot"] {
+        let piped = parser_in(directory.path(), &["x.heap", output]);
+        assert_eq!(piped.status.code(), Some(0), "{}", stderr(&piped));
+        assert!(
+            !piped.stdout.is_empty() && stderr(&piped).is_empty(),
+            "{output}"
+        );
+        let asked = parser_in(directory.path(), &["x.heap", output, "-o", "-"]);
+        assert_eq!(asked.stdout, piped.stdout, "{output}");
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+/// What a command line shows in a terminal of 80 columns. Needs script, of util-linux.
+fn in_terminal(directory: &Path, arguments: &str) -> String {
+    parser_in(directory, &["--version"]);
+    let command = format!(
+        "stty cols 80 rows 24; '{}' {arguments}",
+        env!("CARGO_BIN_EXE_mem_parser")
+    );
+    let output = Command::new("script")
+        .current_dir(directory)
+        .args(["-qec", &command, "/dev/null"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    stdout(&output).replace('\r', "")
+}
+
+#[test]
+fn in_a_terminal_pictures_and_pages_go_to_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let piped = parser_in(directory.path(), &["x.heap", "--html"]).stdout;
+    for (option, file) in [
+        ("--html", "x.html"),
+        ("-s", "x.svg"),
+        ("--flame", "x.flame.svg"),
+        ("--proto", "x.pb.gz"),
+    ] {
+        let shown = in_terminal(directory.path(), &format!("x.heap {option}"));
+        assert_eq!(shown, format!("mem_parser: {file}: written\n"), "{option}");
+        assert!(directory.path().join(file).exists());
+    }
+    assert_eq!(fs::read(directory.path().join("x.html")).unwrap(), piped);
+    // Again, and over something else.
+    assert!(in_terminal(directory.path(), "x.heap --html").contains("x.html: written"));
+    fs::write(directory.path().join("x.html"), "<p>my own").unwrap();
+    assert!(in_terminal(directory.path(), "x.heap --html").contains("x.html exists"));
+    assert_eq!(
+        fs::read(directory.path().join("x.html")).unwrap(),
+        b"<p>my own"
+    );
+    // The table and what is asked for by -o are as everywhere.
+    assert!(in_terminal(directory.path(), "x.heap").contains("flat%"));
+    assert!(in_terminal(directory.path(), "x.heap -s -o -").contains("<svg"));
+    assert_eq!(in_terminal(directory.path(), "x.heap -s -o y.svg"), "");
+    assert!(directory.path().join("y.svg").exists());
+}
