@@ -315,14 +315,15 @@ impl Cli {
             .filter(|file| *file != Path::new("-"))
     }
 
-    /// The option that was meant by a word that was taken for a dump.
-    pub fn meant_option(&self, missing: &Missing) -> Option<String> {
+    /// The option or command that was meant by a word that was taken for a dump.
+    pub fn meant(&self, missing: &Missing) -> Option<String> {
         let word = missing.file.to_str()?;
         let is_word = self.bare.contains(&missing.file)
             && word
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
-        usage::option_like(word).filter(|_| is_word && missing.near.is_none())
+        let meant = usage::command_like(word).or_else(|| usage::option_like(word));
+        meant.filter(|_| is_word && missing.near.is_none())
     }
 
     /// The files to read.

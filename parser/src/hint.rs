@@ -38,7 +38,7 @@ pub fn unnamed(profile: &Profile, sources: &Sources, warnings: &[String]) -> Opt
         None => "keep them when you build it (no strip, -g for lines)".to_owned(),
     };
     Some(format!(
-        "{unnamed} of {all} places in the code of {shown} have no names, since it lacks symbols; \
+        "{unnamed} of {all} places in the code of {shown} have no names, its symbols are missing: \
          {first}{servers}, or name a copy that has them with -p"
     ))
 }

@@ -48,7 +48,7 @@ fn run(cli: &Cli) -> Result<()> {
     let options = cli.options()?;
     let output = cli.report.output()?;
     let loaded = load::load(&cli.sources(), &output.needs(&options), &mut warn);
-    let combined = loaded.map_err(|error| with_option(cli, error))?;
+    let combined = loaded.map_err(|error| with_meaning(cli, error))?;
     let selection = mem_parser::select(combined, &options)?;
     selection.warnings().iter().cloned().for_each(warn);
     let content = mem_parser::render(&selection, &output, &options)?;
@@ -71,13 +71,13 @@ fn destination(cli: &Cli) -> Destination {
     }
 }
 
-/// A word that was to be an option is taken for a dump, which then is not there.
-fn with_option(cli: &Cli, error: anyhow::Error) -> anyhow::Error {
+/// A word that was to be an option or a command is taken for a dump, which is not there.
+fn with_meaning(cli: &Cli, error: anyhow::Error) -> anyhow::Error {
     match error
         .downcast_ref::<Missing>()
-        .and_then(|missing| cli.meant_option(missing))
+        .and_then(|missing| cli.meant(missing))
     {
-        Some(option) => anyhow!("{error}; did you mean {option}?"),
+        Some(meant) => anyhow!("{error}; did you mean {meant}?"),
         None => error,
     }
 }

@@ -35,8 +35,17 @@ pub fn file(missing: &Path) -> Option<PathBuf> {
     let names: Vec<String> = files
         .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
-    let found = word(name, names.iter().map(String::as_str))?;
+    let words = || names.iter().map(String::as_str);
+    let found = word(name, words()).or_else(|| continued(name, words()))?;
     Some(parent.join(found))
+}
+
+/// The shortest name that goes on where a name of few letters ends: dumps have a pid and a
+/// number that nobody types.
+fn continued<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let stem = name.strip_suffix(".heap").unwrap_or(name);
+    let longer = names.filter(|other| stem.chars().count() > 2 && other.starts_with(stem));
+    longer.take(MOST).min_by_key(|other| (other.len(), *other))
 }
 
 /// The ending of a message about a pattern that no function matches: those that come nearest.

@@ -183,7 +183,21 @@ fn a_dump_that_does_not_exist_leads_to_the_nearest() {
         "{}",
         stderr(&output)
     );
-    // A format without its dashes.
+    // Without the pid and the number that dumps have.
+    fs::copy(shop, path("web_nginx.4711.0001.heap")).unwrap();
+    let output = parser(&[&path("web_nginx.heap")]);
+    assert!(
+        stderr(&output).contains(&path("web_nginx.4711.0001.heap?")),
+        "{}",
+        stderr(&output)
+    );
+    // A command, and a format without its dashes.
+    let output = parser(&["completion", "bash"]);
+    assert!(
+        stderr(&output).contains("did you mean mem_parser completions?"),
+        "{}",
+        stderr(&output)
+    );
     let output = parser(&["x.heap", "flame"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(

@@ -132,6 +132,14 @@ pub fn option_like(typed: &str) -> Option<String> {
     Some(format!("--{name}"))
 }
 
+/// The command whose name is nearest.
+pub fn command_like(typed: &str) -> Option<String> {
+    let command = Cli::command();
+    let names = command.get_subcommands().map(clap::Command::get_name);
+    let name = nearest::word(typed, names)?;
+    Some(format!("mem_parser {name}"))
+}
+
 /// The long names of all options.
 fn names() -> Vec<String> {
     let mut command = Cli::command();
