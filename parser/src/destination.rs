@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use heap_format::printable;
+use heap_format::{opening, printable};
 
 /// Where a result goes.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ fn is_replaceable(path: &Path, content: &[u8]) -> bool {
     };
     let start = || {
         let mut start = Vec::new();
-        let file = File::open(path).ok()?;
+        let file = opening::regular(path).ok()?;
         file.take(START as u64).read_to_end(&mut start).ok()?;
         Some(start)
     };

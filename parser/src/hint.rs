@@ -14,11 +14,11 @@ const DPKG_QUERY: &str = "/usr/bin/dpkg-query";
 /// What to do where most places in the program's own code have no names, unless a warning
 /// says why already.
 pub fn unnamed(profile: &Profile, sources: &Sources, warnings: &[String]) -> Option<String> {
-    let counted = program::counted(profile)?;
+    let main = program::main(profile)?;
+    let counted = program::counted(profile, |mapping| mapping.path == main.path);
     if sources.force || counted.all == 0 || counted.named * 2 >= counted.all {
         return None;
     }
-    let main = &profile.mappings[symbols::main_mapping(profile)?];
     let recorded = maps::strip_deleted(&main.path).0;
     let file = sources.binary.as_deref().unwrap_or(recorded);
     let (shown, name) = (printable::path(file), printable::path(recorded));

@@ -46,23 +46,23 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         return combined(sources, needs, dumps, warn);
     }
     let mut sources = Cow::Borrowed(sources);
-    let mut missing = None;
+    let mut missing = Vec::new();
     if needs.symbols == Symbols::Required && !can_name(&sources, &dumps) {
         match program::find(&dumps, &sources.dumps, sources.force) {
             Ok(found) => sources.to_mut().binary = found,
-            Err(error) => missing = Some(error),
+            Err(errors) => missing = errors,
         }
     } else if let Some(binary) = sources.binary.as_ref().filter(|_| !sources.force) {
         for (profile, file) in dumps.iter().zip(&sources.dumps) {
             check(profile, binary, file, warn)?;
         }
     }
-    if let Some(error) = missing.take_if(|error| !error.has_build_id) {
-        return Err(error.into());
+    if let Some(at) = missing.iter().position(|e| !e.may_be_elsewhere()) {
+        return Err(missing.swap_remove(at).into());
     }
     let mut combined = combined(&sources, needs, dumps, warn)?;
     let warnings = symbolize(&mut combined.profile, &sources);
-    if let Some(error) = missing.filter(|_| !program::is_named(&combined.profile)) {
+    if let Some(error) = missing.into_iter().find(|e| e.holds(&combined.profile)) {
         return Err(error.into());
     }
     let hint = hint::unnamed(&combined.profile, &sources, &warnings);

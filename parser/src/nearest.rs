@@ -63,8 +63,8 @@ pub fn function_hint<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) ->
 fn functions<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let wanted: Vec<String> = pattern.split('|').map(letters).collect();
     let score = |name: &str| {
-        let whole = start(crate::view::without_parameters(name)).to_lowercase();
-        let of = |wanted: &String| unlikeness(wanted, last_parts(&whole, wanted));
+        let whole = crate::view::without_parameters(name).to_lowercase();
+        let of = |wanted: &String| unlikeness(wanted, &whole);
         wanted.iter().map(of).min().unwrap_or(NONE)
     };
     let named = names.filter(|name| !name.is_empty()).take(MOST);
@@ -94,15 +94,16 @@ const NEAR: u32 = 200;
 const NONE: u32 = 1000;
 
 fn unlikeness(wanted: &str, name: &str) -> u32 {
-    let length = wanted.chars().count().max(name.chars().count());
-    if wanted.chars().count() < 2 {
+    let letters = wanted.chars().count();
+    if letters < 2 {
         return NONE;
     }
-    if name.contains(wanted) {
+    if letters > 2 && name.contains(wanted) {
         return 1;
     }
-    let apart = osa_distance(wanted, name);
-    (apart * NONE as usize / length.max(1)) as u32
+    let own = start(last_parts(name, wanted));
+    let length = letters.max(own.chars().count());
+    (osa_distance(wanted, &own) * NONE as usize / length) as u32
 }
 
 /// A pattern without what has a meaning in patterns.
@@ -156,12 +157,15 @@ mod tests {
             hint("Room::fil1"),
             "; the nearest name is shop::Room::fill(int)"
         );
+        assert_eq!(hint("^room"), "; the nearest name is shop::Room::fill(int)");
         assert_eq!(hint("zzzzzz"), "");
         assert_eq!(hint("("), "");
     }
 
     #[test]
     fn long_names_cost_little() {
+        let deep = format!("{}::fill(int)", ["space"; 40].join("::"));
+        assert!(function_hint("fil1", [deep.as_str()].into_iter()).contains("space::space"));
         let long = "x".repeat(1 << 20);
         assert!(function_hint(&long, [long.as_str()].into_iter()).len() < 400);
         assert_eq!(word(&long, ["flame"].into_iter()), None);

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use heap_format::{BuildId, Profile, maps, printable};
+use heap_format::{BuildId, Mapping, Profile, maps, printable};
 use symbols::WrongBinary;
 
 /// Why there is nothing to find the names of a program's functions in.
@@ -16,8 +16,25 @@ use symbols::WrongBinary;
 pub struct NoProgram {
     dump: String,
     reason: Reason,
-    /// Its code has a build id, by which names may be found elsewhere than in the file.
-    pub(crate) has_build_id: bool,
+    /// Path and build id of its code, by which names may be found elsewhere than in the file.
+    code: Option<(PathBuf, BuildId)>,
+}
+
+impl NoProgram {
+    /// Whether names may be found elsewhere: in the process while it lives, or in a debug
+    /// file with its build id.
+    pub(crate) fn may_be_elsewhere(&self) -> bool {
+        self.code.as_ref().is_some_and(|(_, id)| !id.is_empty())
+    }
+
+    /// Whether none were found in the profile that holds this dump.
+    pub(crate) fn holds(&self, profile: &Profile) -> bool {
+        let Some((path, id)) = &self.code else {
+            return true;
+        };
+        let own = |mapping: &Mapping| mapping.path == *path && mapping.build_id == *id;
+        counted(profile, own).named == 0
+    }
 }
 
 /// What is wrong with the program that the dump names.
@@ -61,28 +78,30 @@ pub enum Reason {
     },
 }
 
-/// Finds the program of each dump. `None` where they are of several programs that are all
-/// here. The files are opened, but only their headers are read.
+/// Finds the program of each dump that holds no names itself. `None` where they are of several
+/// programs that are all here. The files are opened, but only their headers are read.
 pub fn find(
     dumps: &[Profile],
     files: &[PathBuf],
     force: bool,
-) -> Result<Option<PathBuf>, NoProgram> {
-    let mut programs = Vec::new();
+) -> Result<Option<PathBuf>, Vec<NoProgram>> {
+    let (mut programs, mut missing) = (Vec::new(), Vec::new());
     let unnamed = dumps.iter().zip(files).filter(|(p, _)| !is_symbolized(p));
     for (profile, file) in unnamed {
-        let found = of_dump(profile, force);
-        programs.push(found.map_err(|reason| {
-            NoProgram {
+        match of_dump(profile, force) {
+            Ok(program) => programs.push(program),
+            Err(reason) => missing.push(NoProgram {
                 dump: printable::path(file),
                 reason,
-                has_build_id: symbols::main_mapping(profile)
-                    .is_some_and(|main| !profile.mappings[main].build_id.is_empty()),
-            }
-        })?);
+                code: main(profile).map(|m| (m.path.clone(), m.build_id.clone())),
+            }),
+        }
     }
     programs.dedup();
-    Ok(programs.pop().filter(|_| programs.is_empty()))
+    match missing.is_empty() {
+        true => Ok(programs.pop().filter(|_| programs.is_empty())),
+        false => Err(missing),
+    }
 }
 
 /// Whether a profile holds names of functions.
@@ -117,7 +136,7 @@ fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
 
 /// Path and build id of the program, as the dump has them.
 fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
-    let main = &profile.mappings[symbols::main_mapping(profile)?];
+    let main = main(profile)?;
     let id = match &profile.facts.exe_build_id {
         id if id.is_empty() => &main.build_id,
         id => id,
@@ -125,10 +144,9 @@ fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
     Some((maps::strip_deleted(&main.path).0, id))
 }
 
-/// Whether functions of the program have names, found elsewhere than in its file: in the
-/// process while it lives, or in a debug file with its build id.
-pub fn is_named(profile: &Profile) -> bool {
-    counted(profile).is_some_and(|program| program.named > 0)
+/// The mapping of the program's code.
+pub(crate) fn main(profile: &Profile) -> Option<&Mapping> {
+    Some(&profile.mappings[symbols::main_mapping(profile)?])
 }
 
 /// Places in the code of a program.
@@ -140,18 +158,14 @@ pub(crate) struct Counted {
     pub all: usize,
 }
 
-/// Counts the places in the program's own code.
-pub(crate) fn counted(profile: &Profile) -> Option<Counted> {
-    let main = symbols::main_mapping(profile)?;
-    let path = &profile.mappings[main].path;
-    let own = |mapping: u32| {
-        let mapping = profile.mappings.get(mapping as usize);
-        mapping.is_some_and(|m| m.path == *path)
-    };
+/// Counts the places in these mappings.
+pub(crate) fn counted(profile: &Profile, own: impl Fn(&Mapping) -> bool) -> Counted {
+    let own: Vec<bool> = profile.mappings.iter().map(own).collect();
+    let is_own = |mapping: u32| own.get(mapping as usize).is_some_and(|own| *own);
     let mut counted = Counted::default();
-    for location in profile.locations.iter().filter(|l| own(l.mapping)) {
+    for location in profile.locations.iter().filter(|l| is_own(l.mapping)) {
         counted.all += 1;
         counted.named += usize::from(location.line_count > 0);
     }
-    Some(counted)
+    counted
 }

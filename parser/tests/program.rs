@@ -1,8 +1,9 @@
 //! The program that a dump names is found without -p, if it is here and is the one.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use heap_format::{BuildId, Facts, Mapping};
 
@@ -62,6 +63,78 @@ fn the_program_that_the_dump_names_is_used() {
         stdout(&found).contains("keeps_memory"),
         "{}",
         stderr(&found)
+    );
+}
+
+#[test]
+fn dumps_of_several_programs_are_named_together() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let dumps = [&one, &two].map(|directory| {
+        let flags = [
+            "-DNAME",
+            if directory.path() == one.path() {
+                "-O1"
+            } else {
+                "-O2"
+            },
+        ];
+        let built = build(directory.path(), "keeper", &flags);
+        dump_at(directory.path(), &built, text(&built.path))
+    });
+    let output = parser(&[&dumps[0], &dumps[1], "-t"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(
+        stdout(&output).contains("100% of 8kB total"),
+        "{}",
+        stdout(&output)
+    );
+    assert!(stdout(&output).contains("keeps_memory"));
+    // One that is not here is named.
+    fs::remove_file(two.path().join("keeper")).unwrap();
+    let refused = parser(&[&dumps[0], &dumps[1], "-t"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains(&dumps[1]), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_deleted_program_is_found_through_its_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &[]);
+    let mut process = Command::new(&built.path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut said = BufReader::new(process.stdout.take().unwrap());
+    said.read_line(&mut line).unwrap();
+    let path = format!("{} (deleted)", text(&built.path));
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let facts = Facts {
+        pid: Some(process.id()),
+        exe: Some(path.clone().into()),
+        exe_build_id: built.build_id.clone(),
+        boot_id: Some(boot_id.trim().to_owned()),
+        ..Facts::default()
+    };
+    let module = mapping(&built, &path);
+    let dump = write(directory.path(), module, BASE + built.address + 5, facts);
+    fs::remove_file(&built.path).unwrap();
+    let living = parser(&[text(&dump)]);
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert_eq!(living.status.code(), Some(0), "{}", stderr(&living));
+    assert!(
+        stdout(&living).contains("keeps_memory"),
+        "{}",
+        stdout(&living)
+    );
+    let dead = parser(&[text(&dump)]);
+    assert_eq!(dead.status.code(), Some(2));
+    assert!(
+        stderr(&dead).contains("not on this machine"),
+        "{}",
+        stderr(&dead)
     );
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use heap_format::printable;
 
@@ -22,8 +22,10 @@ pub fn execute(document: &Document) -> Result<()> {
 }
 
 fn man(directory: &Path) -> Result<()> {
-    clap_mangen::generate_to(Cli::command(), directory).with_context(|| {
-        let shown = printable::path(directory);
-        format!("{shown}: man pages cannot be written there; create it first: mkdir -p {shown}")
-    })
+    let shown = printable::path(directory);
+    if !directory.is_dir() {
+        bail!("the directory {shown} does not exist; create it first: mkdir -p {shown}");
+    }
+    clap_mangen::generate_to(Cli::command(), directory)
+        .with_context(|| format!("{shown}: man pages cannot be written there"))
 }
