@@ -1,13 +1,13 @@
-//! The entry points: what the program calls instead of its allocator. The hot path.
+//! The entry points that replace the program's allocation functions: the hot path.
 //!
 //! Cost while sampling is off: `malloc` tests the epoch (one byte of a page that is always
 //! cached) and jumps to the allocator through a pointer; `free` compares the address with
-//! the end of the range of sampled objects, which lies low, and jumps: four instructions
-//! each. While it is on, `malloc` also compares the thread's epoch and counts its bytes
-//! down: five instructions more, in the thread's own cache line.
+//! the end of the range of sampled objects, which is at low addresses, and jumps: four
+//! instructions each. While sampling is on, `malloc` also compares the thread's epoch and counts
+//! its bytes down: five more instructions, in the thread's own cache line.
 //!
 //! Every exit is a tail call and nothing is kept across it, so these functions have no
-//! frame; the assembly behind a sampled exit sees the program's own registers.
+//! frame; the assembly that a sampled exit jumps to sees the program's own registers.
 
 use crate::arch::{counting_entry, freeing_entry, with_registers};
 use crate::backend::NEXT;
@@ -25,7 +25,7 @@ mod libc_names;
 mod loader;
 mod seccomp;
 
-/// Finds what lies behind the entry points. At start-up: later the loader may not be called.
+/// Looks up the functions behind the entry points. At start-up, as later the loader may not be called.
 pub fn find_next() {
     loader::find_next();
     cxx::find_next();
@@ -71,8 +71,8 @@ freeing_entry! {
 
 #[inline(always)]
 unsafe fn free_inline(p: *mut c_void) {
-    // SAFETY: `p` is null or an object that the caller gives up. One of the range lies below
-    // its end, where `free_low` tells it from others; all above are the allocator's.
+    // SAFETY: `p` is null or an object that the caller gives up. A sampled one lies below the
+    // range's end, where `free_low` tells it from others; all above are the allocator's.
     unsafe {
         if range::may_contain(p) {
             free_low(p)
@@ -82,7 +82,7 @@ unsafe fn free_inline(p: *mut c_void) {
     }
 }
 
-/// The free of an object that lies low: sampled, null, or one of the few others.
+/// Frees an object at a low address: sampled, null, or one of the few others.
 #[inline(never)]
 unsafe extern "C" fn free_low(p: *mut c_void) {
     // SAFETY: `p` is null or an object that the caller gives up. Only the sampler hands out

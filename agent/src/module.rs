@@ -1,14 +1,14 @@
-//! The code that stacks run through.
+//! The process's loaded modules, for unwinding.
 //!
 //! A return address without a known rule is looked up with `_dl_find_object` (glibc
-//! 2.35), which takes no lock and allocates nothing, or in `/proc/self/maps` where the C
-//! library is older. Its module is then registered for good, and recorded in the segment
-//! with path and build id, so that the profile of a dead process can be symbolized.
-//! A module found gone starts a new generation: rules known so far no longer count.
+//! 2.35), which takes no lock and allocates nothing, or in `/proc/self/maps` if the C
+//! library is older. Its module is then registered permanently, and recorded in the segment
+//! with path and build id, which allows symbolizing the profile of a dead process.
+//! When a module is found to be gone, a new generation starts, and older rules become invalid.
 //!
-//! A misread return address may lie in any module, so nothing keeps the one mapped whose
-//! tables are read but `dlclose`, which waits for that ([`close`]). All that is ever read of a
-//! module but its unwind tables is read when it is registered, and ours from then on.
+//! A misread return address may lie in any module. Only `dlclose` keeps a module mapped while its
+//! tables are read: it waits for readers ([`close`]). Except for the unwind tables, everything
+//! about a module is copied when it is registered.
 
 mod close;
 mod find;
@@ -30,7 +30,7 @@ use unwind::elf::Image;
 use unwind::rule::Rule;
 use unwind::walk::Code;
 
-/// Bumped when addresses may mean other code than before.
+/// Bumped when addresses may refer to different code than before.
 static GENERATION: AtomicU16 = AtomicU16::new(0);
 
 const EMPTY: u8 = 0;
@@ -61,8 +61,8 @@ impl Slot {
     /// Facts that are recorded in the segment.
     fn facts(&self) -> &Facts {
         debug_assert!(self.state.load(Ordering::Acquire) >= LIVE);
-        // SAFETY: written once, before the slot was live, by who took it; only slots that
-        // were seen live are asked.
+        // SAFETY: written once, before the slot was live, by the thread that took it; only slots
+        // that were seen live are read.
         unsafe { (*self.facts.get()).assume_init_ref() }
     }
 
@@ -114,8 +114,8 @@ impl Code for Modules {
     fn image(&self, ip: u64) -> Option<Image> {
         let pc = ip.wrapping_sub(1);
         let found = registered(pc).or_else(|| find::find(pc))?;
-        // SAFETY: the walker asks for images inside `reading` only, and uses them there: the
-        // loader has just told that it is mapped, and no `dlclose` unmaps it meanwhile.
+        // SAFETY: the walker asks for images, and uses them, only inside `reading`: the loader
+        // has just confirmed that it is mapped, and no `dlclose` unmaps it in the meantime.
         unsafe { Image::at(found.start, found.end) }
     }
 
@@ -124,7 +124,7 @@ impl Code for Modules {
     }
 }
 
-/// Looks up what is needed of the loader; at start-up.
+/// Looks up the loader functions that are needed; at start-up.
 pub fn init() {
     find::init();
     close::find();
@@ -141,8 +141,8 @@ fn rule(ip: u64, scratch: &mut Scratch) -> Rule {
     }
 }
 
-/// A thread's first sample in a session. The session's first one: nothing noticed what was
-/// unloaded since the last session, so everything is looked up again.
+/// Called for a thread's first sample in a session. At the session's first sample, looks all
+/// modules up again, because unloading between sessions goes unnoticed.
 pub fn start_session(session: u64) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     if LAST.swap(session, Ordering::Relaxed) != session {
@@ -184,8 +184,8 @@ fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
     rule
 }
 
-/// Where finding is expensive, a registered module is taken for loaded until
-/// [`look_for_changes`] says otherwise.
+/// If lookups are expensive, a registered module is assumed to be loaded until
+/// [`look_for_changes`] finds otherwise.
 fn registered(pc: u64) -> Option<Found> {
     if find::is_cheap() {
         return None;
@@ -200,7 +200,7 @@ fn registered(pc: u64) -> Option<Found> {
         })
 }
 
-/// Registers a module that is not yet; returns how many were at its addresses before. Inside
+/// Registers a module if it is new; returns how many were at its addresses before. Call inside
 /// [`close::reading`].
 fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     if let Some(slot) = used_slots().find(|slot| slot.is_live() && slot.matches(found)) {
@@ -224,7 +224,7 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     slot.identity.store(found.identity, Ordering::Relaxed);
     slot.instance.store(instance, Ordering::Relaxed);
     slot.pc.store(pc, Ordering::Relaxed);
-    // SAFETY: this thread took the slot, and nobody looks at it before it is live.
+    // SAFETY: this thread took the slot, and no other reads it before it is live.
     unsafe { (*slot.facts.get()).write(Facts::read(found, pc, image)) };
     slot.state.store(LIVE, Ordering::Release);
     record::publish(slot);
@@ -241,9 +241,9 @@ fn retire(slot: &Slot) {
     }
 }
 
-/// Finds modules that were unloaded, by asking again what is at their addresses. No memory of
-/// theirs is touched. About 50 ns a module, or one reading of the maps where the C library
-/// cannot tell; called at most once a second, and after `dlclose`.
+/// Finds modules that were unloaded, by looking their addresses up again without touching their
+/// memory. About 50 ns a module, or one read of the maps if the C library cannot
+/// look addresses up; called at most once a second, and after `dlclose`.
 pub fn look_for_changes() {
     if !find::is_cheap() {
         return look_in_maps();
@@ -256,15 +256,15 @@ pub fn look_for_changes() {
     }
 }
 
-/// The same by the maps. Where these cannot be read nothing is known to be gone.
+/// The same by the maps. If these cannot be read, nothing counts as gone.
 #[cold]
 fn look_in_maps() {
-    // Those that are registered meanwhile may be younger than what is read.
+    // Modules registered in the meantime may be newer than the maps that were read.
     let before = used_slots().count();
     if before == 0 {
         return;
     }
-    // One bit a slot: small, for it lies on the program's stack.
+    // One bit per slot, to keep it small on the program's stack.
     let mut there = [0u64; CAPACITY / 64];
     let read = find::each_in_maps(|found| {
         for (index, slot) in used_slots().enumerate() {

@@ -1,13 +1,13 @@
 //! The address range of sampled objects.
 //!
-//! A large reservation without memory behind it, filled by a jemalloc arena whose
-//! extent hooks carve from it. So `free` knows a sampled object by one compare. Pages
-//! that the arena has no use for are given back to the system by its usual decay;
+//! A large reservation of address space without memory behind it. The extent hooks of a jemalloc
+//! arena carve extents from it, so `free` recognises a sampled object with one compare. Pages
+//! that the arena does not need are released to the system by its usual decay;
 //! addresses never are.
 //!
-//! Nothing is reserved before the first sample. Where the reservation does not fit
-//! (`RLIMIT_AS`, small address spaces) smaller ones are tried; without any, objects are
-//! sampled but their frees cannot be followed.
+//! Nothing is reserved before the first sample. If the reservation does not fit
+//! (`RLIMIT_AS`, small address spaces), smaller ones are tried; without any, objects are
+//! sampled but their frees cannot be tracked.
 
 mod free_lists;
 
@@ -47,15 +47,15 @@ const SIZES: [usize; 8] = [
 /// Part of a limited address space that the range may take: the program needs the rest.
 pub const SHARE: u64 = 16;
 
-/// Most that may be reserved, as it was known at start-up: by the machine's memory and the
+/// The largest reservation allowed, as determined at start-up from the machine's memory and the
 /// process's limit.
 static MOST: AtomicUsize = AtomicUsize::new(SIZES[1]);
 
 /// End of the range; 0 until there is one. The range lies below nearly everything else, so
-/// that comparing with this alone tells nearly all other objects apart.
+/// one compare with its end rules out nearly all other objects.
 pub static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether an address may be a sampled object's: [`contains`] knows. Says so of null too.
+/// Whether an address may be a sampled object's, which [`contains`] decides. True for null, too.
 #[inline(always)]
 pub fn may_contain(p: *const c_void) -> bool {
     (p as usize) < END.load(Ordering::Relaxed)
@@ -99,7 +99,7 @@ impl Flags {
         Self(arena_flag() | (index as c_int + 2) << 8)
     }
 
-    /// Gives the thread cache back, with what is in it.
+    /// Returns the thread cache and its contents.
     pub fn destroy_cache(self) {
         let index = (self.0 >> 8) & 0xfff;
         if index < 2 {
@@ -119,8 +119,8 @@ fn arena_flag() -> c_int {
     (ARENA.load(Ordering::Relaxed) as c_int + 1) << 20
 }
 
-/// Learns what may be reserved; `address_space` is the process's limit, `u64::MAX` for none.
-/// At start-up: a sample may not ask.
+/// Determines how much may be reserved; `address_space` is the process's limit, `u64::MAX` for
+/// none. At start-up, because a sample may not make these system calls.
 pub fn start(address_space: u64) {
     // SAFETY: all zero is a valid sysinfo, and the call fills it.
     let memory = unsafe {
@@ -137,9 +137,9 @@ pub fn start(address_space: u64) {
     MOST.store(by_memory.min(by_limit), Ordering::Relaxed);
 }
 
-/// Makes the range, once. Whether there is one; `false` also while another thread is at it.
-/// `limit`: most bytes to reserve, as the session's starter has found the process's limit and
-/// use of address space; 0: as known at start-up.
+/// Makes the range, once. Returns whether there is one; `false` also while another thread makes
+/// it. `limit` is the most bytes to reserve, which the session's starter derived from the
+/// process's limit and use of address space; 0: as determined at start-up.
 #[inline]
 pub fn ready(limit: u64) -> bool {
     match STATE.load(Ordering::Acquire) {
@@ -191,8 +191,8 @@ fn reserve(limit: u64) -> Option<(usize, usize)> {
         })
 }
 
-/// An address below the libraries, the stacks, and programs that may lie anywhere, at random
-/// like theirs. A wish: where it cannot be had the kernel chooses, and [`may_contain`] says
+/// A random address below the libraries, the stacks and position-independent programs. Only a
+/// hint: if it is not available the kernel chooses another, and [`may_contain`] says
 /// yes more often.
 fn low_address() -> usize {
     const LOWEST: usize = 32 << 40;
@@ -269,7 +269,7 @@ unsafe extern "C" fn carve(
         }
     };
     let at: *mut c_void = without_provenance_mut(at);
-    // SAFETY: inside the reservation and nobody else's; jemalloc's pointers are valid.
+    // SAFETY: inside the reservation and not in use; jemalloc's pointers are valid.
     unsafe {
         if libc::mprotect(at, size, libc::PROT_READ | libc::PROT_WRITE) != 0 {
             return null_mut();
@@ -298,7 +298,7 @@ unsafe extern "C" fn purge_lazy(
     len: usize,
     _: c_uint,
 ) -> bool {
-    // SAFETY: pages of an extent that jemalloc owns and has no use for.
+    // SAFETY: pages of an extent that jemalloc owns and does not need.
     unsafe { libc::madvise(at.byte_add(offset), len, libc::MADV_FREE) != 0 }
 }
 
@@ -354,8 +354,8 @@ pub unsafe fn alloc(size: usize, align: usize, zero: bool, flags: Flags) -> *mut
     unsafe { jemalloc::mallocx(size, flags.0 | zero | align).cast() }
 }
 
-/// Resizes in place only; whether it did, and the object does not hold much more than it
-/// needs.
+/// Resizes in place only. Returns whether it succeeded, without leaving the object much larger
+/// than it needs to be.
 ///
 /// # Safety
 /// `base` came from [`alloc`]; `size` is not 0.
@@ -365,7 +365,7 @@ pub unsafe fn resize(base: *mut u8, size: usize) -> bool {
     usable >= size && usable / 2 <= size
 }
 
-/// Gives memory back.
+/// Frees memory of the range.
 ///
 /// # Safety
 /// `base` came from [`alloc`] and is not used again.

@@ -1,7 +1,7 @@
 //! The slow path: allocations for which a sample may be due, and sampled objects.
 //!
-//! Everything here runs with the thread marked busy, so that an allocation made by a
-//! signal handler in the middle of it goes straight to the allocator.
+//! Everything here runs with the thread marked busy: an allocation made by a signal
+//! handler that interrupts it goes straight to the allocator.
 
 mod calls;
 mod resize;
@@ -31,7 +31,7 @@ use unwind::{Cause, Registers};
 /// Objects from here on are left unsampled: no range could hold them.
 const MAX_BYTES: usize = 1 << 40;
 
-/// An allocation as the program asks for it.
+/// An allocation request of the program.
 #[derive(Clone, Copy)]
 struct Request {
     bytes: usize,
@@ -49,7 +49,7 @@ impl Request {
     }
 }
 
-/// Runs `work` with the thread marked busy and `errno` kept; null if it was busy already.
+/// Runs `work` with the thread marked busy, and preserves `errno`; null if it was busy already.
 #[inline]
 unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     let local = arch::local();
@@ -70,14 +70,14 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     }
 }
 
-/// A sampled object for a request on the slow path; null if no sample is due.
+/// Returns a sampled object for a request on the slow path; null if no sample is due.
 #[inline]
 unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
     // SAFETY: the closure's own.
     unsafe { guarded(|local| sample_if_due(local, request, registers)) }
 }
 
-/// Draws the gap where the thread has not yet met the epoch, then samples if it is over.
+/// Draws the gap if the thread has not met the epoch yet, then samples if the gap is over.
 fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> *mut u8 {
     if !fork::leave_if_unseen(local) || !session::wait_as_child(local) {
         return null_mut();
@@ -120,7 +120,7 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
     object
 }
 
-/// Lets the thread meet the epoch. `None`: there is nothing to sample for, and the thread
+/// Lets the thread meet the epoch. `None`: there is no session to sample for, and the thread
 /// will not ask again before the next epoch.
 #[cold]
 fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
@@ -134,7 +134,7 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
         return None;
     }
     let epoch = epoch?;
-    // After the segment: where memory is limited, the largest mapping fails before others exist.
+    // After the segment: if memory is limited, the largest mapping fails before others exist.
     if !crate::module::prepare() {
         session::refuse_for_memory();
         return None;
@@ -154,8 +154,8 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     Some(thread)
 }
 
-/// Makes the object and counts it. Null if the range has no room: counted all the same,
-/// as an object whose free will not be seen.
+/// Makes the object and counts it. Null if the range has no room: the allocation is still
+/// counted, as one whose free will not be seen.
 #[inline]
 fn sample(
     thread: &mut Thread,
@@ -198,8 +198,8 @@ fn sample(
     }
 }
 
-/// Zeroes memory of the range. Whole pages of much of it are given back to the system and
-/// come again as zeros when they are touched, as jemalloc does with what it has used before.
+/// Zeroes memory of the range. For large blocks, whole pages are released to the system and
+/// come back as zeros when touched, as jemalloc does with memory that it has used before.
 ///
 /// # Safety
 /// `bytes` from `at` on are the caller's.
@@ -207,8 +207,8 @@ unsafe fn clear(at: *mut u8, bytes: usize) {
     const MUCH: usize = 64 << 10;
     let first = at.align_offset(sys::PAGE);
     let pages = bytes.saturating_sub(first) & !(sys::PAGE - 1);
-    // SAFETY: the caller's; whole pages of private memory of our own mapping, between those
-    // that are shared with what lies before and behind. Refused where they are locked.
+    // SAFETY: the caller's; whole pages of our own private mapping, without the first and last
+    // ones, which neighbours may share. The call fails if they are locked.
     unsafe {
         let given = bytes >= MUCH
             && !crate::seccomp::is_installed()
@@ -232,7 +232,7 @@ fn allocate(thread: &mut Thread, align: usize, layout: Layout, range_limit: u64)
     unsafe { free_lists.alloc(layout, align) }
 }
 
-/// Walks and counts; returns the record.
+/// Walks the stack and counts the sample; returns its record.
 #[inline]
 fn count(
     thread: &mut Thread,
@@ -286,7 +286,7 @@ fn count_untracked(thread: &Thread, epoch: &Epoch, record: RecordId, born: &NewS
         .count_free(record, thread.shard, &freed, thread.is_exclusive());
 }
 
-/// Counts the free of a sampled object, if its session still has its bank.
+/// Counts the free of a sampled object, if its session's bank still exists.
 #[inline]
 fn count_free(local: &mut Local, object: &Object) {
     if !fork::leave_if_unseen(local) {
@@ -308,7 +308,7 @@ fn count_free(local: &mut Local, object: &Object) {
     thread.stop_timer(timer, bank);
 }
 
-/// The thread's epoch, if it is of the object's session and that still has its bank.
+/// The thread's epoch, if it belongs to the object's session and that still has its bank.
 #[inline]
 fn of_own_session<'a>(
     thread: &'a mut Thread,
@@ -320,12 +320,12 @@ fn of_own_session<'a>(
     // SAFETY: a thread with a session has entered an epoch.
     let epoch = unsafe { thread.epoch() };
     let holds = epoch.bank.holds(thread.session);
-    // Born before the session: in the one of 256 sessions ago.
+    // An object born before this session is from the session 256 earlier.
     let born_in = (object.born.wrapping_sub(epoch.start_tick) as i32) >= 0;
     (holds && born_in).then_some((thread, epoch))
 }
 
-/// The record of this thread's shard for an object's.
+/// The record in this thread's shard that corresponds to an object's record.
 #[inline]
 fn own_record(thread: &mut Thread, epoch: &Epoch, record: RecordId) -> RecordId {
     if epoch.bank.owns(record, thread.shard) || record == TABLE_FULL {
@@ -357,7 +357,7 @@ fn count_free_shared(object: &Object) {
     bank.count_free(record, SHARED_SHARD, &freed, false);
 }
 
-/// The shared shard's record for an object's.
+/// The record in the shared shard that corresponds to an object's record.
 #[cold]
 fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
     let leaf = bank
@@ -385,7 +385,7 @@ pub unsafe fn free(p: *mut c_void) {
             at
         });
         if done.is_null() {
-            // A signal handler in the middle of our own work: keep away from all of it.
+            // A signal handler that interrupted the sampler: touch none of its state.
             range::free(at.sub(object.layout().offset), Flags::uncached());
         }
     }

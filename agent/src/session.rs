@@ -1,9 +1,9 @@
-//! The segment, seen from inside: commands, the bank of the session, its life.
+//! The segment from inside the process: commands, the session's bank, the segment's life cycle.
 //!
-//! Commands, identity and status are mapped over a static of this library, so that reading
-//! "is sampling on" needs no pointer and answers "no" before there is a segment. That is all
-//! there is while no session runs. The tables are mapped by whichever thread meets a session
-//! first, which needs neither path nor descriptor.
+//! Commands, identity and status are mapped over a static of this library: testing whether
+//! sampling is on needs no pointer, and the answer is "no" before there is a segment. While no
+//! session runs, nothing else is mapped. The first thread that meets a session maps the tables,
+//! which needs neither path nor descriptor.
 
 mod fork;
 mod identity;
@@ -37,8 +37,8 @@ const VIEW: usize = CONTROL_BYTES.next_multiple_of(PAGE);
 #[cfg_attr(target_arch = "aarch64", repr(C, align(65536)))]
 #[cfg_attr(not(target_arch = "aarch64"), repr(C, align(4096)))]
 pub struct ControlView(UnsafeCell<[u8; VIEW]>);
-// SAFETY: seen as `Control` and `Status`, which are all atomics, and as `Identity`, which is
-// written only while nobody else knows of the segment.
+// SAFETY: accessed as `Control` and `Status`, which are all atomics, and as `Identity`, which is
+// written only while no other process knows of the segment.
 unsafe impl Sync for ControlView {}
 
 /// View of the commands, see [`control`]. The first byte is the epoch.
@@ -51,22 +51,22 @@ pub fn control() -> &'static Control {
     unsafe { &*CONTROL.0.get().cast::<Control>() }
 }
 
-/// Whether an allocation of `size` bytes is not to be sampled: sampling is off, or the countdown
-/// has not expired, and goes on.
+/// Whether an allocation of `size` bytes is not sampled, because sampling is off or the countdown
+/// has not expired; counts it down.
 #[inline(always)]
 pub fn skips_sampling(size: usize) -> bool {
     let epoch = control().epoch.load(Ordering::Relaxed);
     epoch == 0 || crate::arch::counts_down(epoch, size)
 }
 
-// What a fork reads and writes lies together (`mem_agent_state`): each page of it that a child
-// touches costs it a fault.
+// Everything that a fork reads and writes is kept together (`mem_agent_state`), since each page
+// that the child touches costs it a page fault.
 
 /// Whose segment the view shows.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static LIFE: Life = Life::new();
 
-/// Number of segments that this process has made: what is recorded in one is not in the next.
+/// Number of segments that this process has made: a new one lacks what earlier ones recorded.
 static SEGMENTS: AtomicU32 = AtomicU32::new(0);
 /// Where the whole segment is mapped.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
@@ -75,7 +75,7 @@ static BASE: Mapping = Mapping::new();
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Status that the agent publishes; `None` where there is no segment.
+/// Status that the agent publishes; `None` if there is no segment.
 pub fn status() -> Option<&'static Status> {
     // SAFETY: inside the view, which is never unmapped and all of which has memory behind it
     // (`shm_protocol::segment::create` wrote it); all atomics.
@@ -83,7 +83,7 @@ pub fn status() -> Option<&'static Status> {
     LIFE.is_own().then_some(status)
 }
 
-/// A part of the view by its offset.
+/// Pointer to the part of the view at `offset`.
 pub fn at<T>(offset: usize) -> Option<*mut T> {
     debug_assert!(offset + size_of::<T>() <= CONTROL_BYTES);
     // SAFETY: callers pass offsets of the layout, which lie inside the view.
@@ -91,15 +91,15 @@ pub fn at<T>(offset: usize) -> Option<*mut T> {
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
-/// Makes the segment, and begins the session that the environment asks for. At start-up; the
-/// limits are those of files and of address space, in bytes.
+/// Makes the segment, and begins the session if the environment asks for one. Called at start-up;
+/// the limits are on file size and address space, in bytes.
 pub fn start(file_limit: u64, address_space: u64) {
     mark::start();
     fork::start();
     life::start(file_limit, address_space);
 }
 
-/// Number of the segment, among those that this process has made.
+/// Number of the current segment among those that this process has made.
 pub fn segment_number() -> u32 {
     SEGMENTS.load(Ordering::Relaxed)
 }
@@ -118,7 +118,7 @@ fn cover_view() -> bool {
     unsafe { sys::cover(CONTROL.0.get().cast(), VIEW) }
 }
 
-/// Notes why there is no sampling.
+/// Records in the status why there is no sampling.
 fn refuse(reason: u32, errno: i32) {
     if let Some(status) = status() {
         status.refuses_errno.store(errno as u32, Ordering::Relaxed);
@@ -126,13 +126,13 @@ fn refuse(reason: u32, errno: i32) {
     }
 }
 
-/// Notes that there is no sampling for want of memory; `errno` says more.
+/// Records that there is no sampling because memory ran out, with `errno`.
 #[cold]
 pub fn refuse_for_memory() {
     refuse(REFUSES_MEMORY, sys::errno());
 }
 
-/// The whole segment, mapped now if it was not.
+/// The whole segment; maps it if necessary.
 fn attach() -> Option<*mut u8> {
     if let Some(base) = BASE.get() {
         return Some(base);
@@ -153,7 +153,7 @@ fn attach() -> Option<*mut u8> {
     }
 }
 
-/// The same where the view is known to be of this process's own segment, new or not.
+/// Like [`attach`], for a view that is known to be of this process's own segment, new or not.
 fn map_whole() -> Result<*mut u8, segment::Errno> {
     if let Some(base) = BASE.get() {
         return Ok(base);
@@ -164,7 +164,7 @@ fn map_whole() -> Result<*mut u8, segment::Errno> {
     match BASE.offer(made) {
         Ok(()) => Ok(made),
         Err(first) => {
-            // SAFETY: the mapping just made, which nobody else knows.
+            // SAFETY: the mapping just made, which no other thread knows.
             unsafe { libc::munmap(made.cast(), bytes) };
             Ok(first)
         }
@@ -180,9 +180,9 @@ pub struct Epoch {
     pub session: u64,
     /// Mean bytes between samples.
     pub interval: u64,
-    /// End, ns of this process's coarse clock; 0: none.
+    /// End, in ns of this process's coarse clock; 0: none.
     pub deadline_ns: u64,
-    /// The same of the machine's clock, as it was published.
+    /// The same in ns of the machine's clock, as published.
     pub published_deadline_ns: u64,
     /// First tick of the session, of this process's clock.
     pub start_tick: u32,
@@ -196,7 +196,7 @@ pub struct Epoch {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SESSIONS: Sessions = Sessions::new();
 
-/// The epoch in force; `None` without one, or where the bank that it is meant for is not ready.
+/// The epoch in force; `None` if there is none, or if its bank is not ready.
 pub fn current() -> Option<Epoch> {
     let shift = time::shift();
     let Met {
@@ -245,9 +245,9 @@ fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) }
 }
 
-/// Lets a session that nobody outside looks after have more of its bank, once half of
-/// what it has is used: the pages are there before they are written. Kernels that cannot
-/// do this (before 5.14) got all of it at the start.
+/// Reserves more of the bank for a session without a controller, once half of the reserved
+/// part is used, so that pages exist before they are written. On kernels that cannot
+/// do this (before 5.14), the whole bank was reserved at the start.
 pub fn grow(epoch: &Epoch) {
     let header = epoch.bank.header;
     let steps = header.reserved_steps.load(Ordering::Relaxed);
@@ -255,7 +255,7 @@ pub fn grow(epoch: &Epoch) {
     let half = |count: &AtomicU32, limit: u32| count.load(Ordering::Relaxed) > limit / 2;
     let crowded = half(&header.node_count, geometry.nodes_in(steps))
         || half(&header.record_count, geometry.records_in(steps));
-    // A filter that the program has installed may not know this call.
+    // A filter that the program has installed may not allow this call.
     let forbidden = crate::seccomp::is_installed();
     if steps >= RESERVE_STEPS || !crowded || forbidden || !is_alone(epoch) {
         return;
@@ -282,7 +282,7 @@ fn is_alone(epoch: &Epoch) -> bool {
     params.controller_pid.load(Ordering::Relaxed) == 0
 }
 
-/// Puts memory behind a part of the segment; whether it did.
+/// Puts memory behind a part of the segment. Returns whether it succeeded.
 fn populate(base: *mut u8, from: usize, to: usize) -> bool {
     let from = from & !(PAGE - 1);
     let len = to.next_multiple_of(PAGE) - from;
@@ -290,7 +290,7 @@ fn populate(base: *mut u8, from: usize, to: usize) -> bool {
     unsafe { libc::madvise(base.add(from).cast(), len, MADV_POPULATE_WRITE) == 0 }
 }
 
-/// Whether the kernel can do that: tried on a page of our own.
+/// Whether the kernel supports [`populate`]: tries it on a page of our own.
 fn can_populate(page: *mut c_void) -> bool {
     // SAFETY: a mapped, writable page.
     unsafe { libc::madvise(page, PAGE, MADV_POPULATE_WRITE) == 0 }
@@ -299,7 +299,7 @@ fn can_populate(page: *mut c_void) -> bool {
 /// Linux 5.14.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
 
-/// Whether an epoch that was entered is still the one of its number.
+/// Whether an epoch that was entered is still the one that its number stands for.
 #[inline]
 pub fn is_current(epoch: &Epoch) -> bool {
     let deadline_ns = epoch.published_deadline_ns;

@@ -59,8 +59,8 @@ type DlFind = unsafe extern "C" fn(*mut c_void, *mut DlFound) -> c_int;
 static DL_FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 
 /// Looks for `_dl_find_object`; at start-up. A weak reference would do the same, but
-/// linkers turn it into a demand for the C library that they saw, and with an older one
-/// the agent would not load.
+/// linkers turn it into a version requirement on the C library that they saw, and the agent
+/// would not load with an older one.
 pub fn init() {
     DL_FIND_OBJECT.store(sys::symbol(c"_dl_find_object") as usize, Ordering::Relaxed);
 }
@@ -71,7 +71,7 @@ fn dl_find_object() -> Option<DlFind> {
     unsafe { core::mem::transmute::<usize, Option<DlFind>>(address) }
 }
 
-/// Whether finding takes nanoseconds rather than a file.
+/// Whether a lookup takes nanoseconds instead of reading a file.
 pub fn is_cheap() -> bool {
     dl_find_object().is_some()
 }
@@ -102,13 +102,13 @@ fn ask_loader(function: DlFind, pc: u64) -> Option<Found> {
     })
 }
 
-/// Bytes of `/proc/self/maps` that are searched.
+/// How many bytes of `/proc/self/maps` are searched.
 const MAPS_BYTES: usize = 1 << 20;
 /// Room for the names of modules found there.
 const NAMES_BYTES: usize = 256 << 10;
 
-/// Buffers of a search. In memory of their own, mapped at the first one and never unmapped: a
-/// thread's stack may be too small. Zeroed memory is an empty one.
+/// Buffers of a search. They are mapped at the first search and never unmapped, because a
+/// thread's stack may be too small for them. Zeroed memory is an empty one.
 #[repr(C)]
 struct Scratch {
     names_used: usize,
@@ -130,11 +130,11 @@ fn search_maps(pc: u64) -> Option<Found> {
     found
 }
 
-/// The scratch buffer, claimed by one thread at a time. Another one that asks meanwhile gets
-/// nothing, and truncates one stack.
+/// The scratch buffer, claimed by one thread at a time. Another thread that asks in the meantime
+/// gets nothing, and truncates one stack.
 fn claim_scratch() -> Option<&'static mut Scratch> {
     const CLAIMED: usize = 1;
-    // A filter that the program has installed may forbid to open the maps.
+    // A filter that the program has installed may forbid opening the maps.
     if crate::seccomp::is_installed() {
         return None;
     }
@@ -171,8 +171,8 @@ fn keep_name(names: &mut [u8], used: &mut usize, path: &[u8]) -> u64 {
     &raw const names[at] as u64
 }
 
-/// Shows `seen` every module in the maps, without its name; whether they could be read, as
-/// a whole.
+/// Calls `seen` for every module in the maps, without its name. Returns whether the maps could be
+/// read completely.
 pub fn each_in_maps(mut seen: impl FnMut(&Found)) -> bool {
     let Some(scratch) = claim_scratch() else {
         return false;

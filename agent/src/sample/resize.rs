@@ -1,21 +1,21 @@
-//! Objects that are resized.
+//! Resizing of sampled and ordinary objects.
 //!
-//! A sampled object that is resized is counted as freed with its old size and born with its
-//! new one. Where it stays at its address and its new size would weigh the same, as that of all
-//! large objects does, it also keeps its weight: that it is among the samples was decided by
-//! a draw that its new size has no part in, so that its estimates stay unbiased. In all other
-//! cases the new size is drawn like any allocation: readers of dumps work the weight out of
-//! the average size of a stack's objects, and a weight of another size would mislead them.
+//! A sampled object that is resized is counted as freed with its old size and allocated with its
+//! new one. If it stays at its address and its new size has the same weight, as for all
+//! large objects, it also keeps its weight: the draw that made it a sample did not depend on
+//! its new size, so the estimates stay unbiased. In all other
+//! cases the new size is drawn like any allocation: readers of dumps derive the weight from
+//! the average size of a stack's objects, and a weight for another size would mislead them.
 //!
-//! All usable bytes go along, not only those asked for: where jemalloc would have left an
-//! object at its address, nobody may see that it moved.
+//! All usable bytes are copied, not only the requested ones: if jemalloc would have left an
+//! object at its address, the program must not be able to notice that it moved.
 
 use super::calls::{ordinary, request};
 use super::*;
 use crate::backend::NEXT;
 use crate::session::skips_sampling;
 
-/// Bytes of a sampled object that its owner may use.
+/// Usable size of a sampled object.
 ///
 /// # Safety
 /// `p` is a live object in the range.
@@ -33,11 +33,11 @@ enum Weight {
     Drawn,
 }
 
-/// Most that two weights differ by, of the larger, which count as alike.
+/// Largest difference, relative to the larger weight, at which two weights count as equal.
 const ALIKE: f32 = 1e-3;
 
-/// Resizes a sampled object for `request`; if its new size is not sampled it leaves the
-/// range, for where `elsewhere` allocates. Null if there is no memory.
+/// Resizes a sampled object for `request`; if its new size is not sampled, it moves out of the
+/// range to memory that `elsewhere` allocates. Null if there is no memory.
 ///
 /// # Safety
 /// `p` is a live object in the range.
@@ -99,7 +99,7 @@ unsafe fn arrive(p: *mut c_void, new: *mut u8) -> *mut c_void {
     new
 }
 
-/// Resizes in place and counts, in the session that the object was born in and where the
+/// Resizes in place and counts it, if the object's session is still current and the
 /// memory has room.
 fn stay(
     local: &mut Local,
@@ -152,8 +152,8 @@ fn stay(
     at
 }
 
-/// Whether an object can have another layout where it is, and would not leave half of its
-/// memory unused. Large ones are resized; small ones have what they have.
+/// Whether an object can have another layout at its address without leaving half of its
+/// memory unused. Large allocations are resized; small ones keep their size.
 ///
 /// # Safety
 /// The object of layout `old` lies in the allocation at `base`.
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn realloc_sampled(
     // SAFETY: the caller of `realloc` owns `p`, which is in the range.
     unsafe {
         if size == 0 {
-            // As the allocator underneath does with its own.
+            // As the underlying allocator does with its own objects.
             free(p);
             return null_mut();
         }
@@ -258,8 +258,8 @@ const LEAST_LARGE: usize = 4 * crate::sys::PAGE;
 /// jemalloc's largest size class.
 const LARGEST: usize = 7 << 60;
 
-/// `xallocx` of a sampled object: resizes it in place, to `size` at least and `extra` more if
-/// possible, and tells its usable bytes. It stays where it was born, with its weight.
+/// `xallocx` of a sampled object: resizes it in place, to at least `size` and up to `extra` more
+/// if possible, and returns its usable size. It keeps its address, session and weight.
 ///
 /// # Safety
 /// `p` is a live object in the range.
@@ -283,7 +283,7 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
     let fits = |bytes: usize| {
         let reborn = resized(&object, bytes)?;
         let usable = reborn.layout().usable;
-        // SAFETY: the caller's. What is made smaller may keep its memory.
+        // SAFETY: the caller's. An object that shrinks may keep its memory.
         let resized = unsafe { range::resize(at.sub(offset), offset + usable) };
         (resized || usable < old).then_some(reborn)
     };
@@ -309,14 +309,14 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
             at
         });
         if counted.is_null() {
-            // A signal handler in the middle of our own work: not counted.
+            // A signal handler that interrupted the sampler: not counted.
             reborn.write(offset, at);
         }
     }
     new
 }
 
-/// What flags of jemalloc's ask for, placed or not.
+/// The request that jemalloc's flags stand for.
 fn flag_parts(size: usize, flags: c_int) -> Request {
     request(size, flags as usize & 0xff).unwrap_or(Request::plain(size))
 }
@@ -333,8 +333,8 @@ fn resized(object: &Object, bytes: usize) -> Option<Object> {
     })
 }
 
-/// Counts an object as freed and as born again at the same stack with the same weight.
-/// Returns what its header says from now on.
+/// Counts an object as freed and allocated again on the same stack with the same weight.
+/// Returns the contents of its new header.
 fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
     count_free(local, old);
     let reborn = Object {
