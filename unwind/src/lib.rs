@@ -1,10 +1,10 @@
 //! Stack unwinding from inside a `malloc` call.
 //!
 //! # Promises
-//! - No lock, no allocation, no call into the loader, no wait: an unwind is
+//! - No lock, no allocation, no call into the loader, no wait: an unwind consists of
 //!   arithmetic on the caller's registers, reads of its stack and reads of the
 //!   modules' `.eh_frame`.
-//! - Every stack word is read inside memory that was found readable in the same walk, or
+//! - Stack words are read only from memory that was found readable in the same walk, or
 //!   that is the thread's own stack ([`stack::Stack`]); a damaged frame ends one stack,
 //!   never the process.
 //! - Rules are compiled once per return address by `gimli` and kept in a table
@@ -17,18 +17,18 @@
 //!   [`remote::walk`], from any [`stack::Memory`] and any [`elf::Module`].
 //!
 //! # Caller's duties
-//! - give registers that belong together: the return address, the stack pointer
+//! - pass registers that belong together: the return address, the stack pointer
 //!   after the return, the frame pointer;
-//! - keep a module mapped while its tables are read ([`readers`]), which a misread return
-//!   address may make those of any module, and bump the generation when a module's address
-//!   range is used anew;
+//! - keep a module mapped while its tables are read ([`readers`]); because of misread return
+//!   addresses this may be any module; and bump the generation when a module's address
+//!   range is reused;
 //! - use a [`walk::Walker`] from one thread at a time.
 //!
 //! # Limits
 //! x86-64 and aarch64, little-endian, DWARF call-frame information as compilers
 //! emit it (System V ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are
-//! followed; for the rare frame whose CFA hangs on another register, the frames further
-//! in are asked what they saved of it, and if none did the stack ends with
+//! followed; for the rare frame whose CFA depends on another register, the value is taken
+//! from a frame further in that saved it, and if none did, the stack ends with
 //! [`Cause::Unsupported`]. Code without `.eh_frame` (JIT) ends it with
 //! [`Cause::NoModule`].
 #![no_std]
@@ -52,7 +52,7 @@ pub mod walk;
 /// The registers that are followed.
 ///
 /// `ip` is always a *return address*: one more than an address inside the calling
-/// instruction. Where a signal interrupted a frame, its exact pc plus one stands in.
+/// instruction. For a frame that a signal interrupted, it is the exact pc plus one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Registers {
@@ -72,9 +72,9 @@ pub enum Cause {
     NoModule = 0,
     /// A module without unwind data for this address.
     NoRule = 1,
-    /// Unwind data beyond what is followed.
+    /// Unwind data that is not supported.
     Unsupported = 2,
-    /// A frame that does not lie above the one before.
+    /// A frame that does not lie above the previous one.
     BadFrame = 3,
     /// A word outside the readable stack.
     OutOfStack = 4,
@@ -83,7 +83,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// From its number.
+    /// The cause with this number.
     #[must_use]
     pub fn from_index(index: u8) -> Self {
         match index {

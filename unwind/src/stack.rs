@@ -1,27 +1,27 @@
 //! The readable part of the running thread's stack.
 //!
-//! The bounds of a stack cannot be asked for inside `malloc` (the libc call takes
+//! The bounds of a stack cannot be queried inside `malloc` (the libc call takes
 //! locks and allocates), and a program may run on stacks that no library knows
-//! (alternate signal stacks, coroutines). So memory is found readable page by page
-//! ([`crate::probe`]). For how long that holds depends on whose stack it is:
+//! (alternate signal stacks, coroutines). So memory is probed page by page
+//! ([`crate::probe`]). How long the result is valid depends on whose stack it is:
 //!
-//! - **The thread's own**, on which it began and which is mapped as long as it lives. What
-//!   was found there is kept ([`Own`]).
+//! - **The thread's own**, on which it started and which is mapped as long as it lives. The
+//!   result is kept ([`Own`]).
 //! - **Any other.** It may be unmapped, and another one mapped in its place, as soon as the
-//!   thread has left it. Nothing is kept from one walk to the next: each page is asked for
+//!   thread has left it. Nothing is kept from one walk to the next: each page is probed
 //!   in the walk that reads it, before it is read.
 //!
-//! Which one it is cannot be asked either. It is taken for the thread's own where the memory
+//! Whose stack it is cannot be queried either. It is taken for the thread's own if the memory
 //! is readable without a gap up to the thread's end ([`Ends`]) and
-//! - in other threads than the first: a walk ended, complete, so close below that end that no
-//!   other stack fits between, and every frame from there inwards lies where code only comes
-//!   by going deeper on one stack, not by a switch to another;
-//! - in the first thread: always, for the kernel keeps a gap below a stack that grows.
+//! - in threads other than the first: a complete walk ended so close below that end that no
+//!   other stack fits between, and every frame from there inwards was reached by going deeper
+//!   on one stack, not by a switch to another;
+//! - in the first thread: always, because the kernel keeps a gap below a growing stack.
 
 use crate::Cause;
 use crate::probe::{self, PAGE};
 
-/// Memory of a stack, as a step reads it.
+/// A stack's memory, from which a step reads.
 pub trait Memory {
     /// The word at `address`.
     ///
@@ -29,17 +29,17 @@ pub trait Memory {
     /// [`Cause::OutOfStack`] if it is not on the stack, or not aligned.
     fn read(&mut self, address: u64) -> Result<u64, Cause>;
 
-    /// The word at `address` on the stack that a frame further in is on, at `sp`: it may be
-    /// another one, which a signal interrupted.
+    /// The word at `address` on the stack of a frame further in, at `sp`: that may be
+    /// another stack, which a signal interrupted.
     ///
     /// # Errors
     /// Those of [`read`](Self::read).
     fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause>;
 
-    /// Goes on on another stack, at `sp`: a signal interrupted a frame there.
+    /// Continues on another stack, at `sp`, where a signal interrupted a frame.
     ///
     /// # Errors
-    /// [`Cause::OutOfStack`] if there is no memory of it.
+    /// [`Cause::OutOfStack`] if its memory is not available.
     fn move_to(&mut self, sp: u64) -> Result<(), Cause>;
 }
 
@@ -51,7 +51,7 @@ pub struct Copied<'a> {
 }
 
 impl<'a> Copied<'a> {
-    /// The words that were from `low` on, which is a multiple of 8.
+    /// A stack with these words from `low` on, which is a multiple of 8.
     #[must_use]
     pub fn new(low: u64, words: &'a [u64]) -> Self {
         Self { low, words }
@@ -78,8 +78,8 @@ impl Memory for Copied<'_> {
     }
 }
 
-/// Most bytes by which one read may extend the known part: frames with arrays of
-/// megabytes exist, wild pointers are further away.
+/// The most by which one read may extend the known part, in bytes: frames with arrays of
+/// megabytes exist, but wild pointers point further away.
 const REACH: u64 = 16 << 20;
 
 /// Bytes that a function may use below its stack pointer (x86-64 psABI 3.2.2).
@@ -88,19 +88,18 @@ const RED_ZONE: u64 = 128;
 /// Ends of the stacks that threads begin on.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ends {
-    /// End of the stack that the kernel made for the first thread; 0: not known.
+    /// End of the stack that the kernel made for the first thread; 0: unknown.
     pub first: u64,
-    /// The first thread's thread pointer: what that points to is a mapping of its own, and
-    /// below it may lie whatever the program maps.
+    /// The first thread's thread pointer: it points into a separate mapping, below which
+    /// the program may map anything.
     pub first_thread: u64,
-    /// Distance below its thread pointer at which the outermost frame of another thread may be:
-    /// what
-    /// the C library puts between (thread-local storage), and less of the stack itself than
-    /// the smallest one has.
+    /// Maximum distance below its thread pointer of the outermost frame of another thread:
+    /// the size of what the C library puts between (thread-local storage), plus less stack than
+    /// the smallest stack has.
     pub thread_slack: u64,
 }
 
-/// A copy of what is known to be readable, small enough for two registers.
+/// A copy of the range known to be readable, small enough for two registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     low: u64,
@@ -108,7 +107,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// The word at `address` if that is known to be readable; finds nothing out.
+    /// The word at `address` if that is known to be readable; does not probe.
     #[inline(always)]
     #[must_use]
     pub fn peek(self, address: u64) -> Option<u64> {
@@ -131,19 +130,19 @@ struct Own {
 pub struct Stack {
     low: u64,
     high: u64,
-    /// No word at or above belongs to it; 0: not known.
+    /// No word at or above this belongs to it; 0: unknown.
     ceiling: u64,
     own: Own,
     ends: Ends,
     thread: u64,
-    /// Whether `low` and `high` are what is known of the thread's own stack.
+    /// Whether `low` and `high` are the known part of the thread's own stack.
     on_own: bool,
     /// Whether the walk came from another stack.
     moved: bool,
 }
 
 impl Stack {
-    /// Nothing known yet, in a thread of a process whose stacks end there.
+    /// A stack of which nothing is known yet, in a process whose stacks end at `ends`.
     #[must_use]
     pub const fn new(ends: Ends) -> Self {
         Self {
@@ -166,15 +165,15 @@ impl Stack {
         stack
     }
 
-    /// Whether the last walk was on what is known of the thread's own stack, and `sp` is
-    /// there as well: a walk may begin as it is.
+    /// Whether the last walk was on the known part of the thread's own stack, and `sp` is
+    /// there as well: a walk may begin without further checks.
     #[inline(always)]
     #[must_use]
     pub fn stays_on_own(&self, sp: u64) -> bool {
         self.on_own && sp.wrapping_sub(self.low) < self.high - self.low
     }
 
-    /// Whether all that is known is the thread's own stack.
+    /// Whether the known range is the thread's own stack.
     #[inline(always)]
     #[must_use]
     pub fn is_on_own(&self) -> bool {
@@ -182,7 +181,7 @@ impl Stack {
     }
 
     /// Begins a walk at `sp`, the lowest word in use, of the thread with that thread pointer
-    /// (0: not known). Whether that is on what is known of the thread's own stack.
+    /// (0: unknown). Returns whether `sp` is on the known part of the thread's own stack.
     pub fn enter(&mut self, sp: u64, thread: u64) -> bool {
         self.moved = false;
         self.thread = if thread == self.ends.first_thread {
@@ -209,7 +208,7 @@ impl Stack {
         self.on_own = true;
     }
 
-    /// End of the stack at `sp` if it is one that the thread may have begun on; else 0.
+    /// End of the stack at `sp` if the thread may have started on it; else 0.
     fn end_above(&self, sp: u64) -> u64 {
         let ends = [self.thread, self.ends.first].map(|end| end & !7);
         let above = ends.into_iter().filter(|end| sp < *end);
@@ -231,7 +230,7 @@ impl Stack {
         self.moved
     }
 
-    /// The known part now. Holds until the stack is changed.
+    /// The currently known part. Valid until the stack is changed.
     #[inline(always)]
     #[must_use]
     pub fn known(&self) -> Known {
@@ -248,8 +247,8 @@ impl Stack {
         (self.low, self.high)
     }
 
-    /// Whether everything between these is readable now. Finds it out where that means to go
-    /// on upwards from what is known.
+    /// Whether everything between these is readable now. Probes if that extends the known part
+    /// upwards.
     #[inline]
     pub fn covers(&mut self, (low, high): (u64, u64)) -> bool {
         low >= self.low && (high <= self.high || self.extend(high - 8).is_ok())
@@ -273,10 +272,10 @@ impl Stack {
         Ok(())
     }
 
-    /// After a walk that did not begin on what is known of the thread's own stack: whether it
-    /// was on more of it. `outermost` is the stack pointer of its last frame if it is
-    /// complete, and `steady` gives that of the innermost frame from which the walk certainly
-    /// stayed on one stack.
+    /// After a walk that did not begin on the known part of the thread's own stack, returns
+    /// whether it was on that stack after all. `outermost` is the stack pointer of its last frame
+    /// if it is complete, and `steady` gives that of the innermost frame from which the walk
+    /// certainly stayed on one stack.
     #[cold]
     pub fn settle(&mut self, outermost: Option<u64>, steady: impl FnOnce() -> u64) {
         let end = self.ceiling;
@@ -318,8 +317,8 @@ impl Memory for Stack {
         Self::at(sp).read(address)
     }
 
-    /// Follows a switch of stacks (a signal frame): what was known no longer counts. The red
-    /// zone below `sp` belongs to the stack: a function that is interrupted when it is about
+    /// Follows a switch of stacks (a signal frame): the known part no longer counts. The red
+    /// zone below `sp` belongs to the stack: a function that was interrupted as it was about
     /// to return has its registers there.
     #[cold]
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
@@ -330,7 +329,7 @@ impl Memory for Stack {
         self.moved = true;
         if self.is_own(red) && self.is_own(sp) {
             self.enter_own();
-            // The memo may be of the stack that the walk began on.
+            // The memo may refer to the stack on which the walk began.
             self.on_own = false;
             return Ok(());
         }

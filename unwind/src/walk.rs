@@ -1,16 +1,16 @@
 //! Walking a stack with a memo of the last one.
 //!
-//! A thread's consecutive samples share most of their stack: everything above the
-//! function that both ran under. The memo holds the last stack, each frame with its
+//! A thread's consecutive samples share most of their stack: everything above the last
+//! common function. The memo holds the last stack: each frame with its
 //! registers, the addresses of the two words that its step read, and its node in the
 //! calling-context tree. A new walk steps only until it meets a frame of the memo with
-//! equal registers, then validates it: it compares the words that those steps read, once
-//! all of them are known to be readable now. Where all are unchanged the remaining frames,
-//! and their nodes, are the same. A word that differs ends the comparison; the walk goes on
+//! equal registers, then validates the memo: it compares the words that its steps read, after
+//! making sure that all of them are readable now. If all are unchanged, the remaining frames
+//! and their nodes are the same. A word that differs ends the comparison; the walk continues
 //! from that frame and may meet frames of the memo again further out.
 //!
 //! Cost: about 100 instructions for a new frame, and 50 for its node; one or two compares
-//! for an unchanged one, of words that lie side by side in memory.
+//! for an unchanged one, of adjacent words in memory.
 
 use crate::compile::Scratch;
 use crate::elf::Image;
@@ -21,12 +21,12 @@ use crate::stack::{Ends, Stack};
 use crate::{Cause, Registers};
 use core::mem::MaybeUninit;
 
-/// Most frames of a stack. Deeper ones keep their innermost [`DEEP_FRAMES`].
+/// Maximum number of frames. Of deeper stacks, the innermost [`DEEP_FRAMES`] are kept.
 pub const MAX_FRAMES: usize = 3072;
-/// What is kept of a stack that is too deep.
+/// Number of innermost frames kept of a stack that is too deep.
 pub const DEEP_FRAMES: usize = 128;
 
-/// Bits of an address; above them an interned address carries the rule's instance.
+/// Number of bits of an address; in an interned address, the bits above hold the rule's instance.
 pub const ADDRESS_BITS: u32 = 48;
 
 /// Where walked stacks are interned, as return addresses with their module's instance
@@ -44,10 +44,10 @@ pub trait Tree {
 pub trait Code {
     /// The rule of a return address.
     fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule;
-    /// The image that holds it, for the rare frame that takes the slow path; `None`: such
-    /// frames end the stack.
+    /// The image that contains a return address, for the rare frame that takes the slow path;
+    /// `None`: such frames end the stack.
     fn image(&self, ip: u64) -> Option<Image>;
-    /// Runs what reads images, which stay mapped meanwhile; `None`: just now it may not be.
+    /// Runs code that reads images, which stay mapped meanwhile; `None`: not possible right now.
     fn reading<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         Some(work())
     }
@@ -79,10 +79,10 @@ pub struct Walk {
 struct Frame {
     registers: Registers,
     node: u32,
-    /// Number of words of this frame and of all frames further out, which are the first ones.
+    /// Number of words of this frame and all frames further out, which come first in the memo.
     words: u32,
-    /// Which module at its place its code belongs to, and whether its step is the same
-    /// whatever fp holds.
+    /// Which of the successive modules at its address its code belongs to, and whether its step
+    /// does not depend on fp.
     rule: Rule,
 }
 
@@ -96,7 +96,7 @@ struct Fresh {
 }
 
 impl Fresh {
-    /// What is interned.
+    /// The value to intern.
     #[inline]
     fn address(&self) -> u64 {
         tagged(self.registers.ip, self.rule.instance())
@@ -108,11 +108,11 @@ fn tagged(ip: u64, instance: u8) -> u64 {
     ip | u64::from(instance) << ADDRESS_BITS
 }
 
-/// The last of `words` that no longer holds what it held. Four at a time, since nearly
+/// The last of `words` whose value has changed. Compares four at a time, since nearly
 /// always none differs.
 ///
 /// # Safety
-/// All of `words` can be read now, those behind the answer as well.
+/// All of `words` can be read now, including those beyond the result.
 #[inline(always)]
 unsafe fn last_differing(words: &[Word]) -> Option<usize> {
     // SAFETY: the caller's.
@@ -127,7 +127,7 @@ unsafe fn last_differing(words: &[Word]) -> Option<usize> {
     rest.iter().rposition(|word| difference(word) != 0)
 }
 
-/// Stands for a step that comparing words cannot repeat: it never compares equal.
+/// Marks a step that cannot be validated by comparing words: it never compares equal.
 static NEVER: u64 = 0;
 
 fn never() -> Word {
@@ -137,27 +137,26 @@ fn never() -> Word {
     }
 }
 
-/// The words that have to be unchanged for a step to be the same again.
+/// The words that must be unchanged for a step to have the same result.
 #[inline]
 fn words_read(rule: Rule, step: &Step) -> [Word; 2] {
     match *step {
         Step::Caller { ra, fp, .. } if rule.is_plain() => [ra, fp],
         Step::End { ra } if rule.is_plain() => [ra, Word::default()],
-        // By its rule, whatever the stack holds.
+        // The rule alone decides, whatever the stack holds.
         Step::End { .. } | Step::Truncated(_) if rule.ends() => [Word::default(); 2],
         _ => [never(), Word::default()],
     }
 }
 
-/// A thread's walker, with the memo of its last stack. About 400 KiB, of which only the
-/// depth in use is
-/// ever touched; all zero is a valid start but for [`init`](Self::init).
+/// A thread's walker, with the memo of its last stack. It takes about 400 KiB, of which only the
+/// depth in use is ever touched. Start with zeroed memory and call [`init`](Self::init).
 #[repr(C)]
 pub struct Walker {
     stack: Stack,
     /// Frames of the memo; the outermost is first.
     len: usize,
-    /// All of their words lie between these, but for [`NEVER`].
+    /// All of their words except [`NEVER`] lie between these.
     span: (u64, u64),
     truncated: Option<Cause>,
     scratch: MaybeUninit<Scratch>,
@@ -167,8 +166,8 @@ pub struct Walker {
     fresh: [MaybeUninit<Fresh>; MAX_FRAMES],
 }
 
-/// A walk's result: how many frames of the memo still hold, how many new ones lie in
-/// `fresh` (innermost first), and how the stack ended where it was walked to its end.
+/// Result of a trace: how many frames of the memo are still valid, how many new ones are in
+/// `fresh` (innermost first), and how the stack ended if it was walked to its end.
 struct Trace {
     kept: usize,
     fresh: usize,
@@ -176,7 +175,7 @@ struct Trace {
 }
 
 impl Trace {
-    /// Walked to its end, or to where it is truncated.
+    /// Walked to the end of the stack, or to where it is truncated.
     #[inline]
     fn ends(fresh: usize, truncated: Option<Cause>) -> Self {
         Self {
@@ -186,7 +185,7 @@ impl Trace {
         }
     }
 
-    /// Went over to the memo's frames, of which `kept` still hold.
+    /// Reached the memo's frames, of which `kept` are still valid.
     #[inline]
     fn joins(kept: usize, fresh: usize) -> Self {
         Self {
@@ -198,7 +197,7 @@ impl Trace {
 }
 
 impl Walker {
-    /// Makes zeroed memory a walker, for a thread that knows nothing yet of its stack.
+    /// Turns zeroed memory into a walker, for a thread whose stack is not known yet.
     pub fn init(&mut self, ends: Ends) {
         self.stack = Stack::new(ends);
         self.len = 0;
@@ -207,7 +206,7 @@ impl Walker {
         self.scratch.write(Scratch::new());
     }
 
-    /// Forgets the last stack: its nodes or its rules no longer hold.
+    /// Forgets the last stack, whose nodes or rules are no longer valid.
     pub fn forget(&mut self) {
         self.len = 0;
     }
@@ -241,7 +240,7 @@ impl Walker {
         walk
     }
 
-    /// Begins a walk where the last one was not.
+    /// Begins a walk that does not stay on the known part of the thread's own stack.
     #[cold]
     fn enter(&mut self, sp: u64, thread: u64) {
         if self.stack.enter(sp, thread) {
@@ -252,7 +251,7 @@ impl Walker {
         }
     }
 
-    /// After a walk that was not all on what is known of the thread's own stack.
+    /// Called after a walk that was not entirely on the known part of the thread's own stack.
     #[cold]
     fn settle(&mut self) {
         let complete = self.truncated.is_none() && self.len > 0;
@@ -261,15 +260,15 @@ impl Walker {
         stack.settle(outermost, || self.steady());
         self.stack = stack;
         if self.stack.moved() {
-            // Parts of two stacks: its words are not all in one span.
+            // Parts of two stacks: the memo's words are not all in one span.
             self.len = 0;
         }
         self.span = self.stack.span();
     }
 
     /// The stack pointer of the innermost frame from which the last walk certainly stayed on
-    /// one stack. Code that switches stacks finds back by a saved register, and that leads
-    /// over all that was unused of the other stack, or further.
+    /// one stack. Code that switches stacks returns by a saved register, and that step skips
+    /// at least all the unused space of the other stack.
     fn steady(&self) -> u64 {
         let mut sp = self.frame(0).registers.sp;
         for index in 1..self.len {
@@ -288,7 +287,7 @@ impl Walker {
         sp
     }
 
-    /// Steps outwards until the end or a frame of the memo that holds.
+    /// Steps outwards until the end or a frame of the memo that is still valid.
     #[inline]
     fn trace(&mut self, start: Registers, code: &impl Code) -> Trace {
         let mut at = start;
@@ -298,11 +297,11 @@ impl Walker {
         loop {
             let met = self.meet(at, &mut known);
             if met.is_some() && !self.stack.is_on_own() && !self.stack.covers(self.span) {
-                // Memory of another stack that was here.
+                // The memo is of another stack that was mapped here.
                 self.len = 0;
                 known = 0;
             } else if let Some(index) = met {
-                // SAFETY: all words of the memo are in what is readable now, as just asked.
+                // SAFETY: all words of the memo are readable now, as just checked.
                 let Some(changed) = (unsafe { self.first_changed(index) }) else {
                     return Trace::joins(known, fresh);
                 };
@@ -362,7 +361,7 @@ impl Walker {
     fn slow_step(&mut self, at: &Registers, fresh: usize, code: &impl Code) -> Step {
         let frames = &self.fresh;
         let mut inner = slow::Inner {
-            // SAFETY: `trace` wrote the first `fresh` ones, and those only are asked for.
+            // SAFETY: `trace` wrote the first `fresh` ones, and only those are requested.
             frame: |index: usize| unsafe { frames[index].assume_init_ref() }.registers,
             count: fresh,
             module: |ip| code.image(ip),
@@ -395,8 +394,8 @@ impl Walker {
         unsafe { self.frames.get_unchecked(index).assume_init_ref() }
     }
 
-    /// Compares, from frame `from` outwards, what each step read with what is there now.
-    /// Returns the first frame whose step has to be taken again.
+    /// Compares, from frame `from` outwards, the words that each step read with their current
+    /// values. Returns the first frame whose step must be taken again.
     ///
     /// # Safety
     /// The stack covers [`span`](Self::span).
@@ -412,7 +411,7 @@ impl Walker {
         (0..=from).find(|index| self.frame(*index).words as usize > changed)
     }
 
-    /// Makes the memo's frames `from..to` part of the walk in progress: those before
+    /// Adds the memo's frames `from..to` to the walk in progress, because frames before
     /// them have changed.
     #[cold]
     fn take_back(&mut self, from: usize, to: usize, mut fresh: usize) -> usize {
@@ -435,7 +434,7 @@ impl Walker {
     }
 
     /// Puts the new frames on top of the kept ones, with their nodes. There is room for
-    /// both: `walk` has seen to it.
+    /// both: `walk` ensures it.
     #[inline]
     fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
         let (mut node, mut words) = match trace.kept {
@@ -463,8 +462,8 @@ impl Walker {
             };
             node = child;
             // SAFETY: at most MAX_FRAMES frames, the caller's, each with two words at most,
-            // and room for one more word: both are written, and the next frame writes over
-            // what is none, so that there are no branches.
+            // and room for one more word: both are always written, without branches, and the
+            // next frame overwrites the second if it is unused.
             unsafe {
                 for word in fresh.words {
                     self.words.get_unchecked_mut(words).write(word);
