@@ -1,8 +1,8 @@
-//! The contract between mem-profiler's agent, which lives inside the profiled
-//! process, and everything that reads what it counted.
+//! The contract between mem-profiler's agent, which runs inside the profiled
+//! process, and every reader of its counters.
 //!
 //! # Promises
-//! - One file per process, laid out as [`layout`] says, holds all that a
+//! - One file per process, with the layout of [`layout`], holds everything that a
 //!   profile needs: identity, commands, counters, the calling-context tree,
 //!   the per-stack counters, the modules. It stays readable after the process
 //!   is gone, however it ended.
@@ -15,10 +15,10 @@
 //! # Caller's duties
 //! - write only from the process that created the segment;
 //! - reserve a bank ([`segment::SegmentFile::prepare_bank`]) before publishing
-//!   a session that uses it, so that a full filesystem is an error there and
+//!   a session that uses it: then a full filesystem is an error there and
 //!   not a `SIGBUS` in the target;
-//! - write from threads that [`owner`] lets: those that met a session, in a process that is no
-//!   copy of the one that made the segment;
+//! - write only from threads that [`owner`] allows: those that met a session, in a process that
+//!   is not a copy of the one that made the segment;
 //! - publish commands through [`segment::SegmentFile::publish`], which writes
 //!   a single byte last: a reader can never see half a command.
 //!
@@ -26,8 +26,8 @@
 //! Little-endian 64-bit machines; addresses of at most 2^64; sessions of up to
 //! about 100 days (ticks of 4.19 ms in 31 bits).
 //!
-//! There is no policy here: who may start a session, for how long, and what a
-//! dump looks like, is the controller's business.
+//! There is no policy here: the controller decides who may start a session, for
+//! how long, and what a dump looks like.
 #![no_std]
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! The owner's words: by them the threads of a segment's process, and copies of the process,
-//! agree on what may be written, and by whom.
+//! The owner's state words, by which the threads of a segment's process, and copies of the
+//! process, agree on who may write what.
 //!
-//! Here is what is shared and in which order it changes; no system call is made here, and no
-//! memory is mapped. The words themselves are the agent's statics, and the segment's. So the
-//! model checker runs the very code that the agent does (`owner/model`).
+//! This module defines the shared state and the order in which it changes; it makes no system
+//! call and maps no memory. The words themselves are statics of the agent, or in the segment. So
+//! the model checker runs the same code as the agent (`owner/model`).
 
 mod life;
 mod mapping;

@@ -1,4 +1,4 @@
-//! Whose segment a process has in view, and how a copy of the process leaves its parent's.
+//! Whose segment is in a process's view, and how a copy of the process leaves its parent's.
 //!
 //! ```text
 //!          leave            claim_making           own
@@ -8,15 +8,15 @@
 
 use crate::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
-/// Nobody's: there is none, and there will be none.
+/// No segment: there is none, and there will be none.
 pub const NONE: u8 = 0;
-/// This process's, or in a copy that has not noticed yet its parent's.
+/// This process's; or, in a copy that has not noticed yet, its parent's.
 pub const OWN: u8 = 1;
-/// A forked child's that has none yet: a private page that counts what the child allocates.
+/// A forked child that has no segment yet: a private page counts what the child allocates.
 pub const WAITING: u8 = 2;
-/// The same, or that of a process that starts, while one of its threads makes the segment.
+/// As [`WAITING`], or a starting process, while one of its threads makes the segment.
 pub const MAKING: u8 = 3;
-/// The parent's, while a thread takes the process out of it.
+/// The parent's segment, while a thread takes the process out of it.
 pub const LEAVING: u8 = 4;
 
 /// Whose segment is in view: one of the constants here.
@@ -38,14 +38,15 @@ impl Life {
         self.0.load(Ordering::Acquire)
     }
 
-    /// The state, for a thread that an epoch has brought here: not older than the epoch.
+    /// The state, for a thread that comes because of an epoch: at least as recent as the epoch.
     #[must_use]
     pub fn since_epoch(&self) -> u8 {
         fence(Ordering::Acquire);
         self.get()
     }
 
-    /// Whether there is a segment, and it is this process's, or a copy has not noticed yet.
+    /// Whether there is a segment of this process's own. Also true in a copy that has not noticed
+    /// yet.
     #[inline(always)]
     #[must_use]
     pub fn is_own(&self) -> bool {
@@ -53,7 +54,7 @@ impl Life {
     }
 
     /// Whether this process is a copy that has yet to leave its parent's segment. Three loads.
-    /// Copies of a child that waits share nothing with it.
+    /// Copies of a waiting child share nothing with it.
     #[inline]
     #[must_use]
     pub fn is_copy<'a>(&self, mark: impl FnOnce() -> Option<&'a Mark>) -> bool {
@@ -63,17 +64,17 @@ impl Life {
         }
     }
 
-    /// Lets one thread of a copy that `fork`'s handlers did not see take it out of its parent's
-    /// segment; whether the calling thread is that one.
+    /// Lets one thread take a copy that `fork`'s handlers did not see out of its parent's
+    /// segment. Returns whether the calling thread is that one.
     pub fn claim_leaving(&self, mark: Option<&Mark>) -> bool {
         // Not in a signal handler that interrupts `leave` itself.
         self.is_own() && mark.is_some_and(Mark::claim)
     }
 
-    /// Takes a copy out of its parent's segment, by the only thread that may. `remember` keeps
-    /// what the parent was in; `forget` drops what is known of its sessions; `cover` puts private
-    /// memory over what is mapped of the segment, and says whether it did; `wait` then writes
-    /// there that the copy waits. Whether it waits now.
+    /// Takes a copy out of its parent's segment; called by the only thread that may. `remember`
+    /// saves the parent's session; `forget` drops all knowledge of its sessions; `cover` puts
+    /// private memory over the mapped part of the segment, and returns whether it succeeded; `wait`
+    /// then records there that the copy waits. Returns whether the copy waits now.
     #[inline(always)]
     pub fn leave(
         &self,
@@ -91,8 +92,8 @@ impl Life {
             NONE => return false,
             // Its view is private, and copied with the rest.
             WAITING => true,
-            // Where a thread of the waiting parent was making a segment, that may be in view
-            // already. What a thread of another copy had begun to remember is worth nothing.
+            // If a thread of the waiting parent was making a segment, that may be in view
+            // already. Whatever a thread of another copy had begun to save is void.
             state => {
                 forget();
                 cover() && state != LEAVING
@@ -107,13 +108,13 @@ impl Life {
         left
     }
 
-    /// The only thread that may, at start-up, makes the first segment.
+    /// Begins making the first segment; called at start-up by the only thread that may.
     pub fn make(&self) {
         self.0.store(MAKING, Ordering::Release);
     }
 
-    /// Lets one thread of a waiting child make its segment; whether the calling thread is that
-    /// one.
+    /// Lets one thread of a waiting child make its segment. Returns whether the calling thread is
+    /// that one.
     pub fn claim_making(&self) -> bool {
         let taken = self
             .0
@@ -129,14 +130,14 @@ impl Life {
         self.0.store(OWN, Ordering::Release);
     }
 
-    /// There will be no segment.
+    /// Records that there will be no segment.
     pub fn end(&self) {
         self.0.store(NONE, Ordering::Release);
     }
 }
 
-/// The word that tells copies of a process apart, however they were made: it lies in a page that
-/// the kernel empties in every copy.
+/// The word that tells a process from its copies: it lies in a page that the kernel clears in
+/// every copy, however it was made.
 #[repr(transparent)]
 pub struct Mark(pub(super) AtomicU32);
 
@@ -149,8 +150,8 @@ impl Mark {
     /// Whether this process is the one that signed.
     #[inline(always)]
     fn is_ours(&self) -> bool {
-        // Acquire: a thread that read the state before another took the copy out of its
-        // parent's segment, and the mark after, must not use what it knew of the parent's.
+        // Acquire: a thread that read the state before another thread took the copy out of its
+        // parent's segment, and the mark after, must not use what it knew of that segment.
         self.0.load(Ordering::Acquire) == OURS
     }
 

@@ -28,8 +28,8 @@ impl Mapping {
     }
 
     /// Offers a mapping that the caller has made. Threads that meet a session at the same time
-    /// all make one, so that none waits for another, which may not get the processor for long;
-    /// one stays. `Err`: another one, and the caller's is known to nobody.
+    /// all make one, so none has to wait for another that may be preempted; only one mapping
+    /// stays. `Err`: another one stays, and no other thread knows the caller's.
     ///
     /// # Errors
     /// The address that stays.
@@ -39,12 +39,12 @@ impl Mapping {
             .map(|_| ())
     }
 
-    /// Sets it, by the only thread that may.
+    /// Sets the address; called by the only thread that may.
     pub fn set(&self, base: *mut u8) {
         self.0.store(base, Ordering::Release);
     }
 
-    /// Forgets it, by the only thread that may; what it was.
+    /// Forgets the address and returns it; called by the only thread that may.
     #[inline]
     pub fn take(&self) -> Option<*mut u8> {
         let base = self.get()?;

@@ -2,11 +2,11 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Number and first tick of the last session that a thread has met, by bank. For frees by
-/// threads that never sampled in it.
+/// For each bank, the number and first tick of the last session that a thread has met. Needed for
+/// frees by threads that never sampled in it.
 pub struct Sessions([AtomicU64; 2]);
 
-/// Both in one word, so that no thread sees the number of one with the tick of another.
+/// Both in one word: no thread sees the number of one session with the tick of another.
 fn word(session: u64, start_tick: u32) -> u64 {
     session << 32 | u64::from(start_tick)
 }
@@ -25,7 +25,7 @@ impl Sessions {
         Self([AtomicU64::new(0), AtomicU64::new(0)])
     }
 
-    /// Notes a session that a thread has met, unless a later one has its bank already: the
+    /// Records a session that a thread has met, unless a later one already uses its bank: the
     /// thread may have slept since.
     pub fn note(&self, session: u64, start_tick: u32) {
         let place = &self.0[session as usize & 1];
@@ -44,7 +44,7 @@ impl Sessions {
     }
 
     /// The session that an object was sampled in, by the last bits of its number, and its first
-    /// tick; the number's lower half. `None`: another one has the bank now.
+    /// tick; the number's lower half. `None`: another session uses the bank now.
     #[inline]
     #[must_use]
     pub fn of_object(&self, session: u8, born: u32) -> Option<(u32, u32)> {
@@ -54,11 +54,11 @@ impl Sessions {
         same.then_some((number, start))
     }
 
-    /// Forgets them: a copy's are its parent's, whose banks are not the copy's to count in.
+    /// Forgets them: those of a copy are its parent's, in whose banks the copy must not count.
     #[inline]
     pub fn forget(&self) {
         for session in &self.0 {
-            // Only where it is needed: each page that a child writes to is copied for it.
+            // Only if needed: each page that a child writes to is copied.
             if session.load(Ordering::Relaxed) != 0 {
                 session.store(0, Ordering::Release);
             }

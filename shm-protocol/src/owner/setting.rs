@@ -1,4 +1,4 @@
-//! What the threads of a process sample by.
+//! The setting that the threads of a process sample by.
 
 use super::Sessions;
 use crate::bank::Bank;
@@ -15,16 +15,16 @@ pub struct Setting {
     pub session: u64,
     /// Mean bytes between samples.
     pub interval: u64,
-    /// End, ns of the machine's clock; 0: none.
+    /// End, in ns of the machine's clock; 0: none.
     pub deadline_ns: u64,
-    /// Start, ns of the machine's clock.
+    /// Start, in ns of the machine's clock.
     pub start_ns: u64,
     /// Most address space for sampled objects; 0: no limit.
     pub range_limit: u64,
 }
 
 impl Setting {
-    /// The one in force. `None` without one, or if it changed meanwhile.
+    /// The setting in force. `None` if there is none, or if it changed meanwhile.
     #[must_use]
     pub fn in_force(control: &Control) -> Option<Self> {
         let epoch = control.epoch.load(Ordering::Acquire);
@@ -41,14 +41,14 @@ impl Setting {
             start_ns: read(&params.start_ns),
             range_limit: read(&params.range_limit),
         };
-        // A thread may sleep for two sessions between any two of these. Parameters are written
-        // again only when the epoch that they were for is over: it is not, so they are its own.
+        // A thread may sleep for two sessions between any two of these. Parameters are rewritten
+        // only after their epoch is over. It is not over, so they belong to it.
         fence(Ordering::Acquire);
         let stays = control.epoch.load(Ordering::Relaxed) == epoch;
         (stays && setting.session != 0).then_some(setting)
     }
 
-    /// Whether what was entered is still what an epoch of its number means: numbers come back
+    /// Whether the epoch that was entered is still the one with its number: numbers are reused
     /// after some two hundred changes, and a thread may sleep through all of them.
     #[inline]
     #[must_use]
@@ -58,7 +58,7 @@ impl Setting {
             && params.deadline_ns.load(Ordering::Relaxed) == deadline_ns
     }
 
-    /// Ends an epoch, if it is the one in force; whether it was.
+    /// Ends an epoch if it is in force. Returns whether it was.
     pub fn end(control: &Control, epoch: u8) -> bool {
         let ended = control
             .epoch
@@ -67,17 +67,17 @@ impl Setting {
     }
 }
 
-/// Shows a new segment to controllers, by its maker, and begins its first session, whose bank
-/// is prepared.
+/// Makes a new segment visible to controllers and begins its first session, whose bank
+/// is prepared. Called by the segment's maker.
 pub fn appear(control: &Control, magic: &AtomicU64, first: Option<&Session>) {
     if let Some(session) = first {
         begin(control, session);
     }
-    // Then: a controller that finds a segment without a session may begin one.
+    // After the session: a controller that finds a segment without one may begin one.
     magic.store(MAGIC, Ordering::Release);
 }
 
-/// Publishes the first session of a segment that nobody else commands yet.
+/// Publishes the first session of a segment that no controller commands yet.
 fn begin(control: &Control, session: &Session) {
     const FIRST: u8 = 1;
     let params = &control.params[usize::from(FIRST & 1)];
@@ -106,9 +106,9 @@ pub struct Met<'a> {
     pub start_tick: u32,
 }
 
-/// Meets the session in force, and notes it for frees by threads that do not. `bank` maps the
-/// bank of a session, `tick` gives the tick of a time. `None` without a session, or where the
-/// bank that it is meant for is not ready.
+/// Meets the session in force, and records it for frees by threads that do not meet it. `bank`
+/// maps the bank of a session, `tick` gives the tick of a time. `None` if there is no session, or
+/// its bank is not ready.
 pub fn meet<'a>(
     control: &Control,
     sessions: &Sessions,

@@ -152,7 +152,7 @@ pub struct Totals {
     pub alloc_bytes: f64,
     /// Estimated bytes allocated in the session and still live.
     pub live_bytes: f64,
-    /// Nanoseconds that the timed samples took in the agent.
+    /// Nanoseconds that all samples took in the agent, as estimated from the timed ones.
     pub timed_ns: u64,
     /// Samples that were timed.
     pub timed: u64,
