@@ -1,8 +1,8 @@
-//! Which files may hold the symbols of a mapping.
+//! Finding the files that may have the symbols of a mapping.
 //!
 //! In this order: the program given with `-p`; the directories of `--symbol-path`,
-//! as a root of another machine's file system and as directories of files; the path
-//! that the dump names; the process itself while it lives; debug files by
+//! as the root of another machine's filesystem and as directories of files; the path
+//! in the dump; the process itself while it lives; debug files by
 //! build id; `debuginfod-find`. A file with another build id is never used
 //! without `--force`, and its name is reported.
 
@@ -24,18 +24,18 @@ const DEBUG_DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
 /// Finds files.
 pub struct Files<'a> {
     options: &'a Options<'a>,
-    /// Path of the program, as the dump names it.
+    /// Path of the program, as in the dump.
     main: Option<PathBuf>,
     /// The process, if it may still be there.
     process: Option<PathBuf>,
-    /// Directories that are searched for debug files by build id and debug link.
+    /// Directories to search for debug files by build id and debug link.
     pub debug_directories: Vec<PathBuf>,
 }
 
 /// Why a mapping's functions are not named.
 #[derive(Debug, thiserror::Error)]
 pub enum NoSource {
-    /// The file cannot be opened, or is no ELF file.
+    /// The file cannot be opened, or is not an ELF file.
     #[error("{0:#}; its functions are not named")]
     Unusable(anyhow::Error),
     /// It is not the file that was profiled.
@@ -51,7 +51,7 @@ pub enum NoSource {
         /// That of the profiled file.
         recorded: BuildId,
     },
-    /// Another file was put in its place, and no build id tells which one this is.
+    /// Another file may have replaced it, and there is no build id to identify it.
     #[error(
         "{path} was replaced while the program ran; its functions are not named (--force uses the \
          new file)"
@@ -60,7 +60,7 @@ pub enum NoSource {
         /// The file.
         path: String,
     },
-    /// It is in none of the directories given.
+    /// It is in none of the given directories.
     #[error("{path} is not in the directories given; its functions are not named")]
     Absent {
         /// The file.
@@ -132,7 +132,7 @@ impl<'a> Files<'a> {
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));
         } else {
             sources.extend(self.in_directories(path, mapping, &mut refused));
-            // Files of this machine prove nothing about another one's.
+            // This machine's files say nothing about another machine's.
             let proven = self.options.directories.is_empty() || !mapping.build_id.is_empty();
             if path.is_absolute() && (proven || self.options.force) && !holds(&sources) {
                 sources.extend(self.usable(path, mapping, deleted, &mut refused));
@@ -151,12 +151,12 @@ impl<'a> Files<'a> {
             (true, None) if path.is_absolute() => Err(NoSource::Absent {
                 path: printable::path(path),
             }),
-            // A bare name, as some formats have: there is nothing to open.
+            // A bare name, as in some formats: there is nothing to open.
             (true, None) => Ok(sources),
         }
     }
 
-    /// The file, unless it is not the profiled one.
+    /// The file, if it is the profiled one.
     fn usable(
         &self,
         path: &Path,
@@ -193,7 +193,7 @@ impl<'a> Files<'a> {
         })
     }
 
-    /// The file in the directories given: where the other machine has it, or by its
+    /// The file in the given directories, at its path on the other machine or by its
     /// name alone.
     fn in_directories(
         &self,
@@ -212,7 +212,7 @@ impl<'a> Files<'a> {
                 .chain(path.file_name().map(|n| directory.join(n)))
         });
         for candidate in candidates {
-            // A symbolic link of the other root may lead out of it: build ids decide.
+            // A symbolic link in the other root may lead out of it: build ids decide.
             if is_there(&candidate) {
                 let found = self.usable(&candidate, mapping, false, refused);
                 if found.is_some() {
@@ -223,9 +223,8 @@ impl<'a> Files<'a> {
         None
     }
 
-    /// The file as the living process has it, which works for containers and
-    /// for files that were deleted. Only by build id: the process may be
-    /// another one by now.
+    /// The file as the live process has it, which works for containers and
+    /// for deleted files. Checked by build id: the pid may belong to another process by now.
     fn in_process(&self, path: &Path, mapping: &Mapping, is_main: bool) -> Option<Source> {
         let process = self.process.as_ref()?;
         if mapping.build_id.is_empty() {
@@ -263,7 +262,7 @@ impl<'a> Files<'a> {
             .find_map(|path| with_id(path, id))
     }
 
-    /// The file that `debuginfod-find` gives for a build id.
+    /// The file that `debuginfod-find` returns for a build id.
     fn by_debuginfod(&self, what: &str, id: &BuildId) -> Option<Source> {
         if id.is_empty() {
             return None;
@@ -283,12 +282,12 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Whether a file with the code itself is among them.
+/// Whether one of the files contains the code itself.
 fn holds(sources: &[Source]) -> bool {
     sources.iter().any(|s| !s.debug)
 }
 
-/// A debug file, if it is of this build.
+/// A debug file, if it has this build id.
 fn with_id(path: PathBuf, id: &BuildId) -> Option<Source> {
     let elf = Elf::open(&path).ok().filter(|elf| elf.build_id == *id)?;
     Some(Source {

@@ -1,13 +1,13 @@
 //! Names for addresses: from files that the profile's mappings refer to, with
 //! inlined functions.
 //!
-//! Each distinct address is looked up once, all of a module together. A file
-//! that is missing, or whose build id differs from the profiled one, is left
-//! out and named in a warning; its frames keep their addresses. Where files are
-//! searched: [`files`]. Symbols are read in a process of their own
-//! ([`reader`]), so that a file that lies costs its own names and nothing else.
-//! Code without a file has its names from the kernel ([`vdso`]) or from the
-//! list that its maker wrote ([`perf_map`]).
+//! Each distinct address is looked up once, together with the others of its module.
+//! A file that is missing, or whose build id differs from the profiled one, is
+//! skipped and named in a warning; its frames keep their addresses. [`files`]
+//! describes where files are searched. Symbols are read in a child process
+//! ([`reader`]): a crafted file costs its own names and nothing else.
+//! Code without a file gets its names from the kernel ([`vdso`]) or from the
+//! map that its JIT wrote ([`perf_map`]).
 
 mod answer;
 pub mod apart;
@@ -37,7 +37,7 @@ use names::Names;
 pub use options::Options;
 pub use program::{WrongBinary, check_binary, doubt_binary, main_mapping};
 
-/// Gives every location of `profile` that has no names yet those that can be
+/// Names every location of `profile` that has no names yet, as far as names can be
 /// found. Returns warnings for people.
 pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
     let mut names = Names::new(profile, options.demangle);
@@ -79,8 +79,8 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
     warnings
 }
 
-/// Whether a mapping is of a file. Anonymous memory and what the kernel
-/// provides are not; formats that know no paths may have a bare name.
+/// Whether a mapping is of a file. Anonymous memory and the kernel's own mappings
+/// are not; formats without paths may have a bare name.
 fn has_file(mapping: &Mapping) -> bool {
     let path = mapping.path.to_string_lossy();
     let special = path.is_empty()
@@ -91,7 +91,7 @@ fn has_file(mapping: &Mapping) -> bool {
     !special
 }
 
-/// Looks all modules up, each in the first of its files that names anything.
+/// Looks up all modules, each in the first of its files that names anything.
 fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mut Vec<String>) {
     struct Open {
         module: Module,

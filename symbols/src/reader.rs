@@ -1,13 +1,13 @@
-//! Reading symbols, in a process of its own.
+//! Reading symbols, in a child process.
 //!
-//! A file is as it is: truncated, damaged, made to mislead, replaced while it
-//! is read. What reads it, [`dwarf`] or else blazesym, may panic, which ends
-//! the process here, or be killed by the kernel where a mapped file ends early.
-//! So a child reads and writes what it found into a pipe. If it dies, the file
-//! that it was reading is named, and another child goes on with the next one.
+//! A file may be truncated, damaged, crafted to mislead, or replaced while it
+//! is read. Its reader ([`dwarf`], or else blazesym) may panic, which aborts
+//! the process, or be killed by the kernel if a mapped file ends early.
+//! So a child reads the file and writes its results into a pipe. If the child dies, the file
+//! that it was reading is named, and another child continues with the next one.
 //!
 //! Promises: [`read`] gives one answer for each request, whatever the files
-//! hold; a child takes bounded memory and time, leaves no core file and says
+//! contain; a child takes bounded memory and time, leaves no core file and prints
 //! nothing.
 //!
 //! The caller must be the only thread of its process.
@@ -26,26 +26,26 @@ use super::answer::{Answer, Failure, receive, send};
 use super::frame::{Frame, Frames};
 use super::{dwarf, links};
 
-/// Memory that a child may take besides what it has and what its files need.
+/// Memory that a child may use in addition to what it has and what its files need.
 const MEMORY: u64 = 4 << 30;
-/// Seconds that a child may compute, besides one for each MiB of its files.
+/// CPU seconds that a child may use, in addition to one for each MiB of its files.
 const SECONDS: u64 = 120;
 
-/// A file, and what is asked of it.
+/// A file, and the addresses to look up in it.
 pub struct Request {
     /// The file with the symbols.
     pub path: PathBuf,
-    /// Addresses, as the file counts them.
+    /// Addresses in the file's own address space.
     pub addresses: Vec<u64>,
 }
 
-/// Why the symbols of a file are not read.
+/// Why the symbols of a file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The child says so.
+    /// The child reported it.
     #[error(transparent)]
     Refused(#[from] Failure),
-    /// The child died of it.
+    /// The child died while reading the file.
     #[error(
         "{path}: symbols cannot be read: the file is damaged ({death}); its functions are not \
          named"
@@ -61,7 +61,7 @@ pub enum Error {
     NoChild {
         /// The file.
         path: String,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
 }
@@ -69,13 +69,13 @@ pub enum Error {
 /// How a child died.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub enum Death {
-    /// By one of its limits of time.
+    /// It exceeded a time limit.
     #[error("reading it takes too long")]
     TooLong,
-    /// By a signal.
+    /// A signal killed it.
     #[error("reading it ended by signal {0}")]
     Signal(i32),
-    /// By itself, without all answers.
+    /// It exited without giving all answers.
     #[error("reading it ended with code {0}")]
     Exit(i32),
 }
@@ -147,7 +147,7 @@ fn in_child(
     }
 }
 
-/// Waits for a child; how it died, where it did not answer everything.
+/// Waits for a child. Returns how it died if it did not answer everything.
 fn wait_for(child: libc::pid_t) -> io::Result<Death> {
     let mut status = 0;
     // SAFETY: `status` has room for one int, which is all that is written.
@@ -167,7 +167,7 @@ fn wait_for(child: libc::pid_t) -> io::Result<Death> {
     })
 }
 
-/// The life of a child.
+/// Runs in the child.
 fn answer_all(
     requests: &[Request],
     debug_directories: &[PathBuf],
@@ -183,16 +183,16 @@ fn answer_all(
         let found = dwarf::read(&request.path, &request.addresses, debug_directories);
         let found = found.map_or_else(|| answer(&symbolizer, request, debug_directories), Ok);
         send(&mut to, &found)?;
-        // What is known survives if the next file ends this process.
+        // Results so far survive if the next file kills this process.
         to.flush()?;
     }
     Ok(())
 }
 
-/// Sets limits that a file cannot make the child exceed, and makes it quiet.
+/// Sets limits that no file can make the child exceed, and silences it.
 fn restrain(requests: &[Request]) {
     std::panic::set_hook(Box::new(|_| {}));
-    // What is on the disk: a hollow file may claim any length.
+    // Counts the blocks on disk: a sparse file may claim any length.
     let size = |r: &Request| std::fs::metadata(&r.path).map_or(0, |m| m.blocks() * 512);
     let files: u64 = requests.iter().map(size).fold(0, u64::saturating_add);
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
@@ -211,12 +211,12 @@ fn restrain(requests: &[Request]) {
             rlim_cur: most,
             rlim_max: most,
         };
-        // SAFETY: `limit` is a whole rlimit. A limit that cannot be set, since a
-        // lower one is in force, need not be.
+        // SAFETY: `limit` is a complete rlimit. If it cannot be set because a
+        // lower one is in force, that is good enough.
         unsafe { libc::setrlimit(what, &limit) };
     }
-    // What waits computes nothing: a file system that does not answer, a FIFO put in place
-    // of a file just now.
+    // Waiting takes no CPU time: a filesystem that does not answer, or a FIFO that has just
+    // replaced a file.
     let patience = u32::try_from(seconds.saturating_mul(4)).unwrap_or(u32::MAX);
     // SAFETY: this process has no handlers of its own; the signal's default ends it.
     unsafe {
@@ -265,7 +265,7 @@ fn frame(name: &str, code: Option<&CodeInfo>) -> Frame {
     }
 }
 
-/// Whether `path` can be read at all, before anything is asked of it.
+/// Whether `path` can be read at all; checked before looking anything up in it.
 pub fn is_there(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file())
 }
