@@ -1,10 +1,10 @@
-//! Whether anybody may still use a segment. Only one that is provably nobody's is removed,
+//! Whether a segment may still be in use. Only a provably unused one is removed,
 //! or written out as a dead process's.
 //!
-//! A process is provably gone only where all processes of its pid namespace can be seen:
-//! in that namespace, or in the initial one, which sees all. Then no process may have the
-//! file mapped: its maker's children inherit that. What maps a segment is its maker or a
-//! descendant, so that processes older than the maker need not be asked.
+//! A process is provably gone only if all processes of its pid namespace can be seen:
+//! from that namespace, or from the initial one, which sees all. In addition, no process may
+//! have the file mapped, since children inherit the mapping. Only the maker of a segment and its
+//! descendants map it, so processes older than the maker need not be checked.
 
 use std::collections::HashMap;
 
@@ -16,25 +16,25 @@ use crate::text;
 /// Inode of the initial pid namespace, a constant of the kernel's (`PROC_PID_INIT_INO`).
 const INITIAL: u64 = 0xEFFF_FFFC;
 
-/// Why a segment may still be somebody's.
+/// Why a segment may still be in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Doubt {
     /// The process runs.
     #[error("its process runs")]
     Alive,
-    /// Somebody maps it.
+    /// A process maps it.
     #[error("process {0} still maps it")]
     Mapped(i32),
-    /// Nobody knows what this process maps.
+    /// The mappings of this process cannot be read.
     #[error("process {0} may map it: its maps cannot be read: ask as root")]
     Unreadable(i32),
-    /// The process cannot be looked for from here.
+    /// The process would not be visible from here.
     #[error(
         "its process is of a pid namespace that cannot be searched from here: ask from inside \
          that container, or from the host"
     )]
     Elsewhere,
-    /// `/proc` is another pid namespace's.
+    /// `/proc` belongs to another pid namespace.
     #[error("/proc is another pid namespace's: mount the own one")]
     ForeignProc,
 }
@@ -44,19 +44,19 @@ pub struct Claims {
     own: Option<u64>,
     proc_is_ours: bool,
     seen: Option<Seen>,
-    /// Start time that all makers asked about have at least.
+    /// Earliest start time of the makers in question.
     since: u64,
 }
 
-/// A mapping that is shared: device as the kernel shows it, inode.
+/// A shared mapping: device as the kernel shows it, inode.
 type File = ((u32, u32), u64);
 
 #[derive(Default)]
 struct Seen {
     mapped: HashMap<File, i32>,
-    /// Segments by inode and name, whatever the device is called.
+    /// Segments by inode and name, whatever their device number.
     named: HashMap<(u64, Vec<u8>), i32>,
-    /// Processes whose maps cannot be read: start, users.
+    /// Processes whose maps cannot be read: start time, users.
     unreadable: Vec<(i32, u64, [u32; 4])>,
 }
 
@@ -77,7 +77,7 @@ impl Claims {
         Self::since(starts.min().unwrap_or(0))
     }
 
-    /// Whether a segment is nobody's any more.
+    /// Whether a segment is no longer in use.
     pub fn check(&mut self, found: &Found) -> Result<(), Doubt> {
         if found.life == Life::Running {
             return Err(Doubt::Alive);
@@ -152,7 +152,7 @@ impl Seen {
     }
 }
 
-/// Whether there is a process of this pid that `/proc` does not show us (`hidepid`).
+/// Whether there is a process with this pid that `/proc` hides from us (`hidepid`).
 fn is_hidden(pid: i32) -> bool {
     let exists = match nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), None) {
         Ok(()) | Err(nix::errno::Errno::EPERM) => true,

@@ -1,11 +1,11 @@
-//! Finding agents: segments in the shared directory, in those of `run`, and in the
-//! directories that processes of other mount namespaces see; and whose they are.
+//! Finding agents: their segments in the shared directory, in those of `run`, and in the
+//! directories that processes in other mount namespaces see; and the processes they belong to.
 //!
-//! Anybody may put files there, as many as he likes. A scan costs a few system calls per
+//! Anybody may put any number of files there. A scan costs a few system calls per
 //! segment and per process in another namespace, keeps no descriptor, and looks at segments
-//! of live processes before it looks at a bounded number of others. It reads a memory map
-//! only where several segments claim to be one process's; [`Agent::confirm`] does for the
-//! processes that are about to be commanded.
+//! of live processes first, then at a bounded number of others. It reads a process's maps
+//! only if several segments claim to belong to it; [`Agent::confirm`] reads them for
+//! processes that are about to receive commands.
 
 mod found;
 pub mod spaces;
@@ -23,57 +23,57 @@ use crate::process;
 use crate::segment::{Directory, Entry, Head, Kind, Refusal, Segment, default_directory, is_young};
 use crate::text;
 
-/// Directories inside the shared one that `run` makes begin like this.
+/// Prefix of the directories that `run` makes inside the shared one.
 pub const RUN_PREFIX: &str = "mem_profiler.run.";
-/// Inside such a one of root's is one whose name nobody can guess, which begins like this.
+/// Prefix of the directory with an unguessable name inside such a directory of root's.
 pub const HIDDEN_PREFIX: &str = "segments.";
-/// Most directories of `run` of one owner that are looked into.
+/// How many `run` directories of one owner are searched.
 const MOST_RUNS: usize = 64;
-/// Most names of such directories that are read.
+/// How many names of such directories are read.
 const MOST_RUN_NAMES: usize = 10_000;
-/// Most segments of one live process that are looked at.
+/// How many segments of one live process are examined.
 const MOST_IMAGES: usize = 64;
-/// Most segments of dead processes of one owner that are looked at.
+/// How many segments of one owner's dead processes are examined.
 const MOST_LEFT: usize = 10_000;
 
 /// Results of a scan.
 #[derive(Debug, Default)]
 pub struct Scan {
-    /// Agents and what they left, in order of pid.
+    /// Agents, and segments of dead ones, in order of pid.
     pub found: Vec<Found>,
-    /// Segments that are not used.
+    /// Segments that were refused.
     pub refused: Refusals,
-    /// Segments that were never finished, of processes that are gone: they hold nothing.
+    /// Unfinished segments of processes that are gone: they hold nothing.
     pub unfinished: Vec<Found>,
-    /// Refused ones that need no second look.
+    /// Refused segments that need no second look.
     pub settled: Vec<Entry>,
 }
 
-/// Looks for agents.
+/// Searches for agents.
 pub struct Discovery {
     path: PathBuf,
     boot_id: Option<[u8; 16]>,
 }
 
-/// A scan under way.
+/// A scan in progress.
 struct Search<'a> {
     spaces: &'a Spaces,
     head: Head,
-    /// Files seen, which several directories may show.
+    /// Files already seen, since several directories may show the same file.
     files: HashSet<(u64, u64)>,
-    /// Segments of each live process, and of each owner's dead ones.
+    /// Number of segments of each live process, and of each owner's dead ones.
     images: HashMap<i32, usize>,
     left: HashMap<u32, usize>,
     scan: Scan,
 }
 
 impl Discovery {
-    /// Looks in `MEM_PROFILER_DIR` or `/dev/shm`.
+    /// Searches `MEM_PROFILER_DIR` or `/dev/shm`.
     pub fn new() -> Self {
         Self::in_directory(default_directory())
     }
 
-    /// Looks in one directory.
+    /// Searches one directory.
     pub fn in_directory(path: PathBuf) -> Self {
         Self {
             path,
@@ -81,12 +81,12 @@ impl Discovery {
         }
     }
 
-    /// Looks everywhere. A shared directory that is not there holds no agents.
+    /// Searches everywhere. A missing shared directory counts as empty.
     pub fn scan(&self) -> Scan {
         self.scan_except(&HashSet::new())
     }
 
-    /// Looks everywhere, but leaves out the segments named.
+    /// Searches everywhere, except for the named segments.
     pub fn scan_except(&self, known: &HashSet<Entry>) -> Scan {
         let spaces = Spaces::read();
         let mut search = Search {
@@ -118,7 +118,7 @@ impl Discovery {
         scan
     }
 
-    /// Whether the shared directory holds a name that is not known: cheap.
+    /// Whether the shared directory contains an unknown name; cheap.
     pub fn has_new(&self, known: &HashSet<Entry>) -> bool {
         let entries = Directory::open(&self.path).and_then(|directory| directory.segments());
         entries
@@ -127,7 +127,8 @@ impl Discovery {
             .any(|entry| !known.contains(entry))
     }
 
-    /// The shared directory, those of `run` in it, and other mount namespaces' of that name.
+    /// The shared directory, those of `run` in it, and directories of that name in other mount
+    /// namespaces.
     fn directories(&self, spaces: &Spaces) -> Vec<Rc<Directory>> {
         let mut directories = Vec::new();
         let mut seen = HashSet::new();
@@ -155,7 +156,7 @@ impl Discovery {
         }
     }
 
-    /// Looks at a segment of no live process. Files that cannot be segments, or are not ours,
+    /// Examines a segment without a live process. Files that cannot be segments, or are not ours,
     /// are not opened.
     fn look_at_left(&self, directory: &Rc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let Ok(kind) = directory.kind(entry.name) else {
@@ -189,7 +190,7 @@ impl Discovery {
         });
         match looked {
             Ok(found) => search.scan.found.extend(found),
-            // It was removed meanwhile.
+            // It has been removed in the meantime.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(Refusal::Content(Invalid::NoMagic))
                 if directory
@@ -199,8 +200,8 @@ impl Discovery {
         }
     }
 
-    /// Keeps what a process left that was killed while it made its segment, for whoever
-    /// cleans up; whether it was that.
+    /// Records a segment whose process was killed while making it, for cleaning up. Returns
+    /// whether it is one.
     fn keep_unfinished(
         &self,
         directory: &Rc<Directory>,
@@ -231,7 +232,7 @@ impl Discovery {
         true
     }
 
-    /// Checks a segment and puts it together with its process.
+    /// Checks a segment and matches it with its process.
     fn found(
         &self,
         segment: &Segment,
@@ -241,7 +242,7 @@ impl Discovery {
         let header = segment.head(&mut search.head)?;
         let other_boot = self.boot_id.is_some_and(|id| header.boot_id() != id);
         let named = (entry.name.pid as u32, entry.name.start_time);
-        // Nothing that an agent wrote: it counts for nothing, above all not against others.
+        // No agent wrote this: ignore it, and above all do not hold it against other segments.
         let honest = (header.pid(), header.start_time()) == named
             && (other_boot || header.created_ns() <= crate::clock::now_ns() + AHEAD_NS);
         if !honest {
@@ -272,7 +273,7 @@ impl Discovery {
     }
 }
 
-/// How far the clock that segments are dated by may be ahead of ours.
+/// How far a segment's time of creation may be ahead of our clock.
 const AHEAD_NS: u64 = 1_000_000_000;
 
 impl Search<'_> {
@@ -281,7 +282,7 @@ impl Search<'_> {
             self.scan.settled.push(entry);
         }
         let process = self.spaces.process_of(entry.name, 0);
-        // A stranger's file says nothing of the process that it is named after.
+        // Another user's file says nothing about the process that it is named after.
         let owner = directory.kind(entry.name).map(|kind| kind.owner);
         let owns = |p: &Process| owner.is_ok_and(|o| o == 0 || p.status.uids.contains(&o));
         let is_own = !matches!(reason, Refusal::Misnamed) && process.as_ref().is_some_and(owns);
@@ -295,7 +296,7 @@ impl Search<'_> {
     }
 }
 
-/// Completes an agent by its live process.
+/// Completes an agent with facts about its live process.
 fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> {
     let Process { pid, stat, status } = process;
     if found.owner != 0 && !status.uids.contains(&found.owner) {
@@ -317,9 +318,9 @@ fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Of several images of one process only the last can be running, or have died. Which that
-/// is the process's own maps tell, if it lives; else the age of the files. Only segments of
-/// one owner, namespace and directory are one process's.
+/// Of several images of one process, only the last can be running, or have died. The process's
+/// own maps show which that is, if it lives; otherwise the age of the files decides. Segments
+/// belong to one process only if owner, namespace and directory are the same.
 fn mark_replaced(all: &mut [Found]) {
     let key = |found: &Found| (found.process(), found.directory.identity);
     let mut images: HashMap<_, (usize, u64)> = HashMap::new();
@@ -348,8 +349,8 @@ fn mark_replaced(all: &mut [Found]) {
     }
 }
 
-/// The directories that `run` made inside a shared one; inner ones before outer ones. Of
-/// each owner at most [`MOST_RUNS`] are taken: anybody can make any number of them.
+/// The directories that `run` made inside a shared one; inner ones before outer ones. At most
+/// [`MOST_RUNS`] per owner are used: anybody can make any number of them.
 pub fn run_directories(directory: &Directory) -> Vec<Rc<Directory>> {
     let mut directories = Vec::new();
     let mut owners: HashMap<u32, usize> = HashMap::new();

@@ -1,5 +1,5 @@
-//! A session over one or many processes: prepare all, start all, watch, stop all, write
-//! a dump for each.
+//! A session over one or many processes: prepares all, starts all, watches them, stops all, and
+//! writes a dump for each.
 
 mod dumping;
 mod joining;
@@ -24,35 +24,35 @@ use crate::waiting::{Received, Signals};
 use member::Member;
 pub use reporter::{Reporter, Tally};
 
-/// Time between looks while tables fill up quickly.
+/// Polling interval while tables fill up quickly.
 const FAST_LOOK: Duration = Duration::from_millis(20);
-/// Time between looks while a trigger depends on them.
+/// Polling interval while a trigger depends on it.
 const WATCHFUL_LOOK: Duration = Duration::from_millis(50);
-/// Time between looks otherwise.
+/// Polling interval otherwise.
 const LOOK: Duration = Duration::from_millis(200);
-/// Time between looks into the shared directory for new names.
+/// Time between checks of the shared directory for new names.
 const GLANCE: Duration = Duration::from_secs(1);
 /// Time between searches for new processes everywhere, other namespaces included.
 const SEARCH: Duration = Duration::from_secs(10);
-/// How long a session without a process waits for a new one.
+/// How long a session without processes waits for a new one.
 const ALONE: Duration = Duration::from_secs(2);
-/// Lets samples that were under way at the stop be counted.
+/// Delay after the stop, in which samples in progress are still counted.
 const SETTLE: Duration = Duration::from_millis(5);
 
 /// Settings of a session.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Mean bytes between samples, at its start.
+    /// Mean bytes between samples at the start.
     pub interval: u64,
-    /// Most that sampling may take of a process's CPU time; without it the interval stays.
+    /// The share of a process's CPU time that sampling may take; if `None`, the interval is fixed.
     pub max_overhead: Option<f64>,
-    /// Length; without one the session lasts until a signal.
+    /// Length; if `None`, the session lasts until a signal.
     pub length: Option<Duration>,
-    /// Where dumps go and how their names begin.
+    /// Directory and name prefix of the dumps.
     pub prefix: PathBuf,
-    /// The processes.
+    /// Which processes to sample.
     pub selection: Selection,
-    /// When to dump besides at the end.
+    /// When to dump, in addition to the end.
     pub triggers: Triggers,
     /// Which processes of a program that we start are worth a dump.
     pub worth: Worth,
@@ -91,7 +91,7 @@ pub struct Run {
     known: HashSet<Entry>,
     outcome: Outcome,
     start: Instant,
-    /// The same by the segments' clock, once it has begun.
+    /// The same time by the segments' clock, once the session has begun.
     start_ns: Option<u64>,
     last_search: Instant,
     last_glance: Instant,
@@ -102,8 +102,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Makes sure that dumps can be written, before anything is started. From here on
-    /// signals wait to be read.
+    /// Makes sure that dumps can be written, before anything is started. From here on,
+    /// signals stay pending until they are read.
     pub fn new(
         settings: Settings,
         discovery: Discovery,
@@ -170,7 +170,7 @@ impl Run {
         self.look();
         self.end();
         self.warn_of_strangers();
-        // With a length given the program may go on: its end is still ours to pass on.
+        // If a length was given, the program may outlive the session: we still pass on how it ends.
         while self
             .child
             .as_ref()
@@ -204,7 +204,7 @@ impl Run {
             .map(|length| length.saturating_sub(self.start.elapsed()))
     }
 
-    /// Watches until time is over, a signal comes, or nobody is left.
+    /// Watches until the time is over, a signal arrives, or no process is left.
     fn watch(&mut self) -> anyhow::Result<()> {
         let mut renewal = Instant::now() + RENEWAL;
         let mut company = Instant::now();
@@ -248,7 +248,7 @@ impl Run {
         self.signals.wait(&fds, pause)
     }
 
-    /// Acts on signals; whether the session is to end.
+    /// Handles signals. Returns whether the session should end.
     fn receive(&mut self, came: &[Received]) -> bool {
         for received in came {
             if Some(received.signal) == self.settings.triggers.signal {
@@ -278,7 +278,7 @@ impl Run {
                     false
                 }
                 Ok(Look::Dead) => true,
-                // At the deadline the agent may be a moment faster than we are.
+                // At the deadline, the agent may end the session a moment before we do.
                 Ok(Look::Stopped) => self.time_left().is_none_or(|left| left > FAST_LOOK),
                 Err(error) => {
                     let title = self.members[at].title();
