@@ -1,4 +1,4 @@
-//! From the graph to coordinates of everything that is drawn.
+//! Computes the coordinates of everything that is drawn.
 
 use crate::geometry::{Cubic, Point, Rect, Size, hull};
 use crate::graph::{Edge, Graph, Node};
@@ -14,11 +14,11 @@ const MARGIN: f64 = 4.0;
 pub const LABEL_FONT: f64 = 10.0;
 /// Font size of the title.
 pub const TITLE_FONT: f64 = 12.0;
-/// Height of a line, for a font of size 1.
+/// Line height, for a font of size 1.
 pub const LINE: f64 = 1.2;
-/// Space between the border of a box and its text.
+/// Padding between the border of a box and its text.
 const PADDING: Size = Size { w: 7.0, h: 4.0 };
-/// Width of a self-loop beside its box, and the step to the next one.
+/// Width of a self-loop next to its box, and the distance to the next one.
 const LOOP: f64 = 20.0;
 const LOOP_STEP: f64 = 9.0;
 
@@ -29,7 +29,7 @@ pub struct Line {
     pub text: String,
     /// Font size.
     pub font: f64,
-    /// Whether it is a number, not part of the name.
+    /// Whether it is a number rather than part of the name.
     pub number: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct Layout {
     pub boxes: Vec<Rect>,
     /// The texts of the boxes, by node.
     pub lines: Vec<Vec<Line>>,
-    /// The curves, by edge, caller to callee; empty if the edge names no existing node.
+    /// The curves, by edge, caller to callee; empty if one of the edge's nodes does not exist.
     pub curves: Vec<Vec<Cubic>>,
     /// Rectangles of the labels, by edge.
     pub labels: Vec<Option<Rect>>,
@@ -81,7 +81,7 @@ pub fn lay_out(graph: &Graph) -> Layout {
     layout
 }
 
-/// Label size of an edge; nothing for an empty text.
+/// Label size of an edge; zero if the text is empty.
 pub fn label_size(label: &str) -> Size {
     if label.is_empty() {
         return Size::default();
@@ -93,7 +93,7 @@ pub fn label_size(label: &str) -> Size {
     }
 }
 
-/// The texts of a box: name, flat, cum; fonts by the share of the flat weight.
+/// The texts of a box: name, flat, cum. The share of the flat weight sets the font size.
 fn lines(node: &Node, total: f64) -> Vec<Line> {
     let share = style::share(node.flat, total);
     let font = (10.0 + 13.0 * share.sqrt()).round();
@@ -115,7 +115,7 @@ fn lines(node: &Node, total: f64) -> Vec<Line> {
             number: true,
         })
         .collect();
-    // The name may be as wide as the numbers are anyway.
+    // The name may be as wide as the numbers, which are needed anyway.
     let free = numbers
         .iter()
         .map(|l| text::width(&l.text) * small / font)
@@ -154,7 +154,7 @@ pub fn title_size(title: &[String]) -> Size {
     }
 }
 
-/// The least rectangle around a drawn part.
+/// The bounding box of a drawn part.
 fn frame(drawn: &Drawn) -> Rect {
     let curves = drawn.curves.iter().filter_map(|c| hull(c));
     let all = drawn
@@ -218,7 +218,7 @@ fn split(graph: &Graph) -> Vec<Part> {
     parts
 }
 
-/// Orders the rows of each way to rank the blocks; the one with the fewest crossings.
+/// Orders the rows for each ranking of the blocks; returns the one with the fewest crossings.
 fn least_crossing(
     blocks: &[Block],
     wires: &[Wire],
@@ -234,7 +234,7 @@ fn least_crossing(
 }
 
 impl Part {
-    /// Lays the part out; the result lists edges, then loops, as the part does.
+    /// Lays out the part; the result lists edges, then loops, as the part does.
     fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> Drawn {
         let (blocks, wires) = (self.blocks(graph, lines), self.wires(graph));
         let mut best = least_crossing(&blocks, &wires, rank::assign(&blocks, &wires));
@@ -293,7 +293,8 @@ impl Part {
         wires.collect()
     }
 
-    /// Self-loops leave and enter at the right side, one around the other, labels stacked.
+    /// Adds self-loops, which leave and enter at the right side, one around the other, with
+    /// stacked labels.
     fn add_loops(&self, graph: &Graph, drawn: &mut Drawn) {
         for (i, &v) in self.nodes.iter().enumerate() {
             let own: Vec<usize> = self
@@ -343,7 +344,7 @@ fn loop_reach(index: usize) -> f64 {
 
 fn loop_curve(area: &Rect, reach: f64, half: f64) -> Vec<Cubic> {
     let (x, y) = (area.right(), area.y + area.h / 2.0);
-    // A cubic whose control points stand 4/3 of the reach away just touches the reach.
+    // A cubic whose control points are 4/3 of the reach away just touches the reach.
     let far = x + reach * 4.0 / 3.0;
     let start = Point { x, y: y - half };
     let end = Point { x, y: y + half };
@@ -356,7 +357,7 @@ fn loop_curve(area: &Rect, reach: f64, half: f64) -> Vec<Cubic> {
 }
 
 impl Layout {
-    /// Takes over a drawn part, moved.
+    /// Adds a drawn part, shifted to its place.
     fn insert(&mut self, edges: &[usize], nodes: &[usize], drawn: &Drawn, (dx, dy): (f64, f64)) {
         for (&v, area) in nodes.iter().zip(&drawn.boxes) {
             self.boxes[v] = area.shifted(dx, dy);

@@ -1,26 +1,26 @@
 //! Call graphs as pictures: boxes for functions, arrows for calls, laid out and drawn here.
-//! Knows nothing of profiles; numbers come with their labels.
+//! The crate knows nothing of profiles; numbers arrive as labels.
 //!
 //! # Promises
 //!
 //! - [`render`] returns one complete, standalone SVG for any [`Graph`].
-//! - No box or label overlaps another, and no arrow runs through a foreign box.
+//! - No box or label overlaps another, and no arrow runs through an unrelated box.
 //! - The same graph gives the same bytes.
 //! - Strings of the graph are shown as text only: nothing in them can become markup, style or
 //!   script.
-//! - Edges that name no existing node are ignored, and numbers that are not finite count as zero.
+//! - Edges between nodes that do not exist are ignored, and non-finite numbers count as zero.
 //!
 //! # Caller's duties
 //!
-//! The graph is trimmed to what a person can look at: a few hundred boxes.
+//! Trim the graph to a size that a person can read: a few hundred boxes.
 //!
 //! # Limits
 //!
 //! - Layout time grows faster than linearly with the number of boxes and arrows.
-//! - Text is measured with the widths of Helvetica, without a font; scripts other than Latin,
+//! - Text is measured by built-in widths of Helvetica; scripts other than Latin,
 //!   Greek and Cyrillic get a full square for each character.
 //!
-//! The layout is the layered one of Sugiyama, Gansner and others, a file per step: `rank`
+//! The layout is the layered one of Sugiyama, Gansner and others, with a file per step: `rank`
 //! breaks cycles and assigns layers, `order` removes crossings (in `bare` rows), `axes` and
 //! `position` choose coordinates, `route` bends the arrows, `pack` puts the components of
 //! an unconnected graph side by side. `svg` draws, with texts measured by `text` and colours
