@@ -1,19 +1,19 @@
 //! Heap profiles as data, and the dump formats they are read from and written to.
 //!
 //! Promises
-//! - [`open`] and [`read`] recognise a format by its content and give a
+//! - [`open`] and [`read`] recognise a format by its content and return a
 //!   [`Profile`]. Whatever the bytes, they return a profile or a [`ReadError`]
 //!   that names the file and, for text, the line: no panic, no hang, memory
 //!   within a small multiple of the input. Text is streamed, never held.
-//! - Sampled counts are un-sampled on the way in, stack by stack, with the
+//! - Sampled counts are scaled up on reading, stack by stack, with the
 //!   formula and the rounding of pprof; this project's own dumps carry exact
-//!   values, which are taken instead.
+//!   values, which are used instead.
 //! - [`dump::write`] writes text that pprof, jeprof and google-pprof read with
 //!   the same totals, and that [`read`] gives back unchanged.
 //!
 //! The caller must
 //! - treat addresses as *lookup addresses*: return addresses minus one. Readers
-//!   and [`ProfileBuilder`] have subtracted it already;
+//!   and [`ProfileBuilder`] have already subtracted it;
 //! - treat names and paths in a profile as hostile text.
 //!
 //! Limits: at most 2³² − 1 distinct locations; lines of text up to 64 MiB.
@@ -70,18 +70,18 @@ pub fn open(path: &Path) -> Result<Profile, ReadError> {
     read_from(file, &name)
 }
 
-/// Reads a profile from bytes; `name` is what errors call them.
+/// Reads a profile from bytes; errors refer to them as `name`.
 pub fn read(bytes: &[u8], name: &str) -> Result<Profile, ReadError> {
     read_from(bytes, name)
 }
 
-/// Reads a profile from a stream; `name` is what errors call it.
+/// Reads a profile from a stream; errors refer to it as `name`.
 pub fn read_from(reader: impl Read, name: &str) -> Result<Profile, ReadError> {
     let mut lines = Lines::new(reader);
     recognise(&mut lines).map_err(|fault| fault.into_error(name, lines.number()))
 }
 
-/// Bytes of a file that are looked at to recognise its format.
+/// How many bytes of a file are examined to recognise its format.
 const START: usize = 1 << 16;
 
 fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {

@@ -1,4 +1,4 @@
-//! Several profiles as one: sums, and differences.
+//! Combining several profiles into one: sums and differences.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,10 +13,10 @@ use crate::profile::{
 /// Key of the label that marks the stacks of a base, as pprof marks them.
 pub const BASE_LABEL: &str = "pprof::base";
 
-/// Key of the label with the number of the dump, of several, that a stack is from.
+/// Key of the label that says which of several dumps a stack is from.
 pub const DUMP_LABEL: &str = "dump";
 
-/// Profiles that cannot be combined.
+/// Why profiles cannot be combined.
 #[derive(Debug, thiserror::Error)]
 #[error("the profiles have no values in common: {first} and {second}")]
 pub struct MergeError {
@@ -24,24 +24,24 @@ pub struct MergeError {
     second: String,
 }
 
-/// Purpose of subtracting a base.
+/// How a base is subtracted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// Equal stacks cancel out; shares are of what remains.
+    /// Equal stacks cancel out; percentages are of the remainder.
     Difference,
-    /// The base's stacks stay apart, marked by [`BASE_LABEL`]; shares are of
-    /// the base. Their values are below zero, their details are the base's own.
+    /// The base's stacks stay separate, marked by [`BASE_LABEL`]; percentages are of
+    /// the base. Their values are negated, their details are the base's own.
     Comparison,
 }
 
 /// The sum of `profiles`, at least one. Equal stacks become one; mappings of
-/// one file at different addresses become one; columns that not all of them
-/// have, and stacks without values, are left out.
+/// one file at different addresses become one; columns that some of them
+/// lack, and stacks without values, are left out.
 pub fn merge(profiles: &[Profile]) -> Result<Profile, MergeError> {
     combine(profiles, &[], Base::Difference)
 }
 
-/// The sum of `profiles` less the sum of `bases`. Stacks whose values cancel
+/// The sum of `profiles` minus the sum of `bases`. Stacks whose values cancel
 /// out are left out.
 pub fn subtract(
     profiles: &[Profile],
@@ -105,11 +105,11 @@ fn common_columns<'a>(
 /// Identity of a mapping across processes.
 #[derive(PartialEq, Eq, Hash)]
 struct MappingKey {
-    /// Whole pages, since writers differ in how they round.
+    /// In whole pages, since writers round differently.
     pages: u64,
     offset: u64,
     build_id: BuildId,
-    /// Only where there is no build id.
+    /// Only if there is no build id.
     path: PathBuf,
 }
 
@@ -140,9 +140,9 @@ struct StackKey {
 
 struct Merger {
     out: Profile,
-    /// Details can be summed up.
+    /// Whether details can be summed up.
     exact: bool,
-    /// Variances can.
+    /// Whether variances can.
     varied: bool,
     mappings: HashMap<MappingKey, u32>,
     functions: HashMap<Function, u32>,
@@ -150,9 +150,9 @@ struct Merger {
     stacks: HashMap<StackKey, u32>,
 }
 
-/// Numbers in the merged profile of the parts of another.
+/// For the parts of another profile, their indices in the merged profile.
 struct Renumbering {
-    /// Mapping, and what is to be added to addresses in it.
+    /// Mapping, and the offset to add to addresses in it.
     mappings: Vec<(u32, u64)>,
     functions: Vec<u32>,
     locations: Vec<u32>,
@@ -236,8 +236,8 @@ impl Merger {
         }
     }
 
-    /// The sum spans from the earliest start to the latest end, and covers all
-    /// sessions' time, the bases' too, as pprof sums it. The intervals are those
+    /// The sum spans from the earliest start to the latest end, and its duration is the sum
+    /// of all sessions', including the bases', as in pprof. The intervals are those
     /// of the latest dump, if all are of one session.
     fn session(&mut self, profile: &Profile) {
         let (out, new) = (&mut self.out.facts, &profile.facts);
@@ -324,7 +324,7 @@ impl Merger {
         }
     }
 
-    /// The stack with these frames and labels, made on first sight.
+    /// The stack with these frames and labels, created when first seen.
     fn stack(&mut self, frames: Vec<u32>, labels: Vec<Label>, block_size: Option<i64>) -> usize {
         let label = |l: &Label| match &l.value {
             LabelValue::Text(text) => (l.key.clone(), text.clone(), 0),
@@ -374,7 +374,7 @@ impl Merger {
         }
     }
 
-    /// Errors of independent samples add up, whatever the sign of the values.
+    /// Variances of independent samples add up, whatever the sign of the values.
     fn put_variances(&mut self, profile: &Profile, from: usize, to: usize, columns: &[usize]) {
         if !self.varied {
             return;

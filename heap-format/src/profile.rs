@@ -1,4 +1,4 @@
-//! The profile as data: what every reader fills and every report consumes.
+//! The profile data model, which every reader fills and every report consumes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,13 +14,13 @@ pub const NO_MAPPING: u32 = u32::MAX;
 /// a stack which could not be unwound to its end.
 pub const TRUNCATED_ADDRESS: u64 = 0x101;
 
-/// Address, as written in a dump, of the single pseudo-frame that collects the
-/// samples which found the target's table full.
+/// Address, as written in a dump, of the single pseudo-frame that collects
+/// samples for which the target's table had no room.
 pub const TABLE_FULL_ADDRESS: u64 = 0x201;
 
-/// The pseudo-frames: lookup address, length of the range that stands for it
-/// in the dump's maps, and the name people see. The kernel keeps the first
-/// page of an address space unmapped, so no module can claim these.
+/// The pseudo-frames: lookup address, length of the range that represents it
+/// in the dump's maps, and the displayed name. The kernel keeps the first
+/// page of an address space unmapped, so no module can have these addresses.
 pub const MARKERS: [Marker; 2] = [
     Marker {
         address: TRUNCATED_ADDRESS - 1,
@@ -83,8 +83,8 @@ pub fn heap_sample_types() -> Vec<ValueType> {
     .to_vec()
 }
 
-/// The columns of a heap profile without what was freed, as pprof
-/// calls them: what is in use, or for `growth` what the heap has grown by.
+/// The columns of a heap profile without freed counts, as pprof
+/// calls them: the bytes in use, or for `growth` the growth of the heap.
 pub(crate) fn plain_sample_types() -> Vec<ValueType> {
     [("objects", "count"), ("space", "bytes")]
         .map(|(kind, unit)| ValueType::new(kind, unit))
@@ -161,7 +161,7 @@ impl fmt::Display for BuildId {
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// First address behind it.
+    /// First address after it.
     pub end: u64,
     /// Offset in the file that `start` corresponds to.
     pub file_offset: u64,
@@ -244,12 +244,12 @@ pub enum LabelValue {
 /// One interval of a session that had several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntervalPeriod {
-    /// From when on, Unix time in nanoseconds.
+    /// Start, Unix time in nanoseconds.
     pub from_unix_ns: u64,
     /// Mean bytes between samples.
     pub interval: u64,
-    /// Share of the process's CPU time that sampling took meanwhile, in
-    /// millionths, where it was measured.
+    /// Share of the process's CPU time that sampling took during it, in
+    /// millionths, if it was measured.
     pub overhead: Option<u32>,
 }
 
@@ -274,8 +274,8 @@ pub struct Facts {
     pub end_unix_ns: Option<u64>,
     /// Length of the session.
     pub duration_ns: Option<u64>,
-    /// The intervals in order of time, where the interval changed; the
-    /// profile's period is the smallest then.
+    /// The intervals in chronological order, if the interval changed; the
+    /// profile's period is then the smallest.
     pub intervals: Vec<IntervalPeriod>,
     /// Number of this dump among those of its process.
     pub sequence: Option<u64>,
@@ -287,15 +287,15 @@ pub struct Facts {
     pub counters: BTreeMap<String, u64>,
     /// Statistics of the allocator by name.
     pub allocator: BTreeMap<String, u64>,
-    /// When these were taken, ns since the Unix epoch.
+    /// When the statistics were taken, in ns since the Unix epoch.
     pub allocator_unix_ns: Option<u64>,
     /// The kernel's counts of the process's memory, by name.
     pub memory: BTreeMap<String, u64>,
-    /// The text of `/proc/PID/maps`, or what stood in its place.
+    /// The text of `/proc/PID/maps`, or its replacement.
     pub maps_text: Vec<u8>,
 }
 
-/// A profile: stacks with values, and what is known about their addresses.
+/// A profile: stacks with values, and the known facts about their addresses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     /// Format of the file.
@@ -320,18 +320,18 @@ pub struct Profile {
     pub stacks: Stacks,
     /// Values, `sample_types.len()` for each stack.
     pub values: Vec<i64>,
-    /// One for each stack, or none at all.
+    /// Details, one for each stack, or empty.
     pub details: Vec<Detail>,
-    /// Variances of the values, in the same order, or none at all; see
+    /// Variances of the values, in the same order, or empty; see
     /// [`variance::fill`](crate::variance::fill).
     pub variances: Vec<f64>,
-    /// Size of the objects of each stack, or nothing at all: pprof's label
+    /// Size of the objects of each stack, or empty: pprof's label
     /// `bytes` of heap text.
     pub block_sizes: Vec<i64>,
     /// Labels, in ascending order of stack.
     pub labels: Vec<Label>,
     /// Regular expression of frames that reports leave out together with all
-    /// they called, as pprof defines it; empty for none.
+    /// their callees, as pprof defines it; empty for none.
     pub drop_frames: String,
     /// Exceptions from `drop_frames`; empty for none.
     pub keep_frames: String,
@@ -359,7 +359,7 @@ impl Profile {
         &self.lines[first..first + location.line_count as usize]
     }
 
-    /// The sampling interval for people: `1024`, or `256 to 9253` where it changed.
+    /// The sampling interval for people: `1024`, or `256 to 9253` if it changed.
     pub fn period_text(&self) -> String {
         let intervals = self.facts.intervals.iter().map(|p| p.interval);
         let widest = intervals.max().unwrap_or(0);

@@ -1,12 +1,12 @@
-//! Integer records whose scaled values give an estimate back.
+//! Integer records whose scaled values reproduce an estimate.
 //!
 //! Readers scale a record of `c` samples and `s` bytes by `g(s / c)` with
-//! `g(a) = 1 / (1 - exp(-a / T))`. For one size this inverts exactly. Over
-//! mixed sizes `g` of the average is not the average of `g`, so one record
-//! cannot give both the objects and the bytes; two records can: the points
+//! `g(a) = 1 / (1 - exp(-a / T))`. For one size this inverts exactly. For
+//! mixed sizes, `g` of the average is not the average of `g`, so one record
+//! cannot reproduce both the objects and the bytes; two records can: the points
 //! `(g(a), a·g(a))` lie on a convex curve, an estimate lies above it, and for
-//! each pair of counts a chord through the estimate cuts the curve in two
-//! sizes that the counts weigh out.
+//! each pair of counts a chord through the estimate cuts the curve at two
+//! sizes whose average, weighted by the counts, is the estimate.
 
 use crate::scale::{inverse_weight, weight};
 
@@ -58,12 +58,12 @@ struct Estimate {
 }
 
 impl Estimate {
-    /// Largest error of the objects that is not worth a better split.
+    /// Error of the objects below which a better split is not worth seeking.
     fn tolerance(&self) -> f64 {
         (self.objects * 1e-3).max(0.5)
     }
 
-    /// Estimates that readers make of records, in objects and units.
+    /// The estimates that readers derive from records, in objects and units.
     fn scaled(&self, records: &[Record]) -> (f64, f64) {
         records
             .iter()
@@ -79,8 +79,8 @@ impl Estimate {
         (self.scaled(records).0 - self.objects).abs()
     }
 
-    /// The record of `count` samples that gives the bytes back. Where all objects are of
-    /// one size, that is the average to begin with.
+    /// The record of `count` samples that reproduces the bytes. If all objects have
+    /// one size, that is the average to start from.
     fn single(&self, count: u64) -> Record {
         let average = self.units / self.objects;
         self.record(count, average_near(self.units / count as f64, average))
@@ -95,8 +95,8 @@ impl Estimate {
         }
     }
 
-    /// Two records that give objects and bytes back. Several ways to share
-    /// the count are tried, for the one that loses least in rounding sizes.
+    /// Two records that reproduce objects and bytes. Tries several ways to divide
+    /// the count, and takes the one that loses least by rounding sizes.
     fn double(&self, samples: u64) -> Option<[Record; 2]> {
         // With more samples than this, no sizes give so few objects.
         let most = self.objects / weight(self.units / self.objects);
@@ -150,10 +150,10 @@ impl Estimate {
 
     /// The two sizes in units: the smaller one, and about the larger one.
     ///
-    /// Its weight `g` decides the other's through the objects; what is sought
-    /// is the root of the bytes of both, which are a convex function of `g`
-    /// with its least value where the sizes are equal. Newton's method from
-    /// the parabola there, kept between bounds.
+    /// Through the objects, the smaller one's weight `g` determines the other's. The bytes
+    /// of both are a convex function of `g` with its minimum where the sizes are equal;
+    /// its root is found by Newton's method, starting from the parabola at the minimum
+    /// and kept between bounds.
     fn sizes(&self, small: f64, large: f64) -> Option<(f64, f64)> {
         let equal = self.objects / (small + large);
         let (mut low, mut high) = (equal, (self.objects - large) / small);
@@ -184,7 +184,7 @@ impl Estimate {
     }
 }
 
-/// The average size `u` in units at which `u·g(u)` is `h`, sought from a guess; tiny when
+/// The average size `u` in units at which `u·g(u)` is `h`, found from an initial guess; tiny if
 /// `h` is not above 1, which no size reaches.
 ///
 /// u·g(u) is 1 + u/2 + u²/12 near 0 and convex everywhere, so Newton's method converges
@@ -205,7 +205,7 @@ fn average_near(h: f64, guess: f64) -> f64 {
         if next.is_nan() || next <= 0.0 {
             return f64::MIN_POSITIVE;
         }
-        // The error is squared by each step: it is below a double's own by now.
+        // Each step squares the error: by now it is below a double's precision.
         if (next - u).abs() <= u * 1e-8 {
             return next;
         }
