@@ -1,6 +1,6 @@
-//! Heap profiles as reports: tables, graphs, pages and conversions. `mem_parser` is this library
-//! behind a command line; any other program renders the same reports from profiles that it
-//! holds in memory.
+//! Renders heap profiles as tables, graphs, pages and conversions. `mem_parser` is a command line
+//! for this library; other programs can render the same reports from profiles in
+//! memory.
 //!
 //! ```
 //! use mem_parser::{Options, Output, combine, report, select};
@@ -20,7 +20,7 @@
 //! assert!(table.starts_with(b"Type: inuse_space"));
 //! ```
 //!
-//! From files, [`load::load`] does all that stands before [`select`].
+//! For files, [`load::load`] does everything up to [`select`].
 //!
 //! # Promises
 //!
@@ -28,21 +28,21 @@
 //!   names are text in every format, never markup, formulas or terminal sequences.
 //! - The same profile and options give the same bytes.
 //! - Nothing is printed. Warnings are returned, or handed to the caller's closure.
-//! - Numbers are pprof's where pprof has them.
+//! - Numbers match pprof's where pprof has them.
 //!
 //! # Caller's duties
 //!
-//! - [`combine::prepare`] has been called for a profile that was not read by [`load`], with the
-//!   [needs](report::format::Needs) of the output.
-//! - A selection is rendered by formats with the needs that it was made for; those that treat
+//! - Call [`combine::prepare`], with the [needs](report::format::Needs) of the output, for a
+//!   profile that was not read by [`load`].
+//! - Render a selection only by formats with the needs that it was made for; formats that treat
 //!   several dumps alike can share one.
-//! - [`Options::divide_by`] is neither 0 nor infinite.
+//! - Set [`Options::divide_by`] to neither 0 nor infinity.
 //!
 //! # Limits
 //!
 //! - Only [`load`] and the formats that show source lines (`--list`, `--html`) read files, and
-//!   the latter only what [`sources`] takes for sources.
-//! - A report is built in memory as a whole.
+//!   the latter read only files that [`sources`] accepts as sources.
+//! - The whole report is built in memory.
 
 pub mod combine;
 pub mod filters;
@@ -92,7 +92,7 @@ impl Selection {
     }
 }
 
-/// Selects a column, and leaves out frames of the allocator and what the filters exclude.
+/// Selects a column, and leaves out frames of the allocator and those that the filters exclude.
 pub fn select(combined: Combined, options: &Options) -> Result<Selection> {
     let mut view = View::new(combined.profile, options.column.as_deref())?;
     view.drop_allocator_frames()?;
@@ -127,7 +127,7 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
         program: options.program.as_deref().or_else(recorded),
         options,
     })?;
-    // Whatever a format forgot to escape.
+    // A safety net for anything that a format forgot to escape.
     Ok(printable::text(&text).into_owned().into_bytes())
 }
 

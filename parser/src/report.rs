@@ -1,4 +1,4 @@
-//! The formats of output, one file each.
+//! The output formats, one file each.
 
 pub mod context;
 pub mod format;

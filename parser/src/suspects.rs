@@ -1,16 +1,16 @@
 //! Leak suspects: stacks ranked by live bytes that stay, age and grow.
 //!
-//! Promises: one scoring for every output. [`find`] looks at the stacks of a
+//! Promises: all outputs use the same score. [`find`] takes the stacks of a
 //! view, adds up those with equal entries, and ranks them:
 //!
-//! - the *score* is the live bytes, times the share of what the stack allocates
-//!   that is kept, times `age / (age + lifetime)`: mean age of the live objects
-//!   against mean lifetime of the freed ones. What is old and never freed counts
-//!   whole;
-//! - where there are several dumps of one process, what counts instead of the
-//!   live bytes is the growth that is proven: the least one that the slope of a
-//!   line through the points has at 95 % ([`growth`]), over the time between
-//!   the first and the last dump. Steady growth comes first; stacks without
+//! - the *score* is the live bytes, times the share of its allocations that the stack
+//!   keeps, times `age / (age + lifetime)`: mean age of the live objects
+//!   against mean lifetime of the freed ones. Old bytes that are never freed count
+//!   in full;
+//! - if there are several dumps of one process, the live bytes are replaced by the
+//!   growth that is certain: the lower bound at 95 % of the slope of a
+//!   line through the points ([`growth`]), over the time between
+//!   the first and the last dump. Steady growth comes first; stacks without it
 //!   follow in the order of their plain scores.
 //!
 //! Limits: without the ages that this project's dumps carry, the score is the
@@ -29,7 +29,7 @@ use crate::nodes::Nodes;
 use crate::view::View;
 use growth::{Growth, Point};
 
-/// Stacks that are looked at, those with most live bytes.
+/// How many stacks are examined: those with the most live bytes.
 const MOST_STACKS: usize = 20_000;
 
 /// A stack that may leak.
@@ -43,13 +43,13 @@ pub struct Suspect {
     pub plain: f64,
     /// Live bytes in the last dump.
     pub bytes: f64,
-    /// Half of the width of their interval at 95 %.
+    /// Half-width of their 95 % confidence interval.
     pub error: f64,
     /// Live objects.
     pub objects: f64,
     /// Live samples; `None` where the format has none.
     pub samples: Option<u64>,
-    /// Live share of the bytes that it allocated.
+    /// Share of the allocated bytes that is live.
     pub kept: f64,
     /// Mean age of live objects in milliseconds; `None` where the format
     /// has none.
@@ -60,11 +60,11 @@ pub struct Suspect {
     pub growth: Option<Growth>,
 }
 
-/// The suspects of a view, worst first, and how many stacks were looked at.
+/// The suspects of a view, worst first, and how many stacks were examined.
 ///
 /// `moments` are the seconds of the dumps that the view's labels number, in
 /// ascending order; the base of a comparison is the first. With fewer than two
-/// there is no growth. `None` where the profile is no heap profile.
+/// there is no growth. `None` if the profile is not a heap profile.
 pub fn find(view: &View, nodes: &Nodes, moments: &[f64]) -> Option<Vec<Suspect>> {
     let columns = Columns::find(view.profile())?;
     let gathered = gather(view, nodes, &columns, moments.len().max(1));
@@ -138,13 +138,13 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
     gathered
 }
 
-/// For each stack the number of its dump; the last where nothing says.
+/// For each stack, the number of its dump; the last if it has no label.
 fn dump_numbers(profile: &Profile, dumps: usize) -> Vec<usize> {
     let mut numbers = vec![dumps - 1; profile.stacks.len()];
     for label in &profile.labels {
         let number = match (&label.value, label.key.as_str()) {
             (LabelValue::Number(n, _), DUMP_LABEL) => usize::try_from(*n).unwrap_or(dumps),
-            // A base that cannot be put in an order with the others is none of them.
+            // A base that cannot be ordered among the others is ignored.
             (_, BASE_LABEL) if dumps == 1 => dumps,
             (_, BASE_LABEL) => 0,
             _ => continue,
@@ -225,7 +225,7 @@ impl Sums {
     }
 }
 
-/// Mean age of live objects and, if any were freed, mean lifetime of those; in
+/// Mean age of live objects and, if any were freed, their mean lifetime, in
 /// milliseconds.
 fn ages(detail: &Detail) -> (Option<f64>, Option<f64>) {
     let age = ratio(detail.live_age_ms_sum, detail.live_objects());
@@ -234,7 +234,7 @@ fn ages(detail: &Detail) -> (Option<f64>, Option<f64>) {
     (Some(age), freed)
 }
 
-/// Hostile numbers give no share rather than a senseless one.
+/// Hostile numbers give no share rather than a nonsensical one.
 fn ratio(part: f64, whole: f64) -> f64 {
     let ratio = part / whole;
     if ratio.is_finite() {

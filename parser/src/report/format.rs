@@ -1,4 +1,4 @@
-//! Formats of output: the flag that asks for each, what it needs of the stages before it, and
+//! Output formats: the flag that selects each, what it needs from the stages before it, and
 //! the function that renders it.
 
 use anyhow::Result;
@@ -10,39 +10,39 @@ use crate::graph::Order;
 use crate::nodes::Granularity;
 use crate::options::Options;
 
-/// A format of output, described by a constant of the file that renders it.
+/// An output format, described by a constant in the file that renders it.
 #[derive(Debug)]
 pub struct Format {
     /// Long flag, without dashes.
     pub flag: &'static str,
     /// Short flag.
     pub short: Option<char>,
-    /// Second long flag.
+    /// Alternative long flag.
     pub alias: Option<&'static str>,
     /// Line of `--help`.
     pub help: &'static str,
-    /// Ending of the file that the output goes to where standard output is a terminal, which
-    /// could not show it; `None` for text.
+    /// Suffix of the output file if standard output is a terminal, which could not show the
+    /// output; `None` for text.
     pub ending: Option<&'static str>,
-    /// The flag takes a pattern of functions.
+    /// Whether the flag takes a pattern of functions.
     pub takes_pattern: bool,
-    /// Demands on the stages before rendering.
+    /// Needs from the stages before rendering.
     pub needs: Needs,
     /// The renderer.
     pub render: Render,
 }
 
-/// A renderer, by what it is given.
+/// A renderer, by its input.
 #[derive(Clone, Copy, Debug)]
 pub enum Render {
     /// Text made of functions, lines, files or addresses.
     Report(fn(&Context) -> Result<String>),
-    /// A conversion of the profile, without what filters left out.
+    /// A conversion of the filtered profile.
     Conversion(fn(&Profile) -> Result<Vec<u8>>),
 }
 
 impl Format {
-    /// A report without a short flag, an alias and a pattern, that needs nothing in particular.
+    /// A report without short flag, alias or pattern, and with no special needs.
     pub const fn report(
         flag: &'static str,
         help: &'static str,
@@ -51,7 +51,7 @@ impl Format {
         Self::new(flag, help, Render::Report(render))
     }
 
-    /// Likewise, a conversion of the whole profile.
+    /// The same for a conversion of the whole profile.
     pub const fn conversion(
         flag: &'static str,
         help: &'static str,
@@ -74,38 +74,38 @@ impl Format {
     }
 }
 
-/// Demands of a format on the stages before rendering.
+/// What a format needs from the stages before rendering.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// Grouping of frames; `None` for the caller's choice.
     pub granularity: Option<Granularity>,
-    /// Inlined functions are kept apart, whatever the caller chose.
+    /// Whether inlined functions are kept separate, whatever the caller chose.
     pub inlines: bool,
-    /// Equal functions of different object files are kept apart.
+    /// Whether equal functions of different object files are kept separate.
     pub objects: bool,
     /// Entries shown unless the caller chose a number, 0 for all; `None` if the format is
     /// never trimmed.
     pub trim: Option<usize>,
     /// Order of the entries; `None` for the caller's choice.
     pub order: Option<Order>,
-    /// Variances of all values are computed, also where no error bars were asked for.
+    /// Whether variances of all values are computed, even if no error bars were requested.
     pub variance: bool,
-    /// Names of functions.
+    /// Whether function names are needed.
     pub symbols: Symbols,
-    /// Treatment of several dumps and of a base.
+    /// How several dumps and a base are treated.
     pub dumps: Dumps,
-    /// Equal stacks are merged, as formats that list stacks show them once.
+    /// Whether equal stacks are merged, for formats that list each stack once.
     pub merged_stacks: bool,
 }
 
-/// Need for the names of functions.
+/// Need for function names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Symbols {
-    /// The format shows names: it is refused where no program is given to find them in.
+    /// The format shows names: it is refused if there is no program to find them in.
     Required,
     /// Names that are found are shown.
     Optional,
-    /// The format shows none.
+    /// The format shows no names.
     Unused,
 }
 
@@ -114,9 +114,9 @@ pub enum Symbols {
 pub enum Dumps {
     /// Added up, and the base subtracted.
     Sum,
-    /// Added up, and the base kept apart.
+    /// Added up, and the base kept separate.
     BaseApart,
-    /// Kept apart as dumps of one session, in the order of time; a base is an early one.
+    /// Kept separate as dumps of one session, in chronological order; a base is an early one.
     Series,
     /// One dump only.
     Single,
@@ -144,7 +144,7 @@ impl Needs {
     };
 }
 
-/// The output that was asked for.
+/// The requested output.
 #[derive(Clone, Debug)]
 pub struct Output {
     format: &'static Format,
