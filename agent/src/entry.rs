@@ -25,7 +25,7 @@ mod libc_names;
 mod loader;
 mod seccomp;
 
-/// Looks up the functions behind the entry points. At start-up, as later the loader may not be called.
+/// Looks up the functions behind the entry points; at start-up, as later the loader is off limits.
 pub fn find_next() {
     loader::find_next();
     cxx::find_next();

@@ -133,7 +133,7 @@ impl Thread {
         counter::read()
     }
 
-    /// Accounts the time of a timed sample or free, for all that were not timed.
+    /// Accounts for the time of a timed sample or free, extrapolated to those not timed.
     #[inline]
     pub fn stop_timer(&self, started: Option<u64>, bank: &Bank<'_>) {
         if let Some((started, now)) = started.zip(counter::read()) {

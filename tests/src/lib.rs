@@ -1,11 +1,11 @@
-//! Shared parts of the end-to-end tests: the release build, programs compiled on the spot,
-//! targets under the agent, sessions, and what a dump says about a function.
+//! Shared code for the end-to-end tests: the release build, programs compiled on the spot,
+//! targets under the agent, sessions, and the values of a function in a dump.
 //!
 //! # Promises
 //! - Nothing here waits without a deadline, and nothing sleeps in the hope that something
-//!   has happened meanwhile: [`wait::until`] asks.
+//!   has happened: [`wait::until`] polls.
 //! - Tests do not see each other: every [`Scratch`] has its own shared directory.
-//! - Processes started here end with the value that stands for them.
+//! - Processes started here are killed when the value that represents them is dropped.
 //!
 //! # Caller's duties
 //! Build the release binaries first (`cargo build --release --workspace`), into the target

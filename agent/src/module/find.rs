@@ -14,7 +14,7 @@ pub struct Found {
     pub end: u64,
     /// Distinguishes it from another module at the same addresses.
     pub identity: u64,
-    /// Address of its terminated name, which stays; 0: the loader has it.
+    /// Address of its terminated name, which stays valid; 0: the loader has the name.
     pub name: u64,
     /// The loader's record of it, 0: none.
     pub link_map: u64,

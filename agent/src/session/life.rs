@@ -1,4 +1,4 @@
-//! Birth and end of the segment.
+//! Creation and removal of the segment.
 
 use super::identity;
 use super::mark;
@@ -17,10 +17,10 @@ use shm_protocol::layout::{
 use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
 
-/// Interval where the environment starts sampling and names none.
+/// Interval if the environment starts sampling without naming one.
 const DEFAULT_INTERVAL: u64 = 1024;
 
-/// The path of our segment, for its end.
+/// The path of our segment, needed to remove it.
 struct OwnPath(UnsafeCell<Path>);
 // SAFETY: written only by whoever makes the segment, which is one thread: the constructor's,
 // or in a child the one that moved `LIFE` to `MAKING`; read by the destructor, after `LIFE`
@@ -28,7 +28,7 @@ struct OwnPath(UnsafeCell<Path>);
 unsafe impl Sync for OwnPath {}
 static PATH: OwnPath = OwnPath(UnsafeCell::new(Path::new()));
 
-/// Largest file that this process may write, read at start-up: beyond, the kernel kills.
+/// Largest file that this process may write, read at start-up: the kernel kills it for more.
 static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 
 #[used]
