@@ -1,4 +1,4 @@
-//! Forked children: they leave their parent's session first of all.
+//! Forked children: before anything else, they leave their parent's session.
 //!
 //! `fork` calls a handler in the child. Children of a raw `clone` or `_Fork` are noticed by their
 //! first sample, or first free of a sampled object.
@@ -6,14 +6,14 @@
 use crate::local::Local;
 use crate::{arch, atfork, session, sys, thread};
 
-/// Asks to be called in children. At start-up.
+/// Registers the handlers that run in children. At start-up.
 pub fn start() {
     atfork::in_children(in_child);
 }
 
 /// Called before each sample and each free of a sampled object: a child made without
-/// `fork`'s handlers leaves its parent's segment here. Whether the thread may go on; it may not
-/// while another one takes the child out of the segment.
+/// `fork`'s handlers leaves its parent's segment here. Returns whether the thread may continue; it
+/// may not while another one takes the child out of the segment.
 #[inline]
 pub fn leave_if_unseen(local: &mut Local) -> bool {
     !session::is_copy() || leave_unseen(local)

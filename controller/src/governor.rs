@@ -1,54 +1,54 @@
-//! Holding the share of a process's CPU time that sampling takes, by the interval.
+//! Limits the share of a process's CPU time that sampling takes, by adapting the interval.
 //!
 //! The agent times one in 64 samples and frees; its table holds an estimate for all of them.
-//! The kernel counts the CPU time of the process. Every half second in which there is enough
-//! data, the interval is widened or narrowed by as much as their ratio is off.
+//! The kernel counts the CPU time of the process. Every half second with enough
+//! data, the interval is widened or narrowed in proportion to the deviation of their ratio.
 //!
 //! # Promises
-//! - The interval stays between [`FLOOR`] and [`CEILING`], and changes by a factor of
-//!   [`WIDEN`] at most upwards, [`NARROW`] downwards: the target's load is never doubled
-//!   many times over on the word of one quiet half second.
-//! - Between 0.7 and 1.1 times the target nothing changes: measurements scatter.
+//! - The interval stays between [`FLOOR`] and [`CEILING`], and changes by at most a factor of
+//!   [`WIDEN`] upwards, [`NARROW`] downwards: one quiet half second never multiplies the
+//!   target's load.
+//! - Between 0.7 and 1.1 times the target nothing changes, because measurements scatter.
 //! - A process that does nothing, or is not measured, keeps its interval.
 //!
 //! # Limits
-//! Only samples and frees of sampled objects are measured. The few instructions of each
-//! call that is not sampled, and what the sampled objects' memory costs in page faults and
-//! cache misses later, are not in it.
+//! Only samples and frees of sampled objects are measured. The measurement does not include the
+//! few instructions of each call that is not sampled, or later page faults and
+//! cache misses caused by the sampled objects' memory.
 
 use shm_protocol::segment::IntervalPeriod;
 
-/// Smallest interval that is ever chosen.
+/// Smallest interval.
 pub const FLOOR: u64 = 64;
-/// Largest interval that is ever chosen.
+/// Largest interval.
 pub const CEILING: u64 = 1 << 30;
-/// Most that the interval is widened at once.
+/// Largest factor by which the interval is widened at once.
 const WIDEN: f64 = 8.0;
-/// Most that it is narrowed at once.
+/// Largest factor by which it is narrowed at once.
 const NARROW: f64 = 0.5;
 /// No change within this range of the target.
 const CALM: std::ops::RangeInclusive<f64> = 0.7..=1.1;
-/// Share of the target that is aimed at.
+/// Fraction of the target that a change aims for.
 const AIM: f64 = 0.9;
-/// Part of the deviation that is corrected at once, as an exponent: less than all, since the
-/// measurement scatters and the frees of objects sampled before come later.
+/// Part of the deviation that is corrected at once, as an exponent: less than 1, since
+/// measurements scatter and the frees of objects already sampled come later.
 const GAIN: f64 = 0.75;
 
 /// Shortest time between two decisions, ns.
 const WINDOW_NS: u64 = 500_000_000;
-/// Shortest time before a decision where the target is missed by far, ns.
+/// Shortest time before a decision if the target is missed by far, ns.
 const URGENT_NS: u64 = 100_000_000;
 /// By far: more than this multiple of the target.
 const URGENT: f64 = 2.0;
 /// Least CPU time of a window, ns.
 const LEAST_CPU_NS: u64 = 20_000_000;
-/// Timed samples from which on a window is believed.
+/// Number of timed samples that makes a window reliable.
 const ENOUGH_TIMED: u64 = 64;
-/// How long more of them are waited for, ns.
+/// How long to wait for more of them, ns.
 const PATIENCE_NS: u64 = 3_000_000_000;
-/// Cost of a sample that is assumed before any was timed, ns: more than it is.
+/// Assumed cost of a sample before any was timed, ns: an overestimate.
 const GUESS_NS: f64 = 1000.0;
-/// Entries of the history from which on it is thinned.
+/// Number of entries from which the history is thinned.
 const HISTORY: usize = shm_protocol::layout::INTERVALS_KEPT;
 
 /// Counters since the session began, at one moment.
@@ -81,21 +81,21 @@ impl Reading {
 /// Decision after a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing yet: too little was seen.
+    /// No decision yet: there is too little data.
     Wait,
-    /// The interval stays; the history knows more.
+    /// The interval stays; the history was updated.
     Keep,
-    /// From now on this interval.
+    /// Use this interval from now on.
     Change(u64),
 }
 
-/// Holds one process to a share.
+/// Limits one process to a share.
 #[derive(Clone, Debug)]
 pub struct Governor {
     target: f64,
     interval: u64,
     least: u64,
-    /// Start of the window that the next decision looks at.
+    /// Start of the window for the next decision.
     window: Option<Reading>,
     /// Start of the period of the last entry of the history.
     period: Reading,
@@ -126,7 +126,7 @@ impl Governor {
         &self.history
     }
 
-    /// The smallest of them, also of those that the history has left out.
+    /// The smallest of them, including those dropped from the history.
     pub fn least(&self) -> u64 {
         self.least
     }
@@ -138,7 +138,7 @@ impl Governor {
         self.interval == CEILING && over
     }
 
-    /// Looks at a new reading.
+    /// Evaluates a new reading.
     pub fn step(&mut self, now: Reading) -> Step {
         let Some(start) = self.window else {
             self.window = Some(now);
@@ -165,7 +165,7 @@ impl Governor {
         Step::Change(wanted)
     }
 
-    /// Notes the share of the interval in force, over all the time that it was.
+    /// Records the share of the interval in force, over the whole time it was in force.
     fn measure(&mut self, now: &Reading) {
         let share = share(&now.since(&self.period));
         if let Some(last) = self.history.last_mut() {
@@ -178,7 +178,7 @@ impl Governor {
         self.least = self.least.min(interval);
         self.period = *now;
         if self.history.len() == HISTORY {
-            // Every other one of the older half: a long session keeps its outline.
+            // Drops every other entry of the older half: a long session keeps its outline.
             let mut index = 0;
             self.history.retain(|_| {
                 index += 1;
@@ -193,8 +193,8 @@ impl Governor {
     }
 }
 
-/// The share of the CPU time that went to the agent. Threads that took fewer samples than
-/// are needed to time one are counted by what the others' samples took.
+/// The share of the CPU time that went to the agent. Threads with too few samples to have
+/// one timed are counted at the average cost of the others' samples.
 fn share(seen: &Reading) -> f64 {
     let timed_samples = seen.timed as f64 * 64.0;
     let each = match seen.timed {
@@ -205,7 +205,7 @@ fn share(seen: &Reading) -> f64 {
     (seen.timed_ns as f64 + untimed * each) / seen.cpu_ns.max(1) as f64
 }
 
-/// Whether a window is long enough to act on, `ratio` being its share over the target.
+/// Whether a window is long enough to act on; `ratio` is its share divided by the target.
 fn is_telling(seen: &Reading, ratio: f64) -> bool {
     if seen.cpu_ns < LEAST_CPU_NS || seen.at_ns < URGENT_NS {
         return false;

@@ -1,9 +1,9 @@
-//! Where dumps go: names, and files that are whole or not there at all.
+//! Output of dumps: their names, and files that are either complete or absent.
 //!
 //! A dump is written to a file without a name (`O_TMPFILE`), synced, and only then given
-//! its name, which fails if somebody has taken it: killing the controller at any moment
-//! leaves neither a half file nor litter. Filesystems without such files get a hidden
-//! temporary name and a rename.
+//! its name, which fails if the name is taken: killing the controller at any moment
+//! leaves neither a partial file nor a temporary one. On filesystems without such files, a hidden
+//! temporary name and a rename are used.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -21,16 +21,16 @@ use crate::text;
 
 /// Space that the output directory must have before a session starts.
 const MIN_FREE: u64 = 1 << 20;
-/// End of a dump's name.
+/// Suffix of a dump's name.
 const SUFFIX: &str = ".heap";
 
-/// The directory and the beginning of the dumps' names.
+/// The directory and the prefix of the dumps' names.
 #[derive(Debug)]
 pub struct Output {
     directory: OwnedFd,
     /// The directory, as the user wrote it.
     path: PathBuf,
-    /// Beginning of the names, with its separating dot.
+    /// Prefix of the names, with its separating dot.
     stem: OsString,
     named_files_only: bool,
 }
@@ -45,7 +45,7 @@ impl Output {
     /// Opens the prefix's directory and makes sure that a dump can be written there.
     pub fn open(prefix: &Path) -> io::Result<Self> {
         let mut bytes = prefix.as_os_str().as_bytes().to_vec();
-        // A directory that is there means files in it, not beside it.
+        // An existing directory means files inside it, not next to it.
         if prefix.is_dir() && bytes.last() != Some(&b'/') {
             bytes.push(b'/');
         }
@@ -76,7 +76,7 @@ impl Output {
     fn probe(&mut self) -> io::Result<()> {
         let free = nix::sys::statvfs::fstatvfs(&self.directory)?;
         let bytes = free.blocks_available().saturating_mul(free.fragment_size());
-        // Some filesystems (overlays of network ones) report no blocks at all.
+        // Some filesystems (overlays on network filesystems) report no blocks at all.
         if free.blocks() > 0 && bytes < MIN_FREE {
             let room = text::bytes(bytes as f64);
             return Err(io::Error::other(format!("only {room} are free there")));
@@ -196,7 +196,7 @@ impl Output {
     fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
         let how = RenameFlags::RENAME_NOREPLACE;
         match renameat2(&self.directory, from, &self.directory, to, how) {
-            // A filesystem that cannot promise it: the name was free a moment ago.
+            // The filesystem cannot guarantee it, but the name was free a moment ago.
             Err(Errno::EINVAL | Errno::ENOSYS) => {
                 let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
                 match nix::sys::stat::fstatat(&self.directory, to, flags) {

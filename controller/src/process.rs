@@ -1,5 +1,5 @@
-//! Processes as `/proc` shows them. Everything may vanish between two reads, so
-//! each question has "no answer" as an answer.
+//! Processes as `/proc` shows them. A process may vanish between two reads, so
+//! every query may return nothing.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -15,12 +15,12 @@ use heap_format::maps::Entry;
 
 use crate::text;
 
-/// Most bytes taken of `/proc/PID/maps`: a million mappings' worth.
+/// How many bytes of `/proc/PID/maps` are read: enough for a million mappings.
 const MAPS_LIMIT: u64 = 128 << 20;
-/// Most bytes taken of any other file of `/proc`.
+/// How many bytes of any other file in `/proc` are read.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// The fields of `/proc/PID/stat` that matter here.
+/// The fields of `/proc/PID/stat` that are used here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Name of the main thread, as the process chose it.
@@ -31,12 +31,12 @@ pub struct Stat {
     pub parent: i32,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
-    /// Start, in clock ticks since the machine's boot: with the pid it identifies the process
-    /// for ever.
+    /// Start, in clock ticks since boot: together with the pid, it uniquely identifies the
+    /// process.
     pub start_time: u64,
     /// Resident pages.
     pub rss_pages: u64,
-    /// How it ended, as `wait` tells it; meaningless before.
+    /// Exit status, as from `wait`; meaningless while it runs.
     pub wait_status: Option<i32>,
 }
 
@@ -47,7 +47,7 @@ impl Stat {
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
-        // The name may hold anything, parentheses and blanks too.
+        // The name may contain anything, including parentheses and blanks.
         let open = text.iter().position(|b| *b == b'(')?;
         let close = text.iter().rposition(|b| *b == b')')?;
         let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
@@ -64,13 +64,13 @@ impl Stat {
         })
     }
 
-    /// Whether the process has ended and only waits for its parent.
+    /// Whether the process has ended and waits for its parent to reap it.
     pub fn is_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x')
     }
 }
 
-/// CPU time that a process has used, with all its threads, also those that ended. `None`
+/// CPU time that a process has used in all its threads, including those that ended. `None`
 /// if there is no such process.
 pub fn cpu_ns(pid: i32) -> Option<u64> {
     let mut clock: libc::clockid_t = 0;
@@ -86,7 +86,7 @@ pub fn cpu_ns(pid: i32) -> Option<u64> {
     known.then_some(seconds.checked_mul(1_000_000_000)?.checked_add(ns)?)
 }
 
-/// The fields of `/proc/PID/status` that matter here.
+/// The fields of `/proc/PID/status` that are used here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Process that this thread belongs to.
@@ -148,7 +148,7 @@ impl Status {
     }
 }
 
-/// Most threads that are asked for their filters.
+/// How many threads are checked for filters.
 const MAX_THREADS: usize = 1024;
 
 /// Seccomp mode and number of filters of a process: the most that any of its threads has.
@@ -169,14 +169,14 @@ pub fn seccomp(pid: i32) -> (u32, u32) {
         .unwrap_or((0, 0))
 }
 
-/// A line of `/proc/PID/status` behind its name.
+/// The value of a line in `/proc/PID/status`.
 fn status_field<'a>(text: &'a [u8], name: &str) -> Option<&'a str> {
     let mut lines = text.split(|b| *b == b'\n');
     let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
     Some(std::str::from_utf8(value).ok()?.trim())
 }
 
-/// Bytes of address space that a process may still map; `None` where it has no limit, or that
+/// Bytes of address space that a process may still map; `None` if there is no limit, or it
 /// cannot be read.
 pub fn address_space_left(pid: i32) -> Option<u64> {
     let limits = read(pid, "limits", FILE_LIMIT)?;
@@ -218,8 +218,8 @@ pub fn maps(pid: i32) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// The kernel's counters of a process's memory, in bytes by name. From counters that it
-/// keeps anyway: nothing of the process is walked or locked for it.
+/// The kernel's counters of a process's memory, in bytes by name. The kernel keeps these
+/// counters anyway: reading them neither walks nor locks the process's memory.
 pub fn memory(pid: i32) -> Vec<(&'static str, u64)> {
     const NAMES: [(&str, &str); 5] = [
         ("RssAnon:", "rss_anon"),
@@ -244,7 +244,7 @@ pub fn device(number: u64) -> (u32, u32) {
 }
 
 /// Whether a maps text has a mapping of the file with this device, inode and name. Inodes
-/// alone are not unique: whoever has a filesystem of his own can have any.
+/// alone are not unique: on a filesystem of their own, users can choose any.
 pub fn maps_file(maps: &[u8], device: (u32, u32), inode: u64, name: &[u8]) -> bool {
     let mut lines = maps
         .split(|b| *b == b'\n')
@@ -271,8 +271,8 @@ pub fn shared_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
     Entry::all(maps).filter(|m| m.permissions.ends_with(b"s") && m.inode != 0)
 }
 
-/// The device that maps show for an open file: on some filesystems another than the file's.
-/// Mapped without any right, so that nothing of it can be touched.
+/// The device that maps show for an open file, which on some filesystems differs from the file's.
+/// Maps the file without access rights, so its contents cannot be touched.
 pub fn shown_device(file: &File) -> Option<(u32, u32)> {
     let (length, flags) = (4096, libc::MAP_SHARED);
     // SAFETY: the kernel chooses a free range; nobody may read or write the new mapping.
@@ -306,14 +306,14 @@ pub fn root_of(process: &str) -> Option<(u64, u64)> {
     Some((root.dev(), root.ino()))
 }
 
-/// The root directory of a process, if it is another than ours and has a name here.
+/// The root directory of a process, if it differs from ours and has a name here.
 pub fn other_root(pid: i32) -> Option<PathBuf> {
     let path = fs::read_link(format!("/proc/{pid}/root")).ok()?;
     (path != Path::new("/")).then_some(path)
 }
 
-/// The command line, argument by argument. Programs that write a title over it leave
-/// empty arguments behind: those at the end are left out.
+/// The command line, argument by argument. Programs that overwrite it with a title leave
+/// empty arguments behind: trailing ones are dropped.
 pub fn command_line(pid: i32) -> Vec<Vec<u8>> {
     let text = read(pid, "cmdline", FILE_LIMIT).unwrap_or_default();
     let used = text.iter().rposition(|b| *b != 0).map_or(0, |at| at + 1);
@@ -326,9 +326,9 @@ pub fn command_line(pid: i32) -> Vec<Vec<u8>> {
     }
 }
 
-/// The name people know a process by: its executable's, unless it was started through
-/// a link (`redis-server` may be one to a differently named file): then the link's.
-/// A name that the process gave itself counts only where it agrees with these.
+/// The name that people know a process by: its executable's, or the link's if it was started
+/// through one (`redis-server` may be a link to a differently named file).
+/// A name that the process gave itself counts only if it agrees with these.
 pub fn display_name(comm: &[u8], exe: &[u8], arguments: &[Vec<u8>]) -> Vec<u8> {
     let exe = text::base_name(exe);
     let first = arguments.first().map_or(&b""[..], |a| a);
@@ -361,9 +361,9 @@ pub fn boot_id() -> Option<([u8; 16], String)> {
     Some((id, text.trim().to_owned()))
 }
 
-/// Whether `/proc` calls processes as the kernel does when we ask: it may be another pid
-/// namespace's (`unshare --pid` without `--mount-proc`), where a pid that it shows is, for us,
-/// another process's.
+/// Whether `/proc` shows the pids of our own pid namespace. It may belong to another one
+/// (`unshare --pid` without `--mount-proc`), in which case its pids denote other
+/// processes for us.
 pub fn proc_is_ours() -> bool {
     static OURS: OnceLock<bool> = OnceLock::new();
     *OURS.get_or_init(|| Status::of_self().is_some_and(|status| status.ns_pids.len() <= 1))
@@ -387,7 +387,7 @@ pub fn has_ended(pidfd: &OwnedFd) -> bool {
     wait_for_end(pidfd, Duration::ZERO)
 }
 
-/// Waits for the end of the process behind a pidfd; whether it has ended.
+/// Waits for the process behind a pidfd to end. Returns whether it has ended.
 pub fn wait_for_end(pidfd: &OwnedFd, longest: Duration) -> bool {
     let mut poll = libc::pollfd {
         fd: pidfd.as_raw_fd(),
@@ -399,7 +399,7 @@ pub fn wait_for_end(pidfd: &OwnedFd, longest: Duration) -> bool {
     unsafe { libc::poll(&raw mut poll, 1, ms) > 0 }
 }
 
-/// Name of a user, or the number where it has none.
+/// Name of a user, or the number if it has none.
 pub fn user_name(uid: u32) -> String {
     match nix::unistd::User::from_uid(uid.into()) {
         Ok(Some(user)) => user.name,

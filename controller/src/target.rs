@@ -1,4 +1,4 @@
-//! One process in a session: taking it, starting it, watching it.
+//! One process in a session: claiming it, starting its session, watching it.
 
 mod deadline;
 mod error;
@@ -26,14 +26,14 @@ use crate::text;
 pub use deadline::{Deadline, RENEWAL};
 pub use error::{Error, NoRoom};
 
-/// Part of the address space that a process has left which sampled objects may reserve.
+/// Share of a process's remaining address space that sampled objects may reserve.
 const RANGE_SHARE: u64 = 16;
-/// Parts of a table that have memory behind them at first, of [`RESERVE_STEPS`].
+/// Number of a table's [`RESERVE_STEPS`] that have memory behind them at first.
 const FIRST_STEPS: u8 = 4;
-/// How long a process may take from its last destructor to its end.
+/// How long a process may take from its last destructor to its exit.
 const LAST_MOMENTS: Duration = Duration::from_millis(500);
 
-/// Whether a session counts at this moment.
+/// Whether a session is counting at this moment.
 pub fn is_running(header: &Header<'_>) -> bool {
     let session = header.session();
     header.epoch() != 0
@@ -51,12 +51,12 @@ pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     (bank.session() == session.number && bank.totals().samples > 0).then_some(session)
 }
 
-/// Result of a look at a target.
+/// Result of polling a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// It counts.
+    /// Its session is running.
     Counting,
-    /// Somebody turned its session off.
+    /// Its session was turned off.
     Stopped,
     /// The process is gone.
     Dead,
@@ -68,11 +68,11 @@ pub struct Target {
     pub agent: Agent,
     /// The session; its number is 0 before [`Target::prepare`].
     pub session: Session,
-    /// Totals when last looked at.
+    /// Totals when last polled.
     pub totals: Totals,
-    /// Whether the table grew at the last look.
+    /// Whether the table grew at the last poll.
     pub growing: bool,
-    /// Share of the process's CPU time that sampling is to take, if that is limited.
+    /// Share of the process's CPU time that sampling may take, if limited.
     max_overhead: Option<f64>,
     governor: Option<Governor>,
     warned_helpless: bool,
@@ -85,7 +85,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Takes a process for a session: it has the segment mapped, and no other controller
+    /// Claims a process for a session: it has the segment mapped, and no other controller
     /// samples it.
     pub fn take(agent: Agent) -> Result<Self, Error> {
         agent.confirm()?;
@@ -110,7 +110,7 @@ impl Target {
         }
     }
 
-    /// Takes over the session that an agent started by itself, or that is left of one. None
+    /// Takes over the session that an agent started by itself, or its remains. `None`
     /// while there is no session.
     pub fn adopt(agent: Agent) -> Result<Option<Self>, Error> {
         let mut head = Head::new();
@@ -154,30 +154,30 @@ impl Target {
         }
     }
 
-    /// Limits the share of the process's CPU time that sampling takes, from the next look
-    /// on. Nothing to say is no limit.
+    /// Limits the share of the process's CPU time that sampling takes, from the next poll
+    /// on. `None` means no limit.
     #[must_use]
     pub fn limited(mut self, max_overhead: Option<f64>) -> Self {
         self.max_overhead = max_overhead;
         self
     }
 
-    /// Whether the process that we took is still there.
+    /// Whether the process that we claimed still exists.
     pub fn is_alive(&self) -> bool {
         if self.agent.life != Life::Running {
             return false;
         }
         match &self.pidfd {
             Some(fd) if process::has_ended(fd) => false,
-            // The pidfd may be of a later process of the same pid, so ask once more.
+            // The pidfd may be of a later process with the same pid, so check again.
             _ => Stat::of(self.agent.pid).is_some_and(|s| {
                 s.start_time == self.agent.segment.name.start_time && !s.is_dead()
             }),
         }
     }
 
-    /// Whether nobody uses the segment any more: the process ended before our eyes, maps
-    /// another image's, or is provably gone.
+    /// Whether the segment is no longer in use: we saw the process end, it maps
+    /// another image's segment, or it is provably gone.
     pub fn is_gone(&self) -> bool {
         match (self.agent.life, &self.pidfd) {
             (Life::Running, _) => false,
@@ -194,7 +194,7 @@ impl Target {
         self.pidfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Memory in the shared directory that the start of a session takes.
+    /// Memory in the shared directory needed to start a session.
     pub fn first_bytes(&self) -> u64 {
         let g = Geometry::of_segment(self.segment_bytes);
         let table = g.nodes_in(FIRST_STEPS) as usize * size_of::<Node>()
@@ -202,7 +202,7 @@ impl Target {
         (HEADER_BYTES + BANK_HEADER_BYTES + g.slots * 4 + table) as u64
     }
 
-    /// Empties a bank for the next session.
+    /// Clears a bank for the next session.
     pub fn prepare(&mut self, interval: u64) -> Result<(), Error> {
         let segment = &self.agent.segment;
         let mut head = Head::new();
@@ -253,7 +253,7 @@ impl Target {
         stopped.map_err(|e| Error::Stop(io_error(e)))
     }
 
-    /// Reads the totals, and gives the table more room where it fills up.
+    /// Reads the totals, and gives the table more room if it fills up.
     pub fn look(&mut self) -> Result<Look, Refusal> {
         if !self.is_alive() {
             return Ok(Look::Dead);
@@ -282,7 +282,7 @@ impl Target {
         Ok(Look::Counting)
     }
 
-    /// Widens or narrows the interval where sampling takes more or less than it may.
+    /// Widens or narrows the interval if sampling takes more or less than its share.
     fn govern(&mut self) -> Result<(), shm_protocol::segment::Errno> {
         let (Some(share), Some(cpu_ns)) = (self.max_overhead, process::cpu_ns(self.agent.pid))
         else {
@@ -347,7 +347,7 @@ impl Target {
         }
     }
 
-    /// CPU time that the process used since it was found, in seconds.
+    /// CPU time that the process has used since it was found, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
         let now = Stat::of(self.agent.pid).map_or(0, |s| s.cpu_ticks);
         let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK);
@@ -355,8 +355,8 @@ impl Target {
         now.saturating_sub(self.agent.cpu_ticks) as f64 / per_second as f64
     }
 
-    /// An agent that has turned its session off because the program ends is a moment ahead
-    /// of the process's end: waits for that.
+    /// An agent that turns its session off because the program ends does so a moment before
+    /// the process exits: waits for the exit.
     fn let_end(&self) {
         let mut head = Head::new();
         let header = self.agent.segment.head(&mut head);
@@ -384,7 +384,7 @@ impl Target {
     }
 }
 
-/// Size of an agent's segment with tables, by its own word.
+/// Size of an agent's segment with tables, according to the segment.
 fn segment_bytes(agent: &Agent) -> Result<usize, Refusal> {
     let mut head = Head::new();
     let bytes = agent.segment.head(&mut head)?.segment_bytes();
@@ -394,18 +394,18 @@ fn segment_bytes(agent: &Agent) -> Result<usize, Refusal> {
     }
 }
 
-/// Whether a session would do its process no harm, as far as that can be seen from here.
+/// Whether a session is safe for its process, as far as can be seen from here.
 fn check_willing(header: &Header<'_>, pid: i32, has_tables: bool) -> Result<(), Error> {
     match header.refuses() {
         (REFUSES_SANITIZER, _) => Err(Error::Sanitizer),
         (REFUSES_SECCOMP, _) => Err(Error::Sandboxed),
-        // A filter that came in a way that the agent does not see.
+        // A filter that was installed in a way that the agent does not see.
         _ if process::seccomp(pid) > header.seccomp() && !has_tables => Err(Error::Sandboxed),
         _ => Ok(()),
     }
 }
 
-/// The error of a segment that another controller holds.
+/// The error for a segment that another controller uses.
 fn conflict(agent: &Agent) -> Error {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head).ok();

@@ -1,4 +1,4 @@
-//! When to write a dump in the middle of a session. Policy only: looks at numbers that
+//! When to write a dump during a session. Policy only: examines numbers that
 //! were read anyway, and says why a dump is due.
 
 use std::collections::VecDeque;
@@ -17,18 +17,18 @@ use crate::text;
 const REARM: f64 = 0.9;
 /// How much the live heap must grow past the high-water mark to be worth another copy.
 const PEAK_STEP: f64 = 1.01;
-/// Pause between two copies of the high-water mark, as a multiple of the time that the last
+/// Pause between two copies of the high-water mark, as a multiple of the time that the last one
 /// took.
 const PEAK_PAUSE: u32 = 20;
-/// How long after a failed dump it is tried again.
+/// How long to wait before retrying a failed dump.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// When to write a dump besides the one at the end.
+/// When to write a dump, in addition to the one at the end.
 #[derive(Clone, Debug, Default)]
 pub struct Triggers {
-    /// Each time this long has gone by.
+    /// At this interval.
     pub every: Option<Duration>,
-    /// Each time this many bytes were allocated.
+    /// Each time this many bytes have been allocated.
     pub every_alloc: Option<u64>,
     /// Each time the live heap has grown by this many bytes.
     pub every_growth: Option<u64>,
@@ -40,7 +40,7 @@ pub struct Triggers {
     pub on_cgroup: Option<Threshold>,
     /// When this signal is received.
     pub signal: Option<Signal>,
-    /// Most dumps of a process that are kept; the oldest are removed.
+    /// How many dumps of a process are kept; the oldest are removed.
     pub keep: Option<usize>,
 }
 
@@ -54,7 +54,7 @@ pub enum Threshold {
 }
 
 impl Triggers {
-    /// Whether anything needs frequent looks.
+    /// Whether any trigger needs frequent polling.
     pub fn is_watchful(&self) -> bool {
         self.every_alloc.is_some()
             || self.every_growth.is_some()
@@ -80,7 +80,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// For a process whose session starts now.
+    /// The state for a process whose session starts now.
     pub fn new(triggers: &Triggers) -> Self {
         let now = Instant::now();
         let first = |step: Option<u64>| step.map_or(f64::INFINITY, |step| step as f64);
@@ -118,7 +118,7 @@ impl Watcher {
         if now < next {
             return None;
         }
-        // Missed ones, as after a suspend, are not made up for.
+        // Missed dumps, for example after a suspend, are not made up for.
         let behind = (now - next).as_nanos() / every.as_nanos().max(1) + 1;
         self.next_time = Some(next + every * u32::try_from(behind).unwrap_or(u32::MAX));
         Some(format!("every {every:?}"))
@@ -161,7 +161,7 @@ impl Watcher {
         fires.then(|| format!("memory of the control group at {}", text::bytes(current)))
     }
 
-    /// Whether the live heap stands higher than in the copy that we keep, and it is time.
+    /// Whether the live heap is higher than in the copy that we keep, and a new copy is due.
     pub fn is_new_peak(&self, triggers: &Triggers, live: f64) -> bool {
         triggers.peak && live > self.peak_live * PEAK_STEP && Instant::now() >= self.next_peak
     }
@@ -173,8 +173,8 @@ impl Watcher {
         self.next_peak = Instant::now() + cost * PEAK_PAUSE;
     }
 
-    /// Notes a dump that was written; returns the one that must go for it. It makes up for
-    /// those that failed before: each holds all since the start.
+    /// Records a dump that was written; returns the one to remove for it. It makes up for
+    /// earlier failed ones: each covers everything since the start.
     pub fn wrote(&mut self, file: PathBuf, keep: Option<usize>) -> Option<PathBuf> {
         self.retry = None;
         self.files.push_back(file);
@@ -182,14 +182,14 @@ impl Watcher {
         over.then(|| self.files.pop_front()).flatten()
     }
 
-    /// Notes a dump that could not be written, to try it again.
+    /// Records a dump that could not be written, to retry it.
     pub fn failed(&mut self, reason: &str) {
         let reason = reason.strip_suffix(" (late)").unwrap_or(reason);
         self.retry = Some((Instant::now() + RETRY, format!("{reason} (late)")));
     }
 }
 
-/// Whether a value has just come to exceed a limit.
+/// Whether a value has just exceeded a limit.
 fn crosses(fired: &mut bool, value: f64, limit: f64) -> bool {
     let fires = value >= limit && !*fired;
     *fired = value >= limit || *fired && value >= limit * REARM;

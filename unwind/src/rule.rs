@@ -7,14 +7,14 @@ use crate::arch::return_address;
 use crate::stack::{Known, Memory};
 use crate::{Cause, Registers};
 
-/// Ways to find the CFA. Three bits of a rule, all of whose values are taken: one more kind takes
-/// a bit of the CFA's offset, which needs few of its 24.
+/// Ways to find the CFA. Three bits of a rule, all of whose values are used: another kind would
+/// take a bit of the CFA's offset, which needs few of its 24.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// None: the rule is empty. Stands for zeroed memory, and is never a rule's.
+    /// None: zeroed memory, an empty rule. No valid rule has this kind.
     Empty = 0,
-    /// The stack cannot be followed; `cfa` holds the [`Cause`].
+    /// The stack cannot be unwound further; `cfa` holds the [`Cause`].
     Failed = 1,
     /// The outermost frame.
     End = 2,
@@ -34,11 +34,11 @@ pub enum Kind {
 /// Register that the CFA is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// The stack pointer, at a distance that is in the code.
+    /// The stack pointer, at a distance encoded in the code.
     Sp,
     /// A register that was saved.
     Fp,
-    /// Whatever else: a switch of stacks is possible.
+    /// Anything else: a switch of stacks is possible.
     Other,
 }
 
@@ -51,28 +51,28 @@ pub struct Rule(u64);
 /// `ra` or `fp` when the register still holds the caller's value.
 pub const KEPT: i16 = i16::MIN;
 
-/// Largest instance; later modules at the same addresses count as this one.
+/// Largest instance; later modules at the same addresses get this number, too.
 pub const MAX_INSTANCE: u8 = 31;
 
 const CFA_LIMIT: i64 = 1 << 23;
 
-/// Stands in the place of a cause.
+/// Takes the place of a cause.
 const SLOW: u64 = 0x40;
 
 impl Rule {
     /// The outermost frame.
     pub const END: Self = Self((Kind::End as u64) << 56);
 
-    /// A frame that takes the slow path ([`crate::slow`]). Where there is none, it is
+    /// A frame that takes the slow path ([`crate::slow`]). Without a slow path, it is
     /// [`Cause::Unsupported`].
     pub(crate) const SLOW: Self = Self((Kind::Failed as u64) << 56 | SLOW << 32);
 
-    /// The rule of an address about which nothing can be found out just now. Never to be
-    /// kept: the next sample asks again.
+    /// The rule of an address that cannot be looked up right now. It must never be
+    /// cached: the next sample looks it up again.
     pub const NOT_NOW: Self = Self::SLOW;
 
     /// A rule from byte offsets: `ra_at` and `fp_at` relative to the CFA (or to fp, sp for
-    /// [`Kind::FpDeref`], [`Kind::Context`]); `None` where the register is kept.
+    /// [`Kind::FpDeref`], [`Kind::Context`]); `None` if the register is unchanged.
     /// [`Cause::Unsupported`] if an offset is out of reach or not a multiple of 8.
     #[must_use]
     pub fn new(kind: Kind, cfa: i64, ra_at: Option<i64>, fp_at: Option<i64>) -> Self {
@@ -100,7 +100,7 @@ impl Rule {
         Self((Kind::Failed as u64) << 56 | (cause as u64) << 32)
     }
 
-    /// From its bits, as [`bits`](Self::bits) gave them.
+    /// The rule with these bits, from [`bits`](Self::bits).
     #[inline]
     #[must_use]
     pub fn from_bits(bits: u64) -> Self {
@@ -163,8 +163,8 @@ impl Rule {
             .map(|w| i64::from(w) * 8)
     }
 
-    /// Whether a step by this rule depends on nothing but registers and the two words that
-    /// it reads, so that comparing those repeats it.
+    /// Whether a step by this rule depends only on registers and the two words that
+    /// it reads: comparing those is then as good as repeating it.
     #[inline]
     #[must_use]
     pub fn is_plain(self) -> bool {
@@ -181,13 +181,13 @@ impl Rule {
         }
     }
 
-    /// Whether its frame takes the slow path.
+    /// Whether a frame with this rule takes the slow path.
     #[inline]
     pub(crate) fn is_slow(self) -> bool {
         self == Self::SLOW.with_instance(self.instance())
     }
 
-    /// Whether a stack ends at this rule whatever memory holds.
+    /// Whether a stack ends at this rule regardless of memory.
     #[must_use]
     pub(crate) fn ends(self) -> bool {
         match self.kind() {
@@ -197,7 +197,7 @@ impl Rule {
         }
     }
 
-    /// Whether a step by this rule is the same whatever the frame pointer holds.
+    /// Whether a step by this rule does not depend on the frame pointer.
     #[inline]
     #[must_use]
     pub fn ignores_fp(self) -> bool {
@@ -229,15 +229,15 @@ pub enum Step {
     },
     /// This was the outermost frame.
     End {
-        /// The zero that stood for its return address; none where its rule says so.
+        /// The zero in place of its return address; none if the rule says that it is outermost.
         ra: Word,
     },
-    /// The stack cannot be followed further.
+    /// The stack cannot be unwound further.
     Truncated(Cause),
 }
 
 /// The common case of [`step`], short enough for the hot path: a plain rule, words that are
-/// known to be readable, and a caller. `None`: ask [`step`].
+/// known to be readable, and a caller. `None`: use [`step`].
 #[inline(always)]
 #[must_use]
 pub fn plain_step(rule: Rule, at: Registers, stack: Known) -> Option<(Registers, Word, Word)> {

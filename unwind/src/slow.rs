@@ -1,12 +1,12 @@
 //! The slow path: frames whose rule does not fit into 64 bits.
 //!
-//! Their CFA hangs on a register that is not followed, or on an expression. The value of
-//! such a register is what the nearest frame further in that saved it has saved: the
-//! frames of the walk in progress are asked one by one, from the innermost end of this
-//! frame. The loader's lazy binding, hand-written assembly and prologues that a signal
-//! interrupted are of this kind.
+//! Their CFA depends on a register that is not followed, or on an expression. The value of
+//! such a register is the one saved by the nearest frame further in that saved it: the
+//! frames of the walk in progress are searched one by one, starting next to this
+//! frame and going inwards. The loader's lazy binding, hand-written assembly and prologues that a
+//! signal interrupted are of this kind.
 //!
-//! About 1 µs, and as much for each frame asked.
+//! Takes about 1 µs, and as much for each frame searched.
 
 use crate::arch::{NUMBERS, return_address};
 use crate::compile::{ENCODING, Scratch, Tables};
@@ -20,9 +20,9 @@ use gimli::{
     RegisterRule, UnwindExpression, Value,
 };
 
-/// Most frames that are asked for a register.
+/// How many frames are searched for a register.
 const MOST_ASKED: usize = 256;
-/// Most operations of an expression.
+/// Maximum number of operations of an expression.
 const MOST_OPERATIONS: u32 = 256;
 
 /// Room for an expression's evaluation on a fixed budget.
@@ -34,24 +34,24 @@ impl<'a> EvaluationStorage<Bytes<'a>> for Fixed {
     type Result = [Piece<Bytes<'a>>; 1];
 }
 
-/// The frames between the one that is stepped from and the allocation.
+/// The frames between the current one and the allocation.
 pub(crate) struct Inner<'a, F, I> {
-    /// Registers of the frame of a number; 0 is the innermost.
+    /// Registers of the frame with this number; 0 is the innermost.
     pub(crate) frame: F,
     /// Number of frames.
     pub(crate) count: usize,
-    /// The module that holds a return address.
+    /// The module that contains a return address.
     pub(crate) module: I,
     pub(crate) scratch: &'a mut Scratch,
 }
 
-/// A row's part that says how the caller is found.
+/// The part of a row that says how to find the caller.
 struct Row<'a> {
     frames: EhFrame<Bytes<'a>>,
     cfa: CfaRule<usize>,
     ra: RegisterRule<usize>,
     fp: RegisterRule<usize>,
-    /// Rule of the caller's stack pointer, where that is not the CFA.
+    /// Rule of the caller's stack pointer, if that is not the CFA.
     sp: Option<RegisterRule<usize>>,
     is_signal: bool,
 }
@@ -108,8 +108,8 @@ where
         };
         let mut value = |rule, of| self.value(rule, of, cfa, &row.frames, at, stack);
         let ip = return_address(value(row.ra, NUMBERS.ra)?);
-        // Compilers forget to take this rule back at the end of a function. What was read
-        // then is needed by few frames, and those will notice.
+        // Compilers forget to undo this rule at the end of a function. Few frames need the
+        // value read then, and they detect it.
         let fp = value(row.fp, NUMBERS.fp).unwrap_or(0);
         let sp = row.sp.map_or(Ok(cfa), |rule| value(rule, NUMBERS.sp))?;
         if row.is_signal {
@@ -177,7 +177,7 @@ where
         match register {
             r if r == NUMBERS.sp => Ok(at.sp),
             r if r == NUMBERS.fp => Ok(at.fp),
-            // Only linkage stubs ask, and those are interrupted, not returned to.
+            // Only linkage stubs need this, and they are interrupted, not returned to.
             r if r == NUMBERS.ra => Ok(at.ip.wrapping_sub(1)),
             _ => self.saved(register, at, number, stack),
         }
@@ -250,7 +250,7 @@ fn local(
     evaluate(expression, frames, Some(cfa), &mut ask)
 }
 
-/// What an expression needs to know.
+/// The inputs of an expression.
 enum Question {
     /// The value of a register.
     Register(Register),

@@ -1,13 +1,13 @@
-//! Files that ended processes left behind.
+//! Removing files that ended processes left behind.
 //!
-//! A process that ends by `_exit` or by a signal cannot remove its segment. Where that
+//! A process that ends by `_exit` or by a signal cannot remove its segment. In case that
 //! happens thousands of times and nobody runs a controller, processes of the same user that
-//! start later clean up: what holds no profile goes, and of what does only the newest few
-//! hundred stay, and of these as many as a share of the filesystem has room for.
+//! start later clean up: they remove segments without a profile, and of those with one keep
+//! only the newest few hundred, within a share of the filesystem.
 //!
-//! A file counts as a dead process's only if its content says the same as its name, is of
-//! this user, this boot and this pid namespace, and no process has the pid. Everything else
-//! is somebody else's and stays. Done at start-up only: later a seccomp filter may forbid it.
+//! A file counts as a dead process's only if its content agrees with its name, it belongs to
+//! this user, this boot and this pid namespace, and no process has the pid. All other files
+//! stay. Done at start-up only: later a seccomp filter may forbid it.
 
 use super::identity;
 use crate::sys::{self, Pages, Text, read_file};
@@ -17,14 +17,14 @@ use shm_protocol::layout::{CONTROL_BYTES, HEADER_BYTES};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile};
 use shm_protocol::snapshot::Header;
 
-/// Most files that one sweep looks into.
+/// How many files one sweep examines.
 const MAX_FILES: usize = 1024;
-/// Profiles of ended processes that are kept for somebody to collect; beyond, the oldest
-/// go first.
+/// How many profiles of ended processes are kept to be collected; beyond that, the oldest
+/// are removed first.
 const KEPT: usize = 256;
-/// Bytes that they may take, all together.
+/// Bytes that they may take in total.
 const KEPT_BYTES: u64 = 1 << 30;
-/// Part of the directory's size that they may take, where that is less.
+/// Share of the directory's size that they may take, if that is less.
 const KEPT_SHARE: u64 = 4;
 const LISTING_BYTES: usize = 64 << 10;
 /// Offset of the name in `struct linux_dirent64`.
@@ -45,13 +45,13 @@ fn header<'a>(name: &CStr, buffer: &'a mut Pages) -> Option<(Header<'a>, libc::s
     Some((header, status))
 }
 
-/// Whether nobody has a use for what is in a segment.
+/// Whether a segment's contents are no longer needed.
 fn is_unused(header: &Header<'_>) -> bool {
     let last = header.session();
     last.is_none_or(|session| header.collected_session() >= session.number)
 }
 
-/// Process of a segment: content and name must agree on it.
+/// The process of a segment, on which content and name must agree.
 #[derive(Clone, Copy)]
 struct Owner {
     pid: u32,
@@ -75,7 +75,7 @@ impl Owner {
         Some(Self { pid, start_time })
     }
 
-    /// Whether a segment says the same, and that it is of this boot and this pid namespace.
+    /// Whether a segment's content agrees, and is of this boot and this pid namespace.
     fn is_of(self, header: &Header<'_>, namespace: u64) -> bool {
         header.pid() == self.pid
             && header.start_time() == self.start_time
@@ -92,8 +92,8 @@ impl Owner {
     }
 }
 
-/// Whether a file is what this very process left before it executed another image, and holds
-/// nothing that anybody has yet to collect.
+/// Whether this very process left the file before it executed another image, and the file holds
+/// no profile yet to be collected.
 pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
     // Too large for a small stack.
     let Some(mut buffer) = Pages::new(HEADER_BYTES) else {
@@ -106,7 +106,7 @@ pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
     })
 }
 
-/// Gives back what no reader needs of a dead process's segment.
+/// Releases the parts of a dead process's segment that no reader needs.
 fn trim(name: &CStr) {
     let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: all zero is a valid stat.
@@ -121,14 +121,14 @@ fn trim(name: &CStr) {
             && status.st_mode & libc::S_IFMT == libc::S_IFREG
             && status.st_uid == libc::geteuid();
         if let Some(file) = SegmentFile::new(fd, status.st_size as u64).filter(|_| regular) {
-            // What cannot be given back stays: nothing is lost.
+            // Parts that cannot be released stay: nothing is lost.
             let _ = file.trim();
         }
         libc::close(fd);
     }
 }
 
-/// Removes the left-over files of processes that are gone.
+/// Removes leftover files of processes that are gone.
 pub fn sweep(dir: &[u8]) {
     let namespace = identity::pid_namespace();
     let mut path = Text::<512>::new();
@@ -211,7 +211,7 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
         libc::close(fd);
         (usize::try_from(len).unwrap_or(0), known)
     };
-    // Where the size is not told, it limits nothing.
+    // An unknown size limits nothing.
     let size = (room.f_blocks).saturating_mul(room.f_bsize as u64);
     let most = match known && size > 0 {
         true => KEPT_BYTES.min(size / KEPT_SHARE),
@@ -220,9 +220,8 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     Some((&listing[..len], most))
 }
 
-/// Removes the oldest profiles until the rest is within the limits of number and bytes. A
-/// process that
-/// was killed could not give back what its table had not used: that goes first.
+/// Removes the oldest profiles until the rest is within the limits of number and bytes. First
+/// releases the unused parts of tables, which a killed process could not release itself.
 fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], most: u64) {
     kept.sort_unstable_by_key(|left| core::cmp::Reverse(left.made_ns));
     let mut bytes = 0u64;
@@ -249,8 +248,8 @@ fn bytes_of(name: &CStr) -> Option<u64> {
     Some((status.st_blocks as u64).saturating_mul(512))
 }
 
-/// Segments whose process is gone: where each name is in the listing, the path, and who the
-/// name says it is of.
+/// Segments whose process is gone: where each name is in the listing, the path, and the process
+/// in the name.
 fn gone<'a>(
     dir: &'a [u8],
     listing: &'a [u8],
@@ -271,7 +270,7 @@ fn path_at(dir: &[u8], listing: &[u8], at: usize) -> Text<512> {
     path
 }
 
-/// The names in what `getdents64` gave, and where each begins.
+/// The names in the result of `getdents64`, and where each begins.
 fn entries(listing: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
     core::iter::from_fn(move || {
