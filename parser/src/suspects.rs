@@ -18,6 +18,7 @@
 //! until it is full.
 
 pub mod growth;
+pub mod site;
 
 use std::collections::HashMap;
 
@@ -28,6 +29,7 @@ use heap_format::{Detail, LabelValue, Profile};
 use crate::nodes::Nodes;
 use crate::view::View;
 use growth::{Growth, Point};
+use site::Site;
 
 /// How many stacks are examined: those with the most live bytes.
 const MOST_STACKS: usize = 20_000;
@@ -37,6 +39,8 @@ const MOST_STACKS: usize = 20_000;
 pub struct Suspect {
     /// Entries of the stack, from the allocating one on.
     pub entries: Vec<u32>,
+    /// The user's own line that allocates, of the largest of the stacks that are added up.
+    pub site: Option<Site>,
     /// Score that orders the suspects, in bytes.
     pub score: f64,
     /// The score without regard to growth.
@@ -102,6 +106,7 @@ impl Columns {
 /// Sums of equal stacks.
 #[derive(Default)]
 struct Sums {
+    site: Option<Site>,
     /// In each dump; the time is set when all are known.
     points: Vec<Point>,
     /// In the last dump.
@@ -131,7 +136,10 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
     for (stack, frames) in largest {
         let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
         let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
-        let sums = gathered.entry(entries.collect()).or_default();
+        let sums = gathered.entry(entries.collect()).or_insert_with(|| Sums {
+            site: site::of(view, frames),
+            ..Sums::default()
+        });
         let number = numbers.get(stack).copied().unwrap_or(dumps - 1);
         sums.count(profile, stack, columns, number, dumps);
     }
@@ -211,6 +219,7 @@ impl Sums {
         let plain = last.bytes * weight;
         Suspect {
             entries,
+            site: self.site,
             score: growth.map_or(plain, |g| g.proven().min(last.bytes) * weight),
             plain,
             bytes: last.bytes,

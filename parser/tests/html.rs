@@ -324,6 +324,47 @@ fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
     }
 }
 
+/// Opens the line of the worst suspect.
+const LINE_PROBE: &str = r##"
+const state = {};
+document.querySelector("#to-leaks").click();
+const link = document.querySelector("#leaks button.link");
+state.where = link.textContent;
+link.click();
+state.shown = [...document.querySelectorAll(".tab")].filter((t) => !t.hidden).map((t) => t.id).join();
+const row = document.querySelector("#source tr.sought");
+state.number = row.querySelector("td.number").textContent;
+state.title = document.querySelector("#source h2").firstChild.textContent;
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+#[test]
+fn a_suspects_line_leads_to_the_source() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let page = page(&data, &["-f", "shop.heap", "--source_path", "."]);
+    let directory = directory(&[]);
+    let path = directory.path().join("probe.html");
+    let page = browser::with_probe(&open_page(&page), LINE_PROBE, "</body>");
+    fs::write(&path, page).unwrap();
+    let state = browser::state(&path, "");
+    for (key, value) in [("where", "shop.cpp:"), ("shown", "source")] {
+        assert!(
+            state.contains(&format!("\"{key}\":\"{value}")),
+            "{key}: {state}"
+        );
+    }
+    let part = |key: &str| {
+        let rest = state.split(&format!("\"{key}\":\"")).nth(1).unwrap();
+        rest.split('"').next().unwrap().to_owned()
+    };
+    assert_eq!(
+        part("where"),
+        format!("shop.cpp:{}", part("number")),
+        "{state}"
+    );
+    assert!(!part("title").starts_with("std::"), "{state}");
+}
+
 #[test]
 fn a_name_that_was_executed_would_be_noticed() {
     let directory = directory(&[("x", &folded(1)), ("y", &folded(1))]);

@@ -150,6 +150,10 @@ impl<'a> Printer<'a> {
             self.growth(out, growth);
         }
         out.push('\n');
+        if let Some(site) = &suspect.site {
+            let (file, function) = (printable(&site.file), printable(&site.function));
+            let _ = writeln!(out, "             at {file}:{} in {function}", site.line);
+        }
         for &entry in &suspect.entries {
             let _ = writeln!(
                 out,

@@ -38,6 +38,18 @@ function leaksTab(page, panel) {
   } else if (duration) {
     heads.push({ key: "growth", label: "Growth/min", title: "live bytes by the length of the session", value: (r) => r.bytes, text: (r) => bytes((r.bytes / duration) * 60) });
   }
+  if (rows.some((r) => r.site)) {
+    const site = (td, r) => {
+      if (!r.site) return td.append("–");
+      const title = `${r.site.name}\n${r.site.file}:${r.site.line}`;
+      const source = data.sources.find((s) => s.name === r.site.name && s.file === r.site.file);
+      if (!source) return td.append(make("span", r.site.short, { title }));
+      const link = make("button", r.site.short, { type: "button", class: "link", title });
+      link.addEventListener("click", () => page.openSource(source, r.site.line));
+      td.append(link);
+    };
+    heads.push({ key: "site", label: "Where", title: "the innermost line that is not of a standard library", words: true, narrow: true, value: (r) => (r.site ? r.site.short : ""), cell: site });
+  }
   heads.push({
     key: "stack", label: "Stack", words: true, value: (r) => r.stack[0] || "",
     cell: (td, r) => {

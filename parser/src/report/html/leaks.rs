@@ -44,9 +44,19 @@ struct Row<'a> {
     age: Option<f64>,
     lifetime: Option<f64>,
     growth: Option<GrowthRow>,
+    site: Option<SiteRow>,
     stack: Vec<Cow<'a, str>>,
     /// Frames that the stack has besides.
     more: usize,
+}
+
+/// The user's own line that allocates; name and file as the source tab has them.
+#[derive(Serialize)]
+struct SiteRow {
+    short: String,
+    name: String,
+    file: String,
+    line: u32,
 }
 
 #[derive(Serialize)]
@@ -83,6 +93,12 @@ fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
             rate: whole(growth.rate),
             error: whole(growth.error),
             verdict: growth.verdict.word(),
+        }),
+        site: suspect.site.as_ref().map(|site| SiteRow {
+            short: printable(&site.short()).into_owned(),
+            name: printable(&site.function).into_owned(),
+            file: printable(&site.file).into_owned(),
+            line: site.line,
         }),
         stack: names.map(|&e| printable(context.nodes.name(e))).collect(),
         more: suspect.entries.len().saturating_sub(MOST_FRAMES),

@@ -9,8 +9,14 @@ function sourceTab(page, panel) {
   const code = make("div", "", { class: "code", tabindex: "0" });
   panel.append(make("div", "", { class: "split" }, list, code));
   let chosen = 0;
+  let wanted = null;
   const value = (row, base) => (base === undefined ? row : values.weight(row, base));
   const of = (w) => ({ line: w[0], flat: value(w[1], w[3]), cum: value(w[2], w[4]) });
+  page.openSource = (source, line) => {
+    wanted = { source, line };
+    page.tabs.get("source").stale = true;
+    page.open("source");
+  };
   function showCode() {
     const s = data.sources[chosen];
     const weights = new Map(s.weights[values.column].map(of).map((w) => [w.line, w]));
@@ -19,6 +25,7 @@ function sourceTab(page, panel) {
       const w = weights.get(s.first + i);
       const cell = (v) => make("td", v ? values.signed(v) : "");
       const tr = make("tr", "", { class: w && (w.flat || w.cum) ? "warm" : "" });
+      if (wanted && wanted.line === s.first + i) tr.classList.add("sought");
       tr.append(cell(w && w.flat), cell(w && w.cum), make("td", String(s.first + i), { class: "number" }), make("td", text, { class: "text" }));
       body.append(tr);
     });
@@ -41,8 +48,10 @@ function sourceTab(page, panel) {
       return values.weight(c.cum[i], c.cum_base ? c.cum_base[i] : 0);
     };
     const rank = (i) => Math.abs(flat(data.sources[i])) * 1e6 + Math.abs(largest(data.sources[i]));
-    const order = data.sources.map((_, i) => i).sort((a, b) => rank(b) - rank(a));
-    chosen = order[0];
+    // What the user has written comes before what the libraries bring along.
+    const own = (i) => Number(data.sources[i].own);
+    const order = data.sources.map((_, i) => i).sort((a, b) => own(b) - own(a) || rank(b) - rank(a));
+    chosen = wanted ? data.sources.indexOf(wanted.source) : order[0];
     list.replaceChildren(
       ...order.map((i) => {
         const s = data.sources[i];
@@ -50,6 +59,7 @@ function sourceTab(page, panel) {
         b.append(make("small", `flat ${values.signed(flat(s)) || 0} · cum ${values.signed(cum(s))}`));
         b.addEventListener("click", () => {
           chosen = i;
+          wanted = null;
           for (const other of list.children) other.setAttribute("aria-pressed", String(other === b));
           showCode();
         });
@@ -57,6 +67,8 @@ function sourceTab(page, panel) {
       })
     );
     showCode();
+    const row = code.querySelector(".sought");
+    if (row) row.scrollIntoView({ block: "center" });
   };
 }
 

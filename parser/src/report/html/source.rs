@@ -9,6 +9,7 @@ use crate::json;
 use crate::nodes::{Granularity, Nodes};
 use crate::report::flame::tree::Weight;
 use crate::sources;
+use crate::suspects::site::is_own;
 use heap_format::printable::printable;
 use serde::Serialize;
 
@@ -124,6 +125,8 @@ fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> Row
 struct Function {
     name: String,
     file: String,
+    /// Whether the user has written it, rather than a library's author.
+    own: bool,
     /// Number of the first line.
     first: u32,
     text: Vec<String>,
@@ -144,6 +147,7 @@ fn function(name: &str, file: &str, lines: &Lines, text: &str, weights: Rows) ->
     Function {
         name: printable(name).into_owned(),
         file: printable(file).into_owned(),
+        own: is_own(name, file),
         first,
         text: shown.map(line).collect(),
         weights,

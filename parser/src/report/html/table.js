@@ -1,4 +1,4 @@
-// A table that sorts and filters. Each of `heads` is a column: {key, label, title, words, soft,
+// A table that sorts and filters. Each of `heads` is a column: {key, label, title, words, narrow, soft,
 // value(row), text(row) or cell(td, row)}; `first` is the key of the one that it is sorted by,
 // `search(row)` the text that the filter looks at. Returns a function that fills in rows.
 function sortableTable(panel, heads, first, search) {
@@ -37,7 +37,7 @@ function sortableTable(panel, heads, first, search) {
       sort.key = head.key;
       draw();
     });
-    head.el = make("th", "", { scope: "col", class: head.words ? "text" : "" }, b);
+    head.el = make("th", "", { scope: "col", class: head.words ? head.narrow ? "text narrow" : "text" : "" }, b);
     line.append(head.el);
   }
   function draw() {
@@ -56,7 +56,7 @@ function sortableTable(panel, heads, first, search) {
       ...found.slice(0, shown).map((row) => {
         const tr = make("tr");
         for (const h of heads) {
-          const td = make("td", "", { class: h.words ? "text" : h.soft ? "part" : "" });
+          const td = make("td", "", { class: h.words ? h.narrow ? "text narrow" : "text" : h.soft ? "part" : "" });
           if (h.cell) h.cell(td, row);
           else td.textContent = h.text(row);
           tr.append(td);
