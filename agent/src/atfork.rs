@@ -1,6 +1,6 @@
 //! Fork handlers: jemalloc's, which are spared where they serve nothing, and our own.
 //!
-//! Before a fork jemalloc takes all of its locks, and in both processes it makes them anew:
+//! Before a fork jemalloc takes all of its locks, and in both processes it reinitialises them:
 //! some 40 page faults, twice what the fork of a small process costs. With one thread nobody
 //! else can hold a lock. So the `pthread_atfork` that jemalloc is linked with is ours.
 //!

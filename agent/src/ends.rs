@@ -39,7 +39,7 @@ pub fn known() -> Ends {
 }
 
 /// On x86-64 thread-local storage lies between the stack and the thread pointer, and no
-/// stack has less than 2 KiB besides that.
+/// stack has less than 2 KiB in addition to that.
 #[cfg(target_arch = "x86_64")]
 fn thread_slack() -> Option<u64> {
     let found = sys::symbol(c"_dl_get_tls_static_info");

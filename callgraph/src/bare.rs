@@ -7,7 +7,7 @@ use crate::layers::{Kind, Layered};
 /// Items row by row, left to right.
 pub type Rows = Vec<Vec<usize>>;
 
-/// The rows of boxes alone: items of even rows, numbered anew, and their links.
+/// The rows of boxes alone: items of even rows, renumbered, and their links.
 pub struct Bare {
     /// The item of the layered form.
     pub item: Vec<usize>,

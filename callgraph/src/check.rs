@@ -1,4 +1,4 @@
-//! Measures a finished picture, whoever laid it out: crossings, overlaps, area.
+//! Measures a finished picture by any layout program: crossings, overlaps, area.
 //!
 //! Works on the final curves, cut into short straight pieces, not on what the layout believes.
 

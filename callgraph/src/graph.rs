@@ -41,7 +41,7 @@ pub struct Edge {
     pub to: usize,
     /// Weight that flows along it; decides thickness, colour and straightness.
     pub weight: f64,
-    /// Text beside the arrow, such as `1.20MB`.
+    /// Text next to the arrow, such as `1.20MB`.
     pub label: String,
     /// Calls between the two were dropped: drawn dashed.
     pub residual: bool,

@@ -337,7 +337,7 @@ impl Part {
     }
 }
 
-/// Width of the loop of this index beside its box.
+/// Width of the loop with this index next to its box.
 fn loop_reach(index: usize) -> f64 {
     LOOP + LOOP_STEP * index as f64
 }

@@ -30,7 +30,7 @@ pub fn parts_and<T: Send + Sync, M>(
     (results.collect(), other)
 }
 
-/// Runs `own`, and meanwhile `helper` on a helper thread if that is `worth` one. Either must
+/// Runs `own`, and at the same time `helper` on a helper thread if that is `worth` one. Either must
 /// be able to do all of the work: a thread may not be available.
 pub fn share<T>(worth: bool, helper: impl FnOnce() + Send, own: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {

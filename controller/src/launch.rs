@@ -102,7 +102,7 @@ fn preload(agent: &Path) -> OsString {
     value
 }
 
-/// The agent's file: the one given, or one beside this program or in `../lib`.
+/// The agent's file: the one given, or one next to this program or in `../lib`.
 pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("where is this program?")?;
     let here = own.parent().unwrap_or(Path::new("/"));
@@ -143,7 +143,7 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     }
     // A program that root starts may become any user, and its children make segments too.
     // So others may write there, but only those who are given its name can find it: our
-    // program, its children, and whoever may look into these.
+    // program, its children, and those who may inspect them.
     make_one(&path, 0o711)?;
     let mut name = [0; 16];
     let mut random = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;

@@ -9,7 +9,7 @@ use crate::text;
 
 const PARSER: &str = "mem_parser";
 
-/// The parser beside this program, or else the one in the search path.
+/// The parser next to this program, or else the one in the search path.
 fn parser() -> PathBuf {
     let beside = std::env::current_exe().ok();
     let beside = beside.map(|exe| exe.with_file_name(PARSER));
@@ -18,7 +18,7 @@ fn parser() -> PathBuf {
         .unwrap_or_else(|| PARSER.into())
 }
 
-/// Makes the page of a dump, beside it.
+/// Makes the page of a dump, next to it.
 pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
     let page = dump.with_extension("html");
     let parser = parser();

@@ -41,7 +41,7 @@ pub fn is_running(header: &Header<'_>) -> bool {
         && session.is_some_and(|s| header.expired().0 != s.number)
 }
 
-/// The last session, if nobody wrote it out and it counted something.
+/// The last session, if its profile was not written and it counted something.
 pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     let session = header
         .session()

@@ -2,7 +2,7 @@
 //! one column selected.
 //!
 //! A [`View`] never copies stacks. Leaving frames out narrows a stack's range
-//! or hides a location; both are small tables beside the profile.
+//! or hides a location; both are small tables in addition to the profile.
 
 mod filter;
 mod materialize;

@@ -1,4 +1,4 @@
-//! Counters of a session besides its stacks, each declared once: field, offset, name in dumps,
+//! Counters of a session apart from its stacks, each declared once: field, offset, name in dumps,
 //! documentation. To add one, add a line, and count it in the agent: it is
 //! in every dump then. docs/dump-format.md has a line for each, which a test compares.
 
@@ -43,19 +43,19 @@ counters! {
     threads, true;
     /// Samples counted under `[table full]`.
     table_full, true;
-    /// Samples whose free could not be followed: no room in the range of sampled objects.
+    /// Samples whose free could not be tracked: no room in the range of sampled objects.
     untracked, true;
     /// Stacks truncated at code outside every module: JIT, generated.
     truncated_no_module, false;
-    /// Stacks truncated at a module without unwind data for an address.
+    /// Stacks truncated at an address for which its module has no unwind data.
     truncated_no_rule, false;
-    /// Stacks truncated at unwind data beyond what is followed.
+    /// Stacks truncated at unwind data that the unwinder does not support.
     truncated_unsupported, false;
-    /// Stacks truncated where the stack pointer would not grow.
+    /// Stacks truncated where the stack pointer would not increase.
     truncated_bad_frame, false;
     /// Stacks truncated at a word outside the readable stack.
     truncated_out_of_stack, false;
-    /// Stacks truncated for having more frames than are kept.
+    /// Stacks truncated because they have more frames than are kept.
     truncated_too_deep, false;
 }
 

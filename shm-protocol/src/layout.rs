@@ -256,7 +256,7 @@ pub struct BankHeader {
     pub record_count: AtomicU32,
     /// Zero.
     pub reserved2: [u64; 5],
-    /// Counters besides the stacks.
+    /// Counters, apart from the stacks.
     pub counters: Counters,
     /// Running totals per shard; the last is the shared one.
     pub totals: [ShardTotals; EXCLUSIVE_SHARDS as usize + 1],
@@ -292,7 +292,7 @@ pub struct IntervalEntry {
     pub from_ns: AtomicU64,
     /// Mean bytes between samples.
     pub interval: AtomicU64,
-    /// Share of the process's CPU time that went to the agent meanwhile, in millionths,
+    /// Share of the process's CPU time that the agent took in that time, in millionths,
     /// plus one; 0: not measured.
     pub overhead: AtomicU64,
 }

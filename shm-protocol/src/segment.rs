@@ -163,7 +163,7 @@ pub struct IntervalPeriod {
     pub from_ns: u64,
     /// Mean bytes between samples.
     pub interval: u64,
-    /// Share of the process's CPU time that went to the agent meanwhile, in millionths.
+    /// Share of the process's CPU time that the agent took in that time, in millionths.
     pub overhead: Option<u32>,
 }
 

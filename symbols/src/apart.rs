@@ -19,7 +19,7 @@ use super::answer::{self, Failure};
 use super::frame::Frame;
 use super::{Options, symbolize};
 
-/// Address space that a child may take besides what it has.
+/// Address space that a child may take in addition to what it has.
 const MEMORY: u64 = 16 << 30;
 /// Seconds that it may compute.
 const SECONDS: u64 = 300;

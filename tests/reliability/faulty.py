@@ -269,7 +269,7 @@ ALL = [
     Segment("segment replaced by a directory", replace_by(lambda p, _: p.mkdir()), leaves=True),
     Segment("segment replaced by a FIFO", replace_by(lambda p, _: os.mkfifo(p)), leaves=True),
     Segment("segment replaced by a link", replace_by(lambda p, _: p.symlink_to("/etc/passwd")), leaves=True),
-    Oom("killed for want of memory"),
+    Oom("killed by the OOM killer"),
     Clock("wall clock a year back", "-365d"),
     Clock("wall clock a year on", "+365d"),
     TimeNamespace("monotonic clock a day ahead"),

@@ -70,7 +70,7 @@ impl Cgroup {
         unsafe { command.pre_exec(enter) };
     }
 
-    /// How many of its processes the kernel has killed for want of memory.
+    /// How many of its processes the OOM killer has killed.
     pub fn kills(&self) -> u64 {
         let file = ["memory.oom_control", "memory.events"][usize::from(self.version - 1)];
         let text = fs::read_to_string(self.directory.join(file)).expect("our group");

@@ -1,12 +1,12 @@
-//! Who reads the memory of modules, and who is about to unload one.
+//! Coordinates threads that read the memory of modules with those about to unload one.
 //!
 //! Reading a module's unwind tables is sound while the module is mapped. A misread return
-//! address may lie in any module, also in one that another thread unloads. So readers come
-//! in and leave, and who unloads announces it, waits until nobody is inside, unloads, and
-//! ends the announcement. A reader that comes in meanwhile is refused: it does without.
+//! address may lie in any module, including one that another thread unloads. So readers enter
+//! and leave; a thread that unloads announces it, waits until no reader is inside, unloads, and
+//! withdraws the announcement. A reader that arrives in the meantime is refused.
 //! Readers never wait, and nothing here blocks.
 //!
-//! Cost of coming in and leaving: two atomic additions and a fence.
+//! Entering and leaving cost two atomic additions and a fence.
 
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU32, Ordering, fence};

@@ -24,7 +24,7 @@ impl Found {
     /// Terminated name, empty for the executable; null: none.
     ///
     /// # Safety
-    /// Nobody unloads it meanwhile, nor while the name is used.
+    /// The module stays loaded during the call and while the name is used.
     pub unsafe fn name(&self) -> *const core::ffi::c_char {
         let map = self.link_map as *const LinkMap;
         if self.name != 0 || map.is_null() {

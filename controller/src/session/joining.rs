@@ -260,7 +260,7 @@ impl Run {
         }
         match found.open() {
             Ok(agent) => self.take_over(agent),
-            // It was removed meanwhile.
+            // It has been removed in the meantime.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(reason) => {
                 self.known.insert(entry);

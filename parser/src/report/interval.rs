@@ -10,7 +10,7 @@ use crate::measure::{self, percentage};
 const MOST: usize = 8;
 
 /// The history of the interval, where it changed: how long each was in force,
-/// and what sampling took of the CPU time meanwhile.
+/// and the share of the CPU time that sampling took in that time.
 ///
 /// `256 bytes (14.64% of CPU time) for 128ms, 2048 (4.22%) for 7.87s`
 pub fn history(facts: &Facts) -> Option<String> {

@@ -27,7 +27,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads a module that is mapped, in whose code `pc` is. Nobody unloads it meanwhile.
+    /// Reads a mapped module whose code contains `pc`. It must stay loaded meanwhile.
     pub fn read(found: &Found, pc: u64, image: Option<&Image>) -> Self {
         let id = image.and_then(Image::build_id).unwrap_or_default();
         let len = id.len().min(32);

@@ -46,7 +46,7 @@ struct Row<'a> {
     growth: Option<GrowthRow>,
     site: Option<SiteRow>,
     stack: Vec<Cow<'a, str>>,
-    /// Frames that the stack has besides.
+    /// Number of further frames of the stack.
     more: usize,
 }
 
