@@ -34,7 +34,8 @@ fn serve(scratch: &Scratch) -> (PathBuf, Vec<PathBuf>) {
     (program, dumps)
 }
 
-/// The allocating functions and what their growth is called, in the order of the suspects.
+/// The allocating functions and what their growth is called, in the order of the suspects. Those of
+/// the program itself come after their line of source.
 fn suspects(text: &str) -> Vec<(String, String)> {
     let mut lines = text.lines();
     let mut found = Vec::new();
@@ -42,9 +43,14 @@ fn suspects(text: &str) -> Vec<(String, String)> {
         if !line.starts_with("-----------+") {
             continue;
         }
-        let (Some(row), Some(name)) = (lines.next(), lines.next()) else {
+        let (Some(row), Some(site), Some(name)) = (lines.next(), lines.next(), lines.next()) else {
             break;
         };
+        let site = site.trim();
+        assert!(
+            site.starts_with("at ") && site.contains("/server.c:"),
+            "{text}"
+        );
         let last = row.split_whitespace().last().unwrap_or("");
         found.push((name.trim().to_owned(), last.to_owned()));
     }
@@ -67,6 +73,12 @@ fn the_leak_is_ranked_first_however_much_others_hold() {
             .as_str()
     };
     assert_eq!(found[0].0, "open_session", "{}", outcome.stdout);
+    let at = outcome
+        .stdout
+        .lines()
+        .find(|line| line.trim().starts_with("at "));
+    let at = at.expect("the leak's line");
+    assert!(at.ends_with(" in open_session"), "{at}");
     assert_eq!(verdict("open_session"), "steady", "{}", outcome.stdout);
     assert_eq!(verdict("fill_cache"), "once", "{}", outcome.stdout);
     assert_eq!(verdict("load_tables"), "unclear", "{}", outcome.stdout);
