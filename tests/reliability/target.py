@@ -10,6 +10,8 @@ import time
 import machine
 
 PATIENCE = 60
+# What the first pages of a segment hold (shm-protocol/src/layout.rs).
+MAGIC = b"MEMPROF\n"
 
 
 class Target:
@@ -62,11 +64,13 @@ def start(shared, *arguments, **options):
 
 
 def is_sampling(shared, pid):
-    """Whether a session runs, as the segment's first byte tells."""
+    """Whether a session runs, as the segment's first byte tells. What lies in its place is none."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
     for entry in os.scandir(shared):
         if entry.name.startswith(f"mem_profiler.{pid}."):
-            with contextlib.suppress(OSError), open(os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-                if file.read(1) not in (b"", b"\0"):
+            with contextlib.suppress(OSError), open(os.open(entry.path, flags), "rb") as file:
+                view = file.read(3 * 4096)
+                if MAGIC in view and not view.startswith(b"\0"):
                     return True
     return False
 

@@ -34,6 +34,9 @@ const LIBRARY_PATHS: [&str; 6] = [
     "/.cargo/registry/",
 ];
 
+/// Where a system keeps its libraries; a program that is installed there is the user's all the same.
+const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/lib", "/usr/lib64", "/lib64"];
+
 /// Whether a function is the user's own: not of a standard library, nor of a package.
 pub fn is_own(name: &str, file: &str) -> bool {
     !LIBRARY_NAMES.iter().any(|start| name.starts_with(start))
@@ -43,8 +46,21 @@ pub fn is_own(name: &str, file: &str) -> bool {
 /// The innermost line of a stack that is the user's own, inlined functions included. `frames` are
 /// locations, the allocating one first.
 pub fn of(view: &View, frames: &[u32]) -> Option<Site> {
-    let functions = &view.profile().functions;
-    let lines = frames.iter().flat_map(|&frame| view.lines(frame));
+    let profile = view.profile();
+    let functions = &profile.functions;
+    let program = symbols::main_mapping(profile);
+    let is_system = |&&frame: &&u32| {
+        let at = profile.locations[frame as usize].mapping as usize;
+        let path = profile
+            .mappings
+            .get(at)
+            .map(|mapping| mapping.path.as_path());
+        let at_home =
+            SYSTEM_DIRECTORIES.map(|start| path.is_some_and(|path| path.starts_with(start)));
+        program != Some(at) && at_home.contains(&true)
+    };
+    let own = frames.iter().filter(|frame| !is_system(frame));
+    let lines = own.flat_map(|&frame| view.lines(frame));
     let known = lines.filter(|line| line.line != 0);
     let mut sites = known.filter_map(|line| {
         let Function { name, file, .. } = functions.get(line.function as usize)?;
