@@ -21,7 +21,6 @@ unsafe extern "C" {
 
 /// Largest `/proc/self/environ` that is searched when `environ` is not set up yet.
 const ENVIRON_BYTES: usize = 8192;
-const EARLY_BYTES: usize = 32 << 10;
 
 macro_rules! next {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?,

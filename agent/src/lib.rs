@@ -25,7 +25,7 @@
 //! |---|---|
 //! | `sys` | system calls, memory, text |
 //! | `local`, `arch` | a thread's initial state; assembly |
-//! | `seccomp`, `counter`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
+//! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
 //! | `backend`, `object` | the underlying allocator; headers of sampled objects |
 //! | `session` | the segment and its life cycle, epochs |
 //! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
@@ -40,7 +40,7 @@ extern crate std;
 mod arch;
 mod atfork;
 mod backend;
-mod counter;
+mod cycles;
 mod ends;
 mod entry;
 mod fork;

@@ -1,7 +1,7 @@
 //! Work that is done at most once a second, by a thread that samples: publishing jemalloc's
 //! statistics, and measuring the rate of the cycle counter.
 
-use crate::{counter, module, session};
+use crate::{cycles, module, session};
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
 use core::ptr::null_mut;
@@ -36,7 +36,7 @@ pub fn start() {
 
 /// Compares the cycle counter with the clock.
 fn calibrate(now_ns: u64) {
-    let Some(cycles) = counter::read() else {
+    let Some(cycles) = cycles::read() else {
         return;
     };
     let (first, then) = (

@@ -8,7 +8,7 @@ use crate::local::Local;
 use crate::range::FreeLists;
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
-use crate::{arch, counter, module, stats};
+use crate::{arch, cycles, module, stats};
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
@@ -130,13 +130,13 @@ impl Thread {
             return None;
         }
         self.until_timed = TIMED;
-        counter::read()
+        cycles::read()
     }
 
     /// Accounts for the time of a timed sample or free, extrapolated to those not timed.
     #[inline]
     pub fn stop_timer(&self, started: Option<u64>, bank: &Bank<'_>) {
-        if let Some((started, now)) = started.zip(counter::read()) {
+        if let Some((started, now)) = started.zip(cycles::read()) {
             let cycles = now.wrapping_sub(started);
             if let Some(ns) = stats::cycles_to_ns(cycles) {
                 let totals = bank.totals(self.shard);
@@ -203,7 +203,7 @@ pub fn make() -> *mut Thread {
 }
 
 fn seed(thread: *const Thread) -> u64 {
-    let cycles = counter::read().unwrap_or_else(shm_protocol::clock::now_ns);
+    let cycles = cycles::read().unwrap_or_else(shm_protocol::clock::now_ns);
     cycles ^ (thread as u64) << 16 ^ arch::thread_pointer().rotate_left(32)
 }
 

@@ -7,11 +7,12 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
 use shm_protocol::snapshot::Header;
 
 use crate::clock::now_ns;
 use crate::discovery::{Agent, Found, Life};
-use crate::segment::Head;
+use crate::segment::{Head, io_error};
 use crate::target::{Deadline, Target, is_running, uncollected};
 
 /// Time between two publications by a process, in nanoseconds.
@@ -87,19 +88,18 @@ fn request(agent: &Agent) -> Request {
 }
 
 /// Starts a session of our own, unless that would overwrite what an earlier one left.
-fn start(agent: &Agent) -> Result<Target, String> {
-    let again = Found::clone(agent).open().map_err(|e| e.to_string())?;
-    let mut target = Target::take(again).map_err(|e| e.to_string())?;
+fn start(agent: &Agent) -> anyhow::Result<Target> {
+    let mut target = Target::take(Found::clone(agent).open()?)?;
     let mut head = Head::new();
-    let header = target.agent.segment.head(&mut head);
-    if header.is_ok_and(|header| uncollected(&target.agent, &header).is_some()) {
-        return Err(
-            "an earlier session left a profile: mem_profiler dump writes it out".to_owned(),
-        );
+    if uncollected(&target.agent, &target.agent.segment.head(&mut head)?).is_some() {
+        bail!("an earlier session left a profile: mem_profiler dump writes it out");
     }
-    target.prepare(INTERVAL).map_err(|e| e.to_string())?;
-    let deadline = Deadline::ns_after(Some(PATIENCE));
-    target.publish(deadline).map_err(|e| e.to_string())?;
+    target.prepare(INTERVAL)?;
+    // Before it begins: however we end, its few samples are nobody's profile.
+    let view = target.agent.segment.view();
+    view.mark_collected(target.session.number)
+        .map_err(io_error)?;
+    target.publish(Deadline::ns_after(Some(PATIENCE)))?;
     Ok(target)
 }
 
@@ -112,7 +112,7 @@ impl Request {
             Self::Due(at) if now_ns() >= *at => {
                 *self = match start(agent) {
                     Ok(target) => Self::Session(Box::new(target)),
-                    Err(reason) => Self::Settled(Some(reason)),
+                    Err(reason) => Self::Settled(Some(format!("{reason:#}"))),
                 };
             }
             Self::Due(_) => {}
@@ -125,16 +125,12 @@ impl Request {
 
     /// Ends our own session; the reason why there are no statistics, if it is known.
     fn end(self) -> Option<String> {
-        let target = match self {
+        match self {
             Self::Settled(reason) => return reason,
-            Self::Awaited | Self::Due(_) => return Some(IDLE.to_owned()),
-            Self::Session(target) => target,
-        };
-        // Not switched off, the session ends by its deadline.
-        let _ = target.stop();
-        // Worst case its few samples are written out once.
-        let view = target.agent.segment.view();
-        let _ = view.mark_collected(target.session.number);
+            Self::Awaited | Self::Due(_) => {}
+            // Not switched off, it ends by its deadline.
+            Self::Session(target) => drop(target.stop()),
+        }
         Some(IDLE.to_owned())
     }
 }

@@ -37,9 +37,9 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// The plain form without any option.
-    pub fn default_session() -> SessionArgs {
-        Self::parse_from(["mem_profiler"]).session
+    /// Whether nothing was asked for: no command, no option.
+    pub fn is_bare() -> bool {
+        std::env::args_os().len() <= 1
     }
 }
 
@@ -382,13 +382,13 @@ fn refuse_option(program: &OsStr) {
     }
 }
 
-/// Reads the command line; does not return where it is not valid. `None`: nothing was asked for.
-pub fn parse() -> Option<Cli> {
+/// Reads the command line; does not return where it is not valid.
+pub fn parse() -> Cli {
     let cli = Cli::parse();
     if let Some(Command::Run(args)) = &cli.command {
         refuse_option(&args.command[0]);
     }
-    (std::env::args_os().len() > 1).then_some(cli)
+    cli
 }
 
 /// The completions for a shell.

@@ -24,11 +24,10 @@ use dump::Then;
 
 /// Executes the command that was given, and reports its failure. Where nothing was, people are
 /// told what there is, and scripts get the session that they always got.
-pub fn execute(cli: Option<Cli>) -> ExitCode {
-    let done = match cli {
-        None if terminal::is_watched() => overview::execute(),
-        None => session::execute(Cli::default_session()),
-        Some(cli) => command(cli),
+pub fn execute(cli: Cli) -> ExitCode {
+    let done = match Cli::is_bare() && terminal::is_watched() {
+        true => overview::execute(),
+        false => command(cli),
     };
     done.unwrap_or_else(|error| {
         terminal::diagnostic(&format!("{error:#}"));

@@ -1,5 +1,6 @@
 //! Several dumps of one process, in the order of time.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -73,45 +74,41 @@ pub fn last_of_each(
     files: &[PathBuf],
     warn: &mut dyn FnMut(String),
 ) -> Vec<Profile> {
-    let sessions: Vec<Option<_>> = profiles.iter().map(session).collect();
-    let ends: Vec<u64> = profiles
-        .iter()
-        .filter_map(|p| p.facts.end_unix_ns)
-        .collect();
-    if ends.len() < profiles.len() {
-        return profiles;
-    }
-    let last = |session: &_| {
-        let members = (0..ends.len()).filter(|&i| sessions[i].as_ref() == Some(session));
-        (
-            members.clone().count(),
-            members.max_by_key(|&i| (ends[i], i)),
-        )
-    };
-    let mut kept = vec![true; profiles.len()];
-    for (i, session) in sessions.iter().enumerate() {
-        let Some((count, Some(at))) = session.as_ref().map(last) else {
+    let mut last: BTreeMap<Session, (usize, Vec<usize>)> = BTreeMap::new();
+    for (at, profile) in profiles.iter().enumerate() {
+        let Some((session, end)) = session(profile) else {
             continue;
         };
-        kept[i] = i == at;
-        if kept[i] && count > 1 {
-            let pid = profiles[i].facts.pid.unwrap_or_default();
-            warn(format!(
-                "{count} dumps are of one session of process {pid}: the last, {}, counts \
-                 (--force adds them up)",
-                printable::path(&files[i])
-            ));
+        let (newest, members) = last.entry(session).or_insert((at, Vec::new()));
+        members.push(at);
+        if Some(end) >= profiles[*newest].facts.end_unix_ns {
+            *newest = at;
         }
     }
-    let mut kept = kept.into_iter();
-    let all = profiles.into_iter();
-    all.filter(|_| kept.next().unwrap_or(true)).collect()
+    let mut kept = vec![true; profiles.len()];
+    for (&(pid, ..), (newest, members)) in last.iter().filter(|(_, (_, all))| all.len() > 1) {
+        members.iter().for_each(|&at| kept[at] = at == *newest);
+        warn(format!(
+            "{} dumps are of one session of process {pid}: the last, {}, counts \
+             (--force adds them up)",
+            members.len(),
+            printable::path(&files[*newest])
+        ));
+    }
+    let all = profiles.into_iter().zip(kept);
+    all.filter(|(_, kept)| *kept)
+        .map(|(profile, _)| profile)
+        .collect()
 }
 
-/// Identity of the session that a dump is of, where the dump tells.
-fn session(profile: &Profile) -> Option<(u32, u64, Option<String>)> {
+/// Identity of a session: pid, start, boot.
+type Session = (u32, u64, Option<String>);
+
+/// The session that a dump is of, and when it was taken, where the dump says.
+fn session(profile: &Profile) -> Option<(Session, u64)> {
     let facts = &profile.facts;
-    Some((facts.pid?, facts.start_unix_ns?, facts.boot_id.clone()))
+    let session = (facts.pid?, facts.start_unix_ns?, facts.boot_id.clone());
+    Some((session, facts.end_unix_ns?))
 }
 
 /// Refuses a base that is not of the session, or at least the program, of any of the dumps:
@@ -298,6 +295,13 @@ mod tests {
             dump.facts.start_unix_ns = None;
         }
         assert_eq!(last(dumps), (vec![Some(5), Some(6)], vec![]));
+        // One among them changes nothing for the others.
+        let (ends, warnings) = last(vec![
+            dump(1, 1, Some(5)),
+            dump(1, 1, None),
+            dump(1, 1, Some(6)),
+        ]);
+        assert_eq!((ends, warnings.len()), (vec![None, Some(6)], 1));
     }
 
     #[test]

@@ -2,25 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use heap_format::{BuildId, Detail, Facts, Mapping, ProfileBuilder, TABLE_FULL_ADDRESS, dump};
 use tempfile::TempDir;
 
-fn parser(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
-        .args(arguments)
-        .output()
-        .unwrap()
-}
+mod invoke;
 
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
+use invoke::{parser, stderr, stdout};
 
 /// This test's own program stands for the profiled one.
 fn this_program() -> PathBuf {

@@ -1,30 +1,18 @@
 //! The program that a dump names is found without -p, if it is here and is the one.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
 use heap_format::{BuildId, Facts, Mapping};
+
+mod invoke;
+
+use invoke::{parser, stderr, stdout};
 
 mod keeper;
 
 use keeper::{BASE, Built, build, mapping, text, tool, write};
-
-fn parser(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
-        .args(arguments)
-        .output()
-        .unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
 
 /// A dump of the program, as if it lay at `path`.
 fn dump_at(directory: &Path, built: &Built, path: &str) -> String {
@@ -100,14 +88,7 @@ fn dumps_of_several_programs_are_named_together() {
 fn a_deleted_program_is_found_through_its_process() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
-    let mut process = Command::new(&built.path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut said = BufReader::new(process.stdout.take().unwrap());
-    said.read_line(&mut line).unwrap();
+    let mut process = built.start();
     let path = format!("{} (deleted)", text(&built.path));
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let facts = Facts {

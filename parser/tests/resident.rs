@@ -4,9 +4,12 @@ mod expected;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use heap_format::{Detail, Facts, ProfileBuilder, dump};
+
+mod invoke;
+
+use invoke::parser;
 
 const MIB: u64 = 1 << 20;
 
@@ -60,13 +63,6 @@ fn facts() -> Facts {
         maps_text: MAPS.into(),
         ..Facts::default()
     }
-}
-
-fn parser(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
-        .args(arguments)
-        .output()
-        .unwrap()
 }
 
 #[test]

@@ -3,10 +3,9 @@
 //! kernel; and files that lie. Needs gcc and binutils.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use heap_format::{BuildId, Facts, Mapping};
 
@@ -182,15 +181,7 @@ fn files_of_another_build_are_refused_one_by_one() {
 fn a_deleted_program_is_read_from_its_process() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
-    let mut process = Command::new(&built.path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut said = BufReader::new(process.stdout.take().unwrap());
-    said.read_line(&mut line).unwrap();
-    assert_eq!(line, "ready\n");
+    let mut process = built.start();
     let path = format!("{} (deleted)", text(&built.path));
     let facts = Facts {
         pid: Some(process.id()),

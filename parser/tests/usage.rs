@@ -6,6 +6,10 @@ use std::process::{Command, Output, Stdio};
 
 use mem_parser::report::FORMATS;
 
+mod invoke;
+
+use invoke::{stderr, stdout};
+
 /// Runs the parser beside a dump called `x.heap`.
 fn parser_in(directory: &Path, arguments: &[&str]) -> Output {
     let dump = directory.join("x.heap");
@@ -23,14 +27,6 @@ fn parser_in(directory: &Path, arguments: &[&str]) -> Output {
 
 fn parser(arguments: &[&str]) -> Output {
     parser_in(tempfile::tempdir().unwrap().path(), arguments)
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 #[test]

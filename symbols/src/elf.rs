@@ -1,5 +1,5 @@
-//! The few facts of an ELF file that are needed before its symbols: build id
-//! and loaded segments.
+//! The few facts of an ELF file that are needed before its symbols, or without them: build id,
+//! loaded segments, and which loader could run it.
 //!
 //! Reads only headers and notes, each bounded; never trusts an offset or a
 //! size of the file.
@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use heap_format::{BuildId, opening, printable};
 
 const PT_LOAD: u32 = 1;
+const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
 const PF_X: u64 = 1;
 const NT_GNU_BUILD_ID: u32 = 3;
@@ -27,9 +28,15 @@ struct Segment {
     executable: bool,
 }
 
-/// Build id and loaded segments of an ELF file.
+/// What the headers of an ELF file say.
 #[derive(Clone, Debug, Default)]
 pub struct Elf {
+    /// Whether it is of 64 bits.
+    pub is_wide: bool,
+    /// The architecture: `e_machine`.
+    pub machine: u16,
+    /// Whether a loader is asked for: it is not linked statically.
+    pub has_interpreter: bool,
     /// Build id; empty when it has none.
     pub build_id: BuildId,
     segments: Vec<Segment>,
@@ -116,7 +123,11 @@ fn read(file: &File) -> Result<Elf> {
     let mut headers = vec![0u8; (size * count) as usize];
     let got = read_up_to(file, &mut headers, table)?;
     headers.truncate(got);
-    let mut elf = Elf::default();
+    let mut elf = Elf {
+        is_wide: layout.wide,
+        machine: field(18, 2) as u16,
+        ..Elf::default()
+    };
     for header in headers.chunks_exact(size as usize) {
         program_header(file, layout, header, &mut elf)?;
     }
@@ -138,6 +149,7 @@ fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> 
             size,
             executable: flags & PF_X != 0,
         }),
+        PT_INTERP => elf.has_interpreter = true,
         PT_NOTE if elf.build_id.is_empty() => {
             let mut notes = vec![0u8; size.min(MAX_NOTES) as usize];
             let got = read_up_to(file, &mut notes, offset)?;
@@ -192,6 +204,7 @@ mod tests {
     fn this_program_has_segments() {
         let elf = Elf::open(&std::env::current_exe().unwrap()).unwrap();
         let first = elf.segments[0];
+        assert!(elf.is_wide && elf.has_interpreter);
         assert_eq!(elf.address_of(first.offset), Some(first.address));
         assert_eq!(elf.address_of(u64::MAX), None);
         let code = elf.segments.iter().find(|s| s.executable).unwrap();

@@ -31,6 +31,7 @@ use std::path::PathBuf;
 
 use heap_format::{BuildId, Mapping, Profile, maps, marker_at};
 
+pub use elf::Elf;
 use files::{Files, Source};
 use module::Module;
 use names::Names;

@@ -1,8 +1,11 @@
 //! The program's own allocator, found with `dlsym`, which itself allocates.
 
-use super::*;
+use super::{CHOSEN_SYSTEM, NEXT};
 use core::cell::UnsafeCell;
-use core::sync::atomic::AtomicUsize;
+use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+const EARLY_BYTES: usize = 32 << 10;
 
 /// Serves the allocations that happen while the real functions are looked up.
 #[repr(C, align(16))]

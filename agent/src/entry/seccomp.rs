@@ -2,11 +2,11 @@
 //! the cycle counter.
 //!
 //! Both make the system call with the caller's arguments, as the C library's do, and note such a
-//! call beforehand: see [`crate::seccomp`] and [`crate::counter`]. They may be called before this library's
+//! call beforehand: see [`crate::seccomp`] and [`crate::cycles`]. They may be called before this library's
 //! constructor has run, so they need nothing of the C library but `errno`.
 
 use crate::arch::{noting_prctl, noting_syscall};
-use crate::{counter, seccomp};
+use crate::{cycles, seccomp};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
 
@@ -18,7 +18,7 @@ const PR_SET_TSC: usize = 26;
 /// Notes what is about to be called. Safe in a signal handler that interrupted an allocation.
 fn note(option: usize) {
     match option {
-        PR_SET_TSC => counter::forbid(),
+        PR_SET_TSC => cycles::forbid(),
         _ => seccomp::note_installation(),
     }
 }

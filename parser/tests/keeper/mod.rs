@@ -3,8 +3,9 @@
 #![allow(dead_code)] // Each test uses a part.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use heap_format::{BuildId, Detail, Facts, Mapping, ProfileBuilder, dump};
 
@@ -40,6 +41,22 @@ pub const SOURCE: &str = "#include <stdio.h>\n\
     for (int i = 0; i < n; i++) sum += i;\n\
     return sum;\n}\n\
     int main(void) { puts(\"ready\"); fflush(stdout); return keeps_memory(getchar()); }\n";
+
+impl Built {
+    /// Starts it; it waits for input.
+    pub fn start(&self) -> Child {
+        let mut process = Command::new(&self.path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut said = BufReader::new(process.stdout.take().unwrap());
+        said.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        process
+    }
+}
 
 pub fn build(directory: &Path, name: &str, flags: &[&str]) -> Built {
     let source = directory.join("keeper.c");
