@@ -125,6 +125,7 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
         trim: trim(&needs, options),
         pattern: output.pattern(),
         program: options.program.as_deref().or_else(recorded),
+        style: output.format().style,
         options,
     })?;
     // A safety net for anything that a format forgot to escape.

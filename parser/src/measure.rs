@@ -1,4 +1,5 @@
-//! Numbers with units and percentages, printed as pprof prints them.
+//! Numbers with units and percentages: as pprof prints them where the layout is pprof's, with
+//! the names of powers of 1024 where it is ours.
 
 struct Unit {
     name: &'static str,
@@ -22,11 +23,19 @@ struct Family {
 
 const MEMORY: [Unit; 6] = [
     unit("B", &["b", "byte"], 1.0),
-    unit("kB", &["kb", "kbyte", "kilobyte"], 1024.0),
-    unit("MB", &["mb", "mbyte", "megabyte"], 1_048_576.0),
-    unit("GB", &["gb", "gbyte", "gigabyte"], 1_073_741_824.0),
-    unit("TB", &["tb", "tbyte", "terabyte"], 1_099_511_627_776.0),
-    unit("PB", &["pb", "pbyte", "petabyte"], 1_125_899_906_842_624.0),
+    unit("kB", &["kb", "kbyte", "kilobyte", "kib"], 1024.0),
+    unit("MB", &["mb", "mbyte", "megabyte", "mib"], 1_048_576.0),
+    unit("GB", &["gb", "gbyte", "gigabyte", "gib"], 1_073_741_824.0),
+    unit(
+        "TB",
+        &["tb", "tbyte", "terabyte", "tib"],
+        1_099_511_627_776.0,
+    ),
+    unit(
+        "PB",
+        &["pb", "pbyte", "petabyte", "pib"],
+        1_125_899_906_842_624.0,
+    ),
 ];
 
 const TIME: [Unit; 5] = [
@@ -97,16 +106,45 @@ pub fn scale(value: i64, from: &str, to: &str) -> (f64, String) {
     }
 }
 
-/// A value with its unit: `1.50MB`, `12kB`, `0`.
-pub fn label(value: i64, from: &str, to: &str) -> String {
-    let (value, unit) = scale(value, from, to);
-    let number = format!("{value:.2}");
-    let number = number.strip_suffix(".00").unwrap_or(&number);
-    if number == "0" || number == "-0" {
-        "0".to_owned()
-    } else {
-        format!("{number}{unit}")
+/// How a value is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Style {
+    /// As pprof writes it, to whom a kB has 1024 bytes: `1.50MB`, `12kB`, `0`.
+    #[default]
+    Pprof,
+    /// As everything of ours is written: `1.50 MiB`, `12 KiB`, `0`.
+    Own,
+}
+
+impl Style {
+    /// A value with its unit.
+    pub fn label(self, value: i64, from: &str, to: &str) -> String {
+        let (value, unit) = scale(value, from, to);
+        let number = format!("{value:.2}");
+        let number = number.strip_suffix(".00").unwrap_or(&number);
+        match self {
+            _ if number == "0" || number == "-0" => "0".to_owned(),
+            Self::Own if !unit.is_empty() => format!("{number} {}", own_name(&unit)),
+            _ => format!("{number}{unit}"),
+        }
     }
+}
+
+/// Our name of a unit that [`scale`] has returned.
+pub fn own_name(unit: &str) -> &str {
+    match unit {
+        "kB" => "KiB",
+        "MB" => "MiB",
+        "GB" => "GiB",
+        "TB" => "TiB",
+        "PB" => "PiB",
+        other => other,
+    }
+}
+
+/// A value with its unit, in pprof's style.
+pub fn label(value: i64, from: &str, to: &str) -> String {
+    Style::Pprof.label(value, from, to)
 }
 
 /// The share of a total, six characters wide: ` 4.50%`, `  100%`, ` 0.05%`.
@@ -172,6 +210,46 @@ mod tests {
         assert_eq!(label(15360, "bytes", "MB"), "0.01MB");
         assert_eq!(label(17, "count", "minimum"), "17");
         assert_eq!(label(1_500_000, "nanoseconds", "minimum"), "1.50ms");
+    }
+
+    #[test]
+    fn our_own_labels_name_powers_of_1024() {
+        let cases = [
+            (0, "0"),
+            (1, "1 B"),
+            (1024, "1 KiB"),
+            (-1536, "-1.50 KiB"),
+            (5 << 20, "5 MiB"),
+            ((1 << 30) + (1 << 28), "1.25 GiB"),
+            (3 << 40, "3 TiB"),
+            (1 << 50, "1 PiB"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(Style::Own.label(value, "bytes", "minimum"), expected);
+        }
+        assert_eq!(Style::Own.label(17, "count", "minimum"), "17");
+        assert_eq!(
+            Style::Own.label(1_500_000, "nanoseconds", "auto"),
+            "1.50 ms"
+        );
+    }
+
+    #[test]
+    fn both_spellings_of_a_unit_are_one() {
+        for (ours, theirs) in [
+            ("KiB", "kB"),
+            ("MiB", "MB"),
+            ("GiB", "GB"),
+            ("TiB", "TB"),
+            ("PiB", "PB"),
+        ] {
+            assert!(is_unit(ours) && is_unit(theirs));
+            for style in [Style::Pprof, Style::Own] {
+                let label = |unit| style.label(7 << 50, "bytes", unit);
+                assert_eq!(label(ours), label(theirs));
+            }
+        }
+        assert!(!is_unit("KiBs of it"));
     }
 
     #[test]

@@ -94,18 +94,18 @@ fn tooltips_carry_them_and_boxes_when_asked() {
     let file = write(directory.path(), 1024);
     let graph = parser(&["-s"], &file);
     assert!(
-        graph.contains("at 95 %: flat \u{b1}0, cum \u{b1}19.79kB"),
+        graph.contains("at 95 %: flat \u{b1}0, cum \u{b1}19.79 KiB"),
         "{graph}"
     );
     assert!(
-        graph.contains("main \u{2192} left (64kB \u{b1}15.91kB)"),
+        graph.contains("main \u{2192} left (64 KiB \u{b1}15.91 KiB)"),
         "{graph}"
     );
-    assert!(!graph.contains("64kB \u{b1}15.91kB (64.00%)"));
+    assert!(!graph.contains("64 KiB \u{b1}15.91 KiB (64.00%)"));
     let boxes = parser(&["-s", "--ci"], &file);
-    assert!(boxes.contains("64kB \u{b1}15.91kB (64.00%)"), "{boxes}");
+    assert!(boxes.contains("64 KiB \u{b1}15.91 KiB (64.00%)"), "{boxes}");
     let flame = parser(&["--flame"], &file);
-    assert!(flame.contains("\u{b1}19.79kB at 95 %"), "{flame}");
+    assert!(flame.contains("\u{b1}19.79 KiB at 95 %"), "{flame}");
     assert!(flame.contains("\"variance\":[0,0,"), "{flame}");
     let page = parser(&["--html"], &file);
     assert!(page.contains("\"cum_variance\":[104900000,"), "{page}");

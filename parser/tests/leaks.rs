@@ -185,7 +185,7 @@ fn a_base_is_an_earlier_dump() {
     let files = series(directory.path());
     let base = files[1].to_str().unwrap();
     let text = good(&["--leaks", "--base", base], &files[..1]);
-    assert!(text.contains("Leak suspects of 2 dumps in 120s"), "{text}");
+    assert!(text.contains("Leak suspects of 2 dumps in 120 s"), "{text}");
     assert_eq!(order(&text)[0], "open_session", "{text}");
 }
 

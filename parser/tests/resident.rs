@@ -99,7 +99,7 @@ fn dumps_that_tell_less_are_shown_as_far_as_they_go() {
         ..facts()
     });
     assert!(
-        process.contains("185.25MB") && process.contains("files"),
+        process.contains("185.25 MiB") && process.contains("files"),
         "{process}"
     );
     assert!(!process.contains("fragmentation"), "{process}");
@@ -123,12 +123,12 @@ fn figures_of_another_moment_are_told_as_such() {
     assert!(!told(at(end - 900_000_000)).contains("figures are of"));
     let old = told(at(end - 12_000_000_000));
     assert!(
-        old.contains("figures are of 12s before the samples'"),
+        old.contains("figures are of 12 s before the samples'"),
         "{old}"
     );
     let new = told(at(end + 12_000_000_000));
     assert!(
-        new.contains("figures are of 12s after the samples'"),
+        new.contains("figures are of 12 s after the samples'"),
         "{new}"
     );
     // The process had hardly begun when the allocator was asked.

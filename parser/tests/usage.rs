@@ -311,3 +311,26 @@ fn in_a_terminal_pictures_and_pages_go_to_files() {
     assert_eq!(in_terminal(directory.path(), "x.heap -s -o y.svg"), "");
     assert!(directory.path().join("y.svg").exists());
 }
+
+#[test]
+fn both_spellings_of_units_are_taken_and_the_layout_decides_which_is_shown() {
+    let shown = |arguments: &[&str]| {
+        let output = parser(&[&["x.heap"], arguments].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stdout(&output)
+    };
+    for report in ["-t", "-s", "--flame"] {
+        let [ours, theirs] = ["KiB", "kB"].map(|unit| shown(&[report, "--unit", unit]));
+        assert!(ours == theirs, "{report}");
+        // Scripts name units, too.
+        let text = ours.split("<script><![CDATA[").next().unwrap();
+        assert_eq!(text.contains("kB"), report == "-t", "{report}");
+        assert_eq!(text.contains(" KiB"), report != "-t", "{report}");
+    }
+    let refused = parser(&["x.heap", "-t", "--unit", "stone"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = stderr(&refused);
+    assert!(said.contains("KiB") && said.contains("kB"), "{said}");
+    let help = stdout(&parser(&["--help"]));
+    assert!(help.contains("KiB, MiB, … (kB, MB, …"), "{help}");
+}

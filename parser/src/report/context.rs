@@ -9,7 +9,7 @@ use symbols::main_mapping;
 
 use super::interval::history;
 use crate::graph::{Trim, Trimmed};
-use crate::measure;
+use crate::measure::{self, Style};
 use crate::moment::moment;
 use crate::nodes::Nodes;
 use crate::options::Options;
@@ -30,6 +30,8 @@ pub struct Context<'a> {
     pub pattern: Option<&'a Regex>,
     /// The program, as given or as recorded.
     pub program: Option<&'a Path>,
+    /// How values are written.
+    pub style: Style,
     /// The caller's choices.
     pub options: &'a Options,
 }
@@ -37,7 +39,8 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// A value with its unit.
     pub fn format(&self, value: i64, unit: &str) -> String {
-        measure::label(self.divided(value), self.view.unit(), unit)
+        let value = self.divided(value);
+        self.style.label(value, self.view.unit(), unit)
     }
 
     /// The error of a value at 95 %, with its unit.
@@ -171,7 +174,7 @@ impl Context<'_> {
             } else {
                 String::new()
             };
-            let length = measure::label(length, "nanoseconds", "auto");
+            let length = self.style.label(length, "nanoseconds", "auto");
             let total = self.format(total, unit);
             lines.push(format!(
                 "Duration: {length}, Total samples = {total} {share}"

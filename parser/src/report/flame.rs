@@ -27,6 +27,7 @@ use anyhow::Result;
 
 use super::context::Context;
 use super::format::{Format, Needs};
+use crate::measure::Style;
 pub use draw::SCRIPT;
 pub use rule::Rule;
 pub use size::LIMIT;
@@ -35,6 +36,7 @@ use tree::Tree;
 /// `--flame`.
 pub const FORMAT: Format = Format {
     ending: Some("flame.svg"),
+    style: Style::Own,
     needs: Needs {
         variance: true,
         ..Needs::TABLE

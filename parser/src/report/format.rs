@@ -7,6 +7,7 @@ use regex::Regex;
 
 use super::context::Context;
 use crate::graph::Order;
+use crate::measure::Style;
 use crate::nodes::Granularity;
 use crate::options::Options;
 
@@ -26,6 +27,8 @@ pub struct Format {
     pub ending: Option<&'static str>,
     /// Whether the flag takes a pattern of functions.
     pub takes_pattern: bool,
+    /// How values are written: as pprof writes them where the layout is pprof's.
+    pub style: Style,
     /// Needs from the stages before rendering.
     pub needs: Needs,
     /// The renderer.
@@ -68,6 +71,7 @@ impl Format {
             help,
             ending: None,
             takes_pattern: false,
+            style: Style::Pprof,
             needs: Needs::TABLE,
             render,
         }

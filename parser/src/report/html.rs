@@ -44,11 +44,13 @@ use super::context::Context;
 use super::flame::style;
 use super::format::{Dumps, Format, Needs};
 use crate::json;
+use crate::measure::Style;
 use tab::{Data, PageContext, Tab};
 
 /// `--html`.
 pub const FORMAT: Format = Format {
     ending: Some("html"),
+    style: Style::Own,
     needs: Needs {
         variance: true,
         dumps: Dumps::BaseApart,

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs};
-use crate::measure;
+use crate::measure::Style;
 use crate::moment::moment;
 use crate::suspects::growth::Growth;
 use crate::suspects::{self, Suspect};
@@ -14,6 +14,7 @@ use heap_format::printable::printable;
 
 /// `--leaks`.
 pub const FORMAT: Format = Format {
+    style: Style::Own,
     needs: Needs {
         variance: true,
         dumps: Dumps::Series,
@@ -104,11 +105,11 @@ impl<'a> Printer<'a> {
             *out += &line;
             out.push('\n');
         }
-        *out += "     score       live          \u{b1}    objects   kept       age freed after";
+        *out += "      score        live           \u{b1}    objects   kept       age freed after";
         if let Some((unit, _)) = self.rate {
             let growth = format!("growth/{unit}");
             // Writing to a string cannot fail, here and below.
-            let _ = write!(out, " {growth:>11}          \u{b1}  growth is");
+            let _ = write!(out, " {growth:>12}           \u{b1}  growth is");
         }
         out.push('\n');
     }
@@ -120,7 +121,7 @@ impl<'a> Printer<'a> {
             (0 | 1, _) => "Leak suspects of one dump; more of one session show growth".into(),
             (n, true) => {
                 let span = series.moments.last().copied().unwrap_or(0.0);
-                let span = measure::label((span * 1e9) as i64, "nanoseconds", "auto");
+                let span = Style::Own.label((span * 1e9) as i64, "nanoseconds", "auto");
                 format!("Leak suspects of {n} dumps in {span}")
             }
             (n, false) => format!("Leak suspects of {n} dumps, which have no times"),
@@ -131,13 +132,13 @@ impl<'a> Printer<'a> {
         *out += SEPARATOR;
         let time = |ms: Option<f64>, none: &str| {
             ms.map_or(none.to_owned(), |ms| {
-                measure::label((ms * 1e6) as i64, "nanoseconds", "auto")
+                Style::Own.label((ms * 1e6) as i64, "nanoseconds", "auto")
             })
         };
         let never = if suspect.age.is_some() { "never" } else { "-" };
         let _ = write!(
             out,
-            "{:>10} {:>10} {:>10} {:>10} {:>5.1}% {:>9} {:>11}",
+            "{:>11} {:>11} {:>11} {:>10} {:>5.1}% {:>9} {:>11}",
             self.bytes(suspect.score),
             self.bytes(suspect.bytes),
             self.bytes(suspect.error),
@@ -167,7 +168,7 @@ impl<'a> Printer<'a> {
         let per = self.rate.map_or(1.0, |(_, seconds)| seconds);
         let _ = write!(
             out,
-            " {:>11} {:>10}  {}",
+            " {:>12} {:>11}  {}",
             self.bytes(growth.rate * per),
             self.bytes(growth.error * per),
             growth.verdict.word(),
@@ -176,6 +177,6 @@ impl<'a> Printer<'a> {
 
     fn bytes(&self, value: f64) -> String {
         let value = self.context.divided(value.round() as i64);
-        measure::label(value, "bytes", &self.context.options.unit)
+        Style::Own.label(value, "bytes", &self.context.options.unit)
     }
 }

@@ -12,12 +12,13 @@ use heap_format::resident::{Heap, Part};
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs, Symbols};
-use crate::measure::{self, percentage};
+use crate::measure::{Style, percentage};
 use crate::moment::moment;
 use heap_format::printable::printable;
 
 /// `--rss`.
 pub const FORMAT: Format = Format {
+    style: Style::Own,
     needs: Needs {
         variance: true,
         symbols: Symbols::Unused,
@@ -52,14 +53,14 @@ fn render(context: &Context) -> Result<String> {
     let parts = parts(&facts.allocator, &facts.memory);
     let total: u64 = parts.iter().map(|p| p.bytes).sum();
     if !parts.is_empty() {
-        out += "      size  share\n";
+        out += "       size  share\n";
     }
     for part in &parts {
         let share = percentage(clamp(part.bytes), clamp(total));
         // Writing to a string cannot fail, here and below.
         let _ = writeln!(
             out,
-            "{:>10} {share}  {:<20}  {}",
+            "{:>11} {share}  {:<20}  {}",
             bytes(context, part.bytes),
             part.name,
             part.note(|n| bytes(context, n))
@@ -154,19 +155,19 @@ fn sampled(context: &Context, out: &mut String, live: u64) {
         // Figures of another moment, or within the samples' error.
         let _ = writeln!(
             out,
-            "{:>19}{shown:<19} by the samples, all of it since the session began: -t shows by whom",
+            "{:>20}{shown:<21} by the samples, all of it since the session began: -t shows by whom",
             ""
         );
         return;
     };
     let _ = writeln!(
         out,
-        "{:>19}{shown:<19} of it allocated since the session began: -t shows by whom",
+        "{:>20}{shown:<21} of it allocated since the session began: -t shows by whom",
         ""
     );
     let _ = writeln!(
         out,
-        "{:>19}{:<19} of it older, or rounding to the sizes that the allocator has",
+        "{:>20}{:<21} of it older, or rounding to the sizes that the allocator has",
         "",
         bytes(context, rest)
     );
@@ -200,7 +201,7 @@ fn age(facts: &Facts) -> Option<String> {
     let ignored = STALE_NS.min(facts.duration_ns.unwrap_or(0) / 4);
     let when = if taken < end { "before" } else { "after" };
     (apart > ignored).then(|| {
-        let apart = measure::label(clamp(apart), "nanoseconds", "auto");
+        let apart = Style::Own.label(clamp(apart), "nanoseconds", "auto");
         format!("The allocator's figures are of {apart} {when} the samples'.\n")
     })
 }
@@ -216,13 +217,13 @@ fn address_space(context: &Context, out: &mut String) {
     if kinds.is_empty() {
         return;
     }
-    *out += "\nAddress space, by the maps:\n      size mappings\n";
+    *out += "\nAddress space, by the maps:\n       size mappings\n";
     let mut kinds: Vec<_> = kinds.into_iter().collect();
     kinds.sort_by_key(|&(kind, (size, _))| (std::cmp::Reverse(size), kind));
     for (kind, (size, count)) in kinds {
         let _ = writeln!(
             out,
-            "{:>10} {count:>8}  {}",
+            "{:>11} {count:>8}  {}",
             bytes(context, size),
             printable(kind)
         );
@@ -251,7 +252,7 @@ fn mapping(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
 
 fn bytes(context: &Context, value: u64) -> String {
     let value = context.divided(clamp(value));
-    crate::measure::label(value, "bytes", &context.options.unit)
+    Style::Own.label(value, "bytes", &context.options.unit)
 }
 
 fn clamp(value: u64) -> i64 {

@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::format::{Format, Needs};
 use crate::graph::{Graph, Trimmed};
-use crate::measure::percentage;
+use crate::measure::{Style, percentage};
 use crate::nodes::Info;
 use anyhow::Result;
 use heap_format::printable::printable;
@@ -12,6 +12,7 @@ use heap_format::printable::printable;
 pub const FORMAT: Format = Format {
     short: Some('s'),
     ending: Some("svg"),
+    style: Style::Own,
     needs: Needs {
         variance: true,
         ..Needs::GRAPH
@@ -56,18 +57,8 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     }
     let total = context.view.total();
     let kind = context.view.kind();
-    lines.push(if context.view.unit() == "bytes" {
-        format!(
-            "Total MB: {:.1} ({kind})",
-            total as f64 / f64::from(1 << 20)
-        )
-    } else {
-        format!(
-            "Total {}: {} ({kind})",
-            context.view.unit(),
-            context.format(total, "auto")
-        )
-    });
+    let total = context.format(total, &context.options.unit);
+    lines.push(format!("Total: {total} ({kind})"));
     let profile = context.view.profile();
     if profile.period > 0 {
         let bytes = if profile.period == 1 { "byte" } else { "bytes" };

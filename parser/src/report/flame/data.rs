@@ -188,7 +188,7 @@ pub fn scales(from: &str, to: &str, divide_by: f64) -> Vec<(String, f64)> {
             // Small units have no whole number of large ones, so ask the other way.
             measure::scale(1, unit, &best).0 / measure::scale(1, from, &best).0
         };
-        (unit.to_owned(), factor * divide_by)
+        (measure::own_name(unit).to_owned(), factor * divide_by)
     };
     units.into_iter().map(one).collect()
 }
@@ -200,14 +200,14 @@ mod tests {
     #[test]
     fn units_are_those_of_the_column() {
         let bytes = scales("bytes", "minimum", 1.0);
-        let first = [("B", 1.0), ("kB", 1024.0), ("MB", 1_048_576.0)];
+        let first = [("B", 1.0), ("KiB", 1024.0), ("MiB", 1_048_576.0)];
         assert_eq!(
             bytes[..3],
             first.map(|(unit, factor)| (unit.to_owned(), factor))
         );
         let one = |unit: &str, factor| vec![(unit.to_owned(), factor)];
-        assert_eq!(scales("bytes", "MB", 1.0), one("MB", 1_048_576.0));
-        assert_eq!(scales("bytes", "kB", 2.0), one("kB", 2048.0));
+        assert_eq!(scales("bytes", "MB", 1.0), one("MiB", 1_048_576.0));
+        assert_eq!(scales("bytes", "KiB", 2.0), one("KiB", 2048.0));
         assert_eq!(scales("count", "minimum", 1.0), one("", 1.0));
         let times = scales("nanoseconds", "minimum", 1.0);
         assert_eq!(times[1], ("us".to_owned(), 1000.0));

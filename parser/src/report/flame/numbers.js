@@ -1,10 +1,11 @@
 "use strict";
-// Numbers as the tables print them. `scales`: names and factors of units, smallest first.
+// Numbers as everything of ours shows them. `scales`: names and factors of units, smallest first.
 function scaled(value, scales) {
   let [unit, factor] = scales[0];
   for (const [name, f] of scales) if (Math.abs(value) / f >= 1) [unit, factor] = [name, f];
   const text = (value / factor).toFixed(2).replace(/\.00$/, "");
-  return Number(text) === 0 ? "0" : text + unit;
+  if (Number(text) === 0) return "0";
+  return unit ? `${text} ${unit}` : text;
 }
 function share(value, whole) {
   const part = whole ? Math.abs(value / whole) * 100 : 0;

@@ -7,4 +7,4 @@ function make(name, text, attributes, ...children) {
   return el;
 }
 const remark = (text, attributes) => make("p", text, { class: "say", ...attributes });
-const bytes = (value) => scaled(value, [["B", 1], ["kB", 1024], ["MB", 1048576], ["GB", 1073741824], ["TB", 1099511627776]]);
+const bytes = (value) => scaled(value, [["B", 1], ["KiB", 1024], ["MiB", 1048576], ["GiB", 1073741824], ["TiB", 1099511627776]]);
