@@ -264,6 +264,10 @@ impl Top {
             return false;
         }
         self.title.message.clear();
+        // Any key closes the box; the one that quits still quits.
+        if std::mem::take(&mut self.view.help) {
+            return key.code == KeyCode::Char('q');
+        }
         let page = self.height.max(1) as isize;
         match key.code {
             KeyCode::Char('q') => return true,
@@ -278,6 +282,7 @@ impl Top {
             KeyCode::Tab => self.view.switch(),
             KeyCode::Char('s') => self.view.sort = self.view.sort.next(),
             KeyCode::Char('/') => self.view.editing = true,
+            KeyCode::Char('?') => self.view.help = true,
             KeyCode::Char('p') => self.view.paused = !self.view.paused,
             KeyCode::Char('w') => self.title.message = self.write(),
             _ => {}

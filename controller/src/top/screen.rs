@@ -7,6 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table, TableState};
 
 use crate::text;
+use crate::top::help;
 use crate::top::model::{Model, Numbers};
 use crate::top::view::{Page, Row, Sort, View};
 
@@ -34,6 +35,9 @@ pub fn draw(frame: &mut Frame<'_>, title: &Title, model: &Model, view: &View, ro
     frame.render_widget(Paragraph::new(header(title, model, view, width)), head);
     table(frame, body, model, view, rows);
     frame.render_widget(Paragraph::new(footer(title, view, width)), foot);
+    if view.help {
+        help::draw(frame);
+    }
 }
 
 fn header(title: &Title, model: &Model, view: &View, width: usize) -> Vec<Line<'static>> {
@@ -111,16 +115,39 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
 /// Width of a column of numbers.
 const COLUMN: usize = 10;
 
+/// A name without its outermost namespace, if it has one.
+fn inner(name: &str) -> Option<&str> {
+    let plain = name.find(['<', '(', ' ']).unwrap_or(name.len());
+    name[..plain].find("::").map(|at| &name[at + 2..])
+}
+
+/// A name without any of its namespaces.
+fn innermost(name: &str) -> &str {
+    inner(name).map_or(name, innermost)
+}
+
 /// A name that fits: without its outer namespaces where it is too long, then without its end.
+/// A stack that is too long loses those of all its functions, to show more of them.
 fn short(name: String, width: usize) -> String {
+    if name.chars().count() > width && name.contains(STACK) {
+        let names: Vec<&str> = name.split(STACK).map(innermost).collect();
+        return cut(&names.join(STACK), width);
+    }
     let mut rest = name.as_str();
     while rest.chars().count() > width {
-        let plain = rest.find(['<', '(', ' ']).unwrap_or(rest.len());
-        let Some(at) = rest[..plain].find("::") else {
+        let Some(shorter) = inner(rest) else {
             break;
         };
-        rest = &rest[at + 2..];
+        rest = shorter;
     }
+    cut(rest, width)
+}
+
+/// What stands between the functions of a stack.
+const STACK: &str = " < ";
+
+/// A text without its end where it is too long.
+fn cut(rest: &str, width: usize) -> String {
     match rest.chars().count() > width {
         true => rest
             .chars()
@@ -201,8 +228,9 @@ fn footer(title: &Title, view: &View, width: usize) -> Line<'static> {
 }
 
 /// Keys and their effects, the most frequent first.
-const KEYS: [&str; 8] = [
+const KEYS: [&str; 9] = [
     "q quit",
+    "? keys",
     "Enter open",
     "Esc back",
     "Tab stacks",
@@ -286,7 +314,7 @@ live 3.9 KiB  +400 B/s  allocating 7.8 KiB/s  age 0.00 s  RSS 1.0 MiB  0 samples
        0 B    2.9 KiB     +300 B    5.9 KiB     2.00 s parse
     1000 B     1000 B     +100 B    2.0 KiB     0.00 s run
        0 B    3.9 KiB     +400 B    7.8 KiB     1.50 s main
-q quit  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
+q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
 ";
         assert_eq!(drawn(100, 8, &View::default()), expected);
     }
@@ -296,8 +324,24 @@ q quit  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
         let text = drawn(40, 10, &View::default());
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[1], "live 3.9 KiB  +400 B/s");
-        assert_eq!(lines[9], "q quit  Enter open  Esc back  Tab stacks");
-        assert!(drawn(80, 24, &View::default()).ends_with("p pause  w write\n"));
+        assert_eq!(lines[9], "q quit  ? keys  Enter open  Esc back");
+        assert!(drawn(80, 24, &View::default()).ends_with("/ filter  p pause\n"));
+    }
+
+    #[test]
+    fn all_keys_are_shown_when_asked_for() {
+        let view = View {
+            help: true,
+            ..View::default()
+        };
+        for (width, height) in [(80, 24), (160, 50)] {
+            let text = drawn(width, height, &view);
+            for (key, what) in help::KEYS {
+                let line = text.lines().find(|line| line.contains(what));
+                assert!(line.is_some_and(|line| line.contains(key)), "{key}: {text}");
+            }
+            assert!(text.contains("live 3.9 KiB"), "{text}");
+        }
     }
 
     #[test]
@@ -322,6 +366,10 @@ q quit  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
         assert_eq!(of("a::b::run<x::y>", 11), "run<x::y>");
         assert_eq!(of("a::b::run<x::y>", 6), "run<x…");
         assert_eq!(of("alloc < parse < main", 10), "alloc < p…");
+        assert_eq!(
+            of("a::alloc < b::c::run<x::y> < main", 25),
+            "alloc < run<x::y> < main"
+        );
         assert_eq!(of("größe::länge", 5), "länge");
         assert_eq!(of("main", 0), "…");
     }
@@ -331,12 +379,13 @@ q quit  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
         for (width, height) in [(1, 1), (20, 3), (59, 10), (70, 24), (300, 80)] {
             let view = View {
                 paused: true,
+                help: width != 70,
                 selected: 2,
                 ..View::default()
             };
             let text = drawn(width, height, &view);
             assert_eq!(text.lines().count(), usize::from(height));
-            assert!(width < 59 || text.contains("alloc"), "{text}");
+            assert!(width != 70 || text.contains("alloc"), "{text}");
         }
     }
 }

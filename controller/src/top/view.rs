@@ -114,6 +114,8 @@ pub struct View {
     pub editing: bool,
     /// Whether the numbers stand still.
     pub paused: bool,
+    /// Whether the keys are explained.
+    pub help: bool,
     /// The selected row.
     pub selected: usize,
     /// The first row that is shown.
