@@ -1,6 +1,7 @@
 //! Drives the picture's script in headless Chromium: real events in, the state of the document
 //! out.
 
+use crate::graph::{Edge, Graph, Node};
 use crate::render;
 use crate::synthetic;
 
@@ -21,7 +22,7 @@ const fire = (el, type, init) => el.dispatchEvent(new PointerEvent(type, {
 state.start = scale();
 root.dispatchEvent(new WheelEvent("wheel", { deltaY: -200, clientX: 100, clientY: 100, cancelable: true }));
 state.zoomed = scale();
-[...root.querySelectorAll("button")].find((b) => b.textContent === "1:1").click();
+[...root.querySelectorAll("button")].find((b) => b.textContent === "start").click();
 state.reset = scale();
 
 type("hostile");
@@ -63,6 +64,102 @@ addEventListener("load", () => {
   root.setAttribute("data-state", JSON.stringify(state));
 });
 "#;
+
+/// Where the boxes are in the first view, the whole one and the first again; then the keys.
+const VIEW_PROBE: &str = r#"
+const root = document.documentElement;
+const state = {};
+const box = (i) => root.querySelector(`.node[data-node="${i}"]`);
+const inside = (i) => {
+  const r = box(i).querySelector("rect").getBoundingClientRect();
+  return r.left >= 0 && r.top >= 0 && r.right <= innerWidth && r.bottom <= innerHeight;
+};
+const key = (name, from) => (from || document).dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
+const button = (text) => [...root.querySelectorAll("button")].find((b) => b.textContent === text);
+const HEAVY = 59, SECOND = 55;
+state.heavy = inside(HEAVY) && inside(SECOND);
+state.entry = inside(0);
+state.letters = box(HEAVY).querySelector("text").getBoundingClientRect().height;
+key("a");
+state.whole = inside(0) && inside(HEAVY);
+key("0");
+state.again = inside(HEAVY) && !inside(0);
+button("all").click();
+state.button = inside(0) && inside(HEAVY);
+
+const help = () => root.querySelector(".help");
+state.before = Boolean(help());
+key("?");
+state.opened = help().textContent.includes("the whole picture") && help().textContent.includes("wheel");
+const view = root.querySelector(".view").getAttribute("transform");
+help().dispatchEvent(new WheelEvent("wheel", { deltaY: -200, bubbles: true, cancelable: true }));
+state.still = root.querySelector(".view").getAttribute("transform") === view;
+const area = help().getBoundingClientRect();
+state.covers = area.width >= innerWidth && area.height >= innerHeight;
+key("Escape");
+state.escaped = !help();
+key("?", root.querySelector("input"));
+state.typed = Boolean(help());
+button("?").click();
+state.asked = Boolean(help());
+dispatchEvent(new Event("beforeprint"));
+state.printed = Boolean(help());
+dispatchEvent(new Event("afterprint"));
+root.setAttribute("data-state", JSON.stringify(state));
+"#;
+
+/// A long chain of calls, as of an interpreter, at the end of which the memory is.
+fn chain() -> Graph {
+    let node = |i: usize| Node {
+        name: format!("function{i}"),
+        flat: [0.0, 90.0, 10.0][usize::from(i == 59) + 2 * usize::from(i == 55)],
+        cum: 100.0,
+        ..Node::default()
+    };
+    let edge = |i: usize| Edge {
+        from: i,
+        to: i + 1,
+        weight: 100.0,
+        ..Edge::default()
+    };
+    Graph {
+        nodes: (0..60).map(node).collect(),
+        edges: (0..59).map(edge).collect(),
+        total: 100.0,
+        ..Graph::default()
+    }
+}
+
+#[test]
+fn the_first_view_is_where_the_memory_is_and_a_box_says_the_keys() {
+    let directory = tempfile::tempdir().expect("a directory for the picture");
+    let path = directory.path().join("view.svg");
+    let picture = chromium::with_probe(&render(&chain()), VIEW_PROBE, "</svg>");
+    std::fs::write(&path, picture).expect("writing the probe");
+    let state = chromium::state(&path, "");
+    assert!(chromium::number(&state, "letters") > 9.0, "{state}");
+    for flag in [
+        "heavy", "whole", "again", "button", "opened", "still", "covers", "escaped", "asked",
+    ] {
+        chromium::assert_state(&state, flag, "true");
+    }
+    for flag in ["entry", "before", "typed", "printed"] {
+        chromium::assert_state(&state, flag, "false");
+    }
+}
+
+#[test]
+fn without_a_script_the_whole_picture_is_shown() {
+    let svg = render(&chain());
+    assert!(!svg.contains("transform="), "{svg}");
+    let root = svg.split("<svg ").nth(1).expect("an element");
+    let of = |name: &str| {
+        let value = root.split(&format!(" {name}=\"")).nth(1).expect("a size");
+        value.split('"').next().expect("a value").to_owned()
+    };
+    let size = format!("0 0 {} {}", of("width"), of("height"));
+    assert_eq!(of("viewBox"), size);
+}
 
 #[test]
 fn search_zoom_drag_and_print_work_and_no_name_is_executed() {

@@ -18,7 +18,11 @@ pub struct Graph {
 pub struct Node {
     /// Short name; wrapped and, when very long, shortened in the middle.
     pub name: String,
-    /// Tooltip: full signature, file.
+    /// First line of the tooltip; the short name where this is empty.
+    pub full_name: String,
+    /// Where the code is, for the tooltip; empty when unknown.
+    pub place: String,
+    /// End of the tooltip, below the values.
     pub detail: String,
     /// Weight of the function itself; its size decides the font size.
     pub flat: f64,

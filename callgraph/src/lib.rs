@@ -30,6 +30,7 @@ mod axes;
 mod bare;
 pub mod geometry;
 mod graph;
+pub mod help;
 mod layers;
 pub mod layout;
 mod order;

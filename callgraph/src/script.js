@@ -1,4 +1,3 @@
-"use strict";
 // Makes the picture a map: drag and wheel move it, hovering a box shows its callers and callees,
 // a click centres it, the search field marks names. Everything of the profile is read as text
 // (textContent, data attributes) and written back as text only.
@@ -8,8 +7,12 @@
 // the buttons and the search field; `Page` is the picture on the screen and on paper; then come
 // the listeners to the pointer and to the keys.
 (function () {
+  "use strict";
   const NS = "http://www.w3.org/2000/svg";
   const HTML = "http://www.w3.org/1999/xhtml";
+  const READABLE = 0.75; // least scale of the start view
+  const MARGIN = 16; // of the start view
+  const TOP = 52; // height of the bar
 
   function html(name, text, attributes) {
     const el = document.createElementNS(HTML, name);
@@ -38,8 +41,9 @@
 
   // Pan and zoom: one transform of the view.
   class Camera {
-    constructor(root, natural) {
+    constructor(root, natural, nodes) {
       this.root = root;
+      this.nodes = nodes;
       this.view = root.querySelector(".view");
       this.natural = natural;
       this.at = { x: 0, y: 0, k: 1 };
@@ -53,15 +57,41 @@
       const { x, y, k } = this.at;
       this.view.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
     }
-    // A tall picture is read from its top at a readable size, not shrunk to a thread.
-    fit() {
+    // What is readable as a whole is shown whole; of a larger picture the part where the memory
+    // is, and not where the program starts.
+    start() {
       const { at, natural, window: b } = this;
-      const whole = Math.min(b.width / natural.w, b.height / natural.h);
-      at.k = Math.min(1.5, Math.max(whole, Math.min(0.75, b.width / natural.w)));
-      at.x = Math.max(0, (b.width - natural.w * at.k) / 2);
-      at.y = Math.max(0, (b.height - natural.h * at.k) / 2);
+      const fit = (w, h) => Math.min((b.width - 2 * MARGIN) / w, (b.height - TOP - MARGIN) / h);
+      const all = Math.min(b.width / natural.w, b.height / natural.h) >= READABLE;
+      const area = all ? { left: 0, top: 0, right: natural.w, bottom: natural.h } : this.heaviest(fit);
+      const k = fit(area.right - area.left, area.bottom - area.top);
+      at.k = Math.min(all ? 1.5 : 1, Math.max(READABLE, k));
+      // The middle of the area in the middle of the window, but nothing beyond the picture's edges.
+      const place = (low, high, size, from, to) => {
+        const free = to - from - size * at.k;
+        if (free >= 0) return from + free / 2;
+        return Math.min(from, Math.max(from + free, (from + to) / 2 - ((low + high) / 2) * at.k));
+      };
+      at.x = place(area.left, area.right, natural.w, 0, b.width);
+      at.y = place(area.top, area.bottom, natural.h, all ? 0 : TOP, b.height);
       this.moved = false;
       this.apply();
+    }
+    // The area of the boxes that hold most themselves: as many of them as are readable together.
+    heaviest(fit) {
+      const order = [...this.nodes.values()].sort((a, b) => b.flat - a.flat || b.cum - a.cum);
+      let area = null;
+      for (const node of order) {
+        if (area && !node.flat) break;
+        const r = node.el.querySelector("rect").getBBox();
+        const [right, bottom] = [r.x + r.width, r.y + r.height];
+        const grown = area ? {
+          left: Math.min(area.left, r.x), top: Math.min(area.top, r.y),
+          right: Math.max(area.right, right), bottom: Math.max(area.bottom, bottom),
+        } : { left: r.x, top: r.y, right, bottom };
+        if (!area || fit(grown.right - grown.left, grown.bottom - grown.top) >= READABLE) area = grown;
+      }
+      return area || { left: 0, top: 0, right: this.natural.w, bottom: this.natural.h };
     }
     whole() {
       const { at, natural, window: b } = this;
@@ -205,10 +235,10 @@
 
   // Buttons and search field, at a fixed position in the window.
   class Bar {
-    constructor(search, camera) {
+    constructor(search, camera, help) {
       this.hud = document.createElementNS(NS, "foreignObject");
       this.hud.setAttribute("class", "hud");
-      this.hud.setAttribute("width", "520");
+      this.hud.setAttribute("width", "540");
       this.hud.setAttribute("height", "44");
       const bar = html("div", "", { class: "bar" });
       const button = (text, label, action) => {
@@ -219,12 +249,13 @@
       bar.append(search.count, search.field);
       button("−", "zoom out (-)", () => camera.zoom(1 / 1.3));
       button("+", "zoom in (+)", () => camera.zoom(1.3));
-      button("1:1", "start view (0)", () => camera.fit());
+      button("start", "start view: where the memory is (0)", () => camera.start());
       button("all", "whole picture (a)", () => camera.whole());
+      button("?", "keys and gestures (?)", () => help.toggle());
       this.hud.append(bar);
     }
     place(width) {
-      this.hud.setAttribute("x", Math.max(0, width - 530));
+      this.hud.setAttribute("x", Math.max(0, width - 550));
       this.hud.setAttribute("y", "8");
     }
     holds(e) {
@@ -234,11 +265,12 @@
 
   // On the screen the picture fills its space; on paper it is the plain picture again.
   class Page {
-    constructor(root, natural, camera, bar) {
+    constructor(root, natural, camera, bar, help) {
       this.root = root;
       this.natural = natural;
       this.camera = camera;
       this.bar = bar;
+      this.help = help;
       this.paper = root.querySelector(".paper");
     }
     resize(width, height) {
@@ -259,13 +291,14 @@
       const { w, h } = this.natural;
       this.root.classList.remove("live", "focus", "seek");
       this.bar.hud.remove();
+      this.help.close();
       this.root.setAttribute("viewBox", `0 0 ${w} ${h}`);
       this.resize(w, h);
       this.camera.view.removeAttribute("transform");
     }
     place() {
       this.bar.place(this.camera.window.width);
-      if (!this.camera.moved) this.camera.fit();
+      if (!this.camera.moved) this.camera.start();
     }
   }
 
@@ -351,7 +384,7 @@
       "+": () => camera.zoom(1.3),
       "=": () => camera.zoom(1.3),
       "-": () => camera.zoom(1 / 1.3),
-      0: () => camera.fit(),
+      0: () => camera.start(),
       a: () => camera.whole(),
     };
     if (alone) {
@@ -378,11 +411,12 @@
   const root = (script && script.closest("svg")) || document.documentElement;
   const natural = { w: root.viewBox.baseVal.width, h: root.viewBox.baseVal.height };
   const graph = readGraph(root);
-  const camera = new Camera(root, natural);
+  const camera = new Camera(root, natural, graph.nodes);
   const highlight = new Highlight(root);
   const search = new Search(root, graph.nodes, camera);
-  const bar = new Bar(search, camera);
-  const page = new Page(root, natural, camera, bar);
+  const help = new HelpBox(root, [GRAPH_KEYS]);
+  const bar = new Bar(search, camera, help);
+  const page = new Page(root, natural, camera, bar, help);
   const pointers = new Pointers(root, camera, bar, (target) => {
     const el = target.closest(".node");
     highlight.pin(el ? graph.nodes.get(el.dataset.node) : null);
@@ -394,5 +428,5 @@
   addEventListener("beforeprint", () => page.plain());
   addEventListener("afterprint", () => { page.live(); search.run(); highlight.restore(); });
   page.live();
-  camera.fit();
+  camera.start();
 })();

@@ -4,6 +4,7 @@
 //! sheet replaces them in a dark environment, on screens only.
 
 use crate::graph::Edge;
+use crate::help;
 use std::fmt::Write;
 
 /// Steps of a colour scale.
@@ -138,7 +139,11 @@ pub fn sheet() -> String {
             );
         }
     }
-    format!("{STATES}@media screen and (prefers-color-scheme:dark){{\n{dark}{DARK}}}\n")
+    format!(
+        "{STATES}{}@media screen and (prefers-color-scheme:dark){{\n{dark}{DARK}{}}}\n",
+        help::STYLE,
+        help::DARK_STYLE
+    )
 }
 
 const STATES: &str = "\

@@ -5,6 +5,7 @@
 
 use crate::geometry::{Cubic, Point, Rect, cubic_at};
 use crate::graph::{Edge, Graph, Node};
+use crate::help;
 use crate::layout::{LABEL_FONT, LINE, Layout, Line, TITLE_FONT};
 use crate::style;
 use crate::text;
@@ -48,7 +49,9 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
     legend(&mut out, &graph.title, layout.title);
     let _ = write!(
         out,
-        "</g>\n<script><![CDATA[\n{SCRIPT}\n]]></script>\n</svg>\n"
+        "</g>\n<script><![CDATA[\n{}{}{SCRIPT}\n]]></script>\n</svg>\n",
+        help::SCRIPT,
+        help::KEYS,
     );
     out
 }
@@ -243,7 +246,11 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
         part(node.flat),
         part(node.cum),
     );
-    tooltip(out, [node.name.as_str(), &cum, &node.detail]);
+    let name = match node.full_name.is_empty() {
+        true => &node.name,
+        false => &node.full_name,
+    };
+    tooltip(out, [name.as_str(), &node.place, &cum, &node.detail]);
     let _ = write!(
         out,
         "<rect x=\"{}\" y=\"{}\" width=\"{}\" \

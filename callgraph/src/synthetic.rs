@@ -42,7 +42,9 @@ pub fn from_stacks(stacks: &[(Vec<usize>, f64)], name: impl Fn(usize) -> String)
         let own = flat.get(f).copied().unwrap_or(0.0);
         Node {
             name: name(*f),
-            detail: format!("{} in file{}.cc", name(*f), f % 17),
+            full_name: String::new(),
+            place: format!("file{}.cc:{}", f % 17, f % 400),
+            detail: String::new(),
             flat: own,
             cum: cum[f],
             flat_label: if own == 0.0 { "0".into() } else { label(own) },

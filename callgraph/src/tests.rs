@@ -71,6 +71,8 @@ fn hostile_names_stay_text() {
     let evil = "]]></title></text><script>alert(1)</script>\"'&\u{0}\u{1b}\n<img onerror=x>";
     let node = Node {
         name: evil.into(),
+        full_name: evil.into(),
+        place: evil.into(),
         detail: evil.into(),
         flat_label: evil.into(),
         cum_label: "c".into(),

@@ -55,6 +55,7 @@ mod moment;
 pub mod nearest;
 pub mod nodes;
 mod options;
+mod places;
 pub mod program;
 pub mod report;
 pub mod series;

@@ -180,7 +180,7 @@ fn of_line(function: &Function, line: u32, granularity: Granularity) -> Info {
 }
 
 /// A path without `.`, `..` and doubled slashes.
-fn clean(path: &str) -> String {
+pub fn clean(path: &str) -> String {
     if !path.contains("/.") && !path.contains("//") && !path.starts_with("./") {
         return path.to_owned();
     }

@@ -203,11 +203,21 @@ state.picked = picked && picked.textContent;
 state.tip = root.querySelector(".flame-tip").textContent;
 key("Enter");
 state.entered = span(named("serve")) / all;
+key("?");
+const help = () => root.querySelector(".help");
+state.help = help().textContent.includes("Backspace") && help().textContent.includes("click");
+key("Escape");
+state.helpGone = !help();
+state.stillZoomed = span(named("serve")) / all;
 key("Escape");
 state.escaped = span(named("serve")) / all;
+field.dispatchEvent(new KeyboardEvent("keydown", { key: "?", bubbles: true, cancelable: true }));
+state.typed = !help();
+button("?").click();
+state.asked = Boolean(help());
 
 dispatchEvent(new Event("beforeprint"));
-state.paper = root.hasAttribute("viewBox") && Boolean(root.querySelector(".plain")) && !root.querySelector("input");
+state.paper = !help() && root.hasAttribute("viewBox") && Boolean(root.querySelector(".plain")) && !root.querySelector("input");
 dispatchEvent(new Event("afterprint"));
 state.back = !root.querySelector(".plain") && Boolean(root.querySelector("input"));
 // By then images have failed to load, too.
@@ -239,6 +249,7 @@ fn zoom_search_views_and_keys_work_and_no_name_is_executed() {
     near("leaf", 7700.0 / total);
     near("leafDepth", 1.0);
     near("entered", 1.0);
+    near("stillZoomed", 1.0);
     near("escaped", 6800.0 / total);
     assert!(state.contains("83.44% matched, 2 frames"), "{state}");
     assert!(state.contains("\"picked\":\"serve\""), "{state}");
@@ -252,6 +263,10 @@ fn zoom_search_views_and_keys_work_and_no_name_is_executed() {
         "rootAbove",
         "paper",
         "back",
+        "help",
+        "helpGone",
+        "typed",
+        "asked",
     ] {
         browser::assert_state(&state, flag, "true");
     }

@@ -272,25 +272,13 @@ addEventListener("load", () => {
 });
 "##;
 
-/// The page without what keeps a probe from running and from looking into the
-/// frame of the call graph.
-fn open_page(page: &str) -> String {
-    let free = page.replace("Content-Security-Policy", "X-None");
-    let seen = free.replace(
-        "sandbox: \"allow-scripts\"",
-        "sandbox: \"allow-scripts allow-same-origin\"",
-    );
-    assert!(free != page && seen != free, "the page has changed");
-    seen
-}
-
 #[test]
 fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
     let now = folded(3).replace("main;start", &format!("main;{HOSTILE};start"));
     let directory = directory(&[("after", &now), ("before", &folded(1))]);
     let page = page(directory.path(), &["-f", "after", "--base", "before"]);
     let path = directory.path().join("probe.html");
-    let page = browser::with_probe(&open_page(&page), PROBE, "</body>");
+    let page = browser::with_probe(&browser::open_page(&page), PROBE, "</body>");
     fs::write(&path, page).unwrap();
     let state = browser::state(&path, "");
     let text = |key: &str, expected: &str| {
@@ -344,7 +332,7 @@ fn a_suspects_line_leads_to_the_source() {
     let page = page(&data, &["-f", "shop.heap", "--source_path", "."]);
     let directory = directory(&[]);
     let path = directory.path().join("probe.html");
-    let page = browser::with_probe(&open_page(&page), LINE_PROBE, "</body>");
+    let page = browser::with_probe(&browser::open_page(&page), LINE_PROBE, "</body>");
     fs::write(&path, page).unwrap();
     let state = browser::state(&path, "");
     for (key, value) in [("where", "shop.cpp:"), ("shown", "source")] {
@@ -375,7 +363,7 @@ fn a_name_that_was_executed_would_be_noticed() {
         document.documentElement.setAttribute("data-state", JSON.stringify(state));
     });"#;
     let image = "<img src=x onerror=window.pwned=2></body>";
-    let page = open_page(&page).replace("</body>", image);
+    let page = browser::open_page(&page).replace("</body>", image);
     fs::write(&path, browser::with_probe(&page, probe, "</body>")).unwrap();
     let state = browser::state(&path, "");
     browser::assert_state(&state, "executed", "2");

@@ -68,12 +68,12 @@ fn node(label: &str, tooltip: &str) -> Node {
     let tail = lines[..first].join(".");
     Node {
         name: tail.replace(":.", "::").trim_end_matches('.').to_string(),
-        detail: tooltip.to_string(),
+        full_name: tooltip.to_string(),
         flat: amount(flat),
         cum: amount(cum),
         flat_label: flat.trim().to_string(),
         cum_label: cum.trim().to_string(),
-        color_weight: 0.0,
+        ..Node::default()
     }
 }
 

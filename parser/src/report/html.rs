@@ -36,6 +36,7 @@ mod weights;
 use std::fmt::Write;
 
 use anyhow::Result;
+use callgraph::help;
 use callgraph::xml::escape;
 use heap_format::merge::BASE_LABEL;
 use heap_format::printable::printable;
@@ -161,5 +162,10 @@ fn data(page: &PageContext) -> String {
 /// The page's own script.
 fn script() -> String {
     let tabs: String = TABS.iter().map(|tab| tab.script).collect();
-    format!("\n{}{SHARED}{tabs}{START}", super::flame::SCRIPT)
+    let flame = super::flame::SCRIPT;
+    format!(
+        "\n{flame}{}{}{SHARED}{tabs}{START}",
+        help::SCRIPT,
+        help::KEYS
+    )
 }

@@ -5,6 +5,7 @@ use super::format::{Format, Needs};
 use crate::graph::{Graph, Trimmed};
 use crate::measure::{Style, percentage};
 use crate::nodes::Info;
+use crate::places::Places;
 use anyhow::Result;
 use heap_format::printable::printable;
 
@@ -30,10 +31,11 @@ fn render(context: &Context) -> Result<String> {
 pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
     let unit = context.common_unit(trimmed);
     let graph = &trimmed.graph;
+    let places = Places::new(context.view, context.nodes);
     let nodes = graph
         .nodes
         .iter()
-        .map(|node| boxed(context, node, &unit))
+        .map(|node| boxed(context, &places, node, &unit))
         .collect();
     let edges = graph
         .connected()
@@ -68,7 +70,12 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     lines
 }
 
-fn boxed(context: &Context, node: &crate::graph::Node, unit: &str) -> callgraph::Node {
+fn boxed(
+    context: &Context,
+    places: &Places,
+    node: &crate::graph::Node,
+    unit: &str,
+) -> callgraph::Node {
     let total = context.view.total();
     let info = context.nodes.info(node.id);
     let label = |value: i64, variance: f64| match value {
@@ -84,8 +91,11 @@ fn boxed(context: &Context, node: &crate::graph::Node, unit: &str) -> callgraph:
             percentage(value, total).trim()
         ),
     };
+    let place = places.of(node.id).unwrap_or_default();
     callgraph::Node {
         name: printable(&short(info)).into_owned(),
+        full_name: printable(context.nodes.name(node.id)).into_owned(),
+        place: printable(&place).into_owned(),
         detail: detail(context, node, unit),
         flat: node.flat as f64,
         cum: node.cum as f64,
@@ -108,15 +118,14 @@ fn short(info: &Info) -> String {
     info.printable()
 }
 
-/// The tooltip: everything known.
+/// The end of the tooltip: how far the values may be off.
 fn detail(context: &Context, node: &crate::graph::Node, unit: &str) -> String {
-    let mut detail = printable(context.nodes.name(node.id)).into_owned();
-    if node.cum_variance > 0.0 {
-        let flat = context.error(node.flat, node.flat_variance, unit);
-        let cum = context.error(node.cum, node.cum_variance, unit);
-        detail += &format!("\nat 95 %: flat \u{b1}{flat}, cum \u{b1}{cum}");
+    if node.cum_variance <= 0.0 {
+        return String::new();
     }
-    detail
+    let flat = context.error(node.flat, node.flat_variance, unit);
+    let cum = context.error(node.cum, node.cum_variance, unit);
+    format!("at 95 %: flat \u{b1}{flat}, cum \u{b1}{cum}")
 }
 
 fn arrow(

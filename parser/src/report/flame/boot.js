@@ -8,7 +8,8 @@
   for (const key of ["width", "height"]) natural[key] = root.getAttribute(key);
   const data = JSON.parse(root.querySelector(".data").textContent);
   const heads = [...plain.querySelectorAll(".head text")].map((line) => line.textContent);
-  const graph = flameGraph(root, data, { title: heads });
+  const help = new HelpBox(root, [FLAME_KEYS]);
+  const graph = flameGraph(root, data, { title: heads, help: () => help.toggle() });
   function live() {
     plain.remove();
     root.removeAttribute("viewBox");
@@ -19,6 +20,7 @@
     graph.attach();
   }
   addEventListener("beforeprint", () => {
+    help.close();
     graph.detach();
     root.setAttribute("viewBox", natural.viewBox);
     for (const el of [root, paper]) {

@@ -12,6 +12,7 @@ use super::style;
 use super::tree::{ROOT, SMALL, Tree};
 use crate::json;
 use crate::measure;
+use crate::places::Places;
 use crate::report::context::Context;
 use crate::view::View;
 
@@ -81,6 +82,9 @@ impl Totals {
 #[derive(Serialize)]
 struct FlameData<'a> {
     names: Vec<Cow<'a, str>>,
+    /// File and line of each name, empty where unknown; none at all if all are.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    places: Vec<String>,
     tints: Vec<String>,
     parent: Vec<u32>,
     name: Vec<i64>,
@@ -110,10 +114,12 @@ pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) ->
         .iter()
         .map(|&node| printable(context.nodes.name(node)))
         .collect();
+    let places = places(&Places::new(context.view, context.nodes), &nodes);
     let column = |(at, column)| self::column(context, tree, at, column);
     json::embedded(&FlameData {
         tints: names.iter().map(|name| style::tint(name)).collect(),
         names,
+        places,
         parent: tree.frames.iter().map(|f| f.parent).collect(),
         name: numbers,
         columns: columns.iter().enumerate().map(column).collect(),
@@ -121,6 +127,16 @@ pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) ->
         pruned: tree.pruned,
         limit: LIMIT,
     })
+}
+
+/// File and line of each of these entries, empty where unknown; an empty list if all are.
+pub fn places(places: &Places, entries: &[u32]) -> Vec<String> {
+    let place = |&entry| places.of(entry).unwrap_or_default();
+    let all: Vec<String> = entries.iter().map(place).collect();
+    if all.iter().all(String::is_empty) {
+        return Vec::new();
+    }
+    all.iter().map(|p| printable(p).into_owned()).collect()
 }
 
 /// The entries in the order in which the frames name them first, and each frame's number there.

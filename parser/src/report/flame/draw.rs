@@ -8,7 +8,9 @@ use super::size::{ROWS, WIDTH};
 use super::style;
 use super::tree::{Frame, ROOT, SMALL, Tree};
 use crate::measure::percentage;
+use crate::places::Places;
 use crate::report::context::Context;
+use callgraph::help;
 use callgraph::text;
 use callgraph::xml::{escape, escape_lines};
 use heap_format::printable::printable;
@@ -16,6 +18,7 @@ use heap_format::printable::printable;
 /// The script that draws a tree; `boot.js` starts it in a picture of its own.
 pub const SCRIPT: &str = concat!(
     include_str!("numbers.js"),
+    include_str!("keys.js"),
     include_str!("tree.js"),
     include_str!("model.js"),
     include_str!("view.js")
@@ -47,6 +50,8 @@ struct Picture<'a> {
     nets: Vec<i128>,
     /// Variances of these weights.
     variances: Vec<f64>,
+    /// Files and lines of functions.
+    places: Places<'a>,
     /// There are values below zero, so colours show what changed.
     compared: bool,
     extents: Vec<Extent>,
@@ -91,8 +96,9 @@ pub fn document(context: &Context, tree: &Tree, rule: Rule) -> String {
     let _ = write!(
         out,
         "</g>\n<script type=\"application/json\" class=\"data\">\n{}</script>\n\
-         <script><![CDATA[\n{SCRIPT}\n{BOOT}]]></script>\n</svg>\n",
-        data::object(context, tree, &columns, rule)
+         <script><![CDATA[\n{}{SCRIPT}\n{BOOT}]]></script>\n</svg>\n",
+        data::object(context, tree, &columns, rule),
+        help::SCRIPT
     );
     out
 }
@@ -106,6 +112,7 @@ impl<'a> Picture<'a> {
             widths: tree.sums(|f| rule.width(tree.own(f, 0))),
             nets: tree.sums(|f| tree.own(f, 0).net()),
             variances: tree.variances(0),
+            places: Places::new(context.view, context.nodes),
             compared,
             extents: Vec::new(),
             rows: 0,
@@ -185,10 +192,11 @@ impl<'a> Picture<'a> {
         let y = bottom - ROW * f64::from(frame.depth + 1);
         let _ = write!(
             out,
-            "<g class=\"frame {class}\" fill=\"{}\"><title>{}\n{}</title>\
+            "<g class=\"frame {class}\" fill=\"{}\"><title>{}\n{}{}</title>\
              <rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" rx=\"2\"/>",
             style::fill(&class),
             escape(&name),
+            escape_lines(&self.place(frame)),
             escape_lines(&self.detail(index)),
             n(extent.x),
             n(y),
@@ -213,6 +221,15 @@ impl<'a> Picture<'a> {
             SMALL => "smaller frames".to_owned(),
             node => printable(self.context.nodes.name(node)).into_owned(),
         }
+    }
+
+    /// A line with the file and line of a frame; empty where they are unknown.
+    fn place(&self, frame: &Frame) -> String {
+        let known = match frame.node {
+            ROOT | SMALL => None,
+            node => self.places.of(node),
+        };
+        known.map_or(String::new(), |place| format!("{}\n", printable(&place)))
     }
 
     fn class(&self, frame: &Frame, index: usize, name: &str) -> String {

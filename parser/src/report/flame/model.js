@@ -57,6 +57,11 @@ class FlameModel {
     const name = this.tree.name[i];
     return name === ALL ? "all" : name === FEW ? "smaller frames" : this.data.names[name];
   }
+  // File and line, where known.
+  placeOf(i) {
+    const { places } = this.data;
+    return (places && places[this.tree.name[i]]) || "";
+  }
   tint(i) {
     const { name, sum, width } = this.tree;
     if (!this.compared) return name[i] < 0 ? "g" : this.data.tints[name[i]];

@@ -6,6 +6,8 @@
 
 use std::fmt::Write;
 
+use callgraph::help;
+
 /// Hues of names, and shades of each.
 const HUES: u32 = 8;
 const SHADES: u32 = 2;
@@ -119,7 +121,11 @@ pub fn sheet() -> String {
         let _ = writeln!(dark, ".flame .{class} rect{{fill:{dim}}}");
     }
     let (states, night) = (include_str!("light.css"), include_str!("dark.css"));
-    format!("{light}{states}@media screen and (prefers-color-scheme:dark){{\n{dark}{night}}}\n")
+    format!(
+        "{light}{states}{}@media screen and (prefers-color-scheme:dark){{\n{dark}{night}{}}}\n",
+        help::STYLE,
+        help::DARK_STYLE
+    )
 }
 
 #[cfg(test)]

@@ -202,7 +202,8 @@ const flameGraph = (() => {
       this.box.append(this.text);
     }
     show(i, x, y, size) {
-      const lines = this.model.describe(i).map((line) => html("div", line));
+      const said = [this.model.placeOf(i), ...this.model.describe(i)].filter((line) => line);
+      const lines = said.map((line) => html("div", line));
       this.text.replaceChildren(html("b", this.model.nameOf(i)), ...lines);
       this.root.append(this.box);
       const b = this.text.getBoundingClientRect();
@@ -256,6 +257,7 @@ const flameGraph = (() => {
         inverted: button("Callees first", "allocating functions at the root, their callers on them (v)", () => this.turn("inverted")),
       };
       this.whole = button("Reset", "show everything (Escape)", () => this.reset());
+      if (options && options.help) button("?", "keys and gestures (?)", options.help);
       this.press();
     }
     press() {

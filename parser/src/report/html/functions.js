@@ -29,7 +29,10 @@ function functionsTab(page, panel) {
   const name = {
     key: "name", label: "Function", words: true, value: (r) => r.name,
     cell: (td, r) => {
-      const b = make("button", r.name, { type: "button", class: "link", title: "show in the flame graph" });
+      const b = make("button", r.name, { type: "button", class: "link" });
+      const part = (key) => `${key} ${values.signed(r[key])} (${share(r[key], values.total())})`;
+      const lines = [r.name, r.place, `${part("flat")}, ${part("cum")}`, "click: show in the flame graph"];
+      td.title = lines.filter((line) => line).join("\n");
       b.addEventListener("click", () => page.find(literal(r.name)));
       td.append(b);
     },
@@ -44,7 +47,7 @@ function functionsTab(page, panel) {
     const both = !data.compared || values.isChange();
     const off = (key, i) => (both && c[`${key}_variance`] ? halfWidth(of(key, i), c[`${key}_variance`][i]) : 0);
     const rows = f.names.map((name, i) => ({
-      name, flat: of("flat", i), cum: of("cum", i), flatOff: off("flat", i), cumOff: off("cum", i),
+      name, place: (f.places && f.places[i]) || "", flat: of("flat", i), cum: of("cum", i), flatOff: off("flat", i), cumOff: off("cum", i),
     }));
     fill(rows.filter((r) => r.flat || r.cum));
   };

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use super::tab::{Data, PageContext, Tab};
 use super::weights::Weights;
 use crate::json;
-use crate::report::flame::data::brief;
+use crate::places::Places;
+use crate::report::flame::data::{brief, places};
 use crate::report::flame::tree::Weight;
 use heap_format::printable::printable;
 use serde::Serialize;
@@ -52,12 +53,14 @@ fn object(page: &PageContext) -> String {
     });
     let left_out = ranked.len().saturating_sub(MOST);
     ranked.truncate(MOST);
+    let entries: Vec<u32> = ranked.iter().map(|&(_, e)| e).collect();
     let names = ranked
         .iter()
         .map(|&(_, e)| printable(context.nodes.name(e)));
     let column = |c: usize| Column::new(&weights, &ranked, c, compared);
     json::embedded(&Functions {
         names: names.collect(),
+        places: places(&Places::new(context.view, context.nodes), &entries),
         left_out,
         columns: (0..columns.len()).map(column).collect(),
     })
@@ -66,6 +69,9 @@ fn object(page: &PageContext) -> String {
 #[derive(Serialize)]
 struct Functions<'a> {
     names: Vec<Cow<'a, str>>,
+    /// Files and lines, as the flame graph has them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    places: Vec<String>,
     left_out: usize,
     columns: Vec<Column>,
 }

@@ -5,6 +5,14 @@
 // that draws what depends on the chosen column and comparison. `full` panels have no margins.
 const TABS = [];
 
+// Keys of the page itself; two spaces stand between keys.
+const PAGE_KEYS = ["Page", [
+  ["click", "on a tab, a value or a comparison: show it; on the head of a column: sort by it"],
+  ["←  →", "on a tab: go to the one beside it"],
+  ["click", "on a function: find it in the flame graph; on the line of a suspect: open its source"],
+  ["?", "this box; Escape closes it"],
+]];
+
 class Page {
   constructor() {
     this.data = this.read("profile");
@@ -15,7 +23,10 @@ class Page {
     this.main = make("main");
     this.sum = make("span", "", { class: "sum", role: "status" });
     const header = makeHeader(this.data.title, this.values, () => this.refresh());
-    header.append(this.sum);
+    const help = new HelpBox(document.body, [PAGE_KEYS, FLAME_KEYS, GRAPH_KEYS]);
+    const ask = make("button", "?", { type: "button", id: "ask", title: "keys and gestures (?)", "aria-label": "keys and gestures" });
+    ask.addEventListener("click", () => help.toggle());
+    header.append(this.sum, ask);
     for (const tab of TABS) this.add(tab);
     this.nav.addEventListener("keydown", (e) => this.step(e));
     document.body.append(header, this.nav, this.main);

@@ -1,0 +1,117 @@
+//! Where the code of an entry is, for tooltips: its file, and the line that holds most.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use heap_format::Line;
+
+use crate::nodes::{Nodes, clean};
+use crate::view::View;
+
+/// The places of all entries.
+pub struct Places<'a> {
+    view: &'a View,
+    nodes: &'a Nodes,
+    /// For each entry a function and a line of it, of which one at least is in a file.
+    best: Vec<Option<(u32, u32)>>,
+}
+
+impl<'a> Places<'a> {
+    /// Looks at all stacks of a view.
+    pub fn new(view: &'a View, nodes: &'a Nodes) -> Self {
+        let profile = view.profile();
+        let mut held = vec![0i128; profile.locations.len()];
+        for (_, weight, frames) in view.stacks() {
+            for &location in frames {
+                held[location as usize] += i128::from(weight).abs();
+            }
+        }
+        let mut sums: HashMap<(u32, u32, u32), i128> = HashMap::new();
+        for location in 0..profile.locations.len() as u32 {
+            let ids = nodes.of_location(location);
+            for (&id, line) in ids.iter().zip(shown(view, location, ids.len())) {
+                if !profile.functions[line.function as usize].file.is_empty() {
+                    let sum = sums.entry((id, line.function, line.line)).or_default();
+                    *sum += held[location as usize];
+                }
+            }
+        }
+        let mut ranked: Vec<_> = sums.into_iter().collect();
+        // The best one last: a known line before an unknown one, then by what it holds.
+        ranked.sort_by_key(|&((id, function, line), sum)| {
+            (id, line != 0, sum, Reverse(function), Reverse(line))
+        });
+        let mut best = vec![None; nodes.count()];
+        for ((id, function, line), _) in ranked {
+            best[id as usize] = Some((function, line));
+        }
+        Self { view, nodes, best }
+    }
+
+    /// `file:line` of an entry; `None` where it is unknown, or part of the entry's name.
+    pub fn of(&self, id: u32) -> Option<String> {
+        if !self.nodes.info(id).file.is_empty() {
+            return None;
+        }
+        let (function, line) = self.best[id as usize]?;
+        let file = clean(&self.view.profile().functions[function as usize].file);
+        Some(match line {
+            0 => file,
+            line => format!("{file}:{line}"),
+        })
+    }
+}
+
+/// The lines that a location's entries stand for: all of them, or the outermost one.
+fn shown(view: &View, location: u32, entries: usize) -> &[Line] {
+    let lines = view.lines(location);
+    &lines[lines.len().saturating_sub(entries)..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nodes::Granularity;
+
+    fn view() -> View {
+        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
+        let profile = heap_format::read(&std::fs::read(data).unwrap()[..], "test").unwrap();
+        View::new(profile, Some("alloc_space")).unwrap()
+    }
+
+    #[test]
+    fn the_line_that_holds_most_is_named() {
+        let view = view();
+        let lines = Nodes::new(&view, Granularity::Lines, true, false);
+        let mut held: HashMap<String, i64> = HashMap::new();
+        for (_, weight, frames) in view.stacks() {
+            for &id in frames.iter().flat_map(|&f| lines.of_location(f)) {
+                let info = lines.info(id);
+                if info.name == "main" {
+                    *held
+                        .entry(format!("{}:{}", info.file, info.line))
+                        .or_default() += weight;
+                }
+            }
+        }
+        assert!(held.len() > 1, "{held:?}");
+        let most = held.iter().max_by_key(|(_, weight)| **weight).unwrap().0;
+        let nodes = Nodes::new(&view, Granularity::Functions, true, false);
+        let places = Places::new(&view, &nodes);
+        let id = (0..nodes.count() as u32).find(|&id| nodes.name(id) == "main");
+        assert_eq!(places.of(id.unwrap()).as_ref(), Some(most));
+    }
+
+    #[test]
+    fn names_that_have_a_place_get_no_other() {
+        let view = view();
+        for granularity in [Granularity::Lines, Granularity::Files] {
+            let nodes = Nodes::new(&view, granularity, true, false);
+            let places = Places::new(&view, &nodes);
+            for id in 0..nodes.count() as u32 {
+                let known = !nodes.info(id).file.is_empty();
+                assert!(!known || places.of(id).is_none(), "{}", nodes.name(id));
+            }
+        }
+    }
+}
