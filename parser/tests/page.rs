@@ -1,4 +1,4 @@
-//! The page as it is used: tooltips, keys and first views.
+//! The page as it is used: tooltips, keys, first views, and tabs that have nothing to show.
 
 use std::fs;
 use std::path::Path;
@@ -152,4 +152,59 @@ fn the_graph_opens_where_the_memory_is() {
     for flag in ["heaviest", "whole", "keys"] {
         browser::assert_state(&state, flag, "true");
     }
+}
+
+/// What each tab says.
+const TABS_PROBE: &str = r##"
+const state = {};
+const says = (tab) => {
+  document.querySelector(`#to-${tab}`).click();
+  return document.getElementById(tab).textContent;
+};
+state.flame = says("flame").includes("Nothing to show");
+state.graph = says("graph").includes("Nothing to show");
+state.functions = says("functions").includes("Nothing to show");
+state.source = says("source").includes("No source lines");
+state.allocator = says("allocator").includes("holds no figures");
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+#[test]
+fn empty_tabs_say_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.folded");
+    fs::write(&path, "main;f 0\n").unwrap();
+    let state = probe(path.to_str().unwrap(), TABS_PROBE);
+    for flag in ["flame", "graph", "functions", "source", "allocator"] {
+        browser::assert_state(&state, flag, "true");
+    }
+}
+
+/// The page in a narrow window: rows stay rows, and raw figures have their unit.
+const NARROW_PROBE: &str = r##"
+const state = {};
+document.body.style.width = "700px";
+document.querySelector("#to-leaks").click();
+const rows = [...document.querySelectorAll("#leaks tr")];
+state.highest = Math.max(...rows.map((row) => row.getBoundingClientRect().height));
+state.head = document.querySelector("#ask").getBoundingClientRect().top < 20;
+document.querySelector("#to-functions").click();
+const field = document.querySelector("#functions input");
+field.value = "no function has this name";
+field.dispatchEvent(new Event("input"));
+state.filtered = document.querySelector("#functions tbody").textContent;
+document.querySelector("#to-allocator").click();
+const figures = [...document.querySelectorAll("#allocator table:last-child tr")];
+state.figures = figures.length > 0 && figures.every((row) => / B$/.test(row.children[1].textContent));
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+#[test]
+fn narrow_windows_keep_rows_readable_and_figures_have_units() {
+    let state = probe(SHOP, NARROW_PROBE);
+    assert!(browser::number(&state, "highest") < 120.0, "{state}");
+    for flag in ["head", "figures"] {
+        browser::assert_state(&state, flag, "true");
+    }
+    assert!(state.contains("No row matches the filter."), "{state}");
 }

@@ -32,7 +32,7 @@ function allocatorTab(page, panel) {
   });
   const all = make("tbody");
   for (const [key, value] of data.allocator.figures) {
-    all.append(make("tr", "", {}, make("td", bytes(value)), make("td", String(value), { class: "part" }), make("td", key, { class: "text" })));
+    all.append(make("tr", "", {}, make("td", bytes(value)), make("td", `${value} B`, { class: "part" }), make("td", key, { class: "text" })));
   }
   panel.append(stacked, make("table", "", { class: "narrow" }, body), make("h3", "The figures themselves"), make("table", "", { class: "narrow" }, all));
   return () => {};

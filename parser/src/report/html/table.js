@@ -64,6 +64,10 @@ function sortableTable(panel, heads, first, search) {
         return tr;
       })
     );
+    if (!found.length) {
+      const why = rows.length ? "No row matches the filter." : "Nothing to show: the profile has no samples in this view.";
+      body.append(make("tr", "", {}, make("td", why, { class: "nothing", colspan: String(heads.length) })));
+    }
     more.hidden = found.length <= shown;
     count.textContent = `${found.length} of ${rows.length}`;
   }
