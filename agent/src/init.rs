@@ -2,7 +2,7 @@
 //! has one thread and the loader may be called.
 
 use crate::{
-    atfork, backend, ends, entry, fork, module, range, seccomp, session, stats, sys, thread,
+    atfork, backend, ends, entry, fork, module, range, seccomp, session, stats, sys, thread, tid,
 };
 
 #[used]
@@ -19,6 +19,7 @@ extern "C" fn constructor() {
     ends::find();
     module::init();
     thread::make_key();
+    tid::find();
     entry::find_next();
     seccomp::start();
     stats::start();

@@ -56,6 +56,7 @@ mod session;
 mod stats;
 mod sys;
 mod thread;
+mod tid;
 
 /// This library must not panic; if it does, the process cannot continue.
 #[cfg(not(test))]

@@ -24,7 +24,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::counters::Counters;
 use shm_protocol::layout::SHARED_SHARD;
-use shm_protocol::record::TABLE_FULL;
+use shm_protocol::record::{TABLE_FULL, size_class};
 use shm_protocol::{Bank, FreeSample, NewSample, RecordId, clock};
 use unwind::{Cause, Registers};
 
@@ -245,9 +245,9 @@ fn count(
         let counters = &epoch.bank.header.counters;
         truncated(counters, cause).fetch_add(1, Ordering::Relaxed);
     }
-    let record = walk
-        .leaf
-        .map_or(TABLE_FULL, |leaf| thread.record_of(leaf, epoch));
+    let record = walk.leaf.map_or(TABLE_FULL, |leaf| {
+        thread.record_of(leaf, size_class(sample.bytes), epoch)
+    });
     if record == TABLE_FULL {
         session::grow(epoch);
     }
@@ -335,12 +335,11 @@ fn own_record(thread: &mut Thread, epoch: &Epoch, record: RecordId) -> RecordId 
     }
 }
 
-/// For another thread's object: this thread's record of the same stack.
+/// For another thread's object: this thread's record of the same stack and size class.
 #[cold]
 fn record_here(thread: &mut Thread, epoch: &Epoch, record: RecordId) -> RecordId {
-    let born_in = epoch.bank.records.record(record);
-    let leaf = born_in.map_or(0, |record| record.node.load(Ordering::Relaxed));
-    thread.record_of(leaf, epoch)
+    let (leaf, class) = epoch.bank.stack_of(record);
+    thread.record_of(leaf, class, epoch)
 }
 
 /// Counts the free of an object by a thread that does not sample in its session.
@@ -360,13 +359,9 @@ fn count_free_shared(object: &Object) {
 /// The record in the shared shard that corresponds to an object's record.
 #[cold]
 fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
-    let leaf = bank
-        .records
-        .record(record)
-        .map(|r| r.node.load(Ordering::Relaxed));
-    match leaf {
-        Some(leaf) if record != TABLE_FULL => bank.record_of(leaf, SHARED_SHARD),
-        _ => TABLE_FULL,
+    match record {
+        TABLE_FULL => TABLE_FULL,
+        _ => bank.record_of(bank.stack_of(record), SHARED_SHARD),
     }
 }
 

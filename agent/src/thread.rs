@@ -8,12 +8,13 @@ use crate::local::Local;
 use crate::range::FreeLists;
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
-use crate::{arch, cycles, module, stats};
+use crate::{arch, cycles, module, stats, tid};
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
+use shm_protocol::record::SIZE_CLASSES;
 use shm_protocol::{Bank, NodeId, RecordId, Tree, tree};
 use unwind::Registers;
 use unwind::walk::{self, Walk, Walker};
@@ -42,7 +43,10 @@ pub struct Thread {
     pub weights: Weights,
     until_timed: u32,
     generation: u16,
-    records: [(NodeId, RecordId); CACHED],
+    /// Nodes above its complete and its truncated stacks in the session's tree.
+    roots: [NodeId; 2],
+    /// By stack and size class, see [`cache_key`].
+    records: [(u32, RecordId); CACHED],
     walker: Walker,
 }
 
@@ -50,11 +54,18 @@ pub struct Thread {
 struct Interned<'a> {
     tree: &'a Tree<'static>,
     limit: u32,
+    roots: [NodeId; 2],
 }
 
 impl walk::Tree for Interned<'_> {
-    const ROOT: u32 = tree::ROOT;
-    const TRUNCATED: u32 = tree::TRUNCATED;
+    #[inline]
+    fn root(&self) -> u32 {
+        self.roots[0]
+    }
+    #[inline]
+    fn truncated(&self) -> u32 {
+        self.roots[1]
+    }
     #[inline]
     fn child(&self, parent: u32, address: u64) -> Option<u32> {
         self.tree.child(parent, address, self.limit)
@@ -66,6 +77,7 @@ impl Thread {
     pub fn enter(&mut self, epoch: Epoch) {
         if self.session != epoch.session {
             self.session = epoch.session;
+            self.roots = epoch.bank.roots_of(tid::own());
             self.records = [(0, 0); CACHED];
             self.walker.forget();
         }
@@ -103,21 +115,24 @@ impl Thread {
         let tree = Interned {
             tree: &epoch.bank.tree,
             limit: epoch.bank.node_limit(),
+            roots: self.roots,
         };
         self.walker
             .walk(*registers, arch::thread_pointer(), &tree, module::Modules)
     }
 
-    /// The record of this thread's shard for a stack.
+    /// The record of this thread's shard for objects of a size class from a stack.
     #[inline]
-    pub fn record_of(&mut self, leaf: NodeId, epoch: &Epoch) -> RecordId {
-        let (node, record) = self.records[leaf as usize % CACHED];
-        if node == leaf && leaf != 0 {
+    pub fn record_of(&mut self, leaf: NodeId, class: u32, epoch: &Epoch) -> RecordId {
+        let key = cache_key(leaf, class);
+        let slot = (leaf.wrapping_add(class.wrapping_mul(CLASS_STRIDE))) as usize % CACHED;
+        let (known, record) = self.records[slot];
+        if known == key && leaf != 0 {
             return record;
         }
-        let record = epoch.bank.record_of(leaf, self.shard);
+        let record = epoch.bank.record_of((leaf, class), self.shard);
         if record != shm_protocol::record::TABLE_FULL {
-            self.records[leaf as usize % CACHED] = (leaf, record);
+            self.records[slot] = (key, record);
         }
         record
     }
@@ -147,6 +162,16 @@ impl Thread {
             }
         }
     }
+}
+
+/// Distance of the size classes of one stack in a thread's cache of records.
+const CLASS_STRIDE: u32 = 37;
+
+/// Names a stack's record of a size class: nodes have 24 bits, size classes 6.
+#[inline]
+fn cache_key(leaf: NodeId, class: u32) -> u32 {
+    const { assert!(tree::MAX_NODES < 1 << 24 && SIZE_CLASSES <= 1 << 6) };
+    leaf | class << 24
 }
 
 /// A thread's memory for sampling; null before its first sample.
@@ -192,6 +217,7 @@ pub fn make() -> *mut Thread {
         (*thread).until_timed = 1 + seed(thread) as u32 % TIMED;
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
+        (*thread).roots = [tree::ROOT, tree::TRUNCATED];
         (*thread).walker.init(crate::ends::known());
     }
     let key = KEY.load(Ordering::Relaxed);

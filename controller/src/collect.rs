@@ -12,7 +12,7 @@ use heap_format::{
 use shm_protocol::clock::TICK_NS;
 use shm_protocol::layout::ADDRESS_BITS;
 use shm_protocol::segment::IntervalPeriod;
-use shm_protocol::snapshot::{Header, ModuleView, RecordView};
+use shm_protocol::snapshot::{Header, ModuleView, RecordView, ThreadView};
 
 use crate::helper;
 use crate::process;
@@ -82,19 +82,25 @@ fn stacks(snapshot: &Snapshot, relocations: &Relocations, builder: &mut ProfileB
     let mut tree = ResolvedTree::new(snapshot);
     let mut stack = Vec::new();
     let mut frames = 0;
-    for record in snapshot.stacks() {
+    let threads = snapshot.thread_entries.len();
+    for record in snapshot.records() {
         stack.clear();
         let fits = frames < most;
-        let whole = fits
-            && tree.stack(record.node, &mut stack, |a| {
+        let end = fits.then(|| {
+            tree.stack(record.node, &mut stack, |a| {
                 builder.location(relocations.shown(a))
-            });
+            })
+        });
         truncated += usize::from(!fits);
-        if !whole {
+        if end.as_ref().is_none_or(|end| !end.whole) {
             stack.push(builder.location(TRUNCATED_ADDRESS));
         }
         frames += stack.len();
         builder.stack_of(&stack, &detail(record, now));
+        let thread = end.and_then(|end| end.thread);
+        if let Some(index) = thread.filter(|index| (*index as usize) < threads) {
+            builder.thread(index + 1);
+        }
     }
     if !snapshot.table_full.is_empty() {
         builder.stack([TABLE_FULL_ADDRESS], &detail(&snapshot.table_full, now));
@@ -134,7 +140,7 @@ pub fn profile_with_records(
     metadata: &Metadata,
 ) -> (Profile, usize, Vec<Part>) {
     let (now, interval) = (snapshot.end_tick(), snapshot.least_interval.max(1));
-    let stacks = snapshot.stacks();
+    let stacks = snapshot.records();
     let table_full = Some(&snapshot.table_full).filter(|record| !record.is_empty());
     let count = stacks.len() + usize::from(table_full.is_some());
     let part = |part: usize| {
@@ -165,6 +171,7 @@ pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
         live_variance: sums.live_variance,
         alloc_object_variance: sums.alloc_object_variance,
         live_object_variance: sums.live_object_variance,
+        short_lived_objects: sums.short_lived_objects,
     }
 }
 
@@ -269,6 +276,10 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         interval: period.interval,
         overhead: period.overhead,
     };
+    let thread = |thread: &ThreadView| heap_format::Thread {
+        tid: thread.tid,
+        name: text(thread.name()),
+    };
     let (allocator_ns, allocator) = header.allocator_stats().unzip();
     Facts {
         pid: Some(metadata.pid as u32),
@@ -281,6 +292,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         end_unix_ns: Some(snapshot.end_unix_ns),
         duration_ns: Some(snapshot.end_ns.saturating_sub(session.start_ns)),
         intervals: snapshot.intervals.iter().map(interval).collect(),
+        threads: snapshot.thread_entries.iter().map(thread).collect(),
         trigger: Some(metadata.trigger.clone()).filter(|t| !t.is_empty()),
         ended: Some(metadata.ended.clone()).filter(|t| !t.is_empty()),
         counters,

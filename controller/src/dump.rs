@@ -6,12 +6,13 @@ use std::path::PathBuf;
 
 use heap_format::dump::Text;
 use shm_protocol::clock::unix_ns;
+use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use crate::clock::now_ns;
 use crate::collect::{self, Metadata};
-use crate::discovery::Agent;
+use crate::discovery::{Agent, Life};
 use crate::ended::Ended;
 use crate::output::Output;
 use crate::parallel_writer;
@@ -19,6 +20,7 @@ use crate::process;
 use crate::segment::{Head, Refusal};
 use crate::snapshot::{Gone, Snapshot};
 use crate::text;
+use crate::threads;
 
 /// Why there is no dump.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +137,11 @@ pub fn write(
 ) -> Result<Written, Error> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
+    if agent.life == Life::Running {
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let bank = agent.segment.bank(session.number, &mut buffer)?;
+        threads::write_down(agent, session, &bank, true);
+    }
     let snapshot = snapshot(agent, session, &header)?;
     write_snapshot(output, agent, &header, &snapshot, (trigger, ended))
 }

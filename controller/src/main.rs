@@ -34,6 +34,7 @@ mod snapshot;
 mod target;
 mod terminal;
 mod text;
+mod threads;
 mod top;
 mod triggers;
 mod waiting;

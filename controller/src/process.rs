@@ -148,25 +148,48 @@ impl Status {
     }
 }
 
-/// How many threads are checked for filters.
+/// How many threads of a process are looked at.
 const MAX_THREADS: usize = 1024;
 
 /// Seccomp mode and number of filters of a process: the most that any of its threads has.
 pub fn seccomp(pid: i32) -> (u32, u32) {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        return (0, 0);
-    };
-    let of = |name: OsString| {
-        let name = name.into_string().ok()?;
-        let text = read(pid, &format!("task/{name}/status"), FILE_LIMIT)?;
+    let of = |tid| {
+        let text = read(pid, &format!("task/{tid}/status"), FILE_LIMIT)?;
         let field = |field| status_field(&text, field)?.parse::<u32>().ok();
         Some((field("Seccomp:")?, field("Seccomp_filters:").unwrap_or(0)))
     };
+    let threads = threads(pid).into_iter();
+    threads.filter_map(of).max().unwrap_or((0, 0))
+}
+
+/// Threads of a process, up to [`MAX_THREADS`]; none if there is no such process.
+pub fn threads(pid: i32) -> Vec<i32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    let number = |name: OsString| name.to_str()?.parse().ok();
     let threads = threads.flatten().take(MAX_THREADS);
     threads
-        .filter_map(|thread| of(thread.file_name()))
-        .max()
-        .unwrap_or((0, 0))
+        .filter_map(|thread| number(thread.file_name()))
+        .collect()
+}
+
+/// The name of a thread, zero-padded; `None` if there is no such thread.
+pub fn thread_name(pid: i32, tid: i32) -> Option<[u8; 16]> {
+    let text = read(pid, &format!("task/{tid}/comm"), FILE_LIMIT)?;
+    let text = text.strip_suffix(b"\n").unwrap_or(&text);
+    let mut name = [0; 16];
+    name.iter_mut()
+        .zip(text)
+        .for_each(|(byte, &own)| *byte = own);
+    Some(name)
+}
+
+/// The number of a thread in the innermost pid namespace that it is in.
+pub fn innermost_tid(pid: i32, tid: i32) -> Option<u32> {
+    let text = read(pid, &format!("task/{tid}/status"), FILE_LIMIT)?;
+    let numbers = status_field(&text, "NSpid:")?;
+    numbers.split_ascii_whitespace().last()?.parse().ok()
 }
 
 /// The value of a line in `/proc/PID/status`.

@@ -2,6 +2,7 @@
 //! a hundred thousand stacks costs one small read a frame.
 
 use heap_format::LocationId;
+use shm_protocol::snapshot::thread_of;
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
 use crate::snapshot::{MAX_DEPTH, Snapshot};
@@ -25,6 +26,16 @@ enum Link {
         location: LocationId,
         caller: NodeId,
     },
+    /// The node above a thread's stacks: its index, and the root.
+    Thread { index: u32, root: NodeId },
+}
+
+/// Where a stack ends.
+pub struct StackEnd {
+    /// At the thread's start.
+    pub whole: bool,
+    /// Index of the thread, if it is kept apart.
+    pub thread: Option<u32>,
 }
 
 impl<'a> ResolvedTree<'a> {
@@ -35,23 +46,31 @@ impl<'a> ResolvedTree<'a> {
     }
 
     /// Appends the locations of the stack that ends in `leaf`, leaf first; `resolve` finds
-    /// that of an address. Returns whether the stack reaches the thread's start.
+    /// that of an address.
     pub fn stack(
         &mut self,
         leaf: NodeId,
         out: &mut Vec<LocationId>,
         mut resolve: impl FnMut(u64) -> LocationId,
-    ) -> bool {
+    ) -> StackEnd {
         let (start, mut at) = (out.len(), leaf);
+        let mut thread = None;
+        let mut whole = false;
         while out.len() - start < MAX_DEPTH {
             let Some(link) = self.links.get_mut(at as usize) else {
-                return false;
+                break;
             };
             if matches!(link, Link::Unvisited) {
                 *link = match self.snapshot.node(at) {
-                    Some((caller, address)) => Link::Frame {
-                        location: resolve(address),
-                        caller,
+                    Some((caller, address)) => match thread_of(address) {
+                        Some(index) => Link::Thread {
+                            index,
+                            root: caller,
+                        },
+                        None => Link::Frame {
+                            location: resolve(address),
+                            caller,
+                        },
                     },
                     None => Link::End { whole: at == ROOT },
                 };
@@ -61,10 +80,17 @@ impl<'a> ResolvedTree<'a> {
                     out.push(location);
                     at = caller;
                 }
-                Link::End { whole } => return whole && out.len() > start,
-                Link::Unvisited => return false,
+                Link::Thread { index, root } => {
+                    thread = Some(index);
+                    at = root;
+                }
+                Link::End { whole: at_root } => {
+                    whole = at_root && out.len() > start;
+                    break;
+                }
+                Link::Unvisited => break,
             }
         }
-        false
+        StackEnd { whole, thread }
     }
 }

@@ -8,7 +8,7 @@ use std::io;
 
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record};
 use shm_protocol::segment::{IntervalPeriod, Session};
-use shm_protocol::snapshot::{BankSummary, RecordView, Table, Totals};
+use shm_protocol::snapshot::{BankSummary, RecordView, Table, ThreadView, Totals, thread_of};
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
 use crate::segment::{Refusal, Segment, io_error};
@@ -37,7 +37,7 @@ impl From<io::Error> for Gone {
     }
 }
 
-/// A copy of a session's table, one record per stack.
+/// A copy of a session's table, one record per stack and size class.
 pub struct Snapshot {
     /// The session.
     pub session: Session,
@@ -47,6 +47,8 @@ pub struct Snapshot {
     pub counters: Vec<(String, u64)>,
     /// Threads that met the session.
     pub threads: u64,
+    /// Those whose stacks are kept apart.
+    pub thread_entries: Vec<ThreadView>,
     /// When it was taken, or when the session ended: ns of the segment's clock.
     pub end_ns: u64,
     /// The same in Unix time.
@@ -83,6 +85,7 @@ impl Snapshot {
             totals: bank.totals(),
             counters: counters(&bank),
             threads: bank.threads(),
+            thread_entries: bank.thread_entries().collect(),
             end_ns,
             end_unix_ns,
             intervals: bank.intervals().collect(),
@@ -96,9 +99,20 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The stacks' sums; [`Snapshot::addresses`] has their frames.
-    pub fn stacks(&self) -> &[RecordView] {
+    /// The sums of each stack and size class; [`Snapshot::addresses`] has their frames.
+    pub fn records(&self) -> &[RecordView] {
         &self.stacks
+    }
+
+    /// The sums of each stack, over all sizes.
+    pub fn stacks(&self) -> Vec<RecordView> {
+        let mut merger = Merger::default();
+        for record in &self.stacks {
+            let mut record = *record;
+            record.size_class = 0;
+            merger.add(&record);
+        }
+        merger.stacks
     }
 
     /// Ticks from the session's start to the snapshot.
@@ -127,7 +141,7 @@ impl Snapshot {
         while out.len() < MAX_DEPTH {
             match table.node(at) {
                 Ok(Some((parent, address))) => {
-                    out.push(address);
+                    out.extend(Some(address).filter(|_| thread_of(address).is_none()));
                     at = parent;
                 }
                 Ok(None) => return at == ROOT && !out.is_empty(),
@@ -156,12 +170,14 @@ fn least_interval(session: &Session, bank: &BankSummary<'_>) -> u64 {
     logged.map_or(session.interval, |least| least.min(session.interval))
 }
 
-/// Adds up the records of each stack.
+/// Adds up the records of each stack and size class.
 #[derive(Default)]
 struct Merger {
     stacks: Vec<RecordView>,
-    /// By leaf, one more than the index in `stacks`.
+    /// By leaf, one more than the index in `stacks` of its last entry.
     indexes: Vec<u32>,
+    /// By index in `stacks`, the entry of the same stack before it, likewise.
+    others: Vec<u32>,
     table_full: RecordView,
 }
 
@@ -171,13 +187,17 @@ impl Merger {
         if self.indexes.len() <= leaf {
             self.indexes.resize((leaf + 1).next_power_of_two(), 0);
         }
-        match self.indexes[leaf] {
-            0 => {
-                self.stacks.push(*record);
-                self.indexes[leaf] = self.stacks.len() as u32;
+        let mut index = self.indexes[leaf] as usize;
+        while index != 0 {
+            let entry = &mut self.stacks[index - 1];
+            if entry.size_class == record.size_class {
+                return entry.merge(record);
             }
-            index => self.stacks[index as usize - 1].merge(record),
+            index = self.others[index - 1] as usize;
         }
+        self.stacks.push(*record);
+        self.others.push(self.indexes[leaf]);
+        self.indexes[leaf] = self.stacks.len() as u32;
     }
 }
 

@@ -23,6 +23,7 @@ use crate::process::{self, Stat};
 use crate::process_end::ProcessEnd;
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
+use crate::threads;
 pub use deadline::{Deadline, RENEWAL};
 pub use error::{Error, NoRoom};
 
@@ -78,6 +79,7 @@ pub struct Target {
     warned_helpless: bool,
     warnings: Vec<String>,
     pidfd: Option<OwnedFd>,
+    thread_names: threads::Looks,
     steps: u8,
     full: bool,
     /// Size of the segment with tables.
@@ -150,6 +152,7 @@ impl Target {
             pidfd,
             steps: 0,
             full: false,
+            thread_names: threads::Looks::default(),
             segment_bytes,
         }
     }
@@ -267,6 +270,7 @@ impl Target {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = self.agent.segment.bank(self.session.number, &mut buffer)?;
         self.totals = bank.totals();
+        self.thread_names.look(&self.agent, &self.session, &bank);
         let g = self.agent.segment.view().geometry();
         let half = |used: usize, limit: u32| used as u64 * 2 > u64::from(limit);
         let crowded = half(bank.nodes(), g.nodes_in(self.steps))

@@ -85,6 +85,13 @@ impl ProfileBuilder {
         self.close(detail);
     }
 
+    /// Tells the thread of the stack added last: from 1 on its place in [`Facts::threads`].
+    pub fn thread(&mut self, number: u32) {
+        let others = self.profile.stacks.len().saturating_sub(1);
+        self.profile.threads.resize(others, 0);
+        self.profile.threads.push(number);
+    }
+
     /// Sets the dump metadata. The text of the maps, when given here,
     /// is written as is; otherwise one is made from the modules.
     pub fn facts(&mut self, facts: Facts) {
@@ -104,6 +111,10 @@ impl ProfileBuilder {
             profile.mappings = maps::with_modules(maps::parse(&profile.facts.maps_text), modules);
         }
         maps::assign(&mut profile);
+        if !profile.threads.is_empty() {
+            profile.threads.resize(profile.stacks.len(), 0);
+        }
+        profile.label_threads();
         profile
     }
 

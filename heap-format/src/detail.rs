@@ -30,10 +30,12 @@ pub struct Detail {
     pub alloc_object_variance: f64,
     /// Variance of the live objects.
     pub live_object_variance: f64,
+    /// Objects freed within some milliseconds (the agent's clock: 4 to 8).
+    pub short_lived_objects: f64,
 }
 
 /// Numbers that a dump stores of a stack.
-pub(crate) const FIELDS: usize = 12;
+pub(crate) const FIELDS: usize = 13;
 
 impl Detail {
     /// Samples whose objects are still live.
@@ -85,6 +87,7 @@ impl Detail {
             self.live_variance,
             self.alloc_object_variance,
             self.live_object_variance,
+            self.short_lived_objects,
         ]
     }
 
@@ -103,6 +106,7 @@ impl Detail {
             live_variance: f[9],
             alloc_object_variance: f[10],
             live_object_variance: f[11],
+            short_lived_objects: f[12],
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! heap profile: 2: 8192 [3: 9000] @ heap_v2/1024
-//! # mem-profiler dump 2
+//! # mem-profiler dump 3
 //! 1: 4096 [2: 4904] @ 0x55d0 0x55e0
 //! # s 3 1 3.1 9100 …
 //! …
@@ -11,7 +11,7 @@
 //! MAPPED_LIBRARIES:
 //! 55c0-55f0 r-xp 00000000 08:01 42 /usr/bin/server
 //!
-//! # mem-profiler facts 2
+//! # mem-profiler facts 3
 //! # pid 4711
 //! …
 //! # end
@@ -20,7 +20,8 @@
 //! - The second line promises the last one: a dump without `# end` was cut off.
 //! - A stack is one or two lines with the same addresses, followed by one
 //!   `# s` line with its [`Detail`](crate::Detail): the fields in order of
-//!   declaration, separated by blanks, zeros at the end left out.
+//!   declaration, then the number of its thread among the facts, from 1 on;
+//!   separated by blanks, zeros at the end left out.
 //! - The counts in the lines before are such that the readers' formula gives
 //!   the estimates back; this crate's reader uses the exact values instead.
 //! - A fact is a line `# NAME VALUE`; unknown names are ignored, so that older
@@ -41,7 +42,7 @@ pub(crate) const SIGNATURE: &[u8] = b"# mem-profiler dump ";
 pub(crate) const FACTS: &[u8] = b"# mem-profiler facts ";
 
 /// The version that this crate writes, and the newest that it reads.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// The version from which on exact values have the variances of objects.
 pub(crate) const OBJECT_VARIANCES: u32 = 2;

@@ -286,7 +286,7 @@ impl Reader {
             return Err(Fault::here("gives exact values without a stack before it"));
         }
         let mut scan = Scan::new(fields);
-        let mut values = [0.0; FIELDS];
+        let mut values = [0.0; FIELDS + 1];
         let mut used = 0;
         while !scan.blanks().rest().is_empty() {
             let slot = values.get_mut(used);
@@ -296,7 +296,12 @@ impl Reader {
             }
             used += 1;
         }
-        let mut detail = Detail::from_fields(values);
+        let [fields @ .., thread] = values;
+        if !(0.0..1e9).contains(&thread) || thread.fract() != 0.0 {
+            return Err(Fault::here("holds a malformed thread"));
+        }
+        self.profile.threads.push(thread as u32);
+        let mut detail = Detail::from_fields(fields);
         if !self.varied {
             variance::of_objects(&mut detail, self.header.period.max(0) as u64);
         }
@@ -370,6 +375,10 @@ impl Reader {
             self.facts.symbols,
         );
         maps::assign(&mut profile);
+        if profile.threads.iter().all(|&thread| thread == 0) {
+            profile.threads.clear();
+        }
+        profile.label_threads();
         Ok(profile)
     }
 }

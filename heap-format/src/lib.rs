@@ -51,8 +51,8 @@ pub use detail::Detail;
 pub use error::ReadError;
 pub use profile::{
     BuildId, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location, MARKERS,
-    Mapping, Marker, NO_MAPPING, Profile, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, ValueType,
-    heap_sample_types, marker_at,
+    Mapping, Marker, NO_MAPPING, OTHER_THREADS, Profile, TABLE_FULL_ADDRESS, THREAD_LABEL,
+    TRUNCATED_ADDRESS, Thread, ValueType, heap_sample_types, marker_at,
 };
 pub use scale::unsample;
 pub use stacks::Stacks;

@@ -253,6 +253,30 @@ pub struct IntervalPeriod {
     pub overhead: Option<u32>,
 }
 
+/// A thread whose stacks are kept apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Thread {
+    /// Its number in the process's own pid namespace.
+    pub tid: u32,
+    /// Its name; empty when unknown.
+    pub name: String,
+}
+
+impl Thread {
+    /// Its name, or its number where that is not known.
+    pub fn title(&self) -> String {
+        match self.name.is_empty() {
+            true => format!("thread {}", self.tid),
+            false => self.name.clone(),
+        }
+    }
+}
+
+/// Key of the label with the name of a stack's thread.
+pub const THREAD_LABEL: &str = "thread";
+/// Value of [`THREAD_LABEL`] of stacks of a thread that is none of [`Facts::threads`].
+pub const OTHER_THREADS: &str = "[other threads]";
+
 /// Dump metadata: process, times, counters, mappings. Every fact is optional.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
@@ -277,6 +301,8 @@ pub struct Facts {
     /// The intervals in chronological order, if the interval changed; the
     /// profile's period is then the smallest.
     pub intervals: Vec<IntervalPeriod>,
+    /// The threads whose stacks are kept apart.
+    pub threads: Vec<Thread>,
     /// Number of this dump among those of its process.
     pub sequence: Option<u64>,
     /// Cause of the dump.
@@ -328,6 +354,9 @@ pub struct Profile {
     /// Size of the objects of each stack, or empty: pprof's label
     /// `bytes` of heap text.
     pub block_sizes: Vec<i64>,
+    /// The thread of each stack, or empty: from 1 on its place in [`Facts::threads`], 0 for
+    /// another one.
+    pub threads: Vec<u32>,
     /// Labels, in ascending order of stack.
     pub labels: Vec<Label>,
     /// Regular expression of frames that reports leave out together with all
@@ -367,6 +396,26 @@ impl Profile {
             true => format!("{} to {widest}", self.period),
             false => self.period.to_string(),
         }
+    }
+
+    /// Labels each stack with the name of its thread, if the dump tells several apart.
+    pub(crate) fn label_threads(&mut self) {
+        if self.facts.threads.len() < 2 || self.threads.len() != self.stacks.len() {
+            return;
+        }
+        let names: Vec<String> = self.facts.threads.iter().map(Thread::title).collect();
+        let name = |number: u32| {
+            let known = (number as usize)
+                .checked_sub(1)
+                .and_then(|at| names.get(at));
+            known.cloned().unwrap_or_else(|| OTHER_THREADS.to_owned())
+        };
+        let label = |(stack, &number): (usize, &u32)| Label {
+            stack: stack as u32,
+            key: THREAD_LABEL.to_owned(),
+            value: LabelValue::Text(name(number)),
+        };
+        self.labels = self.threads.iter().enumerate().map(label).collect();
     }
 
     /// Sum of a column; saturates.
@@ -413,6 +462,7 @@ impl Profile {
         let variances = other.variances.chunks(columns.max(1)).nth(index);
         self.variances.extend(variances.unwrap_or_default());
         self.block_sizes.extend(other.block_sizes.get(index));
+        self.threads.extend(other.threads.get(index));
         let start = other.labels.partition_point(|l| (l.stack as usize) < index);
         let own = other.labels[start..]
             .iter()

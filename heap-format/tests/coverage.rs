@@ -182,7 +182,7 @@ impl Kept {
     }
 }
 
-/// A dump as the first version wrote it: ten exact values, not twelve.
+/// A dump as the first version wrote it: ten exact values, not thirteen.
 fn first_version(text: &str) -> String {
     let line = |line: &str| match line.strip_prefix("# s ") {
         Some(values) => {
@@ -191,7 +191,7 @@ fn first_version(text: &str) -> String {
         }
         None => format!(
             "{}\n",
-            line.replace("# mem-profiler dump 2", "# mem-profiler dump 1")
+            line.replace("# mem-profiler dump 3", "# mem-profiler dump 1")
         ),
     };
     text.lines().map(line).collect()

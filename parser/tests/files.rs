@@ -55,6 +55,7 @@ const DETAIL: Detail = Detail {
     live_variance: 0.0,
     alloc_object_variance: 0.0,
     live_object_variance: 0.0,
+    short_lived_objects: 0.0,
 };
 
 /// A dump of one function, which it says is from `source`.

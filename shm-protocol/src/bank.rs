@@ -2,10 +2,11 @@
 
 use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, Node, RESERVE_STEPS, Record, ShardTotals,
+    THREAD_ADDRESS, THREADS_KEPT,
 };
 use crate::record::{FreeSample, MAX_RECORDS, NewSample, RecordId, Records, TABLE_FULL, add};
 use crate::sync::{AtomicU32, Ordering};
-use crate::tree::{MAX_NODES, Tree};
+use crate::tree::{MAX_NODES, NodeId, ROOT, TRUNCATED, Tree};
 use core::mem::size_of;
 
 /// Division of a bank of a given size: an eighth or so for slots, two slots a
@@ -163,17 +164,51 @@ impl<'a> Bank<'a> {
             .nodes_in(self.header.reserved_steps.load(Ordering::Relaxed))
     }
 
-    /// The record of `shard` for the stack ending in `leaf`; [`TABLE_FULL`] if there is no room.
+    /// The record of `shard` for objects of a size class from the stack ending in `leaf`;
+    /// [`TABLE_FULL`] if there is no room.
     #[must_use]
-    pub fn record_of(&self, leaf: u32, shard: u32) -> RecordId {
+    pub fn record_of(&self, (leaf, class): (u32, u32), shard: u32) -> RecordId {
         let steps = self.header.reserved_steps.load(Ordering::Relaxed);
         self.tree
             .node(leaf)
             .and_then(|node| {
-                self.records
-                    .of_shard(node, leaf, shard, self.geometry.records_in(steps))
+                let limit = self.geometry.records_in(steps);
+                self.records.of_shard(node, (leaf, class), shard, limit)
             })
             .unwrap_or(TABLE_FULL)
+    }
+
+    /// The stack and the size class whose record it is.
+    #[must_use]
+    pub fn stack_of(&self, id: RecordId) -> (u32, u32) {
+        self.records.record(id).map_or((0, 0), |record| {
+            let class = record.size_class.load(Ordering::Relaxed);
+            (record.node.load(Ordering::Relaxed), class)
+        })
+    }
+
+    /// The nodes above the complete and the truncated stacks of a thread that meets the session:
+    /// its own, so that its stacks are kept apart, for the first [`THREADS_KEPT`] threads whose
+    /// number is known (`tid` is not 0) and while no more than a quarter of the nodes is taken.
+    #[must_use]
+    pub fn roots_of(&self, tid: u32) -> [NodeId; 2] {
+        const SHARED: [NodeId; 2] = [ROOT, TRUNCATED];
+        let threads = &self.header.threads;
+        let taken = self.header.node_count.load(Ordering::Relaxed);
+        let known = threads.count.load(Ordering::Relaxed) as usize;
+        if tid == 0 || known >= THREADS_KEPT || taken as usize > self.geometry.nodes / 4 {
+            return SHARED;
+        }
+        let index = threads.count.fetch_add(1, Ordering::Relaxed);
+        let Some(entry) = threads.entries.get(index as usize) else {
+            return SHARED;
+        };
+        entry.tid.store(tid, Ordering::Relaxed);
+        let address = THREAD_ADDRESS + u64::from(index);
+        SHARED.map(|root| {
+            let own = self.tree.child(root, address, self.node_limit());
+            own.unwrap_or(root)
+        })
     }
 
     /// Counts a sampled allocation in its record and in the totals of `shard`.

@@ -21,7 +21,7 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64};
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -262,6 +262,41 @@ pub struct BankHeader {
     pub totals: [ShardTotals; EXCLUSIVE_SHARDS as usize + 1],
     /// Interval history.
     pub intervals: IntervalLog,
+    /// Threads whose stacks are kept apart.
+    pub threads: ThreadTable,
+}
+
+/// Threads of a session whose stacks are kept apart. The stacks of the others are under
+/// [`crate::tree::ROOT`] and [`crate::tree::TRUNCATED`] themselves.
+#[cfg(not(loom))]
+pub const THREADS_KEPT: usize = 64;
+/// No model has any.
+#[cfg(loom)]
+pub const THREADS_KEPT: usize = 1;
+/// Address of the node above the stacks of thread 0 of the [`ThreadTable`], of thread 1 behind
+/// it, and so on: in the first page, where no code is.
+pub const THREAD_ADDRESS: u64 = 0x400;
+
+/// The threads of a session, in the order in which they met it.
+#[repr(C)]
+pub struct ThreadTable {
+    /// Threads that asked for an entry, also those that found none.
+    pub count: AtomicU32,
+    /// Zero.
+    pub reserved: u32,
+    /// The entries.
+    pub entries: [ThreadEntry; THREADS_KEPT],
+}
+
+/// A thread of a session.
+#[repr(C)]
+pub struct ThreadEntry {
+    /// Its number as the process sees it (its own pid namespace); 0: not known.
+    pub tid: AtomicU32,
+    /// Zero.
+    pub reserved: u32,
+    /// Its name, zero-padded, which a controller looks up from outside: the agent leaves it alone.
+    pub name: [AtomicU64; 2],
 }
 
 /// Changes of the interval that are kept.
@@ -325,18 +360,18 @@ pub struct Node {
     pub records: AtomicU32,
 }
 
-/// The counters of one stack, as one shard saw it. Two cache lines: what allocation
+/// The counters of one stack and size class, as one shard saw them. Two cache lines: what allocation
 /// touches, what free touches.
 #[repr(C, align(64))]
 pub struct Record {
     /// Leaf of the stack.
     pub node: AtomicU32,
-    /// Next record of the same stack, or 0.
+    /// Next record of the same stack, of any size class and shard, or 0.
     pub next: AtomicU32,
     /// Shard that owns it.
     pub shard: AtomicU32,
-    /// Zero.
-    pub reserved: u32,
+    /// Its objects' size: [`crate::record::size_class`].
+    pub size_class: AtomicU32,
     /// Samples.
     pub alloc_samples: AtomicU64,
     /// Estimated objects allocated, fixed point.
@@ -363,8 +398,8 @@ pub struct Record {
     pub free_variance: AtomicU64,
     /// The same of the objects' variance.
     pub free_object_variance: AtomicU64,
-    /// Zero.
-    pub reserved2: u64,
+    /// Estimated objects freed within [`crate::record::SHORT_TICKS`] of their birth, fixed point.
+    pub free_short: AtomicU64,
 }
 
 #[cfg(all(test, not(loom)))]
@@ -388,11 +423,16 @@ mod tests {
         assert_eq!(offset_of!(BankHeader, totals), 192);
         assert_eq!(offset_of!(BankHeader, intervals), 2304);
         assert_eq!(size_of::<IntervalLog>(), 3136);
+        assert_eq!(offset_of!(BankHeader, threads), 5440);
+        assert_eq!(size_of::<ThreadEntry>(), 24);
+        assert_eq!(size_of::<ThreadTable>(), 1544);
         assert!(size_of::<BankHeader>() <= BANK_HEADER_BYTES);
         assert_eq!(size_of::<Node>(), 16);
         assert_eq!(size_of::<Record>(), 128);
         assert_eq!(offset_of!(Record, alloc_object_variance), 56);
         assert_eq!(offset_of!(Record, free_samples), 64);
         assert_eq!(offset_of!(Record, free_object_variance), 112);
+        assert_eq!(offset_of!(Record, size_class), 12);
+        assert_eq!(offset_of!(Record, free_short), 120);
     }
 }

@@ -1,4 +1,4 @@
-//! Counters of one stack.
+//! Counters of one stack, for objects of one size class.
 //!
 //! Each thread with a shard of its own writes its own records, with plain loads
 //! and stores: threads that sample one stack share no cache line. Other threads
@@ -31,6 +31,18 @@ pub const BYTE_ONE: f64 = 256.0;
 pub const TIME_ONE: f64 = 16.0;
 /// One byte² in the variances.
 pub const VARIANCE_ONE: f64 = 1.0 / 256.0;
+
+/// An object counts as short-lived if it is freed at most this many ticks after its birth.
+pub const SHORT_TICKS: u32 = 1;
+/// Size classes: those of objects of 0 or 1 byte, of 2 or 3, of 4 to 7 and so on.
+pub const SIZE_CLASSES: u32 = 64;
+
+/// The size class of an object: the logarithm of its size, base 2, rounded down.
+#[inline]
+#[must_use]
+pub fn size_class(bytes: u64) -> u32 {
+    (bytes | 1).ilog2()
+}
 
 /// A sampled allocation.
 #[derive(Clone, Copy, Debug)]
@@ -113,22 +125,29 @@ impl<'a> Records<'a> {
         Self { records, count }
     }
 
-    /// The record of `shard` for the stack that ends in `leaf`, made if it is new.
+    /// The record of `shard` for objects of `class` from the stack that ends in `leaf`, made if
+    /// it is new.
     ///
     /// `limit` is the number of records with memory behind them. When less than half
     /// of the room is left, shards no longer get records of their own. `None` when
     /// there is no room at all.
-    pub fn of_shard(&self, node: &Node, leaf: u32, shard: u32, limit: u32) -> Option<RecordId> {
+    pub fn of_shard(
+        &self,
+        node: &Node,
+        (leaf, class): (u32, u32),
+        shard: u32,
+        limit: u32,
+    ) -> Option<RecordId> {
         let limit = limit.min(self.records.len() as u32).min(MAX_RECORDS);
         let crowded = self.count.load(Ordering::Relaxed) >= limit / 2;
-        if let Some(found) = self.find(node, shard) {
+        if let Some(found) = self.find(node, class, shard) {
             return Some(found);
         }
         let shard = if crowded { SHARED_SHARD } else { shard };
-        if let Some(found) = crowded.then(|| self.find(node, shard)).flatten() {
+        if let Some(found) = crowded.then(|| self.find(node, class, shard)).flatten() {
             return Some(found);
         }
-        let id = self.claim(leaf, shard, limit)?;
+        let id = self.claim((leaf, class), shard, limit)?;
         self.link(node, id);
         Some(id)
     }
@@ -172,6 +191,9 @@ impl<'a> Records<'a> {
         add(&record.free_birth, births, exclusive);
         add(&record.free_death, deaths, exclusive);
         add(&record.free_variance, amounts.variance, exclusive);
+        if sample.tick.wrapping_sub(sample.born.tick) <= SHORT_TICKS {
+            add(&record.free_short, amounts.objects, exclusive);
+        }
         add_float(
             &record.free_object_variance,
             amounts.object_variance,
@@ -187,12 +209,14 @@ impl<'a> Records<'a> {
         self.records.get(id as usize)
     }
 
-    fn find(&self, node: &Node, shard: u32) -> Option<RecordId> {
+    fn find(&self, node: &Node, class: u32, shard: u32) -> Option<RecordId> {
         let mut id = node.records.load(Ordering::Acquire);
-        // A list longer than one record a shard can only be damage: stop.
-        for _ in 0..=SHARED_SHARD {
+        // A list longer than one record a shard and class can only be damage: stop.
+        for _ in 0..=SHARED_SHARD * SIZE_CLASSES {
             let record = self.records.get(id as usize).filter(|_| id != 0)?;
-            if record.shard.load(Ordering::Relaxed) == shard {
+            if record.shard.load(Ordering::Relaxed) == shard
+                && record.size_class.load(Ordering::Relaxed) == class
+            {
                 return Some(id);
             }
             id = record.next.load(Ordering::Relaxed);
@@ -200,7 +224,7 @@ impl<'a> Records<'a> {
         None
     }
 
-    fn claim(&self, leaf: u32, shard: u32, limit: u32) -> Option<RecordId> {
+    fn claim(&self, (leaf, class): (u32, u32), shard: u32, limit: u32) -> Option<RecordId> {
         if self
             .count
             .load(Ordering::Relaxed)
@@ -216,6 +240,7 @@ impl<'a> Records<'a> {
         let record = self.records.get(id as usize).filter(|_| id < limit)?;
         record.node.store(leaf, Ordering::Relaxed);
         record.shard.store(shard, Ordering::Relaxed);
+        record.size_class.store(class, Ordering::Relaxed);
         Some(id)
     }
 
@@ -292,12 +317,46 @@ mod tests {
     fn each_shard_has_a_record_and_keeps_it() {
         let (records, count, node) = memory(64);
         let records = Records::new(&records, &count);
-        let a = records.of_shard(&node, 5, 0, 64).unwrap();
-        let b = records.of_shard(&node, 5, 1, 64).unwrap();
+        let a = records.of_shard(&node, (5, 0), 0, 64).unwrap();
+        let b = records.of_shard(&node, (5, 0), 1, 64).unwrap();
         assert_ne!(a, b);
-        assert_eq!(records.of_shard(&node, 5, 0, 64), Some(a));
-        assert_eq!(records.of_shard(&node, 5, 1, 64), Some(b));
+        assert_eq!(records.of_shard(&node, (5, 0), 0, 64), Some(a));
+        assert_eq!(records.of_shard(&node, (5, 0), 1, 64), Some(b));
         assert_eq!(records.record(b).unwrap().node.load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
+    fn each_size_class_has_a_record_of_its_own() {
+        let classes = [0, 1, 2, 3, 4, 1023, 1024, 1 << 40].map(size_class);
+        assert_eq!(classes, [0, 0, 1, 1, 2, 9, 10, 40]);
+        let (records, count, node) = memory(64);
+        let records = Records::new(&records, &count);
+        let small = records.of_shard(&node, (5, 3), 0, 64).unwrap();
+        let large = records.of_shard(&node, (5, 20), 0, 64).unwrap();
+        let others = records.of_shard(&node, (5, 20), 1, 64).unwrap();
+        assert!(small != large && large != others && small != others);
+        assert_eq!(records.of_shard(&node, (5, 3), 0, 64), Some(small));
+        assert_eq!(records.of_shard(&node, (5, 20), 0, 64), Some(large));
+        let class = &records.record(others).unwrap().size_class;
+        assert_eq!(class.load(Ordering::Relaxed), 20);
+    }
+
+    #[test]
+    fn what_is_freed_at_once_counts_as_short_lived() {
+        let (records, count, node) = memory(8);
+        let records = Records::new(&records, &count);
+        let id = records.of_shard(&node, (1, 4), 0, 8).unwrap();
+        for (born, died) in [(7, 7), (7, 8), (7, 9), (u32::MAX, 0), (9, 200)] {
+            let born = NewSample {
+                bytes: 16,
+                weight: 1.0,
+                tick: born,
+            };
+            records.count_new(id, &born, true);
+            records.count_free(id, &FreeSample { born, tick: died }, true);
+        }
+        let short = &records.record(id).unwrap().free_short;
+        assert_eq!(short.load(Ordering::Relaxed), 3 << 12);
     }
 
     #[test]
@@ -306,9 +365,9 @@ mod tests {
         let records = Records::new(&records, &count);
         let nodes: Vec<Node> = (0..8).map(|_| zeroed()).collect();
         for (i, other) in nodes.iter().enumerate().take(4) {
-            records.of_shard(other, i as u32, 0, 8).unwrap();
+            records.of_shard(other, (i as u32, 0), 0, 8).unwrap();
         }
-        let shared = records.of_shard(&node, 9, 3, 8).unwrap();
+        let shared = records.of_shard(&node, (9, 0), 3, 8).unwrap();
         assert_eq!(
             records
                 .record(shared)
@@ -317,16 +376,16 @@ mod tests {
                 .load(Ordering::Relaxed),
             SHARED_SHARD
         );
-        assert_eq!(records.of_shard(&node, 9, 4, 8), Some(shared));
-        while records.claim(0, 0, 8).is_some() {}
-        assert_eq!(records.of_shard(&nodes[7], 7, 0, 8), None);
+        assert_eq!(records.of_shard(&node, (9, 0), 4, 8), Some(shared));
+        while records.claim((0, 0), 0, 8).is_some() {}
+        assert_eq!(records.of_shard(&nodes[7], (7, 0), 0, 8), None);
     }
 
     #[test]
     fn what_is_freed_is_what_was_added() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count);
-        let id = records.of_shard(&node, 1, 0, 8).unwrap();
+        let id = records.of_shard(&node, (1, 0), 0, 8).unwrap();
         for bytes in [0u64, 1, 16, 1000, 1 << 20, 1 << 40] {
             let born = NewSample {
                 bytes,
@@ -351,7 +410,7 @@ mod tests {
     fn object_variances_of_all_sizes_add_up() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count);
-        let id = records.of_shard(&node, 1, 0, 8).unwrap();
+        let id = records.of_shard(&node, (1, 0), 0, 8).unwrap();
         let mut expected = 0.0;
         for weight in [1.0f32, 1.000_01, 1.5, 64.5, 4096.25, 1_048_576.5] {
             for exclusive in [true, false] {
@@ -373,7 +432,7 @@ mod tests {
     fn exact_sampling_counts_exactly() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count);
-        let id = records.of_shard(&node, 1, 0, 8).unwrap();
+        let id = records.of_shard(&node, (1, 0), 0, 8).unwrap();
         for bytes in 0..1000u64 {
             records.count_new(
                 id,

@@ -13,7 +13,8 @@ use crate::bank::Geometry;
 use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, CONTROL_BYTES, Control, HEADER_BYTES, INTERVALS_KEPT,
     IntervalEntry, IntervalLog, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable,
-    Node, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
+    Node, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status, THREADS_KEPT, ThreadEntry,
+    ThreadTable,
 };
 use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
@@ -451,6 +452,17 @@ impl<F: Store> SegmentFile<F> {
         self.write_at(entries, &bytes[..kept.len() * ENTRY])?;
         self.write_word(log + offset_of!(IntervalLog, least), least)?;
         self.write_word(log + offset_of!(IntervalLog, count), kept.len() as u64)
+    }
+
+    /// Writes down the name of a thread, by its index in the session's [`ThreadTable`].
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub fn name_thread(&self, session: u64, index: usize, name: [u8; 16]) -> Result<(), Errno> {
+        let table = self.geometry().bank_offset(session) + offset_of!(BankHeader, threads);
+        let entries = table + offset_of!(ThreadTable, entries);
+        let entry = entries + index.min(THREADS_KEPT - 1) * size_of::<ThreadEntry>();
+        self.write_at(entry + offset_of!(ThreadEntry, name), &name)
     }
 
     /// Turns sampling off. The session's data stay.

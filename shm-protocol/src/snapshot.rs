@@ -10,9 +10,9 @@ mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use bank::{BankSummary, Totals};
+pub use bank::{BankSummary, ThreadView, Totals};
 pub use header::{Header, ModuleView};
-pub use table::{RecordView, StackSums, Table};
+pub use table::{RecordView, StackEnd, StackSums, Table, thread_of};
 
 use crate::tree::NodeId;
 

@@ -377,8 +377,12 @@ mod tests {
     struct Frames(RefCell<Vec<u64>>);
 
     impl Tree for Frames {
-        const ROOT: u32 = 0;
-        const TRUNCATED: u32 = 1;
+        fn root(&self) -> u32 {
+            0
+        }
+        fn truncated(&self) -> u32 {
+            1
+        }
         fn child(&self, parent: u32, address: u64) -> Option<u32> {
             self.0.borrow_mut().insert(0, address);
             Some(parent)

@@ -32,10 +32,10 @@ pub const ADDRESS_BITS: u32 = 48;
 /// Where walked stacks are interned, as return addresses with their module's instance
 /// above [`ADDRESS_BITS`].
 pub trait Tree {
-    /// The node above all complete stacks.
-    const ROOT: u32;
-    /// The node above all truncated stacks.
-    const TRUNCATED: u32;
+    /// The node above all complete stacks; the same as long as a walker remembers its last one.
+    fn root(&self) -> u32;
+    /// The node above all truncated stacks, likewise.
+    fn truncated(&self) -> u32;
     /// The node of `address` under `parent`; `None` when there is no room.
     fn child(&self, parent: u32, address: u64) -> Option<u32>;
 }
@@ -438,8 +438,8 @@ impl Walker {
     #[inline]
     fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
         let (mut node, mut words) = match trace.kept {
-            0 if self.truncated.is_some() => (T::TRUNCATED, 0),
-            0 => (T::ROOT, 0),
+            0 if self.truncated.is_some() => (tree.truncated(), 0),
+            0 => (tree.root(), 0),
             kept => (
                 self.frame(kept - 1).node,
                 self.frame(kept - 1).words as usize,
@@ -490,7 +490,7 @@ impl Walker {
     fn intern_deep<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
         let from_fresh = trace.fresh.min(DEEP_FRAMES);
         let from_kept = trace.kept.min(DEEP_FRAMES - from_fresh);
-        let mut node = Some(T::TRUNCATED);
+        let mut node = Some(tree.truncated());
         for index in trace.kept - from_kept..trace.kept {
             let frame = self.frame(index);
             let address = tagged(frame.registers.ip, frame.rule.instance());

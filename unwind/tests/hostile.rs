@@ -103,8 +103,12 @@ impl Code for One {
 struct Nowhere;
 
 impl Tree for Nowhere {
-    const ROOT: u32 = 0;
-    const TRUNCATED: u32 = 1;
+    fn root(&self) -> u32 {
+        0
+    }
+    fn truncated(&self) -> u32 {
+        1
+    }
     fn child(&self, parent: u32, _: u64) -> Option<u32> {
         Some(parent)
     }

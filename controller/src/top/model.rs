@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use serde::Serialize;
 use shm_protocol::clock::TICK_NS;
-use shm_protocol::snapshot::Header;
+use shm_protocol::snapshot::{Header, RecordView};
 use shm_protocol::tree::NodeId;
 
 use crate::snapshot::Snapshot;
@@ -119,17 +119,23 @@ impl Model {
         let seconds = snapshot.end_ns.saturating_sub(self.taken_ns) as f64 / 1e9;
         self.taken_ns = snapshot.end_ns;
         self.samples = snapshot.totals.samples;
-        self.name_stacks(snapshot, header, at_once);
-        self.fill_stacks(snapshot, seconds.max(0.001));
+        let stacks = snapshot.stacks();
+        self.name_stacks(&stacks, (snapshot, header), at_once);
+        self.fill_stacks(&stacks, snapshot, seconds.max(0.001));
         self.fill_functions();
     }
 
     /// Resolves the functions of stacks that are new.
-    fn name_stacks(&mut self, snapshot: &Snapshot, header: &Header<'_>, at_once: bool) {
+    fn name_stacks(
+        &mut self,
+        stacks: &[RecordView],
+        (snapshot, header): (&Snapshot, &Header<'_>),
+        at_once: bool,
+    ) {
         let mut addresses = Vec::new();
         let mut new = Vec::new();
         let mut all = Vec::new();
-        for record in snapshot.stacks() {
+        for record in stacks {
             if !self.frames.contains_key(&record.node) {
                 let whole = snapshot.addresses(record.node, &mut addresses);
                 all.extend_from_slice(&addresses);
@@ -151,7 +157,7 @@ impl Model {
         }
     }
 
-    fn fill_stacks(&mut self, snapshot: &Snapshot, seconds: f64) {
+    fn fill_stacks(&mut self, stacks: &[RecordView], snapshot: &Snapshot, seconds: f64) {
         let now = snapshot.end_tick();
         let unknown: Rc<[FunctionId]> = Rc::new([self.symbols.intern("[not named yet]")]);
         let full: Rc<[FunctionId]> = Rc::new([self.symbols.intern("[table full]")]);
@@ -159,7 +165,7 @@ impl Model {
         self.stacks.clear();
         self.total = Numbers::default();
         let rest = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
-        for record in snapshot.stacks().iter().chain(rest) {
+        for record in stacks.iter().chain(rest) {
             let sums = record.sums(now);
             let live = (sums.alloc_bytes - sums.free_bytes).max(0.0);
             let (live_before, alloc_before) = before.remove(&record.node).unwrap_or((0.0, 0.0));

@@ -226,7 +226,7 @@ fn count(mapping: &Mapping, epoch_seen: &mut u8) {
         let Some(node) = bank.tree.child(outer, leaf, limit) else {
             return;
         };
-        let record = bank.record_of(node, 0);
+        let record = bank.record_of((node, 9), 0);
         bank.count_new(record, 0, &born, true);
         if leaf == 0x40_3000 {
             bank.count_free(record, 0, &FreeSample { born, tick }, true);
@@ -261,7 +261,7 @@ fn many(mapping: &Mapping, stacks: u64) {
             };
             node = child;
         }
-        bank.count_new(bank.record_of(node, 0), 0, &born, true);
+        bank.count_new(bank.record_of((node, 6), 0), 0, &born, true);
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::{FACTS, VERSION};
 use crate::maps::hex;
 use crate::printable::is_hidden;
-use crate::profile::{BuildId, Function, IntervalPeriod, Line, MARKERS, Mapping, Profile};
+use crate::profile::{BuildId, Function, IntervalPeriod, Line, MARKERS, Mapping, Profile, Thread};
 
 /// Appends the facts of `profile`, from the section's first line on.
 pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
@@ -74,6 +74,12 @@ impl Writer<'_> {
         self.number("duration_ns", facts.duration_ns);
         for period in &facts.intervals {
             self.fact("interval", interval_text(period).as_bytes());
+        }
+        for thread in &facts.threads {
+            self.fact(
+                "thread",
+                format!("{} {}", thread.tid, thread.name).as_bytes(),
+            );
         }
         self.number("sequence", facts.sequence);
         self.text("trigger", facts.trigger.as_deref());
@@ -323,6 +329,13 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"interval" => facts
             .intervals
             .push(interval(std::str::from_utf8(value).ok()?)?),
+        b"thread" => {
+            let (name, tid) = named()?;
+            facts.threads.push(Thread {
+                tid: tid.try_into().ok()?,
+                name,
+            });
+        }
         b"sequence" => facts.sequence = Some(number()?),
         b"trigger" => facts.trigger = Some(string(value)),
         b"ended" => facts.ended = Some(string(value)),

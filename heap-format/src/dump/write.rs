@@ -9,7 +9,7 @@ use super::split::{Record, split};
 use crate::printable::is_hidden;
 
 use super::{END, SIGNATURE, STACK, VERSION, facts};
-use crate::detail::Detail;
+use crate::detail::{Detail, FIELDS};
 use crate::profile::{MARKERS, Profile};
 use crate::scale::weight;
 
@@ -121,7 +121,8 @@ impl<P: Borrow<Profile>> Text<P> {
                 line(out, second, frames, &self.addresses);
             }
             if let Some(detail) = profile.details.get(stack) {
-                exact(out, &detail.to_fields());
+                let thread = profile.threads.get(stack).copied().unwrap_or(0);
+                exact(out, &detail.to_fields(), thread);
             }
         }
     }
@@ -274,15 +275,22 @@ fn line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &
     buffer.truncate(start + end + 1);
 }
 
-fn exact(buffer: &mut Vec<u8>, fields: &[f64]) {
+fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], thread: u32) {
     buffer.extend_from_slice(STACK);
-    let used = fields
-        .iter()
-        .rposition(|&f| f != 0.0)
-        .map_or(0, |at| at + 1);
+    let used = match thread {
+        0 => fields
+            .iter()
+            .rposition(|&f| f != 0.0)
+            .map_or(0, |at| at + 1),
+        _ => FIELDS,
+    };
     for &field in &fields[..used] {
         buffer.push(b' ');
         fraction(buffer, field);
+    }
+    if thread != 0 {
+        buffer.push(b' ');
+        decimal(buffer, thread.into());
     }
     buffer.push(b'\n');
 }

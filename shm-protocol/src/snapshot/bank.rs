@@ -5,6 +5,7 @@ use crate::bank::Geometry;
 use crate::counters::{self, Counter, Counters};
 use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, ShardTotals,
+    THREADS_KEPT, ThreadEntry, ThreadTable,
 };
 use crate::record::{BYTE_ONE, FIRST_RECORD};
 use crate::segment::IntervalPeriod;
@@ -89,6 +90,22 @@ impl<'a> BankSummary<'a> {
             .map(|counter| (*counter, self.counter(counter.offset)))
     }
 
+    /// The threads whose stacks are kept apart, in the order of their indexes.
+    pub fn thread_entries(&self) -> impl Iterator<Item = ThreadView> + use<'a> {
+        let table = offset_of!(BankHeader, threads);
+        let count = u32_at(self.bytes, table + offset_of!(ThreadTable, count)) as usize;
+        let bytes = self.bytes;
+        (0..count.min(THREADS_KEPT)).map(move |index| {
+            let entries = table + offset_of!(ThreadTable, entries);
+            let entry = entries + index * size_of::<ThreadEntry>();
+            let name = entry + offset_of!(ThreadEntry, name);
+            ThreadView {
+                tid: u32_at(bytes, entry + offset_of!(ThreadEntry, tid)),
+                name: core::array::from_fn(|at| bytes[name + at]),
+            }
+        })
+    }
+
     fn log(&self, field: usize) -> u64 {
         u64_at(self.bytes, offset_of!(BankHeader, intervals) + field)
     }
@@ -140,6 +157,24 @@ impl<'a> BankSummary<'a> {
         totals.alloc_bytes = alloc as f64 / BYTE_ONE;
         totals.live_bytes = (alloc.wrapping_sub(freed) as i64).max(0) as f64 / BYTE_ONE;
         totals
+    }
+}
+
+/// A thread of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadView {
+    /// Its number as the process sees it (its own pid namespace); 0: not known.
+    pub tid: u32,
+    /// Its name, zero-padded; zeros: not known. Any bytes, of a hostile process.
+    pub name: [u8; 16],
+}
+
+impl ThreadView {
+    /// Its name; empty: not known.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        let end = self.name.iter().position(|byte| *byte == 0);
+        &self.name[..end.unwrap_or(self.name.len())]
     }
 }
 

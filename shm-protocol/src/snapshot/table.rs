@@ -1,8 +1,8 @@
 //! The stacks of a bank and what was counted for each.
 
 use super::{Invalid, u32_at, u64_at};
-use crate::layout::{Node, Record};
-use crate::record::{BYTE_ONE, OBJECT_ONE, TIME_ONE, VARIANCE_ONE};
+use crate::layout::{Node, Record, THREAD_ADDRESS, THREADS_KEPT};
+use crate::record::{BYTE_ONE, OBJECT_ONE, SIZE_CLASSES, TIME_ONE, VARIANCE_ONE};
 use crate::tree::{FIRST_NODE, NodeId, TRUNCATED};
 use core::mem::{offset_of, size_of};
 
@@ -46,18 +46,23 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Appends the addresses of the stack that ends in `leaf`, leaf first; returns whether
-    /// it is truncated.
+    /// Appends the addresses of the stack that ends in `leaf`, leaf first; returns where it ends.
     ///
     /// # Errors
     /// [`Invalid::Cycle`] on a damaged tree.
-    pub fn stack(&self, leaf: NodeId, mut push: impl FnMut(u64)) -> Result<bool, Invalid> {
-        let mut at = leaf;
+    pub fn stack(&self, leaf: NodeId, mut push: impl FnMut(u64)) -> Result<StackEnd, Invalid> {
+        let (mut at, mut thread) = (leaf, None);
         while let Some((parent, address)) = self.node(at)? {
-            push(address);
+            match thread_of(address) {
+                None => push(address),
+                own => thread = own,
+            }
             at = parent;
         }
-        Ok(at == TRUNCATED)
+        Ok(StackEnd {
+            truncated: at == TRUNCATED,
+            thread,
+        })
     }
 
     /// All records that were filled in; the first is `[table full]`. A stack may have
@@ -68,18 +73,38 @@ impl<'a> Table<'a> {
     }
 }
 
+/// Where a stack ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackEnd {
+    /// It could not be followed to the thread's start.
+    pub truncated: bool,
+    /// Index of its thread among [`BankSummary::thread_entries`](super::BankSummary::thread_entries);
+    /// `None`: one of the others.
+    pub thread: Option<u32>,
+}
+
+/// Index of the thread whose stacks are below a node of this address; `None` for an address
+/// of code.
+#[must_use]
+pub fn thread_of(address: u64) -> Option<u32> {
+    let index = address.wrapping_sub(THREAD_ADDRESS);
+    (index < THREADS_KEPT as u64).then_some(index as u32)
+}
+
 /// The sums of a record, still in fixed point: add those of one stack with
 /// [`RecordView::merge`] before converting them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecordView {
     /// Leaf of the stack; 0 for `[table full]`.
     pub node: NodeId,
-    sums: [u64; 11],
+    /// Size class of its objects; see [`crate::record::size_class`].
+    pub size_class: u32,
+    sums: [u64; 12],
     /// Variance of the objects allocated, and the part that left with freed ones.
     object_variances: [f64; 2],
 }
 
-const FIELDS: [usize; 11] = [
+const FIELDS: [usize; 12] = [
     offset_of!(Record, alloc_samples),
     offset_of!(Record, alloc_objects),
     offset_of!(Record, alloc_bytes),
@@ -91,6 +116,7 @@ const FIELDS: [usize; 11] = [
     offset_of!(Record, free_birth),
     offset_of!(Record, free_death),
     offset_of!(Record, free_variance),
+    offset_of!(Record, free_short),
 ];
 
 const FLOATS: [usize; 2] = [
@@ -125,6 +151,8 @@ pub struct StackSums {
     pub live_age_ticks: f64,
     /// Sum over freed objects of their lifetime, in object-ticks.
     pub freed_lifetime_ticks: f64,
+    /// Estimated objects freed within [`crate::record::SHORT_TICKS`] of their birth.
+    pub short_lived_objects: f64,
 }
 
 impl RecordView {
@@ -132,6 +160,7 @@ impl RecordView {
         let base = index * size_of::<Record>();
         Self {
             node: u32_at(bytes, base + offset_of!(Record, node)),
+            size_class: u32_at(bytes, base + offset_of!(Record, size_class)) % SIZE_CLASSES,
             sums: FIELDS.map(|field| u64_at(bytes, base + field)),
             object_variances: FLOATS.map(|field| variance(u64_at(bytes, base + field))),
         }
@@ -143,7 +172,8 @@ impl RecordView {
         self.sums.iter().all(|sum| *sum == 0)
     }
 
-    /// Adds another record of the same stack.
+    /// Adds another record of the same stack; of the same size class, if that is to mean
+    /// something.
     pub fn merge(&mut self, other: &Self) {
         for (sum, more) in self.sums.iter_mut().zip(other.sums) {
             *sum = sum.wrapping_add(more);
@@ -169,6 +199,7 @@ impl RecordView {
             f_birth,
             death,
             f_var,
+            f_short,
         ] = self.sums;
         let left = |all: u64, gone: u64| (all.wrapping_sub(gone) as i64).max(0) as f64;
         let live_objects = left(objects, f_objects) / OBJECT_ONE;
@@ -187,6 +218,7 @@ impl RecordView {
             live_object_variance: (object_variance - f_object_variance).max(0.0),
             live_age_ticks: (live_objects * f64::from(now_tick) - births).max(0.0),
             freed_lifetime_ticks: left(death, f_birth) / TIME_ONE,
+            short_lived_objects: f_short.min(f_objects).min(objects) as f64 / OBJECT_ONE,
         }
     }
 }

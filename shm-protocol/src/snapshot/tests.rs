@@ -1,7 +1,7 @@
 use super::*;
 use crate::bank::{Bank, Geometry};
 use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
-use crate::layout::{BANK_HEADER_BYTES, RESERVE_STEPS};
+use crate::layout::{BANK_HEADER_BYTES, RESERVE_STEPS, THREADS_KEPT};
 use crate::record::{FreeSample, NewSample, VARIANCE_ONE};
 use crate::sync::Ordering;
 use crate::tree::{ROOT, TRUNCATED};
@@ -45,15 +45,15 @@ fn what_the_writer_counts_the_reader_reads() {
         tick: 10,
     };
     for shard in [0, 1] {
-        bank.count_new(bank.record_of(leaf, shard), shard, &born, true);
+        bank.count_new(bank.record_of((leaf, 6), shard), shard, &born, true);
     }
     bank.count_free(
-        bank.record_of(leaf, 1),
+        bank.record_of((leaf, 6), 1),
         1,
         &FreeSample { born, tick: 30 },
         true,
     );
-    bank.count_new(bank.record_of(cut, 0), 0, &born, true);
+    bank.count_new(bank.record_of((cut, 6), 0), 0, &born, true);
 
     let bytes = &as_bytes(&words)[skip * 8..];
     let summary = BankSummary::new(bytes, geometry).unwrap();
@@ -67,9 +67,15 @@ fn what_the_writer_counts_the_reader_reads() {
     let records = &bytes[geometry.records_offset()..][..summary.records() * 128];
     let table = Table::new(nodes, records);
     let mut addresses = Vec::new();
-    assert_eq!(table.stack(leaf, |a| addresses.push(a)), Ok(false));
+    let end = |truncated| {
+        Ok(StackEnd {
+            truncated,
+            thread: None,
+        })
+    };
+    assert_eq!(table.stack(leaf, |a| addresses.push(a)), end(false));
     assert_eq!(addresses, [0x20, 0x10]);
-    assert_eq!(table.stack(cut, |_| ()), Ok(true));
+    assert_eq!(table.stack(cut, |_| ()), end(true));
     let mut sum = RecordView::default();
     table
         .records()
@@ -84,6 +90,47 @@ fn what_the_writer_counts_the_reader_reads() {
     assert!((sums.live_variance - 250.0 * 150.0).abs() <= 0.5 / VARIANCE_ONE);
     assert_eq!(sums.alloc_object_variance, 2.0 * 2.5 * 1.5);
     assert_eq!(sums.live_object_variance, 2.5 * 1.5);
+}
+
+#[test]
+fn the_stacks_of_threads_are_kept_apart() {
+    let geometry = Geometry::of_segment(SEGMENT);
+    let mut words = bank_memory(geometry);
+    let skip = aligned(&mut words);
+    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
+    let steps = &bank.header.reserved_steps;
+    steps.store(RESERVE_STEPS, core::sync::atomic::Ordering::Relaxed);
+    assert_eq!(bank.roots_of(0), [ROOT, TRUNCATED]);
+    let [root, cut] = bank.roots_of(4711);
+    let [other, _] = bank.roots_of(4712);
+    assert!(root != other && root != cut && root > TRUNCATED);
+    let leaf = |root| bank.tree.child(root, 0x5000, bank.node_limit()).unwrap();
+    let (own, others, unknown) = (leaf(root), leaf(other), leaf(TRUNCATED));
+    for _ in 2..THREADS_KEPT {
+        assert_ne!(bank.roots_of(1), [ROOT, TRUNCATED]);
+    }
+    assert_eq!(bank.roots_of(1), [ROOT, TRUNCATED]);
+
+    let bytes = &as_bytes(&words)[skip * 8..];
+    let summary = BankSummary::new(bytes, geometry).unwrap();
+    let tids: Vec<u32> = summary.thread_entries().map(|thread| thread.tid).collect();
+    assert_eq!(
+        (tids.len(), &tids[..3]),
+        (THREADS_KEPT, &[4711, 4712, 1][..])
+    );
+    let nodes = &bytes[geometry.nodes_offset()..][..summary.nodes() * 16];
+    let table = Table::new(nodes, &[]);
+    for (leaf, thread, truncated) in [
+        (own, Some(0), false),
+        (others, Some(1), false),
+        (unknown, None, true),
+    ] {
+        let mut addresses = Vec::new();
+        let end = table.stack(leaf, |a| addresses.push(a));
+        assert_eq!(end, Ok(StackEnd { truncated, thread }));
+        assert_eq!(addresses, [0x5000]);
+    }
 }
 
 proptest! {

@@ -62,8 +62,12 @@ impl Forest {
 struct Interned<'a>(Tree<'a>);
 
 impl unwind::walk::Tree for Interned<'_> {
-    const ROOT: u32 = shm_protocol::tree::ROOT;
-    const TRUNCATED: u32 = shm_protocol::tree::TRUNCATED;
+    fn root(&self) -> u32 {
+        shm_protocol::tree::ROOT
+    }
+    fn truncated(&self) -> u32 {
+        shm_protocol::tree::TRUNCATED
+    }
 
     fn child(&self, parent: u32, address: u64) -> Option<u32> {
         self.0.child(parent, address, NODES as u32)
@@ -138,7 +142,7 @@ fn table(c: &mut Criterion) {
         .child(shm_protocol::tree::ROOT, 4711, NODES as u32)
         .expect("room");
     let node = tree.node(leaf).expect("a node");
-    let record = records.of_shard(node, leaf, 0, 64).expect("room");
+    let record = records.of_shard(node, (leaf, 6), 0, 64).expect("room");
     let sample = NewSample {
         bytes: 100,
         weight: 10.7,

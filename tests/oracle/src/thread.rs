@@ -39,8 +39,12 @@ struct Stacks {
 const FIRST: u32 = 2;
 
 impl walk::Tree for Stacks {
-    const ROOT: u32 = 0;
-    const TRUNCATED: u32 = 1;
+    fn root(&self) -> u32 {
+        0
+    }
+    fn truncated(&self) -> u32 {
+        1
+    }
 
     fn child(&self, parent: u32, address: u64) -> Option<u32> {
         let mut nodes = self.nodes.borrow_mut();

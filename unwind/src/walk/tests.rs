@@ -13,8 +13,12 @@ use std::vec::Vec;
 struct Interned(RefCell<HashMap<(u32, u64), u32>>);
 
 impl Tree for Interned {
-    const ROOT: u32 = 0;
-    const TRUNCATED: u32 = 1;
+    fn root(&self) -> u32 {
+        0
+    }
+    fn truncated(&self) -> u32 {
+        1
+    }
     fn child(&self, parent: u32, address: u64) -> Option<u32> {
         let mut map = self.0.borrow_mut();
         let next = map.len() as u32 + 2;

@@ -3,7 +3,7 @@
 use crate::bank::{Bank, Geometry};
 use crate::layout::{
     BankHeader, Control, IntervalEntry, IntervalLog, MIN_SEGMENT_BYTES, Node, Params, Record,
-    ShardTotals,
+    ShardTotals, ThreadEntry, ThreadTable,
 };
 use crate::record::NewSample;
 use crate::segment::{Errno, SegmentFile, Session, Store};
@@ -86,6 +86,15 @@ fn header() -> BankHeader {
             reserved: [0; 6],
             entries: core::array::from_fn(|_| entry()),
         },
+        threads: ThreadTable {
+            count: half(),
+            reserved: 0,
+            entries: core::array::from_fn(|_| ThreadEntry {
+                tid: half(),
+                reserved: 0,
+                name: core::array::from_fn(|_| word()),
+            }),
+        },
     }
 }
 
@@ -94,7 +103,7 @@ fn record() -> Record {
         node: half(),
         next: half(),
         shard: half(),
-        reserved: 0,
+        size_class: half(),
         alloc_samples: word(),
         alloc_objects: word(),
         alloc_bytes: word(),
@@ -108,7 +117,7 @@ fn record() -> Record {
         free_death: word(),
         free_variance: word(),
         free_object_variance: word(),
-        reserved2: 0,
+        free_short: word(),
     }
 }
 
@@ -163,7 +172,7 @@ pub fn count(bank: &Bank<'_>, shard: u32) {
         tick: 0,
     };
     let leaf = bank.tree.child(ROOT, 7, bank.node_limit());
-    let record = bank.record_of(leaf.expect("room for the node"), shard);
+    let record = bank.record_of((leaf.expect("room for the node"), 4), shard);
     bank.count_new(record, shard, &sample, true);
 }
 
