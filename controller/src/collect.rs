@@ -140,18 +140,36 @@ pub fn profile_with_records(
     metadata: &Metadata,
 ) -> (Profile, usize, Vec<Part>) {
     let (now, interval) = (snapshot.end_tick(), snapshot.least_interval.max(1));
-    let stacks = snapshot.records();
-    let table_full = Some(&snapshot.table_full).filter(|record| !record.is_empty());
-    let count = stacks.len() + usize::from(table_full.is_some());
+    let groups = groups(snapshot);
     let part = |part: usize| {
-        let all = stacks.iter().chain(table_full);
-        let own = all.skip(part * PART).take(PART);
-        Part::new(own.map(|record| detail(record, now)), interval)
+        let own = groups.iter().skip(part * PART).take(PART);
+        let group = own.map(|group| {
+            let mut sum = Detail::default();
+            let details = group.iter().map(|record| detail(record, now));
+            details.for_each(|detail| sum.add(&detail));
+            (sum, group.len())
+        });
+        Part::new(group, interval)
     };
-    let (records, (profile, truncated)) = helper::parts_and(count.div_ceil(PART), part, || {
-        self::profile(snapshot, header, metadata)
-    });
+    let count = groups.len().div_ceil(PART);
+    let (records, (profile, truncated)) =
+        helper::parts_and(count, part, || self::profile(snapshot, header, metadata));
     (profile, truncated, records)
+}
+
+/// The records of each stack, in the order of [`profile`].
+fn groups(snapshot: &Snapshot) -> Vec<&[RecordView]> {
+    let mut rest = snapshot.records();
+    let mut groups = Vec::with_capacity(snapshot.groups().len() + 1);
+    for &count in snapshot.groups() {
+        let (group, others) = rest.split_at(rest.len().min(count as usize));
+        groups.push(group);
+        rest = others;
+    }
+    if !snapshot.table_full.is_empty() {
+        groups.push(std::slice::from_ref(&snapshot.table_full));
+    }
+    groups
 }
 
 /// A stack's sums in the dump's units.

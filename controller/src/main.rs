@@ -31,6 +31,7 @@ mod select;
 mod session;
 mod smaps;
 mod snapshot;
+mod stack_groups;
 mod target;
 mod terminal;
 mod text;

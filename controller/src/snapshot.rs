@@ -12,6 +12,7 @@ use shm_protocol::snapshot::{BankSummary, RecordView, Table, ThreadView, Totals,
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
 use crate::segment::{Refusal, Segment, io_error};
+use crate::stack_groups;
 
 /// Records read at a time, so that the empty rest of a table takes no memory.
 const CHUNK: usize = 8192;
@@ -64,6 +65,7 @@ pub struct Snapshot {
     pub table_full: RecordView,
     nodes: Vec<u8>,
     stacks: Vec<RecordView>,
+    groups: Vec<u32>,
 }
 
 impl Snapshot {
@@ -80,6 +82,7 @@ impl Snapshot {
         read_records(segment, session, records, &mut merger)?;
         let bank = current(segment, session, &mut buffer)?;
         let nodes = read_nodes(segment, session, within(segment, bank.nodes(), NODE)?)?;
+        let groups = stack_groups::arrange(&Table::new(&nodes, &[]), &mut merger.stacks);
         let snapshot = Self {
             session: *session,
             totals: bank.totals(),
@@ -94,17 +97,24 @@ impl Snapshot {
             table_full: merger.table_full,
             nodes,
             stacks: merger.stacks,
+            groups,
         };
         current(segment, session, &mut buffer)?;
         Ok(snapshot)
     }
 
-    /// The sums of each stack and size class; [`Snapshot::addresses`] has their frames.
+    /// The sums of each stack, thread and size class, those of one stack next to each other;
+    /// [`Snapshot::addresses`] has their frames.
     pub fn records(&self) -> &[RecordView] {
         &self.stacks
     }
 
-    /// The sums of each stack, over all sizes.
+    /// How many of [`Snapshot::records`] each stack has, in their order.
+    pub fn groups(&self) -> &[u32] {
+        &self.groups
+    }
+
+    /// The sums of each stack of each thread, over all sizes.
     pub fn stacks(&self) -> Vec<RecordView> {
         let mut merger = Merger::default();
         for record in &self.stacks {

@@ -19,6 +19,13 @@ use crate::scale::unsample;
 use crate::scan::Scan;
 use crate::variance;
 
+/// Most frames of repeated stacks, which other formats write out: as many as the controller
+/// puts into a dump.
+const MAX_REPEATED: usize = 1 << 26;
+/// Exact values that a repeated stack must have at least, so that a small file makes a small
+/// profile: samples, of which freed, objects, bytes.
+const LEAST_AGAIN: usize = 4;
+
 /// Start of this kind of file.
 pub(crate) const START: &[u8] = b"heap profile:";
 
@@ -131,6 +138,8 @@ struct Reader {
     varied: bool,
     /// Whether the last stack still awaits its exact values.
     open: bool,
+    /// Frames of stacks that were repeated.
+    repeated: usize,
     /// The text of its addresses.
     last: Vec<u8>,
     facts: FactsReader,
@@ -159,6 +168,7 @@ impl Reader {
             ours: false,
             varied: false,
             open: false,
+            repeated: 0,
             last: Vec::new(),
             facts: FactsReader::default(),
         }
@@ -280,10 +290,29 @@ impl Reader {
         !stacks.is_empty() && stacks.get(stacks.len() - 1) == stacks.open_frames()
     }
 
+    /// Makes the stack before a second time, for its exact values in another thread or size class.
+    fn same_again(&mut self) -> Result<(), Fault> {
+        let profile = &mut self.profile;
+        let count = profile.stacks.len();
+        if count == 0 || profile.details.len() != count {
+            return Err(Fault::here("gives exact values without a stack before it"));
+        }
+        self.repeated += profile.stacks.get(count - 1).len();
+        if self.repeated > MAX_REPEATED {
+            return Err(Fault::here("repeats stacks too often"));
+        }
+        profile.stacks.repeat_last();
+        let values = profile.values.len() - 4;
+        profile.values.extend_from_within(values..);
+        profile.block_sizes.push(0);
+        Ok(())
+    }
+
     /// The exact values of the stack before.
     fn exact(&mut self, fields: &[u8]) -> Result<(), Fault> {
-        if !self.open {
-            return Err(Fault::here("gives exact values without a stack before it"));
+        let again = !self.open;
+        if again {
+            self.same_again()?;
         }
         let mut scan = Scan::new(fields);
         let mut values = [0.0; FIELDS + 1];
@@ -297,8 +326,8 @@ impl Reader {
             used += 1;
         }
         let [fields @ .., thread] = values;
-        if !(0.0..1e9).contains(&thread) || thread.fract() != 0.0 {
-            return Err(Fault::here("holds a malformed thread"));
+        if again && used < LEAST_AGAIN || !(0.0..1e9).contains(&thread) || thread.fract() != 0.0 {
+            return Err(Fault::here("holds malformed exact values"));
         }
         self.profile.threads.push(thread as u32);
         let mut detail = Detail::from_fields(fields);

@@ -1,28 +1,30 @@
 //! Stacks of a profile, in one array.
 
-/// Stacks, flattened: frames of all of them in one array.
+use std::ops::Range;
+
+/// Stacks, flattened: frames of all of them in one array, which equal stacks next to each other
+/// may share.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stacks {
-    ends: Vec<u64>,
+    spans: Vec<Range<usize>>,
     frames: Vec<u32>,
 }
 
 impl Stacks {
     /// Number of stacks.
     pub fn len(&self) -> usize {
-        self.ends.len()
+        self.spans.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.spans.is_empty()
     }
 
     /// The frames of stack `index`, leaf first: indices into
     /// [`Profile::locations`].
     pub fn get(&self, index: usize) -> &[u32] {
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        &self.frames[start as usize..self.ends[index] as usize]
+        &self.frames[self.spans[index].clone()]
     }
 
     /// All stacks in order.
@@ -42,22 +44,25 @@ impl Stacks {
 
     /// Ends the stack under construction.
     pub(crate) fn close(&mut self) {
-        self.ends.push(self.frames.len() as u64);
+        self.spans.push(self.open_start()..self.frames.len());
+    }
+
+    /// Appends the last stack once more.
+    pub(crate) fn repeat_last(&mut self) {
+        self.spans.extend(self.spans.last().cloned());
+    }
+
+    fn open_start(&self) -> usize {
+        self.spans.last().map_or(0, |span| span.end)
     }
 
     /// The frames pushed since the last [`Stacks::close`].
     pub(crate) fn open_frames(&self) -> &[u32] {
-        &self.frames[self.ends.last().map_or(0, |&end| end as usize)..]
+        &self.frames[self.open_start()..]
     }
 
     /// Drops the frames pushed since the last [`Stacks::close`].
     pub(crate) fn discard_open(&mut self) {
-        self.frames
-            .truncate(self.ends.last().map_or(0, |&end| end as usize));
-    }
-
-    /// Total number of frames.
-    pub fn frame_count(&self) -> usize {
-        self.frames.len()
+        self.frames.truncate(self.open_start());
     }
 }

@@ -221,9 +221,100 @@ fn a_second_line_is_known_by_its_addresses_however_they_are_written() {
 }
 
 #[test]
+fn threads_and_size_classes_of_one_stack_share_its_lines() {
+    let mut builder = ProfileBuilder::new(1024);
+    let of = |sizes: &[(u64, bool)]| Detail {
+        short_lived_objects: 0.5,
+        ..detail(sizes, 1024)
+    };
+    builder.stack([0x1001, 0x2001], &of(&[(20, true), (30, false)]));
+    builder.thread(1);
+    builder.stack([0x1001, 0x2001], &of(&[(2000, true)]));
+    builder.thread(2);
+    builder.stack([0x1001, 0x2001], &of(&[(70, false); 3]));
+    builder.stack([0x3001], &of(&[(5, true)]));
+    builder.facts(Facts {
+        threads: ["main", "wor\u{202e}k er"]
+            .map(|name| heap_format::Thread {
+                tid: 7,
+                name: name.into(),
+            })
+            .to_vec(),
+        ..Facts::default()
+    });
+    let profile = builder.finish();
+    let text = String::from_utf8(written(&profile)).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains(" @ 0x")).collect();
+    // Objects of different sizes take two lines.
+    assert_eq!(lines.len(), 3, "{text}");
+    let back = read(text.as_bytes(), "a.heap").unwrap();
+    assert_eq!(back.stacks.len(), 4);
+    assert_eq!(back.threads, [1, 2, 0, 0]);
+    assert_eq!(back.facts.threads, profile.facts.threads);
+    let labels: Vec<_> = back
+        .labels
+        .iter()
+        .map(|label| label.value.clone())
+        .collect();
+    let text = |name: &str| heap_format::LabelValue::Text(name.into());
+    let others = text(heap_format::OTHER_THREADS);
+    let names = [
+        text("main"),
+        text("wor\u{202e}k er"),
+        others.clone(),
+        others,
+    ];
+    assert_eq!(labels, names);
+    for column in 0..4 {
+        assert_eq!(back.total(column), profile.total(column));
+    }
+    assert_eq!(written(&back), written(&profile));
+    // Without the exact values: what others read.
+    let plain: String = String::from_utf8(written(&profile))
+        .unwrap()
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let plain = read(plain.as_bytes(), "a.heap").unwrap();
+    for column in 0..4 {
+        let (a, b) = (plain.total(column), profile.total(column));
+        assert!((a - b).abs() <= 3, "column {column}: {a} for {b}");
+    }
+}
+
+#[test]
+fn a_stack_is_repeated_only_with_values() {
+    let dump = |again: &str| {
+        format!(
+            "heap profile: 2: 32 [2: 32] @ heap_v2/1\n# mem-profiler dump 3\n\
+             2: 32 [2: 32] @ 0xa0 0xb0\n# s 1 0 1 16\n{again}\n\n\
+             MAPPED_LIBRARIES:\n\n# mem-profiler facts 3\n# end\n"
+        )
+    };
+    let read = |again: &str| read(dump(again).as_bytes(), "a.heap");
+    assert_eq!(read("# s 1 0 1 16").unwrap().total(3), 32);
+    for malformed in [
+        "# s",
+        "# s 1",
+        "# s 1 0 1",
+        "# s 1 0 1 16 0 0 0 0 0 0 0 0 0 -1",
+    ] {
+        assert!(read(malformed).is_err(), "{malformed}");
+    }
+    let thread = read("# s 1 0 1 16 0 0 0 0 0 0 0 0 0 9").unwrap();
+    assert_eq!((thread.threads, thread.labels.len()), (vec![0, 9], 0));
+}
+
+#[test]
 fn records_found_beforehand_make_the_same_text() {
     let profile = sample();
-    let part = || dump::Part::new(profile.details.iter().copied(), profile.period as u64);
+    let part = || {
+        dump::Part::new(
+            profile.details.iter().map(|d| (*d, 1)),
+            profile.period as u64,
+        )
+    };
     let text = dump::Text::with_parts(&profile, vec![part()]).unwrap();
     let mut out = Vec::new();
     (0..text.pieces()).for_each(|piece| text.piece(piece, &mut out));

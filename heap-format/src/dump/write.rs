@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 
 use super::numbers::{HEX_ROOM, HexText, decimal, fraction};
@@ -37,6 +38,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
 pub struct Text<P> {
     profile: P,
     parts: Vec<Part>,
+    /// By part, its first stack.
+    starts: Vec<usize>,
     addresses: Vec<HexText>,
 }
 
@@ -46,22 +49,34 @@ impl<P: Borrow<Profile>> Text<P> {
         let of = profile.borrow();
         let columns = Columns::find(of).ok_or_else(|| refused("not a heap profile"))?;
         let interval = of.period.max(1) as u64;
-        let numbers: Vec<usize> = (0..of.stacks.len()).collect();
-        let lines = |&stack: &usize| columns.estimates(of, stack).lines(interval);
-        let parts = numbers
+        let groups = groups(of);
+        let lines = |group: &Range<usize>| {
+            let estimates = match group.len() {
+                1 => columns.estimates(of, group.start),
+                _ => Estimates::new(&sum(&of.details[group.clone()])),
+            };
+            (estimates.lines(interval), group.len())
+        };
+        let parts = groups
             .chunks(PART)
             .map(|part| Part::add_up(part.iter().map(lines)));
         let parts = parts.collect();
         Ok(Self::made(profile, parts))
     }
 
-    /// Of a heap profile of whose stacks the records are known: those of each [`PART`]
-    /// stacks, in order.
+    /// Of a heap profile of whose stacks the records are known: in order, with as many groups
+    /// of equal stacks in each part.
     pub fn with_parts(profile: P, parts: Vec<Part>) -> io::Result<Self> {
-        let stacks = profile.borrow().stacks.len();
-        let lengths = parts.iter().map(|part| part.lines.len());
-        let expected = (0..stacks).step_by(PART).map(|at| PART.min(stacks - at));
-        match lengths.eq(expected) {
+        let of = profile.borrow();
+        let mut start = 0;
+        let mut is_one = |length: &u32| {
+            let group = start..start + *length as usize;
+            start = group.end;
+            let fits = group.end <= of.stacks.len() && group.end <= of.details.len();
+            fits && equal(of, group)
+        };
+        let equal = parts.iter().flat_map(|part| &part.lengths).all(&mut is_one);
+        match equal && start == of.stacks.len() {
             true => Ok(Self::made(profile, parts)),
             false => Err(refused("not the records of its stacks")),
         }
@@ -72,9 +87,16 @@ impl<P: Borrow<Profile>> Text<P> {
         let addresses = locations
             .map(|l| HexText::new(l.address.wrapping_add(1)))
             .collect();
+        let mut starts = Vec::with_capacity(parts.len());
+        let mut start = 0;
+        for part in &parts {
+            starts.push(start);
+            start += part.lengths.iter().map(|&n| n as usize).sum::<usize>();
+        }
         Self {
             profile,
             parts,
+            starts,
             addresses,
         }
     }
@@ -90,7 +112,7 @@ impl<P: Borrow<Profile>> Text<P> {
             self.head(out);
         }
         if let Some(part) = self.parts.get(piece) {
-            self.stacks(piece * PART, part, out);
+            self.stacks(self.starts[piece], part, out);
         }
         if piece + 1 == self.pieces() {
             self.tail(out);
@@ -112,17 +134,21 @@ impl<P: Borrow<Profile>> Text<P> {
         out.push(b'\n');
     }
 
-    fn stacks(&self, start: usize, part: &Part, out: &mut Vec<u8>) {
+    fn stacks(&self, mut start: usize, part: &Part, out: &mut Vec<u8>) {
         let profile = self.profile.borrow();
-        for (stack, [first, second]) in (start..).zip(&part.lines) {
-            let frames = profile.stacks.get(stack);
+        for ([first, second], &length) in part.lines.iter().zip(&part.lengths) {
+            let frames = profile.stacks.get(start);
             line(out, first, frames, &self.addresses);
             if *second != [Record::default(); 2] {
                 line(out, second, frames, &self.addresses);
             }
-            if let Some(detail) = profile.details.get(stack) {
-                let thread = profile.threads.get(stack).copied().unwrap_or(0);
-                exact(out, &detail.to_fields(), thread);
+            let group = start..start + length as usize;
+            start = group.end;
+            for stack in group {
+                if let Some(detail) = profile.details.get(stack) {
+                    let thread = profile.threads.get(stack).copied().unwrap_or(0);
+                    exact(out, &detail.to_fields(), thread);
+                }
             }
         }
     }
@@ -138,6 +164,31 @@ impl<P: Borrow<Profile>> Text<P> {
     }
 }
 
+/// Stacks with exact values that are equal and next to each other: they share their lines.
+fn groups(profile: &Profile) -> Vec<Range<usize>> {
+    let exact = profile.details.len() == profile.stacks.len();
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    for stack in 0..profile.stacks.len() {
+        match groups.last_mut() {
+            Some(group) if exact && equal(profile, group.end - 1..stack + 1) => group.end += 1,
+            _ => groups.push(stack..stack + 1),
+        }
+    }
+    groups
+}
+
+/// Whether stacks have the same frames.
+fn equal(profile: &Profile, mut group: Range<usize>) -> bool {
+    let first = group.next().map(|stack| profile.stacks.get(stack));
+    group.all(|stack| Some(profile.stacks.get(stack)) == first)
+}
+
+fn sum(details: &[Detail]) -> Detail {
+    let mut sum = Detail::default();
+    details.iter().for_each(|detail| sum.add(detail));
+    sum
+}
+
 fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
@@ -145,28 +196,35 @@ fn refused(why: &str) -> io::Error {
 /// In-use and allocated records of a stack, as many as it has lines.
 type Lines = [[Record; 2]; 2];
 
-/// Stacks of a piece of the text.
+/// Different stacks of a piece of the text.
 pub const PART: usize = 1024;
 
 /// The records of some stacks: what costs most of a dump's time, and needs their numbers
 /// alone.
 pub struct Part {
     lines: Vec<Lines>,
+    /// How many stacks with exact values each of them sums up.
+    lengths: Vec<u32>,
     total: [Record; 2],
 }
 
 impl Part {
-    /// Those of stacks with these numbers, sampled once every `interval` bytes.
-    pub fn new(details: impl Iterator<Item = Detail>, interval: u64) -> Self {
-        Self::add_up(details.map(|detail| Estimates::new(&detail).lines(interval)))
+    /// Those of groups of equal stacks, sampled once every `interval` bytes: the sum of each
+    /// group's numbers, and how many stacks it has.
+    pub fn new(groups: impl Iterator<Item = (Detail, usize)>, interval: u64) -> Self {
+        Self::add_up(groups.map(|(sum, length)| (Estimates::new(&sum).lines(interval), length)))
     }
 
-    fn add_up(lines: impl Iterator<Item = Lines>) -> Self {
+    fn add_up(groups: impl Iterator<Item = (Lines, usize)>) -> Self {
         let mut part = Self {
             lines: Vec::with_capacity(PART),
+            lengths: Vec::with_capacity(PART),
             total: [Record::default(); 2],
         };
-        part.lines.extend(lines);
+        for (lines, length) in groups {
+            part.lines.push(lines);
+            part.lengths.push(length as u32);
+        }
         for record in part.lines.iter().flatten() {
             add(&mut part.total, record);
         }

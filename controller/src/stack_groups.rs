@@ -1,0 +1,188 @@
+//! Which records of a snapshot are of one stack: those of its size classes, and those of the same
+//! calls in several threads.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use shm_protocol::snapshot::{RecordView, Table, thread_of};
+use shm_protocol::tree::{FIRST_NODE, NodeId};
+
+/// Puts the records of each stack next to each other, the stacks in the order in which they came.
+/// Returns how many records each stack has.
+pub fn arrange(nodes: &Table<'_>, records: &mut Vec<RecordView>) -> Vec<u32> {
+    let stacks = Stacks::of(nodes);
+    let mut places: HashMap<NodeId, u32, Seed> = HashMap::with_hasher(Seed::new());
+    let mut counts: Vec<u32> = Vec::new();
+    let place_of: Vec<u32> = records
+        .iter()
+        .map(|record| {
+            let next = counts.len() as u32;
+            let place = *places.entry(stacks.name(record.node)).or_insert(next);
+            if place == next {
+                counts.push(0);
+            }
+            counts[place as usize] += 1;
+            place
+        })
+        .collect();
+    if counts.len() < records.len() {
+        let mut order: Vec<usize> = (0..records.len()).collect();
+        order.sort_by_key(|&at| place_of[at]);
+        *records = order.into_iter().map(|at| records[at]).collect();
+    }
+    counts
+}
+
+/// One name for each stack: the node of its leaf in the first thread that has it.
+enum Stacks {
+    /// No two threads are kept apart: its only node.
+    Once,
+    /// By node.
+    Named(Vec<NodeId>),
+}
+
+impl Stacks {
+    fn of(table: &Table<'_>) -> Self {
+        let count = table.node_count() as NodeId;
+        let node = |id| table.node(id).ok().flatten();
+        let is_thread = |id: &NodeId| node(*id).is_some_and(|(_, a)| thread_of(a).is_some());
+        // Each has a node above its whole stacks and one above its truncated ones.
+        if (FIRST_NODE..count).filter(is_thread).nth(2).is_none() {
+            return Self::Once;
+        }
+        let mut names: Vec<NodeId> = (0..count).collect();
+        let mut known: HashMap<(NodeId, u64), NodeId, Seed> = HashMap::with_hasher(Seed::new());
+        for id in FIRST_NODE..count {
+            // A damaged node is a stack of its own.
+            let Some((parent, address)) = node(id) else {
+                continue;
+            };
+            let parent = names[parent as usize];
+            names[id as usize] = match thread_of(address) {
+                Some(_) => parent,
+                None => *known.entry((parent, address)).or_insert(id),
+            };
+        }
+        Self::Named(names)
+    }
+
+    fn name(&self, leaf: NodeId) -> NodeId {
+        match self {
+            Self::Once => leaf,
+            Self::Named(names) => names.get(leaf as usize).copied().unwrap_or(leaf),
+        }
+    }
+}
+
+/// Makes hashers that are fast for a word or two, and whose collisions a hostile target cannot
+/// foresee.
+struct Seed(u64);
+
+impl Seed {
+    fn new() -> Self {
+        Self(RandomState::new().build_hasher().finish())
+    }
+}
+
+impl BuildHasher for Seed {
+    type Hasher = Mixer;
+
+    fn build_hasher(&self) -> Mixer {
+        Mixer(self.0)
+    }
+}
+
+struct Mixer(u64);
+
+impl Hasher for Mixer {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(value.into());
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0.rotate_left(29) ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shm_protocol::layout::{Node, THREAD_ADDRESS};
+    use shm_protocol::tree::{ROOT, TRUNCATED};
+
+    /// Nodes of a tree, each with its caller's node and its address.
+    fn tree(nodes: &[(NodeId, u64)]) -> Vec<u8> {
+        let mut bytes = vec![0; FIRST_NODE as usize * size_of::<Node>()];
+        for (parent, address) in nodes {
+            bytes.extend(address.to_le_bytes());
+            bytes.extend(parent.to_le_bytes());
+            bytes.extend([0; 4]);
+        }
+        bytes
+    }
+
+    fn record(node: NodeId, size_class: u32) -> RecordView {
+        let mut record = RecordView::default();
+        (record.node, record.size_class) = (node, size_class);
+        record
+    }
+
+    fn arranged(nodes: &[(NodeId, u64)], records: &[(NodeId, u32)]) -> (Vec<NodeId>, Vec<u32>) {
+        let bytes = tree(nodes);
+        let mut records: Vec<_> = records.iter().map(|&(n, class)| record(n, class)).collect();
+        let counts = arrange(&Table::new(&bytes, &[]), &mut records);
+        (records.iter().map(|record| record.node).collect(), counts)
+    }
+
+    #[test]
+    fn size_classes_of_a_stack_come_together() {
+        let nodes = [(ROOT, 0x1000), (2, 0x2000)];
+        let (order, counts) = arranged(&nodes, &[(2, 4), (3, 4), (2, 5), (3, 9), (2, 6)]);
+        assert_eq!(order, [2, 2, 2, 3, 3]);
+        assert_eq!(counts, [3, 2]);
+    }
+
+    #[test]
+    fn equal_stacks_of_threads_come_together() {
+        let nodes = [
+            (ROOT, THREAD_ADDRESS),
+            (TRUNCATED, THREAD_ADDRESS),
+            (ROOT, THREAD_ADDRESS + 1),
+            (TRUNCATED, THREAD_ADDRESS + 1),
+            (2, 0x1000),
+            (6, 0x2000),
+            (4, 0x1000),
+            (8, 0x2000),
+            (5, 0x1000),
+            (ROOT, 0x1000),
+        ];
+        let leaves = [(7, 1), (10, 1), (9, 1), (8, 1), (11, 1), (7, 2)];
+        let (order, counts) = arranged(&nodes, &leaves);
+        // Whole and truncated ones differ, and those of a thread not told apart are like others'.
+        assert_eq!(order, [7, 9, 7, 10, 8, 11]);
+        assert_eq!(counts, [3, 1, 2]);
+    }
+
+    #[test]
+    fn damaged_trees_are_arranged_somehow() {
+        let nodes = [
+            (ROOT, THREAD_ADDRESS),
+            (9, 0x1000),
+            (ROOT, THREAD_ADDRESS + 1),
+            (u32::MAX, THREAD_ADDRESS + 2),
+            (3, 0),
+        ];
+        let (order, counts) = arranged(&nodes, &[(3, 1), (u32::MAX, 1), (6, 1), (3, 2)]);
+        assert_eq!(order, [3, 3, u32::MAX, 6]);
+        assert_eq!(counts, [2, 1, 1]);
+    }
+}

@@ -1,0 +1,103 @@
+//! What dumps tell of threads, sizes and lives of objects.
+
+use heap_format::{LabelValue, Profile, THREAD_LABEL};
+use mem_tests::wait::until;
+use mem_tests::{Scratch, Session, Target};
+
+/// A thread's name that would colour a terminal.
+const WORKER: &str = "worker \x1b[31m";
+
+/// Stacks of objects of a size in threads of a name; any thread if that is empty.
+fn stacks(profile: &Profile, thread: &str, bytes: i64) -> Vec<usize> {
+    let is_of = |stack: usize| {
+        let label = profile
+            .labels
+            .iter()
+            .find(|label| label.stack as usize == stack && label.key == THREAD_LABEL);
+        label.is_some_and(|label| label.value == LabelValue::Text(thread.to_owned()))
+    };
+    (0..profile.stacks.len())
+        .filter(|&stack| profile.block_sizes[stack] == bytes)
+        .filter(|&stack| thread.is_empty() || is_of(stack))
+        .collect()
+}
+
+/// Allocated, live and short-lived objects.
+fn objects(profile: &Profile, thread: &str, bytes: i64) -> [f64; 3] {
+    let details = stacks(profile, thread, bytes).into_iter();
+    let details = details.map(|stack| profile.details[stack]);
+    details.fold([0.0; 3], |[all, live, short], detail| {
+        [
+            all + detail.alloc_objects,
+            live + detail.live_objects(),
+            short + detail.short_lived_objects,
+        ]
+    })
+}
+
+fn check(profile: &Profile, main: &str) {
+    assert_eq!(objects(profile, main, 77), [7.0, 7.0, 0.0]);
+    assert_eq!(objects(profile, "loader", 77), [300.0, 300.0, 0.0]);
+    assert_eq!(objects(profile, WORKER, 77), [50.0, 50.0, 0.0]);
+    assert_eq!(objects(profile, "", 77), [357.0, 357.0, 0.0]);
+    // Of one function, but of a size of their own.
+    assert_eq!(objects(profile, WORKER, 5001), [10.0, 10.0, 0.0]);
+    let [all, live, short] = objects(profile, "loader", 131);
+    // The machine may have been busy with something else between some malloc and its free.
+    assert!((all, live) == (2000.0, 0.0) && short >= 1900.0, "{short}");
+    assert_eq!(objects(profile, WORKER, 333), [20.0, 0.0, 0.0]);
+}
+
+#[test]
+fn objects_are_told_apart_by_thread_size_and_life() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("crew.cpp", &["-pthread"]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go");
+    target.hear_until("done");
+    let outcome = session.stop();
+    check(&outcome.profile(), "crew");
+    // As a person asks for it.
+    let dump = outcome.dump();
+    let table = |arguments: &[&str]| {
+        let output = scratch.parser().arg(&dump).args(arguments).output();
+        String::from_utf8(output.expect("the parser runs").stdout).expect("text")
+    };
+    let loaders = table(&[
+        "--sample_index",
+        "inuse_objects",
+        "--tagfocus",
+        "thread=loader",
+    ]);
+    assert!(loaders.contains("300"), "{loaders}");
+    target.say("leave");
+    target.hear_until("done");
+    target.finish_well();
+}
+
+#[test]
+fn the_names_of_threads_outlive_them() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("crew.cpp", &["-pthread"]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go");
+    target.hear_until("done");
+    let segment = scratch.segment(target.pid()).expect("a segment");
+    let is_named = |name: &str| {
+        let bytes = std::fs::read(&segment).expect("our own file");
+        bytes
+            .windows(name.len())
+            .any(|part| part == name.as_bytes())
+    };
+    until("the threads' names", || {
+        (is_named(WORKER) && is_named("loader")).then_some(())
+    });
+    target.say("leave");
+    target.hear_until("done");
+    target.kill();
+    check(&session.wait().profile(), "crew");
+}
