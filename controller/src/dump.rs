@@ -21,6 +21,7 @@ use crate::segment::{Head, Refusal};
 use crate::snapshot::{Gone, Snapshot};
 use crate::text;
 use crate::threads;
+use crate::timeline::Timeline;
 
 /// Why there is no dump.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +110,7 @@ pub fn write_dead(
         false => (session.start_ns, session.start_unix_ns),
     };
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
-    write_snapshot(output, agent, &header, &snapshot, cause)
+    write_snapshot(output, agent, &header, (&snapshot, None), cause)
 }
 
 /// Moves the end of a dead process's session to when it was last seen alive.
@@ -128,12 +129,12 @@ fn last_sign_of_life(
     }
 }
 
-/// Takes a snapshot and writes it.
+/// Takes a snapshot and writes it, with the session's timeline where somebody kept one.
 pub fn write(
     output: &Output,
     agent: &Agent,
-    session: &Session,
-    (trigger, ended): (&str, Ended),
+    (session, timeline): (&Session, Option<&Timeline>),
+    cause: (&str, Ended),
 ) -> Result<Written, Error> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
@@ -143,7 +144,7 @@ pub fn write(
         threads::write_down(agent, session, &bank, true);
     }
     let snapshot = snapshot(agent, session, &header)?;
-    write_snapshot(output, agent, &header, &snapshot, (trigger, ended))
+    write_snapshot(output, agent, &header, (&snapshot, timeline), cause)
 }
 
 /// Writes a snapshot that was taken before.
@@ -151,7 +152,7 @@ pub fn write_snapshot(
     output: &Output,
     agent: &Agent,
     header: &Header<'_>,
-    snapshot: &Snapshot,
+    (snapshot, timeline): (&Snapshot, Option<&Timeline>),
     (trigger, ended): (&str, Ended),
 ) -> Result<Written, Error> {
     let mut metadata = match ended {
@@ -167,6 +168,9 @@ pub fn write_snapshot(
     metadata.boot_id = process::boot_id().map(|(_, text)| text);
     let (mut profile, truncated, records) =
         collect::profile_with_records(snapshot, header, &metadata);
+    if let Some(timeline) = timeline {
+        profile.moments = timeline.moments(snapshot, &profile);
+    }
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
         parallel_writer::write(&Text::with_parts(profile, records)?, file)

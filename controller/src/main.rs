@@ -36,6 +36,7 @@ mod target;
 mod terminal;
 mod text;
 mod threads;
+mod timeline;
 mod top;
 mod triggers;
 mod waiting;

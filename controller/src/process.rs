@@ -64,6 +64,12 @@ impl Stat {
         })
     }
 
+    /// Resident memory.
+    pub fn rss_bytes(&self) -> Option<u64> {
+        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+        Some(self.rss_pages.saturating_mul(page.max(1) as u64))
+    }
+
     /// Whether the process has ended and waits for its parent to reap it.
     pub fn is_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x')

@@ -30,6 +30,10 @@ const FAST_LOOK: Duration = Duration::from_millis(20);
 const WATCHFUL_LOOK: Duration = Duration::from_millis(50);
 /// Polling interval otherwise.
 const LOOK: Duration = Duration::from_millis(200);
+/// Polling interval while the timelines are young, so that a short session has a curve too.
+const CURVE_LOOK: Duration = Duration::from_millis(100);
+/// With more members than this, it would cost too much.
+const CURVE_MEMBERS: usize = 8;
 /// Time between checks of the shared directory for new names.
 const GLANCE: Duration = Duration::from_secs(1);
 /// Time between searches for new processes everywhere, other namespaces included.
@@ -236,6 +240,10 @@ impl Run {
             FAST_LOOK
         } else if self.settings.triggers.is_watchful() {
             WATCHFUL_LOOK
+        } else if self.members.len() <= CURVE_MEMBERS
+            && self.members.iter().any(|m| m.timeline.period() < LOOK)
+        {
+            CURVE_LOOK
         } else {
             LOOK
         };
@@ -274,6 +282,8 @@ impl Run {
             }
             let ended = match looked {
                 Ok(Look::Counting) => {
+                    let members = self.members.len();
+                    self.members[at].observe(members);
                     self.check_triggers(at);
                     false
                 }
@@ -297,7 +307,9 @@ impl Run {
     }
 
     fn check_triggers(&mut self, at: usize) {
-        let Member { target, watcher } = &mut self.members[at];
+        let Member {
+            target, watcher, ..
+        } = &mut self.members[at];
         let triggers = &self.settings.triggers;
         let due = watcher.due(triggers, target.agent.pid, &target.totals);
         if watcher.is_new_peak(triggers, target.totals.live_bytes) {

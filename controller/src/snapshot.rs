@@ -116,13 +116,21 @@ impl Snapshot {
 
     /// The sums of each stack of each thread, over all sizes.
     pub fn stacks(&self) -> Vec<RecordView> {
+        over_sizes(&self.stacks)
+    }
+
+    /// Reads what [`Snapshot::stacks`] gives alone, which takes less than a snapshot; the first
+    /// are the sums of `[table full]`, which has the leaf 0.
+    pub fn read_sums(segment: &Segment, session: &Session) -> Result<Vec<RecordView>, Gone> {
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let bank = current(segment, session, &mut buffer)?;
+        let records = within(segment, bank.records(), RECORD)?;
         let mut merger = Merger::default();
-        for record in &self.stacks {
-            let mut record = *record;
-            record.size_class = 0;
-            merger.add(&record);
-        }
-        merger.stacks
+        read_records(segment, session, records, &mut merger)?;
+        current(segment, session, &mut buffer)?;
+        let mut sums = over_sizes(&merger.stacks);
+        sums.insert(0, merger.table_full);
+        Ok(sums)
     }
 
     /// Ticks from the session's start to the snapshot.
@@ -160,6 +168,16 @@ impl Snapshot {
         }
         false
     }
+}
+
+fn over_sizes(records: &[RecordView]) -> Vec<RecordView> {
+    let mut merger = Merger::default();
+    for record in records {
+        let mut record = *record;
+        record.size_class = 0;
+        merger.add(&record);
+    }
+    merger.stacks
 }
 
 fn current<'a>(

@@ -71,6 +71,8 @@ pub struct Target {
     pub session: Session,
     /// Totals when last polled.
     pub totals: Totals,
+    /// Resident memory when last polled.
+    pub resident: Option<u64>,
     /// Whether the table grew at the last poll.
     pub growing: bool,
     /// Share of the process's CPU time that sampling may take, if limited.
@@ -144,6 +146,7 @@ impl Target {
             agent,
             session,
             totals: Totals::default(),
+            resident: None,
             growing: false,
             max_overhead: None,
             governor: None,
@@ -167,15 +170,19 @@ impl Target {
 
     /// Whether the process that we claimed still exists.
     pub fn is_alive(&self) -> bool {
+        self.stat().is_some()
+    }
+
+    /// The state of the process that we claimed, if it still exists.
+    fn stat(&self) -> Option<Stat> {
         if self.agent.life != Life::Running {
-            return false;
+            return None;
         }
         match &self.pidfd {
-            Some(fd) if process::has_ended(fd) => false,
+            Some(fd) if process::has_ended(fd) => None,
             // The pidfd may be of a later process with the same pid, so check again.
-            _ => Stat::of(self.agent.pid).is_some_and(|s| {
-                s.start_time == self.agent.segment.name.start_time && !s.is_dead()
-            }),
+            _ => Stat::of(self.agent.pid)
+                .filter(|s| s.start_time == self.agent.segment.name.start_time && !s.is_dead()),
         }
     }
 
@@ -258,9 +265,10 @@ impl Target {
 
     /// Reads the totals, and gives the table more room if it fills up.
     pub fn look(&mut self) -> Result<Look, Refusal> {
-        if !self.is_alive() {
+        let Some(stat) = self.stat() else {
             return Ok(Look::Dead);
-        }
+        };
+        self.resident = stat.rss_bytes();
         let mut epoch = [0];
         self.agent
             .segment

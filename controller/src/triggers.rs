@@ -198,8 +198,7 @@ fn crosses(fired: &mut bool, value: f64, limit: f64) -> bool {
 
 /// Resident memory of a process.
 pub fn rss_bytes(pid: i32) -> Option<u64> {
-    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
-    Some(Stat::of(pid)?.rss_pages.saturating_mul(page.max(1) as u64))
+    Stat::of(pid)?.rss_bytes()
 }
 
 #[cfg(test)]

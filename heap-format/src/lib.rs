@@ -31,6 +31,7 @@ mod jemalloc;
 mod lines;
 pub mod maps;
 pub mod merge;
+pub mod moment;
 mod named;
 pub mod opening;
 mod perf;
@@ -49,6 +50,7 @@ use std::path::Path;
 pub use builder::{LocationId, ProfileBuilder};
 pub use detail::Detail;
 pub use error::ReadError;
+pub use moment::{Held, Moment};
 pub use profile::{
     BuildId, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location, MARKERS,
     Mapping, Marker, NO_MAPPING, OTHER_THREADS, Profile, TABLE_FULL_ADDRESS, THREAD_LABEL,

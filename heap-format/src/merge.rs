@@ -65,7 +65,13 @@ pub fn side_by_side(profiles: &[Profile]) -> Result<Profile, MergeError> {
 fn combine(profiles: &[Profile], bases: &[Profile], base: Base) -> Result<Profile, MergeError> {
     let mut merger = Merger::new(profiles, bases, base)?;
     for profile in profiles {
-        merger.add(profile, 1, None);
+        let numbers = merger.add(profile, 1, None);
+        // Several sessions have no timeline in common, and a difference has none.
+        if profiles.len() == 1 && (bases.is_empty() || base == Base::Comparison) {
+            let number = |stack: u32| numbers.get(stack as usize).copied().flatten();
+            let moments = profile.moments.iter().map(|m| m.renumbered(number));
+            merger.out.moments = moments.collect();
+        }
     }
     let mark = (BASE_LABEL, LabelValue::Text("true".into()));
     for profile in bases {
@@ -193,7 +199,13 @@ impl Merger {
         })
     }
 
-    fn add(&mut self, profile: &Profile, sign: i64, mark: Option<(&str, LabelValue)>) {
+    /// Adds a profile; gives the number that each of its stacks has in the sum.
+    fn add(
+        &mut self,
+        profile: &Profile,
+        sign: i64,
+        mark: Option<(&str, LabelValue)>,
+    ) -> Vec<Option<u32>> {
         self.out.period = self.out.period.max(profile.period);
         self.session(profile);
         let new = |c: &&String| !self.out.comments.contains(c);
@@ -207,6 +219,7 @@ impl Merger {
             .filter_map(|t| profile.sample_types.iter().position(|own| own == t))
             .collect();
         let mut labels = profile.labels.iter().peekable();
+        let mut stacks = vec![None; profile.stacks.len()];
         for (i, frames) in profile.stacks.iter().enumerate() {
             let mut own: Vec<Label> = Vec::new();
             while let Some(label) = labels.next_if(|l| l.stack as usize == i) {
@@ -233,7 +246,9 @@ impl Merger {
             let stack = self.stack(frames, own, block_size);
             self.put(stack, values, profile.details.get(i));
             self.put_variances(profile, i, stack, &columns);
+            stacks[i] = Some(stack as u32);
         }
+        stacks
     }
 
     /// The sum spans from the earliest start to the latest end, and its duration is the sum
@@ -402,9 +417,14 @@ fn without_zeros(mut profile: Profile) -> Profile {
         return profile;
     }
     let mut kept = profile.without_stacks();
+    let mut numbers = vec![None; profile.stacks.len()];
     for stack in stacks.filter(|&stack| !is_zero(&profile, stack)) {
+        numbers[stack] = Some(kept.stacks.len() as u32);
         kept.push_stack_of(&profile, stack, profile.stacks.get(stack));
     }
+    let number = |stack: u32| numbers.get(stack as usize).copied().flatten();
+    let moments = profile.moments.iter().map(|m| m.renumbered(number));
+    kept.moments = moments.collect();
     kept.locations = std::mem::take(&mut profile.locations);
     kept.lines = std::mem::take(&mut profile.lines);
     kept

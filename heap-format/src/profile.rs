@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::detail::Detail;
+use crate::moment::Moment;
 use crate::stacks::Stacks;
 
 /// Index value that means "no mapping" in [`Location::mapping`].
@@ -366,6 +367,8 @@ pub struct Profile {
     pub keep_frames: String,
     /// Comments.
     pub comments: Vec<String>,
+    /// Moments of the session, in order of time; empty if none were recorded.
+    pub moments: Vec<Moment>,
     /// Dump metadata.
     pub facts: Facts,
 }
@@ -431,7 +434,7 @@ impl Profile {
         sum.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
 
-    /// A profile like this one, without its stacks, locations and lines.
+    /// A profile like this one, without its stacks, moments, locations and lines.
     pub fn without_stacks(&self) -> Profile {
         Profile {
             format: self.format,

@@ -94,7 +94,7 @@ fn one(
         (Then::GoOn, false) => ("on demand", Ended::InOrder),
         (Then::Stop, _) => ("stopped", Ended::InOrder),
     };
-    let written = dump::write(output, agent, session, (trigger, ended))?;
+    let written = dump::write(output, agent, (session, None), (trigger, ended))?;
     if ended != Ended::Not {
         agent
             .segment

@@ -29,8 +29,12 @@ const IDLE_CPU_SECONDS: f64 = 0.1;
 impl Run {
     /// Writes a dump of a member, whose session goes on. A failed one is tried again.
     pub(super) fn dump(&mut self, at: usize, reason: &str) {
-        let Member { target, watcher } = &mut self.members[at];
-        let (agent, session) = (&target.agent, &target.session);
+        let Member {
+            target,
+            watcher,
+            timeline,
+        } = &mut self.members[at];
+        let (agent, session) = (&target.agent, (&target.session, Some(&*timeline)));
         match dump::write(&self.output, agent, session, (reason, Ended::Not)) {
             Ok(written) => {
                 let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
@@ -62,7 +66,9 @@ impl Run {
 
     /// Copies a member's table at a new high-water mark.
     pub(super) fn keep_peak(&mut self, at: usize) {
-        let Member { target, watcher } = &mut self.members[at];
+        let Member {
+            target, watcher, ..
+        } = &mut self.members[at];
         let start = Instant::now();
         let mut head = Head::new();
         let header = target.agent.segment.head(&mut head);
@@ -108,6 +114,7 @@ impl Run {
         let Member {
             target,
             mut watcher,
+            timeline,
         } = member;
         let mut head = Head::new();
         let header = target.agent.segment.head(&mut head);
@@ -115,7 +122,7 @@ impl Run {
         match dump::write(
             &self.output,
             &target.agent,
-            &target.session,
+            (&target.session, Some(&timeline)),
             ("end of session", ended),
         ) {
             Ok(mut written) => {
@@ -203,7 +210,8 @@ impl Run {
                     Life::Running => Ended::Not,
                     _ => Ended::of(agent, &header),
                 };
-                dump::write_snapshot(&self.output, agent, &header, &snapshot, (&reason, ended))
+                let session = (&snapshot, Some(&member.timeline));
+                dump::write_snapshot(&self.output, agent, &header, session, (&reason, ended))
             });
         match written {
             Ok(mut written) => {

@@ -66,7 +66,7 @@ impl Run {
             return self.fail(&format!("{}: {reason}", agent.title()));
         }
         let cause = ("left by an earlier session", Ended::InOrder);
-        match dump::write(&self.output, agent, &session, cause) {
+        match dump::write(&self.output, agent, (&session, None), cause) {
             Ok(written) => {
                 // Worst case it is written once more.
                 let _ = agent.segment.view().mark_collected(session.number);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::{FACTS, VERSION};
 use crate::maps::hex;
+use crate::moment;
 use crate::printable::is_hidden;
 use crate::profile::{BuildId, Function, IntervalPeriod, Line, MARKERS, Mapping, Profile, Thread};
 
@@ -16,6 +17,7 @@ pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
     let mut writer = Writer { buffer };
     writer.origin(profile);
     writer.session(profile);
+    writer.moments(profile);
     for module in &profile.mappings {
         writer.module(module);
     }
@@ -96,6 +98,15 @@ impl Writer<'_> {
         }
         for comment in &profile.comments {
             self.fact("comment", comment.as_bytes());
+        }
+    }
+
+    fn moments(&mut self, profile: &Profile) {
+        for moment in &profile.moments {
+            self.fact("moment", moment::text(moment).as_bytes());
+            if let Some(stacks) = &moment.stacks {
+                self.fact("moment_stacks", moment::stacks_text(stacks).as_bytes());
+            }
         }
     }
 
@@ -245,6 +256,11 @@ impl FactsReader {
             b"comment" => {
                 profile.comments.push(string(value));
                 Some(())
+            }
+            b"moment" => moment::read(&mut profile.moments, value),
+            b"moment_stacks" => {
+                let count = profile.stacks.len();
+                moment::read_stacks(&mut profile.moments, count, value)
             }
             _ => fact(&mut profile.facts, name, value),
         };

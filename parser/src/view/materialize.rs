@@ -12,7 +12,9 @@ impl View {
     pub fn materialize(&self) -> Profile {
         let mut out = self.profile.without_stacks();
         let mut numbers: HashMap<u32, u32> = HashMap::new();
+        let mut stacks = vec![None; self.profile.stacks.len()];
         for (stack, _, frames) in self.stacks() {
+            stacks[stack] = Some(out.stacks.len() as u32);
             let shown = frames.iter().filter(|&&f| !self.is_hidden(f));
             let frames: Vec<u32> = shown
                 .map(|&f| {
@@ -30,6 +32,9 @@ impl View {
                 .collect();
             out.push_stack_of(&self.profile, stack, &frames);
         }
+        let number = |stack: u32| stacks.get(stack as usize).copied().flatten();
+        let moments = self.profile.moments.iter().map(|m| m.renumbered(number));
+        out.moments = moments.collect();
         out.labels.retain(|l| l.key != BASE_LABEL);
         out
     }
