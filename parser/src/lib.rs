@@ -61,6 +61,7 @@ pub mod report;
 pub mod series;
 pub mod sources;
 mod suspects;
+mod timeline;
 pub mod view;
 
 pub use measure::is_unit;

@@ -19,6 +19,7 @@ mod raw;
 mod rss;
 mod svg;
 mod symbolize;
+mod timeline;
 mod top;
 mod traces;
 mod tree;
@@ -43,6 +44,7 @@ pub static FORMATS: &[&Format] = &[
     &json::FORMAT,
     &csv::FORMAT,
     &leaks::FORMAT,
+    &timeline::FORMAT,
     &rss::FORMAT,
     &symbolize::FORMAT,
 ];

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use heap_format::{Profile, maps, printable};
+use heap_format::{Profile, maps, moment, printable};
 
 /// When the dumps were taken.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -67,10 +67,10 @@ impl Series {
     }
 }
 
-/// Of the dumps of one session the last, which counts all that the earlier ones do, and every
-/// dump that is of none; in their order. `files` name them in `warn`'s messages.
+/// Of the dumps of one session the last, which counts all that the earlier ones do and has their
+/// moments too, and every dump that is of none; in their order. `files` name them in `warn`'s messages.
 pub fn last_of_each(
-    profiles: Vec<Profile>,
+    mut profiles: Vec<Profile>,
     files: &[PathBuf],
     warn: &mut dyn FnMut(String),
 ) -> Vec<Profile> {
@@ -88,6 +88,7 @@ pub fn last_of_each(
     let mut kept = vec![true; profiles.len()];
     for (&(pid, ..), (newest, members)) in last.iter().filter(|(_, (_, all))| all.len() > 1) {
         members.iter().for_each(|&at| kept[at] = at == *newest);
+        join_moments(&mut profiles, *newest, members);
         warn(format!(
             "{} dumps are of one session of process {pid}: the last, {}, counts \
              (--force adds them up)",
@@ -99,6 +100,17 @@ pub fn last_of_each(
     all.filter(|(_, kept)| *kept)
         .map(|(profile, _)| profile)
         .collect()
+}
+
+/// Gives the last dump of a session the moments of the others.
+fn join_moments(profiles: &mut [Profile], newest: usize, members: &[usize]) {
+    if members.iter().all(|&at| profiles[at].moments.is_empty()) {
+        return;
+    }
+    let mut last = std::mem::take(&mut profiles[newest]);
+    let others = members.iter().filter(|&&at| at != newest);
+    moment::join(&mut last, others.map(|&at| &profiles[at]));
+    profiles[newest] = last;
 }
 
 /// Identity of a session: pid, start, boot.

@@ -173,6 +173,7 @@ fn golden_files_are_all_compared() {
         include_str!("flame.rs"),
         include_str!("leaks.rs"),
         include_str!("resident.rs"),
+        include_str!("timeline.rs"),
     ];
     let sources = sources.concat();
     for entry in fs::read_dir(expected::data("../golden")).unwrap() {

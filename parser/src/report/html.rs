@@ -1,5 +1,5 @@
-//! One page for a browser: flame graph, call graph, tables, source lines, leak suspects and the
-//! allocator's figures, of every column at once. A tab is a Rust file, which makes its data, and
+//! One page for a browser: flame graph, call graph, tables, source lines, memory over time, leak
+//! suspects and the allocator's figures, of every column at once. A tab is a Rust file, which makes its data, and
 //! a script of the same name, which draws them.
 //!
 //! # Promises
@@ -31,6 +31,7 @@ mod leaks;
 mod policy;
 mod source;
 mod tab;
+mod time;
 mod weights;
 
 use std::fmt::Write;
@@ -70,6 +71,7 @@ const TABS: &[Tab] = &[
     graph::TAB,
     functions::TAB,
     source::TAB,
+    time::TAB,
     leaks::TAB,
     allocator::TAB,
     about::TAB,
@@ -84,7 +86,7 @@ const SHARED: &str = concat!(
     include_str!("html/page.js"),
 );
 const START: &str = include_str!("html/start.js");
-const STYLE: &str = include_str!("html/page.css");
+const STYLE: &str = concat!(include_str!("html/page.css"), include_str!("html/time.css"));
 
 /// More columns than a person can choose from are left out.
 const MOST_COLUMNS: usize = 8;

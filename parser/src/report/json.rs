@@ -13,17 +13,19 @@
 //! - `frames`: `[{name, file, line, address, module}]`, referred to by stacks
 //! - `stacks`: `[{frames, values, detail?}]`, frames leaf first; `detail` has
 //!   the samples, ages and variances that this project's dumps carry
+//! - `moments`: `[{at_ns, live, allocated, resident?, stacks?: [{stack, bytes}]}]`, the
+//!   timeline of the session, `at_ns` since its start; `stack` is an index in `stacks`
 //! - `mappings`: `[{start, end, offset, build_id, path, past}]`, numbers in hex
 //! - `facts`: what the dump says about itself; `intervals`, where the interval
 //!   changed: `[{from_unix_ns, interval, overhead?}]` in order of time, the
 //!   overhead as a share of the CPU time
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
 use heap_format::variance::half_width;
-use heap_format::{Detail, Profile};
+use heap_format::{Detail, Held, Moment, Profile};
 use serde::Serialize;
 
 use super::context::Context;
@@ -55,6 +57,7 @@ fn render(context: &Context) -> Result<String> {
         functions: functions(context),
         frames: frames(context),
         stacks: stacks(context),
+        moments: moments(context),
         mappings: mappings(profile),
         facts: facts(profile),
     };
@@ -74,6 +77,8 @@ struct Document<'a> {
     functions: Vec<Function<'a>>,
     frames: Vec<Frame<'a>>,
     stacks: Vec<Stack<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    moments: Vec<MomentEntry>,
     mappings: Vec<Mapping<'a>>,
     facts: Facts<'a>,
 }
@@ -208,6 +213,42 @@ fn detail(d: &Detail) -> StackDetail {
         alloc_object_variance: finite(d.alloc_object_variance),
         live_object_variance: finite(d.live_object_variance),
     }
+}
+
+#[derive(Serialize)]
+struct MomentEntry {
+    at_ns: u64,
+    live: u64,
+    allocated: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resident: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stacks: Option<Vec<HeldEntry>>,
+}
+
+#[derive(Serialize)]
+struct HeldEntry {
+    stack: u32,
+    bytes: u64,
+}
+
+/// The moments, of which the stacks have the numbers of [`stacks`].
+fn moments(context: &Context) -> Vec<MomentEntry> {
+    let profile = context.view.profile();
+    let shown = context.view.stacks().map(|(stack, ..)| stack as u32);
+    let numbers: HashMap<u32, u32> = shown.zip(0..).collect();
+    let entry = |moment: &Moment| {
+        let moment = moment.renumbered(|stack| numbers.get(&stack).copied());
+        let held = |&Held { stack, bytes }: &Held| HeldEntry { stack, bytes };
+        MomentEntry {
+            at_ns: moment.at_ns,
+            live: moment.live,
+            allocated: moment.allocated,
+            resident: moment.resident,
+            stacks: moment.stacks.as_ref().map(|s| s.iter().map(held).collect()),
+        }
+    };
+    profile.moments.iter().map(entry).collect()
 }
 
 #[derive(Serialize)]

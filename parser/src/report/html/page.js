@@ -10,6 +10,7 @@ const PAGE_KEYS = ["Page", [
   ["click", "on a tab, a value or a comparison: show it; on the head of a column: sort by it"],
   ["←  →", "on a tab: go to the one beside it"],
   ["click", "on a function: find it in the flame graph; on the line of a suspect: open its source"],
+  ["←  →", "on the chart of memory over time: go to another moment; a click goes to the nearest"],
   ["?", "this box; Escape closes it"],
 ]];
 

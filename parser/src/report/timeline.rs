@@ -1,0 +1,362 @@
+//! Memory over time in a terminal: curves of live bytes and of resident memory, and what
+//! functions held at the peak beside what they hold at the end.
+
+use std::cmp::Ordering;
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+use heap_format::Moment;
+use heap_format::printable::printable;
+
+use super::context::Context;
+use super::format::{Dumps, Format, Needs};
+use crate::measure::Style;
+use crate::moment::moment;
+use crate::timeline::{Change, Timeline};
+
+/// `--timeline`.
+pub const FORMAT: Format = Format {
+    alias: Some("time"),
+    style: Style::Own,
+    needs: Needs {
+        dumps: Dumps::BaseApart,
+        ..Needs::TABLE
+    },
+    ..Format::report(
+        "timeline",
+        "Memory over time: live bytes and resident memory, the peak against the end",
+        render,
+    )
+};
+
+/// Columns of a chart, without its labels.
+const WIDTH: usize = 65;
+/// Columns of the labels.
+const LABEL: usize = 11;
+/// Rows of the charts.
+const LIVE_ROWS: usize = 12;
+const RESIDENT_ROWS: usize = 6;
+/// Functions that are listed by default.
+const MOST: usize = 10;
+/// How much higher than the end a peak must be to be set against it.
+const PEAK: f64 = 1.05;
+/// Blocks of no eighth to eight of a row.
+const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Steps of the axis of time in seconds: from a millisecond to a year.
+const STEPS: [f64; 32] = [
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    15.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    900.0,
+    1800.0,
+    3600.0,
+    7200.0,
+    10_800.0,
+    21_600.0,
+    43_200.0,
+    86_400.0,
+    172_800.0,
+    432_000.0,
+    864_000.0,
+    2_592_000.0,
+    31_536_000.0,
+];
+
+fn render(context: &Context) -> Result<String> {
+    let timeline = match Timeline::new(context.view, context.nodes) {
+        Ok(timeline) => timeline,
+        Err(why) => bail!("{why}"),
+    };
+    let mut out = String::new();
+    header(context, &timeline, &mut out);
+    let live = |m: &Moment| Some(m.live);
+    chart(context, &timeline, ("Live", LIVE_ROWS), live, &mut out);
+    if timeline.moments.iter().any(|m| m.resident.is_some()) {
+        let resident = |m: &Moment| m.resident;
+        chart(
+            context,
+            &timeline,
+            ("Resident", RESIDENT_ROWS),
+            resident,
+            &mut out,
+        );
+    }
+    table(context, &timeline, &mut out);
+    Ok(out)
+}
+
+fn header(context: &Context, timeline: &Timeline, out: &mut String) {
+    let mut lines = context.identity();
+    lines.pop(); // The type of the values: here it is always the bytes in use.
+    let facts = &context.view.profile().facts;
+    lines.extend(
+        facts
+            .start_unix_ns
+            .map(|at| format!("Time: {}", moment(at))),
+    );
+    lines.extend(context.filters());
+    let (Some(peak), Some(end)) = (peak(timeline.moments.iter()), timeline.moments.last()) else {
+        return;
+    };
+    lines.push(format!(
+        "Live: {} at most, at {}; {} at the end, at {}",
+        bytes(context, peak.live),
+        time(peak.at_ns),
+        bytes(context, end.live),
+        time(end.at_ns),
+    ));
+    lines.push(format!(
+        "Allocated: {}, {}/s",
+        bytes(context, end.allocated),
+        bytes(
+            context,
+            (end.allocated as f64 / (timeline.length_ns() as f64 / 1e9)) as u64
+        ),
+    ));
+    for line in lines {
+        *out += &line;
+        out.push('\n');
+    }
+}
+
+/// The first of the highest moments.
+fn peak<'a>(moments: impl Iterator<Item = &'a Moment>) -> Option<&'a Moment> {
+    moments.reduce(|high, m| if m.live > high.live { m } else { high })
+}
+
+fn chart(
+    context: &Context,
+    timeline: &Timeline,
+    (title, rows): (&str, usize),
+    value: impl Fn(&Moment) -> Option<u64>,
+    out: &mut String,
+) {
+    let columns = columns(timeline, value);
+    let most = columns
+        .iter()
+        .flatten()
+        .fold(0.0, |most: f64, &v| most.max(v));
+    let _ = writeln!(out, "\n{title:>LABEL$}");
+    for row in (0..rows).rev() {
+        // A label at the top, in the middle and where the axis is.
+        let label = match row {
+            row if row + 1 == rows => bytes(context, most as u64),
+            row if row + 1 == rows / 2 => bytes(context, (most / 2.0) as u64),
+            _ => String::new(),
+        };
+        let mark = if label.is_empty() { '│' } else { '┤' };
+        let eighths = |v: f64| (v / most.max(1.0) * rows as f64 - row as f64) * 8.0;
+        let block = |v: &Option<f64>| {
+            v.map_or(' ', |v| BLOCKS[eighths(v).round().clamp(0.0, 8.0) as usize])
+        };
+        let blocks: String = columns.iter().map(block).collect();
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(out, "{label:>LABEL$} {mark}{}", blocks.trim_end());
+    }
+    axis(timeline.length_ns(), out);
+}
+
+/// For each column the highest value in its time; where it has no moment, what lies between
+/// those on both sides.
+fn columns(timeline: &Timeline, value: impl Fn(&Moment) -> Option<u64>) -> Vec<Option<f64>> {
+    let length = timeline.length_ns() as f64;
+    let known = timeline.moments.iter();
+    let known: Vec<(f64, f64)> = known
+        .filter_map(|m| Some((m.at_ns as f64 / length * WIDTH as f64, value(m)? as f64)))
+        .collect();
+    let column = |at: usize| {
+        let (from, to) = (at as f64, at as f64 + 1.0);
+        let last = at + 1 == WIDTH;
+        let own = known
+            .iter()
+            .filter(|(x, _)| *x >= from && (*x < to || last));
+        own.map(|(_, v)| *v)
+            .reduce(f64::max)
+            .or_else(|| between(&known, from + 0.5))
+    };
+    (0..WIDTH).map(column).collect()
+}
+
+fn between(known: &[(f64, f64)], at: f64) -> Option<f64> {
+    let after = known.partition_point(|(x, _)| *x < at);
+    let ((x0, v0), (x1, v1)) = (known.get(after.checked_sub(1)?)?, known.get(after)?);
+    Some(v0 + (v1 - v0) * (at - x0) / (x1 - x0).max(f64::MIN_POSITIVE))
+}
+
+/// The axis of time, with labels that do not touch.
+fn axis(length_ns: u64, out: &mut String) {
+    let length = length_ns as f64 / 1e9;
+    let step = STEPS.iter().find(|&&step| length / step <= 7.0);
+    let step = step.copied().unwrap_or(length);
+    let mut line = vec!['─'; WIDTH];
+    let mut labels = vec![' '; LABEL + 2 + WIDTH + LABEL];
+    let mut free = 0;
+    for i in 0..=(length / step) as usize {
+        let at = ((i as f64 * step / length * WIDTH as f64) as usize).min(WIDTH - 1);
+        line[at] = '┬';
+        let text = tick(i as f64 * step, step);
+        let start = (LABEL + 2 + at).saturating_sub(text.chars().count() / 2);
+        if start >= free {
+            let room = labels[start..].iter_mut();
+            room.zip(text.chars()).for_each(|(slot, c)| *slot = c);
+            free = start + text.chars().count() + 1;
+        }
+    }
+    let line: String = line.into_iter().collect();
+    let labels: String = labels.into_iter().collect();
+    let _ = writeln!(out, "{:>LABEL$} └{line}\n{}", "0", labels.trim_end());
+}
+
+/// A time on the axis, in the unit of the axis' step.
+fn tick(seconds: f64, step: f64) -> String {
+    let units = [("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)];
+    let fits = units.iter().find(|(_, size)| step >= *size);
+    let (unit, size) = fits.copied().unwrap_or(("ms", 0.001));
+    let value = (seconds / size * 1000.0).round() / 1000.0;
+    if value == 0.0 {
+        "0".to_owned()
+    } else {
+        format!("{value} {unit}")
+    }
+}
+
+/// The moment to set against the end, and what it is: the peak, or, where the end is nearly as
+/// high, the middle, since which it has grown.
+fn telling<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static str)> {
+    let known = || timeline.moments.iter().filter(|m| m.stacks.is_some());
+    let (highest, end) = (peak(known())?, timeline.moments.last()?);
+    if highest.live as f64 > end.live as f64 * PEAK {
+        let is_peak = peak(timeline.moments.iter())?.live == highest.live;
+        let near = "the highest moment of which functions are known";
+        return Some((highest, if is_peak { "the peak" } else { near }));
+    }
+    let middle = timeline.length_ns() / 2;
+    let nearest = known().min_by_key(|m| m.at_ns.abs_diff(middle))?;
+    Some((nearest, "near the middle"))
+}
+
+/// The functions at a moment, against the end.
+fn table(context: &Context, timeline: &Timeline, out: &mut String) {
+    let Some((at, which)) = telling(timeline) else {
+        *out += "\nThe dump knows of no moment what functions held: the session was too short\n";
+        return;
+    };
+    let functions = timeline.functions(at).unwrap_or_default();
+    let most = context.options.node_count.unwrap_or(MOST);
+    let most = if most == 0 { functions.len() } else { most };
+    let _ = writeln!(
+        out,
+        "\nAt {}, {which}, {} live:\n{:>11} {:>11} {:>12}  function",
+        time(at.at_ns),
+        bytes(context, at.live),
+        "then",
+        "at the end",
+        "change",
+    );
+    let mut rows: Vec<(&str, Change)> = functions
+        .iter()
+        .take(most)
+        .map(|&(entry, change)| (context.nodes.name(entry), change))
+        .collect();
+    let listed = |of: fn(&Change) -> u64| {
+        rows.iter()
+            .fold(0, |sum: u64, (_, c)| sum.saturating_add(of(c)))
+    };
+    let end = timeline
+        .stacks
+        .iter()
+        .fold(0, |sum: u64, s| sum.saturating_add(s.end));
+    let rest = Change {
+        then: at.live.saturating_sub(listed(|c| c.then)),
+        end: end.saturating_sub(listed(|c| c.end)),
+    };
+    if rest != Change::default() {
+        rows.push(("(all others)", rest));
+    }
+    for (name, Change { then, end }) in rows {
+        let sign = match end.cmp(&then) {
+            Ordering::Less => "-",
+            Ordering::Equal => "",
+            Ordering::Greater => "+",
+        };
+        let change = format!("{sign}{}", bytes(context, end.abs_diff(then)));
+        let (then, end) = (bytes(context, then), bytes(context, end));
+        let _ = writeln!(
+            out,
+            "{then:>11} {end:>11} {change:>12}  {}",
+            printable(name)
+        );
+    }
+}
+
+fn bytes(context: &Context, value: u64) -> String {
+    let value = context.divided(i64::try_from(value).unwrap_or(i64::MAX));
+    Style::Own.label(value, "bytes", &context.options.unit)
+}
+
+fn time(ns: u64) -> String {
+    let ns = i64::try_from(ns).unwrap_or(i64::MAX);
+    Style::Own.label(ns, "nanoseconds", "auto")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_in_the_unit_of_their_step() {
+        for (seconds, step, text) in [
+            (0.0, 1.0, "0"),
+            (0.25, 0.05, "250 ms"),
+            (1.5, 0.5, "1500 ms"),
+            (90.0, 30.0, "90 s"),
+            (90.0, 60.0, "1.5 min"),
+            (7200.0, 3600.0, "2 h"),
+            (172_800.0, 86_400.0, "2 d"),
+        ] {
+            assert_eq!(tick(seconds, step), text);
+        }
+    }
+
+    #[test]
+    fn an_axis_of_any_length_has_room() {
+        for length_ns in [
+            1,
+            1_000,
+            700_000_000,
+            5_000_000_000,
+            86_400_000_000_000,
+            u64::MAX,
+        ] {
+            let mut out = String::new();
+            axis(length_ns, &mut out);
+            let widest = out.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(LABEL + 2 + WIDTH + LABEL), "{out}");
+            assert!(out.contains('┬'), "{out}");
+        }
+    }
+
+    #[test]
+    fn between_two_values_lies_a_line() {
+        let known = [(0.0, 10.0), (4.0, 30.0)];
+        assert_eq!(between(&known, 1.0), Some(15.0));
+        assert_eq!(between(&known, 5.0), None);
+        assert_eq!(between(&[], 1.0), None);
+    }
+}

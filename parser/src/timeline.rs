@@ -1,0 +1,139 @@
+//! Memory over time: what was live at its moments, and what the stacks held at some of
+//! them beside what they hold at the end.
+
+use std::collections::{BTreeMap, HashMap};
+
+use heap_format::{Format, Moment, Profile};
+
+use crate::nodes::Nodes;
+use crate::view::View;
+
+/// The stacks of a view at the moments of its session.
+pub struct Timeline<'a> {
+    /// The moments, in order of time; at least one.
+    pub moments: &'a [Moment],
+    /// The stacks that are shown and ever held something; of all threads and sizes together.
+    pub stacks: Vec<Stack>,
+    /// Places in `stacks`, by the stack's index in the profile.
+    places: HashMap<u32, usize>,
+}
+
+/// A stack.
+pub struct Stack {
+    /// Its entries, innermost first.
+    pub entries: Vec<u32>,
+    /// Bytes that it holds at the end.
+    pub end: u64,
+    /// The most that it held at any moment, or somewhat more: what says how much it matters.
+    pub most: u64,
+}
+
+/// Bytes at a moment, and at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// At the moment.
+    pub then: u64,
+    /// At the end.
+    pub end: u64,
+}
+
+impl<'a> Timeline<'a> {
+    /// The timeline of a view's session. If there is none, says why and what to do.
+    pub fn new(view: &'a View, nodes: &Nodes) -> Result<Self, &'static str> {
+        let profile = view.profile();
+        let column = profile.type_index("inuse_space");
+        let (Some(column), false) = (column, profile.moments.is_empty()) else {
+            return Err(why_none(profile));
+        };
+        let mut most: HashMap<u32, u64> = HashMap::new();
+        for held in profile.moments.iter().filter_map(|m| m.stacks.as_ref()) {
+            for held in held {
+                let most = most.entry(held.stack).or_default();
+                *most = held.bytes.max(*most);
+            }
+        }
+        let (mut stacks, mut places): (Vec<Stack>, _) = (Vec::new(), HashMap::new());
+        let mut known: HashMap<Vec<u32>, usize> = HashMap::new();
+        for (index, _, frames) in view.stacks() {
+            // Those of a base are below zero, and have had no part in this session.
+            let Ok(end) = u64::try_from(profile.values_of(index)[column]) else {
+                continue;
+            };
+            let index = index as u32;
+            let most = most.get(&index).copied().unwrap_or(0).max(end);
+            if most == 0 {
+                continue;
+            }
+            let shown = frames.iter().filter(|&&frame| !view.is_hidden(frame));
+            let entries = shown.flat_map(|&frame| nodes.of_location(frame).iter().copied());
+            let entries: Vec<u32> = entries.collect();
+            let place = *known.entry(entries).or_insert_with_key(|entries| {
+                stacks.push(Stack {
+                    entries: entries.clone(),
+                    end: 0,
+                    most: 0,
+                });
+                stacks.len() - 1
+            });
+            places.insert(index, place);
+            let stack = &mut stacks[place];
+            stack.end = stack.end.saturating_add(end);
+            stack.most = stack.most.saturating_add(most);
+        }
+        Ok(Self {
+            moments: &profile.moments,
+            stacks,
+            places,
+        })
+    }
+
+    /// Places and bytes of the stacks that held something at a moment, where it is known; in
+    /// order, each once.
+    pub fn held(&self, moment: &Moment) -> Option<Vec<(usize, u64)>> {
+        let stacks = moment.stacks.as_ref()?;
+        let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
+        for held in stacks {
+            if let Some(&place) = self.places.get(&held.stack) {
+                let sum = sums.entry(place).or_default();
+                *sum = sum.saturating_add(held.bytes);
+            }
+        }
+        Some(sums.into_iter().collect())
+    }
+
+    /// What functions themselves held at a moment and hold at the end, most at the moment first;
+    /// by entry.
+    pub fn functions(&self, moment: &Moment) -> Option<Vec<(u32, Change)>> {
+        let held: HashMap<usize, u64> = self.held(moment)?.into_iter().collect();
+        let mut sums: HashMap<u32, Change> = HashMap::new();
+        for (place, stack) in self.stacks.iter().enumerate() {
+            let Some(&entry) = stack.entries.first() else {
+                continue;
+            };
+            let sum = sums.entry(entry).or_default();
+            let then = held.get(&place).copied().unwrap_or(0);
+            sum.then = sum.then.saturating_add(then);
+            sum.end = sum.end.saturating_add(stack.end);
+        }
+        let mut all: Vec<(u32, Change)> = sums.into_iter().collect();
+        all.sort_unstable_by_key(|&(entry, c)| (u64::MAX - c.then, u64::MAX - c.end, entry));
+        Some(all)
+    }
+
+    /// Length of the time that the moments cover, in nanoseconds; at least 1.
+    pub fn length_ns(&self) -> u64 {
+        self.moments.last().map_or(1, |last| last.at_ns.max(1))
+    }
+}
+
+fn why_none(profile: &Profile) -> &'static str {
+    if profile.type_index("inuse_space").is_none() || profile.format != Format::Dump {
+        "this profile does not tell of memory over time: only dumps of mem_profiler do"
+    } else if profile.facts.duration_ns.is_none() || profile.details.is_empty() {
+        "several sessions have no timeline in common: take one dump, or several of one session"
+    } else {
+        "the dump has no timeline: mem_profiler records one while it runs a session (mem_profiler -s \
+         60 -p PID, mem_profiler run PROGRAM), but its commands dump, stop and recover find none, \
+         and several sessions have none in common"
+    }
+}

@@ -1,0 +1,239 @@
+//! Memory over time, in the terminal, as JSON and on the page.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use heap_format::{Detail, Facts, Function, Held, Line, Moment, Profile, ProfileBuilder, dump};
+use tempfile::TempDir;
+
+mod browser;
+mod expected;
+
+const SECOND: u64 = 1_000_000_000;
+const MIB: u64 = 1 << 20;
+/// A name that would be markup.
+const HOSTILE: &str = "<img src=x onerror=window.pwned=1>";
+
+/// A dump of three stacks: what they hold at the end, and the session's moments.
+fn profile(live: [u64; 3], moments: Vec<Moment>) -> Profile {
+    let mut builder = ProfileBuilder::new(1);
+    let end = moments.last().map_or(SECOND, |m| m.at_ns);
+    builder.facts(Facts {
+        pid: Some(7),
+        start_unix_ns: Some(1_795_239_949 * SECOND),
+        end_unix_ns: Some(1_795_239_949 * SECOND + end),
+        duration_ns: Some(end),
+        ..Facts::default()
+    });
+    for (leaf, bytes) in [0x10, 0x20, 0x30].into_iter().zip(live) {
+        let detail = Detail {
+            alloc_samples: 2,
+            free_samples: 1,
+            alloc_objects: 2.0,
+            alloc_bytes: 100.0 * MIB as f64,
+            freed_objects: 1.0,
+            freed_bytes: 100.0 * MIB as f64 - bytes as f64,
+            ..Detail::default()
+        };
+        builder.stack([leaf, 0x1000], &detail);
+    }
+    let mut profile = builder.finish();
+    let name = |name: &str| Function {
+        name: name.into(),
+        ..Function::default()
+    };
+    profile.functions = ["load_index", HOSTILE, "parse", "main"].map(name).into();
+    // In the order of their first sight: the first leaf, its caller, the other leaves.
+    for (location, function) in [0, 3, 1, 2].into_iter().enumerate() {
+        profile.lines.push(Line {
+            function,
+            line: 1,
+            column: 0,
+        });
+        profile.locations[location].first_line = location as u32;
+        profile.locations[location].line_count = 1;
+    }
+    profile.moments = moments;
+    profile
+}
+
+fn at(tenths: u64, live: u64, stacks: Option<[u64; 3]>) -> Moment {
+    let held = |(stack, bytes): (u32, u64)| Held { stack, bytes };
+    Moment {
+        at_ns: tenths * SECOND / 10,
+        live,
+        allocated: tenths * MIB,
+        resident: (tenths > 0).then_some(live + 8 * MIB),
+        stacks: stacks.map(|all| (0..).zip(all).map(held).collect()),
+    }
+}
+
+/// Twelve seconds: up in a ramp, a peak at six of which the stacks are known, and down.
+fn session() -> Vec<Moment> {
+    let moment = |tenths: u64| match tenths {
+        0..=39 => at(
+            tenths,
+            tenths * MIB / 4,
+            (tenths == 20).then_some([2 * MIB, 3 * MIB, 0]),
+        ),
+        60 => at(tenths, 25 * MIB, Some([5 * MIB, 18 * MIB, MIB])),
+        40..=79 => at(tenths, 20 * MIB, None),
+        _ => at(tenths, 6 * MIB, None),
+    };
+    (0..=120).map(moment).collect()
+}
+
+const END: [u64; 3] = [5 * MIB, 0, MIB];
+
+fn write(directory: &TempDir, name: &str, profile: &Profile) -> PathBuf {
+    let path = directory.path().join(name);
+    dump::write(profile, &mut fs::File::create(&path).unwrap()).unwrap();
+    path
+}
+
+fn parser(files: &[&Path], options: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
+    files.iter().for_each(|file| {
+        command.arg("-f").arg(file);
+    });
+    command.args(options).output().unwrap()
+}
+
+fn shown(files: &[&Path], options: &[&str]) -> String {
+    let output = parser(files, options);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_terminal_shows_curves_and_the_peak_against_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write(&directory, "x.heap", &profile(END, session()));
+    let text = shown(&[&dump], &["--timeline"]);
+    expected::compare("timeline.txt", &text);
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 80),
+        "{text}"
+    );
+    assert_eq!(text, shown(&[&dump], &["--time"]));
+    let short = shown(&[&dump], &["--timeline", "-n", "1"]);
+    assert!(short.contains("(all others)"), "{short}");
+}
+
+#[test]
+fn json_has_the_moments() {
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write(&directory, "x.heap", &profile(END, session()));
+    let json: serde_json::Value = serde_json::from_str(&shown(&[&dump], &["--json"])).unwrap();
+    let moments = json["moments"].as_array().unwrap();
+    assert_eq!(moments.len(), 121);
+    assert_eq!(moments[60]["live"], 25 * MIB);
+    assert_eq!(moments[60]["stacks"][1]["bytes"], 18 * MIB);
+    assert_eq!(moments[0].get("resident"), None);
+    // Stacks have other numbers where a filter leaves out some.
+    let json = shown(&[&dump], &["--json", "--ignore", "load_index"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let stacks = json["moments"][60]["stacks"].as_array().unwrap();
+    assert_eq!((stacks.len(), &stacks[0]["stack"]), (2, &0.into()));
+    assert_eq!(stacks[0]["bytes"], 18 * MIB);
+}
+
+#[test]
+fn dumps_of_one_session_have_one_timeline() {
+    let directory = tempfile::tempdir().unwrap();
+    let early = vec![at(0, 0, None), at(1, 7 * MIB, None), at(13, 9 * MIB, None)];
+    let early = write(&directory, "a.heap", &profile([MIB, 8 * MIB, 0], early));
+    let late = write(&directory, "b.heap", &profile(END, session()));
+    let json = shown(&[&late, &early], &["--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let moments = json["moments"].as_array().unwrap();
+    assert_eq!(moments.len(), 121);
+    // The early dump is itself a moment of which the stacks are known.
+    assert_eq!(moments[13]["stacks"][1]["bytes"], 8 * MIB);
+}
+
+#[test]
+fn a_profile_without_a_timeline_says_why_and_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write(&directory, "x.heap", &profile(END, Vec::new()));
+    let folded = directory.path().join("x.folded");
+    fs::write(&folded, "main;f 5\n").unwrap();
+    for (file, hint) in [
+        (&dump, "mem_profiler -s 60"),
+        (&folded, "only dumps of mem_profiler"),
+    ] {
+        let output = parser(&[file], &["--timeline"]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+        assert!(stderr.contains(hint), "{stderr}");
+        let page = shown(&[file], &["--html"]);
+        assert!(page.contains(hint), "the page says so too");
+    }
+}
+
+/// Works the tab as a reader would.
+const PROBE: &str = r##"
+const state = {};
+const $ = (s) => document.querySelector(s);
+const all = (s) => [...document.querySelectorAll(s)];
+const press = (text) => all("button").find((b) => b.textContent === text).click();
+const rows = () => all("#time div:not([hidden]) > table tbody tr").map((tr) => [...tr.children].map((td) => td.textContent));
+const row = (name) => { const r = rows().find((r) => r[r.length - 1].startsWith(name)); return r ? r.join(" ") : ""; };
+const key = (key) => $("#time svg").dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+const clickAt = (circle) => {
+  const box = circle.getBoundingClientRect();
+  $("#time svg").dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: box.left + box.width / 2, clientY: box.top }));
+};
+press("Time");
+state.circles = all("#time circle").length;
+state.curves = all("#time polyline").length;
+state.peak = row("<img");
+state.said = $("#time .moment").textContent;
+clickAt(all("#time circle")[0]);
+state.early = row("<img");
+state.picked = all("#time circle").findIndex((c) => c.getAttribute("class") === "picked");
+key("ArrowRight");
+state.stepped = row("<img");
+state.rest = row("(smaller");
+key("End");
+state.end = row("load_index");
+key("ArrowRight");
+state.stays = $("#time svg").getAttribute("aria-valuenow");
+clickAt(all("#time circle")[1]);
+press("Stacks");
+state.stack = rows()[0][4];
+press("Resident");
+state.hidden = all("#time polyline").length;
+state.scripts = all("#time img").length + (window.pwned || 0);
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+#[test]
+fn a_click_on_a_moment_shows_its_stacks() {
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write(&directory, "x.heap", &profile(END, session()));
+    let page = shown(&[&dump], &["--html"]);
+    let path = directory.path().join("x.html");
+    // The probe is no script of the page's own, which its policy would forbid.
+    let (start, rest) = page.split_once("<meta http-equiv").unwrap();
+    let page = format!("{start}{}", rest.split_once('>').unwrap().1);
+    fs::write(&path, browser::with_probe(&page, PROBE, "</body>")).unwrap();
+    let state = browser::state(&path, "");
+    let check = |key: &str, value: &str| browser::assert_state(&state, key, value);
+    check("circles", "3");
+    check("curves", "2");
+    let number = |text: &str| state.contains(text);
+    assert!(number("\"peak\":\"18") && number("72.00%"), "{state}");
+    assert!(number("\"said\":\"6 s after the start: 25"), "{state}");
+    assert!(number("\"early\":\"3"), "{state}");
+    check("picked", "0");
+    assert!(number("\"stepped\":\"18"), "{state}");
+    assert!(number("\"rest\":\"1"), "{state}");
+    assert!(number("\"end\":\"5"), "{state}");
+    check("stays", "\"2\"");
+    assert!(number(" ← main"), "{state}");
+    check("hidden", "1");
+    check("scripts", "0");
+}
