@@ -38,6 +38,7 @@ impl ProfileBuilder {
             period_type: Some(ValueType::new("space", "bytes")),
             drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),
             keep_frames: crate::frames::ALLOCATOR_KEEP.into(),
+            sizes_apart: true,
             ..Profile::default()
         };
         Self {
@@ -51,7 +52,8 @@ impl ProfileBuilder {
     /// outermost known frame, [`TABLE_FULL_ADDRESS`](crate::TABLE_FULL_ADDRESS)
     /// alone).
     ///
-    /// Stacks should differ; equal ones stay separate.
+    /// Stacks should differ, or be of objects of different size classes or threads; equal ones
+    /// stay separate.
     pub fn stack(&mut self, addresses: impl IntoIterator<Item = u64>, detail: &Detail) {
         for address in addresses {
             self.push(address.wrapping_sub(1));

@@ -47,6 +47,9 @@ pub(crate) const VERSION: u32 = 3;
 /// The version from which on exact values have the variances of objects.
 pub(crate) const OBJECT_VARIANCES: u32 = 2;
 
+/// The version from which on the objects of a stack are told apart by size class.
+pub(crate) const SIZES_APART: u32 = 3;
+
 /// Last line of a dump.
 pub(crate) const END: &[u8] = b"# end";
 

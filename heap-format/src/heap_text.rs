@@ -6,7 +6,7 @@ use std::io::Read;
 use crate::builder::push_addresses;
 use crate::detail::{Detail, FIELDS};
 use crate::dump::facts::FactsReader;
-use crate::dump::{END, FACTS, OBJECT_VARIANCES, SIGNATURE, STACK, VERSION};
+use crate::dump::{END, FACTS, OBJECT_VARIANCES, SIGNATURE, SIZES_APART, STACK, VERSION};
 use crate::error::Fault;
 use crate::intern::Interner;
 use crate::lines::{Line, Lines};
@@ -23,8 +23,8 @@ use crate::variance;
 /// puts into a dump.
 const MAX_REPEATED: usize = 1 << 26;
 /// Exact values that a repeated stack must have at least, so that a small file makes a small
-/// profile: samples, of which freed, objects, bytes.
-const LEAST_AGAIN: usize = 4;
+/// profile: samples, of which freed, objects.
+const LEAST_AGAIN: usize = 3;
 
 /// Start of this kind of file.
 pub(crate) const START: &[u8] = b"heap profile:";
@@ -215,6 +215,7 @@ impl Reader {
             Some(v) if v <= VERSION => {
                 self.ours = true;
                 self.varied = v >= OBJECT_VARIANCES;
+                self.profile.sizes_apart = v >= SIZES_APART;
                 self.has_allocated = true;
                 self.profile.format = Format::Dump;
                 Ok(())

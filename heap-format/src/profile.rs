@@ -358,6 +358,9 @@ pub struct Profile {
     /// The thread of each stack, or empty: from 1 on its place in [`Facts::threads`], 0 for
     /// another one.
     pub threads: Vec<u32>,
+    /// Whether the objects of a stack are of one size class, and short-lived ones are counted: a
+    /// stack with several classes is there several times.
+    pub sizes_apart: bool,
     /// Labels, in ascending order of stack.
     pub labels: Vec<Label>,
     /// Regular expression of frames that reports leave out together with all
@@ -447,6 +450,7 @@ impl Profile {
             drop_frames: self.drop_frames.clone(),
             keep_frames: self.keep_frames.clone(),
             comments: self.comments.clone(),
+            sizes_apart: self.sizes_apart,
             facts: self.facts.clone(),
             ..Profile::default()
         }

@@ -294,12 +294,7 @@ fn a_stack_is_repeated_only_with_values() {
     };
     let read = |again: &str| read(dump(again).as_bytes(), "a.heap");
     assert_eq!(read("# s 1 0 1 16").unwrap().total(3), 32);
-    for malformed in [
-        "# s",
-        "# s 1",
-        "# s 1 0 1",
-        "# s 1 0 1 16 0 0 0 0 0 0 0 0 0 -1",
-    ] {
+    for malformed in ["# s", "# s 1", "# s 1 0 1 16 0 0 0 0 0 0 0 0 0 -1"] {
         assert!(read(malformed).is_err(), "{malformed}");
     }
     let thread = read("# s 1 0 1 16 0 0 0 0 0 0 0 0 0 9").unwrap();

@@ -17,8 +17,11 @@ mod peek;
 mod proto;
 mod raw;
 mod rss;
+mod sizes;
 mod svg;
 mod symbolize;
+mod temporary;
+mod threads;
 mod timeline;
 mod top;
 mod traces;
@@ -45,6 +48,9 @@ pub static FORMATS: &[&Format] = &[
     &csv::FORMAT,
     &leaks::FORMAT,
     &timeline::FORMAT,
+    &sizes::FORMAT,
+    &threads::FORMAT,
+    &temporary::FORMAT,
     &rss::FORMAT,
     &symbolize::FORMAT,
 ];

@@ -171,6 +171,7 @@ fn golden_files_are_all_compared() {
     let sources = [
         include_str!("golden.rs"),
         include_str!("flame.rs"),
+        include_str!("breakdown.rs"),
         include_str!("leaks.rs"),
         include_str!("resident.rs"),
         include_str!("timeline.rs"),

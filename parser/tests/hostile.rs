@@ -69,7 +69,15 @@ fn all_outputs(folded: &[u8]) -> Vec<(String, String)> {
         (options, text)
     };
     let mut outputs = outputs();
-    let heaps_only = ["--leaks", "--rss", "--symbolize", "--timeline"];
+    let heaps_only = [
+        "--leaks",
+        "--rss",
+        "--sizes",
+        "--symbolize",
+        "--temporary",
+        "--threads",
+        "--timeline",
+    ];
     outputs.retain(|options| !heaps_only.contains(&options.as_str()));
     outputs.into_iter().map(show).collect()
 }

@@ -3,7 +3,8 @@
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use super::{FACTS, VERSION};
+use super::FACTS;
+use super::write::version;
 use crate::maps::hex;
 use crate::moment;
 use crate::printable::is_hidden;
@@ -12,7 +13,7 @@ use crate::profile::{BuildId, Function, IntervalPeriod, Line, MARKERS, Mapping, 
 /// Appends the facts of `profile`, from the section's first line on.
 pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
     buffer.extend_from_slice(FACTS);
-    buffer.extend_from_slice(VERSION.to_string().as_bytes());
+    buffer.extend_from_slice(version(profile).to_string().as_bytes());
     buffer.push(b'\n');
     let mut writer = Writer { buffer };
     writer.origin(profile);

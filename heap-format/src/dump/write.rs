@@ -9,7 +9,7 @@ use super::numbers::{HEX_ROOM, HexText, decimal, fraction};
 use super::split::{Record, split};
 use crate::printable::is_hidden;
 
-use super::{END, SIGNATURE, STACK, VERSION, facts};
+use super::{END, SIGNATURE, SIZES_APART, STACK, VERSION, facts};
 use crate::detail::{Detail, FIELDS};
 use crate::profile::{MARKERS, Profile};
 use crate::scale::weight;
@@ -130,7 +130,7 @@ impl<P: Borrow<Profile>> Text<P> {
         decimal(out, self.profile.borrow().period.max(1) as u64);
         out.push(b'\n');
         out.extend_from_slice(SIGNATURE);
-        decimal(out, VERSION.into());
+        decimal(out, version(self.profile.borrow()).into());
         out.push(b'\n');
     }
 
@@ -187,6 +187,14 @@ fn sum(details: &[Detail]) -> Detail {
     let mut sum = Detail::default();
     details.iter().for_each(|detail| sum.add(detail));
     sum
+}
+
+/// The version whose promises the profile keeps.
+pub(crate) fn version(profile: &Profile) -> u32 {
+    match profile.sizes_apart {
+        true => VERSION,
+        false => SIZES_APART - 1,
+    }
 }
 
 fn refused(why: &str) -> io::Error {

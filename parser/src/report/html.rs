@@ -29,8 +29,11 @@ mod functions;
 mod graph;
 mod leaks;
 mod policy;
+mod sizes;
 mod source;
 mod tab;
+mod temporary;
+mod threads;
 mod time;
 mod weights;
 
@@ -73,6 +76,9 @@ const TABS: &[Tab] = &[
     source::TAB,
     time::TAB,
     leaks::TAB,
+    sizes::TAB,
+    threads::TAB,
+    temporary::TAB,
     allocator::TAB,
     about::TAB,
 ];

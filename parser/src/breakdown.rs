@@ -1,0 +1,194 @@
+//! What the allocations of a view are, besides whose: their sizes, threads and lives.
+
+use std::collections::BTreeMap;
+
+use heap_format::{Detail, LabelValue, Profile, THREAD_LABEL};
+
+use crate::nodes::Nodes;
+use crate::view::View;
+
+/// Sums over some stacks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sums {
+    /// One for each column of the profile.
+    pub values: Vec<i64>,
+    /// What only our own dumps know.
+    pub detail: Detail,
+}
+
+impl Sums {
+    fn add(&mut self, profile: &Profile, stack: usize) {
+        let values = profile.values_of(stack);
+        self.values.resize(values.len(), 0);
+        for (sum, value) in self.values.iter_mut().zip(values) {
+            *sum = sum.saturating_add(*value);
+        }
+        if let Some(detail) = profile.details.get(stack) {
+            self.detail.add(detail);
+        }
+    }
+
+    /// Share of the objects allocated that were short-lived, 0 to 1.
+    pub fn short_lived(&self) -> f64 {
+        let share = self.detail.short_lived_objects / self.detail.alloc_objects;
+        Some(share)
+            .filter(|s| s.is_finite())
+            .unwrap_or(0.0)
+            .clamp(0.0, 1.0)
+    }
+
+    /// Mean lifetime of the objects freed, in milliseconds.
+    pub fn lifetime(&self) -> Option<f64> {
+        let mean = self.detail.freed_lifetime_ms_sum / self.detail.freed_objects;
+        Some(mean).filter(|mean| mean.is_finite() && *mean >= 0.0)
+    }
+}
+
+/// By size class, see [`class_name`].
+pub type BySize = BTreeMap<u32, Sums>;
+
+/// The size classes of all that a view shows; `None` if its profile does not know sizes, or
+/// only the average of each stack.
+pub fn by_size(view: &View) -> Option<BySize> {
+    let profile = view.profile();
+    if !knows_sizes(profile) {
+        return None;
+    }
+    let mut sizes = BySize::new();
+    for (stack, _, _) in view.stacks() {
+        let class = size_class(profile, stack);
+        sizes.entry(class).or_default().add(profile, stack);
+    }
+    Some(sizes)
+}
+
+/// The first version of dumps that keep the sizes of a stack apart.
+fn knows_sizes(profile: &Profile) -> bool {
+    profile.sizes_apart && profile.block_sizes.len() == profile.stacks.len()
+}
+
+fn size_class(profile: &Profile, stack: usize) -> u32 {
+    (profile.block_sizes[stack].max(1) as u64).ilog2()
+}
+
+/// The sizes of a class, for people: `64-127 B`, `1-2 KiB`.
+pub fn class_name(class: u32) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let (unit, low) = ((class / 10).min(6) as usize, 1u64 << (class % 10));
+    match class {
+        0 => "0-1 B".to_owned(),
+        1..10 => format!("{low}-{} B", 2 * low - 1),
+        _ => format!("{low}-{} {}", 2 * low, UNITS[unit]),
+    }
+}
+
+/// The threads of all that a view shows, by name; `None` if its profile does not know threads.
+pub fn by_thread(view: &View, nodes: &Nodes) -> Option<BTreeMap<String, Owner>> {
+    let profile = view.profile();
+    let only = match profile.facts.threads.as_slice() {
+        [only] => Some(only.title()),
+        _ => None,
+    };
+    let names = thread_names(profile);
+    if names.is_empty() && only.is_none() {
+        return None;
+    }
+    let mut threads: BTreeMap<String, Owner> = BTreeMap::new();
+    for (stack, _, frames) in view.stacks() {
+        let name = names.get(stack).copied().flatten();
+        let name = name
+            .or(only.as_deref())
+            .unwrap_or(heap_format::OTHER_THREADS);
+        let thread = threads.entry(name.to_owned()).or_default();
+        thread.all.add(profile, stack);
+        if let Some(entry) = allocating(view, nodes, frames) {
+            thread.parts.entry(entry).or_default().add(profile, stack);
+        }
+    }
+    Some(threads)
+}
+
+/// For each stack the name of its thread; empty if no stack has one.
+fn thread_names(profile: &Profile) -> Vec<Option<&str>> {
+    let own = |label: &&heap_format::Label| label.key == THREAD_LABEL;
+    let mut names = Vec::new();
+    for label in profile.labels.iter().filter(own) {
+        names.resize(profile.stacks.len(), None);
+        if let (LabelValue::Text(name), Some(slot)) =
+            (&label.value, names.get_mut(label.stack as usize))
+        {
+            *slot = Some(name.as_str());
+        }
+    }
+    names
+}
+
+/// Sums of a function or of a thread, and of its parts by a number.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Owner {
+    /// Of all of it.
+    pub all: Sums,
+    /// By size class for a function, by entry of the allocating function for a thread.
+    pub parts: BTreeMap<u32, Sums>,
+}
+
+/// What each function has allocated itself, with its sizes where they are known.
+pub fn by_function(view: &View, nodes: &Nodes) -> BTreeMap<u32, Owner> {
+    let profile = view.profile();
+    let sized = knows_sizes(profile);
+    let mut functions: BTreeMap<u32, Owner> = BTreeMap::new();
+    for (stack, _, frames) in view.stacks() {
+        let Some(entry) = allocating(view, nodes, frames) else {
+            continue;
+        };
+        let function = functions.entry(entry).or_default();
+        function.all.add(profile, stack);
+        if sized {
+            let class = size_class(profile, stack);
+            function.parts.entry(class).or_default().add(profile, stack);
+        }
+    }
+    functions
+}
+
+/// The function of a stack that allocates: the innermost one that is shown.
+fn allocating(view: &View, nodes: &Nodes, frames: &[u32]) -> Option<u32> {
+    let leaf = frames.iter().find(|&&frame| !view.is_hidden(frame))?;
+    nodes.of_location(*leaf).first().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_have_names() {
+        let names = [0, 1, 2, 6, 9, 10, 13, 19, 20, 30, 47, 63].map(class_name);
+        let expected = [
+            "0-1 B",
+            "2-3 B",
+            "4-7 B",
+            "64-127 B",
+            "512-1023 B",
+            "1-2 KiB",
+            "8-16 KiB",
+            "512-1024 KiB",
+            "1-2 MiB",
+            "1-2 GiB",
+            "128-256 TiB",
+            "8-16 EiB",
+        ];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn shares_of_nonsense_are_zero() {
+        let mut sums = Sums::default();
+        assert_eq!((sums.short_lived(), sums.lifetime()), (0.0, None));
+        sums.detail.short_lived_objects = 5.0;
+        sums.detail.alloc_objects = 2.0;
+        assert_eq!(sums.short_lived(), 1.0);
+        sums.detail.alloc_objects = f64::NAN;
+        assert_eq!(sums.short_lived(), 0.0);
+    }
+}

@@ -1,0 +1,89 @@
+//! Sizes of objects: of all, and of each function's.
+
+use std::borrow::Cow;
+
+use super::tab::{Data, PageContext, Tab};
+use crate::breakdown::{self, BySize, class_name};
+use crate::json;
+use heap_format::printable::printable;
+use serde::Serialize;
+
+/// The tab of sizes.
+pub const TAB: Tab = Tab {
+    script: include_str!("sizes.js"),
+    data: Some(Data {
+        key: "sizes",
+        json: object,
+    }),
+};
+
+/// Functions that have their sizes in the page.
+const MOST: usize = 500;
+
+#[derive(Serialize)]
+struct Sizes<'a> {
+    all: Vec<Row>,
+    functions: Vec<Function<'a>>,
+    left_out: usize,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    name: Cow<'a, str>,
+    sizes: Vec<Row>,
+}
+
+/// A size class: its name, a value for each column, the share of short-lived objects.
+#[derive(Serialize)]
+struct Row {
+    class: u32,
+    name: String,
+    values: Vec<i64>,
+    short: f64,
+}
+
+fn object(page: &PageContext) -> String {
+    let view = page.context.view;
+    let sizes = breakdown::by_size(view).map(|all| sizes(page, &all));
+    json::embedded(&sizes)
+}
+
+fn sizes<'a>(page: &PageContext<'a>, all: &BySize) -> Sizes<'a> {
+    let nodes = page.context.nodes;
+    let mut functions: Vec<_> = breakdown::by_function(page.context.view, nodes)
+        .into_iter()
+        .collect();
+    // How large a function is where it is largest.
+    let total = |c: usize| page.context.view.profile().total(c).max(1) as f64;
+    let totals: Vec<f64> = page.columns.iter().map(|&c| total(c)).collect();
+    let rank = |values: &[i64]| {
+        let parts = page.columns.iter().zip(&totals);
+        let part = parts.map(|(&c, total)| values[c].abs() as f64 / total);
+        part.fold(0.0, f64::max)
+    };
+    functions.sort_by(|(a, left), (b, right)| {
+        let order = rank(&right.all.values).total_cmp(&rank(&left.all.values));
+        order.then(a.cmp(b))
+    });
+    let left_out = functions.len().saturating_sub(MOST);
+    functions.truncate(MOST);
+    let function = |(entry, owner): (u32, breakdown::Owner)| Function {
+        name: printable(nodes.name(entry)),
+        sizes: rows(page, &owner.parts),
+    };
+    Sizes {
+        all: rows(page, all),
+        functions: functions.into_iter().map(function).collect(),
+        left_out,
+    }
+}
+
+fn rows(page: &PageContext, sizes: &BySize) -> Vec<Row> {
+    let row = |(&class, sums): (&u32, &breakdown::Sums)| Row {
+        class,
+        name: class_name(class),
+        values: page.columns.iter().map(|&c| sums.values[c]).collect(),
+        short: (sums.short_lived() * 1e4).round() / 1e4,
+    };
+    sizes.iter().map(row).collect()
+}

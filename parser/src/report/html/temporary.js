@@ -1,0 +1,28 @@
+// Functions whose objects die at once.
+function temporaryTab(page, panel) {
+  const rows = page.data.temporary;
+  if (!rows) {
+    panel.append(remark("Short-lived objects are counted by dumps of this profiler's newer versions only, and not in a comparison."));
+    return () => {};
+  }
+  panel.append(remark("Objects that were freed within 4 to 8 ms of their allocation, by the function that allocated: a buffer that is kept for the next time would save these allocations."));
+  if (!rows.length) panel.append(remark("There were none."));
+  const heads = [
+    { key: "short", label: "Short-lived", title: "objects", value: (r) => r.short, text: (r) => r.short.toLocaleString("en") },
+    { key: "share", label: "Of its own", title: "share of all objects that the function allocated", soft: true, value: (r) => r.share, text: (r) => share(r.share, 1) },
+    { key: "bytes", label: "Allocated", title: "bytes that the function allocated in the session, long-lived ones too", value: (r) => r.bytes, text: (r) => bytes(r.bytes) },
+    { key: "lifetime", label: "Freed after", title: "mean lifetime of the objects that it freed", value: (r) => r.lifetime || 0, text: (r) => (r.lifetime === null ? "–" : r.lifetime < 4 ? "< 4 ms" : age(r.lifetime)) },
+    {
+      key: "name", label: "Function", words: true, value: (r) => r.name,
+      cell: (td, r) => {
+        const b = make("button", r.name, { type: "button", class: "link", title: "show in the flame graph" });
+        b.addEventListener("click", () => page.find(literal(r.name)));
+        td.append(b);
+      },
+    },
+  ];
+  const fill = sortableTable(panel, heads, "short", (r) => r.name);
+  return () => fill(rows);
+}
+
+TABS.push({ key: "temporary", label: "Temporary", full: false, build: temporaryTab });

@@ -1,0 +1,56 @@
+//! Functions whose objects die at once.
+
+use std::borrow::Cow;
+
+use super::tab::{Data, PageContext, Tab};
+use crate::breakdown::{self, Owner};
+use crate::json;
+use heap_format::printable::printable;
+use serde::Serialize;
+
+/// The tab of short-lived objects.
+pub const TAB: Tab = Tab {
+    script: include_str!("temporary.js"),
+    data: Some(Data {
+        key: "temporary",
+        json: object,
+    }),
+};
+
+/// Rows of the table.
+const MOST: usize = 500;
+
+#[derive(Serialize)]
+struct Row<'a> {
+    name: Cow<'a, str>,
+    short: f64,
+    share: f64,
+    bytes: f64,
+    lifetime: Option<f64>,
+}
+
+fn object(page: &PageContext) -> String {
+    let view = page.context.view;
+    let nodes = page.context.nodes;
+    let known = view.profile().sizes_apart && !page.compared;
+    let rows = known.then(|| {
+        let functions = breakdown::by_function(view, nodes).into_iter();
+        let mut rows: Vec<(u32, Owner)> = functions
+            .filter(|(_, f)| f.all.detail.short_lived_objects >= 0.5)
+            .collect();
+        rows.sort_by(|(a, left), (b, right)| {
+            let count = |owner: &Owner| owner.all.detail.short_lived_objects;
+            count(right).total_cmp(&count(left)).then(a.cmp(b))
+        });
+        rows.truncate(MOST);
+        let row = |(entry, owner): (u32, Owner)| Row {
+            name: printable(nodes.name(entry)),
+            short: owner.all.detail.short_lived_objects.round(),
+            share: (owner.all.short_lived() * 1e4).round() / 1e4,
+            bytes: owner.all.detail.alloc_bytes.round(),
+            lifetime: owner.all.lifetime().map(f64::round),
+        };
+        rows.into_iter().map(row).collect::<Vec<_>>()
+    });
+    json::embedded(&rows)
+}

@@ -1,0 +1,31 @@
+// Threads, and what each allocated most of.
+function threadsTab(page, panel) {
+  const { data, values } = page;
+  const threads = data.threads;
+  if (!threads) {
+    panel.append(remark("The dump does not tell threads apart; only those of this profiler's newer versions do."));
+    return () => {};
+  }
+  panel.append(remark("By the thread that allocated, under the name that it had last; whoever frees an object, it is counted there. For the other views of one thread: mem_parser --tagfocus thread=NAME."));
+  const value = (r) => r.values[values.column];
+  const heads = [
+    { key: "value", label: "Value", title: "in the chosen column", value, cell: (td, r) => bar(values, td, value(r), values.total()) },
+    { key: "share", label: "Share", soft: true, value, text: (r) => share(value(r), values.total()) },
+    { key: "short", label: "Short-lived", title: "share of its objects that were freed within 4 to 8 ms", soft: true, value: (r) => r.short, text: (r) => share(r.short, 1) },
+    { key: "name", label: "Thread", words: true, narrow: true, value: (r) => r.name, text: (r) => r.name },
+    {
+      key: "functions", label: "Most by", words: true, value: (r) => (r.functions[0] || { name: "" }).name,
+      cell: (td, r) => {
+        const own = r.functions.filter((f) => value(f)).sort((a, b) => Math.abs(value(b)) - Math.abs(value(a)));
+        const list = make("ol");
+        for (const f of own) list.append(make("li", `${values.signed(value(f))}  ${f.name}`));
+        if (r.left_out) list.append(make("li", `and ${r.left_out} more`));
+        td.append(make("details", "", {}, make("summary", own.length ? own[0].name : "nothing"), list));
+      },
+    },
+  ];
+  const fill = sortableTable(panel, heads, "value", (r) => r.name);
+  return () => fill(threads);
+}
+
+TABS.push({ key: "threads", label: "Threads", full: false, build: threadsTab });

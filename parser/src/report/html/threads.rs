@@ -1,0 +1,68 @@
+//! Threads, and what each allocated most of.
+
+use std::borrow::Cow;
+
+use super::tab::{Data, PageContext, Tab};
+use crate::breakdown::{self, Owner, Sums};
+use crate::json;
+use heap_format::printable::printable;
+use serde::Serialize;
+
+/// The tab of threads.
+pub const TAB: Tab = Tab {
+    script: include_str!("threads.js"),
+    data: Some(Data {
+        key: "threads",
+        json: object,
+    }),
+};
+
+/// Functions of a thread in the page.
+const MOST: usize = 50;
+
+#[derive(Serialize)]
+struct Thread<'a> {
+    name: String,
+    values: Vec<i64>,
+    short: f64,
+    functions: Vec<Function<'a>>,
+    left_out: usize,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    name: Cow<'a, str>,
+    values: Vec<i64>,
+}
+
+fn object(page: &PageContext) -> String {
+    let threads = breakdown::by_thread(page.context.view, page.context.nodes);
+    let rows = threads.map(|threads| {
+        let thread = |(name, owner): (String, Owner)| thread(page, &name, owner);
+        threads.into_iter().map(thread).collect::<Vec<_>>()
+    });
+    json::embedded(&rows)
+}
+
+fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Owner) -> Thread<'a> {
+    let values = |sums: &Sums| -> Vec<i64> {
+        let columns = page.columns.iter();
+        columns.map(|&c| sums.values[c]).collect()
+    };
+    let mut parts: Vec<(u32, Sums)> = owner.parts.into_iter().collect();
+    let chosen = page.context.view.column();
+    parts.sort_by_key(|(entry, sums)| (std::cmp::Reverse(sums.values[chosen].abs()), *entry));
+    let left_out = parts.len().saturating_sub(MOST);
+    parts.truncate(MOST);
+    let function = |(entry, sums): &(u32, Sums)| Function {
+        name: printable(page.context.nodes.name(*entry)),
+        values: values(sums),
+    };
+    Thread {
+        name: printable(name).into_owned(),
+        values: values(&owner.all),
+        short: (owner.all.short_lived() * 1e4).round() / 1e4,
+        functions: parts.iter().map(function).collect(),
+        left_out,
+    }
+}

@@ -1,0 +1,130 @@
+//! How large the objects are: a histogram of all, and the sizes of each function's.
+
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+use heap_format::printable::printable;
+
+use super::context::Context;
+use super::format::{Dumps, Format, Needs};
+use crate::breakdown::{self, BySize, Owner, class_name};
+use crate::measure::{Style, percentage};
+
+/// `--sizes`.
+pub const FORMAT: Format = Format {
+    style: Style::Own,
+    needs: Needs {
+        dumps: Dumps::Single,
+        ..Needs::TABLE
+    },
+    ..Format::report(
+        "sizes",
+        "How large the objects are: a histogram of all, and the sizes of each function's",
+        render,
+    )
+};
+
+/// Functions shown by default.
+const MOST: usize = 20;
+/// Sizes of a function that are shown.
+const MOST_SIZES: usize = 3;
+/// Characters of the longest bar.
+const BAR: f64 = 20.0;
+
+fn render(context: &Context) -> Result<String> {
+    let Some(sizes) = breakdown::by_size(context.view) else {
+        bail!(
+            "the dump does not keep sizes apart: --sizes needs one that mem_profiler wrote, of a \
+             version from this one on"
+        );
+    };
+    let mut out = context.origin().join("\n");
+    out.push('\n');
+    out += &context
+        .filters()
+        .into_iter()
+        .map(|l| l + "\n")
+        .collect::<String>();
+    histogram(context, &sizes, &mut out);
+    functions(context, &mut out);
+    Ok(out)
+}
+
+fn histogram(context: &Context, sizes: &BySize, out: &mut String) {
+    let column = context.view.column();
+    let largest = sizes.values().map(|s| s.values[column].abs()).max();
+    let largest = largest.unwrap_or(0).max(1);
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(
+        out,
+        "        size {:>13}    share  short-lived",
+        context.view.kind()
+    );
+    for (&class, sums) in sizes {
+        let value = sums.values[column];
+        let bar = (value.abs() as f64 / largest as f64 * BAR).ceil() as usize;
+        let line = format!(
+            "{:>12} {:>13} {:>8}  {:>10.0}%  {}",
+            class_name(class),
+            context.format(value, &context.options.unit),
+            percentage(value, context.view.total()),
+            sums.short_lived() * 100.0,
+            "#".repeat(bar),
+        );
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+}
+
+fn functions(context: &Context, out: &mut String) {
+    let column = context.view.column();
+    let mut functions: Vec<(u32, Owner)> = breakdown::by_function(context.view, context.nodes)
+        .into_iter()
+        .filter(|(_, function)| function.all.values[column] != 0)
+        .collect();
+    functions.sort_by_key(|(entry, f)| (std::cmp::Reverse(f.all.values[column].abs()), *entry));
+    let most = match context.options.node_count {
+        None => MOST,
+        Some(0) => functions.len(),
+        Some(count) => count,
+    };
+    let _ = writeln!(
+        out,
+        "\n{:>13}    share  function, and the sizes of what it allocates",
+        context.view.kind()
+    );
+    for (entry, function) in functions.iter().take(most) {
+        let value = function.all.values[column];
+        let name = printable(context.nodes.name(*entry));
+        let share = percentage(value, context.view.total());
+        let _ = writeln!(
+            out,
+            "{:>13} {share:>8}  {name}",
+            context.format(value, &context.options.unit)
+        );
+        let _ = writeln!(out, "{:>24}{}", "", parts(context, function));
+    }
+    if functions.len() > most {
+        let _ = writeln!(out, "{} more: -n 0 shows all", functions.len() - most);
+    }
+}
+
+/// The sizes of a function, largest part first.
+fn parts(context: &Context, function: &Owner) -> String {
+    let column = context.view.column();
+    let whole = function.all.values[column];
+    let mut parts: Vec<(u32, i64)> = function
+        .parts
+        .iter()
+        .map(|(&class, sums)| (class, sums.values[column]))
+        .filter(|&(_, value)| value != 0)
+        .collect();
+    parts.sort_by_key(|&(class, value)| (std::cmp::Reverse(value.abs()), class));
+    let part = |&(class, value): &(u32, i64)| {
+        format!("{} {}", class_name(class), percentage(value, whole).trim())
+    };
+    let mut texts: Vec<String> = parts.iter().take(MOST_SIZES).map(part).collect();
+    if parts.len() > MOST_SIZES {
+        texts.push(format!("{} more", parts.len() - MOST_SIZES));
+    }
+    texts.join(", ")
+}

@@ -1,0 +1,96 @@
+//! Objects that die at once: allocations that a buffer kept for the next time would save.
+
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+use heap_format::printable::printable;
+
+use super::context::Context;
+use super::format::{Dumps, Format, Needs};
+use crate::breakdown::{self, Owner};
+use crate::measure::{Style, percentage};
+
+/// `--temporary`.
+pub const FORMAT: Format = Format {
+    style: Style::Own,
+    needs: Needs {
+        dumps: Dumps::Single,
+        ..Needs::TABLE
+    },
+    ..Format::report(
+        "temporary",
+        "Who allocates what is freed within some milliseconds",
+        render,
+    )
+};
+
+/// Functions shown by default.
+const MOST: usize = 40;
+
+fn render(context: &Context) -> Result<String> {
+    let mut functions: Vec<(u32, Owner)> = breakdown::by_function(context.view, context.nodes)
+        .into_iter()
+        .filter(|(_, function)| short_lived(function) > 0)
+        .collect();
+    let profile = context.view.profile();
+    if functions.is_empty() && !profile.sizes_apart {
+        bail!(
+            "the dump does not count short-lived objects: --temporary needs one that mem_profiler \
+             wrote, of a version from this one on"
+        );
+    }
+    functions.sort_by_key(|(entry, function)| (std::cmp::Reverse(short_lived(function)), *entry));
+    let all = |part: fn(&Owner) -> f64| functions.iter().map(|(_, f)| part(f)).sum::<f64>();
+    let short = all(|f| f.all.detail.short_lived_objects);
+    let most = match context.options.node_count {
+        None => MOST,
+        Some(0) => functions.len(),
+        Some(count) => count,
+    };
+    let mut lines = context.identity();
+    lines.extend(context.filters());
+    let mut out = lines.join("\n");
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(
+        out,
+        "\nShort-lived: {short:.0} objects, freed within 4 to 8 ms of their allocation\n\
+         short-lived    share  of its own    of bytes  freed after  function"
+    );
+    for (entry, function) in functions.iter().take(most) {
+        let count = short_lived(function);
+        let life = function
+            .all
+            .lifetime()
+            .map_or_else(|| "-".to_owned(), lifetime);
+        let _ = writeln!(
+            out,
+            "{count:>11} {:>8}  {:>9.0}% {:>11}  {life:>11}  {}",
+            percentage(count, short as i64),
+            function.all.short_lived() * 100.0,
+            bytes(context, function.all.detail.alloc_bytes),
+            printable(context.nodes.name(*entry)),
+        );
+    }
+    if functions.len() > most {
+        let _ = writeln!(out, "{} more: -n 0 shows all", functions.len() - most);
+    }
+    Ok(out)
+}
+
+fn short_lived(function: &Owner) -> i64 {
+    function.all.detail.short_lived_objects.round() as i64
+}
+
+/// A mean lifetime. The agent's clock does not tell apart what is below its tick.
+fn lifetime(ms: f64) -> String {
+    const TICK_MS: f64 = 4.0;
+    match ms < TICK_MS {
+        true => "< 4 ms".to_owned(),
+        false => Style::Own.label((ms * 1e6) as i64, "nanoseconds", "auto"),
+    }
+}
+
+fn bytes(context: &Context, bytes: f64) -> String {
+    let value = context.divided(bytes.round() as i64);
+    Style::Own.label(value, "bytes", &context.options.unit)
+}

@@ -1,0 +1,88 @@
+//! Which threads allocated, and what most of it is.
+
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+use heap_format::printable::printable;
+
+use super::context::Context;
+use super::format::{Dumps, Format, Needs};
+use crate::breakdown::{self, Owner};
+use crate::measure::{Style, percentage};
+
+/// `--threads`.
+pub const FORMAT: Format = Format {
+    style: Style::Own,
+    needs: Needs {
+        dumps: Dumps::Single,
+        ..Needs::TABLE
+    },
+    ..Format::report(
+        "threads",
+        "Which threads allocated it (by name; --tagfocus thread=NAME shows one)",
+        render,
+    )
+};
+
+/// Functions of each thread that are shown.
+const FUNCTIONS: usize = 3;
+
+fn render(context: &Context) -> Result<String> {
+    let Some(threads) = breakdown::by_thread(context.view, context.nodes) else {
+        bail!(
+            "the dump does not tell threads apart: --threads needs one that mem_profiler wrote, \
+             of a version from this one on"
+        );
+    };
+    let mut out = context.origin().join("\n");
+    out.push('\n');
+    out += &context
+        .filters()
+        .into_iter()
+        .map(|l| l + "\n")
+        .collect::<String>();
+    let column = context.view.column();
+    let mut threads: Vec<(String, Owner)> = threads.into_iter().collect();
+    threads.sort_by_key(|(_, t)| std::cmp::Reverse(t.all.values[column].abs()));
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(
+        out,
+        "{:>13}    share  thread, and the functions that allocated most",
+        context.view.kind()
+    );
+    for (name, thread) in &threads {
+        let value = thread.all.values[column];
+        let share = percentage(value, context.view.total());
+        let _ = writeln!(
+            out,
+            "{:>13} {share:>8}  {}",
+            context.format(value, &context.options.unit),
+            printable(name)
+        );
+        functions(context, thread, &mut out);
+    }
+    Ok(out)
+}
+
+fn functions(context: &Context, thread: &Owner, out: &mut String) {
+    let column = context.view.column();
+    let mut parts: Vec<(u32, i64)> = thread
+        .parts
+        .iter()
+        .map(|(&entry, sums)| (entry, sums.values[column]))
+        .filter(|&(_, value)| value != 0)
+        .collect();
+    parts.sort_by_key(|&(entry, value)| (std::cmp::Reverse(value.abs()), entry));
+    for (entry, value) in parts.iter().take(FUNCTIONS) {
+        let name = printable(context.nodes.name(*entry));
+        let _ = writeln!(
+            out,
+            "{:>24}{:>10}  {name}",
+            "",
+            context.format(*value, &context.options.unit)
+        );
+    }
+    if parts.len() > FUNCTIONS {
+        let _ = writeln!(out, "{:>36}and {} more", "", parts.len() - FUNCTIONS);
+    }
+}

@@ -1,0 +1,177 @@
+//! Sizes, threads and lives of objects, in text and on the page.
+
+mod browser;
+mod expected;
+mod invoke;
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use heap_format::{Detail, Facts, Function, Line, Profile, ProfileBuilder, Thread, dump};
+use invoke::{parser, stderr, stdout};
+
+/// Name of a thread, which its process chose.
+const HOSTILE: &str = "</script><b>w\u{1b}[31m\u{202e}";
+
+/// Objects of one size: how many were allocated, are live, were short-lived.
+fn objects(bytes: f64, [allocated, live, short]: [f64; 3]) -> Detail {
+    let freed = allocated - live;
+    Detail {
+        alloc_samples: allocated as u64,
+        free_samples: freed as u64,
+        alloc_objects: allocated,
+        alloc_bytes: allocated * bytes,
+        freed_objects: freed,
+        freed_bytes: freed * bytes,
+        freed_lifetime_ms_sum: (freed - short) * 90_000.0,
+        short_lived_objects: short,
+        ..Detail::default()
+    }
+}
+
+/// A server of three threads that are told apart and others.
+fn server() -> Profile {
+    let mut builder = ProfileBuilder::new(1);
+    let thread = |name: &str| Thread {
+        tid: 41,
+        name: name.to_owned(),
+    };
+    builder.facts(Facts {
+        threads: vec![thread("server"), thread(HOSTILE), thread("")],
+        ..Facts::default()
+    });
+    let (parse, load, main) = (0x1001, 0x2001, 0x9001);
+    for (function, thread, bytes, counts) in [
+        (load, 1, 1000.0, [500.0, 500.0, 0.0]),
+        (load, 1, 70_000.0, [20.0, 20.0, 0.0]),
+        (load, 2, 1000.0, [10.0, 4.0, 0.0]),
+        (parse, 2, 20.0, [90_000.0, 0.0, 90_000.0]),
+        (parse, 2, 90.0, [6000.0, 100.0, 5000.0]),
+        (parse, 3, 20.0, [1000.0, 10.0, 990.0]),
+        (parse, 0, 0.0, [7.0, 7.0, 0.0]),
+        (parse, 0, 3e9, [2.0, 1.0, 0.0]),
+    ] {
+        builder.stack([function, main], &objects(bytes, counts));
+        builder.thread(thread);
+    }
+    let mut profile = builder.finish();
+    for (number, location) in profile.locations.iter_mut().enumerate() {
+        profile.functions.push(Function {
+            name: ["load_tables", "main", "parse_request"][number].into(),
+            ..Function::default()
+        });
+        profile.lines.push(Line {
+            function: number as u32,
+            ..Line::default()
+        });
+        (location.first_line, location.line_count) = (number as u32, 1);
+    }
+    profile
+}
+
+fn write(directory: &Path) -> String {
+    let path = directory.join("server.heap");
+    dump::write(&server(), &mut File::create(&path).unwrap()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn report(arguments: &[&str]) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path());
+    let output = parser(&[&["-f", &file], arguments].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    stdout(&output)
+}
+
+#[test]
+fn reports_are_as_in_the_golden_files() {
+    for (name, arguments) in [
+        ("sizes.txt", &["--sizes"][..]),
+        (
+            "sizes_objects.txt",
+            &["--sizes", "--sample_index", "alloc_objects", "-n", "1"],
+        ),
+        ("threads.txt", &["--threads"]),
+        ("temporary.txt", &["--temporary"]),
+    ] {
+        let text = report(arguments);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+        expected::compare(name, &text);
+    }
+}
+
+#[test]
+fn a_thread_is_focused_on_by_its_name() {
+    let of = |focus: &str| report(&["--tagfocus", focus, "-t", "--unit", "B"]);
+    assert!(
+        of("thread=^server$").contains("1900000B"),
+        "{}",
+        of("thread=^server$")
+    );
+    assert!(
+        of("thread=.31m").contains("13000B"),
+        "{}",
+        of("thread=.31m")
+    );
+    assert!(of("thread=^thread 41$").contains("200B"));
+    assert!(of("thread=other threads").contains("3000000000B"));
+}
+
+#[test]
+fn older_dumps_say_that_they_do_not_know() {
+    let shop = expected::data("shop.heap");
+    let shop = shop.to_str().unwrap();
+    for (report, what) in [
+        ("--sizes", "does not keep sizes apart"),
+        ("--threads", "does not tell threads apart"),
+        ("--temporary", "does not count short-lived objects"),
+    ] {
+        let output = parser(&["-f", shop, report]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains(what), "{}", stderr(&output));
+    }
+}
+
+/// What a probe finds on the page of the server.
+fn probe(probe: &str) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path());
+    let output = parser(&["-f", &file, "--html"]);
+    let page = browser::open_page(&stdout(&output));
+    let path = directory.path().join("probe.html");
+    fs::write(&path, browser::with_probe(&page, probe, "</body>")).unwrap();
+    browser::state(&path, "")
+}
+
+const PROBE: &str = r##"
+const open = (key) => {
+  document.getElementById(`to-${key}`).click();
+  return [...document.querySelectorAll(`#${key} tbody tr`)];
+};
+const state = { rows: open("sizes").length };
+const pick = document.getElementById("sized");
+const parse = [...pick.options].find((o) => o.textContent.includes("parse_request"));
+pick.value = parse.value;
+pick.dispatchEvent(new Event("change"));
+state.own = document.querySelectorAll("#sizes tbody tr").length;
+state.picked = pick.selectedOptions[0] === parse;
+const threads = open("threads").map((tr) => tr.children[3].textContent);
+state.bold = Boolean(document.querySelector("#threads b"));
+state.threads = threads.join("+");
+state.short = open("temporary").map((tr) => tr.children[4].textContent).join("+");
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+#[test]
+fn the_page_has_sizes_threads_and_temporary_objects() {
+    let found = probe(PROBE);
+    let expected = concat!(
+        "{\"rows\":6,\"own\":4,\"picked\":true,\"bold\":false,",
+        "\"threads\":\"[other threads]+server+</script><b>w\\\\u001b[31m\\\\u202e+thread 41\",",
+        "\"short\":\"parse_request\"}"
+    );
+    assert_eq!(found, expected);
+}
