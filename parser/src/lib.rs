@@ -44,8 +44,8 @@
 //!   the latter read only files that [`sources`] accepts as sources.
 //! - The whole report is built in memory.
 
-pub mod breakdown;
-mod combine;
+mod breakdown;
+pub mod combine;
 pub mod filters;
 pub mod graph;
 mod hint;
