@@ -15,6 +15,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
 use shm_protocol::record::SIZE_CLASSES;
+use shm_protocol::tree::Place;
 use shm_protocol::{Bank, NodeId, RecordId, Tree, tree};
 use unwind::Registers;
 use unwind::walk::{self, Walk, Walker};
@@ -44,7 +45,7 @@ pub struct Thread {
     until_timed: u32,
     generation: u16,
     /// Nodes above its complete and its truncated stacks in the session's tree.
-    roots: [NodeId; 2],
+    roots: [Place; 2],
     /// By stack and size class, see [`cache_key`].
     records: [(u32, RecordId); CACHED],
     walker: Walker,
@@ -54,21 +55,33 @@ pub struct Thread {
 struct Interned<'a> {
     tree: &'a Tree<'static>,
     limit: u32,
-    roots: [NodeId; 2],
+    roots: [Place; 2],
+}
+
+#[inline]
+fn node(place: Place) -> walk::Node {
+    walk::Node {
+        id: place.node,
+        path: place.path,
+    }
 }
 
 impl walk::Tree for Interned<'_> {
     #[inline]
-    fn root(&self) -> u32 {
-        self.roots[0]
+    fn root(&self) -> walk::Node {
+        node(self.roots[0])
     }
     #[inline]
-    fn truncated(&self) -> u32 {
-        self.roots[1]
+    fn truncated(&self) -> walk::Node {
+        node(self.roots[1])
     }
     #[inline]
-    fn child(&self, parent: u32, address: u64) -> Option<u32> {
-        self.tree.child(parent, address, self.limit)
+    fn child(&self, parent: walk::Node, address: u64) -> Option<walk::Node> {
+        let parent = Place {
+            node: parent.id,
+            path: parent.path,
+        };
+        self.tree.child(parent, address, self.limit).map(node)
     }
 }
 
@@ -217,7 +230,7 @@ pub fn make() -> *mut Thread {
         (*thread).until_timed = 1 + seed(thread) as u32 % TIMED;
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
-        (*thread).roots = [tree::ROOT, tree::TRUNCATED];
+        (*thread).roots = [tree::ROOT, tree::TRUNCATED].map(Place::root);
         (*thread).walker.init(crate::ends::known());
     }
     let key = KEY.load(Ordering::Relaxed);

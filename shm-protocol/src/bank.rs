@@ -6,7 +6,7 @@ use crate::layout::{
 };
 use crate::record::{FreeSample, MAX_RECORDS, NewSample, RecordId, Records, TABLE_FULL, add};
 use crate::sync::{AtomicU32, Ordering};
-use crate::tree::{MAX_NODES, NodeId, ROOT, TRUNCATED, Tree};
+use crate::tree::{MAX_NODES, Place, ROOT, TRUNCATED, Tree};
 use core::mem::size_of;
 
 /// Division of a bank of a given size: an eighth or so for slots, two slots a
@@ -191,8 +191,8 @@ impl<'a> Bank<'a> {
     /// its own, so that its stacks are kept apart, for the first [`THREADS_KEPT`] threads whose
     /// number is known (`tid` is not 0) and while no more than a quarter of the nodes is taken.
     #[must_use]
-    pub fn roots_of(&self, tid: u32) -> [NodeId; 2] {
-        const SHARED: [NodeId; 2] = [ROOT, TRUNCATED];
+    pub fn roots_of(&self, tid: u32) -> [Place; 2] {
+        const SHARED: [Place; 2] = [Place::root(ROOT), Place::root(TRUNCATED)];
         let threads = &self.header.threads;
         let taken = self.header.node_count.load(Ordering::Relaxed);
         let known = threads.count.load(Ordering::Relaxed) as usize;

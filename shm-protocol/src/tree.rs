@@ -9,6 +9,9 @@
 //! claimed after its parent's, so parents are always smaller: no reader can be
 //! led in circles.
 //!
+//! A node's slot is chosen by a hash of its whole path, which is kept beside it ([`Place`]): the
+//! slots of a stack's frames can be read before any of its nodes is known.
+//!
 //! Cost: a lookup is one hash, one slot and one node (two cache lines), 30 instructions.
 
 use crate::layout::Node;
@@ -16,6 +19,37 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// Index of a node; also the name of the stack that ends in it.
 pub type NodeId = u32;
+
+/// A node with the hash of its path, which leads to its children's slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The node.
+    pub node: NodeId,
+    /// Hash of the addresses from the root to it.
+    pub path: u64,
+}
+
+impl Place {
+    /// The place of [`ROOT`] or of [`TRUNCATED`].
+    #[must_use]
+    pub const fn root(node: NodeId) -> Self {
+        Self {
+            node,
+            path: (node as u64).wrapping_mul(B),
+        }
+    }
+
+    /// The hash of a child's path. Its middle bits choose the slot, the upper ones are the tag.
+    #[inline]
+    fn path_to(self, address: u64) -> u64 {
+        (address ^ B)
+            .wrapping_mul(A)
+            .wrapping_add(self.path.wrapping_mul(B))
+    }
+}
+
+const A: u64 = 0x9E37_79B9_7F4A_7C15;
+const B: u64 = 0xBF58_476D_1CE4_E5B9;
 
 /// Above every complete stack.
 pub const ROOT: NodeId = 0;
@@ -59,8 +93,14 @@ impl<'a> Tree<'a> {
     /// `limit` is the number of nodes with memory behind them. `None` when there is
     /// no room: the caller counts the sample under `[table full]`.
     #[inline]
-    pub fn child(&self, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
-        let hash = hash(parent, address);
+    pub fn child(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
+        let path = parent.path_to(address);
+        let node = self.child_at(path, parent.node, address, limit)?;
+        Some(Place { node, path })
+    }
+
+    #[inline]
+    fn child_at(&self, hash: u64, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
         let first = self.slots.get(self.first_slot(hash))?;
         let seen = first.load(Ordering::Acquire);
         if seen >> INDEX_BITS == tag(hash) && self.is(seen & INDEX_MASK, parent, address) {
@@ -143,17 +183,6 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Hash of a node. Its middle bits choose the slot, the upper ones are the tag. The address's
-/// part does not wait for the parent, which is the frame found just before.
-#[inline]
-fn hash(parent: NodeId, address: u64) -> u64 {
-    const A: u64 = 0x9E37_79B9_7F4A_7C15;
-    const B: u64 = 0xBF58_476D_1CE4_E5B9;
-    (address ^ B)
-        .wrapping_mul(A)
-        .wrapping_add(u64::from(parent).wrapping_mul(B))
-}
-
 #[inline]
 fn tag(hash: u64) -> u32 {
     (hash >> 56) as u32
@@ -182,23 +211,25 @@ mod tests {
     fn same_path_same_node_other_path_other_node() {
         let (slots, nodes, count) = memory(64, 32);
         let tree = Tree::new(&slots, &nodes, &count);
-        let a = tree.child(ROOT, 0x1000, 32).unwrap();
+        let a = tree.child(Place::root(ROOT), 0x1000, 32).unwrap();
         let b = tree.child(a, 0x2000, 32).unwrap();
-        assert_eq!(tree.child(ROOT, 0x1000, 32), Some(a));
+        assert_eq!(tree.child(Place::root(ROOT), 0x1000, 32), Some(a));
         assert_eq!(tree.child(a, 0x2000, 32), Some(b));
-        assert_ne!(tree.child(ROOT, 0x2000, 32), Some(b));
-        assert_ne!(tree.child(TRUNCATED, 0x1000, 32), Some(a));
-        assert!(b > a);
+        assert_ne!(tree.child(Place::root(ROOT), 0x2000, 32), Some(b));
+        assert_ne!(tree.child(Place::root(TRUNCATED), 0x1000, 32), Some(a));
+        assert!(b.node > a.node);
     }
 
     #[test]
     fn full_tree_says_so_and_keeps_what_it_has() {
         let (slots, nodes, count) = memory(64, 8);
         let tree = Tree::new(&slots, &nodes, &count);
-        let made: Vec<_> = (1..=6).map(|i| tree.child(ROOT, i, 8).unwrap()).collect();
-        assert_eq!(tree.child(ROOT, 99, 8), None);
+        let made: Vec<_> = (1..=6)
+            .map(|i| tree.child(Place::root(ROOT), i, 8).unwrap())
+            .collect();
+        assert_eq!(tree.child(Place::root(ROOT), 99, 8), None);
         for (i, id) in made.iter().enumerate() {
-            assert_eq!(tree.child(ROOT, i as u64 + 1, 8), Some(*id));
+            assert_eq!(tree.child(Place::root(ROOT), i as u64 + 1, 8), Some(*id));
         }
     }
 
@@ -206,19 +237,19 @@ mod tests {
     fn unreserved_nodes_are_not_touched() {
         let (slots, nodes, count) = memory(64, 32);
         let tree = Tree::new(&slots, &nodes, &count);
-        assert!(tree.child(ROOT, 1, 3).is_some());
-        assert_eq!(tree.child(ROOT, 2, 3), None);
-        assert!(tree.child(ROOT, 2, 4).is_some());
+        assert!(tree.child(Place::root(ROOT), 1, 3).is_some());
+        assert_eq!(tree.child(Place::root(ROOT), 2, 3), None);
+        assert!(tree.child(Place::root(ROOT), 2, 4).is_some());
     }
 
     #[test]
     fn four_threads_agree_on_every_node() {
         let (slots, nodes, count) = memory(1 << 14, 1 << 13);
         let tree = Tree::new(&slots, &nodes, &count);
-        let ids: Vec<Vec<NodeId>> = std::thread::scope(|scope| {
+        let ids: Vec<Vec<Place>> = std::thread::scope(|scope| {
             let walk = || {
                 let path = |i: u64| {
-                    let outer = tree.child(ROOT, i % 7 + 1, 1 << 13).unwrap();
+                    let outer = tree.child(Place::root(ROOT), i % 7 + 1, 1 << 13).unwrap();
                     tree.child(outer, i, 1 << 13).unwrap()
                 };
                 (0..2000).map(path).collect::<Vec<_>>()
@@ -252,9 +283,9 @@ mod model {
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
             let run = |memory: Arc<(Vec<AtomicU32>, Vec<Node>, AtomicU32)>, own: u64| {
                 let tree = Tree::new(&memory.0, &memory.1, &memory.2);
-                let shared = tree.child(ROOT, 7, 8).unwrap();
+                let shared = tree.child(Place::root(ROOT), 7, 8).unwrap();
                 let mine = tree.child(shared, own, 8).unwrap();
-                assert!(tree.is(mine, shared, own));
+                assert!(tree.is(mine.node, shared.node, own));
                 shared
             };
             let other = memory.clone();

@@ -304,7 +304,7 @@ mod tests {
     use crate::elf::Image;
     use crate::rule::Rule;
     use crate::stack::Ends;
-    use crate::walk::{Code, Tree, Walk, Walker};
+    use crate::walk::{Code, Node, Tree, Walk, Walker};
     use std::boxed::Box;
     use std::cell::RefCell;
     use std::vec::Vec;
@@ -377,13 +377,13 @@ mod tests {
     struct Frames(RefCell<Vec<u64>>);
 
     impl Tree for Frames {
-        fn root(&self) -> u32 {
-            0
+        fn root(&self) -> Node {
+            0.into()
         }
-        fn truncated(&self) -> u32 {
-            1
+        fn truncated(&self) -> Node {
+            1.into()
         }
-        fn child(&self, parent: u32, address: u64) -> Option<u32> {
+        fn child(&self, parent: Node, address: u64) -> Option<Node> {
             self.0.borrow_mut().insert(0, address);
             Some(parent)
         }

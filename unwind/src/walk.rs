@@ -29,15 +29,32 @@ pub const DEEP_FRAMES: usize = 128;
 /// Number of bits of an address; in an interned address, the bits above hold the rule's instance.
 pub const ADDRESS_BITS: u32 = 48;
 
+/// A node of a [`Tree`], as the tree names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Node {
+    /// Its number.
+    pub id: u32,
+    /// What the tree wants to be told with it, for example a hash of the node's path.
+    pub path: u64,
+}
+
+impl From<u32> for Node {
+    /// For trees that need the number alone.
+    fn from(id: u32) -> Self {
+        Self { id, path: 0 }
+    }
+}
+
 /// Where walked stacks are interned, as return addresses with their module's instance
 /// above [`ADDRESS_BITS`].
 pub trait Tree {
     /// The node above all complete stacks; the same as long as a walker remembers its last one.
-    fn root(&self) -> u32;
+    fn root(&self) -> Node;
     /// The node above all truncated stacks, likewise.
-    fn truncated(&self) -> u32;
+    fn truncated(&self) -> Node;
     /// The node of `address` under `parent`; `None` when there is no room.
-    fn child(&self, parent: u32, address: u64) -> Option<u32>;
+    fn child(&self, parent: Node, address: u64) -> Option<Node>;
 }
 
 /// Where the walked code's rules come from.
@@ -78,7 +95,7 @@ pub struct Walk {
 #[repr(C)]
 struct Frame {
     registers: Registers,
-    node: u32,
+    node: Node,
     /// Number of words of this frame and all frames further out, which come first in the memo.
     words: u32,
     /// Which of the successive modules at its address its code belongs to, and whether its step
@@ -480,7 +497,7 @@ impl Walker {
             }
         }
         Walk {
-            leaf: Some(node),
+            leaf: Some(node.id),
             truncated: self.truncated,
         }
     }
@@ -503,7 +520,7 @@ impl Walker {
         }
         self.len = 0;
         Walk {
-            leaf: node,
+            leaf: node.map(|node| node.id),
             truncated: Some(Cause::TooDeep),
         }
     }

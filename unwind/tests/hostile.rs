@@ -11,7 +11,7 @@ use unwind::compile::{Scratch, compile};
 use unwind::elf::{Image, Module};
 use unwind::rule::Rule;
 use unwind::stack::Ends;
-use unwind::walk::{Code, MAX_FRAMES, Tree, Walker};
+use unwind::walk::{Code, MAX_FRAMES, Node, Tree, Walker};
 
 const PAGE: usize = 4096;
 
@@ -103,13 +103,13 @@ impl Code for One {
 struct Nowhere;
 
 impl Tree for Nowhere {
-    fn root(&self) -> u32 {
-        0
+    fn root(&self) -> Node {
+        0.into()
     }
-    fn truncated(&self) -> u32 {
-        1
+    fn truncated(&self) -> Node {
+        1.into()
     }
-    fn child(&self, parent: u32, _: u64) -> Option<u32> {
+    fn child(&self, parent: Node, _: u64) -> Option<Node> {
         Some(parent)
     }
 }

@@ -14,7 +14,7 @@ use shm_protocol::layout::{
     ABI_VERSION, Control, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC, STATUS_OFFSET, Status,
 };
 use shm_protocol::record::{FreeSample, NewSample};
-use shm_protocol::tree::ROOT;
+use shm_protocol::tree::{Place, ROOT};
 
 const BYTES: usize = 64 << 20;
 
@@ -219,14 +219,14 @@ fn count(mapping: &Mapping, epoch_seen: &mut u8) {
         tick,
     };
     let limit = bank.node_limit();
-    let Some(outer) = bank.tree.child(ROOT, 0x40_1000, limit) else {
+    let Some(outer) = bank.tree.child(Place::root(ROOT), 0x40_1000, limit) else {
         return;
     };
     for leaf in [0x40_2000, 0x40_3000] {
         let Some(node) = bank.tree.child(outer, leaf, limit) else {
             return;
         };
-        let record = bank.record_of((node, 9), 0);
+        let record = bank.record_of((node.node, 9), 0);
         bank.count_new(record, 0, &born, true);
         if leaf == 0x40_3000 {
             bank.count_free(record, 0, &FreeSample { born, tick }, true);
@@ -254,14 +254,14 @@ fn many(mapping: &Mapping, stacks: u64) {
     };
     for stack in 0..stacks {
         let frame = |depth: u64| 0x40_0000 + depth * 0x1_0000 + (stack >> depth.min(20)) % 4096;
-        let mut node = ROOT;
+        let mut node = Place::root(ROOT);
         for depth in (0..30).rev() {
             let Some(child) = bank.tree.child(node, frame(depth), bank.node_limit()) else {
                 return;
             };
             node = child;
         }
-        bank.count_new(bank.record_of((node, 6), 0), 0, &born, true);
+        bank.count_new(bank.record_of((node.node, 6), 0), 0, &born, true);
     }
 }
 

@@ -4,7 +4,7 @@ use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
 use crate::layout::{BANK_HEADER_BYTES, RESERVE_STEPS, THREADS_KEPT};
 use crate::record::{FreeSample, NewSample, VARIANCE_ONE};
 use crate::sync::Ordering;
-use crate::tree::{ROOT, TRUNCATED};
+use crate::tree::{Place, ROOT, TRUNCATED};
 use proptest::prelude::*;
 use std::vec;
 use std::vec::Vec;
@@ -36,9 +36,20 @@ fn what_the_writer_counts_the_reader_reads() {
         .reserved_steps
         .store(RESERVE_STEPS, core::sync::atomic::Ordering::Relaxed);
     bank.header.session.store(3, Ordering::Relaxed);
-    let outer = bank.tree.child(ROOT, 0x10, bank.node_limit()).unwrap();
-    let leaf = bank.tree.child(outer, 0x20, bank.node_limit()).unwrap();
-    let cut = bank.tree.child(TRUNCATED, 0x30, bank.node_limit()).unwrap();
+    let outer = bank
+        .tree
+        .child(Place::root(ROOT), 0x10, bank.node_limit())
+        .unwrap();
+    let leaf = bank
+        .tree
+        .child(outer, 0x20, bank.node_limit())
+        .unwrap()
+        .node;
+    let cut = bank
+        .tree
+        .child(Place::root(TRUNCATED), 0x30, bank.node_limit())
+        .unwrap()
+        .node;
     let born = NewSample {
         bytes: 100,
         weight: 2.5,
@@ -101,16 +112,22 @@ fn the_stacks_of_threads_are_kept_apart() {
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
     let steps = &bank.header.reserved_steps;
     steps.store(RESERVE_STEPS, core::sync::atomic::Ordering::Relaxed);
-    assert_eq!(bank.roots_of(0), [ROOT, TRUNCATED]);
+    let shared = [ROOT, TRUNCATED].map(Place::root);
+    assert_eq!(bank.roots_of(0), shared);
     let [root, cut] = bank.roots_of(4711);
     let [other, _] = bank.roots_of(4712);
-    assert!(root != other && root != cut && root > TRUNCATED);
-    let leaf = |root| bank.tree.child(root, 0x5000, bank.node_limit()).unwrap();
-    let (own, others, unknown) = (leaf(root), leaf(other), leaf(TRUNCATED));
+    assert!(root != other && root != cut && root.node > TRUNCATED);
+    let leaf = |root| {
+        bank.tree
+            .child(root, 0x5000, bank.node_limit())
+            .unwrap()
+            .node
+    };
+    let (own, others, unknown) = (leaf(root), leaf(other), leaf(shared[1]));
     for _ in 2..THREADS_KEPT {
-        assert_ne!(bank.roots_of(1), [ROOT, TRUNCATED]);
+        assert_ne!(bank.roots_of(1), shared);
     }
-    assert_eq!(bank.roots_of(1), [ROOT, TRUNCATED]);
+    assert_eq!(bank.roots_of(1), shared);
 
     let bytes = &as_bytes(&words)[skip * 8..];
     let summary = BankSummary::new(bytes, geometry).unwrap();

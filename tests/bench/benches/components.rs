@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use criterion::Criterion;
 use shm_protocol::layout::{Node, Record};
+use shm_protocol::tree::Place;
 use shm_protocol::{NewSample, Records, Tree};
 use unwind::Registers;
 use unwind::cache::RuleCache;
 use unwind::compile::Scratch;
 use unwind::rule::{Kind, Rule};
 use unwind::stack::Ends;
-use unwind::walk::Walker;
+use unwind::walk::{self, Walker};
 
 // The agent itself is a library to preload; this module of it is nothing but arithmetic.
 #[allow(dead_code, unused_imports)]
@@ -61,16 +62,27 @@ impl Forest {
 
 struct Interned<'a>(Tree<'a>);
 
-impl unwind::walk::Tree for Interned<'_> {
-    fn root(&self) -> u32 {
-        shm_protocol::tree::ROOT
+fn node(place: Place) -> walk::Node {
+    walk::Node {
+        id: place.node,
+        path: place.path,
     }
-    fn truncated(&self) -> u32 {
-        shm_protocol::tree::TRUNCATED
+}
+
+impl unwind::walk::Tree for Interned<'_> {
+    fn root(&self) -> walk::Node {
+        node(Place::root(shm_protocol::tree::ROOT))
+    }
+    fn truncated(&self) -> walk::Node {
+        node(Place::root(shm_protocol::tree::TRUNCATED))
     }
 
-    fn child(&self, parent: u32, address: u64) -> Option<u32> {
-        self.0.child(parent, address, NODES as u32)
+    fn child(&self, parent: walk::Node, address: u64) -> Option<walk::Node> {
+        let parent = Place {
+            node: parent.id,
+            path: parent.path,
+        };
+        self.0.child(parent, address, NODES as u32).map(node)
     }
 }
 
@@ -134,15 +146,21 @@ fn table(c: &mut Criterion) {
     let forest = Forest::new();
     let tree = forest.tree();
     c.bench_function("Tree::child, known", |b| {
-        b.iter(|| black_box(tree.child(shm_protocol::tree::ROOT, black_box(4711), NODES as u32)));
+        b.iter(|| {
+            black_box(tree.child(
+                Place::root(shm_protocol::tree::ROOT),
+                black_box(4711),
+                NODES as u32,
+            ))
+        });
     });
     let (memory, count) = (zeroed::<Record>(64), AtomicU32::new(0));
     let records = Records::new(&memory, &count);
     let leaf = tree
-        .child(shm_protocol::tree::ROOT, 4711, NODES as u32)
+        .child(Place::root(shm_protocol::tree::ROOT), 4711, NODES as u32)
         .expect("room");
-    let node = tree.node(leaf).expect("a node");
-    let record = records.of_shard(node, (leaf, 6), 0, 64).expect("room");
+    let node = tree.node(leaf.node).expect("a node");
+    let record = records.of_shard(node, (leaf.node, 6), 0, 64).expect("room");
     let sample = NewSample {
         bytes: 100,
         weight: 10.7,

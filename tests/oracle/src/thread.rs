@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use unwind::Registers;
 use unwind::stack::Ends;
-use unwind::walk::{self, Walk, Walker};
+use unwind::walk::{self, Node, Walk, Walker};
 
 thread_local! {
     // No destructors: registering one may allocate.
@@ -39,22 +39,22 @@ struct Stacks {
 const FIRST: u32 = 2;
 
 impl walk::Tree for Stacks {
-    fn root(&self) -> u32 {
-        0
+    fn root(&self) -> Node {
+        0.into()
     }
-    fn truncated(&self) -> u32 {
-        1
+    fn truncated(&self) -> Node {
+        1.into()
     }
 
-    fn child(&self, parent: u32, address: u64) -> Option<u32> {
+    fn child(&self, parent: Node, address: u64) -> Option<Node> {
         let mut nodes = self.nodes.borrow_mut();
         let next = nodes.len() as u32 + FIRST;
         let mut children = self.children.borrow_mut();
-        let child = *children.entry((parent, address)).or_insert(next);
+        let child = *children.entry((parent.id, address)).or_insert(next);
         if child == next {
-            nodes.push((parent, address));
+            nodes.push((parent.id, address));
         }
-        Some(child)
+        Some(child.into())
     }
 }
 

@@ -13,16 +13,16 @@ use std::vec::Vec;
 struct Interned(RefCell<HashMap<(u32, u64), u32>>);
 
 impl Tree for Interned {
-    fn root(&self) -> u32 {
-        0
+    fn root(&self) -> Node {
+        0.into()
     }
-    fn truncated(&self) -> u32 {
-        1
+    fn truncated(&self) -> Node {
+        1.into()
     }
-    fn child(&self, parent: u32, address: u64) -> Option<u32> {
+    fn child(&self, parent: Node, address: u64) -> Option<Node> {
         let mut map = self.0.borrow_mut();
         let next = map.len() as u32 + 2;
-        Some(*map.entry((parent, address)).or_insert(next))
+        Some((*map.entry((parent.id, address)).or_insert(next)).into())
     }
 }
 

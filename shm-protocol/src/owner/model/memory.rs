@@ -8,7 +8,7 @@ use crate::layout::{
 use crate::record::NewSample;
 use crate::segment::{Errno, SegmentFile, Session, Store};
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use crate::tree::ROOT;
+use crate::tree::{Place, ROOT};
 use core::mem::{offset_of, size_of};
 use std::vec::Vec;
 
@@ -171,8 +171,8 @@ pub fn count(bank: &Bank<'_>, shard: u32) {
         weight: 1.0,
         tick: 0,
     };
-    let leaf = bank.tree.child(ROOT, 7, bank.node_limit());
-    let record = bank.record_of((leaf.expect("room for the node"), 4), shard);
+    let leaf = bank.tree.child(Place::root(ROOT), 7, bank.node_limit());
+    let record = bank.record_of((leaf.expect("room for the node").node, 4), shard);
     bank.count_new(record, shard, &sample, true);
 }
 
