@@ -22,6 +22,12 @@ pub enum Workload {
     Two,
     /// Four threads.
     Four,
+    /// Pairs of malloc and free on two stacks in turn, which have few frames in common.
+    Alternating,
+    /// On 1,024 stacks at random.
+    Changing,
+    /// On 16,384 stacks at random.
+    ManyChanging,
     /// C++ containers built and dropped.
     Live,
     /// JSON in python, small objects through malloc too.
@@ -36,11 +42,14 @@ pub enum Workload {
 
 impl Workload {
     /// All, in the order of the tables.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Micro,
         Self::Deep,
         Self::Two,
         Self::Four,
+        Self::Alternating,
+        Self::Changing,
+        Self::ManyChanging,
         Self::Live,
         Self::Json,
         Self::Redis,
@@ -55,6 +64,9 @@ impl Workload {
             Self::Deep => "micro-200",
             Self::Two => "micro-2-threads",
             Self::Four => "micro-4-threads",
+            Self::Alternating => "changing-2",
+            Self::Changing => "changing-1024",
+            Self::ManyChanging => "changing-16384",
             Self::Live => "live",
             Self::Json => "json",
             Self::Redis => "redis",
@@ -67,6 +79,7 @@ impl Workload {
     pub fn operation(self) -> &'static str {
         match self {
             Self::Micro | Self::Deep | Self::Two | Self::Four => "pair",
+            Self::Alternating | Self::Changing | Self::ManyChanging => "pair",
             Self::Live => "element",
             Self::Json => "round",
             Self::Redis => "command",
@@ -77,7 +90,7 @@ impl Workload {
 
     /// Whether it does the same all over, so that a shorter run tells as much.
     pub fn is_micro(self) -> bool {
-        self <= Self::Four
+        self <= Self::ManyChanging
     }
 
     /// Operations of a full run, all threads together.
@@ -85,6 +98,7 @@ impl Workload {
         match self {
             Self::Micro | Self::Deep => 40_000_000,
             Self::Two | Self::Four => 48_000_000,
+            Self::Alternating | Self::Changing | Self::ManyChanging => 8_000_000,
             Self::Live => 3_000_000,
             Self::Json => 300,
             Self::Redis => 800_000,
@@ -130,6 +144,15 @@ impl Workload {
                 command = Command::new(tools.program("micro"));
                 let each = operations / self.threads();
                 command.args([depth, self.threads(), each].map(|n| n.to_string()));
+            }
+            Self::Alternating | Self::Changing | Self::ManyChanging => {
+                let stacks = match self {
+                    Self::Alternating => 2,
+                    Self::Changing => 1 << 10,
+                    _ => 1 << 14,
+                };
+                command = Command::new(tools.program("changing"));
+                command.args([stacks, operations].map(|n| n.to_string()));
             }
             Self::Live => {
                 command = Command::new(tools.program("live"));
