@@ -37,6 +37,7 @@ mod threads;
 mod time;
 mod weights;
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use anyhow::Result;
@@ -142,8 +143,11 @@ fn is_compared(context: &Context) -> bool {
 }
 
 fn title(context: &Context) -> String {
+    // A process may be known by the name of a link to its program.
+    let process = context.view.profile().facts.process.as_deref();
     let program = context.program.and_then(|p| p.file_name());
-    let name = program.map_or("profile".into(), |name| name.to_string_lossy());
+    let program = || program.map_or("profile".into(), |name| name.to_string_lossy());
+    let name = process.map_or_else(program, Cow::Borrowed);
     format!("{} - heap profile", printable(&name))
 }
 
