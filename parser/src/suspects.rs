@@ -29,7 +29,7 @@ use heap_format::{Detail, LabelValue, Profile};
 use crate::nodes::Nodes;
 use crate::view::View;
 use growth::{Growth, Point};
-use site::Site;
+use site::{Own, Site};
 
 /// How many stacks are examined: those with the most live bytes.
 const MOST_STACKS: usize = 20_000;
@@ -123,7 +123,7 @@ struct Last {
 
 fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMap<Vec<u32>, Sums> {
     let profile = view.profile();
-    let numbers = dump_numbers(profile, dumps);
+    let (own, numbers) = (Own::new(profile), dump_numbers(profile, dumps));
     let bytes = |stack: usize| profile.values_of(stack)[columns.bytes].unsigned_abs();
     let mut largest: Vec<(usize, &[u32])> = view
         .stacks()
@@ -137,7 +137,7 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
         let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
         let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
         let sums = gathered.entry(entries.collect()).or_insert_with(|| Sums {
-            site: site::of(view, frames),
+            site: own.site(view, frames),
             ..Sums::default()
         });
         let number = numbers.get(stack).copied().unwrap_or(dumps - 1);

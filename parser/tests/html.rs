@@ -399,3 +399,27 @@ fn the_policy_lets_our_scripts_run_and_no_other() {
     let (refused, _, console) = refusals(&path);
     assert!(refused > 0, "{console}");
 }
+
+/// The functions of the source tab, in its order.
+const SOURCE_PROBE: &str = r##"
+document.querySelector("#to-source").click();
+const names = [...document.querySelectorAll("#source .list button")].map((b) => b.firstChild.textContent);
+const title = document.querySelector("#source h2").firstChild.textContent;
+document.documentElement.setAttribute("data-state", JSON.stringify({ title, names: names.join() }));
+"##;
+
+#[test]
+fn the_source_opens_on_the_own_function_nearest_to_the_allocations() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    // Neither these nor main allocate by themselves: the standard library does for them.
+    let focus = ["--alloc_space", "--focus", "^(rate|visit)$"];
+    let dump = ["-f", "shop.heap", "--source_path", "."];
+    let page = page(&data, &[&dump[..], &focus[..]].concat());
+    let directory = directory(&[]);
+    let path = directory.path().join("probe.html");
+    let page = browser::with_probe(&browser::open_page(&page), SOURCE_PROBE, "</body>");
+    fs::write(&path, page).unwrap();
+    let state = browser::state(&path, "");
+    browser::assert_state(&state, "title", "\"visit\"");
+    assert!(state.contains("\"names\":\"visit,rate,main"), "{state}");
+}

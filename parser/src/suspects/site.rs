@@ -1,7 +1,10 @@
 //! The line of the user's own code at which a stack allocates.
 
-use heap_format::Function;
+use std::collections::BTreeSet;
 
+use heap_format::{Function, Profile};
+
+use crate::nodes::clean;
 use crate::view::View;
 
 /// A line of source.
@@ -9,7 +12,7 @@ use crate::view::View;
 pub struct Site {
     /// Name of the function.
     pub function: String,
-    /// Path of the file, as the debug information has it.
+    /// Path of the file, by the debug information.
     pub file: String,
     /// The line.
     pub line: u32,
@@ -18,53 +21,121 @@ pub struct Site {
 /// Beginnings of names that no user has written, whatever file they were instantiated in.
 const LIBRARY_NAMES: [&str; 2] = ["std::", "__gnu_cxx::"];
 /// Parts of paths at which headers and libraries of systems and compilers are.
-const LIBRARY_PATHS: [&str; 6] = [
+const LIBRARY_PATHS: [&str; 4] = [
     "/usr/include/",
     "/include/c++/",
-    "/usr/src/debug/",
     "/rustc/",
     "/library/alloc/src/",
-    "/.cargo/registry/",
+];
+/// Parts of paths below which each package has a directory, and how many components lead to it.
+const PACKAGE_PATHS: [(&str, usize); 3] = [
+    ("cargo/registry/src/", 2),
+    ("cargo/git/checkouts/", 2),
+    ("/usr/src/debug/", 1),
 ];
 
 /// Where a system keeps its libraries; a program that is installed there is the user's all the same.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/lib", "/usr/lib64", "/lib64"];
 
-/// Whether a function is the user's own: not of a standard library, nor of a package.
-pub fn is_own(name: &str, file: &str) -> bool {
-    !LIBRARY_NAMES.iter().any(|start| name.starts_with(start))
-        && !LIBRARY_PATHS.iter().any(|part| file.contains(part))
+/// Tells the user's own functions from those of standard libraries and of packages.
+///
+/// A program that was itself built as a package (`cargo install`, a distribution) has its own
+/// sources where packages are: that package counts as the user's.
+pub struct Own {
+    /// Directories of the program's own packages, with a slash at the end.
+    packages: BTreeSet<String>,
 }
 
-/// The innermost line of a stack that is the user's own, inlined functions included. `frames` are
-/// locations, the allocating one first.
-pub fn of(view: &View, frames: &[u32]) -> Option<Site> {
-    let profile = view.profile();
-    let functions = &profile.functions;
-    let program = symbols::main_mapping(profile);
-    let is_system = |&&frame: &&u32| {
-        let at = profile.locations[frame as usize].mapping as usize;
-        let path = profile
-            .mappings
-            .get(at)
-            .map(|mapping| mapping.path.as_path());
-        let at_home =
-            SYSTEM_DIRECTORIES.map(|start| path.is_some_and(|path| path.starts_with(start)));
-        program != Some(at) && at_home.contains(&true)
-    };
-    let own = frames.iter().filter(|frame| !is_system(frame));
-    let lines = own.flat_map(|&frame| view.lines(frame));
-    let known = lines.filter(|line| line.line != 0);
-    let mut sites = known.filter_map(|line| {
-        let Function { name, file, .. } = functions.get(line.function as usize)?;
-        let own = !file.is_empty() && is_own(name, file);
-        own.then(|| Site {
-            function: name.clone(),
-            file: file.clone(),
-            line: line.line,
+impl Own {
+    /// Finds the program's own packages: those that have its `main` or its name.
+    pub fn new(profile: &Profile) -> Self {
+        let program = symbols::main_mapping(profile).map(|at| &profile.mappings[at].path);
+        let program = program.and_then(|path| path.file_name());
+        let program = program.map(|name| name.to_string_lossy().replace('_', "-"));
+        let functions = profile.functions.iter();
+        let packages = functions.filter_map(|function| {
+            let package = package(&function.file)?;
+            let called = program.as_deref().is_some_and(|p| is_called(p, package));
+            (called || is_main(&function.name)).then(|| package.to_owned())
+        });
+        Self {
+            packages: packages.collect(),
+        }
+    }
+
+    /// Whether a function is the user's own: not of a standard library, nor of a package.
+    pub fn has(&self, name: &str, file: &str) -> bool {
+        let library = LIBRARY_NAMES.iter().any(|start| name.starts_with(start))
+            || LIBRARY_PATHS.iter().any(|part| file.contains(part));
+        !library && package(file).is_none_or(|package| self.packages.contains(package))
+    }
+
+    /// The innermost line of a stack that is the user's own, inlined functions included, and its
+    /// function. `frames` are locations, the allocating one first.
+    pub fn line<'a>(&self, view: &'a View, frames: &[u32]) -> Option<(&'a Function, u32)> {
+        let profile = view.profile();
+        let program = symbols::main_mapping(profile);
+        let is_system = |&&frame: &&u32| {
+            let at = profile.locations[frame as usize].mapping as usize;
+            let path = profile
+                .mappings
+                .get(at)
+                .map(|mapping| mapping.path.as_path());
+            let at_home =
+                SYSTEM_DIRECTORIES.map(|start| path.is_some_and(|path| path.starts_with(start)));
+            program != Some(at) && at_home.contains(&true)
+        };
+        let own = frames.iter().filter(|frame| !is_system(frame));
+        let lines = own.flat_map(|&frame| view.lines(frame));
+        let mut known = lines.filter(|line| line.line != 0).filter_map(|line| {
+            let function = profile.functions.get(line.function as usize)?;
+            Some((function, line.line))
+        });
+        known.find(|(function, _)| {
+            !function.file.is_empty() && self.has(&function.name, &function.file)
         })
-    });
-    sites.next()
+    }
+
+    /// The same as a site.
+    pub fn site(&self, view: &View, frames: &[u32]) -> Option<Site> {
+        let (function, line) = self.line(view, frames)?;
+        Some(Site {
+            function: function.name.clone(),
+            file: clean(&function.file),
+            line,
+        })
+    }
+}
+
+/// The directory of the package that a file is of, with a slash at the end.
+fn package(file: &str) -> Option<&str> {
+    PACKAGE_PATHS.iter().find_map(|&(part, components)| {
+        let below = file.find(part)? + part.len();
+        let slash = file[below..].match_indices('/').nth(components - 1)?;
+        Some(&file[..=below + slash.0])
+    })
+}
+
+/// Whether a program is called as a package is, or as the package and more:
+/// `mini-redis-server` of `mini-redis-0.4.1/`.
+fn is_called(program: &str, package: &str) -> bool {
+    let directory = package.trim_end_matches('/').rsplit('/').next();
+    let name =
+        directory.and_then(|directory| Some(directory.rsplit_once('-')?.0.replace('_', "-")));
+    let rest = name.filter(|name| !name.is_empty());
+    let rest = rest.and_then(|name| program.strip_prefix(&name).map(str::to_owned));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+}
+
+/// Whether a function is `main` of C, C++ or Rust, or inside it.
+fn is_main(name: &str) -> bool {
+    let mut parts = name.split("::");
+    name == "main" || (parts.next().is_some_and(is_plain) && parts.next() == Some("main"))
+}
+
+/// Whether a part of a name is a crate's.
+fn is_plain(part: &str) -> bool {
+    !part.is_empty() && part.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
 impl Site {
@@ -78,27 +149,89 @@ impl Site {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use heap_format::{Line, Location, NO_MAPPING, Profile, ValueType};
+    use heap_format::{Line, Location, Mapping, NO_MAPPING, ValueType};
+
+    fn function(name: &str, file: &str) -> Function {
+        Function {
+            name: name.into(),
+            file: file.into(),
+            ..Function::default()
+        }
+    }
 
     #[test]
     fn standard_libraries_are_nobodys_own() {
-        assert!(is_own("open_session", "/home/you/server.cpp"));
-        assert!(is_own("core::Engine::start", "/home/you/engine.cpp"));
-        assert!(!is_own("std::string::append", "/home/you/server.cpp"));
-        assert!(!is_own("grow", "/usr/include/c++/12/bits/stl_vector.h"));
-        assert!(!is_own(
-            "finish_grow",
-            "/rustc/4d/library/alloc/src/raw_vec.rs"
-        ));
+        let own = Own::new(&Profile::default());
+        assert!(own.has("open_session", "/home/you/server.cpp"));
+        assert!(own.has("core::Engine::start", "/home/you/engine.cpp"));
+        assert!(!own.has("std::string::append", "/home/you/server.cpp"));
+        assert!(!own.has("grow", "/usr/include/c++/12/bits/stl_vector.h"));
+        assert!(!own.has("finish_grow", "/rustc/4d/library/alloc/src/raw_vec.rs"));
+    }
+
+    const REGISTRY: &str = "/home/you/.cargo/registry/src/index.crates.io-6f17/";
+
+    fn own_of(program: &str, functions: Vec<Function>) -> Own {
+        Own::new(&Profile {
+            mappings: vec![Mapping {
+                path: program.into(),
+                ..Mapping::default()
+            }],
+            functions,
+            ..Profile::default()
+        })
+    }
+
+    #[test]
+    fn an_installed_program_is_its_users_own_and_its_dependencies_are_not() {
+        let db = format!("{REGISTRY}mini-redis-0.4.1/src/db.rs");
+        let channel = format!("{REGISTRY}tokio-1.20.0/src/sync/broadcast.rs");
+        let functions = vec![function("subscribe", &db), function("channel", &channel)];
+        let own = own_of("/usr/local/bin/mini-redis-server", functions.clone());
+        assert!(own.has("subscribe", &db) && !own.has("channel", &channel));
+        let other = own_of("/usr/local/bin/mini", functions);
+        assert!(!other.has("subscribe", &db) && !other.has("channel", &channel));
+    }
+
+    #[test]
+    fn a_program_called_otherwise_is_known_by_its_main() {
+        for (main, dependency) in [
+            (
+                format!("{REGISTRY}ripgrep-14.1.0/crates/core/main.rs"),
+                format!("{REGISTRY}regex-1.0.0/src/lib.rs"),
+            ),
+            (
+                "/usr/local/cargo/git/checkouts/ripgrep-94/3b7fd44/main.rs".to_owned(),
+                "/usr/local/cargo/git/checkouts/regex-94/3b7fd44/lib.rs".to_owned(),
+            ),
+            (
+                "/usr/src/debug/tool-1.0/src/main.cc".to_owned(),
+                "/usr/src/debug/libtool-2.0/src/lib.cc".to_owned(),
+            ),
+        ] {
+            for name in ["main", "rg::main", "rg::main::{{closure}}"] {
+                let functions = vec![function(name, &main), function("compile", &dependency)];
+                let own = own_of("/usr/bin/rg", functions);
+                assert!(own.has("search", &main), "{main}");
+                assert!(!own.has("compile", &dependency), "{dependency}");
+            }
+        }
+    }
+
+    #[test]
+    fn odd_paths_are_of_no_package() {
+        for file in [
+            "cargo/registry/src/",
+            "/usr/src/debug/x.c",
+            "",
+            "\u{fc}/\u{fc}",
+        ] {
+            assert_eq!(package(file), None);
+        }
     }
 
     #[test]
     fn the_innermost_line_of_ones_own_counts() {
-        let function = |name: &str, file: &str| Function {
-            name: name.into(),
-            file: file.into(),
-            ..Function::default()
-        };
         let line = |function, line| Line {
             function,
             line,
@@ -126,11 +259,12 @@ mod tests {
             ..Profile::default()
         };
         let view = View::new(profile, None).unwrap();
-        let site = of(&view, &[0, 1, 2]).unwrap();
+        let own = Own::new(view.profile());
+        let site = own.site(&view, &[0, 1, 2]).unwrap();
         assert_eq!(
             (site.function.as_str(), site.short()),
             ("fill", "fill.cpp:30".to_owned())
         );
-        assert_eq!(of(&view, &[0]), None);
+        assert_eq!(own.site(&view, &[0]), None);
     }
 }

@@ -48,9 +48,11 @@ function sourceTab(page, panel) {
       return values.weight(c.cum[i], c.cum_base ? c.cum_base[i] : 0);
     };
     const rank = (i) => Math.abs(flat(data.sources[i])) * 1e6 + Math.abs(largest(data.sources[i]));
-    // What the user has written comes before what the libraries bring along.
+    // What the user has written comes before what the libraries bring along, and of that what is
+    // nearest to the allocations: `main` leads to all of them.
     const own = (i) => Number(data.sources[i].own);
-    const order = data.sources.map((_, i) => i).sort((a, b) => own(b) - own(a) || rank(b) - rank(a));
+    const inner = (i) => Math.abs(value(...data.sources[i].inner[values.column]));
+    const order = data.sources.map((_, i) => i).sort((a, b) => own(b) - own(a) || inner(b) - inner(a) || rank(b) - rank(a));
     chosen = wanted ? data.sources.indexOf(wanted.source) : order[0];
     list.replaceChildren(
       ...order.map((i) => {

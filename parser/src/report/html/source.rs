@@ -6,10 +6,11 @@ use std::path::Path;
 use super::tab::{Data, PageContext, Tab};
 use super::weights::Weights;
 use crate::json;
-use crate::nodes::{Granularity, Nodes};
+use crate::nodes::{Granularity, Nodes, clean};
 use crate::report::flame::tree::Weight;
 use crate::sources;
-use crate::suspects::site::is_own;
+use crate::suspects::site::Own;
+use crate::view::View;
 use heap_format::printable::printable;
 use serde::Serialize;
 
@@ -52,7 +53,9 @@ fn all(page: &PageContext) -> String {
             lines.insert(info.line, entry);
         }
     }
-    let ranked = rank(functions, &weights, columns.len());
+    let own = Own::new(context.view.profile());
+    let innermost = innermost(context.view, &own, columns);
+    let ranked = rank(functions, &weights, &innermost, columns.len());
     let mut texts: HashMap<&str, Option<String>> = HashMap::new();
     let mut shown = Vec::new();
     for ((name, file), lines) in ranked {
@@ -60,8 +63,14 @@ fn all(page: &PageContext) -> String {
             .entry(file)
             .or_insert_with(|| sources::read(file, &context.options.source_directories).ok());
         if let Some(text) = text {
-            let rows = rows(&weights, &lines, columns.len(), compared);
-            shown.push(function(name, file, &lines, text, rows));
+            let zero = vec![Weight::default(); columns.len()];
+            let inner = innermost.get(&(name.to_owned(), file.to_owned()));
+            shown.push(Function {
+                own: own.has(name, file),
+                inner: pairs(inner.unwrap_or(&zero), compared),
+                weights: rows(&weights, &lines, columns.len(), compared),
+                ..function(name, file, &lines, text)
+            });
         }
         if shown.len() == MOST_FUNCTIONS {
             break;
@@ -70,35 +79,64 @@ fn all(page: &PageContext) -> String {
     json::embedded(&shown)
 }
 
-/// The functions by what their lines hold themselves and in all, largest first.
+/// What stacks hold whose innermost own line is in a function, by the name and file of it, in
+/// each column.
+type Innermost = HashMap<(String, String), Vec<Weight>>;
+
+/// Adds up the stacks of a view by the functions of their innermost own lines.
+fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
+    let mut innermost = Innermost::new();
+    for (stack, _, frames) in view.stacks() {
+        let Some((function, _)) = own.line(view, frames) else {
+            continue;
+        };
+        let key = (function.name.clone(), clean(&function.file));
+        let sums = innermost.entry(key);
+        let sums = sums.or_insert_with(|| vec![Weight::default(); columns.len()]);
+        let values = view.profile().values_of(stack);
+        for (sum, &column) in sums.iter_mut().zip(columns) {
+            sum.count(values[column], view.variance_in(stack, column));
+        }
+    }
+    innermost
+}
+
+/// The functions by what their lines hold themselves, in all, and as the innermost own ones,
+/// largest first.
 fn rank<'a>(
     functions: BTreeMap<(&'a str, &'a str), Lines>,
     weights: &Weights,
+    innermost: &Innermost,
     columns: usize,
 ) -> Vec<((&'a str, &'a str), Lines)> {
     let size = |w: Weight| (w.plus + w.minus) as f64;
-    let score = |lines: &Lines, column: usize| -> (f64, f64) {
-        let flat = lines.values().map(|&e| size(weights.flat(e, column))).sum();
-        (
-            flat,
+    let score = |(name, file): (&str, &str), lines: &Lines, column: usize| -> [f64; 3] {
+        let inner = innermost.get(&(name.to_owned(), file.to_owned()));
+        [
+            lines.values().map(|&e| size(weights.flat(e, column))).sum(),
             lines.values().map(|&e| size(weights.cum(e, column))).sum(),
-        )
+            inner.map_or(0.0, |inner| size(inner[column])),
+        ]
     };
-    let mut totals = vec![(1.0f64, 1.0f64); columns];
-    for lines in functions.values() {
-        for (column, total) in totals.iter_mut().enumerate() {
-            let (flat, cum) = score(lines, column);
-            *total = (total.0.max(flat), total.1.max(cum));
+    let scored = functions.into_iter().map(|(key, lines)| {
+        let scores: Vec<_> = (0..columns).map(|c| score(key, &lines, c)).collect();
+        (scores, (key, lines))
+    });
+    let scored: Vec<_> = scored.collect();
+    let mut totals = vec![[1.0f64; 3]; columns];
+    for (scores, _) in &scored {
+        for (total, score) in totals.iter_mut().flatten().zip(scores.iter().flatten()) {
+            *total = total.max(*score);
         }
     }
-    let whole = |lines: &Lines| -> f64 {
-        let part = |(column, total): (usize, &(f64, f64))| {
-            let (flat, cum) = score(lines, column);
-            flat / total.0 + cum / total.1
+    let whole = |scores: &[[f64; 3]]| -> f64 {
+        let part = |(score, total): (&[f64; 3], &[f64; 3])| {
+            score.iter().zip(total).map(|(s, t)| s / t).sum::<f64>()
         };
-        totals.iter().enumerate().map(part).fold(0.0, f64::max)
+        scores.iter().zip(&totals).map(part).fold(0.0, f64::max)
     };
-    let mut ranked: Vec<_> = functions.into_iter().map(|f| (whole(&f.1), f)).collect();
+    let ranked = scored.into_iter().map(|(scores, f)| (whole(&scores), f));
+    let mut ranked: Vec<_> = ranked.collect();
     ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.0.cmp(&b.1.0)));
     ranked.into_iter().map(|(_, function)| function).collect()
 }
@@ -120,20 +158,32 @@ fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> Row
     (0..columns).map(column).collect()
 }
 
+/// For each column the value, with the base's behind it in a comparison.
+fn pairs(weights: &[Weight], compared: bool) -> Vec<Vec<i128>> {
+    let pair = |weight: &Weight| match compared {
+        true => vec![weight.plus, weight.minus],
+        false => vec![weight.net()],
+    };
+    weights.iter().map(pair).collect()
+}
+
 /// A function with its lines.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Function {
     name: String,
     file: String,
     /// Whether the user has written it, rather than a library's author.
     own: bool,
+    /// What stacks hold whose innermost own line is in it: see [`pairs`].
+    inner: Vec<Vec<i128>>,
     /// Number of the first line.
     first: u32,
     text: Vec<String>,
     weights: Rows,
 }
 
-fn function(name: &str, file: &str, lines: &Lines, text: &str, weights: Rows) -> Function {
+/// A function and its text, without weights.
+fn function(name: &str, file: &str, lines: &Lines, text: &str) -> Function {
     let known = || lines.keys().copied();
     let first = known().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
     let last = known().max().unwrap_or(1).saturating_add(MARGIN);
@@ -147,9 +197,8 @@ fn function(name: &str, file: &str, lines: &Lines, text: &str, weights: Rows) ->
     Function {
         name: printable(name).into_owned(),
         file: printable(file).into_owned(),
-        own: is_own(name, file),
         first,
         text: shown.map(line).collect(),
-        weights,
+        ..Function::default()
     }
 }
