@@ -64,7 +64,7 @@ fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
     if !wanted.html && !wanted.open {
         let path = crate::text::path(&largest.path);
         terminal::diagnostic(&format!(
-            "next: mem_parser {path} (a table; --html: a page)"
+            "next: mem_parser {path} (a table; --leaks: suspects and their lines; --html: a page)"
         ));
         return true;
     }

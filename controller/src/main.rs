@@ -25,6 +25,7 @@ mod parallel_writer;
 mod process;
 mod process_end;
 mod program;
+mod python;
 mod resolved_tree;
 mod segment;
 mod select;

@@ -15,6 +15,7 @@ use crate::dump::Written;
 use crate::family::Family;
 use crate::launch::{FORWARDED, Launched};
 use crate::output::Output;
+use crate::python;
 use crate::segment::Entry;
 use crate::select::Selection;
 use crate::target::{Deadline, Look, RENEWAL};
@@ -156,6 +157,9 @@ impl Run {
         self.check_room(&taken)?;
         self.begin(taken);
         if !self.members.is_empty() {
+            let agents = self.members.iter().map(|member| &member.target.agent);
+            let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
+            hint.iter().for_each(|hint| self.reporter.diagnostic(hint));
             self.reporter.begin(self.settings.length);
             self.watch()?;
             self.join_last();

@@ -9,6 +9,7 @@ use crate::cli::{PageArgs, RunArgs};
 use crate::discovery::Discovery;
 use crate::launch::{self, Launched};
 use crate::program;
+use crate::python;
 use crate::segment::default_directory;
 use crate::select::Selection;
 use crate::session::{Outcome, Run, Settings, Worth};
@@ -62,11 +63,13 @@ fn warn_beforehand(command: &OsStr) -> bool {
         warning(&format!("{shown}: nothing will be sampled: {obstacle}"));
         return false;
     }
-    let is_python = text::base_name(command.as_bytes()).starts_with(b"python");
-    if is_python && std::env::var_os("PYTHONMALLOC").is_none() {
+    let value = std::env::var_os(python::VARIABLE);
+    let hides = python::hides_objects(value.as_deref().map(OsStr::as_bytes));
+    if hides && python::is_interpreter(command.as_bytes()) {
         diagnostic(&format!(
-            "hint: {shown} keeps small objects in an allocator of its own: PYTHONMALLOC=malloc in \
-             the environment shows each of them"
+            "hint: {shown} keeps small objects in an allocator of its own: {}=malloc in the \
+             environment shows each of them",
+            python::VARIABLE
         ));
     }
     true

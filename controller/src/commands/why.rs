@@ -11,6 +11,7 @@ use crate::allocator_stats;
 use crate::cli::WhyArgs;
 use crate::clock::now_ns;
 use crate::discovery::{Agent, Discovery};
+use crate::python;
 use crate::segment::Head;
 use crate::select::Selection;
 use crate::smaps::{self, Resident};
@@ -85,6 +86,9 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
         json(&answers)?;
     } else {
         answers.iter().for_each(print);
+        let agents = chosen.agents.iter();
+        let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
+        hint.iter().for_each(|hint| diagnostic(hint));
     }
     Ok(if failures == 0 {
         ExitCode::SUCCESS

@@ -1,0 +1,111 @@
+//! CPython, which keeps small objects in an allocator of its own: the agent sees that one's arenas
+//! at most, unless `PYTHONMALLOC=malloc` is in the environment.
+
+use heap_format::maps::Entry;
+
+use crate::process;
+use crate::text;
+
+/// The variable that chooses CPython's allocator.
+pub const VARIABLE: &str = "PYTHONMALLOC";
+
+/// Whether a file is called as CPython's interpreter is: `python`, `python3`, `python3.13t`.
+pub fn is_interpreter(path: &[u8]) -> bool {
+    let version = text::base_name(path).strip_prefix(b"python");
+    version.is_some_and(|version| is_version(version.strip_suffix(b"t").unwrap_or(version)))
+}
+
+/// Whether a file is called as CPython's library is, which other programs embed.
+fn is_library(path: &[u8]) -> bool {
+    let name = text::base_name(path).strip_prefix(b"libpython");
+    let end = name.and_then(|name| name.windows(3).position(|part| part == b".so"));
+    end.is_some_and(|end| name.is_some_and(|name| is_version(&name[..end])))
+}
+
+fn is_version(text: &[u8]) -> bool {
+    text.iter().all(|b| *b == b'.' || b.is_ascii_digit())
+}
+
+/// Whether CPython takes small objects from its own allocator, for a value of [`VARIABLE`].
+pub fn hides_objects(value: Option<&[u8]>) -> bool {
+    !matches!(value, Some(b"malloc" | b"malloc_debug"))
+}
+
+/// What to do about running processes whose small objects the agent cannot see, if there are any:
+/// those of CPython whose environment says so. One line for all of them.
+pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<String> {
+    let mut hiding = processes.filter(|(pid, _)| keeps_objects(*pid));
+    let (pid, name) = hiding.next()?;
+    let who = match hiding.count() {
+        0 => "keeps".to_owned(),
+        1 => "and another process keep".to_owned(),
+        n => format!("and {n} other processes keep"),
+    };
+    let name = text::escape(name);
+    Some(format!(
+        "hint: {name} ({pid}) {who} small objects in an allocator of CPython's own: started with \
+         {VARIABLE}=malloc in the environment, each of them is seen"
+    ))
+}
+
+/// Whether a process is CPython and hides its small objects; false where that cannot be known.
+fn keeps_objects(pid: i32) -> bool {
+    let by_name = || process::exe(pid).is_some_and(|exe| is_interpreter(&exe));
+    let by_library = || {
+        let maps = process::maps(pid).unwrap_or_default();
+        Entry::all(&maps).any(|entry| is_library(entry.path))
+    };
+    let is_python = by_name() || by_library();
+    is_python && environment(pid).is_some_and(|text| hides_objects(value(&text)))
+}
+
+/// A process's environment at its start; `None` if it cannot be read or holds nothing.
+fn environment(pid: i32) -> Option<Vec<u8>> {
+    process::file(pid, "environ").filter(|text| !text.is_empty())
+}
+
+/// The value of [`VARIABLE`] in an environment.
+fn value(environment: &[u8]) -> Option<&[u8]> {
+    let mut variables = environment.split(|b| *b == 0);
+    variables.find_map(|one| one.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"="))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interpreters_are_known_by_their_names() {
+        for name in [
+            "python",
+            "/usr/bin/python3",
+            "/opt/python3.11",
+            "python3.13t",
+        ] {
+            assert!(is_interpreter(name.as_bytes()), "{name}");
+        }
+        for name in ["python-build", "pypy3", "ipython3", "python3.11-config", ""] {
+            assert!(!is_interpreter(name.as_bytes()), "{name}");
+        }
+        assert!(is_library(b"/usr/lib/libpython3.11.so.1.0"));
+        for name in ["libpython3.11.a", "libpythonic.so", "libpython"] {
+            assert!(!is_library(name.as_bytes()), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_environment_says_whether_objects_are_hidden() {
+        let hides = |environment: &[u8]| hides_objects(value(environment));
+        assert!(hides(b"PATH=/bin\0PYTHONMALLOCSTATS=1\0"));
+        assert!(hides(b"PYTHONMALLOC=pymalloc\0"));
+        assert!(hides(b"\xff\0XPYTHONMALLOC=malloc\0PYTHONMALLOC=\0"));
+        assert!(!hides(b"PATH=/bin\0PYTHONMALLOC=malloc"));
+        assert!(!hides(b"PYTHONMALLOC=malloc_debug\0"));
+    }
+
+    #[test]
+    fn other_programs_get_no_hint() {
+        let own = std::process::id() as i32;
+        assert_eq!(hint([(own, &b"x"[..]), (i32::MAX, b"y")].into_iter()), None);
+    }
+}
