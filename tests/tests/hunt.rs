@@ -1,0 +1,113 @@
+//! The guide's leak hunt on a program that others wrote: its commands, as they stand there, lead
+//! to the line that leaks.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use mem_tests::{Outcome, Scratch, Target, artifacts, run, wait};
+
+/// The most commands from the symptom to the line.
+const MOST_COMMANDS: usize = 3;
+/// What the guide finds in ujson.
+const LEAK: &str = "/lib/ultrajsonenc.c:150 in Buffer_Realloc";
+/// What is said of CPython.
+const HINT: &str = "PYTHONMALLOC=malloc";
+
+fn docs() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
+}
+
+/// Our commands on the worker's dumps, in the order of the guide.
+fn commands() -> Vec<String> {
+    let text = fs::read_to_string(docs().join("guide.md")).expect("the guide");
+    let (_, section) = text
+        .split_once("\n## A leak hunt, three times\n")
+        .expect("the section");
+    let section = section.split("\n## ").next().unwrap_or(section);
+    let lines = section
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("$ "));
+    let ours = |line: &&str| line.starts_with("mem_p") && line.contains("worker_");
+    lines.filter(ours).map(str::to_owned).collect()
+}
+
+/// The worker with ujson 5.3.0, in a process with the agent.
+fn worker(scratch: &Scratch) -> Target {
+    let mut install = Command::new(docs().join("hunt/install"));
+    let install = install.arg(scratch.files()).arg("python");
+    let installed = run(install.stdin(Stdio::null()));
+    assert_eq!(installed.code, Some(0), "{installed:?}");
+    let mut command = scratch.preloaded(scratch.file("venv/bin/python"));
+    let script = docs().join("hunt/worker.py");
+    let target = Target::start(command.arg(script).args(["1000000", "100"]));
+    wait::until("the agent", || {
+        let listed = run(scratch.profiler().arg("list"));
+        listed.stdout.contains("idle").then_some(())
+    });
+    target
+}
+
+/// A line of the guide with our programs in the search path.
+fn perform(scratch: &Scratch, line: &str) -> Outcome {
+    let programs = artifacts::profiler();
+    let programs = programs.parent().expect("a directory").to_owned();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(programs).chain(std::env::split_paths(&path));
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", line])
+        .env("PATH", std::env::join_paths(paths).expect("no colons"))
+        .env("MEM_PROFILER_DIR", scratch.shared())
+        .current_dir(scratch.files())
+        .stdin(Stdio::null());
+    let outcome = run(&mut command);
+    assert_eq!(outcome.code, Some(0), "{line}: {outcome:?}");
+    outcome
+}
+
+#[test]
+fn the_guides_commands_lead_to_the_line_that_leaks() {
+    let commands = commands();
+    let count = commands.len();
+    assert!((1..=MOST_COMMANDS).contains(&count), "{commands:?}");
+    let scratch = Scratch::new();
+    let worker = worker(&scratch);
+    let outcomes: Vec<_> = commands.iter().map(|c| perform(&scratch, c)).collect();
+    let first = &outcomes[0].stderr;
+    assert_eq!(first.matches(HINT).count(), 1, "{first}");
+    assert!(first.contains("--leaks"), "{first}");
+    let last = &outcomes[count - 1].stdout;
+    let suspect = last.lines().find(|line| line.trim().starts_with("at "));
+    assert!(suspect.is_some_and(|line| line.ends_with(LEAK)), "{last}");
+
+    let why = run(scratch
+        .profiler()
+        .args(["why", "-p", &worker.pid().to_string()]));
+    assert_eq!(why.stderr.matches(HINT).count(), 1, "{why:?}");
+}
+
+#[test]
+fn cpython_without_an_allocator_of_its_own_gets_no_hint() {
+    let scratch = Scratch::new();
+    let script = "import sys; print('ready', flush=True); [bytes(99) for _ in sys.stdin]";
+    for (value, hints) in [("malloc", 0), ("pymalloc", 1)] {
+        let mut command = scratch.preloaded("/usr/bin/python3");
+        let command = command.env(HINT.split_once('=').expect("a name").0, value);
+        let mut target = Target::start(command.args(["-c", script]));
+        assert_eq!(target.hear(), "ready");
+        let pid = target.pid().to_string();
+        for arguments in [
+            &["-s", "0.1", "-o", "hint_", "-p", &pid][..],
+            &["why", "-p", &pid],
+        ] {
+            let outcome = run(scratch.profiler().args(arguments));
+            assert_eq!(outcome.code, Some(0), "{outcome:?}");
+            assert_eq!(
+                outcome.stderr.matches(HINT).count(),
+                hints,
+                "{value}: {outcome:?}"
+            );
+        }
+    }
+}
