@@ -170,6 +170,14 @@ impl Timeline {
         self.moments.push(moment);
     }
 
+    /// All moments, in ascending order of time. The clock is coarse: a poll that was higher than
+    /// the last moment may have been at the same time.
+    fn all(&self) -> impl Iterator<Item = &Moment> {
+        let last = self.moments.last().map_or(0, |last| last.at_ns);
+        let peak = self.peak.as_ref().filter(|peak| peak.at_ns > last);
+        self.moments.iter().chain(peak)
+    }
+
     /// Indices of the moments with stacks.
     fn tables(&self) -> impl Iterator<Item = usize> + '_ {
         let all = 0..self.moments.len();
@@ -205,7 +213,7 @@ impl Timeline {
             numbers[0] = Some(snapshot.records().len() as u32);
         }
         let number = |leaf: u32| numbers.get(leaf as usize).copied().flatten();
-        let all: Vec<&Moment> = self.moments.iter().chain(&self.peak).collect();
+        let all: Vec<&Moment> = self.all().collect();
         let before = all.partition_point(|m| m.at_ns < end_ns);
         let (moments, later) = all.split_at(before);
         let mut moments: Vec<Moment> = moments.iter().map(|m| m.renumbered(number)).collect();
@@ -255,6 +263,21 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
+
+    #[test]
+    fn polls_at_one_time_are_one_moment() {
+        let mut timeline = Timeline::new();
+        timeline.see(0, &totals(5), None);
+        timeline.add(4 * MS, &totals(10), None);
+        timeline.see(4 * MS, &totals(20), None);
+        timeline.add(4 * MS, &totals(30), None);
+        timeline.see(4 * MS, &totals(40), None);
+        let times: Vec<u64> = timeline.all().map(|moment| moment.at_ns).collect();
+        assert_eq!(times, [0, 4 * MS]);
+        timeline.see(8 * MS, &totals(50), None);
+        let times: Vec<u64> = timeline.all().map(|moment| moment.at_ns).collect();
+        assert_eq!(times, [0, 4 * MS, 8 * MS]);
+    }
 
     fn totals(live: u64) -> Totals {
         Totals {
