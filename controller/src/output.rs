@@ -12,8 +12,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use nix::NixPath;
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, open, openat, renameat2};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, open, openat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 
@@ -194,8 +195,7 @@ impl Output {
     }
 
     fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
-        let how = RenameFlags::RENAME_NOREPLACE;
-        match renameat2(&self.directory, from, &self.directory, to, how) {
+        match rename_if_free(&self.directory, from, to) {
             // The filesystem cannot guarantee it, but the name was free a moment ago.
             Err(Errno::EINVAL | Errno::ENOSYS) => {
                 let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
@@ -226,6 +226,20 @@ impl Pending {
             Self::Unnamed(file) | Self::Hidden(file, _) => file,
         }
     }
+}
+
+/// Renames a file unless the new name is taken: renameat2(2), by its number because glibc has a
+/// function for it only since 2.28.
+fn rename_if_free(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
+    let fd = directory.as_raw_fd();
+    let done = from.with_nix_path(|from| {
+        to.with_nix_path(|to| {
+            let (number, flag) = (libc::SYS_renameat2, libc::RENAME_NOREPLACE);
+            // SAFETY: an open directory, twice, and two terminated names that it only reads.
+            unsafe { libc::syscall(number, fd, from.as_ptr(), fd, to.as_ptr(), flag) }
+        })
+    })??;
+    Errno::result(done).map(drop)
 }
 
 fn numbered(base: &OsStr, number: u64) -> OsString {

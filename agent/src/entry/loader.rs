@@ -62,9 +62,16 @@ extern "C" fn find_dlmopen() -> *mut c_void {
     keep(&DLMOPEN, next_symbol(c"dlmopen"))
 }
 
-/// By `dlvsym`, which is not ours, and the version that glibc 2.34 gave it.
+/// The version that `dlsym` had when glibc first ran on this machine. Every later glibc has it.
+const DLSYM_VERSION: &CStr = if cfg!(target_arch = "aarch64") {
+    c"GLIBC_2.17"
+} else {
+    c"GLIBC_2.2.5"
+};
+
+/// By `dlvsym`, which is not ours.
 extern "C" fn find_dlsym() -> *mut c_void {
-    let (name, version) = (c"dlsym".as_ptr(), c"GLIBC_2.34".as_ptr());
+    let (name, version) = (c"dlsym".as_ptr(), DLSYM_VERSION.as_ptr());
     // SAFETY: both names end in a zero byte, and `dlvsym` keeps neither.
     keep(&DLSYM, unsafe { dlvsym(libc::RTLD_NEXT, name, version) })
 }
