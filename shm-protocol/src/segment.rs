@@ -365,11 +365,12 @@ impl<F: Store> SegmentFile<F> {
 
     /// Writes zeros.
     fn clear(&self, from: usize, len: usize) -> Result<(), Errno> {
-        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        // Not a static, which would be part of the program's file.
+        let zeros = [0; 16 << 10];
         let mut done = 0;
         while done < len {
-            let part = (len - done).min(ZEROS.len());
-            self.write_at(from + done, &ZEROS[..part])?;
+            let part = (len - done).min(zeros.len());
+            self.write_at(from + done, &zeros[..part])?;
             done += part;
         }
         Ok(())
