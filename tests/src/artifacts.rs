@@ -1,8 +1,12 @@
-//! The binaries under test.
+//! The binaries under test: cargo's release build, or those in the directory that
+//! `MEM_TESTS_BINARIES` names, such as a package's.
 
 use std::path::{Path, PathBuf};
 
 fn release(name: &str) -> PathBuf {
+    if let Some(directory) = std::env::var_os("MEM_TESTS_BINARIES") {
+        return Path::new(&directory).join(name);
+    }
     let exe = std::env::current_exe().expect("a running test has a path");
     // TARGET/<profile>/deps/<test>
     let target = exe.ancestors().nth(3).expect("cargo's directories");
