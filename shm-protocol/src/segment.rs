@@ -365,12 +365,13 @@ impl<F: Store> SegmentFile<F> {
 
     /// Writes zeros.
     fn clear(&self, from: usize, len: usize) -> Result<(), Errno> {
-        // Not a static, which would be part of the program's file.
-        let zeros = [0; 16 << 10];
+        // Small, for it is part of the program's file; and not on the stack, for an agent creates
+        // a segment on whatever stack a forked child allocates.
+        static ZEROS: [u8; PAGE] = [0; PAGE];
         let mut done = 0;
         while done < len {
-            let part = (len - done).min(zeros.len());
-            self.write_at(from + done, &zeros[..part])?;
+            let part = (len - done).min(ZEROS.len());
+            self.write_at(from + done, &ZEROS[..part])?;
             done += part;
         }
         Ok(())
