@@ -286,22 +286,23 @@ fn count_untracked(thread: &Thread, epoch: &Epoch, record: RecordId, born: &NewS
         .count_free(record, thread.shard, &freed, thread.is_exclusive());
 }
 
-/// Counts the free of a sampled object, if its session's bank still exists.
+/// Counts the free of a sampled object, if its session still counts.
 #[inline]
 fn count_free(local: &mut Local, object: &Object) {
-    if !fork::leave_if_unseen(local) {
+    let now = clock::now_ns();
+    if !fork::leave_if_unseen(local) || !session::is_counting(object.session, now) {
         return;
     }
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
     let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object)) else {
-        return count_free_shared(object);
+        return count_free_shared(object, now);
     };
     let timer = thread.start_timer();
     let bank = &epoch.bank;
     let freed = FreeSample {
         born: object.sample(epoch.start_tick),
-        tick: clock::tick_of(clock::now_ns()).wrapping_sub(epoch.start_tick),
+        tick: clock::tick_of(now).wrapping_sub(epoch.start_tick),
     };
     let record = own_record(thread, epoch, object.record);
     bank.count_free(record, thread.shard, &freed, thread.is_exclusive());
@@ -344,13 +345,13 @@ fn record_here(thread: &mut Thread, epoch: &Epoch, record: RecordId) -> RecordId
 
 /// Counts the free of an object by a thread that does not sample in its session.
 #[cold]
-fn count_free_shared(object: &Object) {
+fn count_free_shared(object: &Object, now: u64) {
     let Some((bank, start)) = session::of_object(object.session, object.born) else {
         return;
     };
     let freed = FreeSample {
         born: object.sample(start),
-        tick: clock::tick_of(clock::now_ns()).wrapping_sub(start),
+        tick: clock::tick_of(now).wrapping_sub(start),
     };
     let record = shared_record(&bank, object.record);
     bank.count_free(record, SHARED_SHARD, &freed, false);

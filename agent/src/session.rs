@@ -225,6 +225,18 @@ pub fn current() -> Option<Epoch> {
     })
 }
 
+/// Whether a session, by the last 8 bits of its number, still counts. What is freed after its end
+/// was alive then, and its profile is of that moment.
+#[inline]
+pub fn is_counting(session: u8, now_ns: u64) -> bool {
+    let epoch = control().epoch.load(Ordering::Relaxed);
+    let params = &control().params[usize::from(epoch & 1)];
+    let deadline_ns = params.deadline_ns.load(Ordering::Relaxed);
+    epoch != 0
+        && params.session.load(Ordering::Relaxed) as u8 == session
+        && (deadline_ns == 0 || now_ns < time::shift().to_own(deadline_ns))
+}
+
 /// The bank and the first tick of the session that a sampled object was counted in,
 /// given the last 8 bits of its number and the object's birth. `None`: another session
 /// has the bank now.
@@ -312,9 +324,7 @@ pub fn expire(epoch: &Epoch, now_ns: u64) {
     let ended = Setting::end(control(), epoch.number);
     if let (true, Some(status)) = (ended, status()) {
         let at = time::shift().to_machine(now_ns);
-        status.expired_ns.store(at, Ordering::Relaxed);
-        status
-            .expired_session
-            .store(epoch.session, Ordering::Release);
+        status.ended_ns.store(at, Ordering::Relaxed);
+        status.ended_session.store(epoch.session, Ordering::Release);
     }
 }

@@ -77,8 +77,8 @@ impl Written {
 /// The moment a session's counting ended, or now: ns of the segment's clock, Unix ns.
 pub fn end_of(session: &Session, header: &Header<'_>) -> (u64, u64) {
     let (now, unix) = (now_ns(), unix_ns());
-    let (expired, at) = header.expired();
-    let end = match (expired == session.number, session.deadline_ns) {
+    let (ended, at) = header.ended();
+    let end = match (ended == session.number, session.deadline_ns) {
         (true, _) => at,
         (false, 0) => now,
         (false, deadline) => deadline.min(now),

@@ -39,7 +39,27 @@ pub fn is_running(header: &Header<'_>) -> bool {
     let session = header.session();
     header.epoch() != 0
         && session.is_some_and(|s| s.deadline_ns == 0 || s.deadline_ns > now_ns())
-        && session.is_some_and(|s| header.expired().0 != s.number)
+        && session.is_some_and(|s| header.ended().0 != s.number)
+}
+
+/// Turns an agent's session off.
+pub fn stop(agent: &Agent, session: &Session) -> Result<(), Error> {
+    let now = now_ns();
+    let at = match session.deadline_ns {
+        0 => now,
+        deadline => deadline.min(now),
+    };
+    let view = agent.segment.view();
+    let mut epoch = [0];
+    let stopped = view
+        .read_at(0, &mut epoch)
+        .and_then(|_| view.stop())
+        // Where its agent ended it before, that noted when.
+        .and_then(|()| match epoch {
+            [0] => Ok(()),
+            _ => view.mark_ended(session.number, at),
+        });
+    stopped.map_err(|e| Error::Stop(io_error(e)))
 }
 
 /// The last session, if its profile was not written and it counted something.
@@ -259,8 +279,7 @@ impl Target {
 
     /// Turns the session off.
     pub fn stop(&self) -> Result<(), Error> {
-        let stopped = self.agent.segment.view().stop();
-        stopped.map_err(|e| Error::Stop(io_error(e)))
+        stop(&self.agent, &self.session)
     }
 
     /// Reads the totals, and gives the table more room if it fills up.

@@ -88,7 +88,7 @@ fn all(header: &Header) {
     ];
     assert!(texts.iter().all(|text| text.len() <= HEADER_BYTES));
     let _ = header.session();
-    let _ = header.expired();
+    let _ = header.ended();
     let _ = header.exited();
     let _ = header.allocator_stats();
     let modules = header.modules().inspect(|module| {

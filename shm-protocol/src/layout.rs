@@ -129,10 +129,11 @@ pub struct Identity {
 /// Status that the agent publishes while it runs.
 #[repr(C)]
 pub struct Status {
-    /// Last session that the agent ended by itself at its deadline.
-    pub expired_session: AtomicU64,
+    /// Last session that ended while the process lived: by the agent at its deadline, or by a
+    /// controller.
+    pub ended_session: AtomicU64,
     /// When it did, ns of [`crate::clock::now_ns`].
-    pub expired_ns: AtomicU64,
+    pub ended_ns: AtomicU64,
     /// Last session that a controller wrote out (the controller's word).
     pub collected_session: AtomicU64,
     /// 1: the process ended in order (its destructors ran).

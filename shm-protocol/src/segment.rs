@@ -467,12 +467,22 @@ impl<F: Store> SegmentFile<F> {
         self.write_at(entry + offset_of!(ThreadEntry, name), &name)
     }
 
-    /// Turns sampling off. The session's data stay.
+    /// Turns sampling off. The session's data stay; what is allocated or freed from now on is not
+    /// counted.
     ///
     /// # Errors
     /// Those of `pwrite`.
     pub fn stop(&self) -> Result<(), Errno> {
         self.write_at(offset_of!(Control, epoch), &[0])
+    }
+
+    /// Notes when a session ended.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub fn mark_ended(&self, session: u64, at_ns: u64) -> Result<(), Errno> {
+        self.write_word(STATUS_OFFSET + offset_of!(Status, ended_ns), at_ns)?;
+        self.write_word(STATUS_OFFSET + offset_of!(Status, ended_session), session)
     }
 
     /// Notes that a session was written out, so that nobody need recover it.

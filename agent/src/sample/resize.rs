@@ -337,10 +337,14 @@ fn resized(object: &Object, bytes: usize) -> Option<Object> {
 /// Returns the contents of its new header.
 fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
     count_free(local, old);
+    let now = clock::now_ns();
     let reborn = Object {
-        born: clock::tick_of(clock::now_ns()),
+        born: clock::tick_of(now),
         ..reborn
     };
+    if !session::is_counting(old.session, now) {
+        return reborn;
+    }
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
     if let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, old)) {

@@ -12,7 +12,7 @@ use crate::output::Output;
 use crate::segment::{Head, io_error};
 use crate::select::Selection;
 use crate::session::Outcome;
-use crate::target::is_running;
+use crate::target::{self, is_running};
 use crate::terminal::diagnostic;
 
 /// Whether the sessions go on.
@@ -87,7 +87,7 @@ fn one(
 ) -> anyhow::Result<Written> {
     if then == Then::Stop && running {
         agent.confirm()?;
-        agent.segment.view().stop().map_err(io_error)?;
+        target::stop(agent, session)?;
     }
     let (trigger, ended) = match (then, running) {
         (Then::GoOn, true) => ("on demand", Ended::Not),

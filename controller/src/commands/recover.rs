@@ -72,7 +72,7 @@ fn one(output: &Output, found: Found, claims: &mut Claims) -> anyhow::Result<Opt
     }
     let ended = match Ended::of(agent, &header) {
         // It ended, but only after its session's time was over.
-        _ if header.expired().0 == session.number => Ended::InOrder,
+        _ if header.ended().0 == session.number => Ended::InOrder,
         ended => ended,
     };
     let written = dump::write_dead(output, agent, &session, ("recovered", ended))?;

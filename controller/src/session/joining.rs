@@ -12,7 +12,7 @@ use crate::process::Stat;
 use crate::segment::{Directory, Head, Refusal};
 use crate::select::Selection;
 use crate::session::member::Member;
-use crate::target::{Deadline, NoRoom, Target, uncollected};
+use crate::target::{self, Deadline, NoRoom, Target, uncollected};
 use crate::text;
 
 /// Whether a process has ended, by its pid and start time.
@@ -62,7 +62,7 @@ impl Run {
         let Some(session) = uncollected(agent, &header) else {
             return;
         };
-        if let Err(reason) = target.stop() {
+        if let Err(reason) = target::stop(agent, &session) {
             return self.fail(&format!("{}: {reason}", agent.title()));
         }
         let cause = ("left by an earlier session", Ended::InOrder);

@@ -201,8 +201,8 @@ fn count(mapping: &Mapping, epoch_seen: &mut u8) {
     let deadline = params.deadline_ns.load(Relaxed);
     if deadline != 0 && now_ns() >= deadline {
         control.epoch.store(0, Release);
-        status(mapping).expired_ns.store(now_ns(), Relaxed);
-        status(mapping).expired_session.store(session, Release);
+        status(mapping).ended_ns.store(now_ns(), Relaxed);
+        status(mapping).ended_session.store(session, Release);
         return;
     }
     let geometry = Geometry::of_segment(BYTES);

@@ -193,12 +193,12 @@ impl<'a> Header<'a> {
         u64_at(self.bytes, STATUS_OFFSET + field)
     }
 
-    /// Last session that ended by itself at its deadline, and when (ns of the clock).
+    /// Last session that ended while its process lived, and when (ns of the clock).
     #[must_use]
-    pub fn expired(&self) -> (u64, u64) {
+    pub fn ended(&self) -> (u64, u64) {
         (
-            self.status(offset_of!(Status, expired_session)),
-            self.status(offset_of!(Status, expired_ns)),
+            self.status(offset_of!(Status, ended_session)),
+            self.status(offset_of!(Status, ended_ns)),
         )
     }
 
