@@ -1,5 +1,6 @@
 //! The allocator underneath: jemalloc, or with `MEM_PROFILER_ALLOCATOR=system` the one
-//! that the program would have had. A program with a sanitizer always keeps its own.
+//! that the program would have had. A program with a sanitizer always keeps its own, and so does
+//! one that `MEM_PROFILER_ONLY` does not name.
 //!
 //! Which one is decided by the first allocation of the process, before any constructor
 //! has run, and never changes: every object must go back to where it came from. Until
@@ -8,19 +9,15 @@
 mod extended;
 mod system;
 
-use crate::arch;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use crate::{arch, environment};
+use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use tikv_jemalloc_sys as jemalloc;
 
 unsafe extern "C" {
     fn _rjem_memalign(align: usize, size: usize) -> *mut c_void;
     fn _rjem_valloc(size: usize) -> *mut c_void;
-    static environ: *const *const c_char;
 }
-
-/// Largest `/proc/self/environ` that is searched when `environ` is not set up yet.
-const ENVIRON_BYTES: usize = 8192;
 
 macro_rules! next {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?,
@@ -114,11 +111,17 @@ next! {
 }
 
 static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
+static LEFT_OUT: AtomicBool = AtomicBool::new(false);
 
 /// Whether the agent leaves everything alone: the process carries a sanitizer, whose
 /// allocator is how it finds its errors.
 pub fn stands_aside() -> bool {
     arch::has_sanitizer()
+}
+
+/// Whether others are to be profiled and not this process: it gets no segment.
+pub fn is_left_out() -> bool {
+    LEFT_OUT.load(Ordering::Relaxed)
 }
 
 /// Makes the choice, if no allocation has asked for it yet.
@@ -136,7 +139,9 @@ pub fn is_system() -> bool {
 #[cold]
 fn choose() {
     NEXT.use_jemalloc();
-    if stands_aside() || wants_system() {
+    let left_out = environment::leaves_us_out();
+    LEFT_OUT.store(left_out, Ordering::Relaxed);
+    if left_out || stands_aside() || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
         system::enter();
         NEXT.use_system();
@@ -145,26 +150,5 @@ fn choose() {
 }
 
 fn wants_system() -> bool {
-    const WANTED: &[u8] = b"MEM_PROFILER_ALLOCATOR=system";
-    // SAFETY: the loader keeps `environ` null or a null-terminated list of strings.
-    unsafe {
-        let mut entry = environ;
-        if entry.is_null() {
-            return environ_file_has(WANTED);
-        }
-        while !(*entry).is_null() {
-            if CStr::from_ptr(*entry).to_bytes() == WANTED {
-                return true;
-            }
-            entry = entry.add(1);
-        }
-    }
-    false
-}
-
-/// The environment as the kernel shows it, for allocations before libc's own start.
-fn environ_file_has(wanted: &[u8]) -> bool {
-    let mut buffer = [0u8; ENVIRON_BYTES];
-    let text = crate::sys::read_file(c"/proc/self/environ", &mut buffer);
-    text.split(|byte| *byte == 0).any(|entry| entry == wanted)
+    environment::any(|entry| entry == b"MEM_PROFILER_ALLOCATOR=system")
 }

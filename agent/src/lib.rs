@@ -26,6 +26,7 @@
 //! | `sys` | system calls, memory, text |
 //! | `local`, `arch` | a thread's initial state; assembly |
 //! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
+//! | `environment` | what the environment says before libc has started |
 //! | `backend`, `object` | the underlying allocator; headers of sampled objects |
 //! | `session` | the segment and its life cycle, epochs |
 //! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
@@ -43,6 +44,7 @@ mod backend;
 mod cycles;
 mod ends;
 mod entry;
+mod environment;
 mod fork;
 mod init;
 mod local;

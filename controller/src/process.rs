@@ -227,6 +227,17 @@ pub fn file(pid: i32, name: &str) -> Option<Vec<u8>> {
     read(pid, name, FILE_LIMIT)
 }
 
+/// A process's environment at its start; `None` if it cannot be read or holds nothing.
+pub fn environment(pid: i32) -> Option<Vec<u8>> {
+    file(pid, "environ").filter(|text| !text.is_empty())
+}
+
+/// The value of a variable in an environment.
+pub fn value<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut variables = environment.split(|b| *b == 0);
+    variables.find_map(|one| one.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+}
+
 fn read(pid: i32, file: &str, limit: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = File::open(format!("/proc/{pid}/{file}")).ok()?;

@@ -56,18 +56,9 @@ fn keeps_objects(pid: i32) -> bool {
         Entry::all(&maps).any(|entry| is_library(entry.path))
     };
     let is_python = by_name() || by_library();
-    is_python && environment(pid).is_some_and(|text| hides_objects(value(&text)))
-}
-
-/// A process's environment at its start; `None` if it cannot be read or holds nothing.
-fn environment(pid: i32) -> Option<Vec<u8>> {
-    process::file(pid, "environ").filter(|text| !text.is_empty())
-}
-
-/// The value of [`VARIABLE`] in an environment.
-fn value(environment: &[u8]) -> Option<&[u8]> {
-    let mut variables = environment.split(|b| *b == 0);
-    variables.find_map(|one| one.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"="))
+    is_python
+        && process::environment(pid)
+            .is_some_and(|text| hides_objects(process::value(&text, VARIABLE)))
 }
 
 #[cfg(test)]
@@ -95,7 +86,7 @@ mod tests {
 
     #[test]
     fn the_environment_says_whether_objects_are_hidden() {
-        let hides = |environment: &[u8]| hides_objects(value(environment));
+        let hides = |environment: &[u8]| hides_objects(process::value(environment, VARIABLE));
         assert!(hides(b"PATH=/bin\0PYTHONMALLOCSTATS=1\0"));
         assert!(hides(b"PYTHONMALLOC=pymalloc\0"));
         assert!(hides(b"\xff\0XPYTHONMALLOC=malloc\0PYTHONMALLOC=\0"));

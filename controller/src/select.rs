@@ -9,6 +9,7 @@ use crate::process::{self, Stat, Status};
 use crate::program;
 use crate::segment::Refusal;
 use crate::text;
+use shm_protocol::pattern;
 use shm_protocol::snapshot::Invalid;
 
 /// Processes that the user asked for.
@@ -148,35 +149,7 @@ pub fn matches(name: &str, agent: &Found) -> bool {
         return pid == agent.pid;
     }
     let name = name.as_bytes();
-    glob(name, &agent.name) || glob(name, &agent.comm)
-}
-
-/// Whether a pattern with `*` and `?` covers a text. Time at most their product.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                star = Some((p, t));
-                p += 1;
-            }
-            Some(c) if *c == b'?' || *c == text[t] => {
-                p += 1;
-                t += 1;
-            }
-            _ => {
-                // Let the last star take one byte more.
-                let Some((at, taken)) = star else {
-                    return false;
-                };
-                star = Some((at, taken + 1));
-                p = at + 1;
-                t = taken + 1;
-            }
-        }
-    }
-    pattern[p..].iter().all(|c| *c == b'*')
+    pattern::covers(name, &agent.name) || pattern::covers(name, &agent.comm)
 }
 
 fn explain_process(pid: i32, title: &str) -> String {
@@ -209,6 +182,13 @@ fn explain_process(pid: i32, title: &str) -> String {
                 text::path(directory)
             );
         }
+        let environment = process::environment(pid).unwrap_or_default();
+        if process::value(&environment, "MEM_PROFILER_ONLY").is_some_and(|only| !only.is_empty()) {
+            return format!(
+                "{title}: the process carries the agent, but its environment leaves it out: add its \
+                 name to MEM_PROFILER_ONLY, and restart it"
+            );
+        }
         return format!(
             "{title}: the process carries the agent, but there is no segment of it in {}: \
              that directory was full or not writable when it started, the segment was deleted, or \
@@ -229,7 +209,8 @@ fn processes_called(name: &str) -> BTreeSet<i32> {
             return false;
         };
         let exe = || process::exe(*pid).unwrap_or_default();
-        glob(name.as_bytes(), &stat.comm) || glob(name.as_bytes(), text::base_name(&exe()))
+        pattern::covers(name.as_bytes(), &stat.comm)
+            || pattern::covers(name.as_bytes(), text::base_name(&exe()))
     };
     let us = std::process::id() as i32;
     process::all()
@@ -243,28 +224,4 @@ fn processes_called(name: &str) -> BTreeSet<i32> {
 pub fn is_ours(refused: &Refused) -> bool {
     let making = refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
     !making && !matches!(refused.reason, Refusal::Foreign(_))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patterns() {
-        for (pattern, text, covers) in [
-            ("redis*", "redis-server", true),
-            ("*server", "redis-server", true),
-            ("r?dis-*er", "redis-server", true),
-            ("*", "", true),
-            ("redis", "redis-server", false),
-            ("*x", "redis-server", false),
-            ("a*a*a*a*a*b", "aaaaaaaaaaaaaaaaaaaa", false),
-        ] {
-            assert_eq!(
-                glob(pattern.as_bytes(), text.as_bytes()),
-                covers,
-                "{pattern}"
-            );
-        }
-    }
 }

@@ -38,6 +38,7 @@ pub mod clock;
 pub mod counters;
 pub mod layout;
 pub mod owner;
+pub mod pattern;
 pub mod record;
 pub mod segment;
 pub mod snapshot;

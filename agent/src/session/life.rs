@@ -96,7 +96,7 @@ fn segment_bytes(address_space: u64) -> usize {
 /// that is asked for. Without success nothing is shared, and `LIFE` is `NONE`. `at_start`:
 /// the process has one thread and has just been loaded.
 pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
-    if FILE_LIMIT.load(Ordering::Relaxed) < CONTROL_BYTES as u64 {
+    if backend::is_left_out() || FILE_LIMIT.load(Ordering::Relaxed) < CONTROL_BYTES as u64 {
         return hide();
     }
     time::settle();

@@ -1,0 +1,73 @@
+//! Names of programs, as users write them: with `*` for any text and `?` for any one byte.
+
+/// Whether a pattern covers all of a text. Time at most their product.
+pub fn covers(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || *c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => {
+                // Let the last star take one byte more.
+                let Some((at, taken)) = star else {
+                    return false;
+                };
+                star = Some((at, taken + 1));
+                p = at + 1;
+                t = taken + 1;
+            }
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
+}
+
+/// Whether one of the patterns, which are separated by colons, covers a text.
+pub fn any_covers(patterns: &[u8], text: &[u8]) -> bool {
+    patterns
+        .split(|byte| *byte == b':')
+        .any(|pattern| !pattern.is_empty() && covers(pattern, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_and_question_marks() {
+        for (pattern, text, expected) in [
+            ("redis*", "redis-server", true),
+            ("*server", "redis-server", true),
+            ("r?dis-*er", "redis-server", true),
+            ("*", "", true),
+            ("redis", "redis-server", false),
+            ("*x", "redis-server", false),
+            ("a*a*a*a*a*b", "aaaaaaaaaaaaaaaaaaaa", false),
+        ] {
+            let found = covers(pattern.as_bytes(), text.as_bytes());
+            assert_eq!(found, expected, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn lists() {
+        for (patterns, text, expected) in [
+            ("planner:redis*", "redis-server", true),
+            ("planner:redis*", "planner", true),
+            ("planner:redis*", "plan", false),
+            ("激光:my planner", "my planner", true),
+            ("激光:my planner", "激光", true),
+            ("::", "", false),
+            ("", "planner", false),
+        ] {
+            let found = any_covers(patterns.as_bytes(), text.as_bytes());
+            assert_eq!(found, expected, "{patterns}");
+        }
+    }
+}
