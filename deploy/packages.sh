@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Debian packages by name. Sourced by the scripts that need some.
 
 # Whether a package is installed.
@@ -33,6 +34,7 @@ need_packages() {
 
 # Fails, saying how to get it, where there is no Rust.
 need_rust() {
+    # shellcheck disable=SC1091  # of the machine
     [ ! -r "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
     command -v cargo >/dev/null && return 0
     echo "Rust is missing: https://rustup.rs installs it" >&2
