@@ -15,7 +15,9 @@ pub mod artifacts;
 pub mod cgroup;
 pub mod code;
 pub mod crash_target;
+pub mod group;
 pub mod limits;
+pub mod package;
 pub mod peers;
 pub mod scratch;
 pub mod session;
@@ -29,6 +31,8 @@ pub mod wait;
 
 pub use code::{Sum, sums};
 pub use crash_target::CrashTarget;
+pub use group::Group;
+pub use package::{Package, SHELLS};
 pub use scratch::Scratch;
 pub use session::{Outcome, Session, run};
 pub use steps::Steps;

@@ -1,0 +1,88 @@
+//! A package as it is unpacked on a machine, with the shell scripts for boards.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::artifacts;
+use crate::scratch::Scratch;
+
+/// Shells that the POSIX scripts are promised to work in.
+pub const SHELLS: [&[&str]; 3] = [&["bash"], &["dash"], &["busybox", "sh"]];
+
+/// A directory laid out like the `.tar.xz`, with a name that asks for quotes.
+pub struct Package {
+    home: PathBuf,
+}
+
+impl Package {
+    /// Lays it out below a test's directory, under this name.
+    pub fn unpack(scratch: &Scratch, name: &str) -> Self {
+        let home = scratch.file(name);
+        for directory in ["bin", "lib", "share/mem-profiler"] {
+            fs::create_dir_all(home.join(directory)).expect("a new directory");
+        }
+        symlink(artifacts::profiler(), home.join("bin/mem_profiler")).expect("a link");
+        symlink(artifacts::parser(), home.join("bin/mem_parser")).expect("a link");
+        // No link: the loader is to find it at this path.
+        fs::copy(artifacts::agent(), home.join("lib/libmem_agent.so")).expect("a copy");
+        let package = Self { home };
+        for script in fs::read_dir(sources()).expect("the scripts").flatten() {
+            if script.path().extension() != Some("bash".as_ref()) {
+                continue;
+            }
+            let to = package.script(script.file_name().to_str().expect("a name"));
+            fs::copy(script.path(), &to).expect("a copy");
+            fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).expect("a file of ours");
+        }
+        let setup = home_link(&package.home);
+        symlink("share/mem-profiler/setup.bash", setup).expect("a link");
+        package
+    }
+
+    /// Where it is.
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// The agent.
+    pub fn agent(&self) -> PathBuf {
+        self.home.join("lib/libmem_agent.so")
+    }
+
+    /// One of its scripts.
+    pub fn script(&self, name: &str) -> PathBuf {
+        self.home.join("share/mem-profiler").join(name)
+    }
+
+    /// A shell that sources `setup.bash` and goes on with a script.
+    pub fn shell(&self, scratch: &Scratch, shell: &[&str], script: &str) -> Command {
+        let sourced = format!(". \"$MEM_PROFILER_HOME/setup.bash\"\n{script}");
+        let mut command = shell_command(scratch, shell);
+        command
+            .args(["-c", &sourced])
+            .env("MEM_PROFILER_HOME", &self.home);
+        command
+    }
+}
+
+/// A shell, looking at this test's processes only.
+pub fn shell_command(scratch: &Scratch, shell: &[&str]) -> Command {
+    let mut command = Command::new(shell[0]);
+    command
+        .args(&shell[1..])
+        .env("MEM_PROFILER_DIR", scratch.shared())
+        .env_remove("LD_PRELOAD")
+        .current_dir(scratch.files())
+        .stdin(Stdio::null());
+    command
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/board")
+}
+
+fn home_link(home: &Path) -> PathBuf {
+    home.join("setup.bash")
+}

@@ -1,0 +1,474 @@
+//! The scripts for boards: which programs get the agent, what is collected, and what is left.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use mem_tests::package::shell_command;
+use mem_tests::session::tool;
+use mem_tests::tiny_filesystem::TinyFilesystem;
+use mem_tests::{Group, Outcome, Package, SHELLS, Scratch, Session, Target, run, wait};
+
+/// A name that asks for quotes, in a shell and in the loader's variables.
+const AWKWARD: &str = "mem profiler 内存";
+
+/// A program that stays, under some name.
+fn module(scratch: &Scratch, name: &str) -> PathBuf {
+    let path = scratch.file(name);
+    fs::copy("/bin/sleep", &path).expect("a copy");
+    path
+}
+
+fn listed(scratch: &Scratch) -> String {
+    let outcome = run(scratch.profiler().arg("list"));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    outcome.stdout
+}
+
+/// The process whose executable this is, once it has loaded all of its libraries.
+fn pid_of(program: &Path) -> i32 {
+    wait::until("a module to run", || {
+        let processes = fs::read_dir("/proc").expect("/proc").flatten();
+        let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.find(|pid: &i32| {
+            let proc = PathBuf::from(format!("/proc/{pid}"));
+            // It sleeps: it has got to its own code.
+            let sleeps = fs::read_to_string(proc.join("syscall"));
+            fs::read_link(proc.join("exe")).is_ok_and(|exe| exe == program)
+                && sleeps
+                    .is_ok_and(|call| call.starts_with(&format!("{} ", libc::SYS_clock_nanosleep)))
+        })
+    })
+}
+
+fn maps(pid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/maps")).expect("a live process")
+}
+
+#[test]
+fn the_named_modules_carry_the_agent_however_they_are_started() {
+    for shell in SHELLS {
+        let scratch = Scratch::new();
+        let package = Package::unpack(&scratch, AWKWARD);
+        let [planner, lidar, other] =
+            ["planner", "激光 node", "other"].map(|name| module(&scratch, name));
+        let script = "use_mem_agent planner '激光*'\n\
+                      ./planner 1000 &\n\
+                      nohup nice -n 1 './激光 node' 1000 >/dev/null &\n\
+                      ./other 1000 &\n\
+                      wait";
+        let _group = Group::start(&mut package.shell(&scratch, shell, script));
+        let pids = [&planner, &lidar, &other].map(|program| pid_of(program));
+        let agent = package.agent().display().to_string();
+        let list = listed(&scratch);
+        let rows: Vec<_> = list.lines().skip(1).collect();
+        assert_eq!(rows.len(), 2, "{shell:?}: {list}");
+        for (pid, name) in pids.iter().zip(["planner", "激光 node"]) {
+            let row = |row: &&str| row.contains(&format!("{pid} ")) && row.contains(name);
+            assert!(rows.iter().any(row), "{shell:?}: {list}");
+            assert!(maps(*pid).contains(&agent), "{shell:?}: {name}");
+        }
+        let refused = run(scratch.profiler().args(["-p", "other", "-s", "1"]));
+        refused.refused(1, &["MEM_PROFILER_ONLY"]);
+    }
+}
+
+#[test]
+fn without_names_every_program_carries_it_beside_what_was_preloaded() {
+    for shell in SHELLS {
+        let scratch = Scratch::new();
+        for name in [AWKWARD, "plain"] {
+            let package = Package::unpack(&scratch, name);
+            let script = "use_mem_agent\nuse_mem_agent\necho \"$LD_PRELOAD\"\ncat /proc/self/maps";
+            let mut command = package.shell(&scratch, shell, script);
+            let outcome = run(command.env("LD_PRELOAD", "libm.so.6"));
+            assert_eq!(outcome.code, Some(0), "{outcome:?}");
+            let (preloaded, maps) = outcome.stdout.split_once('\n').expect("a line");
+            assert_eq!(
+                preloaded.matches("libmem_agent.so").count(),
+                1,
+                "{preloaded}"
+            );
+            assert!(preloaded.ends_with(":libm.so.6"), "{preloaded}");
+            assert!(
+                maps.contains(&package.agent().display().to_string()),
+                "{maps}"
+            );
+            assert!(maps.contains("/libm.so.6"), "{maps}");
+            assert_eq!(
+                outcome.stderr.lines().count(),
+                2,
+                "a line each: {outcome:?}"
+            );
+        }
+    }
+}
+
+/// What a shell says and prints after a script that ends with its preloads.
+fn preloads(scratch: &Scratch, shell: &[&str], variable: (&str, &str), call: &str) -> Outcome {
+    let package = Package::unpack(scratch, &format!("package of {}", shell.join(" ")));
+    let script = format!("{call}; echo \"$?\"; echo \"<${{LD_PRELOAD:-}}>\"");
+    let mut command = package.shell(scratch, shell, &script);
+    run(command.env(variable.0, variable.1))
+}
+
+#[test]
+fn it_is_switched_off_by_one_variable() {
+    let scratch = Scratch::new();
+    for shell in SHELLS {
+        let outcome = preloads(
+            &scratch,
+            shell,
+            ("USE_MEM_AGENT", "0"),
+            "use_mem_agent planner",
+        );
+        assert_eq!(outcome.stdout, "0\n<>\n", "{outcome:?}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+        assert!(outcome.stderr.contains("USE_MEM_AGENT=0"), "{outcome:?}");
+        fs::remove_dir_all(scratch.file(&format!("package of {}", shell.join(" ")))).expect("ours");
+    }
+}
+
+#[test]
+fn an_agent_that_does_not_load_leaves_the_environment_alone() {
+    let scratch = Scratch::new();
+    let text = scratch.file("text.so");
+    fs::write(&text, "no library\n".repeat(20)).expect("a file");
+    let text = text.to_str().expect("a path of ours");
+    for (agent, said) in [
+        (text, "invalid ELF header"),
+        ("/nowhere/agent.so", "/nowhere"),
+    ] {
+        let scratch = Scratch::new();
+        for shell in SHELLS {
+            let outcome = preloads(
+                &scratch,
+                shell,
+                ("MEM_AGENT_LIB", agent),
+                "use_mem_agent planner",
+            );
+            assert_eq!(outcome.stdout, "0\n<>\n", "{outcome:?}");
+            assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+            assert!(outcome.stderr.contains(said), "{outcome:?}");
+            assert!(outcome.stderr.contains("start without it"), "{outcome:?}");
+        }
+    }
+    let outcome = preloads(
+        &scratch,
+        &["bash"],
+        ("X", ""),
+        "use_mem_agent ./bin/planner",
+    );
+    assert_eq!(outcome.stdout, "2\n<>\n", "{outcome:?}");
+}
+
+#[test]
+fn the_tools_and_the_manual_are_found_after_sourcing() {
+    let scratch = Scratch::new();
+    let package = Package::unpack(&scratch, AWKWARD);
+    fs::create_dir_all(package.home().join("share/man")).expect("a directory");
+    let link = package.home().join("setup.bash");
+    for setup in [link, package.script("setup.bash")] {
+        // In bash it finds itself, through the link as well; a second time changes nothing.
+        let script =
+            "set -eu; . \"$0\"; . \"$0\"; command -v mem_parser; echo \"$MANPATH\"; echo \"$PATH\"";
+        let outcome = run(shell_command(&scratch, &["bash"])
+            .args(["-c", script])
+            .arg(&setup)
+            .env_remove("MANPATH"));
+        let home = package.home().display();
+        let lines: Vec<_> = outcome.stdout.lines().collect();
+        assert_eq!(
+            lines[..2],
+            [
+                format!("{home}/bin/mem_parser"),
+                format!("{home}/share/man:")
+            ]
+        );
+        assert_eq!(lines[2].matches(AWKWARD).count(), 1, "{outcome:?}");
+    }
+    let outcome = run(shell_command(&scratch, &["dash"])
+        .args(["-c", ". \"$0\" || echo refused"])
+        .arg(package.script("setup.bash")));
+    assert_eq!(outcome.stdout, "refused\n", "{outcome:?}");
+    assert!(outcome.stderr.contains("MEM_PROFILER_HOME"), "{outcome:?}");
+}
+
+/// Ports that nobody listens on.
+fn free_ports() -> [String; 2] {
+    let listeners = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"));
+    listeners.map(|one| one.local_addr().expect("an address").port().to_string())
+}
+
+/// The example's modules, running.
+fn start_modules(scratch: &Scratch, package: &Package) -> Group {
+    let [bus, maps] = free_ports();
+    let mut command = shell_command(scratch, &["bash"]);
+    command
+        .arg(package.script("start_all_modules.bash"))
+        .arg(scratch.file("run"))
+        .env("BUS_PORT", bus)
+        .env("MAPS_PORT", maps);
+    let group = Group::start(&mut command);
+    wait::until("the modules", || {
+        let list = listed(scratch);
+        (list.contains("redis-server") && list.contains("python3")).then_some(())
+    });
+    let list = listed(scratch);
+    assert!(!list.contains("bash") && !list.contains("nice"), "{list}");
+    group
+}
+
+fn collect(scratch: &Scratch, package: &Package, shell: &[&str], arguments: &[&str]) -> Command {
+    let mut command = shell_command(scratch, shell);
+    command.arg(package.script("collect.bash")).args(arguments);
+    command
+}
+
+/// Names of files in a directory; hidden ones, too.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("a directory").flatten();
+    let mut names: Vec<_> = entries
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_example_is_collected_into_one_archive() {
+    let scratch = Scratch::new();
+    let package = Package::unpack(&scratch, AWKWARD);
+    let _modules = start_modules(&scratch, &package);
+    for shell in SHELLS {
+        let out = scratch.file(&format!("out of {}", shell.join(" ")));
+        fs::create_dir(&out).expect("a new directory");
+        let out_text = out.to_str().expect("a path of ours");
+        let arguments = [
+            "-s",
+            "2",
+            "-e",
+            "1s",
+            "-p",
+            "redis-server",
+            "-p",
+            "python3*",
+            "-o",
+            out_text,
+        ];
+        let outcome = run(&mut collect(&scratch, &package, shell, &arguments));
+        assert_eq!(outcome.code, Some(0), "{shell:?}: {outcome:?}");
+        let archive = PathBuf::from(outcome.stdout.trim_end());
+        assert_eq!(
+            names(&out),
+            [archive
+                .file_name()
+                .expect("a name")
+                .to_str()
+                .expect("UTF-8")]
+        );
+        tool(
+            "tar",
+            ["-xzf", archive.to_str().expect("UTF-8"), "-C", out_text],
+        );
+        let tree = archive.with_extension("").with_extension("");
+        check_archive(&scratch, &tree);
+    }
+}
+
+/// Requirements on what `collect.bash` packs: each process's dumps and what they say.
+fn check_archive(scratch: &Scratch, tree: &Path) {
+    let dumps = names(&tree.join("dumps"));
+    let last: Vec<_> = dumps
+        .iter()
+        .filter(|name| name.ends_with(".0002.heap"))
+        .collect();
+    assert!(last.len() >= 2, "{dumps:?}");
+    let symbolized = names(&tree.join("symbolized"));
+    assert_eq!(symbolized.len(), 2, "the last of each: {symbolized:?}");
+    for dump in &symbolized {
+        let report = |end: &str| {
+            let path = tree.join("reports").join(dump.replace(".heap", end));
+            fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        };
+        assert!(report(".txt").contains("flat%"), "{dump}");
+        assert!(report(".svg").contains("<svg"), "{dump}");
+        assert!(report(".html").contains("</html>"), "{dump}");
+        assert!(report(".rss.txt").contains("Resident memory"), "{dump}");
+        assert!(report(".leaks.txt").contains("Leak suspects"), "{dump}");
+        // Here without the program's files.
+        let read = run(scratch
+            .parser()
+            .arg("-t")
+            .arg(tree.join("symbolized").join(dump)));
+        assert_eq!(read.code, Some(0), "{read:?}");
+    }
+    let facts = fs::read_to_string(tree.join("facts.txt")).expect("facts");
+    for fact in [
+        "$ uname -a\nLinux",
+        "MemTotal",
+        "Filesystem",
+        "mem_profiler 0",
+        "redis-server",
+    ] {
+        assert!(facts.contains(fact), "{fact}: {facts}");
+    }
+    let why = fs::read_to_string(tree.join("why.txt")).expect("an explanation");
+    assert!(why.contains("live heap"), "{why}");
+    let summary = fs::read_to_string(tree.join("summary.txt")).expect("a summary");
+    assert!(!summary.contains("left out"), "{summary}");
+}
+
+#[test]
+fn an_interrupted_collection_leaves_nothing() {
+    let scratch = Scratch::new();
+    let package = Package::unpack(&scratch, AWKWARD);
+    let _modules = start_modules(&scratch, &package);
+    for shell in SHELLS {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGKILL] {
+            let out = scratch.file(&format!("{} {signal}", shell.join(" ")));
+            fs::create_dir(&out).expect("a new directory");
+            let arguments = ["-s", "600", "-o", out.to_str().expect("UTF-8")];
+            let session = Session::start(&mut collect(&scratch, &package, shell, &arguments));
+            wait::until("the session", || in_session(&scratch).then_some(()));
+            session.signal(signal);
+            if signal == libc::SIGKILL {
+                end_orphan(&scratch);
+                session.wait();
+                assert_eq!(names(&out).len(), 1, "{shell:?}: what it unpacked");
+                let arguments = [
+                    "-s",
+                    "1",
+                    "-p",
+                    "redis-server",
+                    "-o",
+                    out.to_str().expect("UTF-8"),
+                ];
+                let next = run(&mut collect(&scratch, &package, shell, &arguments));
+                assert_eq!(next.code, Some(0), "{next:?}");
+                assert_eq!(names(&out).len(), 1, "{shell:?}: the archive");
+                continue;
+            }
+            let outcome = session.wait();
+            assert_eq!(outcome.code, Some(128 + signal), "{shell:?}: {outcome:?}");
+            assert!(names(&out).is_empty(), "{shell:?}: {:?}", names(&out));
+            assert!(!in_session(&scratch), "{shell:?}");
+        }
+    }
+}
+
+/// Whether the long session is running, and not the short one of `why`.
+fn in_session(scratch: &Scratch) -> bool {
+    let list = listed(scratch);
+    list.contains("sampling") && list.contains(" min")
+}
+
+/// Ends the sessions of a controller whose script is gone.
+fn end_orphan(scratch: &Scratch) {
+    let stopped = run(scratch.profiler().args(["stop", "-o", "orphan_"]));
+    assert_eq!(stopped.code, Some(0), "{stopped:?}");
+}
+
+#[test]
+fn where_there_is_no_room_nothing_is_started_or_pages_are_left_out() {
+    let scratch = Scratch::new();
+    let package = Package::unpack(&scratch, "package");
+    let _modules = start_modules(&scratch, &package);
+    for (size, code) in [("1m", 1), ("4m", 1), ("64m", 0)] {
+        let disk = scratch.file(&format!("disk of {size}"));
+        let _mounted = TinyFilesystem::mount(&disk, size);
+        for shell in SHELLS {
+            let arguments = ["-s", "1", "-o", disk.to_str().expect("UTF-8")];
+            let outcome = run(&mut collect(&scratch, &package, shell, &arguments));
+            assert_eq!(outcome.code, Some(code), "{size}, {shell:?}: {outcome:?}");
+            match size {
+                "1m" => {
+                    assert!(
+                        outcome.stderr.contains("choose another directory"),
+                        "{outcome:?}"
+                    );
+                    assert!(names(&disk).is_empty(), "{:?}", names(&disk));
+                }
+                "4m" => assert!(outcome.stderr.contains(".html (space)"), "{outcome:?}"),
+                _ => assert!(!outcome.stderr.contains("left out"), "{outcome:?}"),
+            }
+            for name in names(&disk) {
+                assert!(name.ends_with(".tar.gz"), "{name}");
+                fs::remove_file(disk.join(name)).expect("ours");
+            }
+        }
+    }
+}
+
+#[test]
+fn bad_usage_of_the_collection_is_refused() {
+    let scratch = Scratch::new();
+    let package = Package::unpack(&scratch, "package");
+    for shell in SHELLS {
+        for (arguments, code, said) in [
+            (&["-s", "0"][..], 2, "-s takes"),
+            (&["-s", "x"], 2, "-s takes"),
+            (&["-m"], 2, "-m takes a value"),
+            (&["now"], 2, "'now'"),
+            (&["-o", "/nowhere"], 1, "/nowhere"),
+            (&["-s", "1"], 1, "no process carries the agent"),
+        ] {
+            let outcome = run(&mut collect(&scratch, &package, shell, arguments));
+            outcome.refused(code, &["collect: ", said]);
+        }
+        let help = run(&mut collect(&scratch, &package, shell, &["-h"]));
+        assert!(
+            help.stdout.contains("-s SECONDS") && help.code == Some(0),
+            "{help:?}"
+        );
+        assert!(!help.stdout.contains("set -u"), "{help:?}");
+    }
+}
+
+#[test]
+fn the_short_command_lines_work_as_they_are_typed() {
+    let scratch = Scratch::new();
+    // It leaks all the time.
+    let program = scratch.compile_as("../../docs/pictures/server.cpp", "bin", &[]);
+    let mut command = scratch.preloaded(&program);
+    let target = Target::start(&mut command);
+    wait::until("the agent", || {
+        listed(&scratch).contains("idle").then_some(())
+    });
+    let done = "succeeded in collecting memory data!";
+    let perform = |line: &str| {
+        let path = std::env::var("PATH").expect("a path");
+        let package = scratch.file("package/bin");
+        let path = format!("{}:{path}", package.display());
+        run(shell_command(&scratch, &["sh"])
+            .args(["-c", line])
+            .env("PATH", path))
+    };
+    Package::unpack(&scratch, "package");
+    // In this test's directory instead of /tmp, and for one second.
+    let line = "mem_profiler -s 60 -c 1024 -o /tmp/prof_";
+    let outcome = perform(&line.replace("/tmp/", "./").replace("60", "1"));
+    assert!(outcome.stdout.contains(done), "{outcome:?}");
+    let dump = outcome.dump();
+    assert_eq!(
+        dump,
+        Path::new(&format!("./prof_bin.{}.0001.heap", target.pid()))
+    );
+    fs::rename(scratch.files().join(dump), scratch.file("x.heap")).expect("a dump");
+    for shown in ["-t", "-s -o out.svg"] {
+        let outcome = perform(&format!("mem_parser -p bin -f x.heap {shown}"));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let drawn = fs::read_to_string(scratch.file("out.svg")).unwrap_or_default();
+        assert!(
+            (outcome.stdout + &drawn).contains("open_session"),
+            "{shown}"
+        );
+    }
+    // Without options: until Ctrl-C, to the default name.
+    let session = Session::start(scratch.profiler().env_remove("TERM"));
+    scratch.wait_for_sampling(target.pid());
+    let outcome = session.stop();
+    assert!(outcome.stdout.contains(done), "{outcome:?}");
+    let name = format!("custom_prof.bin.{}.0001.heap", target.pid());
+    assert_eq!(outcome.dump(), Path::new("./").join(name));
+}
