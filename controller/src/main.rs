@@ -4,6 +4,7 @@
 //! All policy is here; the agent only counts. A process is never stopped, signalled or
 //! waited for: a dump is read from its segment, alive or dead.
 
+mod allocator;
 mod allocator_stats;
 mod cgroup;
 mod claims;

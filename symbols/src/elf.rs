@@ -180,7 +180,7 @@ fn build_id(layout: Layout, mut notes: &[u8]) -> Option<BuildId> {
 }
 
 /// Fills as much of `buffer` as the file has at `offset`.
-fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(super) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut got = 0;
     while got < buffer.len() {
         let Some(at) = offset.checked_add(got as u64) else {

@@ -11,6 +11,7 @@
 
 mod answer;
 pub mod apart;
+mod definitions;
 pub mod demangle;
 mod dwarf;
 mod elf;
@@ -31,6 +32,7 @@ use std::path::PathBuf;
 
 use heap_format::{BuildId, Mapping, Profile, maps, marker_at};
 
+pub use definitions::{Definition, Definitions, contained, definitions};
 pub use elf::Elf;
 use files::{Files, Source};
 use module::Module;

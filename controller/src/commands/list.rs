@@ -6,6 +6,7 @@ use serde::Serialize;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::Header;
 
+use crate::allocator;
 use crate::cgroup;
 use crate::cli::ListArgs;
 use crate::discovery::{Agent, Discovery, Life, Refused};
@@ -56,13 +57,22 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         .filter(|found| selection.wants(found));
     // One after the other: there may be more than descriptors.
     let agents = wanted.filter_map(|found| found.open().ok());
-    let rows = agents.filter_map(|agent| row(&agent, &mut head));
+    let mut live = Vec::new();
+    let rows = agents.filter_map(|agent| {
+        if agent.life == Life::Running {
+            live.push((agent.pid, agent.name.clone()));
+        }
+        row(&agent, &mut head)
+    });
     let rows: Vec<Row> = rows.filter(|row| args.all || row.is_of_use()).collect();
     if args.json {
         json(&rows)?;
     } else {
         print(&rows);
     }
+    let live = live.iter().map(|(pid, name)| (*pid, &name[..]));
+    let others = allocator::warnings(live);
+    others.iter().for_each(|line| warning(line));
     if selection.names.is_empty() {
         let concerns =
             |refused: &Refused| !matches!(refused.reason, Refusal::Foreign(_)) && !refused.young;

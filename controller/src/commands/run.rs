@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use super::reporting::Printer;
+use crate::allocator;
 use crate::cli::{PageArgs, RunArgs};
 use crate::discovery::Discovery;
 use crate::launch::{self, Launched};
@@ -63,6 +64,9 @@ fn warn_beforehand(command: &OsStr) -> bool {
         warning(&format!("{shown}: nothing will be sampled: {obstacle}"));
         return false;
     }
+    if let Some(other) = allocator::of_program(&file, command.as_bytes(), true) {
+        warning(&format!("{shown}: {other}"));
+    }
     let value = std::env::var_os(python::VARIABLE);
     let hides = python::hides_objects(value.as_deref().map(OsStr::as_bytes));
     if hides && python::is_interpreter(command.as_bytes()) {
@@ -92,8 +96,8 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, can_sample: bool) -> Ex
         super::table(&outcome.written);
     } else if outcome.failures == 0 && left_out == 0 && can_sample {
         warning(
-            "no process was sampled: the program allocates too little, or it is static, setuid or \
-             of another architecture, or clears LD_PRELOAD",
+            "no process was sampled: the program allocates too little or by an allocator of its own, \
+             or it is static, setuid or of another architecture, or clears LD_PRELOAD",
         );
     }
     let well = super::follow_up(&outcome.written, page, diagnostic) && outcome.failures == 0;

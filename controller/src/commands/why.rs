@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::Header;
 
+use crate::allocator;
 use crate::allocator_stats;
 use crate::cli::WhyArgs;
 use crate::clock::now_ns;
@@ -16,7 +17,7 @@ use crate::segment::Head;
 use crate::select::Selection;
 use crate::smaps::{self, Resident};
 use crate::target::is_running;
-use crate::terminal::{diagnostic, json, result};
+use crate::terminal::{diagnostic, json, result, warning};
 use crate::text;
 
 /// Width of the bars.
@@ -87,6 +88,8 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
     } else {
         answers.iter().for_each(print);
         let agents = chosen.agents.iter();
+        let others = allocator::warnings(agents.clone().map(|agent| (agent.pid, &agent.name[..])));
+        others.iter().for_each(|line| warning(line));
         let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
         hint.iter().for_each(|hint| diagnostic(hint));
     }

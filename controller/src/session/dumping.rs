@@ -4,6 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
 
 use super::{Run, SETTLE};
+use crate::allocator;
 use crate::discovery::Life;
 use crate::dump::{self, Written};
 use crate::ended::Ended;
@@ -25,6 +26,8 @@ fn is_kept(target: &Target) -> bool {
 
 /// CPU time above which a process without a single allocation is suspicious.
 const IDLE_CPU_SECONDS: f64 = 0.1;
+/// Allocated bytes below which a stripped program is searched for an allocator.
+const FEW_BYTES: f64 = (1 << 20) as f64;
 
 impl Run {
     /// Writes a dump of a member, whose session goes on. A failed one is tried again.
@@ -129,7 +132,7 @@ impl Run {
                 written.is_last = true;
                 let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
                 self.remove_old(old);
-                self.warn_idle(&target, &written);
+                self.warn_unseen(&target, &written);
                 self.release(&target);
                 self.report(written);
             }
@@ -244,15 +247,24 @@ impl Run {
         }
     }
 
-    fn warn_idle(&mut self, target: &Target, written: &Written) {
-        let cpu = target.cpu_seconds();
-        if written.threads == 0 && target.agent.life == Life::Running && cpu > IDLE_CPU_SECONDS {
-            self.reporter.warning(&format!(
-                "{}: 0 calls seen in {cpu:.1} s of CPU time: the agent is loaded, but the program \
-                 seems to allocate through a static or own allocator",
-                written.title
-            ));
+    /// Says why little was seen, if it is because of another allocator.
+    fn warn_unseen(&mut self, target: &Target, written: &Written) {
+        let (pid, cpu) = (target.agent.pid, target.cpu_seconds());
+        if target.agent.life != Life::Running {
+            return;
         }
+        let (none, few) = (written.threads == 0, written.alloc_bytes < FEW_BYTES);
+        let other = allocator::of_process(pid, few).filter(|other| none || !other.takes_all());
+        let why = match other {
+            Some(other) if none => format!("0 calls seen: {other}"),
+            Some(other) => other.to_string(),
+            None if none && cpu > IDLE_CPU_SECONDS => format!(
+                "0 calls seen in {cpu:.1} s of CPU time: the agent is loaded, but the program \
+                 allocates nothing, or through a static or own allocator"
+            ),
+            None => return,
+        };
+        self.reporter.warning(&format!("{}: {why}", written.title));
     }
 
     pub(super) fn report(&mut self, written: Written) {

@@ -1,0 +1,245 @@
+//! Which functions a program defines, by its symbol tables, and which texts it contains.
+//!
+//! Programs are hostile input: of each table a bounded part is read, piece by piece; offsets and
+//! sizes in the file are not trusted, and nothing is kept but what was asked for.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use heap_format::opening;
+use memchr::memmem::Finder;
+
+use super::elf::read_up_to;
+
+const SHT_SYMTAB: u32 = 2;
+const SHT_DYNSYM: u32 = 11;
+const STT_FUNC: u8 = 2;
+const STT_GNU_IFUNC: u8 = 10;
+/// Bytes of a section header, and of a symbol, in a file of 64 bits.
+const SECTION: usize = 64;
+const SYMBOL: usize = 24;
+/// How much is read at once.
+const PIECE: usize = 1 << 18;
+/// How much of a table of symbols, of their names, and of a file's contents is read at most.
+const MOST_SYMBOLS: u64 = 64 << 20;
+const MOST_NAMES: u64 = 256 << 20;
+const MOST_CONTENTS: u64 = 128 << 20;
+
+/// A function that was asked for and is defined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Definition {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether other modules' calls may go there.
+    pub is_exported: bool,
+}
+
+/// Answers about one file.
+#[derive(Clone, Debug, Default)]
+pub struct Definitions {
+    /// What is defined; a function that is exported may be there twice.
+    pub found: Vec<Definition>,
+    /// Whether the file has a table of all its symbols: it is not stripped.
+    pub has_symbols: bool,
+}
+
+/// Which of these functions a file of this machine's kind defines.
+///
+/// # Errors
+/// It cannot be read, or is no regular file.
+pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definitions> {
+    let file = opening::regular(path)?;
+    let mut header = [0; 64];
+    let mut definitions = Definitions::default();
+    let got = read_up_to(&file, &mut header, 0)?;
+    if got < header.len() || !header.starts_with(b"\x7fELF\x02\x01") {
+        return Ok(definitions);
+    }
+    let count = usize::from(u16::from_le_bytes([header[60], header[61]]));
+    let mut sections = vec![0; count * SECTION];
+    let got = read_up_to(&file, &mut sections, word(&header, 40))?;
+    sections.truncate(got);
+    let sections: Vec<Section> = sections.chunks_exact(SECTION).map(Section::new).collect();
+    for table in &sections {
+        let Some(strings) = sections.get(table.link) else {
+            continue;
+        };
+        let is_exported = match table.kind {
+            SHT_DYNSYM => true,
+            SHT_SYMTAB => false,
+            _ => continue,
+        };
+        definitions.has_symbols |= !is_exported;
+        let at = name_offsets(&file, strings, names)?;
+        if !at.is_empty() {
+            let found = defined(&file, table, &at)?;
+            let found = found.map(|name| Definition { name, is_exported });
+            definitions.found.extend(found);
+        }
+    }
+    Ok(definitions)
+}
+
+/// The first of these texts that a file contains.
+///
+/// # Errors
+/// It cannot be read, or is no regular file.
+pub fn contained(path: &Path, texts: &[&'static str]) -> io::Result<Option<&'static str>> {
+    let file = opening::regular(path)?;
+    let finders: Vec<_> = texts
+        .iter()
+        .map(|text| (*text, Finder::new(text)))
+        .collect();
+    let mut found = None;
+    let overlap = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+    pieces(&file, (0, MOST_CONTENTS), overlap, |_, piece| {
+        let mut hits = finders.iter().filter(|(_, f)| f.find(piece).is_some());
+        found = found.or(hits.next().map(|(text, _)| *text));
+        found.is_none()
+    })?;
+    Ok(found)
+}
+
+/// A section's header, as far as it matters here.
+struct Section {
+    kind: u32,
+    offset: u64,
+    size: u64,
+    link: usize,
+}
+
+impl Section {
+    fn new(bytes: &[u8]) -> Self {
+        Self {
+            kind: word(bytes, 4) as u32,
+            offset: word(bytes, 24),
+            size: word(bytes, 32),
+            link: word(bytes, 40) as u32 as usize,
+        }
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// Where among a table's strings the names are. One may be the end of a longer name, too.
+fn name_offsets(
+    file: &File,
+    strings: &Section,
+    names: &[&'static str],
+) -> io::Result<HashMap<u32, &'static str>> {
+    let ended: Vec<String> = names.iter().map(|name| format!("{name}\0")).collect();
+    let finders: Vec<_> = ended.iter().map(Finder::new).collect();
+    let mut offsets = HashMap::new();
+    let overlap = ended.iter().map(String::len).max().unwrap_or(0);
+    let range = (strings.offset, strings.size.min(MOST_NAMES));
+    pieces(file, range, overlap, |at, piece| {
+        for (name, finder) in names.iter().zip(&finders) {
+            let hits = finder.find_iter(piece);
+            let hits = hits.filter_map(|hit| u32::try_from(at + hit as u64).ok());
+            offsets.extend(hits.map(|offset| (offset, *name)));
+        }
+        true
+    })?;
+    Ok(offsets)
+}
+
+/// The functions that a table defines under these names.
+fn defined(
+    file: &File,
+    table: &Section,
+    names: &HashMap<u32, &'static str>,
+) -> io::Result<impl Iterator<Item = &'static str>> {
+    let mut found = Vec::new();
+    let range = (table.offset, table.size.min(MOST_SYMBOLS));
+    pieces(file, range, 0, |_, piece| {
+        for symbol in piece.chunks_exact(SYMBOL) {
+            let first = word(symbol, 0);
+            let (kind, section) = ((first >> 32) as u8 & 0xf, (first >> 48) as u16);
+            if matches!(kind, STT_FUNC | STT_GNU_IFUNC) && section != 0 {
+                found.extend(names.get(&(first as u32)));
+            }
+        }
+        true
+    })?;
+    found.sort_unstable();
+    found.dedup();
+    Ok(found.into_iter())
+}
+
+/// Reads `size` bytes at `offset` piece by piece, each beginning with the last `overlap` bytes of
+/// the one before, until `seen`, which gets each with its distance from `offset`, says no.
+fn pieces(
+    file: &File,
+    (offset, size): (u64, u64),
+    overlap: usize,
+    mut seen: impl FnMut(u64, &[u8]) -> bool,
+) -> io::Result<()> {
+    let step = PIECE / SYMBOL * SYMBOL;
+    let mut buffer = vec![0; step + overlap];
+    let mut at = 0;
+    while at < size {
+        let Some(from) = offset.checked_add(at) else {
+            break;
+        };
+        let most = buffer
+            .len()
+            .min(usize::try_from(size - at).unwrap_or(PIECE));
+        let got = read_up_to(file, &mut buffer[..most], from)?;
+        if got == 0 || !seen(at, &buffer[..got]) {
+            break;
+        }
+        at += step as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_functions_are_found_and_others_are_not() {
+        let own = std::env::current_exe().unwrap();
+        let names = ["main", "malloc", "no_such_function"];
+        let found = definitions(&own, &names).unwrap();
+        assert!(found.has_symbols);
+        let main = Definition {
+            name: "main",
+            is_exported: false,
+        };
+        assert!(found.found.contains(&main), "{found:?}");
+        assert!(found.found.iter().all(|f| f.name == "main"), "{found:?}");
+    }
+
+    #[test]
+    fn a_text_across_two_pieces_is_found() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let step = PIECE / SYMBOL * SYMBOL;
+        let mut bytes = vec![b'.'; 3 * step];
+        bytes[2 * step - 3..2 * step + 3].copy_from_slice(b"needle");
+        std::fs::write(file.path(), &bytes).unwrap();
+        let found = contained(file.path(), &["thread", "needle"]).unwrap();
+        assert_eq!(found, Some("needle"));
+        assert_eq!(contained(file.path(), &["thread"]).unwrap(), None);
+    }
+
+    #[test]
+    fn files_that_lie_about_their_tables_say_nothing() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (at, bytes) in [(40, [0xff; 8]), (40, 64u64.to_le_bytes()), (56, [0xff; 8])] {
+            let mut damaged = own[..8192].to_vec();
+            damaged[at..at + 8].copy_from_slice(&bytes);
+            std::fs::write(file.path(), &damaged).unwrap();
+            let found = definitions(file.path(), &["malloc"]).unwrap();
+            assert_eq!(found.found, []);
+        }
+        assert!(definitions(Path::new("/dev/zero"), &["malloc"]).is_err());
+    }
+}
