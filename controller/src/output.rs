@@ -196,8 +196,9 @@ impl Output {
 
     fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
         match rename_if_free(&self.directory, from, to) {
-            // The filesystem cannot guarantee it, but the name was free a moment ago.
-            Err(Errno::EINVAL | Errno::ENOSYS) => {
+            // The filesystem or the kernel cannot guarantee it, or a container's filter does not
+            // know the call, but the name was free a moment ago.
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM) => {
                 let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
                 match nix::sys::stat::fstatat(&self.directory, to, flags) {
                     Ok(_) => Err(Errno::EEXIST),

@@ -7,6 +7,7 @@
 mod directory;
 mod name;
 mod refusal;
+mod resolution;
 
 use std::cell::Cell;
 use std::fs::File;

@@ -14,6 +14,7 @@
 pub mod artifacts;
 pub mod cgroup;
 pub mod code;
+pub mod container;
 pub mod crash_target;
 pub mod group;
 pub mod limits;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use heap_format::Profile;
+use mem_tests::container::{contained, pid_of};
 use mem_tests::session::tool;
 use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
 
@@ -302,40 +303,6 @@ fn postgres_of_its_own_user_is_followed_with_its_backends() {
 }
 
 // ---- namespaces
-
-/// A program in mount and pid namespaces of its own, with its own file system where
-/// segments go.
-fn contained(scratch: &Scratch, program: &Path) -> Target {
-    // The shell stays as the first process of its namespace; what it starts has its input.
-    let script = r#"
-        mount -t tmpfs none "$MEM_PROFILER_DIR" || exit 1
-        exec 3<&0
-        LD_PRELOAD=$AGENT "$0" <&3 &
-        wait $!
-    "#;
-    let mut command = Command::new("unshare");
-    command
-        .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child"])
-        .args(["sh", "-c", script])
-        .arg(program)
-        .env("MEM_PROFILER_DIR", scratch.shared())
-        .env("AGENT", artifacts::agent())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped());
-    let mut target = Target::start(&mut command);
-    assert_eq!(target.hear(), "ready");
-    target
-}
-
-/// The process of this program, as we see it.
-fn pid_of(program: &Path) -> u32 {
-    let is = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program);
-    let entries = fs::read_dir("/proc").expect("proc").flatten();
-    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    let found: Vec<_> = pids.filter(is).collect();
-    assert_eq!(found.len(), 1, "{found:?}");
-    found[0]
-}
 
 #[test]
 fn a_process_in_other_namespaces_is_found_by_the_hosts_pid() {

@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use shm_protocol::layout::CONTROL_BYTES;
 use shm_protocol::segment::SegmentFile;
 
 use super::name::{Entry, SegmentName};
 use super::refusal::Refusal;
+use super::resolution::open_below;
 
 /// Most entries of a directory that are read: the names alone.
 const MAX_ENTRIES: usize = 1_000_000;
@@ -43,15 +44,12 @@ impl Directory {
     }
 
     /// Opens the directory `path` as the process sees it. Links on the way lead where the
-    /// process's root is, never into our own files. Needs Linux 5.6.
+    /// process's root is, never into our own files.
     pub fn open_in(pid: i32, path: &Path) -> io::Result<Rc<Self>> {
         let root = format!("/proc/{pid}/root");
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let root_fd = nix::fcntl::open(root.as_str(), flags, Mode::empty())?;
-        let how = OpenHow::new()
-            .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-        let fd = openat2(root_fd, path, how)?;
+        let fd = open_below(root_fd, path)?;
         let inside = path.strip_prefix("/").unwrap_or(path);
         Self::of(fd, Path::new(&root).join(inside))
     }

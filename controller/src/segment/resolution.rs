@@ -1,0 +1,134 @@
+//! Opening a directory as another process sees it: links on the way lead where that process's
+//! root is, never into our own files.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat};
+use nix::sys::stat::{Mode, SFlag, fstat};
+
+/// Most links on the way, as the kernel has it.
+const MOST_LINKS: usize = 40;
+/// How a directory is opened that is read in the end.
+const READ: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_CLOEXEC);
+
+/// Opens the directory `path` below `root`, which stands for `/`.
+pub fn open_below(root: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(READ)
+        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    match openat2(root.as_fd(), path, how) {
+        // Linux before 5.6, or the filter of a container that does not know it.
+        Err(Errno::ENOSYS | Errno::EPERM) => walk(root, path),
+        opened => Ok(opened?),
+    }
+}
+
+/// The same, step by step.
+fn walk(root: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let mut links = 0;
+    // Directories from the root on to where we are.
+    let mut way: Vec<OwnedFd> = Vec::new();
+    let mut rest: VecDeque<OsString> = steps(path).collect();
+    while let Some(step) = rest.pop_front() {
+        if step == ".." {
+            way.pop();
+            continue;
+        }
+        let here = here(&root, &way);
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let next = openat(here, step.as_os_str(), flags, Mode::empty())?;
+        match SFlag::from_bits_truncate(fstat(&next)?.st_mode) & SFlag::S_IFMT {
+            SFlag::S_IFDIR => {
+                way.push(next);
+                continue;
+            }
+            SFlag::S_IFLNK => {}
+            _ => return Err(Errno::ENOTDIR.into()),
+        }
+        links += 1;
+        if links > MOST_LINKS {
+            return Err(Errno::ELOOP.into());
+        }
+        let target = readlinkat(here, step.as_os_str())?;
+        let target = Path::new(&target);
+        if target.is_absolute() {
+            way.clear();
+        }
+        steps(target).rev().for_each(|step| rest.push_front(step));
+    }
+    Ok(openat(here(&root, &way), ".", READ, Mode::empty())?)
+}
+
+fn here<'a>(root: &'a OwnedFd, way: &'a [OwnedFd]) -> BorrowedFd<'a> {
+    way.last().unwrap_or(root).as_fd()
+}
+
+/// The steps of a path: names, and `..`.
+fn steps(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
+    let parts = path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name),
+        Component::ParentDir => Some("..".as_ref()),
+        _ => None,
+    });
+    parts.map(OsString::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    /// Both ways to open it; the inode, or the error.
+    fn opened(root: &Path, path: &str) -> [Result<u64, Option<i32>>; 2] {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        [open_below, walk].map(|open| {
+            let root = nix::fcntl::open(root, flags, Mode::empty()).unwrap();
+            let found = open(root, Path::new(path)).map_err(|error| error.raw_os_error())?;
+            Ok(fstat(&found).unwrap().st_ino)
+        })
+    }
+
+    #[test]
+    fn links_stay_below_the_root_on_every_kernel() {
+        use std::os::unix::fs::MetadataExt;
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        fs::create_dir_all(root.join("dev/shm")).unwrap();
+        fs::create_dir_all(root.join("run/shm")).unwrap();
+        fs::write(root.join("file"), "").unwrap();
+        for (target, link) in [
+            ("/run/shm", "absolute"),
+            ("dev/../../../run/shm", "climbing"),
+            ("loop", "loop"),
+            ("/etc", "ours"),
+        ] {
+            symlink(target, root.join(link)).unwrap();
+        }
+        let inode = |path: &str| fs::metadata(root.join(path)).unwrap().ino();
+        for (path, same) in [
+            ("/dev/shm", "dev/shm"),
+            ("absolute", "run/shm"),
+            ("/climbing/.", "run/shm"),
+            ("/../..", "."),
+        ] {
+            assert_eq!(opened(root, path), [Ok(inode(same)); 2], "{path}");
+        }
+        for (path, error) in [
+            ("loop", libc::ELOOP),
+            ("ours", libc::ENOENT),
+            ("file", libc::ENOTDIR),
+            ("file/..", libc::ENOTDIR),
+            ("none/..", libc::ENOENT),
+        ] {
+            assert_eq!(opened(root, path), [Err(Some(error)); 2], "{path}");
+        }
+    }
+}
