@@ -23,6 +23,7 @@ mod launch;
 mod output;
 mod page;
 mod parallel_writer;
+mod preload;
 mod process;
 mod process_end;
 mod program;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::cgroup;
 use crate::discovery::{Agent, Found, Life, Refused, Scan};
+use crate::preload;
 use crate::process::{self, Stat, Status};
 use crate::program;
 use crate::segment::Refusal;
@@ -195,6 +196,9 @@ fn explain_process(pid: i32, title: &str) -> String {
              MEM_PROFILER_DIR differs; restart it",
             text::path(directory)
         );
+    }
+    if let Some(failure) = preload::failure(pid) {
+        return format!("{title}: the process runs without the agent: {failure}");
     }
     let exe = format!("/proc/{pid}/exe");
     if let Some(obstacle) = program::obstacle(exe.as_ref()) {

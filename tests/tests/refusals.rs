@@ -3,6 +3,7 @@
 use std::fs::{self, File, Permissions};
 use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use mem_tests::tiny_filesystem::TinyFilesystem;
@@ -336,5 +337,106 @@ fn no_bytes_in_a_segment_crash_or_hang_the_controller() {
         for dump in outcome.dumps() {
             heap_format::open(&scratch.files().join(dump)).expect("what is written is whole");
         }
+    }
+}
+
+/// A command that runs a program with another file preloaded as the agent.
+fn preloading(scratch: &Scratch, agent: &Path, program: &Path) -> Command {
+    let mut command = scratch.preloaded(program);
+    command.env("LD_PRELOAD", agent).stderr(Stdio::null());
+    command
+}
+
+/// A copy of the agent for a machine that this is not.
+fn foreign_agent(scratch: &Scratch) -> PathBuf {
+    const E_MACHINE_OFFSET: usize = 18;
+    let mut bytes = fs::read(artifacts::agent()).expect("the agent");
+    // 32-bit Arm: no machine that this runs on.
+    bytes[E_MACHINE_OFFSET] = 40;
+    let file = scratch.file("libmem_agent.so");
+    fs::write(&file, bytes).expect("to be written");
+    file
+}
+
+#[test]
+fn an_agent_that_the_loader_skips_is_told_with_the_reason() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("steps.c", &[]);
+    let foreign = foreign_agent(&scratch);
+    let damaged = scratch.file("libmem_agent-damaged.so");
+    fs::write(&damaged, "").expect("to be written");
+    let cases = [
+        (foreign.clone(), "another architecture"),
+        (damaged, "no ELF library"),
+        (scratch.file("none/libmem_agent.so"), "no such file"),
+    ];
+    for (agent, reason) in cases {
+        let mut target = Target::start(&mut preloading(&scratch, &agent, &program));
+        assert_eq!(target.hear(), "ready");
+        let pid = target.pid().to_string();
+        let path = agent.to_str().expect("a path of ours");
+        let session = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
+        session.refused(1, &[&pid, path, reason]);
+        let listed = run(scratch.profiler().arg("list"));
+        assert_eq!(listed.code, Some(0), "{listed:?}");
+        for said in [&pid, path, reason] {
+            assert!(listed.stderr.contains(said), "{said}: {listed:?}");
+        }
+        target.say("keep 10");
+        assert_eq!(target.hear(), "ok");
+        target.finish_well();
+    }
+    let mut command = scratch.profiler();
+    command
+        .arg("run")
+        .arg("--agent")
+        .arg(&foreign)
+        .arg(&program);
+    run(&mut command).refused(1, &["another architecture", "--agent"]);
+}
+
+#[test]
+fn a_program_that_gives_rights_is_told_beforehand_and_while_it_runs() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("steps.c", &[]);
+    for path in [scratch.files(), scratch.shared()] {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).expect("our own");
+    }
+    std::os::unix::fs::chown(&program, Some(1), None).expect("this test needs root");
+    fs::set_permissions(&program, Permissions::from_mode(0o4755)).expect("our own");
+    let mut target = Target::start(&mut preloading(&scratch, &artifacts::agent(), &program));
+    assert_eq!(target.hear(), "ready");
+    let pid = target.pid().to_string();
+    let session = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
+    session.refused(1, &[&pid, "setuid", "LD_PRELOAD"]);
+    target.finish_well();
+    let mut command = scratch.profiler();
+    command.arg("run").arg("--agent").arg(artifacts::agent());
+    let outcome = run(command.arg(&program));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let warned =
+        outcome.stderr.contains("nothing will be sampled") && outcome.stderr.contains("setuid");
+    assert!(warned, "{outcome:?}");
+}
+
+#[test]
+fn of_two_copies_of_the_agent_one_works() {
+    let scratch = Scratch::new();
+    let copy = scratch.file("libmem_agent-copy.so");
+    fs::copy(artifacts::agent(), &copy).expect("a copy");
+    let agent = artifacts::agent();
+    for [first, second] in [[&agent, &copy], [&copy, &agent]] {
+        let both = format!("{}:{}", first.display(), second.display());
+        let mut program = Steps::start_with(&scratch, &[], |command| {
+            command.env("LD_PRELOAD", both);
+        });
+        let session = Session::of(&scratch, program.pid(), "1");
+        program.step("keep 30");
+        program.step("threads 5");
+        program.fork("fork", 3);
+        let expected = program.expected();
+        let profile = session.stop().profile();
+        assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
+        program.target.finish_well();
     }
 }

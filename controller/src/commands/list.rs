@@ -10,6 +10,7 @@ use crate::allocator;
 use crate::cgroup;
 use crate::cli::ListArgs;
 use crate::discovery::{Agent, Discovery, Life, Refused};
+use crate::preload;
 use crate::process;
 use crate::segment::{Head, Refusal};
 use crate::select::Selection;
@@ -74,6 +75,8 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     let others = allocator::warnings(live);
     others.iter().for_each(|line| warning(line));
     if selection.names.is_empty() {
+        let missing = preload::warnings();
+        missing.iter().for_each(|line| warning(line));
         let concerns =
             |refused: &Refused| !matches!(refused.reason, Refusal::Foreign(_)) && !refused.young;
         let warnings = scan.refused.warnings(concerns, true);

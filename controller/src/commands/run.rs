@@ -2,13 +2,17 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
+
+use anyhow::bail;
 
 use super::reporting::Printer;
 use crate::allocator;
 use crate::cli::{PageArgs, RunArgs};
 use crate::discovery::Discovery;
 use crate::launch::{self, Launched};
+use crate::preload;
 use crate::program;
 use crate::python;
 use crate::segment::default_directory;
@@ -34,7 +38,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             only: args.only,
         },
     };
-    let can_sample = warn_beforehand(&args.command[0]);
+    let can_sample = warn_beforehand(&args.command[0], &agent)?;
     let directory = launch::make_directory(&default_directory())?;
     let discovery = Discovery::in_directory(directory.clone());
     let reporter = Box::new(Printer::following());
@@ -55,14 +59,24 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Says what will be missing, before the program says anything. Whether it can be sampled.
-fn warn_beforehand(command: &OsStr) -> bool {
+fn warn_beforehand(command: &OsStr, agent: &Path) -> anyhow::Result<bool> {
     let shown = text::path(command);
     let Some(file) = program::find(command.as_ref()) else {
-        return true;
+        return Ok(true);
     };
-    if let Some(obstacle) = program::obstacle(&file) {
+    let uid = nix::unistd::getuid().as_raw();
+    let metadata = file.metadata();
+    let secure = metadata.is_ok_and(|file| preload::gives_rights_to(&file, uid));
+    let secure = secure.then_some(preload::SECURE);
+    if let Some(obstacle) = program::obstacle(&file).or(secure) {
         warning(&format!("{shown}: nothing will be sampled: {obstacle}"));
-        return false;
+        return Ok(false);
+    }
+    if let Some(mismatch) = preload::mismatch(agent, Path::new("/proc/self/exe")) {
+        bail!(
+            "{}: {mismatch}, or name another agent with --agent",
+            text::path(agent)
+        );
     }
     if let Some(other) = allocator::of_program(&file, command.as_bytes(), true) {
         warning(&format!("{shown}: {other}"));
@@ -76,7 +90,7 @@ fn warn_beforehand(command: &OsStr) -> bool {
             python::VARIABLE
         ));
     }
-    true
+    Ok(true)
 }
 
 /// The exit code is the program's; ours only where it ended well and a dump could not be written.
