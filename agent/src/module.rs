@@ -23,7 +23,7 @@ use tables::{CAPACITY, tables};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use find::Found;
+use find::{Found, Run};
 use unwind::Cause;
 use unwind::compile::{Scratch, compile};
 use unwind::elf::Image;
@@ -74,6 +74,14 @@ impl Slot {
         self.start.load(Ordering::Relaxed) == found.start
             && self.end.load(Ordering::Relaxed) == found.end
             && self.identity.load(Ordering::Relaxed) == found.identity
+    }
+
+    fn is_in(&self, run: &Run<'_>) -> bool {
+        run.has(
+            self.start.load(Ordering::Relaxed),
+            self.end.load(Ordering::Relaxed),
+            self.identity.load(Ordering::Relaxed),
+        )
     }
 
     fn overlaps(&self, found: &Found) -> bool {
@@ -266,9 +274,9 @@ fn look_in_maps() {
     }
     // One bit per slot, to keep it small on the program's stack.
     let mut there = [0u64; CAPACITY / 64];
-    let read = find::each_in_maps(|found| {
+    let read = find::each_in_maps(|run| {
         for (index, slot) in used_slots().enumerate() {
-            there[index / 64] |= u64::from(slot.matches(found)) << (index % 64);
+            there[index / 64] |= u64::from(slot.is_in(run)) << (index % 64);
         }
     });
     if read {

@@ -96,6 +96,75 @@ struct Segment {
     memory_size: u64,
 }
 
+/// The first page of what is mapped at `start..end`; `None` where it cannot be read.
+///
+/// # Safety
+/// It stays mapped for as long as the bytes are used.
+#[must_use]
+pub unsafe fn first_page(start: u64, end: u64) -> Option<&'static [u8]> {
+    if end.checked_sub(start)? < 4096 || start == 0 {
+        return None;
+    }
+    // Programs hide it (some packers and sandboxes do).
+    if !probe::are_readable(start, start + 4096) {
+        return None;
+    }
+    // SAFETY: found readable, and the caller vouches that it stays.
+    Some(unsafe { from_raw_parts(start as *const u8, 4096) })
+}
+
+/// Where a module begins and ends whose code at `pc` has this offset in its file, by the file's
+/// first page.
+#[must_use]
+pub fn extent(page: &[u8], pc: u64, offset: u64) -> Option<(u64, u64)> {
+    let headers = program_headers(page)?;
+    let loaded = || segments(headers).filter(|s| s.kind == PT_LOAD);
+    let code = loaded()
+        .find(|s| s.flags & PF_X != 0 && offset >= s.offset && offset - s.offset < s.file_size)?;
+    let bias = pc.wrapping_sub(code.address.wrapping_add(offset - code.offset));
+    let end = loaded()
+        .map(|s| s.address.saturating_add(s.memory_size))
+        .max()?;
+    Some((
+        bias.wrapping_add(first_address(headers)?),
+        bias.wrapping_add(end),
+    ))
+}
+
+/// The program headers, if the page is the first of an ELF file.
+fn program_headers(page: &[u8]) -> Option<&[u8]> {
+    if page.len() < HEADER_BYTES || !page.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let offset = usize::try_from(u64_at(page, 32)?).ok()?;
+    let count = usize::from(u16::from_le_bytes([page[56], page[57]])).min(MAX_PROGRAM_HEADERS);
+    let size = usize::from(u16::from_le_bytes([page[54], page[55]]));
+    let bytes = count * PROGRAM_HEADER_BYTES;
+    if size != PROGRAM_HEADER_BYTES || offset < HEADER_BYTES {
+        return None;
+    }
+    page.get(offset..offset.checked_add(bytes)?)
+}
+
+fn segments<'a>(headers: &'a [u8]) -> impl Iterator<Item = Segment> + use<'a> {
+    headers.chunks_exact(PROGRAM_HEADER_BYTES).filter_map(|h| {
+        Some(Segment {
+            kind: u32_at(h, 0)?,
+            flags: u32_at(h, 4)?,
+            offset: u64_at(h, 8)?,
+            address: u64_at(h, 16)?,
+            file_size: u64_at(h, 32)?,
+            memory_size: u64_at(h, 40)?,
+        })
+    })
+}
+
+/// The address that the file gives to its first page.
+fn first_address(headers: &[u8]) -> Option<u64> {
+    let first = segments(headers).find(|s| s.kind == PT_LOAD)?;
+    Some(first.address.wrapping_sub(first.offset) & !4095)
+}
+
 impl Image {
     /// The module mapped at `start..end`.
     ///
@@ -106,50 +175,20 @@ impl Image {
     /// what it returns are used.
     #[must_use]
     pub unsafe fn at(start: u64, end: u64) -> Option<Self> {
-        if end.checked_sub(start)? < 4096 || start == 0 {
-            return None;
-        }
-        // Programs hide it (some packers and sandboxes do).
-        if !probe::are_readable(start, start + 4096) {
-            return None;
-        }
-        // SAFETY: found readable, and the caller vouches that it stays.
-        let page: &'static [u8] = unsafe { from_raw_parts(start as *const u8, 4096) };
-        if !page.starts_with(b"\x7fELF\x02\x01") {
-            return None;
-        }
-        let offset = usize::try_from(u64_at(page, 32)?).ok()?;
-        let count = usize::from(u16::from_le_bytes([page[56], page[57]])).min(MAX_PROGRAM_HEADERS);
-        let size = usize::from(u16::from_le_bytes([page[54], page[55]]));
-        let bytes = count * PROGRAM_HEADER_BYTES;
-        if size != PROGRAM_HEADER_BYTES || offset < HEADER_BYTES {
-            return None;
-        }
-        let headers = page.get(offset..offset.checked_add(bytes)?)?;
+        // SAFETY: the caller's.
+        let headers = program_headers(unsafe { first_page(start, end) }?)?;
         let mut image = Self {
             headers,
             start,
             end,
             bias: 0,
         };
-        let first = image.segments().find(|s| s.kind == PT_LOAD)?;
-        image.bias = start.wrapping_sub((first.address.wrapping_sub(first.offset)) & !4095);
+        image.bias = start.wrapping_sub(first_address(headers)?);
         Some(image)
     }
 
     fn segments(&self) -> impl Iterator<Item = Segment> + use<> {
-        self.headers
-            .chunks_exact(PROGRAM_HEADER_BYTES)
-            .filter_map(|h| {
-                Some(Segment {
-                    kind: u32_at(h, 0)?,
-                    flags: u32_at(h, 4)?,
-                    offset: u64_at(h, 8)?,
-                    address: u64_at(h, 16)?,
-                    file_size: u64_at(h, 32)?,
-                    memory_size: u64_at(h, 40)?,
-                })
-            })
+        segments(self.headers)
     }
 
     /// The file-backed bytes of the loaded segment from `address` on.
@@ -237,4 +276,60 @@ fn find_build_id(mut notes: &'static [u8]) -> Option<&'static [u8]> {
         notes = notes.get(at.checked_add(aligned(len)?)?..)?;
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// The first page of a file with these segments: flags, offset, address, size.
+    fn page(loaded: &[(u32, u64, u64, u64)]) -> Vec<u8> {
+        let mut page = std::vec![0u8; 4096];
+        page[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        page[32] = HEADER_BYTES as u8;
+        page[54] = PROGRAM_HEADER_BYTES as u8;
+        page[56] = loaded.len() as u8;
+        let headers = page[HEADER_BYTES..].chunks_exact_mut(PROGRAM_HEADER_BYTES);
+        for (header, &(flags, offset, address, size)) in headers.zip(loaded) {
+            header[..4].copy_from_slice(&PT_LOAD.to_le_bytes());
+            header[4..8].copy_from_slice(&flags.to_le_bytes());
+            for (at, value) in [(8, offset), (16, address), (32, size), (40, size + 0x100)] {
+                header[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        page
+    }
+
+    /// As lld lays out a small program for pages of 64 KiB: all of it is in the file's first page.
+    const SMALL: [(u32, u64, u64, u64); 3] = [
+        (4, 0, 0x20_0000, 0x6c0),
+        (4 | PF_X, 0x6c0, 0x21_06c0, 0x200),
+        (6, 0x8c0, 0x22_08c0, 0x80),
+    ];
+
+    #[test]
+    fn a_module_begins_where_its_header_says_whatever_the_page_was_mapped_for() {
+        let page = page(&SMALL);
+        let (bias, pc) = (0x7000_0000_0000, 0x7000_0021_0700);
+        let expected = (bias + 0x20_0000, bias + 0x22_0a40);
+        assert_eq!(extent(&page, pc, 0x700), Some(expected));
+        // As another process maps it that has its own idea of addresses.
+        assert_eq!(
+            extent(&page, 0x21_0700, 0x700),
+            Some((0x20_0000, 0x22_0a40))
+        );
+    }
+
+    #[test]
+    fn offsets_without_code_and_pages_that_are_no_header_say_nothing() {
+        let good = page(&SMALL);
+        for offset in [0, 0x6bf, 0x8c0, 0x1000, u64::MAX] {
+            assert_eq!(extent(&good, 0x21_0700, offset), None, "{offset:x}");
+        }
+        assert_eq!(extent(&good[..40], 0x21_0700, 0x700), None);
+        assert_eq!(extent(&std::vec![0; 4096], 0x21_0700, 0x700), None);
+        let huge = page(&[(4 | PF_X, u64::MAX, u64::MAX, u64::MAX - 0x100)]);
+        assert_eq!(extent(&huge, 1, 0x700), None);
+    }
 }

@@ -1,9 +1,12 @@
 //! Finding the module of an address.
 
+mod program;
+
 use crate::sys::{self, read_file};
 use core::ffi::{c_int, c_void};
 use core::mem::size_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use unwind::elf;
 
 /// A mapped module.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,6 +66,7 @@ static DL_FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 /// would not load with an older one.
 pub fn init() {
     DL_FIND_OBJECT.store(sys::symbol(c"_dl_find_object") as usize, Ordering::Relaxed);
+    program::find(|pc| ask_loader(dl_find_object()?, pc));
 }
 
 fn dl_find_object() -> Option<DlFind> {
@@ -92,13 +96,16 @@ fn ask_loader(function: DlFind, pc: u64) -> Option<Found> {
     if unsafe { function(pc as *mut c_void, &mut result) } != 0 {
         return None;
     }
+    let link_map = result.link_map as u64;
+    let told = (result.map_start as u64, result.map_end as u64);
+    let (start, end) = program::range(link_map).unwrap_or(told);
     // Nothing is read through these pointers here: another thread may be unloading it.
     Some(Found {
-        start: result.map_start as u64,
-        end: result.map_end as u64,
-        identity: result.eh_frame as u64 ^ (result.link_map as u64).rotate_left(16),
+        start,
+        end,
+        identity: result.eh_frame as u64 ^ link_map.rotate_left(16),
         name: 0,
-        link_map: result.link_map as u64,
+        link_map,
     })
 }
 
@@ -118,11 +125,11 @@ struct Scratch {
 
 static SCRATCH: AtomicUsize = AtomicUsize::new(0);
 
-/// The mapping that holds `pc`, extended over its neighbours of the same file.
+/// The module that holds `pc`, by the maps. Call inside `close::reading`.
 fn search_maps(pc: u64) -> Option<Found> {
     let scratch = claim_scratch()?;
     let text = read_file(c"/proc/self/maps", &mut scratch.text);
-    let found = search_text(text, pc).map(|(found, file)| Found {
+    let found = search_text(text, pc, by_header).map(|(found, file)| Found {
         name: keep_name(&mut scratch.names, &mut scratch.names_used, path_of(file)),
         ..found
     });
@@ -171,69 +178,114 @@ fn keep_name(names: &mut [u8], used: &mut usize, path: &[u8]) -> u64 {
     &raw const names[at] as u64
 }
 
-/// Calls `seen` for every module in the maps, without its name. Returns whether the maps could be
+/// Calls `seen` with the mappings of each file in the maps. Returns whether the maps could be
 /// read completely.
-pub fn each_in_maps(mut seen: impl FnMut(&Found)) -> bool {
+pub fn each_in_maps(mut seen: impl FnMut(&Run<'_>)) -> bool {
     let Some(scratch) = claim_scratch() else {
         return false;
     };
     let text = read_file(c"/proc/self/maps", &mut scratch.text);
     let whole = !text.is_empty() && text.len() < MAPS_BYTES;
     if whole {
-        images(text).for_each(|image| seen(&image.found));
+        runs(text).for_each(|run| seen(&run));
     }
     SCRATCH.store(&raw const *scratch as usize, Ordering::Release);
     whole
 }
 
-/// Range of the file's mappings around `pc`, from that of offset 0 on, and the file's text.
-fn search_text(text: &[u8], pc: u64) -> Option<(Found, &[u8])> {
-    let around = |image: &Mapped<'_>| (image.found.start..image.found.end).contains(&pc);
-    let image = images(text).find(around)?;
-    let code = |line: Line<'_>| line.executable && (line.start..line.end).contains(&pc);
-    let hit = lines(image.text).any(code);
-    hit.then_some((image.found, image.file))
+/// The module that holds `pc`, and its file's text. `extent` is asked where it begins and ends:
+/// see [`by_header`].
+fn search_text(
+    text: &[u8],
+    pc: u64,
+    extent: impl Fn(&Line<'_>, u64, u64) -> Option<(u64, u64)>,
+) -> Option<(Found, &[u8])> {
+    let run = runs(text).find(|run| (run.start..run.end).contains(&pc))?;
+    let holds = |line: &Line<'_>| line.executable && (line.start..line.end).contains(&pc);
+    let code = lines(run.text).find(holds)?;
+    let header = run.headers().take_while(|line| line.start <= pc).last()?;
+    let told = extent(&header, pc, pc - code.start + code.offset);
+    let told = told.filter(|(start, _)| run.headers().any(|line| line.start == *start));
+    let (start, end) = told.unwrap_or_else(|| {
+        let next = run.headers().find(|line| line.start > pc);
+        (header.start, next.map_or(u64::MAX, |next| next.start))
+    });
+    let inside = |line: &Line<'_>| (start..end).contains(&line.start);
+    let end = lines(run.text).filter(inside).last()?.end;
+    let found = Found {
+        start,
+        end,
+        identity: inode(run.file),
+        ..Found::default()
+    };
+    (start <= pc && pc < end).then_some((found, run.file))
 }
 
-/// A file's mappings side by side, from that of offset 0 on.
-struct Mapped<'a> {
-    found: Found,
+/// Where the module begins and ends that has the byte of its file at `offset` at `pc`, by the
+/// header in a mapping of the file's start. That need not be where the module begins: linkers
+/// that leave no gaps in files (lld, zig) put the first code into the header's page, which is then
+/// mapped once more for it. Nor is every mapping of the start a module.
+fn by_header(header: &Line<'_>, pc: u64, offset: u64) -> Option<(u64, u64)> {
+    // SAFETY: as the maps have just said, it is a part of the module that holds `pc`, or what is
+    // mapped in front of that; no `dlclose` unmaps it while who asks is reading.
+    let page = unsafe { elf::first_page(header.start, header.end) }?;
+    elf::extent(page, pc, offset)
+}
+
+/// Mappings of one file side by side: a module, or several if it was loaded more than once.
+pub struct Run<'a> {
+    /// First address.
+    start: u64,
+    /// One past the last.
+    end: u64,
     /// Device, inode and path as one text.
     file: &'a [u8],
     /// Lines of the maps.
     text: &'a [u8],
 }
 
-/// The modules in the text of maps.
-fn images(text: &[u8]) -> impl Iterator<Item = Mapped<'_>> {
+impl<'a> Run<'a> {
+    /// The mappings of the file's start.
+    fn headers(&self) -> impl Iterator<Item = Line<'a>> + use<'a> {
+        lines(self.text).filter(|line| line.offset == 0 && line.readable)
+    }
+
+    /// Whether the module of this range and identity is among them.
+    pub fn has(&self, start: u64, end: u64, identity: u64) -> bool {
+        (self.start..self.end).contains(&start)
+            && self.headers().any(|line| line.start == start)
+            && lines(self.text).any(|line| line.end == end)
+            && inode(self.file) == identity
+    }
+}
+
+/// The files in the text of maps.
+fn runs(text: &[u8]) -> impl Iterator<Item = Run<'_>> {
     let mut rest = text;
     core::iter::from_fn(move || {
         loop {
             let at = rest;
             let first = next_line(&mut rest)?;
-            let Some(line) = parse_line(first) else {
+            let Some(line) = parse_line(first).filter(|line| is_image(line.file)) else {
                 continue;
             };
-            if line.offset != 0 || !line.readable || !is_image(line.file) {
-                continue;
-            }
-            let mut found = Found {
-                start: line.start,
-                end: line.end,
-                identity: inode(line.file),
-                ..Found::default()
-            };
-            let mut behind = rest;
+            let (mut behind, mut end) = (rest, line.end);
             while let Some(next) = next_line(&mut behind).and_then(parse_line) {
-                if next.file != line.file || next.offset == 0 {
+                if next.is_gap() {
+                    continue;
+                }
+                if next.file != line.file {
                     break;
                 }
-                found.end = next.end;
+                end = next.end;
                 rest = behind;
             }
-            let text = &at[..at.len() - rest.len()];
-            let file = line.file;
-            return Some(Mapped { found, file, text });
+            return Some(Run {
+                start: line.start,
+                end,
+                file: line.file,
+                text: &at[..at.len() - rest.len()],
+            });
         }
     })
 }
@@ -267,6 +319,13 @@ struct Line<'a> {
     offset: u64,
     /// Device, inode and path as one text.
     file: &'a [u8],
+}
+
+impl Line<'_> {
+    /// Reserved addresses between two parts of a module (qemu's loader leaves them).
+    fn is_gap(&self) -> bool {
+        !self.readable && !self.executable && path_of(self.file).is_empty()
+    }
 }
 
 fn parse_line(line: &[u8]) -> Option<Line<'_>> {
@@ -373,9 +432,9 @@ mod tests {
     #[test]
     fn addresses_outside_every_file_are_not_found() {
         let text = std::fs::read("/proc/self/maps").unwrap();
-        assert!(search_text(&text, 0x10).is_none());
+        assert!(search_text(&text, 0x10, by_header).is_none());
         let local = 1u8;
-        assert!(search_text(&text, &raw const local as u64).is_none());
+        assert!(search_text(&text, &raw const local as u64, by_header).is_none());
     }
 
     const MAPS: &[u8] = b"\
@@ -391,34 +450,71 @@ mod tests {
 
     #[test]
     fn a_module_is_all_mappings_of_its_file() {
-        let (found, file) = search_text(MAPS, 0x2abc).unwrap();
+        let (found, file) = search_text(MAPS, 0x2abc, untold).unwrap();
         assert_eq!((found.start, found.end), (0x1000, 0x5000));
         assert_eq!(path_of(file), b"/opt/with space/a.so");
-        let (found, file) = search_text(MAPS, 0x8010).unwrap();
+        let (found, file) = search_text(MAPS, 0x8010, untold).unwrap();
         assert_eq!((found.start, found.end), (0x8000, 0x9000));
         assert_eq!(path_of(file), b"[vdso]");
     }
 
+    /// Where the header cannot be read.
+    fn untold(_: &Line<'_>, _: u64, _: u64) -> Option<(u64, u64)> {
+        None
+    }
+
+    /// As lld and zig link small programs, and a mapping of the file in front of it.
+    const SHARED_PAGE: &[u8] = b"\
+10000-30000 r--p 00000000 fd:01 7    /opt/a
+30000-31000 r--p 00000000 fd:01 7    /opt/a
+31000-38000 ---p 00001000 fd:01 7    /opt/a
+38000-40000 ---p 00000000 00:00 0 \n\
+40000-42000 r-xp 00000000 fd:01 7    /opt/a
+50000-51000 rw-p 00001000 fd:01 7    /opt/a
+51000-53000 r--p 00000000 fd:01 7    /opt/a
+";
+
+    #[test]
+    fn code_in_the_page_of_the_header_is_of_the_module_that_the_header_says() {
+        let told = |header: &Line<'_>, pc: u64, offset: u64| {
+            assert_eq!((header.start, pc, offset), (0x40000, 0x40980, 0x980));
+            Some((0x30000, 0x50800))
+        };
+        let (found, _) = search_text(SHARED_PAGE, 0x40980, told).unwrap();
+        assert_eq!((found.start, found.end), (0x30000, 0x51000));
+        let run = runs(SHARED_PAGE).next().unwrap();
+        assert!(run.has(found.start, found.end, found.identity));
+        assert!(!run.has(0x50000, found.end, found.identity));
+        assert!(!run.has(found.start, found.end, 1));
+        // A header that is wrong is as good as none.
+        for wrong in [(0x20000, 0x50800), (0x31000, 0x50800)] {
+            let told = |_: &Line<'_>, _, _| Some(wrong);
+            let (found, _) = search_text(SHARED_PAGE, 0x40980, told).unwrap();
+            assert_eq!((found.start, found.end), (0x40000, 0x51000));
+        }
+        let told = |_: &Line<'_>, _, _| Some((0x30000, 0x31000));
+        assert!(search_text(SHARED_PAGE, 0x40980, told).is_none());
+    }
+
     #[test]
     fn every_module_is_seen_once_and_known_again_when_its_file_is_deleted() {
-        let found: std::vec::Vec<_> = images(MAPS).map(|image| image.found).collect();
-        let ranges: std::vec::Vec<_> = found.iter().map(|f| (f.start, f.end)).collect();
-        assert_eq!(ranges, [(0x1000, 0x5000), (0x8000, 0x9000)]);
+        let ranges: std::vec::Vec<_> = runs(MAPS).map(|run| (run.start, run.end)).collect();
+        assert_eq!(
+            ranges,
+            [(0x1000, 0x5000), (0x6000, 0x8000), (0x8000, 0x9000)]
+        );
         assert_eq!(
             inode(b"fd:01 7    /a.so"),
             inode(b"fd:01 7    /b.so (deleted)")
         );
         assert_ne!(inode(b"fd:01 7    /a.so"), inode(b"fd:01 77    /a.so"));
         let (mut here, mut known) = (0, 0);
-        let pc = search_maps as *const () as u64 + 1;
-        let (own, _) = search_text(&std::fs::read("/proc/self/maps").unwrap(), pc)
-            .map(|(found, _)| (found, ()))
-            .unwrap();
+        let own = find_in_maps(search_maps as *const () as u64 + 1).unwrap();
         let whole = {
             let _one = ONE.lock().unwrap();
-            each_in_maps(|found| {
+            each_in_maps(|run| {
                 here += 1;
-                known += usize::from((found.start, found.identity) == (own.start, own.identity));
+                known += usize::from(run.has(own.start, own.end, own.identity));
             })
         };
         assert!(whole && here > 1 && known == 1, "{here} {known}");
@@ -427,7 +523,7 @@ mod tests {
     #[test]
     fn data_and_files_without_a_readable_header_hold_no_code() {
         for pc in [0x1500, 0x3500, 0x4500, 0x5500, 0x6500, 0x7500] {
-            assert!(search_text(MAPS, pc).is_none(), "{pc:x}");
+            assert!(search_text(MAPS, pc, untold).is_none(), "{pc:x}");
         }
     }
 }

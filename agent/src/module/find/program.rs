@@ -1,0 +1,58 @@
+//! The range of the program itself, which the loader does not tell.
+//!
+//! `_dl_find_object` gives the range of a module, but of a program whose segments have gaps
+//! between them that of one segment, and the header is in another. Linkers leave gaps for the largest pages of
+//! a machine (64 KiB on aarch64). Libraries have none: the loader keeps all of their range.
+
+use super::Found;
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+static START: AtomicU64 = AtomicU64::new(0);
+static END: AtomicU64 = AtomicU64::new(0);
+/// The loader's record of it, 0: not known.
+static LINK_MAP: AtomicU64 = AtomicU64::new(0);
+
+/// Finds it out; at start-up. `ask` asks the loader for the module of an address.
+pub fn find(ask: impl Fn(u64) -> Option<Found>) {
+    // SAFETY: the callback keeps nothing that it is given.
+    unsafe { libc::dl_iterate_phdr(Some(first), null_mut()) };
+    if let Some(found) = ask(START.load(Ordering::Relaxed)) {
+        LINK_MAP.store(found.link_map, Ordering::Relaxed);
+    }
+}
+
+/// Keeps the range of the first module, which is the program, and ends the iteration.
+unsafe extern "C" fn first(
+    info: *mut libc::dl_phdr_info,
+    _size: usize,
+    _data: *mut c_void,
+) -> c_int {
+    // SAFETY: the loader's record, and the program headers that it points to.
+    let (bias, headers) = unsafe {
+        let info = &*info;
+        if info.dlpi_phdr.is_null() {
+            return 1;
+        }
+        let count = usize::from(info.dlpi_phnum);
+        (
+            info.dlpi_addr,
+            core::slice::from_raw_parts(info.dlpi_phdr, count),
+        )
+    };
+    let loaded = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
+    let start = loaded().map(|h| h.p_vaddr & !4095).min();
+    let end = loaded().map(|h| h.p_vaddr.saturating_add(h.p_memsz)).max();
+    if let (Some(start), Some(end)) = (start, end) {
+        START.store(bias.wrapping_add(start), Ordering::Relaxed);
+        END.store(bias.wrapping_add(end), Ordering::Relaxed);
+    }
+    1
+}
+
+/// The whole range of the module with this record, if it is the program.
+pub fn range(link_map: u64) -> Option<(u64, u64)> {
+    let range = (START.load(Ordering::Relaxed), END.load(Ordering::Relaxed));
+    (link_map != 0 && link_map == LINK_MAP.load(Ordering::Relaxed)).then_some(range)
+}
