@@ -2,7 +2,7 @@
 //!
 //! A return address without a known rule is looked up with `_dl_find_object` (glibc
 //! 2.35), which takes no lock and allocates nothing, or in `/proc/self/maps` if the C
-//! library is older. Its module is then registered permanently, and recorded in the segment
+//! library is older ([`listing`]). Its module is then registered permanently, and recorded in the segment
 //! with path and build id, which allows symbolizing the profile of a dead process.
 //! When a module is found to be gone, a new generation starts, and older rules become invalid.
 //!
@@ -12,18 +12,20 @@
 
 mod close;
 mod find;
+mod listing;
+mod maps;
 mod record;
 mod tables;
 
 pub use close::close;
 use record::{Facts, publish_missing};
 pub use tables::map as prepare;
-use tables::{CAPACITY, tables};
+use tables::tables;
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use find::{Found, Run};
+use find::Found;
 use unwind::Cause;
 use unwind::compile::{Scratch, compile};
 use unwind::elf::Image;
@@ -76,12 +78,14 @@ impl Slot {
             && self.identity.load(Ordering::Relaxed) == found.identity
     }
 
-    fn is_in(&self, run: &Run<'_>) -> bool {
-        run.has(
-            self.start.load(Ordering::Relaxed),
-            self.end.load(Ordering::Relaxed),
-            self.identity.load(Ordering::Relaxed),
-        )
+    /// Whether the module is where it was. Where nothing is known of it that could be compared,
+    /// it is until another takes its place.
+    fn is_there(&self) -> bool {
+        if find::is_cheap() {
+            let now = find::find(self.pc.load(Ordering::Relaxed));
+            return now.is_some_and(|found| self.matches(&found));
+        }
+        self.facts().fingerprint.is_there()
     }
 
     fn overlaps(&self, found: &Found) -> bool {
@@ -250,40 +254,12 @@ fn retire(slot: &Slot) {
 }
 
 /// Finds modules that were unloaded, by looking their addresses up again without touching their
-/// memory. About 50 ns a module, or one read of the maps if the C library cannot
-/// look addresses up; called at most once a second, and after `dlclose`.
+/// memory. About 50 ns a module, or 1 µs if the C library cannot look addresses up; called at
+/// most once a second, and after `dlclose`.
 pub fn look_for_changes() {
-    if !find::is_cheap() {
-        return look_in_maps();
-    }
     for slot in used_slots().filter(|slot| slot.is_live()) {
-        let now = find::find(slot.pc.load(Ordering::Relaxed));
-        if !now.is_some_and(|found| slot.matches(&found)) {
+        if !slot.is_there() {
             retire(slot);
-        }
-    }
-}
-
-/// The same by the maps. If these cannot be read, nothing counts as gone.
-#[cold]
-fn look_in_maps() {
-    // Modules registered in the meantime may be newer than the maps that were read.
-    let before = used_slots().count();
-    if before == 0 {
-        return;
-    }
-    // One bit per slot, to keep it small on the program's stack.
-    let mut there = [0u64; CAPACITY / 64];
-    let read = find::each_in_maps(|run| {
-        for (index, slot) in used_slots().enumerate() {
-            there[index / 64] |= u64::from(slot.is_in(run)) << (index % 64);
-        }
-    });
-    if read {
-        for (index, slot) in used_slots().enumerate().take(before) {
-            if there[index / 64] >> (index % 64) & 1 == 0 && slot.is_live() {
-                retire(slot);
-            }
         }
     }
 }

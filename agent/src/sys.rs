@@ -71,6 +71,31 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     &buffer[..len]
 }
 
+/// Reads a file through the buffer: `seen` gets what is in it, and says how much of that it is
+/// done with. Ends where that is nothing though the buffer is full. Changes `errno`.
+pub fn read_through(path: &CStr, buffer: &mut [u8], mut seen: impl FnMut(&[u8]) -> usize) {
+    // SAFETY: a terminated path; the descriptor is ours until it is closed here; `read` writes
+    // within the rest of the buffer.
+    unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return;
+        }
+        let mut len = 0;
+        while len < buffer.len() {
+            let n = libc::read(fd, buffer[len..].as_mut_ptr().cast(), buffer.len() - len);
+            if n <= 0 {
+                break;
+            }
+            len += n as usize;
+            let done = seen(&buffer[..len]).min(len);
+            buffer.copy_within(done..len, 0);
+            len -= done;
+        }
+        libc::close(fd);
+    }
+}
+
 /// Copies the target of a symbolic link into the buffer; its length, 0 if it cannot be read.
 /// Changes `errno`.
 pub fn read_link(link: &CStr, buffer: &mut [u8]) -> usize {

@@ -9,6 +9,7 @@
 #include <spawn.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -131,6 +132,15 @@ static void spawn(void) {
         _exit(1);
     }
     end_well(pid);
+}
+
+// Twice as many mappings.
+static void map_many(long n) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *at = mmap(NULL, 2 * n * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) fail("mmap");
+    for (long i = 0; i < n; i++)
+        if (mprotect(at + 2 * i * page, page, PROT_READ)) fail("mprotect");
 }
 
 // ---- threads
@@ -297,6 +307,8 @@ static void step(char *line) {
         threads(n);
     else if (sscanf(line, "keys %ld", &n) == 1)
         keys(n);
+    else if (sscanf(line, "map %ld", &n) == 1)
+        map_many(n);
     else if (!strcmp(line, "small_stack"))
         small_stack();
     else if (sscanf(line, "deep %ld", &n) == 1)

@@ -1,6 +1,10 @@
 //! A C library without `_dl_find_object`: modules are found in the maps.
 
+use std::ffi::OsStr;
+use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use heap_format::Profile;
 use mem_tests::truth::assert_exact;
@@ -14,13 +18,20 @@ fn hider(scratch: &Scratch) -> PathBuf {
 
 /// Starts `steps.c` with the symbol hidden from the agent.
 fn start(scratch: &Scratch) -> Steps {
-    let hider = hider(scratch);
+    start_after(scratch, &[], |_| {})
+}
+
+/// The same, with libraries preloaded before the agent.
+fn start_after(
+    scratch: &Scratch,
+    libraries: &[PathBuf],
+    prepare: impl FnOnce(&mut Command),
+) -> Steps {
+    let preloaded = [&[hider(scratch)], libraries, &[artifacts::agent()]].concat();
+    let preloaded: Vec<&OsStr> = preloaded.iter().map(|path| path.as_os_str()).collect();
     Steps::start_with(scratch, &[], |command| {
-        let agent = artifacts::agent();
-        command.env(
-            "LD_PRELOAD",
-            format!("{}:{}", hider.display(), agent.display()),
-        );
+        command.env("LD_PRELOAD", preloaded.join(OsStr::new(":")));
+        prepare(command);
     })
 }
 
@@ -120,5 +131,78 @@ fn code_in_the_page_of_the_header_is_unwound_and_named() {
         "the linker left a gap"
     );
     assert!(!truncated(&profile), "{:?}", profile.facts.counters);
+    program.target.finish_well();
+}
+
+/// Mappings of a process that has many: the kernel's usual limit is 65,530.
+const MANY: usize = 60_000;
+
+/// A program with many mappings, and where the time is counted that reading them takes.
+fn start_with_many(scratch: &Scratch) -> (Steps, PathBuf) {
+    let flags = ["-shared", "-fPIC"];
+    let clock = scratch.compile_as("maps_clock.c", "libmaps_clock.so", &flags);
+    let totals = scratch.file("totals");
+    fs::write(&totals, [0; 16]).expect("a file");
+    let mut program = start_after(scratch, &[clock], |command| {
+        command.env("MAPS_CLOCK", &totals);
+    });
+    program.step(&format!("map {}", MANY / 2));
+    let maps = fs::read_to_string(format!("/proc/{}/maps", program.pid())).expect("its maps");
+    assert!(maps.lines().count() >= MANY);
+    (program, totals)
+}
+
+/// How often the maps were read, and how long.
+fn readings(totals: &PathBuf) -> (u64, Duration) {
+    let bytes = fs::read(totals).expect("the totals");
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    (word(0), Duration::from_nanos(word(8)))
+}
+
+#[test]
+fn with_many_mappings_they_are_read_once_and_stacks_are_whole() {
+    let scratch = Scratch::new();
+    let (mut program, totals) = start_with_many(&scratch);
+    let (before, _) = readings(&totals);
+    let session = mem_tests::Session::of(&scratch, program.pid(), "1");
+    // Longer than until the agent looks for changes again.
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end {
+        program.step("keep 10");
+        program.step("keys 5");
+    }
+    let expected = program.expected();
+    let profile = session.stop().profile();
+    assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
+    assert!(!truncated(&profile), "{:?}", profile.facts.counters);
+    assert_eq!(readings(&totals).0 - before, 1);
+    program.target.finish_well();
+}
+
+#[test]
+fn libraries_that_come_and_go_among_many_mappings_cost_a_hundredth_of_the_time() {
+    let scratch = Scratch::new();
+    let (mut program, totals) = start_with_many(&scratch);
+    let libraries = ["liba.so", "libb.so"]
+        .map(|name| scratch.compile_as("plugin.c", name, &["-shared", "-fPIC"]));
+    let session = mem_tests::Session::of(&scratch, program.pid(), "1");
+    let begin = Instant::now();
+    let (before, _) = readings(&totals);
+    let (mut longest, mut last) = (Duration::ZERO, readings(&totals).1);
+    let first = last;
+    while begin.elapsed() < Duration::from_secs(8) {
+        for library in &libraries {
+            program.step(&format!("plugin {} 5", library.display()));
+            let now = readings(&totals).1;
+            (longest, last) = (longest.max(now - last), now);
+        }
+    }
+    let (count, spent) = readings(&totals);
+    let most = begin.elapsed() / 100 + Duration::from_millis(20) + longest;
+    assert!(spent - first <= most, "{:?} of {most:?}", spent - first);
+    assert!(count > before, "they are not found without reading");
+    let profile = session.stop().profile();
+    let found = sums(&profile, &[&program.program], "site_");
+    assert!(!found.contains_key("site_main"), "{found:?}");
     program.target.finish_well();
 }

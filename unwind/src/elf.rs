@@ -4,11 +4,12 @@
 //! gABI), at the start of every module, the vdso included. Whether it can be read is asked
 //! first; headers beyond it are not looked for.
 
+use crate::fingerprint::Fingerprint;
 use crate::probe;
 use core::slice::from_raw_parts;
 
-const PT_LOAD: u32 = 1;
-const PT_NOTE: u32 = 4;
+pub(crate) const PT_LOAD: u32 = 1;
+pub(crate) const PT_NOTE: u32 = 4;
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
 const PF_X: u32 = 1;
 const NT_GNU_BUILD_ID: u32 = 3;
@@ -87,12 +88,12 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// One program header.
 #[derive(Clone, Copy)]
-struct Segment {
-    kind: u32,
+pub(crate) struct Segment {
+    pub(crate) kind: u32,
     flags: u32,
-    offset: u64,
+    pub(crate) offset: u64,
     address: u64,
-    file_size: u64,
+    pub(crate) file_size: u64,
     memory_size: u64,
 }
 
@@ -132,7 +133,7 @@ pub fn extent(page: &[u8], pc: u64, offset: u64) -> Option<(u64, u64)> {
 }
 
 /// The program headers, if the page is the first of an ELF file.
-fn program_headers(page: &[u8]) -> Option<&[u8]> {
+pub(crate) fn program_headers(page: &[u8]) -> Option<&[u8]> {
     if page.len() < HEADER_BYTES || !page.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
@@ -146,7 +147,7 @@ fn program_headers(page: &[u8]) -> Option<&[u8]> {
     page.get(offset..offset.checked_add(bytes)?)
 }
 
-fn segments<'a>(headers: &'a [u8]) -> impl Iterator<Item = Segment> + use<'a> {
+pub(crate) fn segments<'a>(headers: &'a [u8]) -> impl Iterator<Item = Segment> + use<'a> {
     headers.chunks_exact(PROGRAM_HEADER_BYTES).filter_map(|h| {
         Some(Segment {
             kind: u32_at(h, 0)?,
@@ -240,6 +241,14 @@ impl Image {
         })
     }
 
+    /// Words by which it is known again.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        // SAFETY: `at` found the page readable, and its caller keeps it mapped.
+        let page = unsafe { from_raw_parts(self.start as *const u8, 4096) };
+        Fingerprint::of(page, self.start)
+    }
+
     /// Where the module begins.
     #[must_use]
     pub fn start(&self) -> u64 {
@@ -262,7 +271,7 @@ impl Module<'static> for Image {
     }
 }
 
-fn find_build_id(mut notes: &'static [u8]) -> Option<&'static [u8]> {
+pub(crate) fn find_build_id(mut notes: &[u8]) -> Option<&[u8]> {
     let aligned = |n: u32| (n as usize).checked_add(3).map(|n| n & !3);
     while notes.len() >= 12 {
         let name_len = u32_at(notes, 0)?;

@@ -40,6 +40,7 @@ mod arch;
 pub mod cache;
 pub mod compile;
 pub mod elf;
+pub mod fingerprint;
 pub mod probe;
 pub mod readers;
 pub mod remote;

@@ -33,8 +33,18 @@ pub fn is_readable(address: u64) -> bool {
         return false;
     }
     // SAFETY: with these numbers the call has no effect but to read 4 bytes.
-    let answer = unsafe { compare_at(address & !3) };
+    let answer = unsafe { compare_at(address & !3, VALUE) };
     answer == 0 || answer == EAGAIN
+}
+
+/// Whether the aligned word at `address` can be read now and is `value`. The kernel compares:
+/// the word may be unmapped at any moment.
+#[must_use]
+pub fn holds(address: u64, value: u32) -> bool {
+    // SAFETY: as above.
+    address >= PAGE
+        && address.is_multiple_of(4)
+        && unsafe { compare_at(address, value.into()) } == 0
 }
 
 /// Whether all pages that hold a byte of `start..end` can be read now.
@@ -56,7 +66,7 @@ pub fn are_readable(start: u64, end: u64) -> bool {
 /// # Safety
 /// None is needed: the kernel checks the address. Unsafe as all assembly is.
 #[cfg(target_arch = "x86_64")]
-unsafe fn compare_at(address: u64) -> i64 {
+unsafe fn compare_at(address: u64, value: u64) -> i64 {
     let result: i64;
     // SAFETY: the system call with these arguments reads 4 bytes at `address`, no more.
     unsafe {
@@ -64,7 +74,7 @@ unsafe fn compare_at(address: u64) -> i64 {
             "syscall",
             inlateout("rax") FUTEX => result,
             in("rdi") address, in("rsi") CMP_REQUEUE_PRIVATE, in("rdx") 0u64, in("r10") 0u64,
-            in("r8") address, in("r9") VALUE,
+            in("r8") address, in("r9") value,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );
@@ -75,7 +85,7 @@ unsafe fn compare_at(address: u64) -> i64 {
 /// # Safety
 /// None is needed: the kernel checks the address. Unsafe as all assembly is.
 #[cfg(target_arch = "aarch64")]
-unsafe fn compare_at(address: u64) -> i64 {
+unsafe fn compare_at(address: u64, value: u64) -> i64 {
     let result: i64;
     // SAFETY: the system call with these arguments reads 4 bytes at `address`, no more.
     unsafe {
@@ -84,7 +94,7 @@ unsafe fn compare_at(address: u64) -> i64 {
             in("x8") FUTEX,
             inlateout("x0") address => result,
             in("x1") CMP_REQUEUE_PRIVATE, in("x2") 0u64, in("x3") 0u64,
-            in("x4") address, in("x5") VALUE,
+            in("x4") address, in("x5") value,
             options(nostack),
         );
     }
@@ -122,6 +132,16 @@ mod tests {
         let word = VALUE as u32;
         assert!(is_readable(&raw const word as u64), "the very value");
         assert!(is_readable(is_readable as *const () as u64));
+    }
+
+    #[test]
+    fn words_are_compared_where_they_can_be_read() {
+        let words = [7u32, 8];
+        let at = &raw const words[0] as u64;
+        assert!(holds(at, 7) && holds(at + 4, 8));
+        assert!(!holds(at, 8) && !holds(at + 1, 7));
+        let page = mapped(0);
+        assert!(!holds(page, 0) && !holds(0, 0));
     }
 
     #[test]

@@ -40,7 +40,11 @@ pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn in_child() {
     // SAFETY: the thread's own word.
-    READERS.forget_others(unsafe { (*arch::local()).reading } != 0);
+    let is_reading = unsafe { (*arch::local()).reading } != 0;
+    READERS.forget_others(is_reading);
+    if !is_reading {
+        super::listing::forget_others();
+    }
     if STUCK.load(Ordering::Relaxed) {
         STUCK.store(false, Ordering::Relaxed);
     }
@@ -89,6 +93,7 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
         0
     };
     look_for_changes();
+    super::listing::forget_gone();
     READERS.end();
     result
 }

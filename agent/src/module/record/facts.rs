@@ -6,6 +6,7 @@ use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use unwind::elf::{Image, Text};
+use unwind::fingerprint::Fingerprint;
 
 /// Longest name that is kept.
 const MAX_NAME: usize = 1024;
@@ -22,6 +23,8 @@ pub struct Facts {
     /// Build id, of the length below.
     pub build_id: [u8; 32],
     pub build_id_len: u8,
+    /// By which the module is known again.
+    pub fingerprint: Fingerprint,
     /// Path; empty for the executable.
     pub name: &'static [u8],
 }
@@ -37,6 +40,7 @@ impl Facts {
             text: image.and_then(|image| image.text(pc)),
             build_id,
             build_id_len: len as u8,
+            fingerprint: image.map(Image::fingerprint).unwrap_or_default(),
             name: name_of(found),
         }
     }

@@ -1,0 +1,341 @@
+//! Modules as the maps last had them, for C libraries that cannot look addresses up.
+//!
+//! The maps are read when an address is in no module of the last reading, or in one that is there
+//! no more. A process may have any number of mappings, so reading takes any time: what it may
+//! take is bounded ([`Budget`]). An address that would need another reading before that is earned
+//! truncates one stack.
+
+use super::find::Found;
+use super::maps::{self, Filter, by_header, path_of, runs, search_text};
+use crate::sys;
+use core::mem::size_of;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use shm_protocol::clock;
+use unwind::elf;
+use unwind::fingerprint::Fingerprint;
+use unwind::probe;
+
+/// Room for the lines of files with code.
+const TEXT_BYTES: usize = 1 << 20;
+/// Room for the names of modules found there.
+const NAMES_BYTES: usize = 256 << 10;
+/// How much is read at once.
+const PIECE_BYTES: usize = 64 << 10;
+/// Most modules of one reading.
+const MOST_ENTRIES: usize = 4096;
+
+/// Mapped at the first search and never unmapped, because a thread's stack may be too small for
+/// it. Zeroed memory is an empty one.
+#[repr(C)]
+struct Listing {
+    budget: Budget,
+    count: usize,
+    text_used: usize,
+    names_used: usize,
+    entries: [Entry; MOST_ENTRIES],
+    names: [u8; NAMES_BYTES],
+    text: [u8; TEXT_BYTES],
+    piece: [u8; PIECE_BYTES],
+}
+
+/// A mapping of a file's start, to the next one of the same file.
+#[derive(Clone, Copy)]
+struct Entry {
+    start: u64,
+    end: u64,
+    /// Where the file's lines are in the text.
+    lines: (u32, u32),
+    /// None where its header could not be read.
+    fingerprint: Fingerprint,
+}
+
+impl Entry {
+    /// Whether what was read is mapped there still. The kernel tells; its memory is not touched.
+    fn is_there(&self) -> bool {
+        match self.fingerprint.is_empty() {
+            true => !probe::is_readable(self.start),
+            false => self.fingerprint.is_there(),
+        }
+    }
+}
+
+impl Listing {
+    /// Call inside `close::reading`.
+    fn find(&mut self, pc: u64) -> Option<Found> {
+        if let Some(known) = self.known(pc) {
+            return known;
+        }
+        let start = clock::now_ns();
+        if !self.budget.allows(start) {
+            return None;
+        }
+        self.read();
+        self.budget.spend(start, clock::now_ns());
+        self.known(pc).flatten()
+    }
+
+    /// What the last reading says; `None` if nothing that is true still.
+    fn known(&mut self, pc: u64) -> Option<Option<Found>> {
+        let entries = &self.entries[..self.count];
+        let entry = entries.iter().find(|e| (e.start..e.end).contains(&pc))?;
+        if !entry.is_there() {
+            return None;
+        }
+        let (from, to) = entry.lines;
+        let found = search_text(&self.text[from as usize..to as usize], pc, by_header);
+        let (names, used) = (&mut self.names, &mut self.names_used);
+        Some(found.map(|(found, file)| Found {
+            name: keep_name(names, used, path_of(file)),
+            ..found
+        }))
+    }
+
+    /// Reads the maps. What cannot be read, or has no room, is not found.
+    fn read(&mut self) {
+        self.count = 0;
+        let mut filter = Filter::new(&mut self.text);
+        maps::each_line(&mut self.piece, |line| filter.add(line));
+        self.text_used = filter.end();
+        let text = &self.text[..self.text_used];
+        let mut free = self.entries.iter_mut();
+        let mut count = 0;
+        for run in runs(text) {
+            let from = run.text.as_ptr() as usize - text.as_ptr() as usize;
+            let lines = (from as u32, (from + run.text.len()) as u32);
+            let mut headers = run.headers().peekable();
+            while let Some(header) = headers.next() {
+                let end = headers.peek().map_or(run.end, |next| next.start);
+                let Some(entry) = free.next() else {
+                    self.count = count;
+                    return;
+                };
+                *entry = Entry {
+                    start: header.start,
+                    end,
+                    lines,
+                    fingerprint: fingerprint(header.start, run.end),
+                };
+                count += 1;
+            }
+        }
+        self.count = count;
+    }
+}
+
+fn fingerprint(start: u64, end: u64) -> Fingerprint {
+    // SAFETY: the maps have just said that it is mapped, and no `dlclose` unmaps it while who
+    // asks is reading.
+    let page = unsafe { elf::first_page(start, end) };
+    page.map(|page| Fingerprint::of(page, start))
+        .unwrap_or_default()
+}
+
+/// How much time goes into reading the maps: one part in a hundred.
+struct Budget {
+    /// When all that was spent is earned. The clock's steps are long, so single readings are
+    /// measured badly, but their sum well.
+    earned_ns: u64,
+}
+
+impl Budget {
+    const SHARE: u64 = 100;
+    /// What may be spent at once is earned in this time: 20 ms, and one reading.
+    const AHEAD_NS: u64 = 2_000_000_000;
+
+    fn allows(&self, now_ns: u64) -> bool {
+        self.earned_ns <= now_ns
+    }
+
+    fn spend(&mut self, start_ns: u64, end_ns: u64) {
+        let spent = end_ns.saturating_sub(start_ns).saturating_mul(Self::SHARE);
+        let least = end_ns.saturating_sub(Self::AHEAD_NS);
+        self.earned_ns = self.earned_ns.max(least).saturating_add(spent);
+    }
+}
+
+static LISTING: AtomicPtr<Listing> = AtomicPtr::new(null_mut());
+/// Whether a thread is using it.
+static CLAIMED: AtomicBool = AtomicBool::new(false);
+/// Whether all that was read is to be forgotten.
+static STALE: AtomicBool = AtomicBool::new(false);
+
+/// The module that holds `pc`, by the maps. Call inside `close::reading`. Another thread that asks
+/// at the same time gets nothing, and truncates one stack.
+pub fn search_maps(pc: u64) -> Option<Found> {
+    // A filter that the program has installed may forbid opening the maps.
+    if crate::seccomp::is_installed() || CLAIMED.swap(true, Ordering::Acquire) {
+        return None;
+    }
+    let found = listing().and_then(|listing| {
+        if STALE.swap(false, Ordering::Relaxed) {
+            listing.count = 0;
+        }
+        listing.find(pc)
+    });
+    CLAIMED.store(false, Ordering::Release);
+    found
+}
+
+/// After a module was unloaded: what is loaded there next may look the same. Modules that are gone
+/// count as not read. About 1 µs for each that is there.
+pub fn forget_gone() {
+    if LISTING.load(Ordering::Relaxed).is_null() {
+        return;
+    }
+    if CLAIMED.swap(true, Ordering::Acquire) {
+        return STALE.store(true, Ordering::Relaxed);
+    }
+    if let Some(listing) = listing() {
+        let entries = &mut listing.entries[..listing.count];
+        let gone = entries.iter_mut().filter(|entry| !entry.is_there());
+        gone.for_each(|entry| entry.end = entry.start);
+    }
+    CLAIMED.store(false, Ordering::Release);
+}
+
+/// Call while it is claimed.
+fn listing() -> Option<&'static mut Listing> {
+    let mut at = LISTING.load(Ordering::Relaxed);
+    if at.is_null() {
+        at = sys::map_private(size_of::<Listing>()).cast();
+        LISTING.store(at, Ordering::Relaxed);
+    }
+    // SAFETY: null, or a mapping of this size that is never unmapped, and nobody else's while it
+    // is claimed; zeroed memory is an empty one.
+    unsafe { at.as_mut() }
+}
+
+/// In a forked child whose thread was not using it: another one that was is not there. What that
+/// left unfinished counts as empty.
+pub fn forget_others() {
+    if CLAIMED.load(Ordering::Relaxed) {
+        CLAIMED.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Address of the terminated `path` among `names`, to which it is added if it is new.
+fn keep_name(names: &mut [u8], used: &mut usize, path: &[u8]) -> u64 {
+    let mut at = 0;
+    for name in names[..*used].split_inclusive(|byte| *byte == 0) {
+        if name.strip_suffix(&[0]) == Some(path) {
+            return &raw const names[at] as u64;
+        }
+        at += name.len();
+    }
+    let Some(room) = names[at..].get_mut(..=path.len()) else {
+        return c"[unnamed]".as_ptr() as u64;
+    };
+    room[..path.len()].copy_from_slice(path);
+    *used = at + path.len() + 1;
+    &raw const names[at] as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::ffi::CStr;
+
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    /// As [`search_maps`], one test at a time, and whatever was spent.
+    fn find_in_maps(pc: u64) -> Option<Found> {
+        let _one = ONE.lock().unwrap();
+        listing().unwrap().budget.earned_ns = 0;
+        search_maps(pc)
+    }
+
+    fn own() -> u64 {
+        search_maps as *const () as u64 + 1
+    }
+
+    fn libc() -> u64 {
+        // SAFETY: a plain lookup by a terminated name.
+        unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"strlen".as_ptr()) as u64 }
+    }
+
+    fn name_of(found: &Found) -> &CStr {
+        // SAFETY: what finds modules promises a terminated name that stays.
+        unsafe { CStr::from_ptr(found.name as *const core::ffi::c_char) }
+    }
+
+    #[test]
+    fn code_is_found_by_the_loader_and_in_the_maps_at_the_same_address() {
+        crate::module::find::init();
+        for pc in [own(), libc()] {
+            let by_maps = find_in_maps(pc).unwrap();
+            assert!((by_maps.start..by_maps.end).contains(&pc));
+            if crate::module::find::is_cheap() {
+                let by_loader = crate::module::find::find(pc).unwrap();
+                assert_eq!(by_maps.start, by_loader.start);
+            }
+        }
+    }
+
+    #[test]
+    fn names_found_in_the_maps_are_the_files_and_stay() {
+        let first = find_in_maps(own()).unwrap();
+        assert_eq!(find_in_maps(own()).unwrap().name, first.name);
+        let exe = std::env::current_exe().unwrap();
+        assert_eq!(name_of(&first).to_str().unwrap(), exe.to_str().unwrap());
+        let libc = find_in_maps(libc()).unwrap();
+        assert!(name_of(&libc).to_str().unwrap().contains("/libc"));
+        assert_eq!(name_of(&first).to_str().unwrap(), exe.to_str().unwrap());
+    }
+
+    #[test]
+    fn names_beyond_the_room_for_them_are_not_mistaken_for_others() {
+        let (mut names, mut used) = ([0u8; 8], 0);
+        let first = keep_name(&mut names, &mut used, b"/a/b");
+        let other = keep_name(&mut names, &mut used, b"/c/d");
+        assert_eq!(keep_name(&mut names, &mut used, b"/a/b"), first);
+        assert_eq!((first, used), (&raw const names[0] as u64, 5));
+        let found = Found {
+            name: other,
+            ..Found::default()
+        };
+        assert_eq!(name_of(&found), c"[unnamed]");
+    }
+
+    #[test]
+    fn what_was_read_is_used_until_it_is_gone() {
+        let _one = ONE.lock().unwrap();
+        let listing = listing().unwrap();
+        listing.budget.earned_ns = 0;
+        assert!(search_maps(libc()).is_some());
+        // Nothing more may be read.
+        listing.budget.earned_ns = u64::MAX;
+        assert!(search_maps(libc()).is_some() && search_maps(own()).is_some());
+        assert!(search_maps(0x10).is_none());
+        let holds = |entry: &&mut Entry| (entry.start..entry.end).contains(&own());
+        let entry = listing.entries.iter_mut().find(holds).unwrap();
+        // Another module is there now, or none.
+        entry.fingerprint =
+            Fingerprint::of(&std::fs::read("/proc/self/exe").unwrap()[..4096], 0x10000);
+        assert!(search_maps(own()).is_none() && search_maps(libc()).is_some());
+        listing.budget.earned_ns = 0;
+        assert!(search_maps(own()).is_some());
+    }
+
+    #[test]
+    fn in_the_long_run_reading_takes_one_part_in_a_hundred() {
+        for cost in [100_000, 4_000_000, 40_000_000, 3_000_000_000] {
+            let mut budget = Budget { earned_ns: 0 };
+            let (mut now, mut spent, begin) = (1 << 50, 0, 1 << 50);
+            let end = begin + 600_000_000_000u64;
+            while now < end {
+                if budget.allows(now) {
+                    budget.spend(now, now + cost);
+                    spent += cost;
+                    now += cost;
+                }
+                now += 1_000_000;
+            }
+            let most = (end - begin) / 100 + 20_000_000 + cost;
+            assert!(
+                spent <= most && spent >= most / 3,
+                "{cost}: {spent} of {most}"
+            );
+        }
+    }
+}

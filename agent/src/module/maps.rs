@@ -1,0 +1,391 @@
+//! The text of `/proc/self/maps`: which mappings are modules.
+
+use super::find::Found;
+use crate::sys;
+use unwind::elf;
+
+/// Calls `seen` with each line of the maps, read through `buffer` piece by piece.
+pub fn each_line(buffer: &mut [u8], mut seen: impl FnMut(&[u8])) {
+    sys::read_through(c"/proc/self/maps", buffer, |piece| {
+        let mut rest = piece;
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            seen(&rest[..end]);
+            rest = &rest[end + 1..];
+        }
+        piece.len() - rest.len()
+    });
+}
+
+/// Keeps the lines of files that have code, and an empty line behind each file's. Gaps inside a
+/// file's are not needed to tell what it is.
+pub struct Filter<'a> {
+    text: &'a mut [u8],
+    used: usize,
+    /// Where the present file's lines begin, and where its first line names it.
+    start: usize,
+    file: (usize, usize),
+    has_code: bool,
+}
+
+impl<'a> Filter<'a> {
+    /// Puts them into `text`.
+    pub fn new(text: &'a mut [u8]) -> Self {
+        Self {
+            text,
+            used: 0,
+            start: 0,
+            file: (0, 0),
+            has_code: false,
+        }
+    }
+
+    /// Takes a line. One for which there is no room is left out.
+    pub fn add(&mut self, bytes: &[u8]) {
+        let line = parse_line(bytes);
+        if line.as_ref().is_some_and(Line::is_gap) {
+            return;
+        }
+        let line = line.filter(|line| is_image(line.file));
+        let same = |line: &Line<'_>| *line.file == self.text[self.file.0..self.file.1];
+        if !line.as_ref().is_some_and(same) {
+            self.end_file();
+        }
+        let (Some(line), room) = (line, self.text.len() - self.used) else {
+            return;
+        };
+        // An empty line must fit behind it.
+        if bytes.len() + 2 > room {
+            return;
+        }
+        let end = self.used + bytes.len();
+        self.text[self.used..end].copy_from_slice(bytes);
+        self.text[end] = b'\n';
+        self.file = (end - line.file.len(), end);
+        self.used = end + 1;
+        self.has_code |= line.executable;
+    }
+
+    fn end_file(&mut self) {
+        if self.used > self.start && self.has_code {
+            self.text[self.used] = b'\n';
+            self.used += 1;
+        } else {
+            self.used = self.start;
+        }
+        (self.start, self.file, self.has_code) = (self.used, (0, 0), false);
+    }
+
+    /// How much of the text is used.
+    pub fn end(mut self) -> usize {
+        self.end_file();
+        self.used
+    }
+}
+
+/// The module that holds `pc`, and its file's text. `extent` is asked where it begins and ends:
+/// see [`by_header`].
+pub fn search_text(
+    text: &[u8],
+    pc: u64,
+    extent: impl Fn(&Line<'_>, u64, u64) -> Option<(u64, u64)>,
+) -> Option<(Found, &[u8])> {
+    let run = runs(text).find(|run| (run.start..run.end).contains(&pc))?;
+    let holds = |line: &Line<'_>| line.executable && (line.start..line.end).contains(&pc);
+    let code = lines(run.text).find(holds)?;
+    let header = run.headers().take_while(|line| line.start <= pc).last()?;
+    let told = extent(&header, pc, pc - code.start + code.offset);
+    let told = told.filter(|(start, _)| run.headers().any(|line| line.start == *start));
+    let (start, end) = told.unwrap_or_else(|| {
+        let next = run.headers().find(|line| line.start > pc);
+        (header.start, next.map_or(u64::MAX, |next| next.start))
+    });
+    let inside = |line: &Line<'_>| (start..end).contains(&line.start);
+    let end = lines(run.text).filter(inside).last()?.end;
+    let found = Found {
+        start,
+        end,
+        identity: inode(run.file),
+        ..Found::default()
+    };
+    (start <= pc && pc < end).then_some((found, run.file))
+}
+
+/// Where the module begins and ends that has the byte of its file at `offset` at `pc`, by the
+/// header in a mapping of the file's start. That need not be where the module begins: linkers
+/// that leave no gaps in files (lld, zig) put the first code into the header's page, which is then
+/// mapped once more for it. Nor is every mapping of the start a module.
+pub fn by_header(header: &Line<'_>, pc: u64, offset: u64) -> Option<(u64, u64)> {
+    // SAFETY: as the maps have just said, it is a part of the module that holds `pc`, or what is
+    // mapped in front of that; no `dlclose` unmaps it while who asks is reading.
+    let page = unsafe { elf::first_page(header.start, header.end) }?;
+    elf::extent(page, pc, offset)
+}
+
+/// Mappings of one file side by side: a module, or several if it was loaded more than once.
+pub struct Run<'a> {
+    /// First address.
+    start: u64,
+    /// One past the last.
+    pub end: u64,
+    /// Device, inode and path as one text.
+    file: &'a [u8],
+    /// Lines of the maps.
+    pub text: &'a [u8],
+}
+
+impl<'a> Run<'a> {
+    /// The mappings of the file's start.
+    pub fn headers(&self) -> impl Iterator<Item = Line<'a>> + use<'a> {
+        lines(self.text).filter(|line| line.offset == 0 && line.readable)
+    }
+}
+
+/// The files in the text of maps.
+pub fn runs(text: &[u8]) -> impl Iterator<Item = Run<'_>> {
+    let mut rest = text;
+    core::iter::from_fn(move || {
+        loop {
+            let at = rest;
+            let first = next_line(&mut rest)?;
+            let Some(line) = parse_line(first).filter(|line| is_image(line.file)) else {
+                continue;
+            };
+            let (mut behind, mut end) = (rest, line.end);
+            while let Some(next) = next_line(&mut behind).and_then(parse_line) {
+                if next.is_gap() {
+                    continue;
+                }
+                if next.file != line.file {
+                    break;
+                }
+                end = next.end;
+                rest = behind;
+            }
+            return Some(Run {
+                start: line.start,
+                end,
+                file: line.file,
+                text: &at[..at.len() - rest.len()],
+            });
+        }
+    })
+}
+
+fn next_line<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    if rest.is_empty() {
+        return None;
+    }
+    let end = rest.iter().position(|byte| *byte == b'\n');
+    let line = &rest[..end.unwrap_or(rest.len())];
+    *rest = end.map_or(&[], |end| &rest[end + 1..]);
+    Some(line)
+}
+
+fn lines(text: &[u8]) -> impl Iterator<Item = Line<'_>> {
+    text.split(|byte| *byte == b'\n').filter_map(parse_line)
+}
+
+/// Whether a mapping is of a file, or of the kernel's own module.
+fn is_image(file: &[u8]) -> bool {
+    let path = path_of(file);
+    path.starts_with(b"/") || path == b"[vdso]"
+}
+
+/// One mapping.
+pub struct Line<'a> {
+    /// First address.
+    pub start: u64,
+    end: u64,
+    readable: bool,
+    executable: bool,
+    offset: u64,
+    /// Device, inode and path as one text.
+    file: &'a [u8],
+}
+
+impl Line<'_> {
+    /// Reserved addresses between two parts of a module (qemu's loader leaves them).
+    fn is_gap(&self) -> bool {
+        !self.readable && !self.executable && path_of(self.file).is_empty()
+    }
+}
+
+fn parse_line(line: &[u8]) -> Option<Line<'_>> {
+    let mut fields = line.splitn(4, |byte| *byte == b' ');
+    let mut range = fields.next()?.splitn(2, |byte| *byte == b'-');
+    let (start, end) = (hex(range.next()?)?, hex(range.next()?)?);
+    let permissions = fields.next()?;
+    Some(Line {
+        start,
+        end,
+        readable: permissions.contains(&b'r'),
+        executable: permissions.contains(&b'x'),
+        offset: hex(fields.next()?)?,
+        file: fields.next()?,
+    })
+}
+
+/// The path, as it was when the file was mapped.
+pub fn path_of(file: &[u8]) -> &[u8] {
+    let path = file.splitn(3, |byte| *byte == b' ').nth(2);
+    let path = path.unwrap_or_default().trim_ascii_start();
+    path.strip_suffix(b" (deleted)").unwrap_or(path)
+}
+
+fn hex(text: &[u8]) -> Option<u64> {
+    let digit = |byte: &u8| (*byte as char).to_digit(16).map(u64::from);
+    text.iter()
+        .try_fold(0u64, |n, byte| Some(n.checked_mul(16)? | digit(byte)?))
+}
+
+/// A number that differs for another file: of its device and inode, which stay when it is
+/// renamed or deleted.
+fn inode(file: &[u8]) -> u64 {
+    let mut blanks = (0..file.len()).filter(|at| file[*at] == b' ');
+    let end = blanks.nth(1).unwrap_or(file.len());
+    file[..end]
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_outside_every_file_are_not_found() {
+        let text = std::fs::read("/proc/self/maps").unwrap();
+        assert!(search_text(&text, 0x10, by_header).is_none());
+        let local = 1u8;
+        assert!(search_text(&text, &raw const local as u64, by_header).is_none());
+    }
+
+    const MAPS: &[u8] = b"\
+1000-2000 r--p 00000000 fd:01 7    /opt/with space/a.so (deleted)
+2000-3000 r-xp 00001000 fd:01 7    /opt/with space/a.so (deleted)
+3000-4000 ---p 00002000 fd:01 7    /opt/with space/a.so (deleted)
+4000-5000 rw-p 00002000 fd:01 7    /opt/with space/a.so (deleted)
+5000-6000 rw-p 00000000 00:00 0 \n\
+6000-7000 ---p 00000000 fd:01 8    /data
+7000-8000 r-xp 00001000 fd:01 8    /data
+8000-9000 r-xp 00000000 00:00 0    [vdso]
+";
+
+    #[test]
+    fn a_module_is_all_mappings_of_its_file() {
+        let (found, file) = search_text(MAPS, 0x2abc, untold).unwrap();
+        assert_eq!((found.start, found.end), (0x1000, 0x5000));
+        assert_eq!(path_of(file), b"/opt/with space/a.so");
+        let (found, file) = search_text(MAPS, 0x8010, untold).unwrap();
+        assert_eq!((found.start, found.end), (0x8000, 0x9000));
+        assert_eq!(path_of(file), b"[vdso]");
+    }
+
+    /// Where the header cannot be read.
+    fn untold(_: &Line<'_>, _: u64, _: u64) -> Option<(u64, u64)> {
+        None
+    }
+
+    /// As lld and zig link small programs, and a mapping of the file in front of it.
+    const SHARED_PAGE: &[u8] = b"\
+10000-30000 r--p 00000000 fd:01 7    /opt/a
+30000-31000 r--p 00000000 fd:01 7    /opt/a
+31000-38000 ---p 00001000 fd:01 7    /opt/a
+38000-40000 ---p 00000000 00:00 0 \n\
+40000-42000 r-xp 00000000 fd:01 7    /opt/a
+50000-51000 rw-p 00001000 fd:01 7    /opt/a
+51000-53000 r--p 00000000 fd:01 7    /opt/a
+";
+
+    #[test]
+    fn code_in_the_page_of_the_header_is_of_the_module_that_the_header_says() {
+        let told = |header: &Line<'_>, pc: u64, offset: u64| {
+            assert_eq!((header.start, pc, offset), (0x40000, 0x40980, 0x980));
+            Some((0x30000, 0x50800))
+        };
+        let (found, _) = search_text(SHARED_PAGE, 0x40980, told).unwrap();
+        assert_eq!((found.start, found.end), (0x30000, 0x51000));
+        // A header that is wrong is as good as none.
+        for wrong in [(0x20000, 0x50800), (0x31000, 0x50800)] {
+            let told = |_: &Line<'_>, _, _| Some(wrong);
+            let (found, _) = search_text(SHARED_PAGE, 0x40980, told).unwrap();
+            assert_eq!((found.start, found.end), (0x40000, 0x51000));
+        }
+        let told = |_: &Line<'_>, _, _| Some((0x30000, 0x31000));
+        assert!(search_text(SHARED_PAGE, 0x40980, told).is_none());
+    }
+
+    #[test]
+    fn files_are_known_again_when_they_are_renamed_or_deleted() {
+        let ranges: std::vec::Vec<_> = runs(MAPS).map(|run| (run.start, run.end)).collect();
+        assert_eq!(
+            ranges,
+            [(0x1000, 0x5000), (0x6000, 0x8000), (0x8000, 0x9000)]
+        );
+        assert_eq!(
+            inode(b"fd:01 7    /a.so"),
+            inode(b"fd:01 7    /b.so (deleted)")
+        );
+        assert_ne!(inode(b"fd:01 7    /a.so"), inode(b"fd:01 77    /a.so"));
+    }
+
+    fn filtered(text: &[u8], room: usize) -> std::vec::Vec<u8> {
+        let mut kept = std::vec![0; room];
+        let mut filter = Filter::new(&mut kept);
+        text.split(|byte| *byte == b'\n')
+            .for_each(|line| filter.add(line));
+        let used = filter.end();
+        kept.truncate(used);
+        kept
+    }
+
+    #[test]
+    fn lines_of_files_with_code_are_kept_and_nothing_else() {
+        let mut long = std::vec::Vec::new();
+        for page in 0..60_000u64 {
+            let at = 0x10_0000 + page * 0x1000;
+            let line = std::format!("{at:x}-{:x} rw-p 00000000 fd:01 9 /data\n", at + 4096);
+            long.extend_from_slice(line.as_bytes());
+            long.extend_from_slice(b"4000-5000 rw-p 00000000 00:00 0 \n");
+        }
+        long.extend_from_slice(MAPS);
+        let kept = filtered(&long, 4096);
+        let text = |bytes| std::string::String::from_utf8(bytes).unwrap();
+        let expected: std::vec::Vec<&[u8]> = MAPS.split(|byte| *byte == b'\n').collect();
+        let expected = [
+            &expected[..4],
+            &[b""],
+            &expected[5..7],
+            &[b""],
+            &expected[7..8],
+        ]
+        .concat();
+        let expected = text(expected.join(&b'\n'));
+        assert_eq!(text(kept), std::format!("{expected}\n\n"));
+        let of = |bytes: &[u8]| runs(bytes).map(|run| (run.start, run.end)).collect();
+        let ranges: std::vec::Vec<_> = of(&filtered(&long, 4096));
+        assert_eq!(ranges, of(MAPS));
+        let ranges: std::vec::Vec<_> = of(&filtered(SHARED_PAGE, 4096));
+        assert_eq!(ranges, of(SHARED_PAGE));
+    }
+
+    #[test]
+    fn without_room_lines_are_left_out_and_none_is_cut() {
+        for room in 0..MAPS.len() + 8 {
+            let kept = filtered(MAPS, room);
+            assert!(kept.len() <= room);
+            let mut kept = kept.split(|byte| *byte == b'\n');
+            let mut all = MAPS.split(|byte| *byte == b'\n');
+            assert!(kept.all(|line| line.is_empty() || all.any(|other| other == line)));
+        }
+    }
+
+    #[test]
+    fn data_and_files_without_a_readable_header_hold_no_code() {
+        for pc in [0x1500, 0x3500, 0x4500, 0x5500, 0x6500, 0x7500] {
+            assert!(search_text(MAPS, pc, untold).is_none(), "{pc:x}");
+        }
+    }
+}
