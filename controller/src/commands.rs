@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use crate::cli::{Cli, Command, PageArgs};
 use crate::dump::Written;
 use crate::page;
+use crate::process;
 use crate::session::Outcome;
 use crate::terminal;
 use dump::Then;
@@ -36,6 +37,16 @@ pub fn execute(cli: Cli) -> ExitCode {
 }
 
 fn command(cli: Cli) -> anyhow::Result<ExitCode> {
+    let is_about_processes = !matches!(
+        cli.command,
+        Some(Command::Completions { .. } | Command::Man { .. })
+    );
+    // Without it live processes would be taken for dead ones.
+    anyhow::ensure!(
+        !is_about_processes || process::is_proc_mounted(),
+        "/proc is not mounted, which shows the processes: mount it (mount -t proc proc /proc), then \
+         try again"
+    );
     match cli.command {
         None => session::execute(cli.session),
         Some(Command::Run(args)) => run::execute(args),
@@ -62,7 +73,7 @@ fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
         return true;
     };
     if !wanted.html && !wanted.open {
-        let path = crate::text::path(&largest.path);
+        let path = crate::text::shell_word(&largest.path);
         terminal::diagnostic(&format!(
             "next: mem_parser {path} (a table; --leaks: suspects and their lines; --html: a page)"
         ));

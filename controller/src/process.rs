@@ -401,6 +401,11 @@ pub fn boot_id() -> Option<([u8; 16], String)> {
     Some((id, text.trim().to_owned()))
 }
 
+/// Whether `/proc` is what it should be.
+pub fn is_proc_mounted() -> bool {
+    Status::of_self().is_some()
+}
+
 /// Whether `/proc` shows the pids of our own pid namespace. It may belong to another one
 /// (`unshare --pid` without `--mount-proc`), in which case its pids denote other
 /// processes for us.

@@ -192,8 +192,8 @@ fn explain_process(pid: i32, title: &str) -> String {
         }
         return format!(
             "{title}: the process carries the agent, but there is no segment of it in {}: \
-             that directory was full or not writable when it started, the segment was deleted, or \
-             MEM_PROFILER_DIR differs; restart it",
+             that directory was full or not writable when it started, /proc was not mounted where \
+             it runs, the segment was deleted, or MEM_PROFILER_DIR differs; restart it",
             text::path(directory)
         );
     }

@@ -95,6 +95,16 @@ pub fn base_name(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or(path)
 }
 
+/// A path as a shell takes it, where it need be in quotes.
+pub fn shell_word(path: impl AsRef<OsStr>) -> String {
+    let shown = self::path(path);
+    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
+    match shown.chars().all(plain) {
+        true => shown,
+        false => format!("'{}'", shown.replace('\'', r"'\''")),
+    }
+}
+
 /// Bytes in the unit that suits them.
 pub fn bytes(n: f64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -189,6 +199,19 @@ mod tests {
         assert_eq!(file_name_part(b""), "process");
         assert_eq!(file_name_part(b"redis-server"), "redis-server");
         assert_eq!(file_name_part(&[b'a'; 500]).len(), NAME_BYTES);
+    }
+
+    #[test]
+    fn words_for_a_shell_are_in_quotes_where_they_must() {
+        for (path, word) in [
+            ("/tmp/prof_x.1.heap", "/tmp/prof_x.1.heap"),
+            ("/tmp/\u{e4}", "/tmp/\u{e4}"),
+            ("/a b", "'/a b'"),
+            ("/it's", r"'/it'\''s'"),
+            ("/$(x)", "'/$(x)'"),
+        ] {
+            assert_eq!(shell_word(path), word);
+        }
     }
 
     #[test]
