@@ -91,9 +91,16 @@ output=$(cd "$output" && pwd)
 work=
 child=
 brake=
+# shellcheck disable=SC2317
+# Whether this is the script itself. A command that is started in the background has the script's
+# traps until it is executed, and may be sent a signal before.
+is_script() {
+    read -r self _ </proc/self/stat && [ "$self" = "$$" ]
+}
 # shellcheck disable=SC2317  # called by the traps
 # Ends what runs, and removes what was unpacked.
 finish() {
+    is_script || return 0
     trap '' INT TERM HUP
     for process in $child $brake; do
         kill "$process" 2>/dev/null && wait "$process" 2>/dev/null
@@ -102,6 +109,7 @@ finish() {
 }
 # shellcheck disable=SC2317
 interrupted() {
+    is_script || exit 1
     say "interrupted; nothing is kept"
     finish
     trap - EXIT
@@ -135,7 +143,8 @@ low() {
     code=0
     wait "$child" || code=$?
     child=
-    [ -z "$brake" ] || kill "$brake" 2>/dev/null
+    # It ends with what it holds back.
+    [ -z "$brake" ] || wait "$brake"
     brake=
     return "$code"
 }

@@ -112,6 +112,56 @@ fn preloads(scratch: &Scratch, shell: &[&str], variable: (&str, &str), call: &st
     run(command.env(variable.0, variable.1))
 }
 
+/// Says what one allocation takes, then forks a child that allocates enough to be noticed.
+const ALLOCATES: &str = "\
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+size = libc.malloc_usable_size(ctypes.c_void_p(libc.malloc(1)))
+child = os.fork()
+kept = [bytearray(100000) for _ in range(20)]
+if child:
+    print(size, flush=True)
+    sys.stdin.read()
+    os.waitpid(child, 0)
+else:
+    sys.stdin.read()
+";
+
+#[test]
+fn a_process_that_is_left_out_keeps_its_allocator_and_makes_no_table() {
+    // Of one byte, glibc's malloc makes 24 and jemalloc 8.
+    for (only, size, listed_processes) in [
+        ("nobody:python", "24", 0),
+        ("python3*", "8", 2),
+        ("lidar.py:planner", "8", 2),
+        ("", "8", 2),
+    ] {
+        let scratch = Scratch::new();
+        let script = scratch.file("lidar.py");
+        fs::write(&script, format!("#!/usr/bin/python3\n{ALLOCATES}")).expect("a script");
+        tool("chmod", ["+x", &script.display().to_string()]);
+        let mut command = scratch.preloaded(&script);
+        let mut target = Target::start(command.env("MEM_PROFILER_ONLY", only));
+        assert_eq!(target.hear(), size, "{only}");
+        wait::until("the tables", || {
+            (scratch.segments().len() >= listed_processes).then_some(())
+        });
+        if listed_processes == 0 {
+            let children = format!("/proc/{0}/task/{0}/children", target.pid());
+            let child = fs::read_to_string(children).expect("a live process");
+            // It reads: it has allocated.
+            let read = format!("{} ", libc::SYS_read);
+            wait::until("the child to read", || {
+                let call = fs::read_to_string(format!("/proc/{}/syscall", child.trim())).ok()?;
+                call.starts_with(&read).then_some(())
+            });
+            assert!(scratch.segments().is_empty(), "{only}");
+        }
+        target.finish_well();
+    }
+}
+
 #[test]
 fn it_is_switched_off_by_one_variable() {
     let scratch = Scratch::new();
@@ -333,7 +383,7 @@ fn an_interrupted_collection_leaves_nothing() {
             wait::until("the session", || in_session(&scratch).then_some(()));
             session.signal(signal);
             if signal == libc::SIGKILL {
-                end_orphan(&scratch);
+                end_orphan(&scratch, &out);
                 session.wait();
                 assert_eq!(names(&out).len(), 1, "{shell:?}: what it unpacked");
                 let arguments = [
@@ -363,10 +413,15 @@ fn in_session(scratch: &Scratch) -> bool {
     list.contains("sampling") && list.contains(" min")
 }
 
-/// Ends the sessions of a controller whose script is gone.
-fn end_orphan(scratch: &Scratch) {
+/// Ends the session of a controller whose script is gone, and waits until it has left.
+fn end_orphan(scratch: &Scratch, out: &Path) {
     let stopped = run(scratch.profiler().args(["stop", "-o", "orphan_"]));
     assert_eq!(stopped.code, Some(0), "{stopped:?}");
+    wait::until("the controller to end", || {
+        let processes = fs::read_dir("/proc").expect("/proc").flatten();
+        let mut places = processes.filter_map(|one| fs::read_link(one.path().join("cwd")).ok());
+        (!places.any(|place| place.starts_with(out))).then_some(())
+    });
 }
 
 #[test]
