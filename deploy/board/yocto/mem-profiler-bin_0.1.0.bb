@@ -22,7 +22,8 @@ do_install() {
     install -d ${D}${bindir} ${D}${libdir}/mem-profiler ${D}${datadir}/mem-profiler ${D}${mandir}/man1
     install -m 0755 ${S}/bin/mem_profiler ${S}/bin/mem_parser ${D}${bindir}/
     install -m 0755 ${S}/lib/libmem_agent.so ${D}${libdir}/mem-profiler/
-    install -m 0755 ${S}/share/mem-profiler/*.bash ${D}${datadir}/mem-profiler/
+    install -m 0755 ${S}/share/mem-profiler/setup.bash ${S}/share/mem-profiler/collect.bash \
+        ${D}${datadir}/mem-profiler/
     install -m 0644 ${S}/share/man/man1/* ${D}${mandir}/man1/
 }
 
