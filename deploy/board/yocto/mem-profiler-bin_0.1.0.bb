@@ -1,15 +1,14 @@
 # Installs a package that deploy/build made: put mem-profiler-0.1.0-aarch64.tar.xz (or x86_64) into
 # a directory "files" beside this recipe, and add to the image:
 #   IMAGE_INSTALL:append = " mem-profiler-bin"
+# As current releases have it. Before 5.1, write WORKDIR for UNPACKDIR and | for OR.
 SUMMARY = "Sampling heap profiler for running programs: agent, controller, parser"
 DESCRIPTION = "Prebuilt for any glibc from 2.17 on. The programs of an image are not rebuilt."
-LICENSE = "MIT | Apache-2.0"
+LICENSE = "Apache-2.0 OR MIT"
 LIC_FILES_CHKSUM = "file://LICENSE-MIT;md5=3ea1feabe109b33384f718043b3157c2 \
                     file://LICENSE-APACHE;md5=288526dc6d1f1ba8ce2226ee433ca5c8"
 
 SRC_URI = "file://mem-profiler-${PV}-${TARGET_ARCH}.tar.xz"
-# Older releases unpack into WORKDIR.
-UNPACKDIR ??= "${WORKDIR}"
 S = "${UNPACKDIR}/mem-profiler-${PV}-${TARGET_ARCH}"
 
 COMPATIBLE_HOST = "(aarch64|x86_64).*-linux"
