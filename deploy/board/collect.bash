@@ -128,8 +128,9 @@ for old in "$output"/.mem-profiler.*; do
     fi
 done
 
-# Not on every kernel, nor in every container.
-lowest='nice -n 19'
+# Not in every busybox, on every kernel, in every container.
+lowest=
+nice -n 19 true 2>/dev/null && lowest='nice -n 19'
 ionice -c 3 true 2>/dev/null && lowest="ionice -c 3 $lowest"
 # low COMMAND...: with the lowest priority, in the background so that signals are heard at once; waits.
 low() {
@@ -229,6 +230,10 @@ facts() {
         # shellcheck disable=SC2086  # words
         $command 2>&1 | head -n 400
     done
+    # Where neither getconf nor ldd is: the C library says by itself what it is.
+    for libc in /lib/*/libc.so.6 /lib64/libc.so.6 /lib/libc.so.6; do
+        [ ! -x "$libc" ] || { printf '\n$ %s\n' "$libc" && "$libc" 2>&1 | head -n 1; }
+    done
     printf '\n$ mem_profiler list --all\n'
     mem_profiler list --all 2>&1
 }
@@ -267,7 +272,8 @@ parse "$last"
 echo "$found dumps" >>"$summary"
 
 archive=$output/$name.tar.gz
-{ tar -cf - -C "$work" "$name" || echo tar >"$work/failed"; } | nice -n 19 gzip >"$work/archive" || echo gzip >"$work/failed"
+# shellcheck disable=SC2086  # words
+{ tar -cf - -C "$work" "$name" || echo tar >"$work/failed"; } | $lowest gzip >"$work/archive" || echo gzip >"$work/failed"
 if [ -e "$work/failed" ] || ! gzip -t "$work/archive" || ! mv "$work/archive" "$archive"; then
     say "the archive could not be written to $output: is the disk full?"
     exit 1

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::artifacts;
 use crate::scratch::Scratch;
+use crate::session::tool;
 
 /// Shells that the POSIX scripts are promised to work in.
 pub const SHELLS: [&[&str]; 3] = [&["bash"], &["dash"], &["busybox", "sh"]];
@@ -67,7 +68,21 @@ impl Package {
     }
 }
 
-/// A shell, looking at this test's processes only.
+/// A directory with busybox's commands, which differ from the system's.
+pub fn applets(scratch: &Scratch) -> PathBuf {
+    let directory = scratch.file("applets");
+    if !directory.exists() {
+        fs::create_dir(&directory).expect("a new directory");
+        let place = directory.to_str().expect("a path of ours");
+        tool("busybox", ["--install", "-s", place]);
+        // All of them lead to it, and it is not among them.
+        let all = fs::read_link(directory.join("sh")).expect("a link");
+        symlink(all, directory.join("busybox")).expect("a link");
+    }
+    directory
+}
+
+/// A shell, looking at this test's processes only; busybox's prefers its own commands.
 pub fn shell_command(scratch: &Scratch, shell: &[&str]) -> Command {
     let mut command = Command::new(shell[0]);
     command
@@ -76,6 +91,10 @@ pub fn shell_command(scratch: &Scratch, shell: &[&str]) -> Command {
         .env_remove("LD_PRELOAD")
         .current_dir(scratch.files())
         .stdin(Stdio::null());
+    if shell[0] == "busybox" {
+        let path = std::env::var("PATH").expect("a path");
+        command.env("PATH", format!("{}:{path}", applets(scratch).display()));
+    }
     command
 }
 

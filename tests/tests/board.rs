@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use mem_tests::package::shell_command;
+use mem_tests::package::{applets, shell_command};
 use mem_tests::session::tool;
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::{Group, Outcome, Package, SHELLS, Scratch, Session, Target, run, wait};
@@ -272,6 +272,10 @@ fn start_modules(scratch: &Scratch, package: &Package) -> Group {
 fn collect(scratch: &Scratch, package: &Package, shell: &[&str], arguments: &[&str]) -> Command {
     let mut command = shell_command(scratch, shell);
     command.arg(package.script("collect.bash")).args(arguments);
+    if shell[0] == "busybox" {
+        // As on a system that has nothing else.
+        command.env("PATH", applets(scratch));
+    }
     command
 }
 
@@ -296,7 +300,7 @@ fn the_example_is_collected_into_one_archive() {
         let out_text = out.to_str().expect("a path of ours");
         let arguments = [
             "-s",
-            "2",
+            "3",
             "-e",
             "1s",
             "-p",
@@ -357,6 +361,7 @@ fn check_archive(scratch: &Scratch, tree: &Path) {
     for fact in [
         "$ uname -a\nLinux",
         "MemTotal",
+        "GNU C Library",
         "Filesystem",
         "mem_profiler 0",
         "redis-server",
