@@ -7,22 +7,13 @@
 //! All handlers lie together (`mem_agent_fork`), for each page of code that a child
 //! touches first costs it a fault.
 
+use crate::musl::Handler;
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// A fork handler.
-pub type Handler = unsafe extern "C" fn();
-
 unsafe extern "C" {
-    /// glibc: what `pthread_atfork` is, for a library with this handle.
-    fn __register_atfork(
-        prepare: Option<Handler>,
-        parent: Option<Handler>,
-        child: Option<Handler>,
-        library: *mut c_void,
-    ) -> c_int;
     static __dso_handle: u8;
 }
 
@@ -61,15 +52,16 @@ pub fn start() {
 
 /// Asks to be called in children.
 pub fn in_children(child: Handler) {
-    // SAFETY: a handler that lives as long as this library, which is never unloaded.
-    unsafe {
-        __register_atfork(
-            None,
-            None,
-            Some(child),
-            (&raw const __dso_handle) as *mut c_void,
-        )
-    };
+    register(None, None, Some(child));
+}
+
+/// Without success where the C library is not glibc: nothing is sampled there, and no object is
+/// jemalloc's.
+fn register(before: Option<Handler>, parent: Option<Handler>, child: Option<Handler>) -> c_int {
+    let library = (&raw const __dso_handle) as *mut c_void;
+    // SAFETY: handlers that live as long as this library, which is never unloaded.
+    crate::musl::register_atfork()
+        .map_or(0, |glibc| unsafe { glibc(before, parent, child, library) })
 }
 
 /// `pthread_atfork` as jemalloc calls it, once.
@@ -78,11 +70,7 @@ unsafe extern "C" fn take_jemallocs(prepare: Handler, parent: Handler, child: Ha
     for (slot, handler) in JEMALLOC.iter().zip([prepare, parent, child]) {
         slot.store(handler as *mut c_void, Ordering::Relaxed);
     }
-    // SAFETY: as in `in_children`.
-    unsafe {
-        let library = (&raw const __dso_handle) as *mut c_void;
-        __register_atfork(Some(before), Some(in_parent), Some(in_child), library)
-    }
+    register(Some(before), Some(in_parent), Some(in_child))
 }
 
 /// Calls one of jemalloc's handlers.

@@ -9,7 +9,7 @@
 mod extended;
 mod system;
 
-use crate::{arch, environment};
+use crate::{arch, environment, musl};
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use tikv_jemalloc_sys as jemalloc;
@@ -114,9 +114,9 @@ static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
 
 /// Whether the agent leaves everything alone: the process carries a sanitizer, whose
-/// allocator is how it finds its errors.
+/// allocator is how it finds its errors, or has a C library that the agent does not know.
 pub fn stands_aside() -> bool {
-    arch::has_sanitizer()
+    arch::has_sanitizer() || musl::is_here()
 }
 
 /// Whether others are to be profiled and not this process: it gets no segment.

@@ -25,6 +25,7 @@
 //! |---|---|
 //! | `sys` | system calls, memory, text |
 //! | `local`, `arch` | a thread's initial state; assembly |
+//! | `musl` | what other C libraries lack |
 //! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
 //! | `environment` | what the environment says before libc has started |
 //! | `backend`, `object` | the underlying allocator; headers of sampled objects |
@@ -49,6 +50,7 @@ mod fork;
 mod init;
 mod local;
 mod module;
+mod musl;
 mod object;
 mod range;
 mod sample;

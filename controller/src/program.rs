@@ -12,7 +12,7 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
     62
 };
 
-/// Why the loader cannot preload the agent into this program; `None` if nothing speaks against
+/// Why the agent cannot sample this program; `None` if nothing speaks against
 /// it, or it is no ELF file that can be read.
 pub fn obstacle(path: &Path) -> Option<&'static str> {
     let elf = Elf::open(path).ok()?;
@@ -25,6 +25,9 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
             has_interpreter: false,
             ..
         } => Some("it is linked statically: there is no loader that could preload the agent"),
+        Elf {
+            uses_musl: true, ..
+        } => Some("its C library is musl, and the agent needs glibc"),
         _ => None,
     }
 }
@@ -76,6 +79,15 @@ mod tests {
         // Without program headers there is no interpreter.
         assert!(with(56, 0).unwrap().contains("statically"));
         assert_eq!(with(54, 1), None);
+        let mut bytes = own;
+        let loader = bytes
+            .windows(8)
+            .position(|word| word == b"/ld-linu")
+            .unwrap();
+        bytes[loader..loader + 9].copy_from_slice(b"/ld-musl-");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        assert!(obstacle(file.path()).unwrap().contains("musl"));
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::time::Duration;
 use shm_protocol::Geometry;
 use shm_protocol::clock::unix_ns;
 use shm_protocol::layout::{
-    BANK_HEADER_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Node, REFUSES_SANITIZER,
-    REFUSES_SECCOMP, RESERVE_STEPS, Record,
+    BANK_HEADER_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Node, REFUSES_MUSL,
+    REFUSES_SANITIZER, REFUSES_SECCOMP, RESERVE_STEPS, Record,
 };
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{Header, Totals};
@@ -429,6 +429,7 @@ fn segment_bytes(agent: &Agent) -> Result<usize, Refusal> {
 fn check_willing(header: &Header<'_>, pid: i32, has_tables: bool) -> Result<(), Error> {
     match header.refuses() {
         (REFUSES_SANITIZER, _) => Err(Error::Sanitizer),
+        (REFUSES_MUSL, _) => Err(Error::Musl),
         (REFUSES_SECCOMP, _) => Err(Error::Sandboxed),
         // A filter that was installed in a way that the agent does not see.
         _ if process::seccomp(pid) > header.seccomp() && !has_tables => Err(Error::Sandboxed),

@@ -159,6 +159,8 @@ pub const REFUSES_SANITIZER: u32 = 1;
 pub const REFUSES_SECCOMP: u32 = 2;
 /// The tables could not be mapped.
 pub const REFUSES_MEMORY: u32 = 3;
+/// The C library is musl.
+pub const REFUSES_MUSL: u32 = 4;
 
 /// jemalloc's `stats.*`, bytes; zeros where the program keeps its own allocator.
 #[repr(C)]

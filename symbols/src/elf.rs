@@ -18,6 +18,7 @@ const PT_NOTE: u32 = 4;
 const PF_X: u64 = 1;
 const NT_GNU_BUILD_ID: u32 = 3;
 const MAX_NOTES: u64 = 1 << 20;
+const MAX_INTERPRETER: usize = 4096;
 
 /// A part of the file that is loaded into memory.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +38,8 @@ pub struct Elf {
     pub machine: u16,
     /// Whether a loader is asked for: it is not linked statically.
     pub has_interpreter: bool,
+    /// Whether that is musl's.
+    pub uses_musl: bool,
     /// Build id; empty when it has none.
     pub build_id: BuildId,
     segments: Vec<Segment>,
@@ -149,7 +152,14 @@ fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> 
             size,
             executable: flags & PF_X != 0,
         }),
-        PT_INTERP => elf.has_interpreter = true,
+        PT_INTERP => {
+            let mut path = [0; MAX_INTERPRETER];
+            let most = size.min(MAX_INTERPRETER as u64) as usize;
+            let got = read_up_to(file, &mut path[..most], offset)?;
+            let name = path[..got].rsplit(|byte| *byte == b'/').next();
+            elf.has_interpreter = true;
+            elf.uses_musl = name.is_some_and(|name| name.starts_with(b"ld-musl-"));
+        }
         PT_NOTE if elf.build_id.is_empty() => {
             let mut notes = vec![0u8; size.min(MAX_NOTES) as usize];
             let got = read_up_to(file, &mut notes, offset)?;
@@ -204,7 +214,7 @@ mod tests {
     fn this_program_has_segments() {
         let elf = Elf::open(&std::env::current_exe().unwrap()).unwrap();
         let first = elf.segments[0];
-        assert!(elf.is_wide && elf.has_interpreter);
+        assert!(elf.is_wide && elf.has_interpreter && !elf.uses_musl);
         assert_eq!(elf.address_of(first.offset), Some(first.address));
         assert_eq!(elf.address_of(u64::MAX), None);
         let code = elf.segments.iter().find(|s| s.executable).unwrap();

@@ -111,6 +111,25 @@ pub fn has_sanitizer() -> bool {
     found != 0
 }
 
+/// Address of a function that glibc has and other C libraries lack, then null.
+macro_rules! glibc_function {
+    ($name:literal) => {{
+        let found: usize;
+        // SAFETY: reads a word of our own offset table, null where a weak name is nowhere.
+        unsafe {
+            core::arch::asm!(
+                concat!(".weak ", $name),
+                concat!("adrp {found}, :got:", $name),
+                concat!("ldr {found}, [{found}, #:got_lo12:", $name, "]"),
+                found = out(reg) found,
+                options(nostack),
+            );
+        }
+        found
+    }};
+}
+pub(crate) use glibc_function;
+
 /// Defines the entry point `$name` of one size: the allocator's `malloc` while sampling is
 /// off or the gap to the next sample is longer, else `$due`.
 macro_rules! counting_entry {

@@ -102,6 +102,24 @@ pub fn has_sanitizer() -> bool {
     found != 0
 }
 
+/// Address of a function that glibc has and other C libraries lack, then null.
+macro_rules! glibc_function {
+    ($name:literal) => {{
+        let found: usize;
+        // SAFETY: reads a word of our own offset table, null where a weak name is nowhere.
+        unsafe {
+            core::arch::asm!(
+                concat!(".weak ", $name),
+                concat!("mov {found}, qword ptr [rip + ", $name, "@GOTPCREL]"),
+                found = out(reg) found,
+                options(nostack),
+            );
+        }
+        found
+    }};
+}
+pub(crate) use glibc_function;
+
 /// Defines the entry point `$name` of one size: a jump to the allocator's `malloc` while
 /// sampling is off or the countdown has not expired, else one to `$due`. The same as
 /// `skips_sampling`, in the fewest instructions: three, or nine while sampling is on. Names that it

@@ -10,6 +10,7 @@
 use crate::arch::{answer_or_jump, find_and_jump, jump_without};
 use crate::backend;
 use crate::entry::{self, libc_names};
+use crate::musl;
 use crate::sys::next_symbol;
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -69,11 +70,15 @@ const DLSYM_VERSION: &CStr = if cfg!(target_arch = "aarch64") {
     c"GLIBC_2.2.5"
 };
 
-/// By `dlvsym`, which is not ours.
+/// By `dlvsym`, which is not ours, or in the C library's own tables.
 extern "C" fn find_dlsym() -> *mut c_void {
-    let (name, version) = (c"dlsym".as_ptr(), DLSYM_VERSION.as_ptr());
-    // SAFETY: both names end in a zero byte, and `dlvsym` keeps neither.
-    keep(&DLSYM, unsafe { dlvsym(libc::RTLD_NEXT, name, version) })
+    let (name, version) = (c"dlsym", DLSYM_VERSION.as_ptr());
+    let found = match musl::dlvsym() {
+        // SAFETY: both names end in a zero byte, and `dlvsym` keeps neither.
+        Some(dlvsym) => unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version) },
+        None => musl::function(name),
+    };
+    keep(&DLSYM, found)
 }
 
 fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
@@ -81,10 +86,6 @@ fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
         slot.store(found, Ordering::Relaxed);
     }
     found
-}
-
-unsafe extern "C" {
-    fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
 /// The answer of `dlsym`, or null: the loader's own. Ours only where that would be

@@ -5,14 +5,14 @@ use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
 use crate::sys::{self, variable};
-use crate::{backend, seccomp};
+use crate::{backend, musl, seccomp};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::clock;
 use shm_protocol::layout::{
     CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY,
-    REFUSES_SANITIZER, RESERVE_STEPS,
+    REFUSES_MUSL, REFUSES_SANITIZER, RESERVE_STEPS,
 };
 use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
@@ -148,7 +148,9 @@ fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>)
     );
     SEGMENTS.fetch_add(1, Ordering::Relaxed);
     LIFE.own(mark::mark());
-    if backend::stands_aside() {
+    if musl::is_here() {
+        refuse(REFUSES_MUSL, 0);
+    } else if backend::stands_aside() {
         refuse(REFUSES_SANITIZER, 0);
     } else if let Err(Errno(errno)) = first {
         refuse(REFUSES_MEMORY, errno);

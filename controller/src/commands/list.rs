@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
-use shm_protocol::layout::BANK_HEADER_BYTES;
+use shm_protocol::layout::{BANK_HEADER_BYTES, REFUSES_MUSL, REFUSES_SANITIZER};
 use shm_protocol::snapshot::Header;
 
 use crate::allocator;
@@ -187,6 +187,11 @@ fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
 
 fn state(agent: &Agent, header: &Header<'_>, running: bool) -> &'static str {
     let kept = uncollected(agent, header).is_some();
+    match (agent.life, header.refuses().0) {
+        (Life::Running, REFUSES_MUSL) => return "not sampled: musl",
+        (Life::Running, REFUSES_SANITIZER) => return "not sampled: sanitizer",
+        _ => {}
+    }
     match (agent.life, running, kept) {
         (Life::Running, true, _) => "sampling",
         (Life::Running, false, true) => "idle, profile kept",

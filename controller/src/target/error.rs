@@ -40,6 +40,12 @@ pub enum Error {
          MemorySanitizer), whose allocator the agent leaves in charge: profile a build without it"
     )]
     Sanitizer,
+    /// Its C library is musl.
+    #[error(
+        "its C library is musl, and the agent needs glibc: the program runs as without the agent, \
+         but cannot be sampled; sample it in an image with glibc (Debian, Ubuntu, Fedora)"
+    )]
+    Musl,
     /// It runs under a filter of system calls.
     #[error(
         "it has put itself under a seccomp filter since it started, and the agent makes no system \
