@@ -107,7 +107,11 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
             base => Ok(base.cast::<u8>()),
         }
     };
-    view(control, CONTROL_BYTES, libc::MAP_FIXED)?;
+    // As the kernel rounds it; qemu does not, and refuses shared parts of pages.
+    // SAFETY: takes a number, and reads what the C library knows.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let pages = CONTROL_BYTES.next_multiple_of(usize::try_from(page).unwrap_or(1).max(1));
+    view(control, pages, libc::MAP_FIXED)?;
     // SAFETY: the view just made.
     match unsafe { whole(control, CONTROL_BYTES) } {
         Ok(twice) => {

@@ -206,3 +206,14 @@ fn libraries_that_come_and_go_among_many_mappings_cost_a_hundredth_of_the_time()
     assert!(!found.contains_key("site_main"), "{found:?}");
     program.target.finish_well();
 }
+
+/// Nobody has called the code that a program begins with.
+#[test]
+fn a_stack_ends_where_its_program_begins_even_without_an_unwind_table() {
+    let scratch = Scratch::new();
+    let start = artifacts::source("start_x86_64.s");
+    let flags = ["-nostartfiles", start.to_str().expect("a plain path")];
+    let program = scratch.compile_as("steps.c", "bare", &flags);
+    let mut command = scratch.preloaded(&program);
+    check_exact(Steps::run(program, &mut command), &scratch);
+}

@@ -40,9 +40,19 @@ pub fn compile<'a>(module: &impl Module<'a>, ip: u64, scratch: &mut Scratch) -> 
     let row = tables.row(ip.wrapping_sub(1), scratch);
     match row.map(|(row, _)| pack(row, &tables.frames)) {
         Ok(rule) => rule,
-        Err(Cause::NoRule) if tables.begins_at(ip) => Rule::END,
+        Err(Cause::NoRule) if tables.begins_at(ip) || is_start(module, ip) => Rule::END,
         Err(cause) => Rule::failed(cause),
     }
+}
+
+/// Most bytes from a program's entry point to where its first call returns: glibc's takes 40.
+const START_BYTES: u64 = 96;
+
+/// Whether `ip` is in the code that a program begins with, which nobody has called. It has no
+/// unwind table in programs for aarch64 that were linked with a glibc of 2016 (Ubuntu 16.04), or by zig.
+fn is_start<'a>(module: &impl Module<'a>, ip: u64) -> bool {
+    let entry = module.entry();
+    entry.is_some_and(|entry| ip > entry && ip - entry <= START_BYTES)
 }
 
 /// Offset in `.eh_frame_hdr` of the encoding of its number of entries.

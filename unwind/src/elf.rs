@@ -34,6 +34,11 @@ pub trait Module<'a> {
 
     /// Bytes from an address of `.eh_frame` on, to the end of the section or beyond.
     fn bytes_from(&self, address: u64) -> Option<Section<'a>>;
+
+    /// Where a program begins to run; `None`: it is a library, or not known.
+    fn entry(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The unwind tables of a module that another process runs, read from its file. Addresses are
@@ -76,6 +81,8 @@ pub struct Image {
     start: u64,
     end: u64,
     bias: u64,
+    /// As the file has it; 0: none.
+    entry: u64,
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
@@ -177,12 +184,14 @@ impl Image {
     #[must_use]
     pub unsafe fn at(start: u64, end: u64) -> Option<Self> {
         // SAFETY: the caller's.
-        let headers = program_headers(unsafe { first_page(start, end) }?)?;
+        let page = unsafe { first_page(start, end) }?;
+        let headers = program_headers(page)?;
         let mut image = Self {
             headers,
             start,
             end,
             bias: 0,
+            entry: u64_at(page, 24)?,
         };
         image.bias = start.wrapping_sub(first_address(headers)?);
         Some(image)
@@ -268,6 +277,10 @@ impl Module<'static> for Image {
 
     fn bytes_from(&self, address: u64) -> Option<Section<'static>> {
         self.mapped_from(address)
+    }
+
+    fn entry(&self) -> Option<u64> {
+        (self.entry != 0).then(|| self.bias.wrapping_add(self.entry))
     }
 }
 
