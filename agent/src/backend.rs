@@ -139,13 +139,26 @@ pub fn is_system() -> bool {
 #[cold]
 fn choose() {
     NEXT.use_jemalloc();
-    let left_out = environment::leaves_us_out();
-    LEFT_OUT.store(left_out, Ordering::Relaxed);
-    if left_out || stands_aside() || wants_system() {
+    if stands_aside() || looks_left_out() || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
         system::enter();
         NEXT.use_system();
         system::leave();
+    }
+}
+
+/// Reads whether it is, and remembers it.
+fn looks_left_out() -> bool {
+    let left_out = environment::leaves_us_out();
+    LEFT_OUT.store(left_out, Ordering::Relaxed);
+    left_out
+}
+
+/// At start-up, for a process with a sanitizer: at its first allocation the sanitizer may not have begun, and
+/// reading a file by its functions would end the program.
+pub fn look_again() {
+    if stands_aside() {
+        looks_left_out();
     }
 }
 

@@ -15,6 +15,7 @@ extern "C" fn constructor() {
     }
     let saved = sys::errno();
     backend::settle();
+    backend::look_again();
     atfork::start();
     ends::find();
     module::init();
