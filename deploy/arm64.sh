@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Debian's packages for arm64, for the scripts that try programs under qemu. Sourced.
 
 # arm64_packages DIRECTORY PACKAGE...: unpacks them and what they depend on, unless they are

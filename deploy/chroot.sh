@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Other userlands, for the scripts that try packages in them. Sourced; needs root, and deploy/packages.sh.
 
 # need_root: fails where that is not who we are.
