@@ -89,11 +89,14 @@ fn without_proc_a_program_runs_and_the_controller_says_what_is_missing() {
 #[test]
 fn a_proc_that_hides_other_users_processes_shows_ones_own() {
     let scratch = Scratch::new();
+    // A new one: options of the one that is there would be everybody's.
     let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
-    let commands = format!("mount -o remount,hidepid=2 /proc; set -- {nobody} \"$@\"");
+    let commands = format!("mount -t proc -o hidepid=2 proc /proc; set -- {nobody} \"$@\"");
     for path in [scratch.files(), scratch.shared()] {
         fs::set_permissions(path, Permissions::from_mode(0o777)).expect("our own");
     }
+    let outcome = run(inside(&scratch, &commands).args(["test", "-e", "/proc/1"]));
+    assert_eq!(outcome.code, Some(1), "it hides them: {outcome:?}");
     // The build's directories may be closed to others.
     let copies = [artifacts::profiler(), artifacts::agent()].map(|path| {
         let copy = scratch.file(&path.file_name().expect("a name").to_string_lossy());
@@ -111,6 +114,8 @@ fn a_proc_that_hides_other_users_processes_shows_ones_own() {
     let mut profiler = inside(&scratch, &commands);
     profiler.arg(&copies[0]);
     count(&scratch, &mut program, Path::new("own_"), profiler);
+    let mounts = fs::read_to_string("/proc/mounts").expect("the mounts");
+    assert!(!mounts.contains("hidepid"), "{mounts}");
     program.target.finish_well();
 }
 
