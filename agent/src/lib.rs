@@ -59,6 +59,7 @@ mod seccomp;
 mod session;
 mod stats;
 mod sys;
+mod thinning;
 mod thread;
 mod tid;
 

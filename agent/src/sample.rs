@@ -18,6 +18,7 @@ use crate::range::{self, Flags, FreeLists};
 use crate::session::{self, Epoch};
 use crate::stats;
 use crate::sys;
+use crate::thinning::Key;
 use crate::thread::{self, Thread};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -106,6 +107,15 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
     // SAFETY: as above.
     let epoch = unsafe { thread.epoch() };
     local.left = thread.gaps.next(thread.interval);
+    let mut site = None;
+    if epoch.thinning > 0 {
+        let key = Key::of(registers, request.bytes);
+        let step = thread.sites.step(key);
+        if !thread.gaps.is_one_in(step) {
+            return null_mut();
+        }
+        site = Some((key, step));
+    }
     let now = clock::now_ns();
     if epoch.deadline_ns != 0 && now >= epoch.deadline_ns {
         session::expire(epoch, now);
@@ -115,7 +125,7 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
         session::grow(epoch);
     }
     let timer = thread.start_timer();
-    let object = sample(thread, epoch, request, registers, now);
+    let object = sample(thread, epoch, (request, site), registers, now);
     thread.stop_timer(timer, &epoch.bank);
     object
 }
@@ -160,14 +170,17 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
 fn sample(
     thread: &mut Thread,
     epoch: &Epoch,
-    request: Request,
+    (request, site): (Request, Option<(Key, u32)>),
     registers: &Registers,
     now_ns: u64,
 ) -> *mut u8 {
     let layout = object::layout(request.bytes, request.align);
     let base = allocate(thread, request.align, layout, epoch.range_limit);
     let born = clock::tick_of(now_ns);
-    let weight = thread.weights.of(request.bytes as u64, thread.interval);
+    let mut weight = thread.weights.of(request.bytes as u64, thread.interval);
+    if let Some((_, step)) = site {
+        weight *= (1 << step) as f32;
+    }
     let tick = born.wrapping_sub(epoch.start_tick);
     let sample = NewSample {
         bytes: request.bytes as u64,
@@ -175,6 +188,11 @@ fn sample(
         tick,
     };
     let record = count(thread, epoch, registers, &sample);
+    if let Some((key, _)) = site {
+        let known = epoch.bank.held(record);
+        let learned = (sample.bytes, epoch.interval, epoch.thinning);
+        thread.sites.learn(key, known, learned);
+    }
     if base.is_null() {
         count_untracked(thread, epoch, record, &sample);
         return null_mut();

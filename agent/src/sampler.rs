@@ -22,6 +22,20 @@ impl Gaps {
         }
     }
 
+    #[inline]
+    fn draw(&mut self) -> u64 {
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        self.state.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// Whether this is one of 2^`step`, at random; `step` is below 64.
+    #[inline]
+    pub fn is_one_in(&mut self, step: u32) -> bool {
+        step == 0 || self.draw() >> (64 - step) == 0
+    }
+
     /// Bytes that may pass unsampled: floor of an exponential of mean `interval`, so that
     /// P(gap < n) = 1 - exp(-n / interval) for every whole n. -1 for interval 1: every
     /// allocation is sampled, whatever its size.
@@ -30,10 +44,7 @@ impl Gaps {
         if interval <= 1.0 {
             return -1;
         }
-        self.state ^= self.state >> 12;
-        self.state ^= self.state << 25;
-        self.state ^= self.state >> 27;
-        let random = self.state.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1;
+        let random = self.draw() | 1;
         let gap = minus_ln(random) * interval;
         // Up to here the conversion is one instruction; beyond, no sample falls due any more.
         const FOR_EVER: f64 = (1u64 << 62) as f64;

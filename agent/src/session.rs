@@ -19,6 +19,7 @@ pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};
 
 use crate::sys::{self, PAGE};
+use crate::thinning;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -188,6 +189,8 @@ pub struct Epoch {
     pub start_tick: u32,
     /// Most address space for sampled objects; 0: no limit.
     pub range_limit: u64,
+    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    pub thinning: u32,
     /// Bank of the session.
     pub bank: Bank<'static>,
 }
@@ -221,6 +224,10 @@ pub fn current() -> Option<Epoch> {
         published_deadline_ns: setting.deadline_ns,
         start_tick,
         range_limit: setting.range_limit,
+        thinning: match setting.interval {
+            1 => 0,
+            _ => setting.thinning.min(u64::from(thinning::MOST)) as u32,
+        },
         bank,
     })
 }

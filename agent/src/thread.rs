@@ -8,6 +8,7 @@ use crate::local::Local;
 use crate::range::FreeLists;
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
+use crate::thinning::Sites;
 use crate::{arch, cycles, module, stats, tid};
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
@@ -42,6 +43,8 @@ pub struct Thread {
     pub free_lists: Option<FreeLists>,
     /// Weights of small objects at its interval.
     pub weights: Weights,
+    /// Call sites that it has sampled.
+    pub sites: Sites,
     until_timed: u32,
     generation: u16,
     /// Nodes above its complete and its truncated stacks in the session's tree.
@@ -93,6 +96,7 @@ impl Thread {
             self.roots = epoch.bank.roots_of(tid::own());
             self.records = [(0, 0); CACHED];
             self.walker.forget();
+            self.sites.forget();
         }
         if self.interval != epoch.interval as f64 {
             self.interval = epoch.interval as f64;

@@ -13,7 +13,7 @@ use shm_protocol::snapshot::Header;
 use crate::clock::now_ns;
 use crate::discovery::{Agent, Found, Life};
 use crate::segment::{Head, io_error};
-use crate::target::{Deadline, Target, is_running, uncollected};
+use crate::target::{Deadline, Density, Target, is_running, uncollected};
 
 /// Time between two publications by a process, in nanoseconds.
 const PERIOD_NS: u64 = 1_000_000_000;
@@ -94,7 +94,7 @@ fn start(agent: &Agent) -> anyhow::Result<Target> {
     if uncollected(&target.agent, &target.agent.segment.head(&mut head)?).is_some() {
         bail!("an earlier session left a profile: mem_profiler dump writes it out");
     }
-    target.prepare(INTERVAL)?;
+    target.prepare(Density::uniform(INTERVAL))?;
     // Before it begins: however we end, its few samples are nobody's profile.
     let view = target.agent.segment.view();
     view.mark_collected(target.session.number)

@@ -310,6 +310,9 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         end_unix_ns: Some(snapshot.end_unix_ns),
         duration_ns: Some(snapshot.end_ns.saturating_sub(session.start_ns)),
         intervals: snapshot.intervals.iter().map(interval).collect(),
+        thinning: Some(session.thinning)
+            .filter(|&log2| log2 > 0 && session.interval > 1)
+            .map(|log2| 1 << log2.min(63)),
         threads: snapshot.thread_entries.iter().map(thread).collect(),
         trigger: Some(metadata.trigger.clone()).filter(|t| !t.is_empty()),
         ended: Some(metadata.ended.clone()).filter(|t| !t.is_empty()),

@@ -13,6 +13,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 use shm_protocol::segment::DIR_VARIABLE;
 
 use crate::discovery::{HIDDEN_PREFIX, RUN_PREFIX};
+use crate::target::Density;
 use crate::text;
 use crate::waiting::{Received, unblock_all};
 
@@ -41,12 +42,11 @@ pub struct Launched {
 }
 
 impl Launched {
-    /// Starts `command` with the agent, sampling every `interval` bytes from its first
-    /// allocation, its segments and its children's in `directory`.
+    /// Starts `command` with the agent, which samples this densely from its first allocation, its segments and its children's in `directory`.
     pub fn start(
         command: &[OsString],
         agent: &Path,
-        interval: u64,
+        density: Density,
         directory: &Path,
         dump_signal: Option<Signal>,
     ) -> io::Result<Self> {
@@ -56,7 +56,8 @@ impl Launched {
             .args(arguments)
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_START", "1")
-            .env("MEM_PROFILER_INTERVAL", interval.to_string())
+            .env("MEM_PROFILER_INTERVAL", density.interval.to_string())
+            .env("MEM_PROFILER_THIN", density.thinning.to_string())
             .env(DIR_VARIABLE, directory);
         // SAFETY: only an async-signal-safe system call.
         unsafe { command.pre_exec(unblock_all) };

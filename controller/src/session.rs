@@ -18,7 +18,7 @@ use crate::output::Output;
 use crate::python;
 use crate::segment::Entry;
 use crate::select::Selection;
-use crate::target::{Deadline, Look, RENEWAL};
+use crate::target::{Deadline, Density, Look, RENEWAL};
 use crate::triggers::Triggers;
 use crate::waiting::{Received, Signals};
 
@@ -47,8 +47,8 @@ const SETTLE: Duration = Duration::from_millis(5);
 /// Settings of a session.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Mean bytes between samples at the start.
-    pub interval: u64,
+    /// How densely to sample at the start.
+    pub density: Density,
     /// The share of a process's CPU time that sampling may take; if `None`, the interval is fixed.
     pub max_overhead: Option<f64>,
     /// Length; if `None`, the session lasts until a signal.

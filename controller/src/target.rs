@@ -72,6 +72,28 @@ pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     (bank.session() == session.number && bank.totals().samples > 0).then_some(session)
 }
 
+/// How densely a session samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Density {
+    /// Mean bytes between samples.
+    pub interval: u64,
+    /// See [`Session::thinning`].
+    pub thinning: u64,
+}
+
+impl Density {
+    /// The thinning that is asked for, if any.
+    pub const THINNED: u64 = 3;
+
+    /// Every sample that is due.
+    pub fn uniform(interval: u64) -> Self {
+        Self {
+            interval,
+            thinning: 0,
+        }
+    }
+}
+
 /// Result of polling a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
@@ -125,6 +147,7 @@ impl Target {
             start_unix_ns: 0,
             controller_pid: u64::from(std::process::id()),
             range_limit: 0,
+            thinning: 0,
         };
         let segment_bytes = segment_bytes(&agent)?;
         let target = Self::new(agent, session, pidfd, segment_bytes);
@@ -233,7 +256,7 @@ impl Target {
     }
 
     /// Clears a bank for the next session.
-    pub fn prepare(&mut self, interval: u64) -> Result<(), Error> {
+    pub fn prepare(&mut self, density: Density) -> Result<(), Error> {
         let segment = &self.agent.segment;
         let mut head = Head::new();
         let header = segment.head(&mut head)?;
@@ -244,7 +267,8 @@ impl Target {
             (left / RANGE_SHARE).max(1)
         });
         self.session.number = last.checked_add(1).unwrap_or(1);
-        self.session.interval = interval;
+        self.session.interval = density.interval;
+        self.session.thinning = density.thinning;
         self.steps = FIRST_STEPS;
         let grown = segment.grow(self.segment_bytes as u64);
         let number = self.session.number;

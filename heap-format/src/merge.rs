@@ -262,6 +262,7 @@ impl Merger {
         } else if new.end_unix_ns > out.end_unix_ns {
             out.intervals.clone_from(&new.intervals);
         }
+        out.thinning = out.thinning.max(new.thinning);
         let start = out.start_unix_ns.into_iter().chain(new.start_unix_ns);
         out.start_unix_ns = start.min();
         out.end_unix_ns = out.end_unix_ns.max(new.end_unix_ns);

@@ -302,6 +302,8 @@ pub struct Facts {
     /// The intervals in chronological order, if the interval changed; the
     /// profile's period is then the smallest.
     pub intervals: Vec<IntervalPeriod>,
+    /// Of well-known call sites one due sample in up to this many was taken; `None`: each one.
+    pub thinning: Option<u64>,
     /// The threads whose stacks are kept apart.
     pub threads: Vec<Thread>,
     /// Number of this dump among those of its process.

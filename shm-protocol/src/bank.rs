@@ -238,6 +238,17 @@ impl<'a> Bank<'a> {
         add(&self.totals(shard).freed_bytes, bytes, exclusive);
     }
 
+    /// Samples counted in a record, and the estimate of the bytes that are live of them, as far as
+    /// that record tells; none of [`TABLE_FULL`], which tells nothing of one stack.
+    #[inline]
+    #[must_use]
+    pub fn held(&self, id: RecordId) -> (u64, u64) {
+        match self.records.record(id).filter(|_| id != TABLE_FULL) {
+            Some(record) => record.held(),
+            None => (0, 0),
+        }
+    }
+
     /// Whether a record is one of `shard`'s.
     #[inline]
     #[must_use]

@@ -74,8 +74,8 @@ pub struct Params {
     pub controller_pid: AtomicU64,
     /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
     pub range_limit: AtomicU64,
-    /// Zero.
-    pub reserved: u64,
+    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    pub thinning: AtomicU64,
 }
 
 /// Identity of the process. Written once by the agent; `magic` is stored last.

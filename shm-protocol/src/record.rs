@@ -111,6 +111,18 @@ fn rounded_down(value: f64) -> i64 {
     value as i64
 }
 
+impl Record {
+    /// Samples counted here, and the estimate of the bytes that are live of them.
+    #[inline]
+    pub(crate) fn held(&self) -> (u64, u64) {
+        let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let live = read(&self.alloc_bytes).wrapping_sub(read(&self.free_bytes));
+        // More may have been freed here than allocated: what other threads allocated.
+        let live = (live as i64).max(0) as f64 / BYTE_ONE;
+        (read(&self.alloc_samples), live as u64)
+    }
+}
+
 /// The records of one bank.
 #[derive(Clone, Copy)]
 pub struct Records<'a> {

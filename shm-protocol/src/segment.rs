@@ -159,6 +159,8 @@ pub struct Session {
     pub controller_pid: u64,
     /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
     pub range_limit: u64,
+    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    pub thinning: u64,
 }
 
 /// One interval of a session that had several.
@@ -424,6 +426,7 @@ impl<F: Store> SegmentFile<F> {
             (offset_of!(Params, start_unix_ns), session.start_unix_ns),
             (offset_of!(Params, controller_pid), session.controller_pid),
             (offset_of!(Params, range_limit), session.range_limit),
+            (offset_of!(Params, thinning), session.thinning),
         ] {
             self.write_word(at + field, value)?;
         }

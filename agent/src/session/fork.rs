@@ -26,6 +26,7 @@ struct Pending {
     /// 0: none.
     session: AtomicU64,
     interval: AtomicU64,
+    thinning: AtomicU64,
     deadline_ns: AtomicU64,
     parent: AtomicU64,
 }
@@ -33,6 +34,7 @@ struct Pending {
 static PENDING: Pending = Pending {
     session: AtomicU64::new(0),
     interval: AtomicU64::new(0),
+    thinning: AtomicU64::new(0),
     deadline_ns: AtomicU64::new(0),
     parent: AtomicU64::new(0),
 };
@@ -90,6 +92,7 @@ fn remember(control: &Control) {
             &PENDING.interval,
             params.interval.load(Ordering::Relaxed).max(1),
         );
+        put(&PENDING.thinning, params.thinning.load(Ordering::Relaxed));
         put(
             &PENDING.deadline_ns,
             params.deadline_ns.load(Ordering::Relaxed),
@@ -105,6 +108,7 @@ fn pending() -> Option<Start> {
     (session != 0 && !over).then(|| Start {
         session,
         interval: PENDING.interval.load(Ordering::Relaxed),
+        thinning: PENDING.thinning.load(Ordering::Relaxed),
         deadline_ns,
     })
 }

@@ -5,7 +5,7 @@ use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
 use crate::sys::{self, variable};
-use crate::{backend, musl, seccomp};
+use crate::{backend, musl, seccomp, thinning};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -40,9 +40,13 @@ pub fn start(file_limit: u64, address_space: u64) {
     FILE_LIMIT.store(file_limit, Ordering::Relaxed);
     name::start();
     BYTES.store(segment_bytes(address_space), Ordering::Relaxed);
-    let start = wants_start().then(|| Start {
+    let start = is_set(c"MEM_PROFILER_START").then(|| Start {
         session: 1,
         interval: number(c"MEM_PROFILER_INTERVAL").unwrap_or(DEFAULT_INTERVAL),
+        thinning: match is_set(c"MEM_PROFILER_THIN") {
+            true => u64::from(thinning::MOST),
+            false => 0,
+        },
         deadline_ns: 0,
     });
     LIFE.make();
@@ -54,6 +58,7 @@ pub fn start(file_limit: u64, address_space: u64) {
 pub(super) struct Start {
     pub(super) session: u64,
     pub(super) interval: u64,
+    pub(super) thinning: u64,
     pub(super) deadline_ns: u64,
 }
 
@@ -76,8 +81,9 @@ fn number(name: &CStr) -> Option<u64> {
         .filter(|v| *v > 0)
 }
 
-fn wants_start() -> bool {
-    variable(c"MEM_PROFILER_START").is_some_and(|v| !v.is_empty() && v != b"0")
+/// Whether a variable says neither nothing nor 0.
+fn is_set(name: &CStr) -> bool {
+    variable(name).is_some_and(|v| !v.is_empty() && v != b"0")
 }
 
 /// Size of the segment with tables: as asked for, and a small part of a limited address
@@ -181,6 +187,7 @@ fn first_session(start: Start) -> Result<Session, Errno> {
         start_unix_ns: clock::unix_ns(),
         controller_pid: 0,
         range_limit: 0,
+        thinning: start.thinning,
     })
 }
 

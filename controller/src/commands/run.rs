@@ -24,10 +24,10 @@ use crate::text;
 /// Starts the program, follows it and its children, and ends as it ends.
 pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let agent = launch::find_agent(args.agent.as_deref())?;
-    let interval = args.interval.first();
+    let density = args.interval.first();
     let dump_signal = args.triggers.signal;
     let settings = Settings {
-        interval,
+        density,
         max_overhead: args.interval.max_overhead,
         length: args.seconds,
         prefix: args.output.output,
@@ -43,7 +43,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let discovery = Discovery::in_directory(directory.clone());
     let reporter = Box::new(Printer::following());
     let followed = Run::new(settings, discovery, true, reporter).and_then(|run| {
-        match Launched::start(&args.command, &agent, interval, &directory, dump_signal) {
+        match Launched::start(&args.command, &agent, density, &directory, dump_signal) {
             Ok(child) => run.follow(child).map(Ok),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", text::path(&args.command[0])));

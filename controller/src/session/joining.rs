@@ -126,7 +126,7 @@ impl Run {
     pub(super) fn begin(&mut self, taken: Vec<Target>) {
         let mut ready = Vec::new();
         for mut target in taken {
-            match target.prepare(self.settings.interval) {
+            match target.prepare(self.settings.density) {
                 Ok(()) => ready.push(target),
                 Err(reason) => self.fail(&format!("{}: {reason}", target.agent.title())),
             }
@@ -216,7 +216,7 @@ impl Run {
         let session = agent.segment.head(&mut head).ok().and_then(|h| h.session());
         session.is_some_and(|session| {
             session.controller_pid == 0
-                && (session.interval == self.settings.interval
+                && (session.interval == self.settings.density.interval
                     || self.settings.max_overhead.is_some())
                 && self.start_ns.is_some_and(|start| session.start_ns >= start)
         })

@@ -127,6 +127,7 @@ impl Forged {
             start_unix_ns: shm_protocol::clock::unix_ns(),
             controller_pid: 0,
             range_limit: 0,
+            thinning: 0,
         };
         view.publish(&session).unwrap();
         let geometry = view.geometry();

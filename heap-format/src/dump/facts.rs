@@ -78,6 +78,7 @@ impl Writer<'_> {
         for period in &facts.intervals {
             self.fact("interval", interval_text(period).as_bytes());
         }
+        self.number("thinning", facts.thinning);
         for thread in &facts.threads {
             self.fact(
                 "thread",
@@ -346,6 +347,7 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"interval" => facts
             .intervals
             .push(interval(std::str::from_utf8(value).ok()?)?),
+        b"thinning" => facts.thinning = Some(number()?),
         b"thread" => {
             let (name, tid) = named()?;
             facts.threads.push(Thread {

@@ -300,6 +300,8 @@ struct Facts<'a> {
     exe_build_id: String,
     command_line: &'a [String],
     intervals: Vec<Interval>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinning: Option<u64>,
     counters: &'a BTreeMap<String, u64>,
     allocator: &'a BTreeMap<String, u64>,
     memory: &'a BTreeMap<String, u64>,
@@ -334,6 +336,7 @@ fn facts(profile: &Profile) -> Facts<'_> {
         exe_build_id: facts.exe_build_id.to_string(),
         command_line: &facts.command_line,
         intervals: facts.intervals.iter().map(interval).collect(),
+        thinning: facts.thinning,
         counters: &facts.counters,
         allocator: &facts.allocator,
         memory: &facts.memory,

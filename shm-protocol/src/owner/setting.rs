@@ -21,6 +21,8 @@ pub struct Setting {
     pub start_ns: u64,
     /// Most address space for sampled objects; 0: no limit.
     pub range_limit: u64,
+    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    pub thinning: u64,
 }
 
 impl Setting {
@@ -40,6 +42,7 @@ impl Setting {
             deadline_ns: read(&params.deadline_ns),
             start_ns: read(&params.start_ns),
             range_limit: read(&params.range_limit),
+            thinning: read(&params.thinning),
         };
         // A thread may sleep for two sessions between any two of these. Parameters are rewritten
         // only after their epoch is over. It is not over, so they belong to it.
@@ -89,6 +92,7 @@ fn begin(control: &Control, session: &Session) {
         (&params.start_unix_ns, session.start_unix_ns),
         (&params.controller_pid, session.controller_pid),
         (&params.range_limit, session.range_limit),
+        (&params.thinning, session.thinning),
     ] {
         word.store(value, Ordering::Relaxed);
     }

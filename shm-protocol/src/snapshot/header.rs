@@ -185,6 +185,7 @@ impl<'a> Header<'a> {
             start_unix_ns: field(offset_of!(Params, start_unix_ns)),
             controller_pid: field(offset_of!(Params, controller_pid)),
             range_limit: field(offset_of!(Params, range_limit)),
+            thinning: field(offset_of!(Params, thinning)),
         };
         (last != 0 && session.number != 0).then_some(session)
     }

@@ -106,6 +106,7 @@ impl Segment {
             start_unix_ns: clock::unix_ns(),
             controller_pid: u64::from(std::process::id()),
             range_limit: 0,
+            thinning: 0,
         })?;
         Ok(number)
     }

@@ -68,6 +68,15 @@ fn interval(profile: &Profile) -> Option<String> {
         .period_type
         .as_ref()
         .map_or("bytes", |t| t.unit.as_str());
-    let each = || format!("a sample each {} {unit} on average", profile.period_text());
+    let each = || {
+        let thinned = match profile.facts.thinning {
+            Some(factor) => format!(", of well-known call sites one in up to {factor}"),
+            None => String::new(),
+        };
+        format!(
+            "a sample each {} {unit} on average{thinned}",
+            profile.period_text()
+        )
+    };
     (profile.period > 0).then(each)
 }

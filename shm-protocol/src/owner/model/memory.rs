@@ -49,6 +49,7 @@ fn params() -> Params {
         start_unix_ns: word(),
         controller_pid: word(),
         range_limit: word(),
+        thinning: word(),
         reserved: 0,
     }
 }
@@ -186,6 +187,7 @@ pub fn session(number: u64) -> Session {
         start_unix_ns: 0,
         controller_pid: 0,
         range_limit: number * 100,
+        thinning: number * 1000,
     }
 }
 
@@ -266,6 +268,10 @@ impl Segment {
                 (
                     at + offset_of!(Params, range_limit),
                     Word::Whole(&params.range_limit),
+                ),
+                (
+                    at + offset_of!(Params, thinning),
+                    Word::Whole(&params.thinning),
                 ),
             ]);
         }

@@ -81,6 +81,7 @@ fn check(met: &Met<'_>) {
         deadline_ns: published.deadline_ns,
         start_ns: published.start_ns,
         range_limit: published.range_limit,
+        thinning: published.thinning,
     };
     assert_eq!(met.setting, expected, "parameters of two sessions");
     assert_eq!(u64::from(met.start_tick), published.start_ns);
