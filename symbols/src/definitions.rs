@@ -237,8 +237,8 @@ mod tests {
             let mut damaged = own[..8192].to_vec();
             damaged[at..at + 8].copy_from_slice(&bytes);
             std::fs::write(file.path(), &damaged).unwrap();
-            let found = definitions(file.path(), &["malloc"]).unwrap();
-            assert_eq!(found.found, []);
+            let found = definitions(file.path(), &["malloc", "main"]);
+            assert!(found.is_ok_and(|found| found.found.is_empty()), "{at}");
         }
         assert!(definitions(Path::new("/dev/zero"), &["malloc"]).is_err());
     }

@@ -200,6 +200,8 @@ pub(super) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Res
             Ok(0) => break,
             Ok(n) => got += n,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            // No file reaches so far.
+            Err(_) if i64::try_from(at).is_err() => break,
             Err(e) => return Err(e),
         }
     }
