@@ -26,6 +26,8 @@ const PIECE: usize = 1 << 18;
 const MOST_SYMBOLS: u64 = 64 << 20;
 const MOST_NAMES: u64 = 256 << 20;
 const MOST_CONTENTS: u64 = 128 << 20;
+/// How many places of the names among a table's strings are kept at most.
+const MOST_PLACES: usize = 1 << 16;
 
 /// A function that was asked for and is defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,14 +64,13 @@ pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definition
     let got = read_up_to(&file, &mut sections, word(&header, 40))?;
     sections.truncate(got);
     let sections: Vec<Section> = sections.chunks_exact(SECTION).map(Section::new).collect();
-    for table in &sections {
-        let Some(strings) = sections.get(table.link) else {
+    // A file has one table of each kind. One that claims thousands is not to keep us busy.
+    for (kind, is_exported) in [(SHT_DYNSYM, true), (SHT_SYMTAB, false)] {
+        let Some(table) = sections.iter().find(|section| section.kind == kind) else {
             continue;
         };
-        let is_exported = match table.kind {
-            SHT_DYNSYM => true,
-            SHT_SYMTAB => false,
-            _ => continue,
+        let Some(strings) = sections.get(table.link) else {
+            continue;
         };
         definitions.has_symbols |= !is_exported;
         let at = name_offsets(&file, strings, names)?;
@@ -142,9 +143,10 @@ fn name_offsets(
         for (name, finder) in names.iter().zip(&finders) {
             let hits = finder.find_iter(piece);
             let hits = hits.filter_map(|hit| u32::try_from(at + hit as u64).ok());
-            offsets.extend(hits.map(|offset| (offset, *name)));
+            let room = MOST_PLACES.saturating_sub(offsets.len());
+            offsets.extend(hits.take(room).map(|offset| (offset, *name)));
         }
-        true
+        offsets.len() < MOST_PLACES
     })?;
     Ok(offsets)
 }
@@ -227,6 +229,55 @@ mod tests {
         let found = contained(file.path(), &["thread", "needle"]).unwrap();
         assert_eq!(found, Some("needle"));
         assert_eq!(contained(file.path(), &["thread"]).unwrap(), None);
+    }
+
+    /// An ELF file of these sections and nothing else: kind, offset, size, link.
+    fn elf(sections: &[(u32, u64, u64, u32)], contents: &[u8]) -> tempfile::NamedTempFile {
+        let mut bytes = vec![0; 64];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes[40..48].copy_from_slice(&(64 + contents.len() as u64).to_le_bytes());
+        bytes[60..62].copy_from_slice(&(sections.len() as u16).to_le_bytes());
+        bytes.extend(contents);
+        for &(kind, offset, size, link) in sections {
+            let mut section = [0; SECTION];
+            section[4..8].copy_from_slice(&kind.to_le_bytes());
+            section[24..32].copy_from_slice(&offset.to_le_bytes());
+            section[32..40].copy_from_slice(&size.to_le_bytes());
+            section[40..44].copy_from_slice(&link.to_le_bytes());
+            bytes.extend(section);
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn of_thousands_of_tables_one_is_read_and_of_millions_of_names_some() {
+        // A symbol `malloc`, a function of section 1; its name at 64 + 24.
+        let mut contents = vec![0; SYMBOL];
+        contents[4] = STT_FUNC;
+        contents[6] = 1;
+        contents.extend(b"malloc\0".repeat(100_000));
+        let names = (contents.len() - SYMBOL) as u64;
+        let strings = (3, 64 + SYMBOL as u64, names, 0);
+        let table = (SHT_DYNSYM, 64, SYMBOL as u64, 0);
+        let found = definitions(elf(&[strings, table], &contents).path(), &["malloc"]);
+        assert_eq!(found.unwrap().found.len(), 1);
+        let empty = (SHT_DYNSYM, 64, 0, 0);
+        let mut many = vec![strings, empty];
+        many.extend([table; 5000]);
+        let file = elf(&many, &contents);
+        let found = definitions(file.path(), &["malloc"]).unwrap();
+        assert_eq!(found.found, []);
+        let strings = Section {
+            kind: 3,
+            offset: strings.1,
+            size: strings.2,
+            link: 0,
+        };
+        let file = File::open(file.path()).unwrap();
+        let places = name_offsets(&file, &strings, &["malloc"]).unwrap();
+        assert_eq!(places.len(), MOST_PLACES);
     }
 
     #[test]

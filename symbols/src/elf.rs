@@ -191,6 +191,10 @@ fn build_id(layout: Layout, mut notes: &[u8]) -> Option<BuildId> {
 
 /// Fills as much of `buffer` as the file has at `offset`.
 pub(super) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    // No file is that long, and the call would fail.
+    if offset > i64::MAX as u64 - buffer.len() as u64 {
+        return Ok(0);
+    }
     let mut got = 0;
     while got < buffer.len() {
         let Some(at) = offset.checked_add(got as u64) else {

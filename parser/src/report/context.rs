@@ -124,6 +124,28 @@ impl Context<'_> {
             .collect()
     }
 
+    /// What the report is of: origin and filters, a line each.
+    pub fn heading(&self) -> String {
+        let lines = self.origin().into_iter().chain(self.filters());
+        lines.map(|line| line + "\n").collect()
+    }
+
+    /// How many rows of a list are shown: what `-n` says, of which 0 is all, or `default`.
+    pub fn rows(&self, default: usize) -> usize {
+        match self.options.node_count {
+            Some(0) => usize::MAX,
+            count => count.unwrap_or(default),
+        }
+    }
+
+    /// The line below a list of which only `shown` of all rows are shown.
+    pub fn more(all: usize, shown: usize) -> String {
+        match all.saturating_sub(shown) {
+            0 => String::new(),
+            rest => format!("{rest} more: -n 0 shows all\n"),
+        }
+    }
+
     /// Origin of the profile.
     pub fn origin(&self) -> Vec<String> {
         self.origin_in(&self.options.unit)

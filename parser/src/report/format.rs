@@ -54,7 +54,23 @@ impl Format {
         Self::new(flag, help, Render::Report(render))
     }
 
-    /// The same for a conversion of the whole profile.
+    /// A report with a layout of our own, of one dump, that is not trimmed.
+    pub const fn breakdown(
+        flag: &'static str,
+        help: &'static str,
+        render: fn(&Context) -> Result<String>,
+    ) -> Self {
+        Self {
+            style: Style::Own,
+            needs: Needs {
+                dumps: Dumps::Single,
+                ..Needs::TABLE
+            },
+            ..Self::report(flag, help, render)
+        }
+    }
+
+    /// The same as [`report`](Self::report) for a conversion of the whole profile.
     pub const fn conversion(
         flag: &'static str,
         help: &'static str,

@@ -45,8 +45,7 @@ fn render(context: &Context) -> Result<String> {
     let Some(found) = suspects::find(context.view, context.nodes, &series.moments) else {
         bail!("--leaks needs a heap profile: one with values in use");
     };
-    let most = context.options.node_count.unwrap_or(MOST);
-    let most = if most == 0 { found.len() } else { most };
+    let most = context.rows(MOST);
     let printer = Printer::new(context, &found);
     let mut out = String::new();
     printer.header(&mut out, &found, most);

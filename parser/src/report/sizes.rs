@@ -6,23 +6,16 @@ use anyhow::{Result, bail};
 use heap_format::printable::printable;
 
 use super::context::Context;
-use super::format::{Dumps, Format, Needs};
+use super::format::Format;
 use crate::breakdown::{self, BySize, Owner, class_name};
-use crate::measure::{Style, percentage};
+use crate::measure::percentage;
 
 /// `--sizes`.
-pub const FORMAT: Format = Format {
-    style: Style::Own,
-    needs: Needs {
-        dumps: Dumps::Single,
-        ..Needs::TABLE
-    },
-    ..Format::report(
-        "sizes",
-        "How large the objects are: a histogram of all, and the sizes of each function's",
-        render,
-    )
-};
+pub const FORMAT: Format = Format::breakdown(
+    "sizes",
+    "How large the objects are: a histogram of all, and the sizes of each function's",
+    render,
+);
 
 /// Functions shown by default.
 const MOST: usize = 20;
@@ -38,13 +31,7 @@ fn render(context: &Context) -> Result<String> {
              version from this one on"
         );
     };
-    let mut out = context.origin().join("\n");
-    out.push('\n');
-    out += &context
-        .filters()
-        .into_iter()
-        .map(|l| l + "\n")
-        .collect::<String>();
+    let mut out = context.heading();
     histogram(context, &sizes, &mut out);
     functions(context, &mut out);
     Ok(out)
@@ -82,11 +69,7 @@ fn functions(context: &Context, out: &mut String) {
         .filter(|(_, function)| function.all.values[column] != 0)
         .collect();
     functions.sort_by_key(|(entry, f)| (std::cmp::Reverse(f.all.values[column].abs()), *entry));
-    let most = match context.options.node_count {
-        None => MOST,
-        Some(0) => functions.len(),
-        Some(count) => count,
-    };
+    let most = context.rows(MOST);
     let _ = writeln!(
         out,
         "\n{:>13}    share  function, and the sizes of what it allocates",
@@ -103,9 +86,7 @@ fn functions(context: &Context, out: &mut String) {
         );
         let _ = writeln!(out, "{:>24}{}", "", parts(context, function));
     }
-    if functions.len() > most {
-        let _ = writeln!(out, "{} more: -n 0 shows all", functions.len() - most);
-    }
+    *out += &Context::more(functions.len(), most);
 }
 
 /// The sizes of a function, largest part first.

@@ -6,23 +6,16 @@ use anyhow::{Result, bail};
 use heap_format::printable::printable;
 
 use super::context::Context;
-use super::format::{Dumps, Format, Needs};
+use super::format::Format;
 use crate::breakdown::{self, Owner};
 use crate::measure::{Style, percentage};
 
 /// `--temporary`.
-pub const FORMAT: Format = Format {
-    style: Style::Own,
-    needs: Needs {
-        dumps: Dumps::Single,
-        ..Needs::TABLE
-    },
-    ..Format::report(
-        "temporary",
-        "Who allocates what is freed within some milliseconds",
-        render,
-    )
-};
+pub const FORMAT: Format = Format::breakdown(
+    "temporary",
+    "Who allocates what is freed within some milliseconds",
+    render,
+);
 
 /// Functions shown by default.
 const MOST: usize = 40;
@@ -42,11 +35,7 @@ fn render(context: &Context) -> Result<String> {
     functions.sort_by_key(|(entry, function)| (std::cmp::Reverse(short_lived(function)), *entry));
     let all = |part: fn(&Owner) -> f64| functions.iter().map(|(_, f)| part(f)).sum::<f64>();
     let short = all(|f| f.all.detail.short_lived_objects);
-    let most = match context.options.node_count {
-        None => MOST,
-        Some(0) => functions.len(),
-        Some(count) => count,
-    };
+    let most = context.rows(MOST);
     let mut lines = context.identity();
     lines.extend(context.filters());
     let mut out = lines.join("\n");
@@ -71,9 +60,7 @@ fn render(context: &Context) -> Result<String> {
             printable(context.nodes.name(*entry)),
         );
     }
-    if functions.len() > most {
-        let _ = writeln!(out, "{} more: -n 0 shows all", functions.len() - most);
-    }
+    out += &Context::more(functions.len(), most);
     Ok(out)
 }
 

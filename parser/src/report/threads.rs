@@ -6,23 +6,16 @@ use anyhow::{Result, bail};
 use heap_format::printable::printable;
 
 use super::context::Context;
-use super::format::{Dumps, Format, Needs};
+use super::format::Format;
 use crate::breakdown::{self, Owner};
-use crate::measure::{Style, percentage};
+use crate::measure::percentage;
 
 /// `--threads`.
-pub const FORMAT: Format = Format {
-    style: Style::Own,
-    needs: Needs {
-        dumps: Dumps::Single,
-        ..Needs::TABLE
-    },
-    ..Format::report(
-        "threads",
-        "Which threads allocated it (by name; --tagfocus thread=NAME shows one)",
-        render,
-    )
-};
+pub const FORMAT: Format = Format::breakdown(
+    "threads",
+    "Which threads allocated it (by name; --tagfocus thread=NAME shows one)",
+    render,
+);
 
 /// Functions of each thread that are shown.
 const FUNCTIONS: usize = 3;
@@ -34,13 +27,7 @@ fn render(context: &Context) -> Result<String> {
              of a version from this one on"
         );
     };
-    let mut out = context.origin().join("\n");
-    out.push('\n');
-    out += &context
-        .filters()
-        .into_iter()
-        .map(|l| l + "\n")
-        .collect::<String>();
+    let mut out = context.heading();
     let column = context.view.column();
     let mut threads: Vec<(String, Owner)> = threads.into_iter().collect();
     threads.sort_by_key(|(_, t)| std::cmp::Reverse(t.all.values[column].abs()));

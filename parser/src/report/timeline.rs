@@ -258,8 +258,7 @@ fn table(context: &Context, timeline: &Timeline, out: &mut String) {
         return;
     };
     let functions = timeline.functions(at).unwrap_or_default();
-    let most = context.options.node_count.unwrap_or(MOST);
-    let most = if most == 0 { functions.len() } else { most };
+    let most = context.rows(MOST);
     let _ = writeln!(
         out,
         "\nAt {}, {which}, {} live:\n{:>11} {:>11} {:>12}  function",

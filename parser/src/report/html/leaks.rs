@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, PageContext, Tab, share};
 use crate::json;
 use crate::report::context::Context;
 use crate::suspects::{self, Suspect};
@@ -86,7 +86,7 @@ fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
         objects: whole(suspect.objects),
         samples: suspect.samples,
         plain: whole(suspect.plain),
-        kept: (suspect.kept * 1e4).round() / 1e4,
+        kept: share(suspect.kept),
         age: suspect.age.map(whole),
         lifetime: suspect.lifetime.map(whole),
         growth: suspect.growth.as_ref().map(|growth| GrowthRow {

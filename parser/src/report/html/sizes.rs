@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, PageContext, Tab, share};
 use crate::breakdown::{self, BySize, class_name};
 use crate::json;
 use heap_format::printable::printable;
@@ -83,7 +83,7 @@ fn rows(page: &PageContext, sizes: &BySize) -> Vec<Row> {
         class,
         name: class_name(class),
         values: page.columns.iter().map(|&c| sums.values[c]).collect(),
-        short: (sums.short_lived() * 1e4).round() / 1e4,
+        short: share(sums.short_lived()),
     };
     sizes.iter().map(row).collect()
 }

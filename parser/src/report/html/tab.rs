@@ -27,3 +27,8 @@ pub struct PageContext<'a> {
     /// The profile keeps a base apart: the page shows before, after and change.
     pub compared: bool,
 }
+
+/// A share as the page has it: four decimals.
+pub fn share(part: f64) -> f64 {
+    (part * 1e4).round() / 1e4
+}

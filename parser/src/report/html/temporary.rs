@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, PageContext, Tab, share};
 use crate::breakdown::{self, Owner};
 use crate::json;
 use heap_format::printable::printable;
@@ -46,7 +46,7 @@ fn object(page: &PageContext) -> String {
         let row = |(entry, owner): (u32, Owner)| Row {
             name: printable(nodes.name(entry)),
             short: owner.all.detail.short_lived_objects.round(),
-            share: (owner.all.short_lived() * 1e4).round() / 1e4,
+            share: share(owner.all.short_lived()),
             bytes: owner.all.detail.alloc_bytes.round(),
             lifetime: owner.all.lifetime().map(f64::round),
         };

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, PageContext, Tab, share};
 use crate::breakdown::{self, Owner, Sums};
 use crate::json;
 use heap_format::printable::printable;
@@ -61,7 +61,7 @@ fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Owner) -> Thread<'a> {
     Thread {
         name: printable(name).into_owned(),
         values: values(&owner.all),
-        short: (owner.all.short_lived() * 1e4).round() / 1e4,
+        short: share(owner.all.short_lived()),
         functions: parts.iter().map(function).collect(),
         left_out,
     }
