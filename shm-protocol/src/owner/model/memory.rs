@@ -50,7 +50,6 @@ fn params() -> Params {
         controller_pid: word(),
         range_limit: word(),
         thinning: word(),
-        reserved: 0,
     }
 }
 
