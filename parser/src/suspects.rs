@@ -132,16 +132,25 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
         .collect();
     largest.sort_by_key(|&(i, _)| (std::cmp::Reverse(bytes(i)), i));
     largest.truncate(MOST_STACKS.saturating_mul(dumps));
-    let mut gathered: HashMap<Vec<u32>, Sums> = HashMap::new();
-    for (stack, frames) in largest {
+    let entries = |frames: &[u32]| -> Vec<u32> {
         let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
         let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
-        let sums = gathered.entry(entries.collect()).or_insert_with(|| Sums {
+        entries.collect()
+    };
+    let number = |stack: usize| numbers.get(stack).copied().unwrap_or(dumps - 1);
+    let mut gathered: HashMap<Vec<u32>, Sums> = HashMap::new();
+    for (stack, frames) in largest {
+        let sums = gathered.entry(entries(frames)).or_insert_with(|| Sums {
             site: own.site(view, frames),
             ..Sums::default()
         });
-        let number = numbers.get(stack).copied().unwrap_or(dumps - 1);
-        sums.count(profile, stack, columns, number, dumps);
+        sums.count(profile, stack, columns, number(stack), dumps);
+    }
+    // What the same stacks allocated, of other sizes or in other threads, and freed again.
+    for (stack, _, frames) in view.stacks().filter(|&(i, _, _)| bytes(i) == 0) {
+        if let Some(sums) = gathered.get_mut(&entries(frames)) {
+            sums.count(profile, stack, columns, number(stack), dumps);
+        }
     }
     gathered
 }
@@ -306,6 +315,22 @@ mod tests {
         assert_eq!(found[0].1.lifetime, None);
         assert_eq!(found[2].1.score, 5000.0 * 0.5 * 0.5);
         assert!(found.iter().all(|(_, s)| s.growth.is_none()));
+    }
+
+    /// As of a vector that grows: its last buffer stays, the smaller ones before it do not.
+    #[test]
+    fn what_a_stack_freed_of_other_sizes_was_not_kept() {
+        let mut builder = ProfileBuilder::new(1024);
+        builder.stack([0x1001], &detail(100.0, 0.0, 50.0, 0.0));
+        builder.stack([0x1001], &detail(300.0, 300.0, 0.0, 2.0));
+        builder.stack([0x2001], &detail(9.0, 9.0, 0.0, 1.0));
+        let mut profile = builder.finish();
+        variance::fill(&mut profile);
+        let found = suspects(profile, &[]);
+        assert_eq!(found.len(), 1);
+        let suspect = &found[0].1;
+        assert_eq!((suspect.kept, suspect.bytes), (0.25, 10_000.0));
+        assert_eq!((suspect.age, suspect.lifetime), (Some(50.0), Some(2.0)));
     }
 
     #[test]
