@@ -98,12 +98,24 @@ is_script() {
     read -r self _ </proc/self/stat && [ "$self" = "$$" ]
 }
 # shellcheck disable=SC2317  # called by the traps
-# Ends what runs, and removes what was unpacked.
+# has_ended PID: whether a process of ours is gone, or waits for us to ask how it ended.
+has_ended() {
+    [ ! -d "/proc/$1" ] || grep -q '^State:.*Z' "/proc/$1/status" 2>/dev/null
+}
+# shellcheck disable=SC2317
+# Ends what runs, within ten seconds, and removes what was unpacked.
 finish() {
     is_script || return 0
     trap '' INT TERM HUP
     for process in $child $brake; do
-        kill "$process" 2>/dev/null && wait "$process" 2>/dev/null
+        kill "$process" 2>/dev/null || continue
+        tries=100
+        until has_ended "$process" || [ "$tries" -le 0 ]; do
+            tries=$((tries - 1))
+            sleep 0.1 2>/dev/null || { sleep 1 && tries=$((tries - 9)); }
+        done
+        has_ended "$process" || kill -9 "$process" 2>/dev/null
+        wait "$process" 2>/dev/null
     done
     [ -z "$work" ] || { cd / && rm -rf "$work"; }
 }
