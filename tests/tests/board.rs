@@ -1,6 +1,7 @@
 //! The scripts for boards: which programs get the agent, what is collected, and what is left.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -276,6 +277,15 @@ fn collect(scratch: &Scratch, package: &Package, shell: &[&str], arguments: &[&s
         // As on a system that has nothing else.
         command.env("PATH", applets(scratch));
     }
+    // As from a terminal. What runs in the background, as these tests may, ignores Ctrl-C, and a
+    // shell cannot trap what was ignored before it began.
+    // SAFETY: the call is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        })
+    };
     command
 }
 
