@@ -50,24 +50,11 @@ pub fn pid() -> u32 {
 /// Contents of a file, as far as they fit into the buffer. Empty if it cannot be read. Changes
 /// `errno`.
 pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
-    // SAFETY: a terminated path; the descriptor is ours until it is closed here; `read` writes
-    // within the rest of the buffer.
-    let len = unsafe {
-        let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-        if fd < 0 {
-            return &[];
-        }
-        let mut len = 0;
-        while len < buffer.len() {
-            let n = libc::read(fd, buffer[len..].as_mut_ptr().cast(), buffer.len() - len);
-            if n <= 0 {
-                break;
-            }
-            len += n as usize;
-        }
-        libc::close(fd);
-        len
-    };
+    let mut len = 0;
+    read_through(path, buffer, |text| {
+        len = text.len();
+        0
+    });
     &buffer[..len]
 }
 
