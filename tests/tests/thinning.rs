@@ -1,10 +1,11 @@
 //! Importance sampling by call site: fewer samples where objects die at once, the same numbers.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use mem_tests::code::{self, Sum};
-use mem_tests::truth::{estimates, expected};
+use mem_tests::truth::{assert_exact, estimates, expected};
 use mem_tests::{Scratch, Session, Target, run};
 
 const INTERVAL: f64 = 1024.0;
@@ -41,28 +42,39 @@ fn check(sums: &BTreeMap<String, Sum>, lines: &[String]) {
     }
 }
 
-#[test]
-fn only_what_dies_at_once_is_thinned() {
+fn compile(scratch: &Scratch) -> PathBuf {
+    scratch.compile("tide.cpp", &["-fno-optimize-sibling-calls"])
+}
+
+/// A session in the running program, whose account it returns, and what the dump says.
+fn session(interval: &str) -> (Vec<String>, Option<u64>, BTreeMap<String, Sum>) {
     let scratch = Scratch::new();
-    let program = scratch.compile("tide.cpp", &["-fno-optimize-sibling-calls"]);
+    let program = compile(&scratch);
     let mut target = Target::start(&mut scratch.preloaded(&program));
     assert_eq!(target.hear(), "ready");
     let prefix = scratch.file("prof_");
     let pid = target.pid().to_string();
-    let args = ["-c", "1024", "--thin", "-p", &pid, "-o"];
+    let args = ["-c", interval, "--thin", "-p", &pid, "-o"];
     let session = Session::start(scratch.profiler().args(args).arg(prefix));
     scratch.wait_for_sampling(target.pid());
     target.say("go");
     let lines = target.hear_until("done");
     let profile = session.stop().profile();
-    assert_eq!(profile.facts.thinning, Some(8));
-    check(&code::sums(&profile, &[&program], "site_"), &lines);
+    let sums = code::sums(&profile, &[&program], "site_");
+    (lines, profile.facts.thinning, sums)
+}
+
+#[test]
+fn only_what_dies_at_once_is_thinned() {
+    let (lines, thinning, sums) = session("1024");
+    assert_eq!(thinning, Some(8));
+    check(&sums, &lines);
 }
 
 #[test]
 fn a_program_that_run_starts_is_thinned_from_its_first_allocation() {
     let scratch = Scratch::new();
-    let program = scratch.compile("tide.cpp", &["-fno-optimize-sibling-calls"]);
+    let program = compile(&scratch);
     let mut command = scratch.profiler();
     command.args(["run", "--thin", "-o", "prof_"]);
     let input = scratch.file("input");
@@ -80,19 +92,7 @@ fn a_program_that_run_starts_is_thinned_from_its_first_allocation() {
 
 #[test]
 fn every_allocation_is_every_allocation_however_thin() {
-    let scratch = Scratch::new();
-    let program = scratch.compile("tide.cpp", &["-fno-optimize-sibling-calls"]);
-    let mut target = Target::start(&mut scratch.preloaded(&program));
-    assert_eq!(target.hear(), "ready");
-    let prefix = scratch.file("prof_");
-    let pid = target.pid().to_string();
-    let args = ["-c", "1", "--thin", "-p", &pid, "-o"];
-    let session = Session::start(scratch.profiler().args(args).arg(prefix));
-    scratch.wait_for_sampling(target.pid());
-    target.say("go");
-    let lines = target.hear_until("done");
-    let profile = session.stop().profile();
-    assert_eq!(profile.facts.thinning, None);
-    let sums = code::sums(&profile, &[&program], "site_");
-    mem_tests::truth::assert_exact(&expected(&lines), &sums);
+    let (lines, thinning, sums) = session("1");
+    assert_eq!(thinning, None);
+    assert_exact(&expected(&lines), &sums);
 }
