@@ -92,6 +92,8 @@ fn segment_bytes(address_space: u64) -> usize {
     let most = usize::try_from(address_space / 32).unwrap_or(usize::MAX);
     number(c"MEM_PROFILER_TABLE")
         .map_or(DEFAULT_SEGMENT_BYTES.min(most), |bytes| {
+            // Nobody wants a table of 64 bytes: a small number without a unit is in MiB.
+            let bytes = if bytes < 1 << 10 { bytes << 20 } else { bytes };
             usize::try_from(bytes).unwrap_or(usize::MAX)
         })
         .clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
