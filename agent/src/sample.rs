@@ -27,6 +27,7 @@ use shm_protocol::counters::Counters;
 use shm_protocol::layout::SHARED_SHARD;
 use shm_protocol::record::{TABLE_FULL, size_class};
 use shm_protocol::{Bank, FreeSample, NewSample, RecordId, clock};
+use unwind::walk::Walk;
 use unwind::{Cause, Registers};
 
 /// Objects from here on are left unsampled: no range could hold them.
@@ -122,7 +123,7 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
         return null_mut();
     }
     if stats::refresh(now) {
-        session::grow(epoch);
+        session::grow_early(epoch);
     }
     let timer = thread.start_timer();
     let object = sample(thread, epoch, (request, site), registers, now);
@@ -258,21 +259,33 @@ fn count(
     registers: &Registers,
     sample: &NewSample,
 ) -> RecordId {
-    let walk = thread.walk(registers, epoch);
+    let (mut walk, mut record) = intern(thread, epoch, registers, sample);
+    while record == TABLE_FULL && session::grow(epoch) {
+        (walk, record) = intern(thread, epoch, registers, sample);
+    }
     if let Some(cause) = walk.truncated {
         let counters = &epoch.bank.header.counters;
         truncated(counters, cause).fetch_add(1, Ordering::Relaxed);
-    }
-    let record = walk.leaf.map_or(TABLE_FULL, |leaf| {
-        thread.record_of(leaf, size_class(sample.bytes), epoch)
-    });
-    if record == TABLE_FULL {
-        session::grow(epoch);
     }
     epoch
         .bank
         .count_new(record, thread.shard, sample, thread.is_exclusive());
     record
+}
+
+/// Walks the stack and finds its record.
+#[inline]
+fn intern(
+    thread: &mut Thread,
+    epoch: &Epoch,
+    registers: &Registers,
+    sample: &NewSample,
+) -> (Walk, RecordId) {
+    let walk = thread.walk(registers, epoch);
+    let record = walk.leaf.map_or(TABLE_FULL, |leaf| {
+        thread.record_of(leaf, size_class(sample.bytes), epoch)
+    });
+    (walk, record)
 }
 
 /// The counter of a cause.

@@ -23,12 +23,14 @@ use crate::thinning;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shm_protocol::layout::{
     CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node, REFUSES_MEMORY, REFUSES_SECCOMP,
     RESERVE_STEPS, Record, STATUS_OFFSET, Status,
 };
 use shm_protocol::owner::{self, Life, Mapping, Met, Sessions, Setting};
+use shm_protocol::record::FIRST_RECORD;
+use shm_protocol::tree::FIRST_NODE;
 use shm_protocol::{Bank, Geometry, clock, segment};
 
 /// [`CONTROL_BYTES`] in whole pages.
@@ -264,23 +266,47 @@ fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) }
 }
 
-/// Reserves more of the bank for a session without a controller, once half of the reserved
-/// part is used, so that pages exist before they are written. On kernels that cannot
-/// do this (before 5.14), the whole bank was reserved at the start.
-pub fn grow(epoch: &Epoch) {
-    let header = epoch.bank.header;
-    let steps = header.reserved_steps.load(Ordering::Relaxed);
-    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    let half = |count: &AtomicU32, limit: u32| count.load(Ordering::Relaxed) > limit / 2;
-    let crowded = half(&header.node_count, geometry.nodes_in(steps))
-        || half(&header.record_count, geometry.records_in(steps));
-    // A filter that the program has installed may not allow this call.
-    let forbidden = crate::seccomp::is_installed();
-    if steps >= RESERVE_STEPS || !crowded || forbidden || !is_alone(epoch) {
-        return;
+/// Session in which the system refused memory for more of the bank; 0: none.
+static REFUSED_GROWTH: AtomicU64 = AtomicU64::new(0);
+
+/// Reserves more of the bank of a session without a controller once half of it is used, so that
+/// pages exist before they are written.
+pub fn grow_early(epoch: &Epoch) {
+    if is_alone(epoch) {
+        extend(epoch, 2);
     }
-    let more = (steps * 2).min(RESERVE_STEPS);
-    let Some(base) = BASE.get() else { return };
+}
+
+/// Reserves more of a bank that is full. A controller does that from outside, in time as a rule;
+/// this is for a burst of new stacks before its turn comes. Returns whether there is more room.
+#[cold]
+pub fn grow(epoch: &Epoch) -> bool {
+    extend(epoch, 1)
+}
+
+/// Reserves more of the bank if one `part`th of what is reserved is used: as much again, or, where
+/// a controller will do more, a small part. On kernels that cannot do this (before 5.14), nothing:
+/// without a controller, the whole bank was reserved at the start there.
+fn extend(epoch: &Epoch, part: u32) -> bool {
+    let header = epoch.bank.header;
+    let steps = header.steps();
+    if steps >= RESERVE_STEPS || REFUSED_GROWTH.load(Ordering::Relaxed) == epoch.session {
+        return false;
+    }
+    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
+    let nodes = header.node_count.load(Ordering::Relaxed) + FIRST_NODE;
+    let records = header.record_count.load(Ordering::Relaxed) + FIRST_RECORD;
+    let used =
+        nodes >= geometry.nodes_in(steps) / part || records >= geometry.records_in(steps) / part;
+    // A filter that the program has installed may not allow this call.
+    if !used || crate::seccomp::is_installed() {
+        return false;
+    }
+    let more = match is_alone(epoch) {
+        true => steps.saturating_mul(2).min(RESERVE_STEPS),
+        false => steps + 1,
+    };
+    let Some(base) = BASE.get() else { return false };
     let bank = geometry.bank_offset(epoch.session);
     let nodes = |steps| {
         bank + geometry.nodes_offset() + geometry.nodes_in(steps) as usize * size_of::<Node>()
@@ -291,8 +317,11 @@ pub fn grow(epoch: &Epoch) {
     let populated =
         populate(base, nodes(steps), nodes(more)) && populate(base, records(steps), records(more));
     if populated {
-        header.reserved_steps.store(more, Ordering::Release);
+        header.grown_steps.fetch_max(more, Ordering::Release);
+    } else {
+        REFUSED_GROWTH.store(epoch.session, Ordering::Relaxed);
     }
+    populated
 }
 
 /// Whether the session was started by this process itself.

@@ -160,15 +160,14 @@ impl<'a> Bank<'a> {
     #[inline]
     #[must_use]
     pub fn node_limit(&self) -> u32 {
-        self.geometry
-            .nodes_in(self.header.reserved_steps.load(Ordering::Relaxed))
+        self.geometry.nodes_in(self.header.steps())
     }
 
     /// The record of `shard` for objects of a size class from the stack ending in `leaf`;
     /// [`TABLE_FULL`] if there is no room.
     #[must_use]
     pub fn record_of(&self, (leaf, class): (u32, u32), shard: u32) -> RecordId {
-        let steps = self.header.reserved_steps.load(Ordering::Relaxed);
+        let steps = self.header.steps();
         self.tree
             .node(leaf)
             .and_then(|node| {

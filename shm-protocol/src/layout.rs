@@ -16,12 +16,12 @@
 //! wipes, what a slow thread is still adding to the one before.
 
 use crate::counters::Counters;
-use crate::sync::{AtomicU8, AtomicU32, AtomicU64};
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -249,10 +249,13 @@ pub const RESERVE_STEPS: u8 = 64;
 pub struct BankHeader {
     /// Session whose data this bank holds.
     pub session: AtomicU64,
-    /// Parts, of [`RESERVE_STEPS`], of the nodes and records that have memory behind them.
+    /// Parts, of [`RESERVE_STEPS`], of the nodes and records that whoever started the session
+    /// has put memory behind.
     pub reserved_steps: AtomicU8,
+    /// The same as far as the agent itself has put memory behind them; see [`Self::steps`].
+    pub grown_steps: AtomicU8,
     /// Zero.
-    pub reserved: [u8; 7],
+    pub reserved: [u8; 6],
     /// Nodes claimed after the fixed ones.
     pub node_count: AtomicU32,
     /// Records claimed after the fixed one.
@@ -267,6 +270,16 @@ pub struct BankHeader {
     pub intervals: IntervalLog,
     /// Threads whose stacks are kept apart.
     pub threads: ThreadTable,
+}
+
+impl BankHeader {
+    /// Parts of the nodes and records that have memory behind them. Controller and agent each
+    /// write a count of their own, so that neither can take back what the other has added.
+    #[must_use]
+    pub fn steps(&self) -> u8 {
+        let reserved = self.reserved_steps.load(Ordering::Acquire);
+        reserved.max(self.grown_steps.load(Ordering::Acquire))
+    }
 }
 
 /// Threads of a session whose stacks are kept apart. The stacks of the others are under

@@ -337,9 +337,14 @@ impl<F: Store> SegmentFile<F> {
     /// Writes zeros over what a bank holds.
     fn empty_bank(&self, base: usize) -> Result<(), Errno> {
         let geometry = self.geometry();
-        let mut reserved = [0];
-        self.read_at(base + offset_of!(BankHeader, reserved_steps), &mut reserved)?;
-        let [steps] = reserved;
+        let mut counts = [[0]; 2];
+        self.read_at(
+            base + offset_of!(BankHeader, reserved_steps),
+            &mut counts[0],
+        )?;
+        self.read_at(base + offset_of!(BankHeader, grown_steps), &mut counts[1])?;
+        let [[reserved], [grown]] = counts;
+        let steps = reserved.max(grown);
         if steps == 0 {
             // Never used: all holes, which read as zeros.
             return Ok(());

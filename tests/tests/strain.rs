@@ -76,6 +76,23 @@ fn a_million_stacks_in_a_table_of_one_mebibyte_lose_no_byte() {
     program.target.finish_well();
 }
 
+/// The controller enlarges the table from outside; a burst of new stacks does not wait for it.
+#[test]
+fn a_burst_of_stacks_has_room_while_the_controller_is_held_up() {
+    const STACKS: f64 = 20_000.0;
+    let scratch = Scratch::new();
+    let mut program = strain(&scratch, |_| {});
+    let session = Session::of(&scratch, program.pid(), "1");
+    session.signal(libc::SIGSTOP);
+    program.step(&format!("paths {STACKS}"));
+    session.signal(libc::SIGCONT);
+    let profile = session.stop().profile();
+    assert_eq!(profile.facts.counters["table_full"], 0);
+    let found = sums(&profile, &[&program.program], "site_");
+    assert_eq!(found["site_paths"].detail.alloc_objects, STACKS);
+    program.target.finish_well();
+}
+
 #[test]
 fn five_hundred_threads_at_once_are_counted() {
     let profile = exact_after("crowd 500");

@@ -4,8 +4,8 @@ use super::{Invalid, u32_at, u64_at};
 use crate::bank::Geometry;
 use crate::counters::{self, Counter, Counters};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, ShardTotals,
-    THREADS_KEPT, ThreadEntry, ThreadTable,
+    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, RESERVE_STEPS,
+    ShardTotals, THREADS_KEPT, ThreadEntry, ThreadTable,
 };
 use crate::record::{BYTE_ONE, FIRST_RECORD};
 use crate::segment::IntervalPeriod;
@@ -40,7 +40,9 @@ impl<'a> BankSummary<'a> {
     /// Steps reserved, of [`crate::layout::RESERVE_STEPS`].
     #[must_use]
     pub fn reserved_steps(&self) -> u8 {
-        self.bytes[offset_of!(BankHeader, reserved_steps)]
+        let reserved = self.bytes[offset_of!(BankHeader, reserved_steps)];
+        let grown = self.bytes[offset_of!(BankHeader, grown_steps)];
+        reserved.max(grown).min(RESERVE_STEPS)
     }
 
     /// Nodes to read, fixed ones included.

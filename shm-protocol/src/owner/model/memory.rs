@@ -73,7 +73,8 @@ fn header() -> BankHeader {
     BankHeader {
         session: word(),
         reserved_steps: AtomicU8::new(0),
-        reserved: [0; 7],
+        grown_steps: AtomicU8::new(0),
+        reserved: [0; 6],
         node_count: half(),
         record_count: half(),
         reserved2: [0; 5],
@@ -291,6 +292,7 @@ impl BankWords {
                 Word::Whole(&header.session),
             ),
             (steps, Word::Byte(&header.reserved_steps)),
+            (steps + 1, Word::Byte(&header.grown_steps)),
             (
                 at + offset_of!(BankHeader, node_count),
                 Word::Half(&header.node_count),
