@@ -174,6 +174,17 @@ impl Object {
         }
     }
 
+    /// Marks the header as one of no object, for who looks for objects from outside: whatever
+    /// jemalloc does with the memory until it is an object again leaves this word alone.
+    ///
+    /// # Safety
+    /// [`write`](Self::write) wrote a header there, and the memory is still allocated.
+    #[inline]
+    pub unsafe fn retire(at: *mut u8) {
+        // SAFETY: the caller vouches that a header is there.
+        unsafe { (*at.sub(HEADER).cast::<Header>()).weight = 0.0 }
+    }
+
     /// Position in its allocation.
     #[inline]
     #[must_use]

@@ -17,6 +17,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::mem::size_of;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use shm_protocol::layout::HeapGlobals;
 use tikv_jemalloc_sys as jemalloc;
 
 /// First address; 0 until there is a range.
@@ -65,6 +66,32 @@ pub fn may_contain(p: *const c_void) -> bool {
 #[inline(always)]
 pub fn contains(p: *const c_void) -> bool {
     (p as usize).wrapping_sub(BASE.load(Ordering::Relaxed)) < SIZE.load(Ordering::Relaxed)
+}
+
+unsafe extern "C" {
+    /// jemalloc's, of a type of its own: only its address is taken.
+    #[link_name = "_rjem_je_arena_emap_global"]
+    static EMAP: u8;
+    #[link_name = "_rjem_je_arenas"]
+    static ARENAS: u8;
+}
+
+/// Where a reader outside the process finds all objects.
+pub fn globals() -> HeapGlobals {
+    let mut page: usize = 0;
+    let mut len = size_of::<usize>();
+    // SAFETY: jemalloc writes a size_t to a usize.
+    unsafe {
+        let name = c"arenas.page".as_ptr();
+        jemalloc::mallctl(name, (&raw mut page).cast(), &mut len, null_mut(), 0)
+    };
+    HeapGlobals {
+        emap: (&raw const EMAP).addr() as u64,
+        arenas: (&raw const ARENAS).addr() as u64,
+        page: page as u64,
+        range_base: (&raw const BASE).addr() as u64,
+        range_size: (&raw const SIZE).addr() as u64,
+    }
 }
 
 /// Bytes of address space reserved.

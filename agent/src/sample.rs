@@ -406,6 +406,7 @@ pub unsafe fn free(p: *mut c_void) {
     // SAFETY: the caller's: a live object with its header.
     unsafe {
         let object = Object::read(at);
+        Object::retire(at);
         let done = guarded(|local| {
             count_free(local, &object);
             give_back(local, at, &object);

@@ -124,6 +124,25 @@ pub struct Identity {
     pub seccomp_mode: u32,
     /// Field `Seccomp_filters` of it; 0 on kernels before 5.9.
     pub seccomp_filters: u32,
+    /// Where the allocator keeps its data; all zero if the program keeps its own.
+    pub heap: HeapGlobals,
+}
+
+/// Addresses in the process from which a reader outside finds all objects of the heap. What is
+/// there is laid out as in the jemalloc of [`ABI_VERSION`], 5.3.1.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeapGlobals {
+    /// jemalloc's `arena_emap_global`: the radix tree of all extents.
+    pub emap: u64,
+    /// jemalloc's `arenas`: pointers to all arenas.
+    pub arenas: u64,
+    /// jemalloc's page size, bytes.
+    pub page: u64,
+    /// A word that holds the first address of the range of sampled objects; 0 before there is one.
+    pub range_base: u64,
+    /// A word that holds the size of that range, bytes.
+    pub range_size: u64,
 }
 
 /// Status that the agent publishes while it runs.
@@ -428,7 +447,7 @@ mod tests {
         assert_eq!(size_of::<Params>(), 64);
         assert_eq!(size_of::<Control>(), 192);
         assert_eq!(offset_of!(Control, epoch), 0);
-        assert_eq!(size_of::<Identity>(), 1208);
+        assert_eq!(size_of::<Identity>(), 1248);
         assert_eq!(offset_of!(Identity, exe), 176);
         assert_eq!(size_of::<AllocatorStats>(), 56);
         assert_eq!(size_of::<Status>(), 112);

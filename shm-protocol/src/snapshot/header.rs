@@ -2,9 +2,9 @@
 
 use super::{Invalid, text_at, u32_at, u64_at};
 use crate::layout::{
-    ABI_VERSION, AllocatorStats, CONTROL_BYTES, Control, HEADER_BYTES, IDENTITY_OFFSET, Identity,
-    MAGIC, MODULE_CAPACITY, MODULE_PATH_BYTES, MODULES_OFFSET, Module, ModuleTable, Params,
-    STATUS_OFFSET, Status,
+    ABI_VERSION, AllocatorStats, CONTROL_BYTES, Control, HEADER_BYTES, HeapGlobals,
+    IDENTITY_OFFSET, Identity, MAGIC, MODULE_CAPACITY, MODULE_PATH_BYTES, MODULES_OFFSET, Module,
+    ModuleTable, Params, STATUS_OFFSET, Status,
 };
 use crate::segment::Session;
 use core::mem::{offset_of, size_of};
@@ -163,6 +163,20 @@ impl<'a> Header<'a> {
         let at = IDENTITY_OFFSET + offset_of!(Identity, agent_version);
         let text = text_at(self.bytes, at, 32, 32);
         text.split(|b| *b == 0).next().unwrap_or_default()
+    }
+
+    /// Where the allocator keeps its data; `None` if the program keeps its own allocator.
+    #[must_use]
+    pub fn heap(&self) -> Option<HeapGlobals> {
+        let field = |field: usize| self.identity64(offset_of!(Identity, heap) + field);
+        let globals = HeapGlobals {
+            emap: field(offset_of!(HeapGlobals, emap)),
+            arenas: field(offset_of!(HeapGlobals, arenas)),
+            page: field(offset_of!(HeapGlobals, page)),
+            range_base: field(offset_of!(HeapGlobals, range_base)),
+            range_size: field(offset_of!(HeapGlobals, range_size)),
+        };
+        (globals != HeapGlobals::default()).then_some(globals)
     }
 
     /// The epoch in force; 0: sampling is off.

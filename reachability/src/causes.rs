@@ -1,0 +1,264 @@
+//! Which lost objects keep which others.
+//!
+//! A lost object that no other lost one points to is lost *directly*; one that others point to,
+//! *indirectly*, through the one that begins the chain. Objects that point to each other in a ring
+//! are lost as a *cycle*: of each strongly connected component that no other points to, all
+//! members are named after one of them. (Tarjan 1972, without recursion.)
+
+use crate::heap::Heap;
+use crate::lost::Found;
+use crate::memory::Memory;
+
+/// Most objects and pointers that are ordered: some hundreds of MiB.
+const MOST: usize = 40_000_000;
+const CHUNK: usize = 1 << 20;
+const NONE: u32 = u32::MAX;
+
+/// How an object is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Nothing lost points to it, but perhaps itself.
+    Directly,
+    /// It is in a ring that nothing else lost points to; the index of the member that stands for
+    /// the ring, which may be this one.
+    InCycle(u32),
+    /// The lost object of this index leads to it.
+    Indirectly(u32),
+    /// Memory that was not sampled leads to it, which is lost itself, or free and not used again.
+    ThroughUnknown,
+}
+
+/// How each of the lost objects is lost, by their index. `None`: there are too many.
+#[must_use]
+pub fn order(memory: &dyn Memory, heap: &Heap, found: &Found, ignored: u64) -> Option<Vec<How>> {
+    let graph = Graph::of(memory, heap, found, !ignored)?;
+    let components = Components::of(&graph);
+    Some(graph.classify(&components, found.lost.len()))
+}
+
+/// Unreached regions and the pointers between them.
+struct Graph {
+    /// Regions, ascending, and the index of the lost object in each; [`NONE`]: of unknown memory.
+    nodes: Vec<(u32, u32)>,
+    /// Where each node's targets begin.
+    starts: Vec<u32>,
+    targets: Vec<u32>,
+}
+
+impl Graph {
+    fn of(memory: &dyn Memory, heap: &Heap, found: &Found, mask: u64) -> Option<Self> {
+        if found.lost.len() + found.unknown.len() > MOST {
+            return None;
+        }
+        let lost = found
+            .lost
+            .iter()
+            .zip(0..)
+            .map(|(l, index)| (l.region, index));
+        let unknown = found.unknown.iter().map(|region| (*region, NONE));
+        let mut nodes: Vec<(u32, u32)> = lost.chain(unknown).collect();
+        nodes.sort_unstable();
+        let mut graph = Self {
+            starts: Vec::with_capacity(nodes.len() + 1),
+            targets: Vec::new(),
+            nodes,
+        };
+        let mut buffer = vec![0; CHUNK];
+        for node in 0..graph.nodes.len() {
+            graph.starts.push(graph.targets.len() as u32);
+            let (base, size) = heap.region(graph.nodes[node].0)?;
+            let (mut at, end) = (base, base + size);
+            while at < end {
+                let len = ((end - at) as usize).min(CHUNK);
+                memory.gather(&[(at, len)], &mut buffer[..len]);
+                graph.targets_in(heap, &buffer[..len], mask, node);
+                at += len as u64;
+            }
+            if graph.targets.len() > MOST {
+                return None;
+            }
+        }
+        graph.starts.push(graph.targets.len() as u32);
+        Some(graph)
+    }
+
+    fn targets_in(&mut self, heap: &Heap, bytes: &[u8], mask: u64, node: usize) {
+        for word in bytes.chunks_exact(8) {
+            let word = u64::from_le_bytes(word.try_into().unwrap_or_default()) & mask;
+            let Some((_, region)) = (word > 0xffff).then(|| heap.find(word)).flatten() else {
+                continue;
+            };
+            let target = self
+                .nodes
+                .binary_search_by_key(&region, |(region, _)| *region);
+            if let Ok(target) = target
+                && target != node
+            {
+                self.targets.push(target as u32);
+            }
+        }
+    }
+
+    fn targets(&self, node: u32) -> &[u32] {
+        let (start, end) = (self.starts[node as usize], self.starts[node as usize + 1]);
+        &self.targets[start as usize..end as usize]
+    }
+
+    fn classify(&self, components: &Components, lost: usize) -> Vec<How> {
+        let mut sources = vec![true; components.count as usize];
+        let mut sizes = vec![0u32; components.count as usize];
+        let mut first = vec![NONE; components.count as usize];
+        for node in 0..self.nodes.len() as u32 {
+            let own = components.of[node as usize] as usize;
+            sizes[own] += 1;
+            let object = self.nodes[node as usize].1;
+            first[own] = first[own].min(object);
+            for target in self.targets(node) {
+                let other = components.of[*target as usize] as usize;
+                if other != own {
+                    sources[other] = false;
+                }
+            }
+        }
+        let mut how = vec![How::ThroughUnknown; lost];
+        let mut seen = vec![false; self.nodes.len()];
+        // First from what is known to be lost: what both lead to has a known cause.
+        for known in [true, false] {
+            for node in 0..self.nodes.len() as u32 {
+                let own = components.of[node as usize] as usize;
+                if sources[own] && (first[own] != NONE) == known && !seen[node as usize] {
+                    let ring = sizes[own] > 1;
+                    self.spread(
+                        node,
+                        (components, own as u32, first[own], ring),
+                        &mut seen,
+                        &mut how,
+                    );
+                }
+            }
+        }
+        how
+    }
+
+    /// Names all that `start` leads to after the object `cause`.
+    fn spread(
+        &self,
+        start: u32,
+        (components, own, cause, ring): (&Components, u32, u32, bool),
+        seen: &mut [bool],
+        how: &mut [How],
+    ) {
+        let mut stack = vec![start];
+        seen[start as usize] = true;
+        while let Some(node) = stack.pop() {
+            let object = self.nodes[node as usize].1;
+            if let Some(how) = how.get_mut(object as usize) {
+                *how = match (components.of[node as usize] == own, cause) {
+                    (_, NONE) => How::ThroughUnknown,
+                    (true, _) if ring => How::InCycle(cause),
+                    (true, _) => How::Directly,
+                    (false, _) => How::Indirectly(cause),
+                };
+            }
+            for &target in self.targets(node) {
+                if !std::mem::replace(&mut seen[target as usize], true) {
+                    stack.push(target);
+                }
+            }
+        }
+    }
+}
+
+/// Strongly connected components.
+struct Components {
+    of: Vec<u32>,
+    count: u32,
+}
+
+impl Components {
+    fn of(graph: &Graph) -> Self {
+        let mut search = Search {
+            graph,
+            order: vec![NONE; graph.nodes.len()],
+            low: vec![0; graph.nodes.len()],
+            of: vec![NONE; graph.nodes.len()],
+            open: Vec::new(),
+            next: 0,
+            count: 0,
+        };
+        for node in 0..graph.nodes.len() as u32 {
+            if search.order[node as usize] == NONE {
+                search.visit(node);
+            }
+        }
+        Self {
+            of: search.of,
+            count: search.count,
+        }
+    }
+}
+
+struct Search<'a> {
+    graph: &'a Graph,
+    /// When each node was met.
+    order: Vec<u32>,
+    /// The earliest node of its component that each is known to lead to.
+    low: Vec<u32>,
+    of: Vec<u32>,
+    /// Nodes whose component is not complete.
+    open: Vec<u32>,
+    next: u32,
+    count: u32,
+}
+
+impl Search<'_> {
+    fn visit(&mut self, start: u32) {
+        let mut path = vec![(start, 0)];
+        self.enter(start);
+        while let Some((node, at)) = path.last_mut() {
+            let node = *node;
+            if let Some(&target) = self.graph.targets(node).get(*at) {
+                *at += 1;
+                if self.order[target as usize] == NONE {
+                    self.enter(target);
+                    path.push((target, 0));
+                } else if self.of[target as usize] == NONE {
+                    let met = self.order[target as usize];
+                    let low = &mut self.low[node as usize];
+                    *low = met.min(*low);
+                }
+            } else {
+                path.pop();
+                if let Some((parent, _)) = path.last() {
+                    let low = self.low[node as usize].min(self.low[*parent as usize]);
+                    self.low[*parent as usize] = low;
+                }
+                self.leave(node);
+            }
+        }
+    }
+
+    fn enter(&mut self, node: u32) {
+        self.order[node as usize] = self.next;
+        self.low[node as usize] = self.next;
+        self.next += 1;
+        self.open.push(node);
+    }
+
+    /// Completes the component that begins at `node`, if one does.
+    fn leave(&mut self, node: u32) {
+        if self.low[node as usize] != self.order[node as usize] {
+            return;
+        }
+        while let Some(member) = self.open.pop() {
+            self.of[member as usize] = self.count;
+            if member == node {
+                break;
+            }
+        }
+        self.count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+use super::*;
+use crate::jemalloc::{Content, Extent, Map};
+use crate::lost::Lost;
+use crate::object::Sampled;
+
+const BASE: u64 = 0x10_0000;
+const SIZE: u64 = 64;
+
+/// A slab whose objects point to others by number.
+struct Slab(Vec<u8>);
+
+impl Memory for Slab {
+    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
+        let Some(rest) = at
+            .checked_sub(BASE)
+            .and_then(|at| self.0.get(at as usize..))
+        else {
+            return 0;
+        };
+        let len = rest.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&rest[..len]);
+        len
+    }
+}
+
+/// How the objects are lost of which each points to those of its row; those of `unknown` are not
+/// sampled.
+fn classified(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
+    let mut bytes = vec![0; 4096];
+    for (object, targets) in pointers.iter().enumerate() {
+        for (word, target) in targets.iter().enumerate() {
+            let at = object * SIZE as usize + 16 + word * 8;
+            let address = BASE + target * SIZE + 24;
+            bytes[at..at + 8].copy_from_slice(&address.to_le_bytes());
+        }
+    }
+    let map = Map {
+        extents: vec![Extent {
+            pages: BASE..BASE + 4096,
+            content: Content::Slab(SIZE, vec![0]),
+        }],
+        ..Map::default()
+    };
+    let heap = Heap::of(&map, BASE..BASE + 4096);
+    let object = |region| Sampled {
+        at: BASE + u64::from(region) * SIZE,
+        bytes: 1,
+        record: 1,
+        session: 1,
+        weight: 1.0,
+        born: 0,
+    };
+    let regions = (0..pointers.len() as u32).filter(|region| !unknown.contains(region));
+    let found = Found {
+        lost: regions
+            .map(|region| Lost {
+                region,
+                object: object(region),
+            })
+            .collect(),
+        unknown: unknown.to_vec(),
+    };
+    order(&Slab(bytes), &heap, &found, 0).expect("few")
+}
+
+use How::{Directly, InCycle, Indirectly, ThroughUnknown};
+
+#[test]
+fn a_list_is_lost_by_its_head() {
+    assert_eq!(
+        classified(&[&[1], &[2], &[]], &[]),
+        [Directly, Indirectly(0), Indirectly(0)]
+    );
+    assert_eq!(
+        classified(&[&[], &[0], &[1]], &[]),
+        [Indirectly(2), Indirectly(2), Directly]
+    );
+}
+
+#[test]
+fn rings_are_cycles_unless_something_leads_to_them() {
+    assert_eq!(
+        classified(&[&[1], &[0, 2], &[]], &[]),
+        [InCycle(0), InCycle(0), Indirectly(0)]
+    );
+    assert_eq!(
+        classified(&[&[1], &[0], &[1]], &[]),
+        [Indirectly(2), Indirectly(2), Directly]
+    );
+    assert_eq!(classified(&[&[0]], &[]), [Directly], "a ring of one");
+}
+
+#[test]
+fn unknown_memory_is_a_cause_of_last_resort() {
+    assert_eq!(classified(&[&[1], &[]], &[0]), [ThroughUnknown]);
+    assert_eq!(
+        classified(&[&[2], &[2], &[]], &[0]),
+        [Directly, Indirectly(0)]
+    );
+    // A ring of a sampled object and another.
+    assert_eq!(classified(&[&[1], &[0]], &[0]), [InCycle(0)]);
+}

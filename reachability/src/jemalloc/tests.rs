@@ -1,0 +1,137 @@
+//! Against jemalloc itself: what it says of its objects, found from outside.
+
+use super::*;
+use crate::{Heap, ProcessMemory};
+use std::ffi::c_void;
+use std::sync::Mutex;
+use tikv_jemalloc_sys as jemalloc;
+
+unsafe extern "C" {
+    #[link_name = "_rjem_je_arena_emap_global"]
+    static EMAP: u8;
+    #[link_name = "_rjem_je_arenas"]
+    static ARENA_TABLE: u8;
+}
+
+/// Nobody else may allocate from jemalloc while it is read.
+static ALONE: Mutex<()> = Mutex::new(());
+const NO_CACHE: i32 = 1 << 8;
+
+fn globals() -> Globals {
+    Globals {
+        emap: (&raw const EMAP).addr() as u64,
+        arenas: (&raw const ARENA_TABLE).addr() as u64,
+        page: if cfg!(target_arch = "aarch64") {
+            1 << 16
+        } else {
+            1 << 12
+        },
+    }
+}
+
+fn memory() -> ProcessMemory {
+    // SAFETY: cannot fail.
+    ProcessMemory::of(unsafe { libc::getpid() })
+}
+
+fn alloc(size: usize, align: usize) -> *mut c_void {
+    // SAFETY: sizes that are not 0, powers of two.
+    unsafe { jemalloc::mallocx(size, align.trailing_zeros() as i32 | NO_CACHE) }
+}
+
+fn free(at: *mut c_void) {
+    // SAFETY: objects of `alloc`, each freed once.
+    unsafe { jemalloc::dallocx(at, NO_CACHE) }
+}
+
+#[test]
+fn every_object_has_the_bounds_that_jemalloc_says() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let sizes = [
+        1,
+        8,
+        9,
+        48,
+        100,
+        512,
+        3000,
+        14336,
+        14337,
+        20_000,
+        70_000,
+        5 << 20,
+    ];
+    let mut objects = Vec::new();
+    for round in 0..200 {
+        for size in sizes {
+            if size < 100_000 || round < 3 {
+                objects.push(alloc(size + round, 1 << (round % 9)));
+            }
+        }
+    }
+    let gone: Vec<_> = objects.iter().copied().step_by(3).collect();
+    gone.iter().for_each(|at| free(*at));
+    let map = read(&memory(), &globals()).expect("jemalloc's map");
+    assert_eq!(map.damaged, 0);
+    let heap = Heap::of(&map, 0..0);
+    for (index, at) in objects.iter().enumerate() {
+        let address = at.addr() as u64;
+        if index % 3 == 0 {
+            let found = heap
+                .find(address)
+                .and_then(|(_, region)| heap.region(region));
+            assert!(found.is_none(), "{address:#x} is free: {found:x?}");
+            continue;
+        }
+        // SAFETY: allocated.
+        let usable = unsafe { jemalloc::sallocx(*at, 0) } as u64;
+        for inside in [0, 1, usable / 2, usable - 1] {
+            let (_, region) = heap.find(address + inside).expect("allocated");
+            let (at, size) = heap.region(region).expect("a region");
+            let spare = if usable > 14336 { globals().page } else { 0 };
+            assert_eq!(at, address, "{inside}");
+            assert!((usable..=usable + spare).contains(&size), "{size} {usable}");
+            assert!(heap.is_allocated(region));
+        }
+        let beyond = address + usable + globals().page;
+        let beyond = heap.find(beyond).and_then(|(_, r)| heap.region(r));
+        assert_ne!(beyond.map(|(at, _)| at), Some(address));
+    }
+    let rest = objects
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| index % 3 != 0);
+    rest.for_each(|(_, at)| free(*at));
+}
+
+#[test]
+fn its_metadata_is_known_to_be_no_object() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let objects: Vec<_> = (0..20_000).map(|_| alloc(4096, 1)).collect();
+    let map = read(&memory(), &globals()).expect("jemalloc's map");
+    let heap = Heap::of(&map, 0..0);
+    let descriptors = descriptors(&memory(), &globals()).expect("descriptors");
+    assert!(descriptors.len() > 100);
+    for descriptor in descriptors {
+        let range = descriptor..descriptor + EDATA_BYTES as u64;
+        assert_eq!(heap.outside(range.clone()), [], "{range:x?}");
+        assert_eq!(heap.find(descriptor), None);
+    }
+    objects.into_iter().for_each(free);
+}
+
+#[test]
+fn other_data_is_refused() {
+    let mut wrong = globals();
+    wrong.emap = 0x1000;
+    assert_eq!(read(&memory(), &wrong).err(), Some(Unreadable::Globals));
+    let noise: Vec<u64> = (0..1 << 19)
+        .map(|n: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+        .collect();
+    let mut wrong = globals();
+    wrong.emap = noise.as_ptr().addr() as u64;
+    assert!(read(&memory(), &wrong).is_err());
+    wrong = globals();
+    wrong.page = 3;
+    assert_eq!(read(&memory(), &wrong).err(), Some(Unreadable::Layout));
+}

@@ -1,0 +1,81 @@
+//! The sampled objects that no pointer leads to.
+
+use crate::heap::{Extent, Heap};
+use crate::mark::{Marks, sampled_at, sampled_in};
+use crate::memory::Memory;
+use crate::object::Sampled;
+
+/// Bytes up to which a slab is read at once.
+const MOST_SLAB: usize = 1 << 20;
+
+/// A lost object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lost {
+    /// Number of its region.
+    pub region: u32,
+    /// The object.
+    pub object: Sampled,
+}
+
+/// What is sampled and allocated.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Objects that were not reached, by address.
+    pub lost: Vec<Lost>,
+    /// Regions with other memory that was not reached: allocated as far as jemalloc tells, but
+    /// of no sampled object.
+    pub unknown: Vec<u32>,
+}
+
+/// Finds what was not reached, and satisfies `wanted`.
+pub fn find(
+    memory: &dyn Memory,
+    heap: &Heap,
+    marks: &Marks,
+    mut wanted: impl FnMut(&Sampled) -> bool,
+) -> Found {
+    let mut found = Found::default();
+    for extent in heap.extents() {
+        let unreached: Vec<u32> = extent
+            .regions()
+            .filter(|region| heap.is_allocated(*region) && !marks.has(*region))
+            .collect();
+        if unreached.is_empty() {
+            continue;
+        }
+        if !heap.is_sampled(extent) {
+            found.unknown.extend(unreached);
+            continue;
+        }
+        let mut add = |region: u32, object: Option<Sampled>| {
+            if let Some(object) = object.filter(|object| wanted(object)) {
+                found.lost.push(Lost { region, object });
+            }
+        };
+        match slab(memory, extent) {
+            None => add(extent.first, sampled_at(memory, extent.start, extent.size)),
+            Some(bytes) => {
+                let parts = bytes.chunks_exact(extent.size as usize);
+                let mut parts = parts.enumerate();
+                for region in unreached {
+                    let index = (region - extent.first) as usize;
+                    let part = parts.find(|(at, _)| *at == index);
+                    let base = extent.start + u64::from(region - extent.first) * extent.size;
+                    add(region, part.and_then(|(_, bytes)| sampled_in(base, bytes)));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// All of an extent with several regions.
+fn slab(memory: &dyn Memory, extent: &Extent) -> Option<Vec<u8>> {
+    let len = extent.size as usize * extent.count as usize;
+    if extent.count == 1 || len > MOST_SLAB {
+        return None;
+    }
+    let mut bytes = vec![0; len];
+    memory.gather(&[(extent.start, len)], &mut bytes);
+    Some(bytes)
+}

@@ -1,0 +1,111 @@
+//! Reading another process's memory.
+
+use libc::{c_ulong, iovec};
+
+/// Memory that can be read from outside.
+pub trait Memory {
+    /// Reads what is at `at`; returns how many bytes of `buffer`, from its start, could be read.
+    fn read(&self, at: u64, buffer: &mut [u8]) -> usize;
+
+    /// Reads pieces, given as address and length, one behind the other. What cannot be read is
+    /// zero. `buffer` is as long as all pieces together.
+    fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
+        let mut rest = buffer;
+        for &(at, len) in pieces {
+            let (piece, others) = rest.split_at_mut(len.min(rest.len()));
+            let done = self.read(at, piece);
+            piece[done..].fill(0);
+            rest = others;
+        }
+    }
+
+    /// The 8-byte word at `at`.
+    fn word(&self, at: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        (self.read(at, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+    }
+}
+
+/// The memory of a process, by its pid.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessMemory {
+    pid: i32,
+}
+
+/// Most pieces that the kernel takes in one call.
+const PIECES: usize = 1024;
+
+impl ProcessMemory {
+    /// That of `pid`, which the caller must have the right to trace.
+    #[must_use]
+    pub fn of(pid: i32) -> Self {
+        Self { pid }
+    }
+
+    /// One call of the kernel; how many bytes it read, 0 on any error.
+    fn call(&self, buffer: &mut [u8], pieces: &[iovec]) -> usize {
+        let local = iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        };
+        let count = pieces.len() as c_ulong;
+        // SAFETY: the kernel writes to `buffer` alone, up to its length; the addresses of the
+        // pieces are another process's.
+        let read =
+            unsafe { libc::process_vm_readv(self.pid, &local, 1, pieces.as_ptr(), count, 0) };
+        usize::try_from(read).unwrap_or(0)
+    }
+}
+
+impl Memory for ProcessMemory {
+    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < buffer.len() {
+            let piece = piece(at.wrapping_add(done as u64), buffer.len() - done);
+            match self.call(&mut buffer[done..], &[piece]) {
+                0 => break,
+                read => done += read,
+            }
+        }
+        done
+    }
+
+    fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
+        let mut rest = buffer;
+        for group in pieces.chunks(PIECES) {
+            let len = group.iter().map(|(_, len)| len).sum::<usize>();
+            let (bytes, others) = rest.split_at_mut(len.min(rest.len()));
+            self.gather_group(group, bytes);
+            rest = others;
+        }
+    }
+}
+
+impl ProcessMemory {
+    /// The kernel stops at the first piece that it cannot read: what it has not read of that is
+    /// zero, and it goes on behind it.
+    fn gather_group(&self, group: &[(u64, usize)], bytes: &mut [u8]) {
+        let pieces: Vec<iovec> = group.iter().map(|&(at, len)| piece(at, len)).collect();
+        let (mut next, mut done) = (0, 0);
+        while next < pieces.len() {
+            let mut read = self.call(&mut bytes[done..], &pieces[next..]);
+            while next < pieces.len() && read >= pieces[next].iov_len {
+                read -= pieces[next].iov_len;
+                done += pieces[next].iov_len;
+                next += 1;
+            }
+            if let Some(cut) = pieces.get(next) {
+                bytes[done + read..done + cut.iov_len].fill(0);
+                done += cut.iov_len;
+                next += 1;
+            }
+        }
+    }
+}
+
+fn piece(at: u64, len: usize) -> iovec {
+    iovec {
+        iov_base: std::ptr::without_provenance_mut(at as usize),
+        iov_len: len,
+    }
+}

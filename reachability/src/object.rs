@@ -1,0 +1,111 @@
+//! The header before each sampled object, as the agent writes it (`agent/src/object.rs`).
+
+use crate::size;
+
+/// Bytes of a header.
+pub const HEADER: u64 = 16;
+/// Bytes of the header's extension, which lies before it.
+const EXTENSION: u64 = 16;
+const EXTENDED: u32 = 1 << 31;
+/// Memory up to this size is of a small size class.
+const SMALL: u64 = 14 << 10;
+/// The farthest that an object begins behind its memory's start.
+const MOST_OFFSET: u64 = 1 << 30;
+
+/// A sampled object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampled {
+    /// Its address.
+    pub at: u64,
+    /// Requested bytes.
+    pub bytes: u64,
+    /// Record in which it was counted.
+    pub record: u32,
+    /// Lowest 8 bits of its session's number.
+    pub session: u8,
+    /// Objects that it stands for.
+    pub weight: f32,
+    /// Birth: the clock's tick.
+    pub born: u32,
+}
+
+/// The object in memory of `room` bytes at `base`; `peek` gives 16 bytes at an offset in it.
+/// `None`: there is none, or it has been freed.
+#[must_use]
+pub fn find(
+    base: u64,
+    room: u64,
+    mut peek: impl FnMut(u64) -> Option<[u8; 16]>,
+) -> Option<Sampled> {
+    let plain = header(&peek(0)?);
+    if plain.size & EXTENDED == 0 && plain.fits(u64::from(plain.size), HEADER, room) {
+        return plain.object(base + HEADER, u64::from(plain.size));
+    }
+    // Behind an extension: 32 bytes from the start, or as far as it is aligned.
+    let mut offset = HEADER + EXTENSION;
+    while offset < room && offset <= MOST_OFFSET {
+        let (extension, header) = (peek(offset - 32)?, header(&peek(offset - 16)?));
+        let (bytes, align) = (word(&extension[..8]), word(&extension[8..]));
+        let is_here = header.size == EXTENDED
+            && align.is_power_of_two()
+            && offset == align.max(HEADER + EXTENSION)
+            && header.fits(bytes, offset, room);
+        if is_here {
+            return header.object(base + offset, bytes);
+        }
+        offset *= 2;
+    }
+    None
+}
+
+struct Header {
+    size: u32,
+    counted: u32,
+    born: u32,
+    weight: f32,
+}
+
+impl Header {
+    /// Whether an object of so many bytes at this offset has memory of this size.
+    fn fits(&self, bytes: u64, offset: u64, room: u64) -> bool {
+        if !self.weight.is_finite() || self.weight < 1.0 {
+            return false;
+        }
+        let Some(needed) = bytes.checked_add(offset) else {
+            return false;
+        };
+        if offset > HEADER || room > SMALL {
+            return needed <= room;
+        }
+        // Small memory was asked for in just this size; large objects may have shrunk in place.
+        let usable = size::rounded(bytes.max(1)).unwrap_or(0);
+        size::rounded((usable + offset).next_multiple_of(16)) == Some(room)
+    }
+
+    fn object(&self, at: u64, bytes: u64) -> Option<Sampled> {
+        Some(Sampled {
+            at,
+            bytes,
+            record: self.counted >> 8,
+            session: self.counted as u8,
+            weight: self.weight,
+            born: self.born,
+        })
+    }
+}
+
+fn header(bytes: &[u8; 16]) -> Header {
+    let half = |at: usize| (word(&bytes[at / 8 * 8..]) >> (at % 8 * 8)) as u32;
+    Header {
+        size: half(0),
+        counted: half(4),
+        born: half(8),
+        weight: f32::from_bits(half(12)),
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[..8]);
+    u64::from_le_bytes(word)
+}

@@ -1,0 +1,59 @@
+//! jemalloc's size classes: 8, multiples of 16 up to 64, then four to each doubling. Objects above
+//! 32 KiB have sizes in between, of whole pages.
+
+/// Size classes of a 64-bit jemalloc with 16-byte alignment.
+pub const CLASSES: u32 = 232;
+
+/// The size of a class by its number, bytes; `None` from [`CLASSES`] on.
+#[must_use]
+pub fn of_class(class: u32) -> Option<u64> {
+    let index = match class {
+        0 => return Some(8),
+        CLASSES.. => return None,
+        class => class - 1,
+    };
+    let (group, step) = (index / 4, u64::from(index % 4) + 1);
+    Some(match group {
+        0 => 16 * step,
+        group => (64 << (group - 1)) + (16 << (group - 1)) * step,
+    })
+}
+
+/// The least class size that holds `bytes`; `None` where there is none.
+#[must_use]
+pub fn rounded(bytes: u64) -> Option<u64> {
+    if bytes <= 8 {
+        return Some(8);
+    }
+    if bytes > 7 << 60 {
+        return None;
+    }
+    let step = match bytes {
+        ..=64 => 16,
+        _ => 1 << ((bytes - 1).ilog2() - 2),
+    };
+    Some(bytes.next_multiple_of(step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_jemallocs() {
+        // Above, jemalloc rounds to pages, not to classes.
+        const MOST: u64 = 32 << 10;
+        let classes = (0..CLASSES).map_while(of_class);
+        for size in classes.take_while(|size| *size < MOST) {
+            // SAFETY: sizes that are not 0.
+            let (own, next) = unsafe {
+                let nallocx = tikv_jemalloc_sys::nallocx;
+                (nallocx(size as usize, 0), nallocx(size as usize + 1, 0))
+            };
+            assert_eq!((own as u64, Some(size)), (size, rounded(size)));
+            assert_eq!(Some(next as u64), rounded(size + 1));
+        }
+        assert_eq!(of_class(CLASSES), None);
+        assert_eq!(rounded(u64::MAX), None);
+    }
+}
