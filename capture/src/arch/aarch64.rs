@@ -1,0 +1,157 @@
+//! aarch64: `struct user_pt_regs`, the signal frame of `rt_sigreturn`, `svc #0; ret`.
+//!
+//! At a stop inside a system call the kernel has already moved the program counter back to the
+//! `svc` and put the first argument back, so the registers can be restored as they are.
+
+use super::{Rank, put};
+use crate::code::Code;
+use crate::request;
+
+/// `svc #0; ret`.
+pub const CALL: &[&[u8]] = &[b"\x01\x00\x00\xd4\xc0\x03\x5f\xd6"];
+/// `mov x8, #139; svc #0`, which the vDSO has.
+pub const RETURN: &[&[u8]] = &[b"\x68\x11\x80\xd2\x01\x00\x00\xd4"];
+/// What an instruction's address is a multiple of.
+pub const ALIGNMENT: usize = 4;
+/// Where in a frame of [`frame`] the first argument of a system call (`x0`) lies.
+pub const FIRST_ARGUMENT: u64 = REGISTERS as u64;
+
+const X8: usize = 8;
+const LINK: usize = 30;
+const SP: usize = 31;
+const PC: usize = 32;
+const PSTATE: usize = 33;
+/// Single step, and the kind of the last branch.
+const STEP_AND_BRANCH: u64 = 1 << 21 | 0b11 << 10;
+
+/// `struct rt_sigframe`: `siginfo`, then the context with, at its end, records of their own.
+const CONTEXT: usize = 128;
+const ALTERNATE_FLAGS: usize = CONTEXT + 24;
+const MASK: usize = CONTEXT + 40;
+const REGISTERS: usize = CONTEXT + 176 + 8;
+const RECORDS: usize = CONTEXT + 176 + 288;
+const VECTOR_MAGIC: u64 = 0x4650_8001;
+const VECTOR_SIZE: usize = 528;
+
+const NT_ARM_SVE: i32 = 0x405;
+const NT_ARM_ZA: i32 = 0x40c;
+const NT_ARM_GCS: i32 = 0x410;
+
+/// General registers, as `NT_PRSTATUS` has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct General(pub [u64; 34]);
+
+impl General {
+    /// Nothing yet.
+    pub fn empty() -> Self {
+        Self([0; 34])
+    }
+
+    /// The stack pointer.
+    pub fn sp(&self) -> u64 {
+        self.0[SP]
+    }
+
+    /// The program counter.
+    pub fn pc(&self) -> u64 {
+        self.0[PC]
+    }
+
+    /// Moves the program counter.
+    pub fn set_pc(&mut self, pc: u64) {
+        self.0[PC] = pc;
+    }
+
+    /// A system call's result.
+    pub fn result(&self) -> i64 {
+        self.0[0].cast_signed()
+    }
+
+    /// How well this state can be put back. Whether the thread is inside a system call is not
+    /// to be seen; one whose next call would be a sleep may be inside it, and would then sleep
+    /// from the start again.
+    pub fn rank(&self) -> Rank {
+        let sleeps = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_futex];
+        if sleeps.contains(&self.0[X8].cast_signed()) {
+            Rank::Continues
+        } else {
+            Rank::Restarts
+        }
+    }
+
+    /// The same thread about to make a system call, with its stack at `frame`: if it is let
+    /// go there, it returns into that frame.
+    #[must_use]
+    pub fn calling(&self, code: &Code, number: libc::c_long, args: [u64; 6], frame: u64) -> Self {
+        let mut regs = *self;
+        regs.0[..6].copy_from_slice(&args);
+        regs.0[X8] = number.cast_unsigned();
+        regs.0[LINK] = code.ret;
+        regs.0[SP] = frame;
+        regs.0[PC] = code.call;
+        regs.0[PSTATE] &= !STEP_AND_BRANCH;
+        regs
+    }
+
+    /// What the kernel makes of an interrupted system call when no handler runs: done already.
+    #[must_use]
+    pub fn restarted(&self) -> Self {
+        *self
+    }
+}
+
+/// The thread pointer.
+pub fn thread_pointer(tid: i32, _regs: &General) -> std::io::Result<u64> {
+    let bytes = request::register_set(tid, request::NT_ARM_TLS)?;
+    let word = bytes.first_chunk().copied().unwrap_or_default();
+    Ok(u64::from_le_bytes(word))
+}
+
+/// Vector and floating-point registers.
+pub fn vector(tid: i32) -> std::io::Result<Vec<u8>> {
+    request::register_set(tid, request::NT_PRFPREG)
+}
+
+/// Why this thread's state cannot be put back by a frame: scalable vectors and matrices, which
+/// have records that are not written here, and a guarded control stack, which refuses the way
+/// back.
+pub fn obstacle(tid: i32) -> Option<&'static str> {
+    let word = |kind, at: usize, bytes: usize| -> u64 {
+        let set = request::register_set(tid, kind).unwrap_or_default();
+        let mut word = [0; 8];
+        if let Some(part) = set.get(at..at + bytes) {
+            word[..bytes].copy_from_slice(part);
+        }
+        u64::from_le_bytes(word)
+    };
+    // `struct user_sve_header`: size, max_size, vl, max_vl, flags; bit 0: SVE registers.
+    if word(NT_ARM_SVE, 12, 2) & 1 == 1 {
+        return Some("its threads use SVE registers");
+    }
+    // `struct user_za_header`: 16 bytes, more if the matrix is in use.
+    if word(NT_ARM_ZA, 0, 4) > 16 {
+        return Some("its threads use SME registers");
+    }
+    (word(NT_ARM_GCS, 0, 8) & 1 == 1).then_some("its threads have a guarded control stack")
+}
+
+/// A signal frame that belongs at address `at` (a multiple of 64) and restores these registers
+/// and this mask of blocked signals. An empty `vector` clears the vector registers.
+pub fn frame(_at: u64, regs: &General, vector: &[u8], mask: u64, _code: &Code) -> Vec<u8> {
+    // The last record is one of zeros.
+    let mut bytes = vec![0; (RECORDS + VECTOR_SIZE + 16).next_multiple_of(64)];
+    // No mode that exists: the alternate stack stays as it is.
+    put(&mut bytes, ALTERNATE_FLAGS, 7);
+    put(&mut bytes, MASK, mask);
+    for (index, register) in regs.0.into_iter().enumerate() {
+        put(&mut bytes, REGISTERS + 8 * index, register);
+    }
+    put(&mut bytes, RECORDS, VECTOR_MAGIC | (VECTOR_SIZE as u64) << 32);
+    // `struct user_fpsimd_state`: 32 vectors, then fpsr and fpcr, which the record has first.
+    if let (Some(vectors), Some(control)) = (vector.get(..512), vector.get(512..520)) {
+        bytes[RECORDS + 8..RECORDS + 16].copy_from_slice(control);
+        bytes[RECORDS + 16..RECORDS + 16 + 512].copy_from_slice(vectors);
+    }
+    bytes
+}

@@ -1,0 +1,204 @@
+//! x86-64: `struct user_regs_struct`, the signal frame of `rt_sigreturn`, `syscall; ret`.
+
+use std::arch::x86_64::__cpuid_count;
+
+use super::{Rank, put, restart};
+use crate::code::Code;
+use crate::request;
+
+/// `syscall; ret`.
+pub const CALL: &[&[u8]] = &[b"\x0f\x05\xc3"];
+/// `mov $15, %rax; syscall`, in both encodings: the C library's return from a handler.
+pub const RETURN: &[&[u8]] = &[
+    b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05",
+    b"\xb8\x0f\0\0\0\x0f\x05",
+];
+/// What an instruction's address is a multiple of.
+pub const ALIGNMENT: usize = 1;
+/// Where in a frame of [`frame`] the first argument of a system call (`rdi`) lies.
+pub const FIRST_ARGUMENT: u64 = (CONTEXT + 40 + 8 * 8) as u64;
+
+// Indices into `struct user_regs_struct`.
+const ORDER_OF_FRAME: [usize; 18] = [
+    9, 8, 7, 6, 3, 2, 1, 0, // r8 to r15
+    14, 13, 4, 5, 12, 10, 11, 19, 16, 18, // rdi rsi rbp rbx rdx rax rcx rsp rip eflags
+];
+const ARGUMENTS: [usize; 6] = [14, 13, 12, 7, 9, 8];
+const RAX: usize = 10;
+const ORIG_RAX: usize = 15;
+const RIP: usize = 16;
+const CS: usize = 17;
+const EFLAGS: usize = 18;
+const RSP: usize = 19;
+const SS: usize = 20;
+const FS_BASE: usize = 21;
+
+/// The trap flag: a single step.
+const TRAP: u64 = 1 << 8;
+/// `struct rt_sigframe`: the return address, then the context.
+const CONTEXT: usize = 8;
+const FRAME: usize = 440;
+/// Of `struct ucontext`: the flags (extended state, both bits for `ss`), where the alternate
+/// stack's flags lie, the pointer to the vector state, the signal mask.
+const CONTEXT_FLAGS: u64 = 0b111;
+const ALTERNATE_FLAGS: usize = CONTEXT + 24;
+const SEGMENTS: usize = CONTEXT + 40 + 18 * 8;
+const VECTOR_POINTER: usize = SEGMENTS + 8 + 4 * 8;
+const MASK: usize = CONTEXT + 40 + 256;
+
+/// General registers, as `NT_PRSTATUS` has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct General(pub [u64; 27]);
+
+impl General {
+    /// Nothing yet.
+    pub fn empty() -> Self {
+        Self([0; 27])
+    }
+
+    /// The stack pointer.
+    pub fn sp(&self) -> u64 {
+        self.0[RSP]
+    }
+
+    /// The program counter.
+    pub fn pc(&self) -> u64 {
+        self.0[RIP]
+    }
+
+    /// Moves the program counter.
+    pub fn set_pc(&mut self, pc: u64) {
+        self.0[RIP] = pc;
+    }
+
+    /// A system call's result.
+    pub fn result(&self) -> i64 {
+        self.0[RAX].cast_signed()
+    }
+
+    /// How well this state can be put back.
+    pub fn rank(&self) -> Rank {
+        match self.interrupted() {
+            None => Rank::Running,
+            Some(restart::BLOCK) => Rank::Continues,
+            Some(_) => Rank::Restarts,
+        }
+    }
+
+    /// How the system call starts again in which the thread was stopped.
+    fn interrupted(&self) -> Option<i64> {
+        let inside = self.0[ORIG_RAX].cast_signed() >= 0;
+        Some(self.result()).filter(|&result| inside && restart::is(result))
+    }
+
+    /// The same thread about to make a system call, with its stack at `frame`: if it is let
+    /// go there, it returns into that frame.
+    #[must_use]
+    pub fn calling(&self, code: &Code, number: libc::c_long, args: [u64; 6], frame: u64) -> Self {
+        let mut regs = *self;
+        for (index, arg) in ARGUMENTS.into_iter().zip(args) {
+            regs.0[index] = arg;
+        }
+        regs.0[RAX] = number.cast_unsigned();
+        // Not inside a system call: the kernel is to start none again.
+        regs.0[ORIG_RAX] = u64::MAX;
+        regs.0[RIP] = code.call;
+        regs.0[RSP] = frame;
+        regs.0[EFLAGS] &= !TRAP;
+        regs
+    }
+
+    /// What the kernel makes of an interrupted system call when no handler runs, since it does
+    /// not look for one after `rt_sigreturn`. A sleep, whose notes are lost by then, ends with
+    /// `EINTR`.
+    #[must_use]
+    pub fn restarted(&self) -> Self {
+        let mut regs = *self;
+        match self.interrupted() {
+            None => {}
+            Some(restart::BLOCK) => regs.0[RAX] = i64::from(-libc::EINTR).cast_unsigned(),
+            Some(_) => {
+                regs.0[RAX] = regs.0[ORIG_RAX];
+                regs.0[RIP] = regs.0[RIP].wrapping_sub(2);
+            }
+        }
+        regs.0[ORIG_RAX] = u64::MAX;
+        regs
+    }
+}
+
+/// The thread pointer.
+pub fn thread_pointer(_tid: i32, regs: &General) -> std::io::Result<u64> {
+    Ok(regs.0[FS_BASE])
+}
+
+/// Vector and floating-point registers.
+pub fn vector(tid: i32) -> std::io::Result<Vec<u8>> {
+    request::register_set(tid, request::NT_X86_XSTATE)
+        .or_else(|_| request::register_set(tid, request::NT_PRFPREG))
+}
+
+/// Why this thread's state cannot be put back by a frame.
+pub fn obstacle(_tid: i32) -> Option<&'static str> {
+    // A shadow stack is seen in /proc: crate::process.
+    None
+}
+
+/// A signal frame that belongs at address `at` (a multiple of 64) and restores these registers
+/// and this mask of blocked signals. An empty `vector` clears the vector registers.
+pub fn frame(at: u64, regs: &General, vector: &[u8], mask: u64, code: &Code) -> Vec<u8> {
+    let mut bytes = vec![0; FRAME.next_multiple_of(64)];
+    put(&mut bytes, 0, code.ret);
+    put(&mut bytes, CONTEXT, CONTEXT_FLAGS);
+    // No mode that exists: the alternate stack stays as it is.
+    put(&mut bytes, ALTERNATE_FLAGS, 7);
+    for (index, register) in ORDER_OF_FRAME.into_iter().enumerate() {
+        put(&mut bytes, CONTEXT + 40 + 8 * index, regs.0[register]);
+    }
+    put(&mut bytes, SEGMENTS, regs.0[CS] & 0xffff | regs.0[SS] << 48);
+    put(&mut bytes, MASK, mask);
+    if !vector.is_empty() {
+        let pointer = at + bytes.len() as u64;
+        put(&mut bytes, VECTOR_POINTER, pointer);
+        bytes.extend(vector_area(vector));
+        bytes.resize(bytes.len().next_multiple_of(64), 0);
+    }
+    bytes
+}
+
+/// The vector state as a signal frame holds it: with its size and features in the bytes that
+/// are left for software (`struct _fpx_sw_bytes`), and a second mark at its end.
+fn vector_area(registers: &[u8]) -> Vec<u8> {
+    const SOFTWARE: usize = 464;
+    const FEATURES: usize = 512;
+    const LEGACY_AND_HEADER: usize = 576;
+    const PROTECTION_KEYS: u64 = 1 << 9;
+    const FIRST_MARK: u32 = 0x4650_5853;
+    const SECOND_MARK: u32 = 0x4650_5845;
+    let mut area = registers.to_vec();
+    if area.len() < LEGACY_AND_HEADER {
+        return area;
+    }
+    let word = |at: usize| u64::from_le_bytes(registers[at..at + 8].try_into().unwrap_or_default());
+    let features = word(FEATURES) | 0b11 | word(SOFTWARE) & PROTECTION_KEYS;
+    let components = (2..63).filter(|bit| features >> bit & 1 == 1);
+    let size = components.map(end_of_component).fold(LEGACY_AND_HEADER, usize::max);
+    let size = size.min(area.len());
+    area.truncate(size);
+    area[SOFTWARE..512].fill(0);
+    put(&mut area, SOFTWARE, u64::from(FIRST_MARK) | ((size + 4) as u64) << 32);
+    put(&mut area, SOFTWARE + 8, features);
+    put(&mut area, SOFTWARE + 16, size as u64);
+    put(&mut area, FEATURES, features);
+    area.extend(SECOND_MARK.to_le_bytes());
+    area
+}
+
+/// Where a component of the extended state ends.
+fn end_of_component(bit: u32) -> usize {
+    #[allow(unused_unsafe, reason = "a safe function since Rust 1.93")]
+    // SAFETY: every x86-64 processor has this instruction; for an unknown leaf it gives zeros.
+    let found = unsafe { __cpuid_count(0xd, bit) };
+    found.ebx as usize + found.eax as usize
+}

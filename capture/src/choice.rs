@@ -1,0 +1,113 @@
+//! Which thread makes the system calls.
+
+use crate::code::{Code, mapping_of};
+use crate::frames::Frames;
+use crate::process::{self, Mapping, Status};
+use crate::seizure::{Seized, Seizure};
+use crate::{Refusal, arch, request};
+
+/// A thread that can, and the way back for it.
+pub struct Chosen {
+    /// Its number.
+    pub tid: i32,
+    /// Registers to restore.
+    pub regs: arch::General,
+    /// Blocked signals to restore.
+    pub mask: u64,
+    /// The way back.
+    pub frames: Frames,
+}
+
+/// The thread whose state is the easiest to put back.
+pub fn choose(seizure: &Seizure, code: &Code) -> Result<Chosen, Refusal> {
+    let pid = seizure.pid;
+    let mappings = process::mappings(pid)?;
+    let mut threads: Vec<&Seized> = seizure.threads.iter().collect();
+    // The first thread's stack is the program's: it has room.
+    threads.sort_by_key(|thread| (thread.regs.rank(), thread.tid != pid));
+    let (mut reason, mut second) = (None, None);
+    for thread in threads {
+        if let Some(found) = obstacle(pid, thread.tid) {
+            reason.get_or_insert(found);
+            continue;
+        }
+        let abort = abort_of_sequence(pid, thread);
+        let Some(chosen) = prepare(thread, abort, &mappings, code)
+            .map_err(|error| Refusal::kernel(pid, "read the registers of", error))?
+        else {
+            reason.get_or_insert(Obstacle::Other("no thread is on its own stack, with room"));
+            continue;
+        };
+        if abort.is_none() {
+            return Ok(chosen);
+        }
+        second.get_or_insert(chosen);
+    }
+    second.ok_or(match reason {
+        Some(Obstacle::Seccomp) => Refusal::Seccomp { pid },
+        Some(Obstacle::Other(reason)) => Refusal::NoThread { pid, reason },
+        None => Refusal::Ended { pid },
+    })
+}
+
+enum Obstacle {
+    Seccomp,
+    Other(&'static str),
+}
+
+fn obstacle(pid: i32, tid: i32) -> Option<Obstacle> {
+    let Some(status) = Status::of(pid, tid) else {
+        return Some(Obstacle::Other("its threads cannot be read"));
+    };
+    if status.has_seccomp() {
+        return Some(Obstacle::Seccomp);
+    }
+    if status.has_shadow_stack() {
+        return Some(Obstacle::Other("its threads have shadow stacks"));
+    }
+    arch::obstacle(tid).map(Obstacle::Other)
+}
+
+/// The frames for a thread, if it is on its own stack and they have room there.
+fn prepare(
+    thread: &Seized,
+    abort: Option<u64>,
+    mappings: &[Mapping],
+    code: &Code,
+) -> std::io::Result<Option<Chosen>> {
+    let mut regs = thread.regs;
+    if let Some(abort) = abort {
+        regs.set_pc(abort);
+    }
+    let thread_pointer = arch::thread_pointer(thread.tid, &regs)?;
+    let mask = request::mask(thread.tid)?;
+    let frames = Frames::new(&regs, &thread.vector, mask, code);
+    Ok(frames.filter(|frames| fits(frames, regs.sp(), thread_pointer, mappings)).map(|frames| {
+        Chosen { tid: thread.tid, regs, mask, frames }
+    }))
+}
+
+/// A thread's own stack is the program's, or the mapping that also holds its thread pointer.
+/// Others (coroutines', signal handlers') may be so small that other data lies below.
+fn fits(frames: &Frames, sp: u64, thread_pointer: u64, mappings: &[Mapping]) -> bool {
+    let Some(stack) = mapping_of(mappings, sp) else { return false };
+    let own = stack.name == "[stack]" || sp < thread_pointer && thread_pointer < stack.end;
+    own && stack.writable && frames.bottom >= stack.start
+}
+
+/// Where the kernel would continue a thread that is inside a restartable sequence (rseq): when
+/// we have used the thread, it no longer knows that it was.
+fn abort_of_sequence(pid: i32, thread: &Seized) -> Option<u64> {
+    /// Of `struct rseq`.
+    const CURRENT: u64 = 8;
+    let word = |address: u64| {
+        let mut bytes = [0; 8];
+        (request::read(pid, address, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+    };
+    let area = Some(request::sequences(thread.tid)).filter(|&area| area != 0)?;
+    let sequence = word(area.checked_add(CURRENT)?).filter(|&sequence| sequence != 0)?;
+    // `struct rseq_cs`: version and flags, start, length, where to continue.
+    let part = |offset| word(sequence.checked_add(offset)?);
+    let (start, length, abort) = (part(8)?, part(16)?, part(24)?);
+    (thread.regs.pc().wrapping_sub(start) < length).then_some(abort)
+}

@@ -1,0 +1,275 @@
+//! Making the copy: system calls that the target makes for us.
+//!
+//! 1. A thread of the target clones itself: the first child, with a copy of the memory.
+//! 2. The first child clones itself: the second child, which shares that copy.
+//! 3. The first child is killed, and the target made to wait for it: the second one is now an
+//!    orphan, and the target has no child that it does not know.
+//! 4. The thread gets its registers, its blocked signals and the bytes of its stack back.
+
+use std::io::Error;
+use std::time::Duration;
+
+use crate::arch::restart;
+use crate::choice::{Chosen, choose};
+use crate::code::Code;
+use crate::frames::ALL_SIGNALS;
+use crate::patience::next_event;
+use crate::process::{self, Status};
+use crate::request::{self, Event};
+use crate::seizure::{OPTIONS, Seizure};
+use crate::Refusal;
+
+/// For one system call: copying the page tables of a terabyte takes less.
+const LIMIT: Duration = Duration::from_secs(60);
+const BIRTHS: i32 =
+    libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
+const OWN: i32 = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
+const CLOSE_RANGE_UNSHARE: u64 = 2;
+
+/// Makes a copy of a stopped process and gives its pid.
+pub fn copy(seizure: &mut Seizure) -> Result<i32, Refusal> {
+    let pid = seizure.pid;
+    let code = match seizure.code.filter(|code| code.holds(pid)) {
+        Some(code) => code,
+        None => Code::find(pid)?,
+    };
+    seizure.code = Some(code);
+    let chosen = choose(seizure, &code)?;
+    if Status::of(pid, pid).is_some_and(|status| status.is_first()) {
+        return Err(Refusal::Reaper { pid });
+    }
+    let tid = chosen.tid;
+    let mut host = Host::prepare(seizure, chosen, code)?;
+    let made = host.make();
+    let settled = host.settle();
+    if let (Ok(copy), Err(_)) = (&made, &settled) {
+        end(*copy);
+    }
+    if settled.is_err() {
+        // It finds back by itself when the tracing thread ends.
+        seizure.threads.retain(|thread| thread.tid != tid);
+    }
+    let copy = made?;
+    settled.map(|()| copy)
+}
+
+/// Kills a process that we trace and waits for its end.
+pub fn end(pid: i32) {
+    // It may be dead already.
+    let _ = request::kill(pid);
+    while let Ok(event) = next_event(pid, pid, false, LIMIT) {
+        if matches!(event, Event::End | Event::None) {
+            return;
+        }
+        // A stop that was not looked at yet: the end comes next.
+    }
+}
+
+/// A system call's result, and the child that it made.
+struct Made {
+    result: i64,
+    child: Option<i32>,
+}
+
+/// The first child: its pid here, and in the target's pid namespace.
+struct Child {
+    pid: i32,
+    theirs: i64,
+}
+
+/// The thread that makes the system calls.
+struct Host {
+    pid: i32,
+    chosen: Chosen,
+    code: Code,
+    saved: Vec<u8>,
+    child: Option<Child>,
+    own_child: bool,
+}
+
+impl Host {
+    /// Writes the way back onto its stack.
+    fn prepare(seizure: &Seizure, chosen: Chosen, code: Code) -> Result<Self, Refusal> {
+        let (pid, own_child) = (seizure.pid, seizure.own_child);
+        let failed = |error| Refusal::kernel(pid, "write to the stack of", error);
+        let frames = &chosen.frames;
+        let mut saved = vec![0; frames.bytes.len()];
+        if request::read(pid, frames.bottom, &mut saved) < saved.len() {
+            return Err(failed(Error::from_raw_os_error(libc::EFAULT)));
+        }
+        request::write(pid, frames.bottom, &frames.bytes).map_err(failed)?;
+        Ok(Self { pid, chosen, code, saved, child: None, own_child })
+    }
+
+    /// Makes the copy.
+    fn make(&mut self) -> Result<i32, Refusal> {
+        let (tid, wait, exit) = (self.chosen.tid, self.chosen.frames.wait, self.chosen.frames.exit);
+        if self.adopts_orphans()? {
+            return Err(Refusal::Reaper { pid: self.pid });
+        }
+        self.done(request::set_options(tid, OPTIONS | BIRTHS))?;
+        // No exit signal: nobody is told of its end. The same open files: none stays open
+        // longer, and none is flushed when it ends.
+        let flags = (libc::CLONE_FILES | libc::CLONE_PARENT_SETTID).cast_unsigned().into();
+        let made = self.host_call(
+            libc::SYS_clone,
+            [flags, exit, self.chosen.frames.child(), 0, 0, 0],
+            wait,
+        )?;
+        let child = self.born(&made)?;
+        self.child = Some(Child { pid: child, theirs: made.result });
+        self.await_birth(child, BIRTHS)?;
+        let flags = (libc::CLONE_FILES | libc::CLONE_VM).cast_unsigned().into();
+        let made = self.call(child, libc::SYS_clone, [flags, exit, 0, 0, 0, 0], exit)?;
+        let copy = self.born(&made)?;
+        let complete = self.complete(copy, exit);
+        if complete.is_err() {
+            end(copy);
+        }
+        complete.map(|()| copy)
+    }
+
+    /// Makes the second child the copy that is wanted.
+    fn complete(&mut self, copy: i32, exit: u64) -> Result<(), Refusal> {
+        self.await_birth(copy, 0)?;
+        let all = [0, u32::MAX.into(), CLOSE_RANGE_UNSHARE, 0, 0, 0];
+        // Before Linux 5.9 it keeps sharing the target's open files.
+        self.call(copy, libc::SYS_close_range, all, exit)?;
+        self.done(request::write(copy, self.chosen.frames.bottom, &self.saved))?;
+        process::offer_to_oom_killer(copy);
+        Ok(())
+    }
+
+    /// Whether orphans become children of the target.
+    fn adopts_orphans(&self) -> Result<bool, Refusal> {
+        let frames = &self.chosen.frames;
+        let (question, answer) = (libc::PR_GET_CHILD_SUBREAPER as u64, frames.answer);
+        self.host_call(libc::SYS_prctl, [question, answer, 0, 0, 0, 0], frames.back)?;
+        let mut bytes = [0; 4];
+        request::read(self.pid, answer, &mut bytes);
+        Ok(bytes != [0; 4])
+    }
+
+    /// A system call in the target: a signal that comes meanwhile waits.
+    fn host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<Made, Refusal> {
+        let tid = self.chosen.tid;
+        let regs = self.chosen.regs.calling(&self.code, number, args, frame);
+        // In this order: the way back also restores the blocked signals.
+        self.done(request::set_general(tid, &regs))?;
+        self.done(request::set_mask(tid, ALL_SIGNALS))?;
+        self.finish_call(tid)
+    }
+
+    /// A system call in a child.
+    fn call(&self, tid: i32, number: i64, args: [u64; 6], frame: u64) -> Result<Made, Refusal> {
+        let regs = self.chosen.regs.calling(&self.code, number, args, frame);
+        self.done(request::set_general(tid, &regs))?;
+        self.finish_call(tid)
+    }
+
+    /// Lets a thread run to the end of the system call that it is about to make.
+    fn finish_call(&self, tid: i32) -> Result<Made, Refusal> {
+        let (mut inside, mut child, mut signal) = (false, None, 0);
+        loop {
+            self.done(request::proceed_to_call(tid, signal))?;
+            signal = 0;
+            match next_event(self.pid, tid, self.keeps_end(tid), LIMIT)? {
+                Event::Call if inside => {
+                    let regs = self.done(request::general(tid))?;
+                    let result = regs.ok_or(Refusal::Width { pid: self.pid })?.result();
+                    if !restart::is(result) {
+                        return Ok(Made { result, child });
+                    }
+                    // The kernel starts it again.
+                    inside = false;
+                }
+                Event::Call => inside = true,
+                Event::Birth => child = Some(self.done(request::newborn(tid))?),
+                Event::Stop | Event::Other | Event::Exec => {}
+                Event::Signal(number) => signal = self.harmless(number)?,
+                Event::End | Event::None => return Err(self.dead(tid)),
+            }
+        }
+    }
+
+    /// Only a stop signal cannot be blocked; the process is stopped by it, as without us.
+    fn harmless(&self, signal: i32) -> Result<i32, Refusal> {
+        if signal == libc::SIGSTOP {
+            return Ok(signal);
+        }
+        let error = Error::other(format!("signal {signal} while it made a system call"));
+        Err(Refusal::kernel(self.pid, "copy", error))
+    }
+
+    fn born(&self, made: &Made) -> Result<i32, Refusal> {
+        match (made.result, made.child) {
+            (1.., Some(child)) => Ok(child),
+            (result, _) => {
+                let number = i32::try_from(result.wrapping_neg()).unwrap_or(0);
+                Err(Refusal::clone(self.pid, number))
+            }
+        }
+    }
+
+    /// Waits for a child's first stop; from then on it ends with us.
+    fn await_birth(&self, child: i32, options: i32) -> Result<(), Refusal> {
+        loop {
+            match next_event(self.pid, child, false, LIMIT)? {
+                Event::Stop => return self.done(request::set_options(child, OWN | options)),
+                Event::End | Event::None => return Err(self.dead(child)),
+                _ => self.done(request::proceed(child, 0))?,
+            }
+        }
+    }
+
+    /// Puts everything back; to be called whatever happened.
+    fn settle(&mut self) -> Result<(), Refusal> {
+        let (tid, frames) = (self.chosen.tid, &self.chosen.frames);
+        let waited = match self.child.take() {
+            Some(child) => {
+                end(child.pid);
+                let all = u64::from(libc::__WALL.cast_unsigned());
+                let args = [child.theirs.cast_unsigned(), 0, all, 0, 0, 0];
+                self.host_call(libc::SYS_wait4, args, frames.back).map(drop)
+            }
+            None => Ok(()),
+        };
+        self.leave_call()?;
+        self.done(request::set_mask(tid, self.chosen.mask))?;
+        self.done(request::set_general(tid, &self.chosen.regs))?;
+        self.done(request::write(self.pid, frames.bottom, &self.saved))?;
+        self.done(request::set_options(tid, OPTIONS))?;
+        waited
+    }
+
+    /// Brings the thread from the end of a system call to a stop like its first one: only
+    /// there does the kernel start an interrupted system call again.
+    fn leave_call(&self) -> Result<(), Refusal> {
+        let tid = self.chosen.tid;
+        self.done(request::interrupt(tid))?;
+        let mut signal = 0;
+        loop {
+            self.done(request::proceed(tid, signal))?;
+            signal = match next_event(self.pid, tid, self.keeps_end(tid), LIMIT)? {
+                Event::Stop => return Ok(()),
+                Event::Signal(number) => self.harmless(number).unwrap_or(0),
+                Event::End | Event::None => return Err(Refusal::Ended { pid: self.pid }),
+                _ => 0,
+            };
+        }
+    }
+
+    /// Whether the end of this thread is left for others to wait for.
+    fn keeps_end(&self, tid: i32) -> bool {
+        self.own_child && tid == self.pid
+    }
+
+    fn done<T>(&self, result: std::io::Result<T>) -> Result<T, Refusal> {
+        result.map_err(|error| Refusal::kernel(self.pid, "copy", error))
+    }
+
+    fn dead(&self, tid: i32) -> Refusal {
+        let pid = self.pid;
+        if tid == self.chosen.tid { Refusal::Ended { pid } } else { Refusal::Killed { pid } }
+    }
+}

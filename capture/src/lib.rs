@@ -1,0 +1,195 @@
+//! Stops a live process for a moment and takes a copy-on-write copy of it.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), capture::Refusal> {
+//! let mut stopped = capture::Stopped::stop(4711, std::time::Duration::from_secs(1))?;
+//! let registers = stopped.threads().to_vec();
+//! let copy = stopped.copy()?;
+//! let pause = stopped.resume();
+//! println!("stopped for {:?}; /proc/{}/mem is as it was then", pause.stopped, copy.pid());
+//! # Ok(()) }
+//! ```
+//!
+//! # Promises
+//! - The target never runs a function of ours or of its own out of turn: a thread of it makes
+//!   four system calls for us (`prctl`, `clone`, `wait4`), and that is all.
+//! - Afterwards it is as before: registers, blocked signals, memory, children, group-stop. An
+//!   interrupted system call is started again by the kernel as after any stop; signals that came
+//!   meanwhile are delivered once. It gets no child that it can see, and no `SIGCHLD`.
+//! - Whenever this process is killed, the target finds back by itself: while one of its threads
+//!   makes our system calls, the way back lies on the unused part of that thread's stack, as
+//!   signal frames ([`frames`]). A copy that was just being born exits; no copy ever runs the
+//!   program's code, and none outlives this process.
+//! - A [`Copy`] has the target's memory at the time of the stop, byte for byte, but for the
+//!   word in which the kernel notes the processor a thread runs on (rseq). It has no open files,
+//!   so that none stays open for its sake, and is the first that the kernel kills for memory.
+//! - A [`Refusal`] leaves the target as it was, running.
+//!
+//! # Caller's duties
+//! - keep a [`Stopped`] short: the target stands still, and so does everyone who waits for it;
+//! - do not wait for the target, or for any child whatever (`waitpid(-1)`), in another thread
+//!   while it is stopped;
+//! - drop the [`Copy`] soon: as long as it exists, the target's first write to each page
+//!   costs a copy of that page;
+//! - read what a copy lacks from the target while it is stopped: memory that is shared, or kept
+//!   from children (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
+//!
+//! # Limits
+//! - Linux 4.11 or later on x86-64 and aarch64, 64-bit programs. On aarch64 it has been compiled, but
+//!   not run: ptrace does not work under qemu's user mode.
+//! - Every stop by ptrace makes `epoll_wait`, `semop`, `sigtimedwait` and socket calls with a
+//!   timeout return `EINTR`; this one too. If this process is killed in the few milliseconds of
+//!   [`Stopped::copy`], the chosen thread's `nanosleep`, `poll` or timed futex ends with `EINTR`.
+//!   On aarch64 a chosen thread's sleep may begin anew; another thread is chosen if there is one.
+//! - Refused: a process with a seccomp filter in all its threads, one with shadow stacks, one
+//!   whose threads are all on foreign stacks (coroutines), one that adopts orphans. Its
+//!   threads can still be stopped, and its memory read meanwhile.
+//! - The copy counts against the target's limits of processes and memory. It is a child of the
+//!   target's init process (or subreaper), which is told of its end.
+//! - A thread is looked for whose stack is its mapping's end; a stack inside other memory
+//!   (`pthread_attr_setstack`) with less than 16 KiB of room would lose the bytes below it if
+//!   this process were killed in [`Stopped::copy`].
+
+mod arch;
+mod choice;
+mod code;
+mod copying;
+mod frames;
+mod patience;
+mod process;
+mod refusal;
+mod request;
+mod seizure;
+mod tracer;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use refusal::Refusal;
+
+use seizure::Seizure;
+use tracer::Tracer;
+
+/// A thread of a stopped process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// Its number.
+    pub tid: i32,
+    /// Stack pointer.
+    pub sp: u64,
+    /// Program counter.
+    pub pc: u64,
+    /// Thread pointer.
+    pub thread_pointer: u64,
+    /// Everything that may hold a pointer: general registers, the thread pointer, vector and
+    /// floating-point state, as words.
+    pub words: Vec<u64>,
+}
+
+/// A process whose threads are all stopped. It runs on when this is dropped.
+pub struct Stopped {
+    tracer: Arc<Tracer>,
+    // Only the tracer's thread works on it; `None` while it does.
+    seizure: Option<Seizure>,
+    threads: Vec<Thread>,
+    began: Instant,
+    cloned: Duration,
+}
+
+/// How long a process stood still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// From the first thread's stop to the last one's release.
+    pub stopped: Duration,
+    /// The part of it that copies took.
+    pub cloned: Duration,
+    /// The number of threads.
+    pub threads: usize,
+}
+
+/// A copy of a process. It is stopped for ever, and ends when this is dropped, or when this
+/// process ends.
+pub struct Copy {
+    tracer: Arc<Tracer>,
+    pid: i32,
+}
+
+impl Stopped {
+    /// Stops every thread of a process, or, if one has not stopped by the deadline, lets it run.
+    pub fn stop(pid: i32, deadline: Duration) -> Result<Self, Refusal> {
+        let broken = |error| Refusal::kernel(pid, "start a thread to trace", error);
+        let tracer = Arc::new(Tracer::start().map_err(broken)?);
+        let stop = move || {
+            let mut seizure = Seizure::new(pid, deadline)?;
+            let described = seizure.described();
+            if described.is_err() {
+                seizure.release();
+            }
+            Ok((described?, seizure))
+        };
+        let (threads, seizure) = tracer.run(stop).unwrap_or(Err(Refusal::Ended { pid }))?;
+        let began = seizure.began;
+        Ok(Self { tracer, seizure: Some(seizure), threads, began, cloned: Duration::ZERO })
+    }
+
+    /// Its threads, by number.
+    #[must_use]
+    pub fn threads(&self) -> &[Thread] {
+        &self.threads
+    }
+
+    /// Takes a copy of it.
+    pub fn copy(&mut self) -> Result<Copy, Refusal> {
+        let began = Instant::now();
+        let copied = self.with_seizure(copying::copy);
+        self.cloned += began.elapsed();
+        let pid = copied.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
+        Ok(Copy { tracer: Arc::clone(&self.tracer), pid })
+    }
+
+    /// Lets it run on.
+    pub fn resume(mut self) -> Pause {
+        self.with_seizure(Seizure::release);
+        Pause {
+            stopped: self.began.elapsed(),
+            cloned: self.cloned,
+            threads: self.threads.len(),
+        }
+    }
+
+    /// Does something with it on the tracer's thread.
+    fn with_seizure<R: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut Seizure) -> R + Send + 'static,
+    ) -> Option<R> {
+        let mut seizure = self.seizure.take()?;
+        let work = move || {
+            let result = work(&mut seizure);
+            (seizure, result)
+        };
+        let (seizure, result) = self.tracer.run(work)?;
+        self.seizure = Some(seizure);
+        Some(result)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.with_seizure(Seizure::release);
+    }
+}
+
+impl Copy {
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let pid = self.pid;
+        self.tracer.run(move || copying::end(pid));
+    }
+}

@@ -1,0 +1,171 @@
+//! Why a process cannot be stopped or copied.
+
+use std::io;
+use std::time::Duration;
+
+/// Why a process could not be stopped or copied. It runs on as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// No such process.
+    #[error("process {pid} does not exist; check the pid")]
+    Gone {
+        /// The pid that was asked for.
+        pid: i32,
+    },
+    /// A thread's number instead of a process's.
+    #[error("{tid} is a thread of process {pid}; give the process's pid, {pid}")]
+    Thread {
+        /// What was asked for.
+        tid: i32,
+        /// The process it belongs to.
+        pid: i32,
+    },
+    /// Our own process.
+    #[error("process {pid} is this one, and cannot stop itself; run the check from another process")]
+    Own {
+        /// Our own pid.
+        pid: i32,
+    },
+    /// Ended, but not waited for by its parent.
+    #[error("process {pid} has ended (it is a zombie); nothing is left to look at")]
+    Zombie {
+        /// The process.
+        pid: i32,
+    },
+    /// It ended while it was being stopped or copied.
+    #[error("process {pid} ended while it was being captured; nothing is left to look at")]
+    Ended {
+        /// The process.
+        pid: i32,
+    },
+    /// It executed another program while it was being stopped.
+    #[error("process {pid} executed another program while it was being captured; try again")]
+    Executed {
+        /// The process.
+        pid: i32,
+    },
+    /// Another tracer has it.
+    #[error("process {pid} is traced by process {tracer} ({name}), and only one can trace it; end that one first")]
+    Traced {
+        /// The process.
+        pid: i32,
+        /// Who traces it; 0 if it is in another pid namespace.
+        tracer: i32,
+        /// The tracer's name.
+        name: String,
+    },
+    /// No right to trace it.
+    #[error("no right to trace process {pid}: {advice}")]
+    Denied {
+        /// The process.
+        pid: i32,
+        /// What to do.
+        advice: String,
+    },
+    /// A 32-bit program.
+    #[error("process {pid} runs a program of another word size; only 64-bit programs of this processor can be captured")]
+    Width {
+        /// The process.
+        pid: i32,
+    },
+    /// A thread did not stop in time.
+    #[error("thread {tid} of process {pid} did not stop within {limit:?} (its state: {state}); it waits in the kernel, for a disk or for a child of vfork say: try again later")]
+    Deadline {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+        /// Its state in `/proc`.
+        state: char,
+        /// The time it had.
+        limit: Duration,
+    },
+    /// A filter of system calls might kill the process for the copy's `clone`.
+    #[error("process {pid} has a seccomp filter, which may kill it for making a copy; scan it while it is stopped instead")]
+    Seccomp {
+        /// The process.
+        pid: i32,
+    },
+    /// No thread whose state can be put back by the program itself.
+    #[error("process {pid} cannot be copied safely: {reason}; scan it while it is stopped instead")]
+    NoThread {
+        /// The process.
+        pid: i32,
+        /// What is in the way.
+        reason: &'static str,
+    },
+    /// None of the C library's usual instructions.
+    #[error("process {pid} has no code that makes a system call and returns; scan it while it is stopped instead")]
+    NoCode {
+        /// The process.
+        pid: i32,
+    },
+    /// Orphans become its children.
+    #[error("process {pid} adopts orphans (it is the first process of a container, or a subreaper) and would get the copy as a child; scan it while it is stopped instead")]
+    Reaper {
+        /// The process.
+        pid: i32,
+    },
+    /// The kernel refused to copy it.
+    #[error("process {pid} cannot be copied: {error} ({advice}); scan it while it is stopped instead")]
+    Clone {
+        /// The process.
+        pid: i32,
+        /// What `clone` said.
+        error: io::Error,
+        /// What that usually means.
+        advice: &'static str,
+    },
+    /// Somebody killed the copy.
+    #[error("the copy of process {pid} was killed while it was made, for lack of memory say; scan the process while it is stopped instead")]
+    Killed {
+        /// The process.
+        pid: i32,
+    },
+    /// Anything else that the kernel refused.
+    #[error("cannot {action} process {pid}: {error}")]
+    Kernel {
+        /// The process.
+        pid: i32,
+        /// What was tried.
+        action: &'static str,
+        /// What the kernel said.
+        error: io::Error,
+    },
+}
+
+impl Refusal {
+    /// A request that the kernel refused; `ESRCH` means that the process is gone.
+    pub(crate) fn kernel(pid: i32, action: &'static str, error: io::Error) -> Self {
+        if error.raw_os_error() == Some(libc::ESRCH) {
+            Self::Ended { pid }
+        } else {
+            Self::Kernel { pid, action, error }
+        }
+    }
+
+    /// `clone` in the target gave this error number.
+    pub(crate) fn clone(pid: i32, number: i32) -> Self {
+        let advice = match number {
+            libc::EAGAIN => "a limit on processes: RLIMIT_NPROC of its user, or pids.max of its cgroup",
+            libc::ENOMEM => "no memory for it: vm.overcommit_memory, or the cgroup's limit",
+            libc::EPERM | libc::ENOSYS => "a security module forbids it",
+            _ => "unexpected",
+        };
+        let error = io::Error::from_raw_os_error(number);
+        Self::Clone { pid, error, advice }
+    }
+
+    /// `EPERM` on seizing: says what to do about it.
+    pub(crate) fn denied(pid: i32) -> Self {
+        let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+        let advice = match yama.unwrap_or_default().trim() {
+            "3" => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot",
+            "2" => "kernel.yama.ptrace_scope is 2; run as root, or with CAP_SYS_PTRACE",
+            "1" => "kernel.yama.ptrace_scope is 1; run as root, with CAP_SYS_PTRACE, or set it to 0 (sysctl kernel.yama.ptrace_scope=0)",
+            _ => "it belongs to another user, or has more rights than this process; run as root, or with CAP_SYS_PTRACE",
+        };
+        Self::Denied { pid, advice: advice.to_owned() }
+    }
+}

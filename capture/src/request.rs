@@ -1,0 +1,246 @@
+//! The system calls on another process: each one wrapped, none combined.
+
+use std::ffi::c_void;
+use std::io::{Error, Result};
+use std::mem::offset_of;
+use std::ptr;
+
+use crate::arch::General;
+
+/// Kinds of registers.
+const NT_PRSTATUS: i32 = 1;
+/// The same: floating point.
+pub const NT_PRFPREG: i32 = 2;
+/// The same: all extended state of x86.
+#[cfg(target_arch = "x86_64")]
+pub const NT_X86_XSTATE: i32 = 0x202;
+/// The same: the thread pointer.
+#[cfg(target_arch = "aarch64")]
+pub const NT_ARM_TLS: i32 = 0x401;
+
+const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+/// Registers are read up to this size: more than any processor has.
+const MOST_REGISTERS: usize = 64 << 10;
+
+/// What happened to a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Stopped by us, or with its process (`PTRACE_EVENT_STOP`).
+    Stop,
+    /// Stopped before or after a system call.
+    Call,
+    /// Stopped for a new child or thread.
+    Birth,
+    /// Stopped by a successful execve.
+    Exec,
+    /// Stopped because of another event.
+    Other,
+    /// Stopped before it receives this signal.
+    Signal(i32),
+    /// Ended.
+    End,
+    /// Not ours (any more).
+    None,
+}
+
+/// A request with two plain numbers.
+fn plain(request: libc::c_uint, tid: i32, address: usize, data: i32) -> Result<()> {
+    let address = ptr::without_provenance_mut::<c_void>(address);
+    let data = ptr::without_provenance_mut::<c_void>(data as usize);
+    // SAFETY: the requests of this file that come here take numbers, and no memory of ours.
+    check(unsafe { libc::ptrace(request, tid, address, data) })
+}
+
+/// A request that reads or writes `data`.
+fn with<T: ?Sized>(request: libc::c_uint, tid: i32, address: usize, data: *mut T) -> Result<()> {
+    let address = ptr::without_provenance_mut::<c_void>(address);
+    // SAFETY: the callers pass a pointer to memory as large as the request says.
+    check(unsafe { libc::ptrace(request, tid, address, data.cast::<c_void>()) })
+}
+
+fn check(result: libc::c_long) -> Result<()> {
+    if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Begins to trace a thread, which runs on.
+pub fn seize(tid: i32, options: i32) -> Result<()> {
+    plain(libc::PTRACE_SEIZE, tid, 0, options)
+}
+
+/// Makes it stop, at once or when it is continued.
+pub fn interrupt(tid: i32) -> Result<()> {
+    plain(libc::PTRACE_INTERRUPT, tid, 0, 0)
+}
+
+/// Lets it run, with a signal or 0.
+pub fn proceed(tid: i32, signal: i32) -> Result<()> {
+    plain(libc::PTRACE_CONT, tid, 0, signal)
+}
+
+/// Lets it run up to the beginning or the end of a system call.
+pub fn proceed_to_call(tid: i32, signal: i32) -> Result<()> {
+    plain(libc::PTRACE_SYSCALL, tid, 0, signal)
+}
+
+/// Ends tracing; the thread runs on.
+pub fn detach(tid: i32) -> Result<()> {
+    plain(libc::PTRACE_DETACH, tid, 0, 0)
+}
+
+/// Sets what is traced, and what happens when the tracer ends.
+pub fn set_options(tid: i32, options: i32) -> Result<()> {
+    plain(libc::PTRACE_SETOPTIONS, tid, 0, options)
+}
+
+/// The pid of the child that a [`Event::Birth`] is about.
+pub fn newborn(tid: i32) -> Result<i32> {
+    let mut pid: libc::c_ulong = 0;
+    with(libc::PTRACE_GETEVENTMSG, tid, 0, &raw mut pid)?;
+    i32::try_from(pid).map_err(Error::other)
+}
+
+/// A set of registers, of whatever size.
+pub fn register_set(tid: i32, kind: i32) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; MOST_REGISTERS];
+    let mut area = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // The kernel fills at most the area, whose length is that of `bytes`.
+    with(libc::PTRACE_GETREGSET, tid, kind as usize, &raw mut area)?;
+    bytes.truncate(area.iov_len);
+    Ok(bytes)
+}
+
+/// The general registers; `None` for a program of another word size.
+pub fn general(tid: i32) -> Result<Option<General>> {
+    let bytes = register_set(tid, NT_PRSTATUS)?;
+    let mut regs = General::empty();
+    if bytes.len() != size_of_val(&regs.0) {
+        return Ok(None);
+    }
+    for (register, word) in regs.0.iter_mut().zip(bytes.as_chunks().0) {
+        *register = u64::from_le_bytes(*word);
+    }
+    Ok(Some(regs))
+}
+
+/// Sets them.
+pub fn set_general(tid: i32, regs: &General) -> Result<()> {
+    let mut copy = *regs;
+    let base = (&raw mut copy.0).cast();
+    // The kernel reads at most the area, whose length is that of `copy`.
+    let mut area = libc::iovec { iov_base: base, iov_len: size_of_val(&copy.0) };
+    with(libc::PTRACE_SETREGSET, tid, NT_PRSTATUS as usize, &raw mut area)
+}
+
+/// The signals it blocks.
+pub fn mask(tid: i32) -> Result<u64> {
+    let mut mask = 0_u64;
+    with(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut mask)?;
+    Ok(mask)
+}
+
+/// Sets them.
+pub fn set_mask(tid: i32, mut mask: u64) -> Result<()> {
+    with(PTRACE_SETSIGMASK, tid, size_of::<u64>(), &raw mut mask)
+}
+
+/// `struct ptrace_rseq_configuration`.
+#[repr(C)]
+struct Sequences {
+    area: u64,
+    size: u32,
+    signature: u32,
+    flags: u32,
+    padding: u32,
+}
+
+/// Where its area for restartable sequences is; 0 without one.
+pub fn sequences(tid: i32) -> u64 {
+    let mut found = Sequences { area: 0, size: 0, signature: 0, flags: 0, padding: 0 };
+    let got = with(PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of::<Sequences>(), &raw mut found);
+    // Kernels before 5.13 do not tell; their programs rarely had one.
+    got.map_or(0, |()| found.area)
+}
+
+/// What happened to a thread since it was last asked for, if anything did. The end of a
+/// process that is also our child is left for those who wait for it (`keep_end`).
+pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
+    let kinds = libc::WEXITED | libc::WSTOPPED;
+    let (code, status) = match wait(tid, kinds | libc::WNOWAIT) {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(Some(Event::None)),
+        Err(error) => return Err(error),
+    };
+    let ended = matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED);
+    if ended {
+        if !keep_end {
+            wait(tid, libc::WEXITED)?;
+        }
+        return Ok(Some(Event::End));
+    }
+    // It may have been killed since: then there is no stop any more, but soon an end.
+    Ok(wait(tid, libc::WSTOPPED)?.map(|_| event(status)))
+}
+
+fn event(status: i32) -> Event {
+    let trap = status & 0xff;
+    match status >> 8 {
+        0 if trap == libc::SIGTRAP | 0x80 => Event::Call,
+        0 => Event::Signal(trap),
+        libc::PTRACE_EVENT_STOP => Event::Stop,
+        libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
+            Event::Birth
+        }
+        libc::PTRACE_EVENT_EXEC => Event::Exec,
+        _ => Event::Other,
+    }
+}
+
+/// Only what the calling thread traces is asked for.
+fn wait(tid: i32, kinds: i32) -> Result<Option<(i32, i32)>> {
+    // SAFETY: plain numbers and a union of them.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = kinds | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+    // SAFETY: `info` is ours to fill.
+    check(unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &raw mut info, options) }.into())?;
+    // SAFETY: for a child's change the kernel fills these members; without one they are zero.
+    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    Ok((pid != 0).then_some((info.si_code, status)))
+}
+
+/// Kills a process.
+pub fn kill(pid: i32) -> Result<()> {
+    // SAFETY: takes numbers only.
+    check(unsafe { libc::kill(pid, libc::SIGKILL) }.into())
+}
+
+/// Reads another process's memory, as far as it can be read.
+pub fn read(pid: i32, address: u64, bytes: &mut [u8]) -> usize {
+    let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let there = remote(address, bytes.len());
+    // SAFETY: the kernel writes at most `bytes`, and checks the other side itself.
+    let got = unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) };
+    usize::try_from(got).unwrap_or(0)
+}
+
+/// Writes another process's memory, all of it or it is an error.
+pub fn write(pid: i32, address: u64, bytes: &[u8]) -> Result<()> {
+    let base = bytes.as_ptr().cast_mut().cast();
+    let here = libc::iovec { iov_base: base, iov_len: bytes.len() };
+    let there = remote(address, bytes.len());
+    // SAFETY: the kernel only reads `bytes`, and checks the other side itself.
+    let got = unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) };
+    match usize::try_from(got) {
+        Err(_) => Err(Error::last_os_error()),
+        Ok(got) if got < bytes.len() => Err(Error::from_raw_os_error(libc::EFAULT)),
+        Ok(_) => Ok(()),
+    }
+}
+
+fn remote(address: u64, bytes: usize) -> libc::iovec {
+    libc::iovec { iov_base: ptr::without_provenance_mut(address as usize), iov_len: bytes }
+}
+
+const _: () = assert!(offset_of!(Sequences, padding) == 20, "as the kernel has it");

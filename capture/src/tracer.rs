@@ -1,0 +1,56 @@
+//! The thread that traces. Tracing belongs to a thread, not to a process: only this one may
+//! make requests, and when it ends, the kernel lets go of all that it traced.
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{Builder, JoinHandle};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread that does what it is given, one after another.
+pub struct Tracer {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Tracer {
+    /// Starts it. Signals of this process are not handled there.
+    pub fn start() -> std::io::Result<Self> {
+        let (jobs, todo) = channel::<Job>();
+        let work = move || {
+            block_signals();
+            todo.into_iter().for_each(|job| job());
+        };
+        let thread = Builder::new().name("capture".to_owned()).spawn(work)?;
+        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    /// Does this there, and waits for the answer; `None` if the thread has panicked.
+    pub fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> Option<R> {
+        let (answer, answered) = channel();
+        let job = Box::new(move || {
+            // Nobody waits any more only if the caller has panicked.
+            let _ = answer.send(job());
+        });
+        self.jobs.as_ref()?.send(job).ok()?;
+        answered.recv().ok()
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            // What it panicked with has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn block_signals() {
+    // SAFETY: plain numbers, filled by sigfillset; the call changes this thread's mask only.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+    }
+}
