@@ -2,7 +2,8 @@
 //! has one thread and the loader may be called.
 
 use crate::{
-    atfork, backend, ends, entry, fork, module, range, seccomp, session, stats, sys, thread, tid,
+    atfork, backend, ends, entry, fork, image, module, range, seccomp, session, stats, sys, thread,
+    tid,
 };
 
 #[used]
@@ -18,6 +19,7 @@ extern "C" fn constructor() {
     backend::look_again();
     atfork::start();
     ends::find();
+    image::find();
     module::init();
     thread::make_key();
     tid::find();

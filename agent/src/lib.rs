@@ -47,6 +47,7 @@ mod ends;
 mod entry;
 mod environment;
 mod fork;
+mod image;
 mod init;
 mod local;
 mod module;

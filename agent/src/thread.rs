@@ -211,7 +211,14 @@ pub fn make_key() {
 }
 
 /// Threads' memory that waits for its next user.
-static SPARE: [AtomicPtr<Thread>; 256] = [const { AtomicPtr::new(null_mut()) }; 256];
+static SPARE: [AtomicPtr<Thread>; SPARES] = [const { AtomicPtr::new(null_mut()) }; SPARES];
+/// Most threads whose memory waits.
+pub const SPARES: usize = 256;
+
+/// Where the pointers to the memory that waits are.
+pub fn spare() -> *const AtomicPtr<Thread> {
+    SPARE.as_ptr()
+}
 
 /// A thread's memory, initialised; null if there is none to be had.
 #[cold]

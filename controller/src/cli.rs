@@ -64,6 +64,12 @@ pub enum Command {
     Clean(CleanArgs),
     /// Explain the resident memory of a process
     Why(WhyArgs),
+    /// Find the objects of a live process that no pointer leads to any more
+    ///
+    /// The process stands still while its page tables are copied, some milliseconds a gigabyte,
+    /// and goes on; the copy is searched. Known are the objects that a session has sampled, with
+    /// -c 1 all that were allocated since it began.
+    Leaks(LeaksArgs),
     /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age
     Top(TopArgs),
     /// Print completions for a shell
@@ -300,6 +306,33 @@ pub struct ListArgs {
 pub struct WhyArgs {
     #[command(flatten)]
     pub select: SelectArgs,
+
+    /// For programs: one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `leaks`.
+#[derive(Debug, Args)]
+pub struct LeaksArgs {
+    #[command(flatten)]
+    pub select: SelectArgs,
+
+    /// Write what is lost as a dump, too, whose name begins so
+    #[arg(short, long, value_name = "PREFIX")]
+    pub output: Option<PathBuf>,
+
+    /// Make no copy: search the process while it stands still
+    #[arg(long)]
+    pub stop: bool,
+
+    /// Stacks to show at most
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub max: usize,
+
+    /// Exit with 1 if there are leaks
+    #[arg(long)]
+    pub exit_code: bool,
 
     /// For programs: one JSON array
     #[arg(long)]

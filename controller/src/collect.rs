@@ -64,26 +64,46 @@ impl Metadata {
 
 /// Builds a profile; also returns how many stacks had to be truncated here.
 pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> (Profile, usize) {
+    let now = snapshot.end_tick();
+    profile_of(snapshot, header, metadata, |record| {
+        Some(detail(record, now))
+    })
+}
+
+/// Like [`profile`], of what `detail` says of each record; `None` leaves it out.
+pub fn profile_of(
+    snapshot: &Snapshot,
+    header: &Header<'_>,
+    metadata: &Metadata,
+    detail: impl Fn(&RecordView) -> Option<Detail>,
+) -> (Profile, usize) {
     let mut builder = ProfileBuilder::new(snapshot.least_interval.max(1));
     let (modules, relocations) = modules(header, &metadata.maps);
     for module in modules {
         builder.module(module);
     }
     builder.facts(facts(snapshot, header, metadata));
-    let truncated = stacks(snapshot, &relocations, &mut builder);
+    let truncated = stacks(snapshot, &relocations, &mut builder, detail);
     (builder.finish(), truncated)
 }
 
-fn stacks(snapshot: &Snapshot, relocations: &Relocations, builder: &mut ProfileBuilder) -> usize {
+fn stacks(
+    snapshot: &Snapshot,
+    relocations: &Relocations,
+    builder: &mut ProfileBuilder,
+    detail: impl Fn(&RecordView) -> Option<Detail>,
+) -> usize {
     let most = snapshot.segment_bytes.saturating_mul(FRAMES_PER_BYTE);
     let most = usize::try_from(most).unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
     let mut truncated = 0;
-    let now = snapshot.end_tick();
     let mut tree = ResolvedTree::new(snapshot);
     let mut stack = Vec::new();
     let mut frames = 0;
     let threads = snapshot.thread_entries.len();
     for record in snapshot.records() {
+        let Some(detail) = detail(record) else {
+            continue;
+        };
         stack.clear();
         let fits = frames < most;
         let end = fits.then(|| {
@@ -96,14 +116,15 @@ fn stacks(snapshot: &Snapshot, relocations: &Relocations, builder: &mut ProfileB
             stack.push(builder.location(TRUNCATED_ADDRESS));
         }
         frames += stack.len();
-        builder.stack_of(&stack, &detail(record, now));
+        builder.stack_of(&stack, &detail);
         let thread = end.and_then(|end| end.thread);
         if let Some(index) = thread.filter(|index| (*index as usize) < threads) {
             builder.thread(index + 1);
         }
     }
-    if !snapshot.table_full.is_empty() {
-        builder.stack([TABLE_FULL_ADDRESS], &detail(&snapshot.table_full, now));
+    let table_full = Some(&snapshot.table_full).filter(|record| !record.is_empty());
+    if let Some(detail) = table_full.and_then(detail) {
+        builder.stack([TABLE_FULL_ADDRESS], &detail);
     }
     truncated
 }

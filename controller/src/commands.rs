@@ -4,6 +4,7 @@
 mod clean;
 mod docs;
 mod dump;
+mod leaks;
 mod list;
 mod overview;
 mod recover;
@@ -55,6 +56,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Stop(args)) => dump::execute(args, Then::Stop),
         Some(Command::Recover(args)) => recover::execute(args),
         Some(Command::Clean(args)) => Ok(clean::execute(args)),
+        Some(Command::Leaks(args)) => leaks::execute(args),
         Some(Command::Why(args)) => why::execute(args),
         Some(Command::Top(args)) => top::execute(args),
         Some(Command::Completions { shell }) => Ok(docs::completions(shell)),

@@ -20,6 +20,8 @@ mod family;
 mod governor;
 mod helper;
 mod launch;
+mod leaks;
+mod names;
 mod output;
 mod page;
 mod parallel_writer;

@@ -133,6 +133,19 @@ impl Snapshot {
         Ok(sums)
     }
 
+    /// The stack and the size class of each record, by its number.
+    pub fn read_stacks(segment: &Segment, session: &Session) -> Result<Vec<(NodeId, u32)>, Gone> {
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let bank = current(segment, session, &mut buffer)?;
+        let records = within(segment, bank.records(), RECORD)?;
+        let mut stacks = Vec::with_capacity(records);
+        each_record(segment, session, records, |record| {
+            stacks.push((record.node, record.size_class));
+        })?;
+        current(segment, session, &mut buffer)?;
+        Ok(stacks)
+    }
+
     /// Ticks from the session's start to the snapshot.
     pub fn end_tick(&self) -> u32 {
         use shm_protocol::clock::tick_of;
@@ -242,6 +255,27 @@ fn read_records(
     count: usize,
     merger: &mut Merger,
 ) -> io::Result<()> {
+    let nodes = within(segment, segment.view().geometry().nodes, NODE)?;
+    let mut number = 0;
+    each_record(segment, session, count, |record| {
+        if !record.is_empty() {
+            if number == 0 {
+                merger.table_full = *record;
+            } else if (record.node as usize) < nodes {
+                merger.add(record);
+            }
+        }
+        number += 1;
+    })
+}
+
+/// Hands on the first `count` records in their order.
+fn each_record(
+    segment: &Segment,
+    session: &Session,
+    count: usize,
+    mut each: impl FnMut(&RecordView),
+) -> io::Result<()> {
     let geometry = segment.view().geometry();
     let base = geometry.bank_offset(session.number) + geometry.records_offset();
     let mut chunk = vec![0; CHUNK.min(count) * RECORD];
@@ -252,17 +286,7 @@ fn read_records(
             .read_at(base + first * RECORD, part)
             .map_err(io_error)?;
         let table = Table::new(&[], &part[..got]);
-        let nodes = within(segment, geometry.nodes, NODE)?;
-        for (index, record) in table.records().enumerate() {
-            if record.is_empty() {
-                continue;
-            }
-            if first + index == 0 {
-                merger.table_full = record;
-            } else if (record.node as usize) < nodes {
-                merger.add(&record);
-            }
-        }
+        table.records().for_each(|record| each(&record));
     }
     Ok(())
 }

@@ -7,5 +7,4 @@
 pub mod help;
 pub mod model;
 pub mod screen;
-pub mod symbols;
 pub mod view;

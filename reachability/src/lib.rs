@@ -33,6 +33,7 @@ pub mod mark;
 pub mod memory;
 pub mod object;
 pub mod pages;
+pub mod path;
 pub mod size;
 
 pub use heap::Heap;

@@ -32,13 +32,23 @@ pub fn find(
     memory: &dyn Memory,
     heap: &Heap,
     marks: &Marks,
+    wanted: impl FnMut(&Sampled) -> bool,
+) -> Found {
+    find_if(memory, heap, |region| !marks.has(region), wanted)
+}
+
+/// Finds sampled objects that satisfy `wanted`, in the regions that `chosen` names.
+pub fn find_if(
+    memory: &dyn Memory,
+    heap: &Heap,
+    chosen: impl Fn(u32) -> bool,
     mut wanted: impl FnMut(&Sampled) -> bool,
 ) -> Found {
     let mut found = Found::default();
     for extent in heap.extents() {
         let unreached: Vec<u32> = extent
             .regions()
-            .filter(|region| heap.is_allocated(*region) && !marks.has(*region))
+            .filter(|region| heap.is_allocated(*region) && chosen(*region))
             .collect();
         if unreached.is_empty() {
             continue;

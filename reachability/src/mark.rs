@@ -1,6 +1,6 @@
 //! Following pointers from the roots.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 
 use crate::bits::Bits;
@@ -96,6 +96,24 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
     }
     flood.spread(&mut buffer);
     flood.marks
+}
+
+/// The regions that words in some ranges point to, without following them further.
+pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> HashSet<u32> {
+    let mut targets = HashSet::new();
+    let mut buffer = vec![0; CHUNK];
+    for range in ranges {
+        let mut at = range.start.next_multiple_of(8);
+        while at < range.end {
+            let part = &mut buffer[..CHUNK.min((range.end - at) as usize)];
+            memory.gather(&[(at, part.len())], part);
+            let words = part.chunks_exact(8);
+            let words = words.map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
+            targets.extend(words.filter_map(|word| Some(heap.find(word)?.1)));
+            at += part.len() as u64;
+        }
+    }
+    targets
 }
 
 struct Flood<'a> {

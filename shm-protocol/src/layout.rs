@@ -126,6 +126,32 @@ pub struct Identity {
     pub seccomp_filters: u32,
     /// Where the allocator keeps its data; all zero if the program keeps its own.
     pub heap: HeapGlobals,
+    /// Where the agent's own memory is; all zero with `heap`.
+    pub agent_memory: AgentMemory,
+}
+
+/// The agent's own memory in the process, pointers in which are not the program's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AgentMemory {
+    /// First address of the agent's library.
+    pub start: u64,
+    /// End of its last segment.
+    pub end: u64,
+    /// Distance from a thread's pointer to its copy of the library's thread-local variables, with
+    /// jemalloc's: modulo 2^64.
+    pub variables: u64,
+    /// Bytes of them; 0: not known.
+    pub variables_bytes: u64,
+    /// Distance from a thread's pointer to the pointer to its memory for sampling, null before its
+    /// first sample.
+    pub thread: u64,
+    /// Bytes of that memory.
+    pub thread_bytes: u64,
+    /// Address of pointers to such memory that waits for its next thread; null ones between.
+    pub spare: u64,
+    /// Number of those pointers.
+    pub spare_count: u64,
 }
 
 /// Addresses in the process from which a reader outside finds all objects of the heap. What is
@@ -447,7 +473,7 @@ mod tests {
         assert_eq!(size_of::<Params>(), 64);
         assert_eq!(size_of::<Control>(), 192);
         assert_eq!(offset_of!(Control, epoch), 0);
-        assert_eq!(size_of::<Identity>(), 1248);
+        assert_eq!(size_of::<Identity>(), 1312);
         assert_eq!(offset_of!(Identity, exe), 176);
         assert_eq!(size_of::<AllocatorStats>(), 56);
         assert_eq!(size_of::<Status>(), 112);

@@ -84,6 +84,7 @@ pub unsafe fn write(
     (identity.seccomp_mode, identity.seccomp_filters) = crate::seccomp::at_start();
     if !crate::backend::is_system() {
         identity.heap = crate::range::globals();
+        identity.agent_memory = crate::image::memory();
     }
     &identity.magic
 }

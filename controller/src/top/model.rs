@@ -8,8 +8,8 @@ use shm_protocol::clock::TICK_NS;
 use shm_protocol::snapshot::{Header, RecordView};
 use shm_protocol::tree::NodeId;
 
+use crate::names::{FunctionId, Symbols};
 use crate::snapshot::Snapshot;
-use crate::top::symbols::{FunctionId, Symbols};
 
 /// The numbers of a function or a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

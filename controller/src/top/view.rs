@@ -1,7 +1,7 @@
 //! The user's choices, and the rows to show for them. No terminal here.
 
+use crate::names::FunctionId;
 use crate::top::model::{Model, Numbers};
-use crate::top::symbols::FunctionId;
 
 /// Order of the rows, largest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

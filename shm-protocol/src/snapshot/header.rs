@@ -2,7 +2,7 @@
 
 use super::{Invalid, text_at, u32_at, u64_at};
 use crate::layout::{
-    ABI_VERSION, AllocatorStats, CONTROL_BYTES, Control, HEADER_BYTES, HeapGlobals,
+    ABI_VERSION, AgentMemory, AllocatorStats, CONTROL_BYTES, Control, HEADER_BYTES, HeapGlobals,
     IDENTITY_OFFSET, Identity, MAGIC, MODULE_CAPACITY, MODULE_PATH_BYTES, MODULES_OFFSET, Module,
     ModuleTable, Params, STATUS_OFFSET, Status,
 };
@@ -177,6 +177,22 @@ impl<'a> Header<'a> {
             range_size: field(offset_of!(HeapGlobals, range_size)),
         };
         (globals != HeapGlobals::default()).then_some(globals)
+    }
+
+    /// Where the agent's own memory is in the process.
+    #[must_use]
+    pub fn agent_memory(&self) -> AgentMemory {
+        let field = |field: usize| self.identity64(offset_of!(Identity, agent_memory) + field);
+        AgentMemory {
+            start: field(offset_of!(AgentMemory, start)),
+            end: field(offset_of!(AgentMemory, end)),
+            variables: field(offset_of!(AgentMemory, variables)),
+            variables_bytes: field(offset_of!(AgentMemory, variables_bytes)),
+            thread: field(offset_of!(AgentMemory, thread)),
+            thread_bytes: field(offset_of!(AgentMemory, thread_bytes)),
+            spare: field(offset_of!(AgentMemory, spare)),
+            spare_count: field(offset_of!(AgentMemory, spare_count)),
+        }
     }
 
     /// The epoch in force; 0: sampling is off.
