@@ -1,0 +1,305 @@
+//! A check for leaks: which sampled objects no pointer of the process leads to any more.
+//!
+//! The process is stopped for as long as it takes to copy its page tables, and goes on; the copy
+//! is read at leisure. Where no copy can be had, the process itself is read while it is stopped,
+//! if that is wanted.
+
+mod regions;
+mod roots;
+mod stacks;
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use capture::{Copy, Pause, Stopped, Thread};
+use reachability::jemalloc::{self, Globals};
+use reachability::lost::{self, Found};
+use reachability::mark::{self, Marks};
+use reachability::{Heap, Memory, ProcessMemory, causes};
+use shm_protocol::clock::tick_of;
+use shm_protocol::layout::{AgentMemory, HeapGlobals};
+use shm_protocol::segment::Session;
+use shm_protocol::snapshot::Header;
+
+use crate::discovery::Agent;
+use crate::process;
+use crate::snapshot::Snapshot;
+use regions::Pages;
+use roots::Roots;
+
+pub use stacks::{Leak, Leaks, Loss};
+
+/// Longest time to stop all threads.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How the process is kept from changing while it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Means {
+    /// A copy is read, and the process goes on.
+    Copied,
+    /// The process is read while it is stopped.
+    Stopped,
+}
+
+/// What was found, and at what price.
+pub struct Check {
+    /// The session's table.
+    pub snapshot: Snapshot,
+    /// What is lost.
+    pub leaks: Leaks,
+    /// How long the process stood still, and its threads.
+    pub pause: Pause,
+    /// Bytes that were searched for pointers.
+    pub scanned: u64,
+    /// How long the search took.
+    pub search: Duration,
+    /// Parts of the heap whose objects are not known.
+    pub left_out: usize,
+}
+
+/// A process at one moment.
+struct Moment {
+    threads: Vec<Thread>,
+    maps: Vec<u8>,
+    timers: String,
+    epoll: Vec<(String, Vec<u64>)>,
+    memory: MomentMemory,
+    /// Keeps the memory as it is.
+    hold: Hold,
+}
+
+/// What is held while the memory is read.
+enum Hold {
+    Copy(
+        #[expect(dead_code, reason = "dropped at the end")] Copy,
+        Pause,
+    ),
+    Process(Stopped),
+}
+
+/// Checks a process. `header` is the full head of its segment.
+pub fn check(
+    agent: &Agent,
+    header: &Header<'_>,
+    session: &Session,
+    means: Means,
+) -> anyhow::Result<Check> {
+    let Some(globals) = header.heap() else {
+        bail!(
+            "the program keeps its own allocator (MEM_PROFILER_ALLOCATOR=system), whose objects \
+             nobody can list: start it without that variable"
+        );
+    };
+    agent.confirm()?;
+    let moment = Moment::of(agent.pid, means)?;
+    let start = Instant::now();
+    let (found, how, marks, heap) = search(
+        agent.pid,
+        &moment,
+        (&globals, header.agent_memory()),
+        session,
+    )?;
+    let pause = moment.hold.release();
+    let end = crate::dump::end_of(session, header);
+    let snapshot = Snapshot::read(&agent.segment, session, end)?;
+    let stacks = Snapshot::read_stacks(&agent.segment, session)?;
+    let leaks = Leaks::of(&found.lost, how.as_deref(), &stacks, tick_of(end.0));
+    Ok(Check {
+        snapshot,
+        leaks,
+        pause,
+        scanned: marks.scanned,
+        search: start.elapsed(),
+        left_out: heap.left_out(),
+    })
+}
+
+impl Moment {
+    fn of(pid: i32, means: Means) -> anyhow::Result<Self> {
+        // Reading it takes too long to be done meanwhile. What is an entry at the moment is one
+        // shortly before or shortly after it.
+        let mut epoll = roots::epoll_data(pid);
+        let mut stopped = Stopped::stop(pid, PATIENCE)?;
+        let maps = process::maps(pid).filter(|maps| !maps.is_empty());
+        let maps = maps.with_context(|| format!("/proc/{pid}/maps cannot be read"))?;
+        let timers = roots::limited(&format!("/proc/{pid}/timers"));
+        let threads = stopped.threads().to_vec();
+        let (memory, hold) = match means {
+            Means::Stopped => (
+                MomentMemory::of(pid, pid, Vec::new()),
+                Hold::Process(stopped),
+            ),
+            Means::Copied => {
+                let copy = stopped.copy()?;
+                let pause = stopped.resume();
+                let copied = process::maps(copy.pid()).unwrap_or_default();
+                let absent = roots::absent(&regions::parse(&maps), &copied);
+                (
+                    MomentMemory::of(copy.pid(), pid, absent),
+                    Hold::Copy(copy, pause),
+                )
+            }
+        };
+        epoll.extend(roots::epoll_data(pid));
+        Ok(Self {
+            threads,
+            maps,
+            timers,
+            epoll,
+            memory,
+            hold,
+        })
+    }
+}
+
+impl Hold {
+    fn release(self) -> Pause {
+        match self {
+            Self::Copy(_, pause) => pause,
+            Self::Process(stopped) => stopped.resume(),
+        }
+    }
+}
+
+type Searched = (Found, Option<Vec<causes::How>>, Marks, Heap);
+
+/// Finds the lost objects of `session`.
+fn search(
+    pid: i32,
+    moment: &Moment,
+    (globals, agent): (&HeapGlobals, AgentMemory),
+    session: &Session,
+) -> anyhow::Result<Searched> {
+    let memory = &moment.memory;
+    let map = jemalloc::read(
+        memory,
+        &Globals {
+            emap: globals.emap,
+            arenas: globals.arenas,
+            page: globals.page,
+        },
+    )?;
+    let base = memory.word(globals.range_base).unwrap_or(0);
+    let size = memory.word(globals.range_size).unwrap_or(0);
+    ensure!(base != 0 && size != 0, "it has no sampled objects");
+    let heap = Heap::of(&map, base..base.saturating_add(size));
+    drop(map);
+    let regions = regions::parse(&moment.maps);
+    let process = roots::Process {
+        memory,
+        heap: &heap,
+        threads: &moment.threads,
+        regions: &regions,
+        agent,
+    };
+    let mut pages = Pages::of(memory.copy_pid);
+    let mut roots = Roots::of(&process, &mut pages, &mut Pages::of(pid));
+    roots.add_kernels(moment.epoll.clone(), &moment.timers);
+    let marks = mark::mark(
+        memory,
+        &heap,
+        &mark::Roots {
+            words: &roots.words,
+            ranges: &roots.ranges,
+            ignored: 0,
+            trace: std::env::var_os("DBG").is_some(),
+        },
+    );
+    if std::env::var_os("DBG").is_some() {
+        let all = lost::find_if(memory, &heap, |r| marks.has(r), |_| true);
+        for l in all.lost.iter() {
+            if l.object.bytes < 500 && l.object.bytes > 90 || l.object.bytes == 48 {
+                let p = reachability::path::to(memory, &heap, &marks, l.region);
+                eprintln!(
+                    "{:x} {} rec {}: {:?}",
+                    l.object.at,
+                    l.object.bytes,
+                    l.object.record,
+                    p.map(|p| {
+                        let n = roots.names[p.root as usize].clone();
+                        let c =
+                            roots
+                                .ranges
+                                .iter()
+                                .filter(|(_, r)| *r == p.root)
+                                .find_map(|(r, _)| {
+                                    reachability::path::pointer(
+                                        memory,
+                                        &heap,
+                                        r.clone(),
+                                        p.steps[0].region,
+                                    )
+                                });
+                        (
+                            n,
+                            c.map(|c| format!("{c:x}")),
+                            p.steps.len(),
+                            p.steps
+                                .iter()
+                                .take(3)
+                                .map(|s| format!("{:x}+{} {:?}", s.at, s.size, s.offset))
+                                .collect::<Vec<_>>(),
+                        )
+                    })
+                );
+            }
+        }
+    }
+    let first = tick_of(session.start_ns);
+    let mut found = lost::find(memory, &heap, &marks, |object| {
+        object.session == session.number as u8 && is_of(object.born, first)
+    });
+    // The caches in which the allocator keeps free objects are no program's memory.
+    let internal = mark::targets(memory, &heap, &roots.agents);
+    found.unknown.retain(|region| !internal.contains(region));
+    let how = causes::order(memory, &heap, &found, 0);
+    Ok((found, how, marks, heap))
+}
+
+/// Whether an object was born in the session that began at a tick: session numbers are told apart
+/// by their last 8 bits only.
+fn is_of(born: u32, first: u32) -> bool {
+    born.wrapping_sub(first) as i32 >= -1
+}
+
+/// The memory at the moment: the copy's, and of what is in no copy (`MADV_DONTFORK`) the
+/// process's own.
+struct MomentMemory {
+    copy_pid: i32,
+    copy: ProcessMemory,
+    process: ProcessMemory,
+    absent: Vec<Range<u64>>,
+}
+
+impl MomentMemory {
+    fn of(copy: i32, process: i32, absent: Vec<Range<u64>>) -> Self {
+        Self {
+            copy_pid: copy,
+            copy: ProcessMemory::of(copy),
+            process: ProcessMemory::of(process),
+            absent,
+        }
+    }
+
+    fn of_address(&self, at: u64) -> &ProcessMemory {
+        match self.absent.iter().any(|range| range.contains(&at)) {
+            true => &self.process,
+            false => &self.copy,
+        }
+    }
+}
+
+impl Memory for MomentMemory {
+    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
+        self.of_address(at).read(at, buffer)
+    }
+
+    fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
+        match pieces.first() {
+            // Roots are read in pieces of one range; objects are never absent.
+            Some((at, _)) => self.of_address(*at).gather(pieces, buffer),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The memory of a process by the kernel's account: what is mapped, and which pages are there.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use heap_format::maps::Entry;
+
+/// Size of the kernel's pages, in which `pagemap` counts.
+fn page_size() -> u64 {
+    // SAFETY: cannot fail.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096) as u64
+}
+
+/// Most pages whose entries are read of one process: 16 TiB of them.
+const MOST_PAGES: u64 = 1 << 32;
+/// Entries read at once.
+const ENTRIES: usize = 1 << 16;
+
+/// A mapping.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// Its addresses.
+    pub range: Range<u64>,
+    /// Whether it may be read.
+    pub is_readable: bool,
+    /// Whether other processes see what is written.
+    pub is_shared: bool,
+    /// Device and inode of the file; the inode is 0 without one.
+    pub file: ((u32, u32), u64),
+    /// The file's path, or the kernel's name in brackets.
+    pub name: Vec<u8>,
+    /// Whether an unreadable mapping ends where it begins, as below a thread's stack.
+    pub has_guard: bool,
+}
+
+/// The mappings of a maps text, by address.
+pub fn parse(maps: &[u8]) -> Vec<Region> {
+    let mut regions: Vec<Region> = Vec::new();
+    for entry in Entry::all(maps) {
+        let last = regions.last();
+        let guard = last.is_some_and(|last| !last.is_readable && last.range.end == entry.start);
+        regions.push(Region {
+            range: entry.start..entry.end,
+            is_readable: entry.permissions.first() == Some(&b'r'),
+            is_shared: entry.permissions.last() == Some(&b's'),
+            file: (entry.device, entry.inode),
+            name: entry.path.to_vec(),
+            has_guard: guard,
+        });
+    }
+    regions
+}
+
+/// Which pages of a process exist.
+pub struct Pages {
+    pagemap: Option<File>,
+    page: u64,
+    left: u64,
+}
+
+impl Pages {
+    /// Of the process `pid`.
+    pub fn of(pid: i32) -> Self {
+        Self {
+            pagemap: File::open(format!("/proc/{pid}/pagemap")).ok(),
+            page: page_size(),
+            left: MOST_PAGES,
+        }
+    }
+
+    /// The parts of `range` with pages that are there, or swapped out. `private`: only those that
+    /// the process has to itself, not those of a file that it has not changed. All of the range
+    /// where the kernel does not tell.
+    pub fn present(&mut self, range: Range<u64>, private: bool) -> Vec<Range<u64>> {
+        let count = (range.end - range.start).div_ceil(self.page);
+        let Some(pagemap) = self.pagemap.as_ref().filter(|_| count <= self.left) else {
+            return vec![range];
+        };
+        self.left -= count;
+        let first = range.start / self.page;
+        let mut found: Vec<Range<u64>> = Vec::new();
+        let mut buffer = vec![0; ENTRIES * 8];
+        let mut done = 0;
+        while done < count {
+            let part = &mut buffer[..ENTRIES.min((count - done) as usize) * 8];
+            let read = pagemap.read_at(part, (first + done) * 8).unwrap_or(0);
+            if read < 8 {
+                found.push((first + done) * self.page..range.end);
+                break;
+            }
+            for entry in part[..read].chunks_exact(8) {
+                let entry = u64::from_le_bytes(entry.try_into().unwrap_or_default());
+                if is_there(entry, private) {
+                    let start = (first + done) * self.page;
+                    match found.last_mut().filter(|last| last.end == start) {
+                        Some(last) => last.end += self.page,
+                        None => found.push(start..start + self.page),
+                    }
+                }
+                done += 1;
+            }
+        }
+        if let Some(last) = found.last_mut() {
+            last.end = last.end.min(range.end);
+        }
+        found
+    }
+}
+
+/// An entry of `pagemap` (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
+fn is_there(entry: u64, private: bool) -> bool {
+    const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    const OF_FILE: u64 = 1 << 61;
+    entry & (PRESENT | SWAPPED) != 0 && !(private && entry & OF_FILE != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pages_that_were_written_exist() {
+        let page = page_size() as usize;
+        let length = 64 * page;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping; its pages 3 to 5 and 9 are written, and it is removed at the end.
+        let at = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let at = libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            libc::madvise(at, length, libc::MADV_NOHUGEPAGE);
+            for index in [3, 4, 5, 9] {
+                at.cast::<u8>().add(index * page).write(1);
+            }
+            at
+        };
+        let start = at.addr() as u64;
+        let own = std::process::id() as i32;
+        let found = Pages::of(own).present(start..start + length as u64, true);
+        let page = page as u64;
+        let expected = [3..6, 9..10].map(|p| start + p.start * page..start + p.end * page);
+        assert_eq!(found, expected);
+        // SAFETY: made above.
+        unsafe { libc::munmap(at, length) };
+    }
+
+    #[test]
+    fn a_mapping_above_an_unreadable_one_has_a_guard() {
+        let text = b"1000-2000 ---p 0 00:00 0\n2000-9000 rw-p 0 00:00 0\n\
+            9000-a000 rw-p 0 00:00 0 \nb000-c000 r--s 0 00:10 7 /x y\n";
+        let regions = parse(text);
+        let guards: Vec<bool> = regions.iter().map(|region| region.has_guard).collect();
+        assert_eq!(guards, [false, true, false, false]);
+        assert!(regions[3].is_shared && regions[3].name == b"/x y");
+    }
+}

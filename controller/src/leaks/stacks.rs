@@ -1,0 +1,151 @@
+//! Lost objects by the stack that allocated them.
+
+use std::collections::HashMap;
+
+use heap_format::Detail;
+use reachability::causes::How;
+use reachability::lost::Lost;
+use shm_protocol::NodeId;
+use shm_protocol::clock::TICK_NS;
+
+/// How an object is lost, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Loss {
+    /// Nothing leads to it.
+    Direct,
+    /// Nothing but the other members of its cycle.
+    Cycle,
+    /// Only other lost objects.
+    Indirect,
+}
+
+/// What is lost of one stack, in one way.
+#[derive(Clone, Debug)]
+pub struct Leak {
+    /// Leaf of the stack; 0: of no stack of its own.
+    pub node: NodeId,
+    /// How.
+    pub loss: Loss,
+    /// The objects lost so.
+    pub lost: Sum,
+    /// What else is lost only with them.
+    pub kept: Sum,
+}
+
+/// Estimates of objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sum {
+    /// Samples.
+    pub samples: u64,
+    /// Objects.
+    pub objects: f64,
+    /// Bytes.
+    pub bytes: f64,
+    /// Variance of the bytes.
+    pub variance: f64,
+}
+
+impl Sum {
+    fn add(&mut self, lost: &Lost) {
+        let weight = f64::from(lost.object.weight);
+        let bytes = lost.object.bytes as f64;
+        self.samples += 1;
+        self.objects += weight;
+        self.bytes += weight * bytes;
+        self.variance += weight * (weight - 1.0) * bytes * bytes;
+    }
+
+    /// Half the width of the interval that holds the true bytes with 95 % probability.
+    pub fn margin(&self) -> f64 {
+        1.96 * self.variance.sqrt()
+    }
+}
+
+/// All that is lost.
+#[derive(Debug, Default)]
+pub struct Leaks {
+    /// By stack, the largest first.
+    pub leaks: Vec<Leak>,
+    /// Together.
+    pub total: Sum,
+    /// What of each stack and size class is lost, as a profile has it.
+    details: HashMap<(NodeId, u32), Detail>,
+}
+
+impl Leaks {
+    /// Of lost objects, how each is lost, as far as that is known, and the stack and size class of
+    /// each record; `now` is the tick of the check.
+    pub fn of(lost: &[Lost], how: Option<&[How]>, stacks: &[(NodeId, u32)], now: u32) -> Self {
+        let stack = |lost: &Lost| stacks.get(lost.object.record as usize).copied();
+        let mut leaks: HashMap<(NodeId, Loss), Leak> = HashMap::new();
+        let mut all = Self::default();
+        for (index, object) in lost.iter().enumerate() {
+            let (node, class) = stack(object).unwrap_or_default();
+            all.total.add(object);
+            let detail = all.details.entry((node, class)).or_default();
+            detail.add(&detail_of(object, now));
+            let (loss, cause) = loss(how.and_then(|how| how.get(index)));
+            entry(&mut leaks, node, loss).lost.add(object);
+            let cause = cause.filter(|cause| *cause as usize != index);
+            if let Some(cause) = cause.and_then(|cause| Some((cause, lost.get(cause as usize)?))) {
+                let node = stack(cause.1).unwrap_or_default().0;
+                let (of_cause, _) = self::loss(how.and_then(|how| how.get(cause.0 as usize)));
+                if loss == Loss::Indirect {
+                    entry(&mut leaks, node, of_cause).kept.add(object);
+                }
+            }
+        }
+        all.leaks = leaks.into_values().collect();
+        // What is lost by itself is to be mended; the rest goes with it.
+        let size = |leak: &Leak| leak.lost.bytes + leak.kept.bytes;
+        all.leaks.sort_by(|a, b| {
+            let by_loss = (a.loss == Loss::Indirect).cmp(&(b.loss == Loss::Indirect));
+            by_loss
+                .then(size(b).total_cmp(&size(a)))
+                .then(a.node.cmp(&b.node))
+        });
+        all
+    }
+
+    /// What of a stack and size class is lost.
+    pub fn detail(&self, node: NodeId, class: u32) -> Option<Detail> {
+        self.details.get(&(node, class)).copied()
+    }
+}
+
+fn entry(leaks: &mut HashMap<(NodeId, Loss), Leak>, node: NodeId, loss: Loss) -> &mut Leak {
+    leaks.entry((node, loss)).or_insert_with(|| Leak {
+        node,
+        loss,
+        lost: Sum::default(),
+        kept: Sum::default(),
+    })
+}
+
+/// How, and the index of the object that is the cause.
+fn loss(how: Option<&How>) -> (Loss, Option<u32>) {
+    match how {
+        None | Some(How::Directly) => (Loss::Direct, None),
+        Some(How::InCycle(first)) => (Loss::Cycle, Some(*first)),
+        Some(How::Indirectly(cause)) => (Loss::Indirect, Some(*cause)),
+        Some(How::ThroughUnknown) => (Loss::Indirect, None),
+    }
+}
+
+fn detail_of(lost: &Lost, now: u32) -> Detail {
+    let weight = f64::from(lost.object.weight);
+    let bytes = lost.object.bytes as f64;
+    let spread = weight * (weight - 1.0);
+    let age = now.wrapping_sub(lost.object.born) as i32;
+    Detail {
+        alloc_samples: 1,
+        alloc_objects: weight,
+        alloc_bytes: weight * bytes,
+        live_age_ms_sum: weight * f64::from(age.max(0)) * (TICK_NS as f64 / 1e6),
+        alloc_variance: spread * bytes * bytes,
+        live_variance: spread * bytes * bytes,
+        alloc_object_variance: spread,
+        live_object_variance: spread,
+        ..Detail::default()
+    }
+}

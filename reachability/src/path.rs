@@ -1,0 +1,81 @@
+//! What keeps an object: the chain of pointers from a root to it.
+
+use std::ops::Range;
+
+use crate::heap::Heap;
+use crate::mark::{Marks, Origin};
+use crate::memory::Memory;
+
+/// Most steps of a chain; longer ones are cut at the object's end.
+pub const MOST_STEPS: usize = 100_000;
+const CHUNK: usize = 1 << 20;
+
+/// A step of a chain: memory that holds a pointer to the next one's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Region of the memory.
+    pub region: u32,
+    /// Its address and size.
+    pub at: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Distance in it of the pointer to the next step; `None` for the last.
+    pub offset: Option<u64>,
+}
+
+/// A chain, from its root on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Number of the root.
+    pub root: u32,
+    /// The objects, the one that was asked for last.
+    pub steps: Vec<Step>,
+}
+
+/// The chain that led to a region; `None` if it was not reached, or no origins were kept.
+#[must_use]
+pub fn to(memory: &dyn Memory, heap: &Heap, marks: &Marks, region: u32) -> Option<Path> {
+    let mut regions = vec![region];
+    let root = loop {
+        match marks.origin(*regions.last()?)? {
+            Origin::Root(root) => break root,
+            Origin::Region(from) if regions.len() < MOST_STEPS => regions.push(from),
+            Origin::Region(_) => return None,
+        }
+    };
+    regions.reverse();
+    let mut steps = Vec::with_capacity(regions.len());
+    for (index, &region) in regions.iter().enumerate() {
+        let (at, size) = heap.region(region)?;
+        let next = regions.get(index + 1);
+        let offset = next.and_then(|next| pointer(memory, heap, at..at + size, *next));
+        steps.push(Step {
+            region,
+            at,
+            size,
+            offset: offset.map(|address| address - at),
+        });
+    }
+    Some(Path { root, steps })
+}
+
+/// The address, in a range, of the first pointer into a region.
+#[must_use]
+pub fn pointer(memory: &dyn Memory, heap: &Heap, range: Range<u64>, region: u32) -> Option<u64> {
+    let mut buffer = vec![0; CHUNK.min((range.end - range.start) as usize)];
+    let mut at = range.start.next_multiple_of(8);
+    while at < range.end {
+        let len = ((range.end - at) as usize).min(CHUNK);
+        let part = &mut buffer[..len];
+        memory.gather(&[(at, len)], part);
+        let leads = |word: &[u8]| {
+            let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
+            heap.find(word).is_some_and(|(_, found)| found == region)
+        };
+        if let Some(index) = part.chunks_exact(8).position(leads) {
+            return Some(at + index as u64 * 8);
+        }
+        at += len as u64;
+    }
+    None
+}

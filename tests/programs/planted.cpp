@@ -1,0 +1,228 @@
+// Objects that are lost, and objects that are kept in unusual places: each kind is allocated by a
+// function of its own, lost_… or kept_….
+//
+// Talks in lines: "plant" allocates them and prints "planted"; "go N" allocates N objects of 100
+// bytes each of which one in ten is lost and prints "gone"; "more" loses one more list.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <pthread.h>
+#include <signal.h>
+#include <string>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#include <vector>
+
+#define PLACE extern "C" __attribute__((noinline, noclone))
+
+namespace {
+
+struct Node {
+    Node *next;
+    char body[40];
+};
+
+void *made(size_t bytes) {
+    void *p = malloc(bytes);
+    if (!p) abort();
+    memset(p, 0, bytes);
+    return p;
+}
+
+const int COUNT = 10;
+
+}  // namespace
+
+// ---- lost
+
+PLACE void *lost_plain(size_t bytes) { return made(bytes); }
+PLACE Node *lost_list() { return static_cast<Node *>(made(sizeof(Node))); }
+PLACE Node *lost_ring() { return static_cast<Node *>(made(sizeof(Node))); }
+PLACE std::string *lost_container() { return new std::string(200, 'x'); }
+PLACE void *lost_with_thread() { return made(300); }
+PLACE void *lost_large() { return made(3 << 20); }
+PLACE void *lost_disguised() { return made(500); }
+PLACE char *lost_aligned() {
+    void *p = nullptr;
+    if (posix_memalign(&p, 4096, 9000)) abort();
+    memset(p, 1, 9000);
+    return static_cast<char *>(p);
+}
+
+// ---- kept
+
+PLACE void *kept_global() { return made(64); }
+PLACE char *kept_interior() { return static_cast<char *>(made(5000)); }
+PLACE void *kept_epoll() { return made(64); }
+PLACE void *kept_timer() { return made(64); }
+PLACE void *kept_tls() { return made(64); }
+PLACE void *kept_stack() { return made(64); }
+PLACE void *kept_mapping() { return made(64); }
+PLACE void *kept_vector_register() { return made(64); }
+PLACE void *kept_in_tree(int) { return made(64); }
+PLACE Node *kept_list() { return static_cast<Node *>(made(sizeof(Node))); }
+PLACE char *kept_inside_large() { return static_cast<char *>(made(3 << 20)); }
+PLACE void *kept_thread_value() { return made(64); }
+
+namespace {
+
+void *volatile global;
+char *volatile interior;
+void *volatile disguised;
+thread_local void *volatile own;
+void *volatile *mapping;
+std::map<int, void *> *volatile tree;
+Node *volatile list;
+char *volatile inside_large;
+pthread_key_t key;
+std::vector<void *> *pool;
+
+__attribute__((noinline)) void lose() {
+    for (int i = 0; i < COUNT; i++) lost_plain(100 + i);
+    for (int i = 0; i < 2; i++) {
+        Node *head = nullptr;
+        for (int n = 0; n < COUNT; n++) {
+            Node *node = lost_list();
+            node->next = head;
+            head = node;
+        }
+    }
+    Node *first = lost_ring(), *last = first;
+    for (int n = 1; n < COUNT; n++) {
+        Node *node = lost_ring();
+        last->next = node;
+        last = node;
+    }
+    last->next = first;
+    lost_container();
+    lost_large();
+    lost_aligned();
+    disguised = reinterpret_cast<void *>(~reinterpret_cast<uintptr_t>(lost_disguised()));
+}
+
+void *ends(void *) {
+    void *volatile local = lost_with_thread();
+    (void)local;
+    return nullptr;
+}
+
+void *waits(void *) {
+    void *volatile local = kept_stack();
+    own = kept_tls();
+    pthread_setspecific(key, kept_thread_value());
+    for (;;) pause();
+    return local;
+}
+
+volatile int spinning;
+
+void *spins(void *) {
+#if defined(__x86_64__)
+    // Only in a vector register.
+    void *p = kept_vector_register();
+    spinning = 1;
+    asm volatile(
+        "movq %0, %%xmm9\n\t"
+        "xorl %%eax, %%eax\n\t"
+        "xorl %%ecx, %%ecx\n\t"
+        "xorl %%edx, %%edx\n\t"
+        "xorl %%esi, %%esi\n\t"
+        "xorl %%edi, %%edi\n\t"
+        "1: pause\n\t"
+        "jmp 1b"
+        :
+        : "a"(p)
+        : "rcx", "rdx", "rsi", "rdi", "xmm9", "memory", "cc");
+#else
+    own = kept_vector_register();
+    spinning = 1;
+    for (;;) pause();
+#endif
+    return nullptr;
+}
+
+__attribute__((noinline)) void keep() {
+    global = kept_global();
+    interior = kept_interior() + 4000;
+    int poll = epoll_create1(0), event = eventfd(0, 0);
+    epoll_event entry = {};
+    entry.events = EPOLLIN;
+    entry.data.ptr = kept_epoll();
+    epoll_ctl(poll, EPOLL_CTL_ADD, event, &entry);
+    sigevent notification = {};
+    notification.sigev_notify = SIGEV_SIGNAL;
+    notification.sigev_signo = SIGUSR2;
+    notification.sigev_value.sival_ptr = kept_timer();
+    timer_t timer;
+    timer_create(CLOCK_MONOTONIC, &notification, &timer);
+    own = kept_tls();
+    mapping = static_cast<void *volatile *>(
+        mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mapping[5000] = kept_mapping();
+    tree = new std::map<int, void *>;
+    for (int i = 0; i < 1000; i++) (*tree)[i] = kept_in_tree(i);
+    for (int i = 0; i < 1000; i++) {
+        Node *node = kept_list();
+        node->next = list;
+        list = node;
+    }
+    inside_large = kept_inside_large() + (2 << 20);
+}
+
+// Leaves nothing of the pointers in the part of the stack and in the registers in use.
+__attribute__((noinline)) void wipe() {
+    char local[1 << 16];
+    memset(local, 1, sizeof local);
+    asm volatile("" : : "r"(local) : "memory");
+#if defined(__x86_64__)
+    asm volatile(
+        "pxor %%xmm0, %%xmm0\n\tpxor %%xmm1, %%xmm1\n\tpxor %%xmm2, %%xmm2\n\t"
+        "pxor %%xmm3, %%xmm3\n\tpxor %%xmm4, %%xmm4\n\tpxor %%xmm5, %%xmm5"
+        :
+        :
+        : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5");
+#endif
+}
+
+__attribute__((noinline)) void plant() {
+    pthread_t thread;
+    pthread_key_create(&key, nullptr);
+    pthread_create(&thread, nullptr, ends, nullptr);
+    pthread_join(thread, nullptr);
+    pthread_create(&thread, nullptr, waits, nullptr);
+    pthread_create(&thread, nullptr, spins, nullptr);
+    while (!spinning) usleep(1000);
+    lose();
+    keep();
+}
+
+}  // namespace
+
+PLACE void *site_many() { return made(100); }
+
+int main() {
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+    puts("ready");
+    char line[256];
+    while (fgets(line, sizeof line, stdin)) {
+        long n;
+        if (strcmp(line, "plant\n") == 0) {
+            plant();
+            wipe();
+            puts("planted");
+        } else if (sscanf(line, "go %ld", &n) == 1) {
+            if (!pool) pool = new std::vector<void *>;
+            for (long i = 0; i < n; i++) {
+                void *p = site_many();
+                if (i % 10) pool->push_back(p);
+            }
+            wipe();
+            puts("gone");
+        }
+    }
+}
