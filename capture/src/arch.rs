@@ -13,6 +13,7 @@ pub use x86_64::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
     /// Between two instructions of its own.
+    #[cfg(target_arch = "x86_64")]
     Running,
     /// In a system call that starts again with the same arguments.
     Restarts,

@@ -82,15 +82,22 @@ fn prepare(
     let thread_pointer = arch::thread_pointer(thread.tid, &regs)?;
     let mask = request::mask(thread.tid)?;
     let frames = Frames::new(&regs, &thread.vector, mask, code);
-    Ok(frames.filter(|frames| fits(frames, regs.sp(), thread_pointer, mappings)).map(|frames| {
-        Chosen { tid: thread.tid, regs, mask, frames }
-    }))
+    Ok(frames
+        .filter(|frames| fits(frames, regs.sp(), thread_pointer, mappings))
+        .map(|frames| Chosen {
+            tid: thread.tid,
+            regs,
+            mask,
+            frames,
+        }))
 }
 
 /// A thread's own stack is the program's, or the mapping that also holds its thread pointer.
 /// Others (coroutines', signal handlers') may be so small that other data lies below.
 fn fits(frames: &Frames, sp: u64, thread_pointer: u64, mappings: &[Mapping]) -> bool {
-    let Some(stack) = mapping_of(mappings, sp) else { return false };
+    let Some(stack) = mapping_of(mappings, sp) else {
+        return false;
+    };
     let own = stack.name == "[stack]" || sp < thread_pointer && thread_pointer < stack.end;
     own && stack.writable && frames.bottom >= stack.start
 }

@@ -20,14 +20,18 @@ pub struct Code {
 impl Code {
     /// Looks for them: in the C library first, then in all other code.
     pub fn find(pid: i32) -> Result<Self, Refusal> {
-        let mut code: Vec<_> = process::mappings(pid)?
-            .into_iter()
-            .filter(|mapping| mapping.executable)
-            .collect();
+        let mut code = process::mappings(pid)?;
+        if code.is_empty() {
+            return Err(Refusal::Ended { pid });
+        }
+        code.retain(|mapping| mapping.executable);
         code.sort_by_key(|mapping| !is_c_library(&mapping.name));
         let (mut call, mut ret, mut left) = (None, None, MOST);
         for mapping in code {
-            let (from, to) = (mapping.start, mapping.end.min(mapping.start.saturating_add(left)));
+            let (from, to) = (
+                mapping.start,
+                mapping.end.min(mapping.start.saturating_add(left)),
+            );
             left -= to - from;
             search(pid, from, to, &mut call, &mut ret);
             if let (Some(call), Some(ret)) = (call, ret) {
@@ -51,7 +55,9 @@ impl Code {
 
 fn is_c_library(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
-    ["libc.", "libc-", "ld-musl", "[vdso]"].iter().any(|start| file.starts_with(start))
+    ["libc.", "libc-", "ld-musl", "[vdso]"]
+        .iter()
+        .any(|start| file.starts_with(start))
 }
 
 /// Searches one mapping, in pieces that overlap by the longest sequence.
@@ -62,7 +68,9 @@ fn search(pid: i32, from: u64, to: u64, call: &mut Option<u64>, ret: &mut Option
         let bytes = (to - at).min(PIECE) as usize;
         let got = request::read(pid, at, &mut piece[..bytes]);
         let here = |wanted: &[&[u8]]| {
-            let found = wanted.iter().find_map(|wanted| position(&piece[..got], wanted));
+            let found = wanted
+                .iter()
+                .find_map(|wanted| position(&piece[..got], wanted));
             found.map(|offset| at + offset as u64)
         };
         *call = call.or_else(|| here(arch::CALL));

@@ -9,6 +9,7 @@
 use std::io::Error;
 use std::time::Duration;
 
+use crate::Refusal;
 use crate::arch::restart;
 use crate::choice::{Chosen, choose};
 use crate::code::Code;
@@ -17,7 +18,6 @@ use crate::patience::next_event;
 use crate::process::{self, Status};
 use crate::request::{self, Event};
 use crate::seizure::{OPTIONS, Seizure};
-use crate::Refusal;
 
 /// For one system call: copying the page tables of a terabyte takes less.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -28,6 +28,19 @@ const CLOSE_RANGE_UNSHARE: u64 = 2;
 
 /// Makes a copy of a stopped process and gives its pid.
 pub fn copy(seizure: &mut Seizure) -> Result<i32, Refusal> {
+    let pid = seizure.pid;
+    // Whatever failed because it was killed, that is the reason.
+    let is_ending = || process::mappings(pid).map_or(true, |mappings| mappings.is_empty());
+    try_copy(seizure).map_err(|refusal| {
+        if is_ending() {
+            Refusal::Ended { pid }
+        } else {
+            refusal
+        }
+    })
+}
+
+fn try_copy(seizure: &mut Seizure) -> Result<i32, Refusal> {
     let pid = seizure.pid;
     let code = match seizure.code.filter(|code| code.holds(pid)) {
         Some(code) => code,
@@ -98,26 +111,42 @@ impl Host {
             return Err(failed(Error::from_raw_os_error(libc::EFAULT)));
         }
         request::write(pid, frames.bottom, &frames.bytes).map_err(failed)?;
-        Ok(Self { pid, chosen, code, saved, child: None, own_child })
+        Ok(Self {
+            pid,
+            chosen,
+            code,
+            saved,
+            child: None,
+            own_child,
+        })
     }
 
     /// Makes the copy.
     fn make(&mut self) -> Result<i32, Refusal> {
-        let (tid, wait, exit) = (self.chosen.tid, self.chosen.frames.wait, self.chosen.frames.exit);
+        let (tid, wait, exit) = (
+            self.chosen.tid,
+            self.chosen.frames.wait,
+            self.chosen.frames.exit,
+        );
         if self.adopts_orphans()? {
             return Err(Refusal::Reaper { pid: self.pid });
         }
         self.done(request::set_options(tid, OPTIONS | BIRTHS))?;
         // No exit signal: nobody is told of its end. The same open files: none stays open
         // longer, and none is flushed when it ends.
-        let flags = (libc::CLONE_FILES | libc::CLONE_PARENT_SETTID).cast_unsigned().into();
+        let flags = (libc::CLONE_FILES | libc::CLONE_PARENT_SETTID)
+            .cast_unsigned()
+            .into();
         let made = self.host_call(
             libc::SYS_clone,
             [flags, exit, self.chosen.frames.child(), 0, 0, 0],
             wait,
         )?;
         let child = self.born(&made)?;
-        self.child = Some(Child { pid: child, theirs: made.result });
+        self.child = Some(Child {
+            pid: child,
+            theirs: made.result,
+        });
         self.await_birth(child, BIRTHS)?;
         let flags = (libc::CLONE_FILES | libc::CLONE_VM).cast_unsigned().into();
         let made = self.call(child, libc::SYS_clone, [flags, exit, 0, 0, 0, 0], exit)?;
@@ -270,6 +299,10 @@ impl Host {
 
     fn dead(&self, tid: i32) -> Refusal {
         let pid = self.pid;
-        if tid == self.chosen.tid { Refusal::Ended { pid } } else { Refusal::Killed { pid } }
+        if tid == self.chosen.tid {
+            Refusal::Ended { pid }
+        } else {
+            Refusal::Killed { pid }
+        }
     }
 }

@@ -49,7 +49,14 @@ impl Frames {
         bytes.extend(arch::frame(exit, &exiting, &[], ALL_SIGNALS, code));
         let answer = exit + small;
         bytes.extend([0; 64]);
-        Some(Self { bottom, bytes, wait, back, exit, answer })
+        Some(Self {
+            bottom,
+            bytes,
+            wait,
+            back,
+            exit,
+            answer,
+        })
     }
 
     /// Where `clone` is to write the child's pid: into the call that waits for it.

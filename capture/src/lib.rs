@@ -127,9 +127,16 @@ impl Stopped {
             }
             Ok((described?, seizure))
         };
-        let (threads, seizure) = tracer.run(stop).unwrap_or(Err(Refusal::Ended { pid }))?;
+        let stopped = tracer.run_while(stop, || seizure::reap_dead_threads(pid));
+        let (threads, seizure) = stopped.unwrap_or(Err(Refusal::Ended { pid }))?;
         let began = seizure.began;
-        Ok(Self { tracer, seizure: Some(seizure), threads, began, cloned: Duration::ZERO })
+        Ok(Self {
+            tracer,
+            seizure: Some(seizure),
+            threads,
+            began,
+            cloned: Duration::ZERO,
+        })
     }
 
     /// Its threads, by number.
@@ -144,7 +151,10 @@ impl Stopped {
         let copied = self.with_seizure(copying::copy);
         self.cloned += began.elapsed();
         let pid = copied.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
-        Ok(Copy { tracer: Arc::clone(&self.tracer), pid })
+        Ok(Copy {
+            tracer: Arc::clone(&self.tracer),
+            pid,
+        })
     }
 
     /// Lets it run on.

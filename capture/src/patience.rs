@@ -17,7 +17,11 @@ pub struct Patience {
 impl Patience {
     /// Waits for so long at most.
     pub fn new(limit: Duration) -> Self {
-        Self { asked: 0, limit, end: Instant::now() + limit }
+        Self {
+            asked: 0,
+            limit,
+            end: Instant::now() + limit,
+        }
     }
 
     /// Lets some time pass; false if there is none left.
@@ -31,30 +35,33 @@ impl Patience {
         Instant::now() < self.end
     }
 
-    /// How often it has waited.
-    pub fn asked(&self) -> u32 {
-        self.asked
+    /// Whether it is time for what is done now and then only.
+    pub fn seldom(&self) -> bool {
+        self.asked % 64 == 63
     }
 
     /// That this thread did not stop in time.
     pub fn ended(&self, pid: i32, tid: i32) -> Refusal {
         let state = Status::of(pid, tid).map_or('X', |status| status.state());
-        Refusal::Deadline { pid, tid, state, limit: self.limit }
+        Refusal::Deadline {
+            pid,
+            tid,
+            state,
+            limit: self.limit,
+        }
     }
 }
 
 /// What happens next to a thread of a process, or to a child of it, that was let run.
-pub fn next_event(
-    pid: i32,
-    tid: i32,
-    keep_end: bool,
-    limit: Duration,
-) -> Result<Event, Refusal> {
+pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result<Event, Refusal> {
     let mut patience = Patience::new(limit);
+    let failed = |error| Refusal::kernel(pid, "wait for", error);
     loop {
-        let event = request::poll(tid, keep_end);
-        match event.map_err(|error| Refusal::kernel(pid, "wait for", error))? {
+        // A first thread's end is not told before the others have been waited for.
+        let dead = patience.seldom() && Status::of(tid, tid).is_none_or(|status| status.is_dead());
+        match request::poll(tid, keep_end).map_err(failed)? {
             Some(event) => return Ok(event),
+            None if dead => return Ok(Event::End),
             None if patience.wait() => {}
             None => return Err(patience.ended(pid, tid)),
         }

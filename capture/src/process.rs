@@ -29,7 +29,9 @@ impl Status {
 
     /// The letter of its state; `X` if there is none.
     pub fn state(&self) -> char {
-        self.field("State").and_then(|state| state.chars().next()).unwrap_or('X')
+        self.field("State")
+            .and_then(|state| state.chars().next())
+            .unwrap_or('X')
     }
 
     /// Whether it runs no more.
@@ -60,7 +62,9 @@ impl Status {
     /// Whether the processor checks its return addresses.
     pub fn has_shadow_stack(&self) -> bool {
         let features = self.field("x86_Thread_features").unwrap_or_default();
-        features.split_whitespace().any(|feature| feature == "shstk")
+        features
+            .split_whitespace()
+            .any(|feature| feature == "shstk")
     }
 
     /// Whether it is the first process of its pid namespace.
@@ -113,12 +117,17 @@ pub fn threads(pid: i32) -> Vec<i32> {
         return Vec::new();
     };
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name()));
-    names.filter_map(|name| name.to_str()?.parse().ok()).collect()
+    names
+        .filter_map(|name| name.to_str()?.parse().ok())
+        .collect()
 }
 
 /// A process's name; empty if it cannot be read.
 pub fn name(pid: i32) -> String {
-    read(&format!("/proc/{pid}/comm"), MOST_STATUS).unwrap_or_default().trim().to_owned()
+    read(&format!("/proc/{pid}/comm"), MOST_STATUS)
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }
 
 /// Makes the kernel prefer this process when it runs out of memory. Needs no right.
@@ -129,6 +138,10 @@ pub fn offer_to_oom_killer(pid: i32) {
 
 fn read(path: &str, most: u64) -> Option<String> {
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(most).read_to_end(&mut bytes).ok()?;
+    File::open(path)
+        .ok()?
+        .take(most)
+        .read_to_end(&mut bytes)
+        .ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -22,7 +22,9 @@ pub enum Refusal {
         pid: i32,
     },
     /// Our own process.
-    #[error("process {pid} is this one, and cannot stop itself; run the check from another process")]
+    #[error(
+        "process {pid} is this one, and cannot stop itself; run the check from another process"
+    )]
     Own {
         /// Our own pid.
         pid: i32,
@@ -46,7 +48,9 @@ pub enum Refusal {
         pid: i32,
     },
     /// Another tracer has it.
-    #[error("process {pid} is traced by process {tracer} ({name}), and only one can trace it; end that one first")]
+    #[error(
+        "process {pid} is traced by process {tracer} ({name}), and only one can trace it; end that one first"
+    )]
     Traced {
         /// The process.
         pid: i32,
@@ -64,13 +68,17 @@ pub enum Refusal {
         advice: String,
     },
     /// A 32-bit program.
-    #[error("process {pid} runs a program of another word size; only 64-bit programs of this processor can be captured")]
+    #[error(
+        "process {pid} runs a program of another word size; only 64-bit programs of this processor can be captured"
+    )]
     Width {
         /// The process.
         pid: i32,
     },
     /// A thread did not stop in time.
-    #[error("thread {tid} of process {pid} did not stop within {limit:?} (its state: {state}); it waits in the kernel, for a disk or for a child of vfork say: try again later")]
+    #[error(
+        "thread {tid} of process {pid} did not stop within {limit:?} (its state: {state}); it waits in the kernel, for a disk or for a child of vfork say: try again later"
+    )]
     Deadline {
         /// The process.
         pid: i32,
@@ -82,7 +90,9 @@ pub enum Refusal {
         limit: Duration,
     },
     /// A filter of system calls might kill the process for the copy's `clone`.
-    #[error("process {pid} has a seccomp filter, which may kill it for making a copy; scan it while it is stopped instead")]
+    #[error(
+        "process {pid} has a seccomp filter, which may kill it for making a copy; scan it while it is stopped instead"
+    )]
     Seccomp {
         /// The process.
         pid: i32,
@@ -96,19 +106,25 @@ pub enum Refusal {
         reason: &'static str,
     },
     /// None of the C library's usual instructions.
-    #[error("process {pid} has no code that makes a system call and returns; scan it while it is stopped instead")]
+    #[error(
+        "process {pid} has no code that makes a system call and returns; scan it while it is stopped instead"
+    )]
     NoCode {
         /// The process.
         pid: i32,
     },
     /// Orphans become its children.
-    #[error("process {pid} adopts orphans (it is the first process of a container, or a subreaper) and would get the copy as a child; scan it while it is stopped instead")]
+    #[error(
+        "process {pid} adopts orphans (it is the first process of a container, or a subreaper) and would get the copy as a child; scan it while it is stopped instead"
+    )]
     Reaper {
         /// The process.
         pid: i32,
     },
     /// The kernel refused to copy it.
-    #[error("process {pid} cannot be copied: {error} ({advice}); scan it while it is stopped instead")]
+    #[error(
+        "process {pid} cannot be copied: {error} ({advice}); scan it while it is stopped instead"
+    )]
     Clone {
         /// The process.
         pid: i32,
@@ -118,7 +134,9 @@ pub enum Refusal {
         advice: &'static str,
     },
     /// Somebody killed the copy.
-    #[error("the copy of process {pid} was killed while it was made, for lack of memory say; scan the process while it is stopped instead")]
+    #[error(
+        "the copy of process {pid} was killed while it was made, for lack of memory say; scan the process while it is stopped instead"
+    )]
     Killed {
         /// The process.
         pid: i32,
@@ -148,7 +166,9 @@ impl Refusal {
     /// `clone` in the target gave this error number.
     pub(crate) fn clone(pid: i32, number: i32) -> Self {
         let advice = match number {
-            libc::EAGAIN => "a limit on processes: RLIMIT_NPROC of its user, or pids.max of its cgroup",
+            libc::EAGAIN => {
+                "a limit on processes: RLIMIT_NPROC of its user, or pids.max of its cgroup"
+            }
             libc::ENOMEM => "no memory for it: vm.overcommit_memory, or the cgroup's limit",
             libc::EPERM | libc::ENOSYS => "a security module forbids it",
             _ => "unexpected",
@@ -163,9 +183,16 @@ impl Refusal {
         let advice = match yama.unwrap_or_default().trim() {
             "3" => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot",
             "2" => "kernel.yama.ptrace_scope is 2; run as root, or with CAP_SYS_PTRACE",
-            "1" => "kernel.yama.ptrace_scope is 1; run as root, with CAP_SYS_PTRACE, or set it to 0 (sysctl kernel.yama.ptrace_scope=0)",
-            _ => "it belongs to another user, or has more rights than this process; run as root, or with CAP_SYS_PTRACE",
+            "1" => {
+                "kernel.yama.ptrace_scope is 1; run as root, with CAP_SYS_PTRACE, or set it to 0 (sysctl kernel.yama.ptrace_scope=0)"
+            }
+            _ => {
+                "it belongs to another user, or has more rights than this process; run as root, or with CAP_SYS_PTRACE"
+            }
         };
-        Self::Denied { pid, advice: advice.to_owned() }
+        Self::Denied {
+            pid,
+            advice: advice.to_owned(),
+        }
     }
 }

@@ -61,7 +61,11 @@ fn with<T: ?Sized>(request: libc::c_uint, tid: i32, address: usize, data: *mut T
 }
 
 fn check(result: libc::c_long) -> Result<()> {
-    if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Begins to trace a thread, which runs on.
@@ -104,7 +108,10 @@ pub fn newborn(tid: i32) -> Result<i32> {
 /// A set of registers, of whatever size.
 pub fn register_set(tid: i32, kind: i32) -> Result<Vec<u8>> {
     let mut bytes = vec![0; MOST_REGISTERS];
-    let mut area = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut area = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
     // The kernel fills at most the area, whose length is that of `bytes`.
     with(libc::PTRACE_GETREGSET, tid, kind as usize, &raw mut area)?;
     bytes.truncate(area.iov_len);
@@ -129,8 +136,16 @@ pub fn set_general(tid: i32, regs: &General) -> Result<()> {
     let mut copy = *regs;
     let base = (&raw mut copy.0).cast();
     // The kernel reads at most the area, whose length is that of `copy`.
-    let mut area = libc::iovec { iov_base: base, iov_len: size_of_val(&copy.0) };
-    with(libc::PTRACE_SETREGSET, tid, NT_PRSTATUS as usize, &raw mut area)
+    let mut area = libc::iovec {
+        iov_base: base,
+        iov_len: size_of_val(&copy.0),
+    };
+    with(
+        libc::PTRACE_SETREGSET,
+        tid,
+        NT_PRSTATUS as usize,
+        &raw mut area,
+    )
 }
 
 /// The signals it blocks.
@@ -157,8 +172,19 @@ struct Sequences {
 
 /// Where its area for restartable sequences is; 0 without one.
 pub fn sequences(tid: i32) -> u64 {
-    let mut found = Sequences { area: 0, size: 0, signature: 0, flags: 0, padding: 0 };
-    let got = with(PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of::<Sequences>(), &raw mut found);
+    let mut found = Sequences {
+        area: 0,
+        size: 0,
+        signature: 0,
+        flags: 0,
+        padding: 0,
+    };
+    let got = with(
+        PTRACE_GET_RSEQ_CONFIGURATION,
+        tid,
+        size_of::<Sequences>(),
+        &raw mut found,
+    );
     // Kernels before 5.13 do not tell; their programs rarely had one.
     got.map_or(0, |()| found.area)
 }
@@ -167,7 +193,8 @@ pub fn sequences(tid: i32) -> u64 {
 /// process that is also our child is left for those who wait for it (`keep_end`).
 pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
     let kinds = libc::WEXITED | libc::WSTOPPED;
-    let (code, status) = match wait(tid, kinds | libc::WNOWAIT) {
+    // Only what the calling thread traces.
+    let (code, status) = match wait(tid, kinds | libc::WNOWAIT | libc::__WNOTHREAD) {
         Ok(Some(found)) => found,
         Ok(None) => return Ok(None),
         Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(Some(Event::None)),
@@ -176,12 +203,12 @@ pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
     let ended = matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED);
     if ended {
         if !keep_end {
-            wait(tid, libc::WEXITED)?;
+            wait(tid, libc::WEXITED | libc::__WNOTHREAD)?;
         }
         return Ok(Some(Event::End));
     }
     // It may have been killed since: then there is no stop any more, but soon an end.
-    Ok(wait(tid, libc::WSTOPPED)?.map(|_| event(status)))
+    Ok(wait(tid, libc::WSTOPPED | libc::__WNOTHREAD)?.map(|_| event(status)))
 }
 
 fn event(status: i32) -> Event {
@@ -198,13 +225,19 @@ fn event(status: i32) -> Event {
     }
 }
 
-/// Only what the calling thread traces is asked for.
+/// Looks at the end of a thread that another thread of this process traces; nothing if it has
+/// not ended, or is not traced.
+pub fn reap(tid: i32) {
+    let _ = wait(tid, libc::WEXITED);
+}
+
 fn wait(tid: i32, kinds: i32) -> Result<Option<(i32, i32)>> {
     // SAFETY: plain numbers and a union of them.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let options = kinds | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+    let options = kinds | libc::WNOHANG | libc::__WALL;
     // SAFETY: `info` is ours to fill.
-    check(unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &raw mut info, options) }.into())?;
+    let got = unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &raw mut info, options) };
+    check(got.into())?;
     // SAFETY: for a child's change the kernel fills these members; without one they are zero.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     Ok((pid != 0).then_some((info.si_code, status)))
@@ -218,7 +251,10 @@ pub fn kill(pid: i32) -> Result<()> {
 
 /// Reads another process's memory, as far as it can be read.
 pub fn read(pid: i32, address: u64, bytes: &mut [u8]) -> usize {
-    let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let here = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
     let there = remote(address, bytes.len());
     // SAFETY: the kernel writes at most `bytes`, and checks the other side itself.
     let got = unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) };
@@ -228,7 +264,10 @@ pub fn read(pid: i32, address: u64, bytes: &mut [u8]) -> usize {
 /// Writes another process's memory, all of it or it is an error.
 pub fn write(pid: i32, address: u64, bytes: &[u8]) -> Result<()> {
     let base = bytes.as_ptr().cast_mut().cast();
-    let here = libc::iovec { iov_base: base, iov_len: bytes.len() };
+    let here = libc::iovec {
+        iov_base: base,
+        iov_len: bytes.len(),
+    };
     let there = remote(address, bytes.len());
     // SAFETY: the kernel only reads `bytes`, and checks the other side itself.
     let got = unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) };
@@ -240,7 +279,10 @@ pub fn write(pid: i32, address: u64, bytes: &[u8]) -> Result<()> {
 }
 
 fn remote(address: u64, bytes: usize) -> libc::iovec {
-    libc::iovec { iov_base: ptr::without_provenance_mut(address as usize), iov_len: bytes }
+    libc::iovec {
+        iov_base: ptr::without_provenance_mut(address as usize),
+        iov_len: bytes,
+    }
 }
 
 const _: () = assert!(offset_of!(Sequences, padding) == 20, "as the kernel has it");

@@ -44,13 +44,17 @@ impl Seizure {
     /// Stops every thread; or stops none, and says why.
     pub fn new(pid: i32, limit: Duration) -> Result<Self, Refusal> {
         identify(pid)?;
-        let code = match Code::find(pid) {
-            Err(Refusal::NoCode { .. }) => None,
-            found => Some(found?),
-        };
+        // Before the stop, since it takes time; without a right to look, seizing says so.
+        let code = Code::find(pid).ok();
         let own_child = is_own_child(pid);
         let began = Instant::now();
-        let mut seizure = Self { pid, threads: Vec::new(), code, began, own_child };
+        let mut seizure = Self {
+            pid,
+            threads: Vec::new(),
+            code,
+            began,
+            own_child,
+        };
         let stopped = seizure.stop(limit).and_then(|()| seizure.read_registers());
         if let Err(refusal) = stopped {
             seizure.release();
@@ -88,7 +92,12 @@ impl Seizure {
                 continue;
             }
             let regs = General::empty();
-            self.threads.push(Seized { tid, stopped: false, regs, vector: Vec::new() });
+            self.threads.push(Seized {
+                tid,
+                stopped: false,
+                regs,
+                vector: Vec::new(),
+            });
             // It may have ended meanwhile, which is found out by waiting for it.
             let _ = request::interrupt(tid);
         }
@@ -162,8 +171,9 @@ impl Seizure {
     /// A first thread that ended before the others never stops, and its end is not told.
     fn forget_dead_leader(&mut self, patience: &Patience) {
         let pid = self.pid;
-        if patience.asked() % 64 == 63 && Status::of(pid, pid).is_none_or(|s| s.is_dead()) {
-            self.threads.retain(|thread| thread.tid != pid || thread.stopped);
+        if patience.seldom() && Status::of(pid, pid).is_none_or(|s| s.is_dead()) {
+            self.threads
+                .retain(|thread| thread.tid != pid || thread.stopped);
         }
     }
 
@@ -185,13 +195,23 @@ impl Seizure {
         let describe = |thread: &Seized| {
             let regs = &thread.regs;
             let thread_pointer = arch::thread_pointer(thread.tid, regs).map_err(failed)?;
-            let vector = thread.vector.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+            let vector = thread
+                .vector
+                .as_chunks()
+                .0
+                .iter()
+                .map(|word| u64::from_le_bytes(*word));
             Ok(Thread {
                 tid: thread.tid,
                 sp: regs.sp(),
                 pc: regs.pc(),
                 thread_pointer,
-                words: regs.0.into_iter().chain([thread_pointer]).chain(vector).collect(),
+                words: regs
+                    .0
+                    .into_iter()
+                    .chain([thread_pointer])
+                    .chain(vector)
+                    .collect(),
             })
         };
         self.threads.iter().map(describe).collect()
@@ -201,8 +221,14 @@ impl Seizure {
     /// ends.
     pub fn release(&mut self) {
         let pid = self.pid;
-        let stopped = self.threads.iter().filter(|thread| thread.stopped).map(|thread| thread.tid);
-        let mut killed: Vec<i32> = stopped.filter(|&tid| request::detach(tid).is_err()).collect();
+        let stopped = self
+            .threads
+            .iter()
+            .filter(|thread| thread.stopped)
+            .map(|thread| thread.tid);
+        let mut killed: Vec<i32> = stopped
+            .filter(|&tid| request::detach(tid).is_err())
+            .collect();
         self.threads.clear();
         // A traced thread that was killed stays until its tracer has looked at it; the first
         // thread's end comes last.
@@ -225,7 +251,10 @@ fn identify(pid: i32) -> Result<(), Refusal> {
     let status = Status::of(pid, pid).ok_or(Refusal::Gone { pid })?;
     match status.process() {
         Some(process) if process != pid => {
-            return Err(Refusal::Thread { tid: pid, pid: process });
+            return Err(Refusal::Thread {
+                tid: pid,
+                pid: process,
+            });
         }
         _ => {}
     }
@@ -242,6 +271,22 @@ fn identify(pid: i32) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn traced(pid: i32, tracer: i32) -> Refusal {
-    Refusal::Traced { pid, tracer, name: process::name(tracer) }
+fn traced(pid: i32, thread: i32) -> Refusal {
+    let process = Status::of(thread, thread).and_then(|status| status.process());
+    let tracer = process.unwrap_or(thread);
+    Refusal::Traced {
+        pid,
+        tracer,
+        name: process::name(tracer),
+    }
+}
+
+/// Waits for threads that were killed while they are traced, from another thread than the
+/// tracing one. A thread that executes a program kills the others, and holds a lock of the
+/// kernel's until they have been waited for; seizing takes the same lock.
+pub fn reap_dead_threads(pid: i32) {
+    process::threads(pid)
+        .into_iter()
+        .filter(|&tid| tid != pid)
+        .for_each(request::reap);
 }

@@ -1,8 +1,11 @@
 //! The thread that traces. Tracing belongs to a thread, not to a process: only this one may
 //! make requests, and when it ends, the kernel lets go of all that it traced.
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+const IDLE: Duration = Duration::from_millis(10);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -21,18 +24,35 @@ impl Tracer {
             todo.into_iter().for_each(|job| job());
         };
         let thread = Builder::new().name("capture".to_owned()).spawn(work)?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+        Ok(Self {
+            jobs: Some(jobs),
+            thread: Some(thread),
+        })
     }
 
     /// Does this there, and waits for the answer; `None` if the thread has panicked.
     pub fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> Option<R> {
+        self.run_while(job, || {})
+    }
+
+    /// The same; meanwhile `idle` is called here, now and then.
+    pub fn run_while<R: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> R + Send + 'static,
+        idle: impl Fn(),
+    ) -> Option<R> {
         let (answer, answered) = channel();
         let job = Box::new(move || {
             // Nobody waits any more only if the caller has panicked.
             let _ = answer.send(job());
         });
         self.jobs.as_ref()?.send(job).ok()?;
-        answered.recv().ok()
+        loop {
+            match answered.recv_timeout(IDLE) {
+                Err(RecvTimeoutError::Timeout) => idle(),
+                answer => return answer.ok(),
+            }
+        }
     }
 }
 

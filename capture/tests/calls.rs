@@ -19,7 +19,7 @@ fn captured_in(call: &str, number: i64, threads: &str) -> common::Outcome {
         target.signal(libc::SIGUSR1);
     }
     let outcome = target.finish();
-    assert_eq!((outcome.result, outcome.chld, outcome.bad), (0, 0, 0), "{outcome:?}");
+    outcome.assert_clean();
     outcome
 }
 
@@ -86,6 +86,6 @@ fn registers_red_zone_and_vectors_survive() {
         }
         target.until_left_alone();
         let outcome = target.finish();
-        assert_eq!((outcome.result, outcome.chld, outcome.bad), (0, 0, 0), "{outcome:?}");
+        outcome.assert_clean();
     }
 }

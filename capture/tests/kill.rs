@@ -13,11 +13,18 @@ use common::{Target, compile};
 #[test]
 #[ignore = "started by the tests of this file"]
 fn capturer() {
-    let Ok(pid) = std::env::var("CAPTURE_PID") else { return };
+    let Ok(pid) = std::env::var("CAPTURE_PID") else {
+        return;
+    };
     let limit = std::time::Duration::from_secs(10);
     let mut stopped = capture::Stopped::stop(pid.parse().unwrap(), limit).expect("stopped");
     let copy = stopped.copy().expect("a copy");
     stopped.resume();
+    if std::env::var("HOLD").is_ok() {
+        loop {
+            std::thread::park();
+        }
+    }
     drop(copy);
 }
 
@@ -51,7 +58,12 @@ fn survives(call: &str, number: Option<i64>, threads: &str) {
             }
             let killed = killed_at(steps + 1, how, &target, &library);
             target.until_left_alone();
-            assert!(!target.states().iter().any(|state| "Tt".contains(&state[..])));
+            assert!(
+                !target
+                    .states()
+                    .iter()
+                    .any(|state| "Tt".contains(&state[..]))
+            );
             if !killed {
                 break;
             }
@@ -91,4 +103,29 @@ fn while_it_waits_for_a_futex() {
 #[test]
 fn while_it_polls() {
     survives("polltimed", Some(libc::SYS_poll), "0");
+}
+
+#[test]
+fn a_copy_ends_with_its_capturer() {
+    let target = Target::start(&["read", "3"]);
+    let mut capturer = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "capturer"])
+        .env("CAPTURE_PID", target.pid().to_string())
+        .env("HOLD", "1")
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("ourselves");
+    common::until("the copy", || {
+        target.others().len() == 1 && target.children().is_empty() && target.states().len() == 4
+    });
+    common::until("the release", || {
+        common::fields(target.pid(), "TracerPid")
+            .iter()
+            .all(|t| t == "0")
+    });
+    assert_eq!(target.others().len(), 1);
+    capturer.kill().expect("killed");
+    capturer.wait().expect("its end");
+    target.until_left_alone();
+    target.finish().assert_clean();
 }

@@ -72,7 +72,11 @@ impl General {
     /// to be seen; one whose next call would be a sleep may be inside it, and would then sleep
     /// from the start again.
     pub fn rank(&self) -> Rank {
-        let sleeps = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_futex];
+        let sleeps = [
+            libc::SYS_nanosleep,
+            libc::SYS_clock_nanosleep,
+            libc::SYS_futex,
+        ];
         if sleeps.contains(&self.0[X8].cast_signed()) {
             Rank::Continues
         } else {
@@ -147,7 +151,11 @@ pub fn frame(_at: u64, regs: &General, vector: &[u8], mask: u64, _code: &Code) -
     for (index, register) in regs.0.into_iter().enumerate() {
         put(&mut bytes, REGISTERS + 8 * index, register);
     }
-    put(&mut bytes, RECORDS, VECTOR_MAGIC | (VECTOR_SIZE as u64) << 32);
+    put(
+        &mut bytes,
+        RECORDS,
+        VECTOR_MAGIC | (VECTOR_SIZE as u64) << 32,
+    );
     // `struct user_fpsimd_state`: 32 vectors, then fpsr and fpcr, which the record has first.
     if let (Some(vectors), Some(control)) = (vector.get(..512), vector.get(512..520)) {
         bytes[RECORDS + 8..RECORDS + 16].copy_from_slice(control);

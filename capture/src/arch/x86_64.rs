@@ -9,10 +9,7 @@ use crate::request;
 /// `syscall; ret`.
 pub const CALL: &[&[u8]] = &[b"\x0f\x05\xc3"];
 /// `mov $15, %rax; syscall`, in both encodings: the C library's return from a handler.
-pub const RETURN: &[&[u8]] = &[
-    b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05",
-    b"\xb8\x0f\0\0\0\x0f\x05",
-];
+pub const RETURN: &[&[u8]] = &[b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05", b"\xb8\x0f\0\0\0\x0f\x05"];
 /// What an instruction's address is a multiple of.
 pub const ALIGNMENT: usize = 1;
 /// Where in a frame of [`frame`] the first argument of a system call (`rdi`) lies.
@@ -183,11 +180,17 @@ fn vector_area(registers: &[u8]) -> Vec<u8> {
     let word = |at: usize| u64::from_le_bytes(registers[at..at + 8].try_into().unwrap_or_default());
     let features = word(FEATURES) | 0b11 | word(SOFTWARE) & PROTECTION_KEYS;
     let components = (2..63).filter(|bit| features >> bit & 1 == 1);
-    let size = components.map(end_of_component).fold(LEGACY_AND_HEADER, usize::max);
+    let size = components
+        .map(end_of_component)
+        .fold(LEGACY_AND_HEADER, usize::max);
     let size = size.min(area.len());
     area.truncate(size);
     area[SOFTWARE..512].fill(0);
-    put(&mut area, SOFTWARE, u64::from(FIRST_MARK) | ((size + 4) as u64) << 32);
+    put(
+        &mut area,
+        SOFTWARE,
+        u64::from(FIRST_MARK) | ((size + 4) as u64) << 32,
+    );
     put(&mut area, SOFTWARE + 8, features);
     put(&mut area, SOFTWARE + 16, size as u64);
     put(&mut area, FEATURES, features);

@@ -27,9 +27,15 @@ pub fn compile(source: &str, flags: &[&str]) -> PathBuf {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("{source}-{}-{number}", std::process::id());
     let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/programs")
+        .join(source);
     let mut gcc = Command::new("gcc");
-    gcc.args(["-O1", "-o"]).arg(&output).arg(source).arg("-pthread").args(flags);
+    gcc.args(["-O1", "-o"])
+        .arg(&output)
+        .arg(source)
+        .arg("-pthread")
+        .args(flags);
     assert!(gcc.status().expect("gcc").success());
     output
 }
@@ -50,8 +56,19 @@ pub struct Outcome {
     pub interrupted: i64,
     pub ms: i64,
     pub chld: i64,
+    /// Times that `waitpid` knew of a child.
     pub bad: i64,
+    /// The same with `__WALL`.
+    pub hidden: i64,
     pub usr1: i64,
+}
+
+impl Outcome {
+    /// It went as without us.
+    pub fn assert_clean(&self) {
+        let seen = (self.result, self.chld, self.bad, self.hidden);
+        assert_eq!(seen, (0, 0, 0, 0), "{self:?}");
+    }
 }
 
 impl Target {
@@ -66,7 +83,13 @@ impl Target {
         let mut child = command.spawn().expect("the program");
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut target = Self { program, child, stdin, stdout, said: Vec::new() };
+        let mut target = Self {
+            program,
+            child,
+            stdin,
+            stdout,
+            said: Vec::new(),
+        };
         loop {
             let line = target.hear();
             assert!(!line.is_empty(), "the program ended");
@@ -114,13 +137,25 @@ impl Target {
         // One that has finished already does not read.
         let _ = self.stdin.take().map(|mut stdin| stdin.write_all(b"x"));
         let line = self.hear();
-        let numbers: Vec<i64> =
-            line.split_whitespace().skip(1).step_by(2).map(|word| word.parse().unwrap()).collect();
-        let &[result, interrupted, ms, chld, bad, usr1] = &numbers[..] else {
+        let numbers: Vec<i64> = line
+            .split_whitespace()
+            .skip(1)
+            .step_by(2)
+            .map(|word| word.parse().unwrap())
+            .collect();
+        let &[result, interrupted, ms, chld, bad, hidden, usr1] = &numbers[..] else {
             panic!("{line:?}, {:?}", self.child.wait());
         };
         assert!(self.child.wait().expect("an end").success());
-        Outcome { result, interrupted, ms, chld, bad, usr1 }
+        Outcome {
+            result,
+            interrupted,
+            ms,
+            chld,
+            bad,
+            hidden,
+            usr1,
+        }
     }
 
     pub fn signal(&self, signal: i32) {
@@ -131,22 +166,31 @@ impl Target {
     /// Nothing of the capture is left: not stopped, not traced, no child, no copy.
     pub fn until_left_alone(&self) {
         until("tracing to end", || {
-            fields(self.pid(), "TracerPid").iter().all(|tracer| tracer == "0")
+            fields(self.pid(), "TracerPid")
+                .iter()
+                .all(|tracer| tracer == "0")
         });
         until("the copies to end", || self.others().is_empty());
-        let children = processes().filter(|&pid| {
-            fields(pid, "PPid").first().is_some_and(|parent| *parent == self.pid().to_string())
+        until("its children to be waited for", || {
+            self.children().is_empty()
         });
-        assert_eq!(children.collect::<Vec<_>>(), [0; 0]);
+    }
+
+    pub fn children(&self) -> Vec<i32> {
+        let own = self.pid().to_string();
+        let is_child = |pid: i32| fields(pid, "PPid").first() == Some(&own);
+        processes().filter(|&pid| is_child(pid)).collect()
     }
 
     /// Other processes of the same program, but for zombies.
-    fn others(&self) -> Vec<i32> {
+    pub fn others(&self) -> Vec<i32> {
         let same = |pid: i32| {
             let program = std::fs::read_link(format!("/proc/{pid}/exe"));
             program.is_ok_and(|program| program == self.program)
         };
-        processes().filter(|&pid| pid != self.pid() && same(pid)).collect()
+        processes()
+            .filter(|&pid| pid != self.pid() && same(pid))
+            .collect()
     }
 
     pub fn states(&self) -> Vec<String> {
@@ -170,13 +214,19 @@ fn processes() -> impl Iterator<Item = i32> {
 
 /// A field of each thread's status.
 pub fn fields(pid: i32, name: &str) -> Vec<String> {
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
     let value = |path: PathBuf| {
         let text = std::fs::read_to_string(path.join("status")).ok()?;
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         Some(value.trim().to_owned())
     };
-    threads.filter_map(|thread| value(thread.ok()?.path())).collect()
+    threads
+        .filter_map(|thread| value(thread.ok()?.path()))
+        .collect()
 }
 
 /// Reads another process's memory.

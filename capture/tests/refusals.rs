@@ -1,0 +1,201 @@
+//! What is refused leaves the target unharmed.
+#![cfg(target_arch = "x86_64")]
+
+mod common;
+
+use std::io::Result;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use capture::{Refusal, Stopped};
+use common::{Target, compile, until};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The reading target, after `prepare` has run in it.
+fn prepared(prepare: fn() -> Result<()>, user: u32) -> Target {
+    let program = compile("target.c", &[]);
+    let mut command = Command::new(&program);
+    command.args(["read", "0"]).uid(user);
+    // SAFETY: the functions of this file make system calls only.
+    unsafe { command.pre_exec(prepare) };
+    let target = Target::run(&mut command, program);
+    target.until_in(libc::SYS_read);
+    target
+}
+
+fn check(result: libc::c_int) -> Result<()> {
+    if result < 0 {
+        Err(std::io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// No copy, but everything else; gives the reason.
+fn refused(target: Target) -> Refusal {
+    let mut stopped = target.stop().expect("stopped");
+    let refusal = stopped.copy().err().expect("refused");
+    assert_eq!(stopped.threads().len(), 1);
+    // Its memory can be read all the same.
+    common::memory(target.pid(), stopped.threads()[0].sp, 8);
+    stopped.resume();
+    target.until_left_alone();
+    target.finish().assert_clean();
+    println!("{refusal}");
+    refusal
+}
+
+#[test]
+fn a_limit_on_processes() {
+    let limit = || {
+        let one = libc::rlimit {
+            rlim_cur: 1,
+            rlim_max: 1,
+        };
+        // SAFETY: reads a struct of ours.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const one) })
+    };
+    let refusal = refused(prepared(limit, 54_321));
+    let Refusal::Clone { error, .. } = refusal else {
+        panic!("{refusal}")
+    };
+    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+}
+
+#[test]
+fn a_seccomp_filter() {
+    let filter = || {
+        const RETURN: u16 = 6;
+        let mut allow = libc::sock_filter {
+            code: RETURN,
+            jt: 0,
+            jf: 0,
+            k: libc::SECCOMP_RET_ALLOW,
+        };
+        let program = libc::sock_fprog {
+            len: 1,
+            filter: &raw mut allow,
+        };
+        let mode = libc::SECCOMP_MODE_FILTER;
+        // SAFETY: the program has the length that it says.
+        check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) })
+    };
+    let refusal = refused(prepared(filter, 0));
+    assert!(matches!(refusal, Refusal::Seccomp { .. }), "{refusal}");
+}
+
+#[test]
+fn a_process_that_adopts_orphans() {
+    let adopt = || {
+        // SAFETY: takes numbers only.
+        check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) })
+    };
+    let refusal = refused(prepared(adopt, 0));
+    assert!(matches!(refusal, Refusal::Reaper { .. }), "{refusal}");
+}
+
+#[test]
+fn a_process_in_a_pid_namespace_is_copied() {
+    let program = compile("target.c", &[]);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--pid", "--fork", "sh", "-c", "\"$0\" read 2; exit $?"])
+        .arg(&program);
+    let target = Target::run(&mut command, program);
+    let pid = target.others()[0];
+    for _ in 0..3 {
+        let mut stopped = Stopped::stop(pid, LIMIT).expect("stopped");
+        let copy = stopped.copy().expect("a copy");
+        stopped.resume();
+        assert_eq!(common::fields(copy.pid(), "State")[0], "t (tracing stop)");
+    }
+    until("the copies to end", || target.others().len() == 1);
+    target.finish().assert_clean();
+}
+
+#[test]
+fn a_process_that_waits_for_its_vfork_child() {
+    let target = Target::start(&["vfork", "3"]);
+    until("the wait", || {
+        target.states().iter().any(|state| state == "D")
+    });
+    let refusal = Stopped::stop(target.pid(), Duration::from_millis(200))
+        .err()
+        .expect("refused");
+    let Refusal::Deadline { state, .. } = refusal else {
+        panic!("{refusal}")
+    };
+    assert_eq!(state, 'D');
+    until("tracing to end", || {
+        common::fields(target.pid(), "TracerPid")
+            .iter()
+            .all(|tracer| tracer == "0")
+    });
+    let outcome = target.finish();
+    assert_eq!((outcome.result, outcome.chld), (0, 1), "{outcome:?}");
+}
+
+#[test]
+fn a_process_that_is_traced() {
+    let target = Target::start(&["read", "2"]);
+    let stopped = target.stop().expect("stopped");
+    let refusal = target.stop().err().expect("refused");
+    let Refusal::Traced { tracer, .. } = refusal else {
+        panic!("{refusal}")
+    };
+    assert_eq!(tracer, std::process::id().cast_signed());
+    drop(stopped);
+    target.finish().assert_clean();
+}
+
+#[test]
+fn numbers_that_are_no_process() {
+    let refusal = |pid| Stopped::stop(pid, LIMIT).err().expect("refused");
+    assert!(matches!(refusal(i32::MAX), Refusal::Gone { .. }));
+    assert!(matches!(refusal(-1), Refusal::Gone { .. }));
+    let own = std::process::id().cast_signed();
+    assert!(matches!(refusal(own), Refusal::Own { .. }));
+    let mut child = Command::new("true").spawn().expect("true");
+    let pid = child.id().cast_signed();
+    until("its end", || common::fields(pid, "State") == ["Z (zombie)"]);
+    assert!(matches!(refusal(pid), Refusal::Zombie { .. }));
+    assert!(child.wait().expect("still ours to wait for").success());
+    let target = Target::start(&["read", "2"]);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", target.pid())).expect("its threads");
+    let tids = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    let tid = tids.max().expect("a thread");
+    assert!(matches!(refusal(tid), Refusal::Thread { .. }));
+}
+
+/// Not a test: tries to capture as another user.
+#[test]
+#[ignore = "started by the test below"]
+fn stranger() {
+    let Ok(pid) = std::env::var("CAPTURE_PID") else {
+        return;
+    };
+    let refusal = Stopped::stop(pid.parse().unwrap(), LIMIT)
+        .err()
+        .expect("refused");
+    assert!(matches!(refusal, Refusal::Denied { .. }), "{refusal}");
+    assert!(refusal.to_string().contains("CAP_SYS_PTRACE"), "{refusal}");
+}
+
+#[test]
+fn a_process_of_another_user() {
+    let target = Target::start(&["read", "2"]);
+    // Other users may not be able to reach the build's directory.
+    let own = std::env::temp_dir().join(format!("capture-refusals-{}", std::process::id()));
+    std::fs::copy(std::env::current_exe().unwrap(), &own).expect("a copy of ourselves");
+    let status = Command::new(&own)
+        .args(["--ignored", "--exact", "stranger"])
+        .env("CAPTURE_PID", target.pid().to_string())
+        .uid(54_322)
+        .stdout(Stdio::null())
+        .status();
+    std::fs::remove_file(&own).expect("removed");
+    assert!(status.expect("ourselves").success());
+    target.finish().assert_clean();
+}
