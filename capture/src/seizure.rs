@@ -285,8 +285,11 @@ fn traced(pid: i32, thread: i32) -> Refusal {
 /// tracing one. A thread that executes a program kills the others, and holds a lock of the
 /// kernel's until they have been waited for; seizing takes the same lock.
 pub fn reap_dead_threads(pid: i32) {
-    process::threads(pid)
-        .into_iter()
+    // Only of those: waiting for a thread that has stopped would take that from the tracer.
+    let is_dead = |&tid: &i32| Status::of(pid, tid).is_some_and(|status| status.is_dead());
+    let threads = process::threads(pid).into_iter();
+    threads
         .filter(|&tid| tid != pid)
+        .filter(is_dead)
         .for_each(request::reap);
 }

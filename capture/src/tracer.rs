@@ -21,6 +21,7 @@ impl Tracer {
         let (jobs, todo) = channel::<Job>();
         let work = move || {
             block_signals();
+            hurry();
             todo.into_iter().for_each(|job| job());
         };
         let thread = Builder::new().name("capture".to_owned()).spawn(work)?;
@@ -73,4 +74,10 @@ fn block_signals() {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
     }
+}
+
+/// Before the target's own threads, if we may: they stand still the shorter.
+fn hurry() {
+    // SAFETY: takes numbers only; on Linux, 0 is the calling thread.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
 }

@@ -117,7 +117,7 @@ fn a_process_in_a_pid_namespace_is_copied() {
 
 #[test]
 fn a_process_that_waits_for_its_vfork_child() {
-    let target = Target::start(&["vfork", "3"]);
+    let target = Target::start(&["vfork", "0"]);
     until("the wait", || {
         target.states().iter().any(|state| state == "D")
     });
