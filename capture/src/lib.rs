@@ -12,13 +12,13 @@
 //!
 //! # Promises
 //! - The target never runs a function of ours or of its own out of turn: a thread of it makes
-//!   four system calls for us (`prctl`, `clone`, `wait4`), and that is all.
+//!   three system calls for us (`prctl`, `clone`, `wait4`), and that is all.
 //! - Afterwards it is as before: registers, blocked signals, memory, children, group-stop. An
 //!   interrupted system call is started again by the kernel as after any stop; signals that came
 //!   meanwhile are delivered once. It gets no child that it can see, and no `SIGCHLD`.
 //! - Whenever this process is killed, the target finds back by itself: while one of its threads
 //!   makes our system calls, the way back lies on the unused part of that thread's stack, as
-//!   signal frames ([`frames`]). A copy that was just being born exits; no copy ever runs the
+//!   signal frames (`src/frames.rs`). A copy that was just being born exits; no copy ever runs the
 //!   program's code, and none outlives this process.
 //! - A [`Copy`] has the target's memory at the time of the stop, byte for byte, but for the
 //!   word in which the kernel notes the processor a thread runs on (rseq). It has no open files,
@@ -35,17 +35,22 @@
 //!   from children (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
 //!
 //! # Limits
-//! - Linux 4.11 or later on x86-64 and aarch64, 64-bit programs. On aarch64 it has been compiled, but
-//!   not run: ptrace does not work under qemu's user mode.
+//! - 64-bit programs on x86-64 and aarch64. Run on Linux 6.18 only. On aarch64 it has been
+//!   compiled, but not run: ptrace does not work under qemu's user mode.
 //! - Every stop by ptrace makes `epoll_wait`, `semop`, `sigtimedwait` and socket calls with a
 //!   timeout return `EINTR`; this one too. If this process is killed in the few milliseconds of
-//!   [`Stopped::copy`], the chosen thread's `nanosleep`, `poll` or timed futex ends with `EINTR`.
+//!   [`Stopped::copy`], the chosen thread's `nanosleep`, `poll` or timed futex ends with `EINTR`,
+//!   and another thread's `waitpid` with `__WALL` or `__WCLONE` may see a child for a moment.
 //!   On aarch64 a chosen thread's sleep may begin anew; another thread is chosen if there is one.
 //! - Refused: a process with a seccomp filter in all its threads, one with shadow stacks, one
 //!   whose threads are all on foreign stacks (coroutines), one that adopts orphans. Its
 //!   threads can still be stopped, and its memory read meanwhile.
+//! - A target that executes another program or ends meanwhile is refused; try again.
+//! - The stop needs the processor: among hundreds of busy threads it takes the longer, most of
+//!   all without the right to raise a thread's priority.
 //! - The copy counts against the target's limits of processes and memory. It is a child of the
-//!   target's init process (or subreaper), which is told of its end.
+//!   target's init process (or subreaper), which is told of its end and has to wait for it: where
+//!   that one never does, a zombie is left for each copy.
 //! - A thread is looked for whose stack is its mapping's end; a stack inside other memory
 //!   (`pthread_attr_setstack`) with less than 16 KiB of room would lose the bytes below it if
 //!   this process were killed in [`Stopped::copy`].
