@@ -99,6 +99,7 @@ __attribute__((noinline)) void lose() {
         last = node;
     }
     last->next = first;
+    asm volatile("" : : "r"(first) : "memory");
     lost_container();
     lost_large();
     lost_aligned();

@@ -1,0 +1,210 @@
+//! `leaks` on programs whose lost and kept objects are known.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use mem_tests::wait::until;
+use mem_tests::{Outcome, Scratch, Session, Target, code, run};
+use serde_json::Value;
+
+/// What `planted.cpp` loses: the function, how, the objects, the bytes.
+const LOST: [(&str, &str, f64, f64); 12] = [
+    ("lost_plain", "direct", 10.0, 1045.0),
+    ("lost_list", "direct", 2.0, 96.0),
+    ("lost_list", "indirect", 18.0, 864.0),
+    ("lost_ring", "cycle", 10.0, 480.0),
+    ("lost_container", "direct", 1.0, 32.0),
+    ("lost_container", "indirect", 1.0, 201.0),
+    ("lost_with_thread", "direct", 1.0, 300.0),
+    ("lost_large", "direct", 1.0, (3 << 20) as f64),
+    ("lost_disguised", "direct", 1.0, 500.0),
+    ("lost_aligned", "direct", 1.0, 9000.0),
+    ("site_many", "direct", 0.0, 0.0),
+    ("kept", "direct", 0.0, 0.0),
+];
+
+fn start(scratch: &Scratch, program: &Path) -> Target {
+    let mut target = Target::start(&mut scratch.preloaded(program));
+    assert_eq!(target.hear(), "ready");
+    target
+}
+
+fn tell(target: &mut Target, line: &str, answer: &str) {
+    target.say(line);
+    assert_eq!(target.hear(), answer);
+}
+
+fn check(scratch: &Scratch, pid: u32, options: &[&str]) -> Outcome {
+    let mut command = scratch.profiler();
+    run(command
+        .args(["leaks", "-p", &pid.to_string()])
+        .args(options))
+}
+
+/// The report on the one process checked.
+fn report(outcome: &Outcome) -> Value {
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let reports: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    reports.as_array().expect("an array")[0].clone()
+}
+
+/// Objects and bytes lost by the functions `lost_…`, `kept_…` and `site_…`, and how.
+fn lost(report: &Value) -> BTreeMap<(String, String), (f64, f64)> {
+    let mut sums = BTreeMap::new();
+    for leak in report["leaks"].as_array().expect("leaks") {
+        let stack = leak["stack"].as_array().expect("a stack").iter();
+        let mut names = stack.filter_map(Value::as_str);
+        let known = ["lost_", "kept_", "site_"];
+        let name = names.find(|name| known.iter().any(|prefix| name.starts_with(prefix)));
+        let name = name.unwrap_or("something else").to_owned();
+        let kind = leak["kind"].as_str().expect("a kind").to_owned();
+        let sum: &mut (f64, f64) = sums.entry((name, kind)).or_default();
+        sum.0 += leak["objects"].as_f64().expect("objects");
+        sum.1 += leak["bytes"].as_f64().expect("bytes");
+    }
+    sums
+}
+
+fn expected() -> BTreeMap<(String, String), (f64, f64)> {
+    let planted = LOST.iter().filter(|(_, _, objects, _)| *objects > 0.0);
+    planted
+        .map(|(name, how, objects, bytes)| (((*name).into(), (*how).into()), (*objects, *bytes)))
+        .collect()
+}
+
+#[test]
+fn every_planted_leak_is_found_and_nothing_else() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    for options in [
+        &["--json", "--max", "100"][..],
+        &["--json", "--stop", "--max", "100"],
+    ] {
+        let mut target = start(&scratch, &program);
+        let session = Session::of(&scratch, target.pid(), "1");
+        tell(&mut target, "plant", "planted");
+        let report = report(&check(&scratch, target.pid(), options));
+        assert_eq!(lost(&report), expected(), "{options:?}");
+        let total: f64 = expected().values().map(|(_, bytes)| bytes).sum();
+        assert_eq!(report["lost_bytes"].as_f64(), Some(total));
+        assert_eq!(report["lost_bytes_margin"].as_f64(), Some(0.0));
+        // The session ended: what it knows is still known.
+        session.stop();
+        let after = self::report(&check(&scratch, target.pid(), options));
+        assert_eq!(lost(&after), expected(), "{options:?} after the session");
+        tell(&mut target, "go 10", "gone");
+    }
+}
+
+#[test]
+fn the_dump_of_a_check_holds_what_is_lost() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let mut target = start(&scratch, &program);
+    let session = Session::of(&scratch, target.pid(), "1");
+    tell(&mut target, "plant", "planted");
+    let prefix = scratch.file("lost_");
+    let prefix = prefix.to_str().expect("a path");
+    let outcome = check(&scratch, target.pid(), &["-o", prefix]);
+    let profile = heap_format::open(&outcome.dump()).expect("a dump");
+    let live: f64 = profile
+        .details
+        .iter()
+        .map(|detail| detail.live_bytes())
+        .sum();
+    let total: f64 = expected().values().map(|(_, bytes)| bytes).sum();
+    assert_eq!(live, total);
+    assert_eq!(profile.facts.trigger.as_deref(), Some("leak check"));
+    let names = [code::Code::of(&program)];
+    for stack in profile.stacks.iter() {
+        let frames = code::names(&profile, stack, &names);
+        assert!(
+            frames.iter().any(|name| name.starts_with("lost_")),
+            "{frames:?}"
+        );
+    }
+    session.stop();
+}
+
+/// By the true sum, in 95 of 100 sessions the interval must hold it; with 40 sessions, fewer than
+/// 30 would happen by chance once in 10^8.
+#[test]
+fn a_sampled_estimate_is_within_its_margin() {
+    const OBJECTS: f64 = 200_000.0;
+    const BYTES: f64 = OBJECTS / 10.0 * 100.0;
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let mut within = 0;
+    for _ in 0..40 {
+        let mut target = start(&scratch, &program);
+        let session = Session::of(&scratch, target.pid(), "1024");
+        tell(&mut target, &format!("go {OBJECTS}"), "gone");
+        let report = report(&check(&scratch, target.pid(), &["--json"]));
+        let lost = report["lost_bytes"].as_f64().expect("bytes");
+        let margin = report["lost_bytes_margin"].as_f64().expect("a margin");
+        assert!(margin > 0.0 && margin < BYTES / 10.0, "{margin}");
+        within += usize::from((lost - BYTES).abs() <= margin);
+        session.stop();
+    }
+    assert!(within >= 30, "{within} of 40");
+}
+
+#[test]
+fn leaks_say_what_they_need() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let mut target = start(&scratch, &program);
+    let outcome = check(&scratch, target.pid(), &[]);
+    outcome.refused(1, &["nothing was sampled yet", "-c 1"]);
+    let session = Session::of(&scratch, target.pid(), "1");
+    tell(&mut target, "go 9", "gone");
+    let outcome = check(&scratch, target.pid(), &["--exit-code"]);
+    assert_eq!(outcome.code, Some(1), "one of them is lost: {outcome:?}");
+    assert!(
+        outcome
+            .stdout
+            .contains("Direct leak: 100 B in 1 object, from"),
+        "{outcome:?}"
+    );
+    session.stop();
+    let own = scratch.compile_as("planted.cpp", "own", &["-pthread"]);
+    let mut command = scratch.preloaded(&own);
+    command.env("MEM_PROFILER_ALLOCATOR", "system");
+    let mut target = Target::start(&mut command);
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    tell(&mut target, "go 10", "gone");
+    let outcome = check(&scratch, target.pid(), &[]);
+    outcome.refused(1, &["keeps its own allocator", "MEM_PROFILER_ALLOCATOR"]);
+    session.stop();
+}
+
+/// The process goes on as before: no child, not stopped, not traced, all threads at work.
+#[test]
+fn the_process_does_not_notice() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let mut target = start(&scratch, &program);
+    let session = Session::of(&scratch, target.pid(), "1");
+    tell(&mut target, "plant", "planted");
+    let pid = target.pid();
+    let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).expect("alive");
+    let descriptors = || {
+        std::fs::read_dir(format!("/proc/{pid}/fd"))
+            .expect("alive")
+            .count()
+    };
+    let before = descriptors();
+    for _ in 0..20 {
+        report(&check(&scratch, pid, &["--json"]));
+        assert!(status().contains("TracerPid:\t0\n"), "{}", status());
+        assert_eq!(descriptors(), before);
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        assert_eq!(children.unwrap_or_default(), "");
+        tell(&mut target, "go 100", "gone");
+    }
+    until("it waits for input", || {
+        status().contains("State:\tS").then_some(())
+    });
+    session.stop();
+}
