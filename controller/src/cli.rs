@@ -326,6 +326,11 @@ pub struct LeaksArgs {
     #[arg(long)]
     pub stop: bool,
 
+    /// Instead: what keeps an object alive, by an address in it, or by a function that
+    /// allocated it; the chain of pointers from a root, and what that root alone keeps
+    #[arg(long, value_name = "ADDRESS|FUNCTION", conflicts_with_all = ["output", "exit_code"])]
+    pub path: Option<String>,
+
     /// Stacks to show at most
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max: usize,

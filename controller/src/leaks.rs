@@ -4,6 +4,7 @@
 //! is read at leisure. Where no copy can be had, the process itself is read while it is stopped,
 //! if that is wanted.
 
+mod holders;
 mod regions;
 mod roots;
 mod stacks;
@@ -11,11 +12,12 @@ mod stacks;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use capture::{Copy, Pause, Stopped, Thread};
 use reachability::jemalloc::{self, Globals};
 use reachability::lost::{self, Found};
 use reachability::mark::{self, Marks};
+use reachability::object::Sampled;
 use reachability::{Heap, Memory, ProcessMemory, causes};
 use shm_protocol::clock::tick_of;
 use shm_protocol::layout::{AgentMemory, HeapGlobals};
@@ -28,6 +30,7 @@ use crate::snapshot::Snapshot;
 use regions::Pages;
 use roots::Roots;
 
+pub use holders::{Chain, Holder, Link, Wanted, holders};
 pub use stacks::{Leak, Leaks, Loss};
 
 /// Longest time to stop all threads.
@@ -85,21 +88,13 @@ pub fn check(
     session: &Session,
     means: Means,
 ) -> anyhow::Result<Check> {
-    let Some(globals) = header.heap() else {
-        bail!(
-            "the program keeps its own allocator (MEM_PROFILER_ALLOCATOR=system), whose objects \
-             nobody can list: start it without that variable"
-        );
-    };
+    let globals = globals(header)?;
     agent.confirm()?;
     let moment = Moment::of(agent.pid, means)?;
     let start = Instant::now();
-    let (found, how, marks, heap) = search(
-        agent.pid,
-        &moment,
-        (&globals, header.agent_memory()),
-        session,
-    )?;
+    let own = (&globals, header.agent_memory());
+    let search = Search::of(agent.pid, &moment, own, false)?;
+    let (found, how) = search.lost(&moment.memory, session);
     let pause = moment.hold.release();
     let end = crate::dump::end_of(session, header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
@@ -109,10 +104,18 @@ pub fn check(
         snapshot,
         leaks,
         pause,
-        scanned: marks.scanned,
+        scanned: search.marks.scanned,
         search: start.elapsed(),
-        left_out: heap.left_out(),
+        left_out: search.heap.left_out(),
     })
+}
+
+/// Where the allocator keeps its data.
+fn globals(header: &Header<'_>) -> anyhow::Result<HeapGlobals> {
+    header.heap().context(
+        "the program keeps its own allocator (MEM_PROFILER_ALLOCATOR=system), whose objects nobody \
+         can list: start it without that variable",
+    )
 }
 
 impl Moment {
@@ -162,105 +165,65 @@ impl Hold {
     }
 }
 
-type Searched = (Found, Option<Vec<causes::How>>, Marks, Heap);
-
-/// Finds the lost objects of `session`.
-fn search(
-    pid: i32,
-    moment: &Moment,
-    (globals, agent): (&HeapGlobals, AgentMemory),
-    session: &Session,
-) -> anyhow::Result<Searched> {
-    let memory = &moment.memory;
-    let map = jemalloc::read(
-        memory,
-        &Globals {
-            emap: globals.emap,
-            arenas: globals.arenas,
-            page: globals.page,
-        },
-    )?;
-    let base = memory.word(globals.range_base).unwrap_or(0);
-    let size = memory.word(globals.range_size).unwrap_or(0);
-    ensure!(base != 0 && size != 0, "it has no sampled objects");
-    let heap = Heap::of(&map, base..base.saturating_add(size));
-    drop(map);
-    let regions = regions::parse(&moment.maps);
-    let process = roots::Process {
-        memory,
-        heap: &heap,
-        threads: &moment.threads,
-        regions: &regions,
-        agent,
-    };
-    let mut pages = Pages::of(memory.copy_pid);
-    let mut roots = Roots::of(&process, &mut pages, &mut Pages::of(pid));
-    roots.add_kernels(moment.epoll.clone(), &moment.timers);
-    let marks = mark::mark(
-        memory,
-        &heap,
-        &mark::Roots {
-            words: &roots.words,
-            ranges: &roots.ranges,
-            ignored: 0,
-            trace: std::env::var_os("DBG").is_some(),
-        },
-    );
-    if std::env::var_os("DBG").is_some() {
-        let all = lost::find_if(memory, &heap, |r| marks.has(r), |_| true);
-        for l in all.lost.iter() {
-            if l.object.bytes < 500 && l.object.bytes > 90 || l.object.bytes == 48 {
-                let p = reachability::path::to(memory, &heap, &marks, l.region);
-                eprintln!(
-                    "{:x} {} rec {}: {:?}",
-                    l.object.at,
-                    l.object.bytes,
-                    l.object.record,
-                    p.map(|p| {
-                        let n = roots.names[p.root as usize].clone();
-                        let c =
-                            roots
-                                .ranges
-                                .iter()
-                                .filter(|(_, r)| *r == p.root)
-                                .find_map(|(r, _)| {
-                                    reachability::path::pointer(
-                                        memory,
-                                        &heap,
-                                        r.clone(),
-                                        p.steps[0].region,
-                                    )
-                                });
-                        (
-                            n,
-                            c.map(|c| format!("{c:x}")),
-                            p.steps.len(),
-                            p.steps
-                                .iter()
-                                .take(3)
-                                .map(|s| format!("{:x}+{} {:?}", s.at, s.size, s.offset))
-                                .collect::<Vec<_>>(),
-                        )
-                    })
-                );
-            }
-        }
-    }
-    let first = tick_of(session.start_ns);
-    let mut found = lost::find(memory, &heap, &marks, |object| {
-        object.session == session.number as u8 && is_of(object.born, first)
-    });
-    // The caches in which the allocator keeps free objects are no program's memory.
-    let internal = mark::targets(memory, &heap, &roots.agents);
-    found.unknown.retain(|region| !internal.contains(region));
-    let how = causes::order(memory, &heap, &found, 0);
-    Ok((found, how, marks, heap))
+/// The heap and what was reached in it.
+struct Search {
+    heap: Heap,
+    roots: Roots,
+    marks: Marks,
 }
 
-/// Whether an object was born in the session that began at a tick: session numbers are told apart
-/// by their last 8 bits only.
-fn is_of(born: u32, first: u32) -> bool {
-    born.wrapping_sub(first) as i32 >= -1
+impl Search {
+    /// Follows all pointers of a process; `trace` remembers what led to each object.
+    fn of(
+        pid: i32,
+        moment: &Moment,
+        (globals, agent): (&HeapGlobals, AgentMemory),
+        trace: bool,
+    ) -> anyhow::Result<Self> {
+        let memory = &moment.memory;
+        let map = jemalloc::read(
+            memory,
+            &Globals {
+                emap: globals.emap,
+                arenas: globals.arenas,
+                page: globals.page,
+            },
+        )?;
+        let base = memory.word(globals.range_base).unwrap_or(0);
+        let size = memory.word(globals.range_size).unwrap_or(0);
+        ensure!(base != 0 && size != 0, "it has no sampled objects");
+        let heap = Heap::of(&map, base..base.saturating_add(size));
+        drop(map);
+        let process = roots::Process {
+            memory,
+            heap: &heap,
+            threads: &moment.threads,
+            regions: &regions::parse(&moment.maps),
+            agent,
+        };
+        let mut pages = Pages::of(memory.copy_pid);
+        let mut roots = Roots::of(&process, &mut pages, &mut Pages::of(pid));
+        roots.add_kernels(moment.epoll.clone(), &moment.timers);
+        let marks = mark::mark(memory, &heap, &roots.to_mark(trace));
+        Ok(Self { heap, roots, marks })
+    }
+
+    /// The lost objects of a session, and how each is lost.
+    fn lost(&self, memory: &MomentMemory, session: &Session) -> (Found, Option<Vec<causes::How>>) {
+        let wanted = |object: &Sampled| is_of(object, session);
+        let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
+        // The caches in which the allocator keeps free objects are no program's memory.
+        let internal = mark::targets(memory, &self.heap, &self.roots.agents);
+        found.unknown.retain(|region| !internal.contains(region));
+        let how = causes::order(memory, &self.heap, &found, 0);
+        (found, how)
+    }
+}
+
+/// Whether an object was counted in a session; objects tell only the last 8 bits of its number.
+fn is_of(object: &Sampled, session: &Session) -> bool {
+    let first = tick_of(session.start_ns);
+    object.session == session.number as u8 && object.born.wrapping_sub(first) as i32 >= -1
 }
 
 /// The memory at the moment: the copy's, and of what is in no copy (`MADV_DONTFORK`) the

@@ -79,6 +79,15 @@ pub fn find_if(
     found
 }
 
+/// The sampled object in a region.
+#[must_use]
+pub fn sampled(memory: &dyn Memory, heap: &Heap, region: u32) -> Option<Sampled> {
+    let extent = heap.extent_of(region).filter(|e| heap.is_sampled(e))?;
+    let (base, size) = heap.region(region)?;
+    debug_assert!(size == extent.size);
+    sampled_at(memory, base, size)
+}
+
 /// All of an extent with several regions.
 fn slab(memory: &dyn Memory, extent: &Extent) -> Option<Vec<u8>> {
     let len = extent.size as usize * extent.count as usize;

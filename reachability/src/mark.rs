@@ -18,9 +18,10 @@ const GROUP: usize = 256;
 /// Where to begin, and how to look.
 #[derive(Clone, Debug)]
 pub struct Roots<'a> {
-    /// Words that are at hand, such as registers, each with the number of its root.
+    /// Words that are at hand, such as registers, each with the number of its root. What ranges
+    /// lead to, too, is theirs.
     pub words: &'a [(u64, u32)],
-    /// Ranges to read, by address, each with the number of its root.
+    /// Ranges to read, each with the number of its root: what several lead to is the first one's.
     pub ranges: &'a [(Range<u64>, u32)],
     /// Bits of a word that are no part of an address.
     pub ignored: u64,
@@ -87,12 +88,13 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
         waits: Bits::new(heap.extents().len()),
         queue: VecDeque::new(),
     };
-    for &(word, root) in roots.words {
-        flood.meet(word, ROOT | root);
-    }
     let mut buffer = vec![0; CHUNK];
     for (range, root) in roots.ranges {
         flood.read_range(range.clone(), ROOT | root, &mut buffer);
+    }
+    flood.spread(&mut buffer);
+    for &(word, root) in roots.words {
+        flood.meet(word, ROOT | root);
     }
     flood.spread(&mut buffer);
     flood.marks

@@ -13,17 +13,17 @@ use memchr::memmem::Finder;
 
 use super::elf::read_up_to;
 
-const SHT_SYMTAB: u32 = 2;
-const SHT_DYNSYM: u32 = 11;
+pub(crate) const SHT_SYMTAB: u32 = 2;
+pub(crate) const SHT_DYNSYM: u32 = 11;
 const STT_FUNC: u8 = 2;
 const STT_GNU_IFUNC: u8 = 10;
 /// Bytes of a section header, and of a symbol, in a file of 64 bits.
 const SECTION: usize = 64;
-const SYMBOL: usize = 24;
+pub(crate) const SYMBOL: usize = 24;
 /// How much is read at once.
 const PIECE: usize = 1 << 18;
 /// How much of a table of symbols, of their names, and of a file's contents is read at most.
-const MOST_SYMBOLS: u64 = 64 << 20;
+pub(crate) const MOST_SYMBOLS: u64 = 64 << 20;
 const MOST_NAMES: u64 = 256 << 20;
 const MOST_CONTENTS: u64 = 128 << 20;
 /// How many places of the names among a table's strings are kept at most.
@@ -53,17 +53,11 @@ pub struct Definitions {
 /// It cannot be read, or is no regular file.
 pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definitions> {
     let file = opening::regular(path)?;
-    let mut header = [0; 64];
     let mut definitions = Definitions::default();
-    let got = read_up_to(&file, &mut header, 0)?;
-    if got < header.len() || !header.starts_with(b"\x7fELF\x02\x01") {
+    let Some(header) = header(&file)? else {
         return Ok(definitions);
-    }
-    let count = usize::from(u16::from_le_bytes([header[60], header[61]]));
-    let mut sections = vec![0; count * SECTION];
-    let got = read_up_to(&file, &mut sections, word(&header, 40))?;
-    sections.truncate(got);
-    let sections: Vec<Section> = sections.chunks_exact(SECTION).map(Section::new).collect();
+    };
+    let sections = sections(&file, &header)?;
     // A file has one table of each kind. One that claims thousands is not to keep us busy.
     for (kind, is_exported) in [(SHT_DYNSYM, true), (SHT_SYMTAB, false)] {
         let Some(table) = sections.iter().find(|section| section.kind == kind) else {
@@ -103,12 +97,29 @@ pub fn contained(path: &Path, texts: &[&'static str]) -> io::Result<Option<&'sta
     Ok(found)
 }
 
+/// The header of a 64-bit ELF file; `None` if it is none.
+pub(crate) fn header(file: &File) -> io::Result<Option<[u8; 64]>> {
+    let mut header = [0; 64];
+    let got = read_up_to(file, &mut header, 0)?;
+    let is_elf = got == header.len() && header.starts_with(b"\x7fELF\x02\x01");
+    Ok(is_elf.then_some(header))
+}
+
+/// The sections of a file with this header.
+pub(crate) fn sections(file: &File, header: &[u8; 64]) -> io::Result<Vec<Section>> {
+    let count = usize::from(u16::from_le_bytes([header[60], header[61]]));
+    let mut sections = vec![0; count * SECTION];
+    let got = read_up_to(file, &mut sections, word(header, 40))?;
+    sections.truncate(got);
+    Ok(sections.chunks_exact(SECTION).map(Section::new).collect())
+}
+
 /// A section's header, as far as it matters here.
-struct Section {
-    kind: u32,
-    offset: u64,
-    size: u64,
-    link: usize,
+pub(crate) struct Section {
+    pub(crate) kind: u32,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    pub(crate) link: usize,
 }
 
 impl Section {
@@ -122,7 +133,7 @@ impl Section {
     }
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
@@ -176,7 +187,7 @@ fn defined(
 
 /// Reads `size` bytes at `offset` piece by piece, each beginning with the last `overlap` bytes of
 /// the one before, until `seen`, which gets each with its distance from `offset`, says no.
-fn pieces(
+pub(crate) fn pieces(
     file: &File,
     (offset, size): (u64, u64),
     overlap: usize,

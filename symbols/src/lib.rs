@@ -25,6 +25,7 @@ mod perf_map;
 mod process;
 mod program;
 mod reader;
+mod variables;
 mod vdso;
 
 use std::collections::BTreeMap;
@@ -39,6 +40,7 @@ use module::Module;
 use names::Names;
 pub use options::Options;
 pub use program::{WrongBinary, check_binary, doubt_binary, main_mapping};
+pub use variables::{Variable, variable};
 
 /// Names every location of `profile` that has no names yet, as far as names can be
 /// found. Returns warnings for people.

@@ -208,3 +208,46 @@ fn the_process_does_not_notice() {
     });
     session.stop();
 }
+
+#[test]
+fn the_path_to_an_object_begins_at_what_keeps_it() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let mut target = start(&scratch, &program);
+    let session = Session::of(&scratch, target.pid(), "1");
+    tell(&mut target, "plant", "planted");
+    let kept = |what: &str| {
+        let outcome = check(&scratch, target.pid(), &["--json", "--path", what]);
+        report(&outcome)["objects"][0].clone()
+    };
+    let root = |object: &Value| object["root"].as_str().unwrap_or("none").to_owned();
+    let alone = |object: &Value| {
+        let number = |key: &str| object[key].as_f64().expect("a number");
+        (number("root_alone_objects"), number("root_alone_bytes"))
+    };
+    let global = kept("kept_global");
+    assert!(root(&global).ends_with("::global of planted"), "{global}");
+    assert_eq!(alone(&global), (1.0, 64.0));
+    let list = kept("kept_list");
+    assert!(root(&list).ends_with("::list of planted"), "{list}");
+    assert_eq!(alone(&list), (1000.0, 48_000.0));
+    // Through the tree's own objects, or a copy of a pointer on a stack that is in use.
+    let tree = kept("kept_in_tree");
+    assert!(root(&tree).ends_with("::tree of planted"), "{tree}");
+    assert!(
+        tree["chain"].as_array().expect("a chain").len() > 1,
+        "{tree}"
+    );
+    assert!(root(&kept("kept_epoll")).starts_with("data of epoll descriptor"));
+    assert_eq!(root(&kept("kept_timer")), "value of a timer");
+    if cfg!(target_arch = "x86_64") {
+        assert!(root(&kept("kept_vector_register")).contains(" of thread "));
+    }
+    let lost = kept("lost_ring");
+    assert_eq!(lost["root"], Value::Null, "{lost}");
+    let address = list["address"].as_str().expect("an address");
+    assert_eq!(kept(address)["address"], list["address"]);
+    let outcome = check(&scratch, target.pid(), &["--path", "no_such_function"]);
+    outcome.refused(1, &["no stack of the session has \"no_such_function\""]);
+    session.stop();
+}

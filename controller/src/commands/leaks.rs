@@ -1,8 +1,12 @@
 //! `leaks`: which objects of a live process no pointer leads to any more.
 
+mod holders;
+
+use std::collections::HashMap;
 use std::process::ExitCode;
 
 use serde::Serialize;
+use shm_protocol::NodeId;
 use shm_protocol::clock::unix_ns;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::Session;
@@ -17,6 +21,7 @@ use crate::output::Output;
 use crate::parallel_writer;
 use crate::segment::Head;
 use crate::select::Selection;
+use crate::snapshot::Snapshot;
 use crate::terminal::{diagnostic, json, result, warning};
 use crate::text;
 
@@ -33,6 +38,9 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     failures.for_each(|failure| diagnostic(failure));
     let mut failures = chosen.failures.len();
     let (mut reports, mut leaky) = (Vec::new(), false);
+    if let Some(path) = &args.path {
+        return Ok(holders::execute(&chosen, path, &args));
+    }
     for agent in &chosen.agents {
         match one(agent, &args, output.as_ref(), named) {
             Ok(Some(report)) => {
@@ -119,10 +127,7 @@ fn one(
         );
         return Ok(None);
     };
-    let means = match args.stop {
-        true => Means::Stopped,
-        false => Means::Copied,
-    };
+    let means = means(args);
     let check = leaks::check(agent, &header, &session, means)?;
     if check.left_out > 0 {
         warning(&format!(
@@ -137,6 +142,13 @@ fn one(
     let mut report = report(agent, &header, &session, &check, args.max);
     report.dump = dump;
     Ok(Some(report))
+}
+
+fn means(args: &LeaksArgs) -> Means {
+    match args.stop {
+        true => Means::Stopped,
+        false => Means::Copied,
+    }
 }
 
 /// The last session, if its table is there.
@@ -176,7 +188,8 @@ fn report(
 ) -> Report {
     let total = check.leaks.total;
     let shown = check.leaks.leaks.iter().take(most.max(1));
-    let stacks = named_stacks(agent, header, check, shown.clone());
+    let leaves = shown.clone().map(|leak| leak.node);
+    let names = names(agent, header, &check.snapshot, leaves);
     let age = unix_ns().saturating_sub(session.start_unix_ns);
     Report {
         pid: agent.pid,
@@ -188,22 +201,7 @@ fn report(
         lost_objects: total.objects,
         lost_samples: total.samples,
         live_bytes: check.snapshot.totals.live_bytes,
-        leaks: shown
-            .zip(stacks)
-            .map(|(leak, stack)| Entry {
-                kind: match leak.loss {
-                    Loss::Direct => "direct",
-                    Loss::Cycle => "cycle",
-                    Loss::Indirect => "indirect",
-                },
-                bytes: leak.lost.bytes,
-                margin: leak.lost.margin(),
-                objects: leak.lost.objects,
-                kept_bytes: leak.kept.bytes,
-                kept_objects: leak.kept.objects,
-                stack,
-            })
-            .collect(),
+        leaks: shown.map(|leak| entry(leak, &names)).collect(),
         threads: check.pause.threads,
         pause_ms: check.pause.stopped.as_secs_f64() * 1e3,
         searched_bytes: check.scanned,
@@ -212,44 +210,56 @@ fn report(
     }
 }
 
-/// The functions of each leak's stack, innermost first.
-fn named_stacks<'a>(
+fn entry(leak: &Leak, names: &HashMap<NodeId, Vec<String>>) -> Entry {
+    Entry {
+        kind: match leak.loss {
+            Loss::Direct => "direct",
+            Loss::Cycle => "cycle",
+            Loss::Indirect => "indirect",
+        },
+        bytes: leak.lost.bytes,
+        margin: leak.lost.margin(),
+        objects: leak.lost.objects,
+        kept_bytes: leak.kept.bytes,
+        kept_objects: leak.kept.objects,
+        stack: names.get(&leak.node).cloned().unwrap_or_default(),
+    }
+}
+
+/// The functions of stacks, innermost first, by their leaf.
+fn names(
     agent: &Agent,
     header: &Header<'_>,
-    check: &Check,
-    leaks: impl Iterator<Item = &'a Leak>,
-) -> Vec<Vec<String>> {
+    snapshot: &Snapshot,
+    leaves: impl Iterator<Item = NodeId>,
+) -> HashMap<NodeId, Vec<String>> {
     let mut symbols = Symbols::new(agent.pid);
-    let stacks: Vec<(Vec<u64>, bool)> = leaks
-        .map(|leak| {
+    let stacks: HashMap<NodeId, (Vec<u64>, bool)> = leaves
+        .map(|leaf| {
             let mut addresses = Vec::new();
-            let whole = check.snapshot.addresses(leak.node, &mut addresses);
-            (addresses, whole)
+            let whole = snapshot.addresses(leaf, &mut addresses);
+            (leaf, (addresses, whole))
         })
         .collect();
-    let all = stacks.iter().flat_map(|(stack, _)| stack.iter().copied());
+    let all = stacks.values().flat_map(|(stack, _)| stack.iter().copied());
     symbols.resolve(all, true, |addresses| {
         collect::code(header, agent.pid, addresses)
     });
     if let Some(trouble) = symbols.trouble() {
         warning(&trouble);
     }
-    stacks
-        .iter()
-        .map(|(stack, whole)| {
-            let frames = symbols.frames(stack).unwrap_or_default();
-            let mut names: Vec<String> = frames
-                .iter()
-                .map(|frame| symbols.name(*frame).to_owned())
-                .collect();
-            if stack.is_empty() {
-                names.push("[table full]".to_owned());
-            } else if !whole {
-                names.push("[truncated]".to_owned());
-            }
-            names
-        })
-        .collect()
+    let named = stacks.into_iter().map(|(leaf, (stack, whole))| {
+        let frames = symbols.frames(&stack).unwrap_or_default();
+        let frames = frames.iter().map(|frame| symbols.name(*frame).to_owned());
+        let mut names: Vec<String> = frames.collect();
+        if stack.is_empty() {
+            names.push("[table full]".to_owned());
+        } else if !whole {
+            names.push("[truncated]".to_owned());
+        }
+        (leaf, names)
+    });
+    named.collect()
 }
 
 fn print(report: &Report, most: usize) {

@@ -32,12 +32,16 @@ pub struct Region {
     pub name: Vec<u8>,
     /// Whether an unreadable mapping ends where it begins, as below a thread's stack.
     pub has_guard: bool,
+    /// Index of the first mapping of the file that this is a part of, or whose uninitialised
+    /// variables it holds.
+    pub module: Option<usize>,
 }
 
 /// The mappings of a maps text, by address.
 pub fn parse(maps: &[u8]) -> Vec<Region> {
     let mut regions: Vec<Region> = Vec::new();
     for entry in Entry::all(maps) {
+        let module = module_of(&regions, &entry);
         let last = regions.last();
         let guard = last.is_some_and(|last| !last.is_readable && last.range.end == entry.start);
         regions.push(Region {
@@ -47,9 +51,26 @@ pub fn parse(maps: &[u8]) -> Vec<Region> {
             file: (entry.device, entry.inode),
             name: entry.path.to_vec(),
             has_guard: guard,
+            module,
         });
     }
     regions
+}
+
+fn module_of(before: &[Region], entry: &Entry<'_>) -> Option<usize> {
+    let file = (entry.device, entry.inode);
+    if entry.inode != 0 {
+        let first = before.iter().rposition(|region| region.file != file);
+        let first = first.map_or(0, |last| last + 1);
+        // Libraries lie in one piece, but for uninitialised variables of others.
+        let earlier = before[..first].iter().rev().take(16);
+        let earlier = earlier.filter_map(|region| region.module);
+        let same = earlier.filter(|module| before[*module].file == file).min();
+        return Some(same.unwrap_or(first));
+    }
+    let last = before.last().filter(|last| last.range.end == entry.start)?;
+    let is_unnamed = entry.path.is_empty() && !last.is_shared;
+    last.module.filter(|_| is_unnamed && last.file.1 != 0)
 }
 
 /// Which pages of a process exist.

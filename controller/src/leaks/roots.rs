@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use capture::Thread;
 use heap_format::maps::Entry;
-use reachability::{Heap, Memory};
+use reachability::{Heap, Memory, mark};
 use shm_protocol::layout::AgentMemory;
 
 use super::regions::{Pages, Region};
@@ -30,13 +30,22 @@ const MOST_TEXT: u64 = 1 << 24;
 #[derive(Debug, Default)]
 pub struct Roots {
     /// What each is.
-    pub names: Vec<String>,
+    pub roots: Vec<Root>,
     /// Words at hand, with the number of their root.
     pub words: Vec<(u64, u32)>,
     /// Ranges to read, with the number of their root.
     pub ranges: Vec<(Range<u64>, u32)>,
     /// The agent's own memory, which is no root.
     pub agents: Vec<Range<u64>>,
+}
+
+/// A root.
+#[derive(Clone, Debug)]
+pub struct Root {
+    /// What it is, for people.
+    pub name: String,
+    /// The file whose variables it holds, and where that is mapped.
+    pub module: Option<(Vec<u8>, u64)>,
 }
 
 /// What is known of a process to find its roots.
@@ -77,12 +86,17 @@ impl Roots {
             roots.add_region(process, region, &agent, pages);
         }
         roots.agents = agent;
+        // A variable says more of why an object is kept than a stack that it is on as well.
+        let named = |range: &(Range<u64>, u32)| roots.roots[range.1 as usize].module.is_none();
+        let mut ranges = std::mem::take(&mut roots.ranges);
+        ranges.sort_by_key(named);
+        roots.ranges = ranges;
         roots
     }
 
     fn name(&mut self, name: String) -> u32 {
-        self.names.push(name);
-        self.names.len() as u32 - 1
+        self.roots.push(Root { name, module: None });
+        self.roots.len() as u32 - 1
     }
 
     fn add_region(
@@ -94,11 +108,24 @@ impl Roots {
     ) {
         let (range, name) = alive(process, region);
         let number = self.name(name);
+        let module = region.module.and_then(|module| process.regions.get(module));
+        let module = module.map(|first| (first.name.clone(), first.range.start));
+        self.roots[number as usize].module = module;
         let parts = pages.present(range, !region.is_shared);
         for part in parts.into_iter().flat_map(|part| without(part, agent)) {
             let outside = process.heap.outside(part);
             self.ranges
                 .extend(outside.into_iter().map(|range| (range, number)));
+        }
+    }
+
+    /// As the search wants them.
+    pub fn to_mark(&self, trace: bool) -> mark::Roots<'_> {
+        mark::Roots {
+            words: &self.words,
+            ranges: &self.ranges,
+            ignored: 0,
+            trace,
         }
     }
 
@@ -144,7 +171,12 @@ fn alive(process: &Process<'_>, region: &Region) -> (Range<u64>, String) {
         };
         return (start..range.end, name);
     }
-    let name = match (&region.name[..], region.file.1) {
+    let module = region.module.and_then(|module| process.regions.get(module));
+    let path = module.map_or(&region.name, |module| &module.name);
+    let name = match (
+        &path[..],
+        module.map_or(region.file.1, |module| module.file.1),
+    ) {
         ([], _) => "mapping of the program's own".to_owned(),
         (name, 0) => text::escape(name),
         (path, _) => format!("data of {}", text::escape(text::base_name(path))),

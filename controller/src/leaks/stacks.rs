@@ -46,7 +46,8 @@ pub struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, lost: &Lost) {
+    /// Adds an object.
+    pub fn add(&mut self, lost: &Lost) {
         let weight = f64::from(lost.object.weight);
         let bytes = lost.object.bytes as f64;
         self.samples += 1;

@@ -1,0 +1,206 @@
+//! `leaks --path`: what keeps an object alive.
+
+use std::collections::{HashMap, HashSet};
+use std::process::ExitCode;
+
+use serde::Serialize;
+use shm_protocol::NodeId;
+
+use super::{means, names, session_of};
+use crate::cli::LeaksArgs;
+use crate::discovery::Agent;
+use crate::dump;
+use crate::leaks::{self, Chain, Holder, Link, Wanted};
+use crate::segment::Head;
+use crate::select::Chosen;
+use crate::terminal::{diagnostic, json, result};
+use crate::text;
+
+/// Objects of a chain that are shown at each of its ends.
+const SHOWN: usize = 12;
+/// Frames of an object's stack that are shown.
+const FRAMES: usize = 3;
+
+/// Answers for each process chosen.
+pub fn execute(chosen: &Chosen, path: &str, args: &LeaksArgs) -> ExitCode {
+    let mut failures = chosen.failures.len();
+    let mut answers = Vec::new();
+    for agent in &chosen.agents {
+        match one(agent, path, args) {
+            Ok(answer) if args.json => answers.push(answer),
+            Ok(answer) => print(&answer),
+            Err(error) => {
+                diagnostic(&format!("{}: {error:#}", agent.title()));
+                failures += 1;
+            }
+        }
+    }
+    if args.json && json(&answers).is_err() {
+        failures += 1;
+    }
+    match failures {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// What keeps the objects asked about, of one process.
+#[derive(Debug, Serialize)]
+struct Answer {
+    pid: i32,
+    name: String,
+    objects: Vec<Kept>,
+}
+
+/// An object and what keeps it.
+#[derive(Debug, Serialize)]
+struct Kept {
+    address: String,
+    bytes: u64,
+    /// Functions that allocated it, innermost first; empty if it was not sampled.
+    stack: Vec<String>,
+    /// Null: nothing leads to it.
+    root: Option<String>,
+    /// What the sampled objects hold that nothing but the root's pointer leads to.
+    root_alone_bytes: f64,
+    root_alone_objects: f64,
+    /// From the root to the object.
+    chain: Vec<Step>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Step {
+    address: String,
+    bytes: u64,
+    /// Distance of the pointer to the next; null for the last.
+    offset: Option<u64>,
+    stack: Vec<String>,
+}
+
+fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head)?;
+    let session = session_of(agent, &header).ok_or_else(|| {
+        anyhow::anyhow!("nothing was sampled yet: start a session with mem_profiler -s 60 -c 1")
+    })?;
+    // Before the process is stopped, as names take their time.
+    let snapshot = dump::snapshot(agent, &session, &header)?;
+    let leaves = snapshot.records().iter().map(|record| record.node);
+    let wanted = match address(path) {
+        Some(address) => Wanted::Address(address),
+        None => {
+            let names = names(agent, &header, &snapshot, leaves);
+            let matches = |frames: &Vec<String>| frames.iter().any(|name| name.contains(path));
+            let chosen = names.iter().filter(|(_, frames)| matches(frames));
+            let chosen: HashSet<NodeId> = chosen.map(|(node, _)| *node).collect();
+            anyhow::ensure!(
+                !chosen.is_empty(),
+                "no stack of the session has {path:?} in it"
+            );
+            Wanted::Stacks(chosen)
+        }
+    };
+    let holders = leaks::holders(agent, &header, &session, means(args), &wanted)?;
+    anyhow::ensure!(!holders.is_empty(), "there is no live object of {path}");
+    let snapshot = dump::snapshot(agent, &session, &header)?;
+    let chains = holders.iter().filter_map(|holder| holder.chain.as_ref());
+    let shown = chains.flat_map(|chain| ends(&chain.links).0.into_iter().flatten());
+    let nodes = shown.filter_map(|link| link.node);
+    let nodes = nodes.chain(holders.iter().filter_map(|holder| holder.node));
+    let names = names(
+        agent,
+        &header,
+        &snapshot,
+        nodes.collect::<Vec<_>>().into_iter(),
+    );
+    Ok(Answer {
+        pid: agent.pid,
+        name: text::escape(&agent.name),
+        objects: holders.iter().map(|holder| kept(holder, &names)).collect(),
+    })
+}
+
+/// An address as people write it: hexadecimal, with 0x before it.
+fn address(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+}
+
+/// The first and the last links of a chain, and how many lie between.
+fn ends(links: &[Link]) -> ([&[Link]; 2], usize) {
+    match links.len() > 2 * SHOWN {
+        true => {
+            let last = links.len() - SHOWN;
+            ([&links[..SHOWN], &links[last..]], last - SHOWN)
+        }
+        false => ([links, &[]], 0),
+    }
+}
+
+fn kept(holder: &Holder, names: &HashMap<NodeId, Vec<String>>) -> Kept {
+    let named = |node: Option<NodeId>| node.and_then(|n| names.get(&n).cloned());
+    let step = |link: &Link| Step {
+        address: format!("{:#x}", link.at),
+        bytes: link.bytes,
+        offset: link.offset,
+        stack: named(link.node).unwrap_or_default(),
+    };
+    let chain = holder.chain.as_ref();
+    let alone = chain.map(|chain| chain.alone).unwrap_or_default();
+    Kept {
+        address: format!("{:#x}", holder.at),
+        bytes: holder.bytes,
+        stack: named(holder.node).unwrap_or_default(),
+        root: chain.map(|chain: &Chain| chain.root.clone()),
+        root_alone_bytes: alone.bytes,
+        root_alone_objects: alone.objects,
+        chain: chain.map_or(Vec::new(), |chain| chain.links.iter().map(step).collect()),
+    }
+}
+
+fn print(answer: &Answer) {
+    for kept in &answer.objects {
+        let bytes = |bytes: u64| text::bytes(bytes as f64);
+        let title = format!("{} ({})", answer.name, answer.pid);
+        let what = format!("{} at {}", bytes(kept.bytes), kept.address);
+        result(&format!("{title}: {what}, {}", origin(&kept.stack)));
+        let Some(root) = &kept.root else {
+            result("  nothing leads to it: it is lost");
+            continue;
+        };
+        result(&format!("  {root}"));
+        let left_out = kept.chain.len().saturating_sub(2 * SHOWN);
+        for (index, step) in kept.chain.iter().enumerate() {
+            if left_out > 0 && index == SHOWN {
+                result(&format!("  … {left_out} more"));
+            }
+            if left_out > 0 && (SHOWN..SHOWN + left_out).contains(&index) {
+                continue;
+            }
+            let at = step
+                .offset
+                .map_or(String::new(), |offset| format!(" + {offset}"));
+            let size = bytes(step.bytes);
+            let place = format!("{}{at}", step.address);
+            result(&format!(
+                "  → {place:<24} {size:>9}, {}",
+                origin(&step.stack)
+            ));
+        }
+        let alone = text::bytes(kept.root_alone_bytes);
+        let objects = kept.root_alone_objects;
+        result(&format!(
+            "  Without this pointer, {alone} in {objects:.0} sampled objects would be lost."
+        ));
+    }
+}
+
+/// Where an object is from.
+fn origin(stack: &[String]) -> String {
+    match stack {
+        [] => "not sampled".to_owned(),
+        stack => {
+            let shown: Vec<&str> = stack.iter().take(FRAMES).map(String::as_str).collect();
+            format!("from {}", shown.join(" ← "))
+        }
+    }
+}
