@@ -14,6 +14,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::Signal;
 
 use crate::governor;
+use crate::leaks::Scope;
 use crate::select::Selection;
 use crate::target::Density;
 use crate::text;
@@ -124,7 +125,7 @@ pub struct OutputArgs {
 pub struct IntervalArgs {
     /// Mean bytes between samples; 1 samples every allocation. K and M are understood
     #[arg(short = 'c', long, value_name = "BYTES", allow_negative_numbers = true, default_value = "1024",
-          value_parser = values::interval)]
+          default_value_if("leak_check", clap::builder::ArgPredicate::IsPresent, "1"), value_parser = values::interval)]
     pub interval: u64,
 
     /// Most that sampling may take of each process's CPU time, 0.01% to 50%: the interval
@@ -261,6 +262,12 @@ pub struct RunArgs {
     #[command(flatten)]
     pub triggers: TriggerArgs,
 
+    /// Check for leaks at the program's exit, and its children's: print them, and exit with 1 if
+    /// there are any. Samples every allocation unless -c says otherwise
+    #[arg(long, value_name = "MODE", value_enum, num_args = 0..=1, require_equals = true,
+          default_missing_value = "normal")]
+    pub leak_check: Option<LeakMode>,
+
     /// The agent [default: libmem_agent.so beside mem_profiler, or in ../lib]
     #[arg(long, value_name = "FILE", env = "MEM_AGENT_LIB")]
     pub agent: Option<PathBuf>,
@@ -284,6 +291,29 @@ pub struct RunArgs {
         value_name = "COMMAND"
     )]
     pub command: Vec<OsString>,
+}
+
+/// What is a leak at a program's exit: gperftools' modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LeakMode {
+    /// What no pointer leads to
+    Minimal,
+    /// The same
+    Normal,
+    /// The same
+    Strict,
+    /// All that is not freed
+    Draconian,
+}
+
+impl LeakMode {
+    /// Which objects are lost.
+    pub fn scope(self) -> Scope {
+        match self {
+            Self::Minimal | Self::Normal | Self::Strict => Scope::Unreachable,
+            Self::Draconian => Scope::Unfreed,
+        }
+    }
 }
 
 /// Options of `list`.

@@ -42,13 +42,15 @@ pub struct Launched {
 }
 
 impl Launched {
-    /// Starts `command` with the agent, which samples this densely from its first allocation, its segments and its children's in `directory`.
+    /// Starts `command` with the agent, which samples this densely from its
+    /// first allocation, its segments and its children's in `directory`. `is_checked`: at its exit
+    /// it waits until it has been checked for leaks.
     pub fn start(
         command: &[OsString],
         agent: &Path,
         density: Density,
         directory: &Path,
-        dump_signal: Option<Signal>,
+        (dump_signal, is_checked): (Option<Signal>, bool),
     ) -> io::Result<Self> {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
@@ -59,6 +61,9 @@ impl Launched {
             .env("MEM_PROFILER_INTERVAL", density.interval.to_string())
             .env("MEM_PROFILER_THIN", density.thinning.to_string())
             .env(DIR_VARIABLE, directory);
+        if is_checked {
+            command.env("MEM_PROFILER_LEAK_CHECK", std::process::id().to_string());
+        }
         // SAFETY: only an async-signal-safe system call.
         unsafe { command.pre_exec(unblock_all) };
         Ok(Self {

@@ -6,6 +6,7 @@
 
 mod holders;
 mod regions;
+mod report;
 mod roots;
 mod stacks;
 
@@ -31,6 +32,7 @@ use regions::Pages;
 use roots::Roots;
 
 pub use holders::{Chain, Holder, Link, Wanted, holders};
+pub use report::{Report, names, report};
 pub use stacks::{Leak, Leaks, Loss};
 
 /// Longest time to stop all threads.
@@ -43,6 +45,15 @@ pub enum Means {
     Copied,
     /// The process is read while it is stopped.
     Stopped,
+}
+
+/// Which objects are lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Those that no pointer leads to.
+    Unreachable,
+    /// All that are not freed.
+    Unfreed,
 }
 
 /// What was found, and at what price.
@@ -86,15 +97,18 @@ pub fn check(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
-    means: Means,
+    (means, scope): (Means, Scope),
 ) -> anyhow::Result<Check> {
     let globals = globals(header)?;
     agent.confirm()?;
     let moment = Moment::of(agent.pid, means)?;
     let start = Instant::now();
     let own = (&globals, header.agent_memory());
-    let search = Search::of(agent.pid, &moment, own, false)?;
-    let (found, how) = search.lost(&moment.memory, session);
+    let mut search = Search::of(agent.pid, &moment, own, false)?;
+    if scope == Scope::Unfreed {
+        search.marks = Marks::none(&search.heap);
+    }
+    let (found, how) = search.lost(&moment.memory, session, scope);
     let pause = moment.hold.release();
     let end = crate::dump::end_of(session, header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
@@ -209,9 +223,17 @@ impl Search {
     }
 
     /// The lost objects of a session, and how each is lost.
-    fn lost(&self, memory: &MomentMemory, session: &Session) -> (Found, Option<Vec<causes::How>>) {
+    fn lost(
+        &self,
+        memory: &MomentMemory,
+        session: &Session,
+        scope: Scope,
+    ) -> (Found, Option<Vec<causes::How>>) {
         let wanted = |object: &Sampled| is_of(object, session);
         let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
+        if scope == Scope::Unfreed {
+            return (found, None);
+        }
         // The caches in which the allocator keeps free objects are no program's memory.
         let internal = mark::targets(memory, &self.heap, &self.roots.agents);
         found.unknown.retain(|region| !internal.contains(region));
@@ -259,10 +281,9 @@ impl Memory for MomentMemory {
     }
 
     fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
-        match pieces.first() {
-            // Roots are read in pieces of one range; objects are never absent.
-            Some((at, _)) => self.of_address(*at).gather(pieces, buffer),
-            None => {}
+        // Roots are read in pieces of one range; objects are never absent.
+        if let Some((at, _)) = pieces.first() {
+            self.of_address(*at).gather(pieces, buffer);
         }
     }
 }

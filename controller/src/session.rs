@@ -1,6 +1,7 @@
 //! A session over one or many processes: prepares all, starts all, watches them, stops all, and
 //! writes a dump for each.
 
+mod checking;
 mod dumping;
 mod joining;
 mod member;
@@ -14,6 +15,7 @@ use crate::discovery::Discovery;
 use crate::dump::Written;
 use crate::family::Family;
 use crate::launch::{FORWARDED, Launched};
+use crate::leaks::Scope;
 use crate::output::Output;
 use crate::python;
 use crate::segment::Entry;
@@ -61,6 +63,8 @@ pub struct Settings {
     pub triggers: Triggers,
     /// Which processes of a program that we start are worth a dump.
     pub worth: Worth,
+    /// What is checked at the exit of a program that we start.
+    pub leak_check: Option<Scope>,
 }
 
 /// What makes a process worth a dump.
@@ -81,6 +85,10 @@ pub struct Outcome {
     pub failures: usize,
     /// How many processes were not worth a dump.
     pub left_out: usize,
+    /// How many processes were checked for leaks at their exit, and how many of them have any.
+    pub checked: usize,
+    /// See `checked`.
+    pub leaks: usize,
     /// How the program that we started ended.
     pub status: Option<std::process::ExitStatus>,
 }
@@ -240,7 +248,10 @@ impl Run {
 
     fn wait(&self) -> nix::Result<Vec<Received>> {
         let young = self.start.elapsed() < Duration::from_secs(1);
-        let pause = if young || self.members.iter().any(|m| m.target.growing) {
+        let pause = if young
+            || self.settings.leak_check.is_some()
+            || self.members.iter().any(|m| m.target.growing)
+        {
             FAST_LOOK
         } else if self.settings.triggers.is_watchful() {
             WATCHFUL_LOOK
@@ -289,6 +300,7 @@ impl Run {
                     let members = self.members.len();
                     self.members[at].observe(members);
                     self.check_triggers(at);
+                    self.check_at_exit(at);
                     false
                 }
                 Ok(Look::Dead) => true,

@@ -39,6 +39,13 @@ pub fn warning(line: &str) {
     diagnostic(&format!("warning: {line}"));
 }
 
+/// Writes a report that is no result, as the program's own output is: lines without our name.
+pub fn report(lines: &[String]) {
+    for line in lines {
+        eprintln!("{}", text::line(line));
+    }
+}
+
 /// Writes a value as JSON.
 pub fn json(value: &impl serde::Serialize) -> serde_json::Result<()> {
     let text = serde_json::to_string_pretty(value)?;

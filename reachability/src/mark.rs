@@ -52,6 +52,15 @@ const UNKNOWN: u32 = u32::MAX;
 const ROOT: u32 = 1 << 31;
 
 impl Marks {
+    /// Nothing is reached.
+    #[must_use]
+    pub fn none(heap: &Heap) -> Self {
+        Self {
+            reached: Bits::new(heap.regions() as usize),
+            ..Self::default()
+        }
+    }
+
     /// Whether a region was reached.
     #[must_use]
     pub fn has(&self, region: u32) -> bool {

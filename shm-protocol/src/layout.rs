@@ -194,7 +194,14 @@ pub struct Status {
     pub refuses: AtomicU32,
     /// `errno` of the call that failed, for [`REFUSES_MEMORY`].
     pub refuses_errno: AtomicU32,
+    /// One of the `AT_EXIT_` constants.
+    pub at_exit: AtomicU64,
 }
+
+/// The process exits, and stands still until a controller has checked it for leaks.
+pub const AT_EXIT_WAITS: u64 = 1;
+/// It was checked, and may go (the controller's word).
+pub const AT_EXIT_CHECKED: u64 = 2;
 
 /// The program has a sanitizer's allocator (AddressSanitizer, LeakSanitizer, …), which the
 /// agent leaves in charge.
@@ -476,7 +483,7 @@ mod tests {
         assert_eq!(size_of::<Identity>(), 1312);
         assert_eq!(offset_of!(Identity, exe), 176);
         assert_eq!(size_of::<AllocatorStats>(), 56);
-        assert_eq!(size_of::<Status>(), 112);
+        assert_eq!(size_of::<Status>(), 120);
         assert_eq!(size_of::<Module>(), 80);
         assert_eq!(size_of::<ModuleTable>(), HEADER_BYTES - MODULES_OFFSET);
         assert_eq!(size_of::<Counters>(), 128);

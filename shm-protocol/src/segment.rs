@@ -11,10 +11,10 @@ pub use store::{Descriptor, Errno, Store};
 
 use crate::bank::Geometry;
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, CONTROL_BYTES, Control, HEADER_BYTES, INTERVALS_KEPT,
-    IntervalEntry, IntervalLog, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable,
-    Node, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status, THREADS_KEPT, ThreadEntry,
-    ThreadTable,
+    AT_EXIT_CHECKED, AT_EXIT_WAITS, BANK_HEADER_BYTES, BankHeader, CONTROL_BYTES, Control,
+    HEADER_BYTES, INTERVALS_KEPT, IntervalEntry, IntervalLog, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES,
+    MODULES_OFFSET, ModuleTable, Node, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
+    THREADS_KEPT, ThreadEntry, ThreadTable,
 };
 use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
@@ -506,6 +506,24 @@ impl<F: Store> SegmentFile<F> {
             STATUS_OFFSET + offset_of!(Status, collected_session),
             session,
         )
+    }
+
+    /// Whether the process waits at its exit for a check.
+    ///
+    /// # Errors
+    /// Those of `pread`.
+    pub fn waits_at_exit(&self) -> Result<bool, Errno> {
+        let mut word = [0; 8];
+        self.read_at(STATUS_OFFSET + offset_of!(Status, at_exit), &mut word)?;
+        Ok(u64::from_le_bytes(word) == AT_EXIT_WAITS)
+    }
+
+    /// Lets a process go that waits at its exit.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub fn let_exit(&self) -> Result<(), Errno> {
+        self.write_word(STATUS_OFFSET + offset_of!(Status, at_exit), AT_EXIT_CHECKED)
     }
 
     fn next_epoch(&self) -> Result<u8, Errno> {

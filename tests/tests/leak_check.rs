@@ -251,3 +251,65 @@ fn the_path_to_an_object_begins_at_what_keeps_it() {
     outcome.refused(1, &["no stack of the session has \"no_such_function\""]);
     session.stop();
 }
+
+/// Runs `exits.cpp` with a check at its exit.
+fn run_checked(scratch: &Scratch, options: &[&str], arguments: &[&str]) -> Outcome {
+    let program = scratch.compile("exits.cpp", &[]);
+    let mut command = scratch.profiler();
+    command
+        .arg("run")
+        .args(options)
+        .arg("-o")
+        .arg(scratch.file("exit_"));
+    run(command.arg("--").arg(program).args(arguments))
+}
+
+#[test]
+fn a_check_at_exit_decides_the_exit_code() {
+    let scratch = Scratch::new();
+    let check = |arguments: &[&str]| run_checked(&scratch, &["--leak-check"], arguments);
+    let clean = check(&["0", "0"]);
+    assert_eq!(clean.code, Some(0), "{clean:?}");
+    assert!(clean.stderr.contains("no leaks"), "{clean:?}");
+    assert_eq!(check(&["0", "3"]).code, Some(3), "the program's own");
+    for code in ["0", "3"] {
+        let leaky = check(&["50", code]);
+        assert_eq!(leaky.code, Some(1), "{leaky:?}");
+        let wanted = "Direct leak: 4.9 KiB in 50 objects, from\n    lost_at_exit\n";
+        assert!(leaky.stderr.contains(wanted), "{leaky:?}");
+        assert!(!leaky.stderr.contains("push_back"), "{leaky:?}");
+    }
+    let draconian = run_checked(&scratch, &["--leak-check=draconian"], &["0", "0"]);
+    assert_eq!(draconian.code, Some(1), "{draconian:?}");
+    assert!(
+        draconian.stderr.contains("in 100 objects, from"),
+        "{draconian:?}"
+    );
+    let unchecked = check(&["50", "_"]);
+    assert!(unchecked.stderr.contains("no leak check"), "{unchecked:?}");
+    assert_eq!(unchecked.code, Some(1), "{unchecked:?}");
+}
+
+#[test]
+fn children_are_checked_too() {
+    let scratch = Scratch::new();
+    let outcome = run_checked(&scratch, &["--leak-check"], &["0", "0", "3"]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    let found = outcome
+        .stderr
+        .matches("1000 B in 10 objects, from\n    lost_in_child\n");
+    assert_eq!(found.count(), 3, "{outcome:?}");
+}
+
+/// Without the controller that it waits for, a process exits all the same.
+#[test]
+fn a_process_does_not_wait_for_a_controller_that_is_gone() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("exits.cpp", &[]);
+    let mut gone = std::process::Command::new("true").spawn().expect("true");
+    gone.wait().expect("its end");
+    let mut command = scratch.preloaded(&program);
+    command.env("MEM_PROFILER_START", "1");
+    command.env("MEM_PROFILER_LEAK_CHECK", gone.id().to_string());
+    assert_eq!(run(&mut command).code, Some(0));
+}

@@ -8,11 +8,12 @@ use crate::sys::{self, variable};
 use crate::{backend, musl, seccomp, thinning};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shm_protocol::clock;
 use shm_protocol::layout::{
-    CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY,
-    REFUSES_MUSL, REFUSES_SANITIZER, RESERVE_STEPS,
+    AT_EXIT_WAITS, CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES,
+    REFUSES_MEMORY, REFUSES_MUSL, REFUSES_SANITIZER, RESERVE_STEPS, Status,
 };
 use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
@@ -35,10 +36,15 @@ static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
+/// Pid of the controller that checks the process for leaks at its exit; 0: none does.
+static CHECKER: AtomicU32 = AtomicU32::new(0);
+
 /// See [`super::start`].
 pub fn start(file_limit: u64, address_space: u64) {
     FILE_LIMIT.store(file_limit, Ordering::Relaxed);
     name::start();
+    let checker = number(c"MEM_PROFILER_LEAK_CHECK").and_then(|pid| u32::try_from(pid).ok());
+    CHECKER.store(checker.unwrap_or(0), Ordering::Relaxed);
     BYTES.store(segment_bytes(address_space), Ordering::Relaxed);
     let start = is_set(c"MEM_PROFILER_START").then(|| Start {
         session: 1,
@@ -202,6 +208,34 @@ fn first_steps() -> u8 {
     }
 }
 
+/// Stands still until a controller has checked the process for leaks, or is no more; not for ever.
+/// At the program's exit, and only where that was asked for.
+fn wait_for_check(status: &Status) {
+    const PERIOD_NS: i64 = 1_000_000;
+    const MOST_PERIODS: u32 = 120_000;
+    let checker = CHECKER.load(Ordering::Relaxed) as libc::pid_t;
+    if checker <= 0 || !seccomp::is_absent() {
+        return;
+    }
+    let saved = sys::errno();
+    status.at_exit.store(AT_EXIT_WAITS, Ordering::Release);
+    for period in 0..MOST_PERIODS {
+        // SAFETY: signal 0 is not sent.
+        let is_gone = || unsafe { libc::kill(checker, 0) } != 0 && sys::errno() == libc::ESRCH;
+        let is_done = status.at_exit.load(Ordering::Acquire) != AT_EXIT_WAITS;
+        if is_done || (period % 100 == 0 && is_gone()) {
+            break;
+        }
+        let pause = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: PERIOD_NS,
+        };
+        // SAFETY: reads the timespec, which lives; writes nothing.
+        unsafe { libc::nanosleep(&pause, null_mut()) };
+    }
+    sys::set_errno(saved);
+}
+
 /// At the process's end: the segment goes, unless it holds a profile to collect, or a filter
 /// may forbid to remove it. What stays is removed by programs that start later, or by the
 /// controller.
@@ -214,6 +248,7 @@ extern "C" fn destructor() {
         .session
         .load(Ordering::Relaxed);
     let Some(status) = status() else { return };
+    wait_for_check(status);
     let collected = status.collected_session.load(Ordering::Relaxed);
     // Whoever sees that sampling is off must see why.
     status.exited.store(1, Ordering::Relaxed);

@@ -52,6 +52,10 @@ impl Reporter for Printer {
         }
     }
 
+    fn report(&mut self, lines: &[String]) {
+        terminal::report(lines);
+    }
+
     fn diagnostic(&mut self, line: &str) {
         terminal::diagnostic(line);
     }

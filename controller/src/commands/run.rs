@@ -26,7 +26,9 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let agent = launch::find_agent(args.agent.as_deref())?;
     let density = args.interval.first();
     let dump_signal = args.triggers.signal;
+    let leak_check = args.leak_check.map(|mode| mode.scope());
     let settings = Settings {
+        leak_check,
         density,
         max_overhead: args.interval.max_overhead,
         length: args.seconds,
@@ -43,7 +45,13 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let discovery = Discovery::in_directory(directory.clone());
     let reporter = Box::new(Printer::following());
     let followed = Run::new(settings, discovery, true, reporter).and_then(|run| {
-        match Launched::start(&args.command, &agent, density, &directory, dump_signal) {
+        match Launched::start(
+            &args.command,
+            &agent,
+            density,
+            &directory,
+            (dump_signal, leak_check.is_some()),
+        ) {
             Ok(child) => run.follow(child).map(Ok),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", text::path(&args.command[0])));
@@ -53,9 +61,26 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     });
     launch::remove_directory(&directory);
     match followed? {
-        Ok(outcome) => Ok(conclude(&outcome, args.min, args.page, can_sample)),
+        Ok(outcome) => {
+            let code = conclude(&outcome, args.min, args.page, can_sample);
+            Ok(match leak_check.is_some() && !is_clean(&outcome) {
+                true => ExitCode::FAILURE,
+                false => code,
+            })
+        }
         Err(code) => Ok(code),
     }
+}
+
+/// Whether a leak check was made and found nothing; says so where there was none.
+fn is_clean(outcome: &Outcome) -> bool {
+    if outcome.checked == 0 && outcome.failures == 0 {
+        warning(
+            "no leak check: the program did not end by exit() or a return from main, or its agent \
+             did not sample",
+        );
+    }
+    outcome.checked > 0 && outcome.leaks == 0
 }
 
 /// Says what will be missing, before the program says anything. Whether it can be sampled.

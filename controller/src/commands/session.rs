@@ -11,6 +11,7 @@ use crate::terminal;
 /// Runs a session in processes that run already.
 pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
     let settings = Settings {
+        leak_check: None,
         density: args.interval.first(),
         max_overhead: args.interval.max_overhead,
         length: args.seconds,

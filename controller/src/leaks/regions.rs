@@ -122,8 +122,10 @@ impl Pages {
                 done += 1;
             }
         }
-        if let Some(last) = found.last_mut() {
-            last.end = last.end.min(range.end);
+        for part in &mut found {
+            // Pages are whole; the range may not be.
+            part.start = part.start.max(range.start);
+            part.end = part.end.min(range.end);
         }
         found
     }
@@ -163,6 +165,10 @@ mod tests {
         let page = page as u64;
         let expected = [3..6, 9..10].map(|p| start + p.start * page..start + p.end * page);
         assert_eq!(found, expected);
+        let part = start + 4 * page + 100..start + 9 * page + 7;
+        let found = Pages::of(own).present(part.clone(), true);
+        let middle = start + 6 * page;
+        assert_eq!(found, [part.start..middle, start + 9 * page..part.end]);
         // SAFETY: made above.
         unsafe { libc::munmap(at, length) };
     }

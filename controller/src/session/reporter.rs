@@ -23,6 +23,8 @@ pub trait Reporter {
     fn progress(&mut self, elapsed: Duration, tally: &Tally);
     /// A dump was written.
     fn written(&mut self, dump: &Written);
+    /// A report of its own, in lines.
+    fn report(&mut self, lines: &[String]);
     /// A process or a dump failed, or something else that is worth a line.
     fn diagnostic(&mut self, line: &str);
     /// Something is not as it should be, and the session goes on.

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use serde::Serialize;
 use shm_protocol::NodeId;
 
-use super::{means, names, session_of};
+use super::{means, session_of};
 use crate::cli::LeaksArgs;
 use crate::discovery::Agent;
 use crate::dump;
-use crate::leaks::{self, Chain, Holder, Link, Wanted};
+use crate::leaks::{self, Chain, Holder, Link, Wanted, names};
 use crate::segment::Head;
 use crate::select::Chosen;
 use crate::terminal::{diagnostic, json, result};

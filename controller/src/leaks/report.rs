@@ -1,0 +1,233 @@
+//! What a check found, for people and for programs.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde::Serialize;
+use shm_protocol::NodeId;
+use shm_protocol::clock::unix_ns;
+use shm_protocol::segment::Session;
+use shm_protocol::snapshot::Header;
+
+use super::{Check, Leak, Loss};
+use crate::collect;
+use crate::discovery::Agent;
+use crate::names::Symbols;
+use crate::snapshot::Snapshot;
+use crate::terminal::warning;
+use crate::text;
+
+/// Frames of a stack that are shown.
+const FRAMES: usize = 32;
+
+/// What was found in one process.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pid: i32,
+    name: String,
+    /// Mean bytes between samples; 1: every allocation is known.
+    interval: u64,
+    /// How long the session has gone on: older objects are not known.
+    session_seconds: f64,
+    lost_bytes: f64,
+    /// Half the width of the 95 % interval of `lost_bytes`; 0 where every allocation is known.
+    lost_bytes_margin: f64,
+    lost_objects: f64,
+    pub lost_samples: u64,
+    live_bytes: f64,
+    /// By stack; those that are lost by themselves first, then the largest.
+    leaks: Vec<Entry>,
+    /// Number of stacks that lost something; `leaks` may have fewer.
+    stacks: usize,
+    threads: usize,
+    pause_ms: f64,
+    searched_bytes: u64,
+    search_seconds: f64,
+    /// The dump, if one was written.
+    pub dump: Option<String>,
+}
+
+/// What one stack lost.
+#[derive(Debug, Serialize)]
+struct Entry {
+    /// `direct`, `cycle` or `indirect`.
+    kind: &'static str,
+    bytes: f64,
+    margin: f64,
+    objects: f64,
+    /// Lost only with these.
+    kept_bytes: f64,
+    kept_objects: f64,
+    /// Functions, innermost first.
+    stack: Vec<String>,
+}
+
+/// The report on a check; of `most` stacks.
+pub fn report(
+    agent: &Agent,
+    header: &Header<'_>,
+    session: &Session,
+    check: &Check,
+    most: usize,
+) -> Report {
+    let total = check.leaks.total;
+    let shown = check.leaks.leaks.iter().take(most.max(1));
+    let leaves = shown.clone().map(|leak| leak.node);
+    let names = names(agent, header, &check.snapshot, leaves);
+    let age = unix_ns().saturating_sub(session.start_unix_ns);
+    Report {
+        pid: agent.pid,
+        name: text::escape(&agent.name),
+        interval: check.snapshot.least_interval.max(1),
+        session_seconds: age as f64 / 1e9,
+        lost_bytes: total.bytes,
+        lost_bytes_margin: total.margin(),
+        lost_objects: total.objects,
+        lost_samples: total.samples,
+        live_bytes: check.snapshot.totals.live_bytes,
+        leaks: shown.map(|leak| entry(leak, &names)).collect(),
+        stacks: check.leaks.leaks.len(),
+        threads: check.pause.threads,
+        pause_ms: check.pause.stopped.as_secs_f64() * 1e3,
+        searched_bytes: check.scanned,
+        search_seconds: check.search.as_secs_f64(),
+        dump: None,
+    }
+}
+
+fn entry(leak: &Leak, names: &HashMap<NodeId, Vec<String>>) -> Entry {
+    Entry {
+        kind: match leak.loss {
+            Loss::Direct => "direct",
+            Loss::Cycle => "cycle",
+            Loss::Indirect => "indirect",
+        },
+        bytes: leak.lost.bytes,
+        margin: leak.lost.margin(),
+        objects: leak.lost.objects,
+        kept_bytes: leak.kept.bytes,
+        kept_objects: leak.kept.objects,
+        stack: names.get(&leak.node).cloned().unwrap_or_default(),
+    }
+}
+
+/// The functions of stacks, innermost first, by their leaf.
+pub fn names(
+    agent: &Agent,
+    header: &Header<'_>,
+    snapshot: &Snapshot,
+    leaves: impl Iterator<Item = NodeId>,
+) -> HashMap<NodeId, Vec<String>> {
+    let mut symbols = Symbols::new(agent.pid);
+    let stacks: HashMap<NodeId, (Vec<u64>, bool)> = leaves
+        .map(|leaf| {
+            let mut addresses = Vec::new();
+            let whole = snapshot.addresses(leaf, &mut addresses);
+            (leaf, (addresses, whole))
+        })
+        .collect();
+    let all = stacks.values().flat_map(|(stack, _)| stack.iter().copied());
+    symbols.resolve(all, true, |addresses| {
+        collect::code(header, agent.pid, addresses)
+    });
+    if let Some(trouble) = symbols.trouble() {
+        warning(&trouble);
+    }
+    let named = stacks.into_iter().map(|(leaf, (stack, whole))| {
+        let frames = symbols.frames(&stack).unwrap_or_default();
+        let frames = frames.iter().map(|frame| symbols.name(*frame).to_owned());
+        let mut names: Vec<String> = frames.collect();
+        if stack.is_empty() {
+            names.push("[table full]".to_owned());
+        } else if !whole {
+            names.push("[truncated]".to_owned());
+        }
+        (leaf, names)
+    });
+    named.collect()
+}
+
+impl Report {
+    /// The report in lines.
+    pub fn lines(&self) -> Vec<String> {
+        let report = self;
+        let mut lines = Vec::new();
+        let mut result = |line: &str| lines.push(line.to_owned());
+
+        let bytes = text::bytes;
+        let exact = report.interval == 1;
+        let title = format!("{} ({})", report.name, report.pid);
+        let margin = |margin: f64| match exact {
+            true => String::new(),
+            false => format!(" ± {}", bytes(margin)),
+        };
+        let since = format!(
+            "of what it allocated in the last {}",
+            text::duration(Duration::from_secs_f64(report.session_seconds))
+        );
+        match report.lost_samples {
+            0 => result(&format!("{title}: no leaks, {since}")),
+            _ => result(&format!(
+                "{title}: {}{} lost in {} objects, {since}; {} is live",
+                bytes(report.lost_bytes),
+                margin(report.lost_bytes_margin),
+                count(report.lost_objects),
+                bytes(report.live_bytes),
+            )),
+        }
+        for entry in &report.leaks {
+            let kept = match entry.kept_objects > 0.0 {
+                true => format!(
+                    ", and with {} {} in {}",
+                    if entry.objects > 1.0 { "them" } else { "it" },
+                    bytes(entry.kept_bytes),
+                    count(entry.kept_objects)
+                ),
+                false => String::new(),
+            };
+            let kind = match entry.kind {
+                "cycle" => "Leak of a cycle",
+                "indirect" => "Indirect leak",
+                _ => "Direct leak",
+            };
+            let (size, objects) = (bytes(entry.bytes), count(entry.objects));
+            let margin = margin(entry.margin);
+            let plural = if entry.objects == 1.0 { "" } else { "s" };
+            result("");
+            result(&format!(
+                "{kind}: {size}{margin} in {objects} object{plural}{kept}, from"
+            ));
+            for frame in entry.stack.iter().take(FRAMES) {
+                result(&format!("    {frame}"));
+            }
+            if entry.stack.len() > FRAMES {
+                result(&format!("    … {} more", entry.stack.len() - FRAMES));
+            }
+        }
+        if report.stacks > report.leaks.len() {
+            let (shown, all) = (report.leaks.len(), report.stacks);
+            result("");
+            result(&format!("These are {shown} of {all} stacks, the largest."));
+        }
+        lines
+    }
+
+    /// What the check cost.
+    pub fn cost(&self) -> String {
+        let report = self;
+        let bytes = text::bytes;
+        let title = format!("{} ({})", report.name, report.pid);
+        format!(
+            "{title}: stopped for {:.1} ms ({} threads); {} searched in {:.2} s",
+            report.pause_ms,
+            report.threads,
+            bytes(report.searched_bytes as f64),
+            report.search_seconds
+        )
+    }
+}
+
+/// A number of objects, which may be an estimate.
+fn count(objects: f64) -> String {
+    format!("{objects:.0}")
+}

@@ -1,0 +1,53 @@
+//! The leak check at the exit of a program that we started.
+
+use shm_protocol::snapshot::Header;
+
+use super::Run;
+use crate::leaks::{self, Means, Report, Scope};
+use crate::segment::{Head, io_error};
+use crate::target::Target;
+
+/// Stacks that are shown of each process, as gperftools shows.
+const SHOWN: usize = 20;
+
+impl Run {
+    /// Checks a member that waits for it at its exit, and lets it go.
+    pub(super) fn check_at_exit(&mut self, at: usize) {
+        let Some(scope) = self.settings.leak_check else {
+            return;
+        };
+        let target = &self.members[at].target;
+        let view = target.agent.segment.view();
+        if !view.waits_at_exit().unwrap_or(false) {
+            return;
+        }
+        let title = target.agent.title();
+        match check(target, scope) {
+            Ok(report) => {
+                self.outcome.leaks += usize::from(report.lost_samples > 0);
+                self.outcome.checked += 1;
+                self.reporter.report(&report.lines());
+            }
+            Err(error) => self.fail(&format!("{title}: no leak check: {error:#}")),
+        }
+        let view = self.members[at].target.agent.segment.view();
+        if let Err(error) = view.let_exit() {
+            self.fail(&format!("{title}: {}", io_error(error)));
+        }
+    }
+}
+
+/// The process stands still anyway: it is read as it is, without a copy.
+fn check(target: &Target, scope: Scope) -> anyhow::Result<Report> {
+    let mut head = Head::new();
+    let agent = &target.agent;
+    let header: Header<'_> = agent.segment.full_head(&mut head)?;
+    let check = leaks::check(agent, &header, &target.session, (Means::Stopped, scope))?;
+    Ok(leaks::report(
+        agent,
+        &header,
+        &target.session,
+        &check,
+        SHOWN,
+    ))
+}
