@@ -94,12 +94,12 @@ impl Pages {
     /// the process has to itself, not those of a file that it has not changed. All of the range
     /// where the kernel does not tell.
     pub fn present(&mut self, range: Range<u64>, private: bool) -> Vec<Range<u64>> {
-        let count = (range.end - range.start).div_ceil(self.page);
+        let first = range.start / self.page;
+        let count = range.end.div_ceil(self.page).saturating_sub(first);
         let Some(pagemap) = self.pagemap.as_ref().filter(|_| count <= self.left) else {
             return vec![range];
         };
         self.left -= count;
-        let first = range.start / self.page;
         let mut found: Vec<Range<u64>> = Vec::new();
         let mut buffer = vec![0; ENTRIES * 8];
         let mut done = 0;
