@@ -58,6 +58,8 @@ struct Entry {
     /// Lost only with these.
     kept_bytes: f64,
     kept_objects: f64,
+    /// Address of one of the objects.
+    example: String,
     /// Functions, innermost first.
     stack: Vec<String>,
 }
@@ -107,6 +109,7 @@ fn entry(leak: &Leak, names: &HashMap<NodeId, Vec<String>>) -> Entry {
         objects: leak.lost.objects,
         kept_bytes: leak.kept.bytes,
         kept_objects: leak.kept.objects,
+        example: format!("{:#x}", leak.example),
         stack: names.get(&leak.node).cloned().unwrap_or_default(),
     }
 }
@@ -203,6 +206,7 @@ impl Report {
             if entry.stack.len() > FRAMES {
                 result(&format!("    … {} more", entry.stack.len() - FRAMES));
             }
+            result(&format!("  one is at {}", entry.example));
         }
         if report.stacks > report.leaks.len() {
             let (shown, all) = (report.leaks.len(), report.stacks);

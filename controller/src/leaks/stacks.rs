@@ -30,6 +30,8 @@ pub struct Leak {
     pub lost: Sum,
     /// What else is lost only with them.
     pub kept: Sum,
+    /// Address of one of them.
+    pub example: u64,
 }
 
 /// Estimates of objects.
@@ -86,7 +88,9 @@ impl Leaks {
             let detail = all.details.entry((node, class)).or_default();
             detail.add(&detail_of(object, now));
             let (loss, cause) = loss(how.and_then(|how| how.get(index)));
-            entry(&mut leaks, node, loss).lost.add(object);
+            let leak = entry(&mut leaks, node, loss);
+            leak.lost.add(object);
+            leak.example = object.object.at;
             let cause = cause.filter(|cause| *cause as usize != index);
             if let Some(cause) = cause.and_then(|cause| Some((cause, lost.get(cause as usize)?))) {
                 let node = stack(cause.1).unwrap_or_default().0;
@@ -120,6 +124,7 @@ fn entry(leaks: &mut HashMap<(NodeId, Loss), Leak>, node: NodeId, loss: Loss) ->
         loss,
         lost: Sum::default(),
         kept: Sum::default(),
+        example: 0,
     })
 }
 
