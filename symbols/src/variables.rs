@@ -27,6 +27,8 @@ pub struct Variable {
     pub name: String,
     /// How far into it the address is, bytes.
     pub offset: u64,
+    /// Its size, bytes.
+    pub size: u64,
 }
 
 /// The variable at `distance` bytes from where a 64-bit ELF file is mapped; `None` if no symbol
@@ -50,9 +52,9 @@ pub fn variable(path: &Path, distance: u64) -> io::Result<Option<Variable>> {
         let Some(strings) = sections.get(table.link) else {
             continue;
         };
-        if let Some((name, offset)) = symbol(&file, table, address)? {
+        if let Some((name, offset, size)) = symbol(&file, table, address)? {
             let name = text(&file, strings, u64::from(name))?;
-            return Ok(Some(Variable { name, offset }));
+            return Ok(Some(Variable { name, offset, size }));
         }
     }
     Ok(None)
@@ -68,8 +70,9 @@ fn first_address(file: &File, header: &[u8; 64]) -> io::Result<Option<u64>> {
     Ok(loaded.map(|segment| word(segment, 16) & !4095).min())
 }
 
-/// The name's place and the distance of an address from the variable that it lies in.
-fn symbol(file: &File, table: &Section, address: u64) -> io::Result<Option<(u32, u64)>> {
+/// Of the variable that an address lies in, the name's place, the distance from its start, and its
+/// size.
+fn symbol(file: &File, table: &Section, address: u64) -> io::Result<Option<(u32, u64, u64)>> {
     let mut found = None;
     let range = (table.offset, table.size.min(MOST_SYMBOLS));
     pieces(file, range, 0, |_, piece| {
@@ -77,8 +80,9 @@ fn symbol(file: &File, table: &Section, address: u64) -> io::Result<Option<(u32,
             let first = word(symbol, 0);
             let (kind, section) = ((first >> 32) as u8 & 0xf, (first >> 48) as u16);
             let offset = address.checked_sub(word(symbol, 8))?;
-            let holds = kind == STT_OBJECT && section != 0 && offset < word(symbol, 16);
-            holds.then_some((first as u32, offset))
+            let size = word(symbol, 16);
+            let holds = kind == STT_OBJECT && section != 0 && offset < size;
+            holds.then_some((first as u32, offset, size))
         });
         found.is_none()
     })?;
@@ -114,6 +118,7 @@ mod tests {
         let expected = Variable {
             name: "VARIABLE_OF_THE_TEST".to_owned(),
             offset: 24,
+            size: 128,
         };
         assert_eq!(found, Some(expected));
         assert_eq!(variable(&own, 0).unwrap(), None);

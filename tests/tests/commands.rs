@@ -66,6 +66,11 @@ const SESSIONS: Performed = &[
 
 /// In a session without an end.
 const WITHIN: Performed = &[
+    ("mem_profiler leaks -p server", "lost in"),
+    (
+        "mem_profiler leaks -p server --path open_session",
+        "variable sessions",
+    ),
     ("mem_profiler dump -p 20028 -o snap_", "snap_server"),
     ("mem_profiler stop -p 20028 -o last_", "last_server"),
 ];
@@ -247,6 +252,7 @@ const BACKGROUND: &[&str] = &[
     "MEM_PROFILER_START=1 LD_PRELOAD=/usr/local/lib/libmem_agent.so PYTHONMALLOC=malloc python3 job.py &",
 ];
 
+const LEAKS: &str = "tests/tests/leak_check.rs does it";
 const HUNT: &str =
     "the leak hunt: tests/hunt.rs performs it on ujson; the other programs are built for minutes";
 const LINE: &str = "needs a board, or a serial line to one";
@@ -275,6 +281,12 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "stty -echo; base64 -d > /opt/mem-profiler.tar.gz; stty echo",
         LINE,
     ),
+    (
+        "mem_profiler -s 60 -c 1 -p server -o prof_ &",
+        "a session that this test begins by itself",
+    ),
+    ("mem_profiler run --leak-check -- ./app", LEAKS),
+    ("mem_profiler run --leak-check=draconian -- ./app", LEAKS),
     ("docs/hunt/install /tmp/hunt cpp && cd /tmp/hunt", HUNT),
     (
         "LD_PRELOAD=/usr/local/lib/libmem_agent.so ./aria2c --enable-rpc --rpc-listen-port=6801 --pause=true --no-conf -q &",
@@ -612,6 +624,11 @@ fn each_command_does_what_the_guide_shows() {
     stage.profile_server("rss_");
     stage.perform(SESSIONS);
     let session = Session::of(&stage.scratch, stage.pid("20028"), "1024");
+    // It loses a session of its users once it has a thousand.
+    wait::until("something lost", || {
+        let leaks = run(&mut stage.shell("mem_profiler leaks -p server", ""));
+        leaks.stdout.contains("lost in").then_some(())
+    });
     stage.perform(WITHIN);
     assert_eq!(session.wait().code, Some(0));
     stage.profile_redis();

@@ -185,6 +185,7 @@ fn check_dumps(example: &Example, profiles: &[Profile]) {
         .nth(1)
         .and_then(|rest| rest.split(' ').next());
     let interval = match after {
+        None if here.contains("--leak-check") => 1,
         None => 1024,
         Some("512K") => 512 << 10,
         Some(number) => number.parse().expect("a number of bytes"),
@@ -207,7 +208,17 @@ fn check_dumps(example: &Example, profiles: &[Profile]) {
 fn check(example: &Example) {
     let stage = Stage::new(&example.here);
     let outcome = perform(&stage, example);
-    assert_eq!(outcome.code, Some(0), "{example:?}: {outcome:?}");
+    let checks = example.here.contains("--leak-check");
+    // The program forgets what it does not free.
+    assert_eq!(
+        outcome.code,
+        Some(i32::from(checks)),
+        "{example:?}: {outcome:?}"
+    );
+    assert!(
+        !checks || outcome.stderr.contains("Direct leak"),
+        "{outcome:?}"
+    );
     let pid = stage.target.as_ref().map_or(0, Target::pid).to_string();
     if example.here.starts_with("mem_parser") {
         let drawn = fs::read_to_string(stage.scratch.file("p_.svg")).unwrap_or_default();

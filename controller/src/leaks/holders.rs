@@ -2,6 +2,7 @@
 //! alone keeps.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -49,7 +50,7 @@ pub struct Holder {
 pub struct Chain {
     /// The root, for people.
     pub root: String,
-    /// What is reached from this word alone, of the sampled objects.
+    /// What is reached from there alone, of the sampled objects.
     pub alone: Sum,
     /// The objects, the one that was asked about last.
     pub links: Vec<Link>,
@@ -153,10 +154,10 @@ impl Finder<'_> {
         let heap = &self.search.heap;
         let (at, bytes, node) = self.describe(region);
         let chain = path::to(self.memory, heap, &self.search.marks, region);
-        let chain = chain.map(|path| (self.pointer(&path), path));
-        let chain = chain.map(|(at, path)| Chain {
-            root: self.root(&path, at),
-            alone: self.alone(path.root, at),
+        let chain = chain.map(|path| (self.root(&path), path));
+        let chain = chain.map(|((root, place), path)| Chain {
+            root,
+            alone: self.alone(path.root, place),
             links: path
                 .steps
                 .iter()
@@ -203,45 +204,61 @@ impl Finder<'_> {
         own.find_map(|(range, _)| path::pointer(self.memory, heap, range.clone(), first))
     }
 
-    /// A root and where in it the pointer is, for people.
-    fn root(&self, path: &Path, at: Option<u64>) -> String {
+    /// What begins a chain, for people, and where that is: a variable, or else the word with the
+    /// pointer; `None` for what is in no memory.
+    fn root(&self, path: &Path) -> (String, Option<Range<u64>>) {
         let Some(root) = self.search.roots.roots.get(path.root as usize) else {
-            return "a root".to_owned();
+            return ("a root".to_owned(), None);
         };
-        let Some(at) = at else {
-            return root.name.clone();
+        let Some(at) = self.pointer(path) else {
+            return (root.name.clone(), None);
         };
-        if let Some((path, base)) = &root.module {
-            let file = PathBuf::from(format!("/proc/{}/root", self.pid));
-            let name = std::ffi::OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path));
-            if let Ok(Some(variable)) = symbols::variable(&file.join(name), at - base) {
-                let style = symbols::demangle::Style::Simple;
-                let called = symbols::demangle::demangle(&variable.name, style);
-                let offset = match variable.offset {
-                    0 => String::new(),
-                    offset => format!(" + {offset:#x}"),
-                };
-                let module = text::escape(text::base_name(path));
-                let called = text::escape(called.as_bytes());
-                return format!("variable {called}{offset} of {module}");
-            }
-        }
-        format!("{}, at {at:#x}", root.name)
+        let module = root.module.as_ref();
+        let variable =
+            module.and_then(|(path, base)| Some((path, self.variable(path, at, *base)?)));
+        let Some((path, variable)) = variable else {
+            return (format!("{}, at {at:#x}", root.name), Some(at..at + 8));
+        };
+        let style = symbols::demangle::Style::Simple;
+        let name = symbols::demangle::demangle(&variable.name, style);
+        let offset = match variable.offset {
+            0 => String::new(),
+            offset => format!(" + {offset:#x}"),
+        };
+        let module = text::escape(text::base_name(path));
+        let name = text::escape(name.as_bytes());
+        let start = at - variable.offset;
+        let place = start..start.saturating_add(variable.size);
+        (format!("variable {name}{offset} of {module}"), Some(place))
     }
 
-    /// What the sampled objects hold that are reached from one word only: that at an address, or
-    /// any of a root that is in no memory.
-    fn alone(&self, root: u32, at: Option<u64>) -> Sum {
+    /// The variable at an address, by the symbols of the file at `path`, mapped at `base`.
+    fn variable(&self, path: &[u8], at: u64, base: u64) -> Option<symbols::Variable> {
+        let file = PathBuf::from(format!("/proc/{}/root", self.pid));
+        let name = std::ffi::OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path));
+        let found = symbols::variable(&file.join(name), at.checked_sub(base)?);
+        found.ok().flatten()
+    }
+
+    /// What the sampled objects hold that nothing leads to but what is at a place, or, without
+    /// one, any word of a root that is in no memory.
+    fn alone(&self, root: u32, place: Option<Range<u64>>) -> Sum {
         let roots = &self.search.roots;
         let words = roots.words.iter().copied();
-        let words: Vec<_> = words.filter(|w| at.is_some() || w.1 != root).collect();
-        let at = at.unwrap_or(0);
-        let mut ranges = roots.ranges.clone();
-        if let Some(index) = ranges.iter().position(|(range, _)| range.contains(&at)) {
-            let (range, number) = ranges.remove(index);
-            ranges.push((range.start..at, number));
-            ranges.push((at + 8..range.end.max(at + 8), number));
-        }
+        let words: Vec<_> = words.filter(|w| place.is_some() || w.1 != root).collect();
+        let place = place.unwrap_or(0..0);
+        let without = |(range, number): &(Range<u64>, u32)| {
+            let below = range.start..range.end.min(place.start);
+            let above = range.start.max(place.end)..range.end;
+            let parts = match place.is_empty() {
+                true => [range.clone(), 0..0],
+                false => [below, above],
+            };
+            let number = *number;
+            let parts = parts.into_iter().filter(|part| part.start < part.end);
+            parts.map(move |part| (part, number))
+        };
+        let ranges: Vec<_> = roots.ranges.iter().flat_map(without).collect();
         let rest = mark::Roots {
             words: &words,
             ranges: &ranges,

@@ -186,11 +186,14 @@ fn print(answer: &Answer) {
                 origin(&step.stack)
             ));
         }
-        let alone = text::bytes(kept.root_alone_bytes);
-        let objects = kept.root_alone_objects;
-        result(&format!(
-            "  Without this pointer, {alone} in {objects:.0} sampled objects would be lost."
-        ));
+        let (bytes, objects) = (kept.root_alone_bytes, kept.root_alone_objects);
+        result(&match objects > 0.0 {
+            true => format!(
+                "  Without it, {} in {objects:.0} sampled objects would be lost.",
+                text::bytes(bytes)
+            ),
+            false => "  Other pointers lead there, too.".to_owned(),
+        });
     }
 }
 
