@@ -32,11 +32,62 @@ impl Bits {
         was
     }
 
+    /// Adds zeros, up to `count` bits in all.
+    pub fn grow(&mut self, count: usize) {
+        self.0.resize(count.div_ceil(64).max(self.0.len()), 0);
+    }
+
+    /// The bits from `start` to before `end` that are set.
+    pub fn ones(&self, start: usize, end: usize) -> impl Iterator<Item = usize> {
+        let end = end.min(self.0.len() * 64);
+        (start / 64..end.div_ceil(64)).flat_map(move |index| {
+            let mut word = self.0[index];
+            if index == start / 64 {
+                word &= u64::MAX << (start % 64);
+            }
+            std::iter::from_fn(move || {
+                let bit = index * 64 + word.trailing_zeros() as usize;
+                let is_one = word != 0 && bit < end;
+                word &= word.wrapping_sub(1);
+                is_one.then_some(bit)
+            })
+        })
+    }
+
     /// Clears a bit.
     #[inline]
     pub fn clear(&mut self, index: usize) {
         if let Some(word) = self.0.get_mut(index / 64) {
             *word &= !(1 << (index % 64));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ones_are_those_of_the_range() {
+        let mut bits = Bits::default();
+        bits.grow(200);
+        let all = [0, 5, 63, 64, 127, 128, 190];
+        for bit in all {
+            assert!(!bits.set(bit) && bits.set(bit));
+        }
+        for (start, end) in [
+            (0, 200),
+            (0, 63),
+            (5, 64),
+            (6, 63),
+            (64, 65),
+            (70, 70),
+            (128, 999),
+        ] {
+            let expected = all.iter().copied().filter(|bit| (start..end).contains(bit));
+            let found: Vec<usize> = bits.ones(start, end).collect();
+            assert_eq!(found, expected.collect::<Vec<_>>(), "{start}..{end}");
+        }
+        assert_eq!(bits.ones(999, 2000).count(), 0);
     }
 }

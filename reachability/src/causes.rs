@@ -7,10 +7,11 @@
 
 use crate::heap::Heap;
 use crate::lost::Found;
-use crate::memory::Memory;
+use crate::mark::words;
+use crate::memory::{self, Memory};
 
-/// Most objects and pointers that are ordered: some hundreds of MiB.
-const MOST: usize = 40_000_000;
+/// Most objects, and pointers between them, that are ordered: they take up to 2 GiB.
+const MOST: usize = 1 << 25;
 const CHUNK: usize = 1 << 20;
 const NONE: u32 = u32::MAX;
 
@@ -67,13 +68,10 @@ impl Graph {
         for node in 0..graph.nodes.len() {
             graph.starts.push(graph.targets.len() as u32);
             let (base, size) = heap.region(graph.nodes[node].0)?;
-            let (mut at, end) = (base, base + size);
-            while at < end {
-                let len = ((end - at) as usize).min(CHUNK);
-                memory.gather(&[(at, len)], &mut buffer[..len]);
-                graph.targets_in(heap, &buffer[..len], mask, node);
-                at += len as u64;
-            }
+            memory::scan_while(memory, base..base + size, &mut buffer, |_, bytes| {
+                graph.targets_in(heap, bytes, mask, node);
+                graph.targets.len() <= MOST
+            });
             if graph.targets.len() > MOST {
                 return None;
             }
@@ -83,8 +81,8 @@ impl Graph {
     }
 
     fn targets_in(&mut self, heap: &Heap, bytes: &[u8], mask: u64, node: usize) {
-        for word in bytes.chunks_exact(8) {
-            let word = u64::from_le_bytes(word.try_into().unwrap_or_default()) & mask;
+        for word in words(bytes) {
+            let word = word & mask;
             let Some((_, region)) = (word > 0xffff).then(|| heap.find(word)).flatten() else {
                 continue;
             };

@@ -23,7 +23,14 @@ pub struct Extent {
     pub first: u32,
     /// Number of regions.
     pub count: u32,
+    /// 2^[`INVERSE_BITS`] by `size`, and up to 1 more, which takes the place of a division: exact for
+    /// distances below 2^20, since these times an error of at most 1 are less than 2^40 by `size`.
+    inverse: u64,
 }
+
+const INVERSE_BITS: u32 = 40;
+/// Most bytes of an extent with several regions.
+const MOST_SLAB: u64 = 1 << 20;
 
 impl Extent {
     /// The index of the region that `address` lies in.
@@ -32,7 +39,8 @@ impl Extent {
         let distance = address.checked_sub(self.start)?;
         let index = match self.count {
             1 => u64::from(distance >= self.size),
-            _ => distance / self.size,
+            _ if distance >= MOST_SLAB => return None,
+            _ => (distance * self.inverse) >> INVERSE_BITS,
         };
         (index < u64::from(self.count)).then_some(index as u32)
     }
@@ -71,22 +79,25 @@ impl Heap {
             left_out: map.damaged,
             ..Self::default()
         };
-        let mut taken = Vec::new();
         for extent in &map.extents {
             let (start, size, count) = match &extent.content {
                 Content::Unused => continue,
                 Content::Large(at, usable) => (*at, *usable, 1),
                 Content::Slab(usable, _) => {
                     let bytes = extent.pages.end - extent.pages.start;
-                    (extent.pages.start, *usable, bytes / usable)
+                    (extent.pages.start, *usable, bytes / usable.max(&1))
                 }
             };
             let room = MOST_REGIONS - heap.regions as usize;
-            if size == 0 || count == 0 || count as usize > room {
+            let is_slab = matches!(extent.content, Content::Slab(..));
+            let fits = !is_slab || extent.pages.end - extent.pages.start <= MOST_SLAB;
+            if !fits || size == 0 || count == 0 || count as usize > room {
                 heap.left_out += 1;
                 continue;
             }
             let number = heap.extents.len() as u32;
+            let first = heap.regions as usize;
+            heap.allocated.grow(first + count as usize);
             match &extent.content {
                 Content::Slab(_, free) => {
                     if !heap.pages.enter(extent.pages.clone(), number) {
@@ -94,11 +105,13 @@ impl Heap {
                         continue;
                     }
                     let bit = |index: usize| free.get(index / 64).map(|w| w >> (index % 64) & 1);
-                    taken.extend((0..count as usize).map(|index| bit(index) == Some(0)));
+                    for index in (0..count as usize).filter(|index| bit(*index) == Some(0)) {
+                        heap.allocated.set(first + index);
+                    }
                 }
                 _ => {
                     heap.large.push(number);
-                    taken.push(true);
+                    heap.allocated.set(first);
                 }
             }
             heap.extents.push(Extent {
@@ -106,12 +119,9 @@ impl Heap {
                 size,
                 first: heap.regions,
                 count: count as u32,
+                inverse: (1 << INVERSE_BITS) / size + 1,
             });
             heap.regions += count as u32;
-        }
-        heap.allocated = Bits::new(taken.len());
-        for (index, _) in taken.iter().enumerate().filter(|(_, taken)| **taken) {
-            heap.allocated.set(index);
         }
         let extents = map.extents.iter().map(|extent| extent.pages.clone());
         heap.own = joined(extents.chain(map.metadata.iter().cloned()).collect());

@@ -3,10 +3,9 @@
 //! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `base.h`, `emap.h`. The tests compare with what
 //! jemalloc itself says of its objects.
 
-use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::memory::Memory;
+use crate::memory::{self, Memory};
 use crate::size;
 
 /// Where it all begins, as the agent publishes it.
@@ -61,6 +60,9 @@ pub enum Unreadable {
     /// Not the layout that this reads.
     #[error("the allocator's data is not laid out as this program expects (jemalloc 5.3.1)")]
     Layout,
+    /// More than any real heap has.
+    #[error("the allocator's data describes more memory than a process can have in use")]
+    Size,
 }
 
 const ADDRESS_BITS: u32 = 48;
@@ -88,8 +90,16 @@ const BLOCKS_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
 } else {
     160
 };
-/// Blocks of one arena, at most: their sizes grow.
-const MOST_BLOCKS: usize = 4096;
+/// Blocks of one arena, at most: each fourth one is twice as large as the one before.
+const MOST_BLOCKS: usize = 256;
+/// Blocks of all arenas, at most.
+const MOST_BLOCKS_OF_ALL: usize = 1 << 16;
+/// Leaves of the radix tree, at most. Each stands for a GiB of addresses with pages of 4 KiB.
+const MOST_LEAVES: usize = 1 << 13;
+/// Extents, at most: 12 GiB of this program's memory. Each takes as much of the process's.
+const MOST_EXTENTS: usize = 1 << 27;
+/// Damaged extents, at most. A process is stopped in the middle of few operations.
+const MOST_DAMAGED: usize = 1 << 16;
 
 /// Reads the map.
 ///
@@ -99,7 +109,6 @@ pub fn read(memory: &dyn Memory, globals: &Globals) -> Result<Map, Unreadable> {
     if !(12..=16).contains(&globals.page.trailing_zeros()) || !globals.page.is_power_of_two() {
         return Err(Unreadable::Layout);
     }
-    let descriptors = descriptors(memory, globals)?;
     let mut map = Map {
         metadata: metadata(memory, globals),
         ..Map::default()
@@ -107,87 +116,151 @@ pub fn read(memory: &dyn Memory, globals: &Globals) -> Result<Map, Unreadable> {
     if map.metadata.is_empty() {
         return Err(Unreadable::Layout);
     }
-    read_extents(memory, globals.page, &descriptors, &mut map);
-    map.extents.sort_by_key(|extent| extent.pages.start);
-    let mut end = 0;
-    let before = map.extents.len();
-    map.extents.retain(|extent| {
-        let fits = extent.pages.start >= end;
-        if fits {
-            end = extent.pages.end;
-        }
-        fits
-    });
-    map.damaged += before - map.extents.len();
+    let mut reader = Reader {
+        memory,
+        page: globals.page,
+        map: &mut map,
+        group: Vec::new(),
+        last: 0,
+        end: 0,
+    };
+    reader.read_tree(globals)?;
     Ok(map)
 }
 
-/// The addresses of all extents' descriptors (`edata_t`), from the radix tree's leaves.
-fn descriptors(memory: &dyn Memory, globals: &Globals) -> Result<Vec<u64>, Unreadable> {
-    let bits = ADDRESS_BITS - globals.page.trailing_zeros();
-    let (upper, lower) = (bits / 2, bits / 2 + bits % 2);
-    let mut found = HashSet::new();
-    let mut roots = Vec::new();
-    let whole = words(memory, globals.emap + ROOT_OFFSET, 1 << upper, |_, word| {
-        if word != 0 {
-            roots.push(word);
-        }
-    });
-    if !whole {
-        return Err(Unreadable::Globals);
-    }
-    for leaf in roots {
-        let whole = words(memory, leaf, 1 << lower, |_, word| {
-            let descriptor = word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_BYTES as u64 - 1);
-            if descriptor != 0 {
-                found.insert(descriptor);
-            }
-        });
-        if !whole {
-            return Err(Unreadable::Layout);
-        }
-    }
-    let mut all: Vec<u64> = found.into_iter().collect();
-    all.sort_unstable();
-    Ok(all)
+/// Reads the extents in the order of their addresses.
+struct Reader<'a> {
+    memory: &'a dyn Memory,
+    page: u64,
+    map: &'a mut Map,
+    /// Extents to read: the first page of each, and its descriptor (`edata_t`).
+    group: Vec<(u64, u64)>,
+    /// The descriptor of the last page that had one: all pages of a slab have the same, and of
+    /// other extents the first page and the last.
+    last: u64,
+    /// Where the last extent ends.
+    end: u64,
 }
 
-/// Hands `count` words from `at` on to `each`, with their index; false if not all could be read.
-fn words(memory: &dyn Memory, at: u64, count: usize, mut each: impl FnMut(usize, u64)) -> bool {
-    let mut buffer = vec![0; CHUNK];
-    let (mut done, bytes) = (0, count * 8);
-    while done < bytes {
-        let part = &mut buffer[..CHUNK.min(bytes - done)];
-        if memory.read(at.wrapping_add(done as u64), part) < part.len() {
-            return false;
+impl Reader<'_> {
+    fn read_tree(&mut self, globals: &Globals) -> Result<(), Unreadable> {
+        let page_bits = globals.page.trailing_zeros();
+        let bits = ADDRESS_BITS - page_bits;
+        let (upper, lower) = (bits / 2, bits / 2 + bits % 2);
+        let leaves = leaves(self.memory, globals, (upper, lower))?;
+        let mut buffer = vec![0; CHUNK];
+        for (index, leaf) in leaves {
+            let mut result = Ok(());
+            words(
+                self.memory,
+                leaf,
+                1 << lower,
+                &mut buffer,
+                |number, word| {
+                    let descriptor = word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_BYTES as u64 - 1);
+                    if descriptor != 0 && descriptor != self.last && result.is_ok() {
+                        self.last = descriptor;
+                        let page = ((index as u64) << lower | number as u64) << page_bits;
+                        self.group.push((page, descriptor));
+                        if self.group.len() == CHUNK / EDATA_BYTES {
+                            result = self.read_group();
+                        }
+                    }
+                },
+            );
+            result?;
         }
-        for (index, word) in part.chunks_exact(8).enumerate() {
-            each(done / 8 + index, word_of(word));
-        }
-        done += part.len();
+        self.read_group()
     }
-    true
+
+    /// Reads the descriptors at hand and adds what they describe.
+    fn read_group(&mut self) -> Result<(), Unreadable> {
+        let pieces: Vec<(u64, usize)> = self
+            .group
+            .iter()
+            .map(|&(_, at)| (at, EDATA_BYTES))
+            .collect();
+        let mut bytes = vec![0; pieces.len() * EDATA_BYTES];
+        self.memory.gather(&pieces, &mut bytes);
+        for (&(page, _), descriptor) in self.group.iter().zip(bytes.chunks_exact(EDATA_BYTES)) {
+            // An extent of another place, or inside of another one, is none.
+            let found = extent(descriptor, self.page)
+                .filter(|extent| extent.pages.start == page && page >= self.end);
+            match found {
+                Some(extent) => {
+                    self.end = extent.pages.end;
+                    self.map.extents.push(extent);
+                }
+                None => self.map.damaged += 1,
+            }
+        }
+        self.group.clear();
+        match (self.map.extents.len(), self.map.damaged) {
+            (MOST_EXTENTS.., _) => Err(Unreadable::Size),
+            (_, MOST_DAMAGED..) => Err(Unreadable::Layout),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The radix tree's leaves: the index of each, which is that of the addresses that it stands for,
+/// and where it is.
+fn leaves(
+    memory: &dyn Memory,
+    globals: &Globals,
+    (upper, lower): (u32, u32),
+) -> Result<Vec<(usize, u64)>, Unreadable> {
+    let mut leaves = Vec::new();
+    let root = globals.emap.wrapping_add(ROOT_OFFSET);
+    words(
+        memory,
+        root,
+        1 << upper,
+        &mut vec![0; CHUNK],
+        |index, word| {
+            if word != 0 {
+                leaves.push((index, word));
+            }
+        },
+    );
+    if leaves.is_empty() {
+        return Err(Unreadable::Globals);
+    }
+    let bytes = 8 << lower;
+    let mut places: Vec<u64> = leaves.iter().map(|(_, at)| *at).collect();
+    places.sort_unstable();
+    let is_aligned = places.iter().all(|at| at % 8 == 0);
+    let is_apart = places.windows(2).all(|pair| pair[1] - pair[0] >= bytes);
+    let is_below = places.last().is_some_and(|at| at >> ADDRESS_BITS == 0);
+    match is_aligned && is_apart && is_below {
+        true if leaves.len() > MOST_LEAVES => Err(Unreadable::Size),
+        true => Ok(leaves),
+        false => Err(Unreadable::Layout),
+    }
+}
+
+/// Hands `count` words from `at` on to `each`, with their index, but for those that are zero
+/// because nothing is there. `buffer` is of whole words.
+fn words(
+    memory: &dyn Memory,
+    at: u64,
+    count: usize,
+    buffer: &mut [u8],
+    mut each: impl FnMut(usize, u64),
+) {
+    let range = at..at.saturating_add(count as u64 * 8);
+    memory::scan(memory, range, buffer, |start, bytes| {
+        let first = (start - at) as usize / 8;
+        for (index, word) in bytes.chunks_exact(8).enumerate() {
+            each(first + index, word_of(word));
+        }
+    });
 }
 
 fn word_of(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[..8]);
     u64::from_le_bytes(word)
-}
-
-/// Reads the descriptors and adds what they describe.
-fn read_extents(memory: &dyn Memory, page: u64, descriptors: &[u64], map: &mut Map) {
-    for group in descriptors.chunks(CHUNK / EDATA_BYTES) {
-        let pieces: Vec<(u64, usize)> = group.iter().map(|&at| (at, EDATA_BYTES)).collect();
-        let mut bytes = vec![0; group.len() * EDATA_BYTES];
-        memory.gather(&pieces, &mut bytes);
-        for descriptor in bytes.chunks_exact(EDATA_BYTES) {
-            match extent(descriptor, page) {
-                Some(extent) => map.extents.push(extent),
-                None => map.damaged += 1,
-            }
-        }
-    }
 }
 
 /// A descriptor's extent, if it makes sense.
@@ -232,11 +305,18 @@ fn slab(descriptor: &[u8], bytes: u64, usable: u64) -> Option<Content> {
 /// The blocks of memory in which arenas keep their metadata.
 fn metadata(memory: &dyn Memory, globals: &Globals) -> Vec<Range<u64>> {
     let mut arenas = Vec::new();
-    words(memory, globals.arenas, ARENAS, |index, word| {
-        if word != 0 {
-            arenas.push((index, word));
-        }
-    });
+    let mut buffer = vec![0; ARENAS * 8];
+    words(
+        memory,
+        globals.arenas,
+        ARENAS,
+        &mut buffer,
+        |index, word| {
+            if word != 0 {
+                arenas.push((index, word));
+            }
+        },
+    );
     let mut blocks = Vec::new();
     for (index, arena) in arenas {
         // An arena lies in the first block of its own base allocator, behind that.
@@ -248,11 +328,12 @@ fn metadata(memory: &dyn Memory, globals: &Globals) -> Vec<Range<u64>> {
             continue;
         }
         let mut block = memory.word(base + BLOCKS_OFFSET).unwrap_or(0);
-        for _ in 0..MOST_BLOCKS {
-            let sizes = memory.word(block).zip(memory.word(block.wrapping_add(8)));
-            let Some((bytes, next)) = sizes.filter(|_| block != 0) else {
+        for _ in 0..MOST_BLOCKS.min(MOST_BLOCKS_OF_ALL - blocks.len()) {
+            let mut header = [0; 16];
+            if block == 0 || memory.read(block, &mut header) < header.len() {
                 break;
-            };
+            }
+            let (bytes, next) = (word_of(&header), word_of(&header[8..]));
             let Some(end) = block.checked_add(bytes).filter(|end| *end > block) else {
                 break;
             };

@@ -35,6 +35,8 @@ pub mod object;
 pub mod pages;
 pub mod path;
 pub mod size;
+#[cfg(test)]
+mod synthetic;
 
 pub use heap::Heap;
 pub use memory::{Memory, ProcessMemory};

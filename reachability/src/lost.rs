@@ -8,6 +8,9 @@ use crate::object::Sampled;
 /// Bytes up to which a slab is read at once.
 const MOST_SLAB: usize = 1 << 20;
 
+/// Most objects of each kind that are listed: up to 3 GiB of them.
+const MOST: usize = 1 << 26;
+
 /// A lost object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lost {
@@ -25,6 +28,8 @@ pub struct Found {
     /// Regions with other memory that was not reached: allocated as far as jemalloc tells, but
     /// of no sampled object.
     pub unknown: Vec<u32>,
+    /// Those that are in neither list, since there are too many.
+    pub left_out: u64,
 }
 
 /// Finds what was not reached, and satisfies `wanted`.
@@ -45,16 +50,21 @@ pub fn find_if(
     mut wanted: impl FnMut(&Sampled) -> bool,
 ) -> Found {
     let mut found = Found::default();
+    let mut unreached = Vec::new();
     for extent in heap.extents() {
-        let unreached: Vec<u32> = extent
-            .regions()
-            .filter(|region| heap.is_allocated(*region) && chosen(*region))
-            .collect();
+        unreached.clear();
+        let regions = extent.regions();
+        unreached.extend(regions.filter(|region| heap.is_allocated(*region) && chosen(*region)));
         if unreached.is_empty() {
             continue;
         }
+        let room = MOST - found.lost.len().max(found.unknown.len());
+        if unreached.len() > room {
+            found.left_out += unreached.len() as u64;
+            continue;
+        }
         if !heap.is_sampled(extent) {
-            found.unknown.extend(unreached);
+            found.unknown.extend(&unreached);
             continue;
         }
         let mut add = |region: u32, object: Option<Sampled>| {
@@ -65,13 +75,11 @@ pub fn find_if(
         match slab(memory, extent) {
             None => add(extent.first, sampled_at(memory, extent.start, extent.size)),
             Some(bytes) => {
-                let parts = bytes.chunks_exact(extent.size as usize);
-                let mut parts = parts.enumerate();
-                for region in unreached {
-                    let index = (region - extent.first) as usize;
-                    let part = parts.find(|(at, _)| *at == index);
-                    let base = extent.start + u64::from(region - extent.first) * extent.size;
-                    add(region, part.and_then(|(_, bytes)| sampled_in(base, bytes)));
+                for &region in &unreached {
+                    let offset = (region - extent.first) as usize * extent.size as usize;
+                    let part = bytes.get(offset..offset + extent.size as usize);
+                    let base = extent.start + offset as u64;
+                    add(region, part.and_then(|bytes| sampled_in(base, bytes)));
                 }
             }
         }
@@ -98,3 +106,6 @@ fn slab(memory: &dyn Memory, extent: &Extent) -> Option<Vec<u8>> {
     memory.gather(&[(extent.start, len)], &mut bytes);
     Some(bytes)
 }
+
+#[cfg(test)]
+mod tests;

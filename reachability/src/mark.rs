@@ -1,16 +1,19 @@
 //! Following pointers from the roots.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::bits::Bits;
 use crate::heap::{Extent, Heap};
-use crate::memory::Memory;
+use crate::memory::{self, Memory};
 use crate::object;
 
 /// Bytes read at once.
 const CHUNK: usize = 1 << 20;
-/// Of a slab with at least one in this many regions to read, all is read.
+/// As many bytes as are read in the time that one more piece takes: a slab is read as a whole if
+/// that is faster.
+const GAP: u64 = 16 << 10;
+/// A slab with less than one in this many regions to read waits until there is nothing else.
 const DENSE: u32 = 4;
 /// Most extents whose objects are read in one call.
 const GROUP: usize = 256;
@@ -95,7 +98,9 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
         },
         pending: Bits::new(heap.regions() as usize),
         waits: Bits::new(heap.extents().len()),
+        clings: Bits::new(heap.extents().len()),
         queue: VecDeque::new(),
+        later: VecDeque::new(),
     };
     let mut buffer = vec![0; CHUNK];
     for (range, root) in roots.ranges {
@@ -110,19 +115,17 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
 }
 
 /// The regions that words in some ranges point to, without following them further.
-pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> HashSet<u32> {
-    let mut targets = HashSet::new();
+pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> Bits {
+    let mut targets = Bits::new(heap.regions() as usize);
     let mut buffer = vec![0; CHUNK];
     for range in ranges {
-        let mut at = range.start.next_multiple_of(8);
-        while at < range.end {
-            let part = &mut buffer[..CHUNK.min((range.end - at) as usize)];
-            memory.gather(&[(at, part.len())], part);
-            let words = part.chunks_exact(8);
-            let words = words.map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
-            targets.extend(words.filter_map(|word| Some(heap.find(word)?.1)));
-            at += part.len() as u64;
-        }
+        memory::scan(memory, range.clone(), &mut buffer, |_, bytes| {
+            for word in words(bytes) {
+                if let Some((_, region)) = heap.find(word) {
+                    targets.set(region as usize);
+                }
+            }
+        });
     }
     targets
 }
@@ -134,9 +137,14 @@ struct Flood<'a> {
     marks: Marks,
     /// Regions that are reached and not read yet.
     pending: Bits,
-    /// Extents that are in the queue: those with pending regions.
+    /// Extents that are in the queue, or being read.
     waits: Bits,
+    /// Extents with objects that pointed to others in the same one, as in a list.
+    clings: Bits,
     queue: VecDeque<u32>,
+    /// Those of which little is to be read, until there is nothing else to do: they may have more
+    /// by then.
+    later: VecDeque<u32>,
 }
 
 impl Flood<'_> {
@@ -160,8 +168,7 @@ impl Flood<'_> {
 
     fn meet_all(&mut self, bytes: &[u8], from: u32) {
         self.marks.scanned += bytes.len() as u64;
-        for word in bytes.chunks_exact(8) {
-            let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
+        for word in words(bytes) {
             // Small numbers are no addresses, and are the most frequent words.
             if word > 0xffff {
                 self.meet(word, from);
@@ -170,46 +177,106 @@ impl Flood<'_> {
     }
 
     fn read_range(&mut self, range: Range<u64>, from: u32, buffer: &mut [u8]) {
-        let mut at = range.start.next_multiple_of(8);
-        while at < range.end {
-            let len = ((range.end - at) as usize).min(buffer.len());
-            self.memory.gather(&[(at, len)], &mut buffer[..len]);
-            self.meet_all(&buffer[..len], from);
-            at += len as u64;
-        }
+        memory::scan(self.memory, range, buffer, |_, bytes| {
+            self.meet_all(bytes, from);
+        });
     }
 
     /// Reads what is pending until nothing is.
     fn spread(&mut self, buffer: &mut [u8]) {
-        while !self.queue.is_empty() {
-            let mut pieces: Vec<Piece> = Vec::new();
-            let mut bytes = 0;
-            for _ in 0..GROUP {
-                let Some(&number) = self.queue.front() else {
-                    break;
-                };
-                let extent = &self.heap.extents()[number as usize];
-                if extent.count == 1 && extent.size as usize > buffer.len() / 4 {
-                    if pieces.is_empty() {
-                        self.take(number);
-                        self.read_large(extent, buffer);
-                    }
+        let mut batch = Batch::default();
+        loop {
+            let Some(&number) = self.queue.front() else {
+                let few = self.later.len().min(GROUP);
+                if few == 0 {
                     break;
                 }
-                let most = extent.size * u64::from(extent.count);
-                if bytes + most as usize > buffer.len() {
-                    break;
-                }
-                self.take(number);
-                bytes += self.pieces_of(number, &mut pieces);
+                self.queue.extend(self.later.drain(..few));
+                self.fill(&mut batch, buffer.len(), true);
+                self.finish(&mut batch, buffer);
+                continue;
+            };
+            let extent = &self.heap.extents()[number as usize];
+            if extent.count == 1 && extent.size as usize > buffer.len() / 4 {
+                self.queue.pop_front();
+                self.read_large(extent, buffer);
+                self.waits.clear(number as usize);
+                continue;
             }
-            self.read_pieces(&pieces, &mut buffer[..bytes]);
+            self.fill(&mut batch, buffer.len(), false);
+            self.finish(&mut batch, buffer);
         }
     }
 
-    fn take(&mut self, extent: u32) {
-        self.queue.pop_front();
-        self.waits.clear(extent as usize);
+    fn finish(&mut self, batch: &mut Batch, buffer: &mut [u8]) {
+        batch.join();
+        self.read_batch(batch, buffer);
+        for number in &batch.extents {
+            self.leave(*number);
+        }
+    }
+
+    /// Takes extents from the queue, as many as there is room for. `all`: also those of which
+    /// little is to be read.
+    fn fill(&mut self, batch: &mut Batch, room: usize, all: bool) {
+        batch.clear();
+        for _ in 0..GROUP {
+            let Some(&number) = self.queue.front() else {
+                return;
+            };
+            let extent = &self.heap.extents()[number as usize];
+            let bytes = extent.size * u64::from(extent.count);
+            if batch.bytes as u64 + bytes > room as u64 {
+                return;
+            }
+            self.queue.pop_front();
+            self.take(number, batch, all);
+        }
+    }
+
+    /// Adds the pieces to read for an extent's pending regions.
+    fn take(&mut self, number: u32, batch: &mut Batch, all: bool) {
+        let extent = &self.heap.extents()[number as usize];
+        let first = batch.regions.len();
+        self.find_pending(extent, &mut batch.regions);
+        let pending = batch.regions.len() - first;
+        let bytes = extent.size * u64::from(extent.count);
+        let clings = self.clings.get(number as usize);
+        if !all && !clings && (pending as u32).saturating_mul(DENSE) < extent.count {
+            batch.regions.truncate(first);
+            self.later.push_back(number);
+            return;
+        }
+        batch.extents.push(number);
+        for region in &batch.regions[first..] {
+            self.pending.clear(*region as usize);
+        }
+        let is_dense = clings || pending as u64 * GAP >= bytes;
+        if extent.count > 1 && is_dense && pending > 0 {
+            let regions = first..batch.regions.len();
+            batch.add(extent.start, bytes as usize, number, regions, true);
+        } else {
+            for index in first..batch.regions.len() {
+                let at = begin_of(extent, batch.regions[index]);
+                batch.add(at, extent.size as usize, number, index..index + 1, false);
+            }
+        }
+    }
+
+    fn find_pending(&self, extent: &Extent, regions: &mut Vec<u32>) {
+        let (first, end) = (extent.first as usize, extent.regions().end as usize);
+        regions.extend(self.pending.ones(first, end).map(|region| region as u32));
+    }
+
+    /// An extent has been read. It may have met more in itself, or others in it, meanwhile.
+    fn leave(&mut self, number: u32) {
+        let regions = self.heap.extents()[number as usize].regions();
+        let (first, end) = (regions.start as usize, regions.end as usize);
+        self.waits.clear(number as usize);
+        if self.pending.ones(first, end).next().is_some() {
+            self.waits.set(number as usize);
+            self.queue.push_back(number);
+        }
     }
 
     fn read_large(&mut self, extent: &Extent, buffer: &mut [u8]) {
@@ -221,63 +288,121 @@ impl Flood<'_> {
         self.read_range(start..end, extent.first, buffer);
     }
 
-    /// Adds the pieces to read for an extent's pending regions; returns their bytes.
-    fn pieces_of(&mut self, number: u32, pieces: &mut Vec<Piece>) -> usize {
-        let extent = &self.heap.extents()[number as usize];
-        let pending: Vec<u32> = extent
-            .regions()
-            .filter(|region| self.pending.get(*region as usize))
-            .collect();
-        for region in &pending {
-            self.pending.clear(*region as usize);
-        }
-        let begins = |region: u32| extent.start + u64::from(region - extent.first) * extent.size;
-        let before = pieces.len();
-        if extent.count > 1 && pending.len() as u32 * DENSE >= extent.count {
-            let (first, last) = (pending[0], pending[pending.len() - 1]);
-            pieces.push(Piece {
-                at: begins(first),
-                len: (begins(last) + extent.size - begins(first)) as usize,
-                extent: number,
-                regions: pending,
-            });
-        } else {
-            pieces.extend(pending.into_iter().map(|region| Piece {
-                at: begins(region),
-                len: extent.size as usize,
-                extent: number,
-                regions: vec![region],
-            }));
-        }
-        pieces[before..].iter().map(|piece| piece.len).sum()
-    }
-
-    fn read_pieces(&mut self, pieces: &[Piece], buffer: &mut [u8]) {
-        let wanted: Vec<(u64, usize)> = pieces.iter().map(|piece| (piece.at, piece.len)).collect();
-        self.memory.gather(&wanted, buffer);
+    fn read_batch(&mut self, batch: &Batch, buffer: &mut [u8]) {
+        let buffer = &mut buffer[..batch.bytes];
+        self.memory.gather(&batch.wanted, buffer);
         let mut rest = &*buffer;
-        for piece in pieces {
+        let mut more = Vec::new();
+        for piece in &batch.pieces {
             let (bytes, others) = rest.split_at(piece.len);
             rest = others;
             let extent = &self.heap.extents()[piece.extent as usize];
-            for &region in &piece.regions {
-                let begins = extent.start + u64::from(region - extent.first) * extent.size;
-                let offset = (begins - piece.at) as usize;
-                let own = &bytes[offset..offset + extent.size as usize];
-                if !self.heap.is_sampled(extent) || sampled_in(begins, own).is_some() {
-                    self.meet_all(own, region);
+            self.read_regions(
+                extent,
+                piece.at,
+                bytes,
+                &batch.regions[piece.regions.clone()],
+            );
+            if !piece.is_whole {
+                let (first, end) = (extent.first as usize, extent.regions().end as usize);
+                if extent.count > 1 && self.pending.ones(first, end).next().is_some() {
+                    self.clings.set(piece.extent as usize);
                 }
+                continue;
+            }
+            // What it points to in itself is at hand.
+            loop {
+                more.clear();
+                self.find_pending(extent, &mut more);
+                if more.is_empty() {
+                    break;
+                }
+                for region in &more {
+                    self.pending.clear(*region as usize);
+                }
+                self.read_regions(extent, piece.at, bytes, &more);
+            }
+        }
+    }
+
+    /// Meets what some regions point to, whose bytes are among those at `at`.
+    fn read_regions(&mut self, extent: &Extent, at: u64, bytes: &[u8], regions: &[u32]) {
+        let is_sampled = self.heap.is_sampled(extent);
+        for &region in regions {
+            let begin = begin_of(extent, region);
+            let offset = (begin - at) as usize;
+            let own = &bytes[offset..offset + extent.size as usize];
+            if !is_sampled || sampled_in(begin, own).is_some() {
+                self.meet_all(own, region);
             }
         }
     }
 }
 
-/// Memory to read: regions of one extent.
+fn begin_of(extent: &Extent, region: u32) -> u64 {
+    extent.start + u64::from(region - extent.first) * extent.size
+}
+
+/// The words of some memory.
+pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let words = bytes.chunks_exact(8);
+    words.map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
+}
+
+/// Memory to read in one call.
+#[derive(Default)]
+struct Batch {
+    extents: Vec<u32>,
+    pieces: Vec<Piece>,
+    /// Addresses and lengths of all pieces, those that touch as one.
+    wanted: Vec<(u64, usize)>,
+    /// Regions of all pieces.
+    regions: Vec<u32>,
+    /// Bytes of all pieces.
+    bytes: usize,
+}
+
+/// Regions of one extent.
 struct Piece {
     at: u64,
     len: usize,
     extent: u32,
-    regions: Vec<u32>,
+    /// Which of the batch's regions.
+    regions: Range<usize>,
+    /// Whether it is all of the extent.
+    is_whole: bool,
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.extents.clear();
+        self.pieces.clear();
+        self.wanted.clear();
+        self.regions.clear();
+        self.bytes = 0;
+    }
+
+    fn add(&mut self, at: u64, len: usize, extent: u32, regions: Range<usize>, is_whole: bool) {
+        self.bytes += len;
+        self.pieces.push(Piece {
+            at,
+            len,
+            extent,
+            regions,
+            is_whole,
+        });
+    }
+
+    /// Orders the pieces by address and determines what to read.
+    fn join(&mut self) {
+        self.pieces.sort_unstable_by_key(|piece| piece.at);
+        for piece in &self.pieces {
+            match self.wanted.last_mut() {
+                Some((at, len)) if *at + *len as u64 == piece.at => *len += piece.len,
+                _ => self.wanted.push((piece.at, piece.len)),
+            }
+        }
+    }
 }
 
 /// The sampled object in memory that has been read.
@@ -295,3 +420,6 @@ pub(crate) fn sampled_at(memory: &dyn Memory, base: u64, room: u64) -> Option<ob
         (memory.read(base + offset, &mut bytes) == 16).then_some(bytes)
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! Reading another process's memory.
 
+use std::ops::Range;
+
 use libc::{c_ulong, iovec};
 
 /// Memory that can be read from outside.
@@ -19,10 +21,57 @@ pub trait Memory {
         }
     }
 
+    /// The first part of `range` that may hold anything but zeros; `None`: nothing more does.
+    fn next(&self, range: Range<u64>) -> Option<Range<u64>> {
+        (range.start < range.end).then_some(range)
+    }
+
     /// The 8-byte word at `at`.
     fn word(&self, at: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         (self.read(at, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+    }
+}
+
+/// Reads the words of `range` through `buffer`, which is of whole words, and hands each part on to
+/// `each` with its address. Parts without anything but zeros are left out.
+pub fn scan(
+    memory: &dyn Memory,
+    range: Range<u64>,
+    buffer: &mut [u8],
+    mut each: impl FnMut(u64, &[u8]),
+) {
+    scan_while(memory, range, buffer, |at, bytes| {
+        each(at, bytes);
+        true
+    });
+}
+
+/// The same, until `each` returns false.
+pub fn scan_while(
+    memory: &dyn Memory,
+    range: Range<u64>,
+    buffer: &mut [u8],
+    mut each: impl FnMut(u64, &[u8]) -> bool,
+) {
+    let mut at = range.start;
+    while let Some(part) = memory.next(at..range.end) {
+        // What is behind the last address is nothing.
+        let Some(start) = part.start.max(at).checked_next_multiple_of(8) else {
+            return;
+        };
+        at = start;
+        while at < part.end {
+            let len = buffer.len().min((part.end - at) as usize);
+            if len == 0 {
+                return;
+            }
+            memory.gather(&[(at, len)], &mut buffer[..len]);
+            if !each(at, &buffer[..len]) {
+                return;
+            }
+            at += len as u64;
+        }
     }
 }
 

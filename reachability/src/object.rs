@@ -109,3 +109,6 @@ fn word(bytes: &[u8]) -> u64 {
     word.copy_from_slice(&bytes[..8]);
     u64::from_le_bytes(word)
 }
+
+#[cfg(test)]
+mod tests;

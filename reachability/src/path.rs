@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::heap::Heap;
-use crate::mark::{Marks, Origin};
-use crate::memory::Memory;
+use crate::mark::{Marks, Origin, words};
+use crate::memory::{self, Memory};
 
 /// Most steps of a chain; longer ones are cut at the object's end.
 pub const MOST_STEPS: usize = 100_000;
@@ -62,20 +62,15 @@ pub fn to(memory: &dyn Memory, heap: &Heap, marks: &Marks, region: u32) -> Optio
 /// The address, in a range, of the first pointer into a region.
 #[must_use]
 pub fn pointer(memory: &dyn Memory, heap: &Heap, range: Range<u64>, region: u32) -> Option<u64> {
-    let mut buffer = vec![0; CHUNK.min((range.end - range.start) as usize)];
-    let mut at = range.start.next_multiple_of(8);
-    while at < range.end {
-        let len = ((range.end - at) as usize).min(CHUNK);
-        let part = &mut buffer[..len];
-        memory.gather(&[(at, len)], part);
-        let leads = |word: &[u8]| {
-            let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
-            heap.find(word).is_some_and(|(_, found)| found == region)
-        };
-        if let Some(index) = part.chunks_exact(8).position(leads) {
-            return Some(at + index as u64 * 8);
-        }
-        at += len as u64;
-    }
-    None
+    let bytes = range.end.saturating_sub(range.start).min(CHUNK as u64);
+    let mut buffer = vec![0; (bytes as usize).next_multiple_of(8)];
+    let mut found = None;
+    let leads = |word: u64| heap.find(word).is_some_and(|(_, found)| found == region);
+    memory::scan_while(memory, range, &mut buffer, |at, bytes| {
+        found = words(bytes)
+            .position(leads)
+            .map(|index| at + index as u64 * 8);
+        found.is_none()
+    });
+    found
 }

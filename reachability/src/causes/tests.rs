@@ -59,6 +59,7 @@ fn classified(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
             })
             .collect(),
         unknown: unknown.to_vec(),
+        left_out: 0,
     };
     order(&Slab(bytes), &heap, &found, 0).expect("few")
 }

@@ -1,0 +1,140 @@
+//! Maps that no jemalloc makes.
+
+use super::super::*;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Words by address, the rest zero.
+#[derive(Default)]
+struct Words(BTreeMap<u64, u64>);
+
+impl Memory for Words {
+    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
+        buffer.fill(0);
+        let end = at.saturating_add(buffer.len() as u64);
+        for (&address, &word) in self.0.range(at..end) {
+            let start = (address - at) as usize;
+            let len = (buffer.len() - start).min(8);
+            buffer[start..start + len].copy_from_slice(&word.to_le_bytes()[..len]);
+        }
+        buffer.len()
+    }
+}
+
+const GLOBALS: Globals = Globals {
+    emap: 0x1000_0000,
+    arenas: 0x2000_0000,
+    page: 4096,
+};
+const ROOT: u64 = GLOBALS.emap + ROOT_OFFSET;
+const LEAF: u64 = 0x4000_0000;
+const LEAF_BYTES: u64 = 2 << 20;
+const DESCRIPTOR: u64 = 0x8000_0000;
+const ARENA: u64 = 0x3000_0000;
+
+/// One arena with one block, and a leaf for the first GiB.
+fn sound() -> Words {
+    let mut words = Words::default();
+    words.0.insert(GLOBALS.arenas, ARENA + 4096);
+    words.0.insert(ARENA + BLOCK_HEADER + BLOCKS_OFFSET, ARENA);
+    words.0.insert(ARENA, BLOCK);
+    words.0.insert(ROOT, LEAF);
+    words
+}
+
+/// Describes a large object of some pages; its leaf's word is at `page`.
+fn describe(words: &mut Words, number: u64, page: u64, pages: Range<u64>) {
+    let descriptor = DESCRIPTOR + number * EDATA_BYTES as u64;
+    words.0.insert(LEAF + page * 8, descriptor);
+    words.0.insert(descriptor + 8, pages.start * 4096);
+    words
+        .0
+        .insert(descriptor + 16, (pages.end - pages.start) * 4096);
+}
+
+fn starts(map: &Map) -> Vec<u64> {
+    map.extents
+        .iter()
+        .map(|extent| extent.pages.start / 4096)
+        .collect()
+}
+
+#[test]
+fn extents_elsewhere_or_in_others_are_damaged() {
+    let mut words = sound();
+    describe(&mut words, 1, 5, 5..8);
+    // The last page of the first; it is no second one.
+    words.0.insert(LEAF + 7 * 8, DESCRIPTOR + 128);
+    describe(&mut words, 2, 20, 21..22);
+    describe(&mut words, 3, 30, 30..40);
+    describe(&mut words, 4, 35, 35..36);
+    describe(&mut words, 5, 40, 40..41);
+    let map = read(&words, &GLOBALS).expect("a map");
+    assert_eq!(starts(&map), [5, 30, 40]);
+    assert_eq!(map.damaged, 2);
+}
+
+#[test]
+fn the_same_leaf_is_not_read_again_and_again() {
+    let mut words = sound();
+    describe(&mut words, 1, 5, 5..6);
+    for index in 1..1 << 18 {
+        words.0.insert(ROOT + index * 8, LEAF);
+    }
+    let start = Instant::now();
+    assert_eq!(read(&words, &GLOBALS).err(), Some(Unreadable::Layout));
+    for index in 1..1 << 18 {
+        words.0.insert(ROOT + index * 8, LEAF + index * 8);
+    }
+    assert_eq!(read(&words, &GLOBALS).err(), Some(Unreadable::Layout));
+    for index in 1..1 << 18 {
+        words.0.insert(ROOT + index * 8, LEAF + index * LEAF_BYTES);
+    }
+    assert_eq!(read(&words, &GLOBALS).err(), Some(Unreadable::Size));
+    assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
+}
+
+#[test]
+fn damage_ends_the_reading() {
+    let mut words = sound();
+    for page in 0..1 << 18 {
+        words.0.insert(LEAF + page * 8, DESCRIPTOR + page % 2 * 128);
+    }
+    assert_eq!(read(&words, &GLOBALS).err(), Some(Unreadable::Layout));
+}
+
+#[test]
+fn lists_of_blocks_that_loop_end() {
+    let mut words = sound();
+    for arena in 0..ARENAS as u64 {
+        let at = ARENA + arena * BLOCK;
+        words.0.insert(GLOBALS.arenas + arena * 8, at);
+        words.0.insert(at + BLOCK_HEADER, arena);
+        words.0.insert(at + BLOCK_HEADER + BLOCKS_OFFSET, at);
+        words.0.insert(at, BLOCK);
+        words.0.insert(at + 8, at);
+    }
+    let blocks = metadata(&words, &GLOBALS);
+    assert_eq!(blocks.len(), MOST_BLOCKS_OF_ALL);
+}
+
+#[test]
+fn addresses_at_the_end_are_no_trouble() {
+    for at in [u64::MAX, u64::MAX - 7, u64::MAX - (2 << 20), 1 << 63] {
+        for globals in [
+            Globals {
+                emap: at,
+                ..GLOBALS
+            },
+            Globals {
+                arenas: at,
+                ..GLOBALS
+            },
+        ] {
+            assert!(read(&sound(), &globals).is_err());
+        }
+        let mut words = sound();
+        words.0.insert(GLOBALS.arenas, at);
+        assert!(read(&words, &GLOBALS).is_err());
+    }
+}
