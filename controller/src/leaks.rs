@@ -5,12 +5,13 @@
 //! if that is wanted.
 
 mod holders;
+mod intervals;
+mod memory;
 mod regions;
 mod report;
 mod roots;
 mod stacks;
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -19,7 +20,7 @@ use reachability::jemalloc::{self, Globals};
 use reachability::lost::{self, Found};
 use reachability::mark::{self, Marks};
 use reachability::object::Sampled;
-use reachability::{Heap, Memory, ProcessMemory, causes};
+use reachability::{Heap, Memory, causes};
 use shm_protocol::clock::tick_of;
 use shm_protocol::layout::{AgentMemory, HeapGlobals};
 use shm_protocol::segment::Session;
@@ -28,7 +29,8 @@ use shm_protocol::snapshot::Header;
 use crate::discovery::Agent;
 use crate::process;
 use crate::snapshot::Snapshot;
-use regions::Pages;
+use memory::MomentMemory;
+use regions::Region;
 use roots::Roots;
 
 pub use holders::{Chain, Holder, Link, Wanted, holders};
@@ -75,7 +77,7 @@ pub struct Check {
 /// A process at one moment.
 struct Moment {
     threads: Vec<Thread>,
-    maps: Vec<u8>,
+    regions: Vec<Region>,
     timers: String,
     epoll: Vec<(String, Vec<u64>)>,
     memory: MomentMemory,
@@ -104,11 +106,12 @@ pub fn check(
     let moment = Moment::of(agent.pid, means)?;
     let start = Instant::now();
     let own = (&globals, header.agent_memory());
-    let mut search = Search::of(agent.pid, &moment, own, false)?;
+    let mut search = Search::of(&moment, own, false)?;
     if scope == Scope::Unfreed {
         search.marks = Marks::none(&search.heap);
     }
     let (found, how) = search.lost(&moment.memory, session, scope);
+    let left_out = search.heap.left_out() + moment.memory.left_out() + found.left_out as usize;
     let pause = moment.hold.release();
     let end = crate::dump::end_of(session, header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
@@ -120,7 +123,7 @@ pub fn check(
         pause,
         scanned: search.marks.scanned,
         search: start.elapsed(),
-        left_out: search.heap.left_out(),
+        left_out,
     })
 }
 
@@ -141,19 +144,21 @@ impl Moment {
         let maps = process::maps(pid).filter(|maps| !maps.is_empty());
         let maps = maps.with_context(|| format!("/proc/{pid}/maps cannot be read"))?;
         let timers = roots::limited(&format!("/proc/{pid}/timers"));
+        let regions = regions::parse(&maps);
+        drop(maps);
         let threads = stopped.threads().to_vec();
         let (memory, hold) = match means {
             Means::Stopped => (
-                MomentMemory::of(pid, pid, Vec::new()),
+                MomentMemory::of(pid, pid, &regions, &[]),
                 Hold::Process(stopped),
             ),
             Means::Copied => {
                 let copy = stopped.copy()?;
                 let pause = stopped.resume();
                 let copied = process::maps(copy.pid()).unwrap_or_default();
-                let absent = roots::absent(&regions::parse(&maps), &copied);
+                let absent = roots::absent(&regions, &copied);
                 (
-                    MomentMemory::of(copy.pid(), pid, absent),
+                    MomentMemory::of(copy.pid(), pid, &regions, &absent),
                     Hold::Copy(copy, pause),
                 )
             }
@@ -161,7 +166,7 @@ impl Moment {
         epoll.extend(roots::epoll_data(pid));
         Ok(Self {
             threads,
-            maps,
+            regions,
             timers,
             epoll,
             memory,
@@ -189,7 +194,6 @@ struct Search {
 impl Search {
     /// Follows all pointers of a process; `trace` remembers what led to each object.
     fn of(
-        pid: i32,
         moment: &Moment,
         (globals, agent): (&HeapGlobals, AgentMemory),
         trace: bool,
@@ -212,11 +216,10 @@ impl Search {
             memory,
             heap: &heap,
             threads: &moment.threads,
-            regions: &regions::parse(&moment.maps),
+            regions: &moment.regions,
             agent,
         };
-        let mut pages = Pages::of(memory.copy_pid);
-        let mut roots = Roots::of(&process, &mut pages, &mut Pages::of(pid));
+        let mut roots = Roots::of(&process);
         roots.add_kernels(moment.epoll.clone(), &moment.timers);
         let marks = mark::mark(memory, &heap, &roots.to_mark(trace));
         Ok(Self { heap, roots, marks })
@@ -236,7 +239,9 @@ impl Search {
         }
         // The caches in which the allocator keeps free objects are no program's memory.
         let internal = mark::targets(memory, &self.heap, &self.roots.agents);
-        found.unknown.retain(|region| !internal.contains(region));
+        found
+            .unknown
+            .retain(|region| !internal.get(*region as usize));
         let how = causes::order(memory, &self.heap, &found, 0);
         (found, how)
     }
@@ -246,44 +251,4 @@ impl Search {
 fn is_of(object: &Sampled, session: &Session) -> bool {
     let first = tick_of(session.start_ns);
     object.session == session.number as u8 && object.born.wrapping_sub(first) as i32 >= -1
-}
-
-/// The memory at the moment: the copy's, and of what is in no copy (`MADV_DONTFORK`) the
-/// process's own.
-struct MomentMemory {
-    copy_pid: i32,
-    copy: ProcessMemory,
-    process: ProcessMemory,
-    absent: Vec<Range<u64>>,
-}
-
-impl MomentMemory {
-    fn of(copy: i32, process: i32, absent: Vec<Range<u64>>) -> Self {
-        Self {
-            copy_pid: copy,
-            copy: ProcessMemory::of(copy),
-            process: ProcessMemory::of(process),
-            absent,
-        }
-    }
-
-    fn of_address(&self, at: u64) -> &ProcessMemory {
-        match self.absent.iter().any(|range| range.contains(&at)) {
-            true => &self.process,
-            false => &self.copy,
-        }
-    }
-}
-
-impl Memory for MomentMemory {
-    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
-        self.of_address(at).read(at, buffer)
-    }
-
-    fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
-        // Roots are read in pieces of one range; objects are never absent.
-        if let Some((at, _)) = pieces.first() {
-            self.of_address(*at).gather(pieces, buffer);
-        }
-    }
 }

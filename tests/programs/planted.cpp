@@ -2,7 +2,9 @@
 // function of its own, lost_… or kept_….
 //
 // Talks in lines: "plant" allocates them and prints "planted"; "go N" allocates N objects of 100
-// bytes each of which one in ten is lost and prints "gone"; "more" loses one more list.
+// bytes each of which one in ten is lost and prints "gone"; "more" loses one more list; "holes"
+// maps a TiB of its own and many times a file of a GiB, keeps an object in each, leaves the rest
+// empty and prints "mapped".
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -204,6 +206,31 @@ __attribute__((noinline)) void plant() {
 
 }  // namespace
 
+PLACE void *kept_in_hole() { return made(64); }
+
+namespace {
+
+const size_t GIB = size_t(1) << 30;
+
+char *mapped(size_t bytes, int flags, int fd) {
+    void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (at == MAP_FAILED) abort();
+    return static_cast<char *>(at);
+}
+
+void map_holes() {
+    int own = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    *reinterpret_cast<void **>(mapped(1024 * GIB, own, -1) + 512 * GIB) = kept_in_hole();
+    int fd = memfd_create("holes", 0);
+    if (fd < 0 || ftruncate(fd, GIB)) abort();
+    for (int n = 0; n < 1000; n++) {
+        char *at = mapped(GIB, MAP_SHARED, fd);
+        if (n == 500) *reinterpret_cast<void **>(at + GIB / 2) = kept_in_hole();
+    }
+}
+
+}  // namespace
+
 PLACE void *site_many() { return made(100); }
 
 int main() {
@@ -216,6 +243,10 @@ int main() {
             plant();
             wipe();
             puts("planted");
+        } else if (strcmp(line, "holes\n") == 0) {
+            map_holes();
+            wipe();
+            puts("mapped");
         } else if (sscanf(line, "go %ld", &n) == 1) {
             if (!pool) pool = new std::vector<void *>;
             for (long i = 0; i < n; i++) {

@@ -179,6 +179,38 @@ fn leaks_say_what_they_need() {
     session.stop();
 }
 
+/// Reading a page that is not there would make it, in the copy or in the process itself.
+#[test]
+fn empty_memory_is_neither_read_nor_made() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let mut target = start(&scratch, &program);
+    let session = Session::of(&scratch, target.pid(), "1");
+    tell(&mut target, "holes", "mapped");
+    let descriptors = format!("/proc/{}/fd", target.pid());
+    let mut files = std::fs::read_dir(descriptors).expect("alive").flatten();
+    let is_it = |path: &Path| {
+        let target = std::fs::read_link(path).unwrap_or_default();
+        target.to_string_lossy().contains("holes")
+    };
+    let file = files.find(|entry| is_it(&entry.path())).expect("a file");
+    let blocks = || {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(file.path()).expect("open").blocks()
+    };
+    let before = blocks();
+    for options in [&["--json"][..], &["--json", "--stop"]] {
+        let begin = std::time::Instant::now();
+        let report = report(&check(&scratch, target.pid(), options));
+        assert_eq!(lost(&report), BTreeMap::new(), "{options:?}");
+        assert_eq!(blocks(), before, "{options:?}");
+        let searched = report["searched_bytes"].as_f64().expect("bytes");
+        assert!(searched < f64::from(256 << 20), "{searched}");
+        assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
+    }
+    session.stop();
+}
+
 /// The process goes on as before: no child, not stopped, not traced, all threads at work.
 #[test]
 fn the_process_does_not_notice() {

@@ -84,7 +84,7 @@ fn one(
     let check = leaks::check(agent, &header, &session, (means, Scope::Unreachable))?;
     if check.left_out > 0 {
         warning(&format!(
-            "{}: {} parts of its heap cannot be read: what only they point to is taken for lost",
+            "{}: {} parts of its memory cannot be read: what only they point to is taken for lost",
             agent.title(),
             check.left_out
         ));

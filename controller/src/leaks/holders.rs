@@ -82,7 +82,7 @@ pub fn holders(
     let moment = Moment::of(agent.pid, means)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
     let own = (&globals, header.agent_memory());
-    let search = Search::of(agent.pid, &moment, own, true)?;
+    let search = Search::of(&moment, own, true)?;
     let finder = Finder {
         pid: agent.pid,
         memory: &moment.memory,

@@ -6,14 +6,17 @@ use std::os::unix::fs::FileExt;
 
 use heap_format::maps::Entry;
 
+mod pagemap_scan;
+
 /// Size of the kernel's pages, in which `pagemap` counts.
 fn page_size() -> u64 {
     // SAFETY: cannot fail.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096) as u64
 }
 
-/// Most pages whose entries are read of one process: 16 TiB of them.
-const MOST_PAGES: u64 = 1 << 32;
+/// Most pages whose entries are read of one process, where the kernel cannot skip what is not
+/// there: 2 TiB of them, some seconds.
+const MOST_PAGES: u64 = 1 << 29;
 /// Entries read at once.
 const ENTRIES: usize = 1 << 16;
 
@@ -28,6 +31,8 @@ pub struct Region {
     pub is_shared: bool,
     /// Device and inode of the file; the inode is 0 without one.
     pub file: ((u32, u32), u64),
+    /// Where in the file it begins.
+    pub offset: u64,
     /// The file's path, or the kernel's name in brackets.
     pub name: Vec<u8>,
     /// Whether an unreadable mapping ends where it begins, as below a thread's stack.
@@ -49,6 +54,7 @@ pub fn parse(maps: &[u8]) -> Vec<Region> {
             is_readable: entry.permissions.first() == Some(&b'r'),
             is_shared: entry.permissions.last() == Some(&b's'),
             file: (entry.device, entry.inode),
+            offset: entry.file_offset,
             name: entry.path.to_vec(),
             has_guard: guard,
             module,
@@ -78,6 +84,7 @@ pub struct Pages {
     pagemap: Option<File>,
     page: u64,
     left: u64,
+    can_skip: bool,
 }
 
 impl Pages {
@@ -87,47 +94,62 @@ impl Pages {
             pagemap: File::open(format!("/proc/{pid}/pagemap")).ok(),
             page: page_size(),
             left: MOST_PAGES,
+            can_skip: true,
         }
     }
 
-    /// The parts of `range` with pages that are there, or swapped out. `private`: only those that
-    /// the process has to itself, not those of a file that it has not changed. All of the range
-    /// where the kernel does not tell.
-    pub fn present(&mut self, range: Range<u64>, private: bool) -> Vec<Range<u64>> {
-        let first = range.start / self.page;
-        let count = range.end.div_ceil(self.page).saturating_sub(first);
-        let Some(pagemap) = self.pagemap.as_ref().filter(|_| count <= self.left) else {
+    /// The parts of `range`, whole pages, with pages that are there, or swapped out. `private`:
+    /// only those that the process has to itself, not those of a file that it has not changed. All
+    /// of the range where the kernel does not tell; `None` where it takes too long to ask.
+    pub fn present(&mut self, range: Range<u64>, private: bool) -> Option<Vec<Range<u64>>> {
+        if self.can_skip
+            && let Some(pagemap) = &self.pagemap
+        {
+            match pagemap_scan::present(pagemap, range.clone(), private) {
+                Some(found) => return Some(found),
+                None => self.can_skip = false,
+            }
+        }
+        let count = range.end.saturating_sub(range.start).div_ceil(self.page);
+        self.left = self.left.checked_sub(count)?;
+        Some(self.look_up(range, private))
+    }
+
+    /// The same, page by page.
+    fn look_up(&self, range: Range<u64>, private: bool) -> Vec<Range<u64>> {
+        let Some(pagemap) = &self.pagemap else {
             return vec![range];
         };
-        self.left -= count;
+        let count = (range.end - range.start).div_ceil(self.page);
+        let first = range.start / self.page;
         let mut found: Vec<Range<u64>> = Vec::new();
-        let mut buffer = vec![0; ENTRIES * 8];
+        let mut buffer = vec![0; ENTRIES.min(count as usize) * 8];
         let mut done = 0;
         while done < count {
             let part = &mut buffer[..ENTRIES.min((count - done) as usize) * 8];
             let read = pagemap.read_at(part, (first + done) * 8).unwrap_or(0);
             if read < 8 {
-                found.push((first + done) * self.page..range.end);
+                add(&mut found, (first + done) * self.page..range.end);
                 break;
             }
             for entry in part[..read].chunks_exact(8) {
                 let entry = u64::from_le_bytes(entry.try_into().unwrap_or_default());
                 if is_there(entry, private) {
                     let start = (first + done) * self.page;
-                    match found.last_mut().filter(|last| last.end == start) {
-                        Some(last) => last.end += self.page,
-                        None => found.push(start..start + self.page),
-                    }
+                    add(&mut found, start..(start + self.page).min(range.end));
                 }
                 done += 1;
             }
         }
-        for part in &mut found {
-            // Pages are whole; the range may not be.
-            part.start = part.start.max(range.start);
-            part.end = part.end.min(range.end);
-        }
         found
+    }
+}
+
+/// Adds a range behind all others, to the last if they touch.
+fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut().filter(|last| last.end == range.start) {
+        Some(last) => last.end = range.end,
+        None => ranges.push(range),
     }
 }
 
@@ -161,16 +183,46 @@ mod tests {
         };
         let start = at.addr() as u64;
         let own = std::process::id() as i32;
-        let found = Pages::of(own).present(start..start + length as u64, true);
+        let range = start..start + length as u64;
         let page = page as u64;
         let expected = [3..6, 9..10].map(|p| start + p.start * page..start + p.end * page);
-        assert_eq!(found, expected);
-        let part = start + 4 * page + 100..start + 9 * page + 7;
-        let found = Pages::of(own).present(part.clone(), true);
-        let middle = start + 6 * page;
-        assert_eq!(found, [part.start..middle, start + 9 * page..part.end]);
+        let pages = &mut Pages::of(own);
+        assert_eq!(
+            pages.present(range.clone(), true).as_deref(),
+            Some(&expected[..])
+        );
+        assert_eq!(pages.look_up(range.clone(), true), expected);
+        // Reading a page that is not there maps the page of zeros.
+        // SAFETY: in the mapping.
+        let zero = unsafe { at.cast::<u8>().add(20 * page as usize).read_volatile() };
+        assert_eq!(zero, 0);
+        if pages.can_skip {
+            assert_eq!(pages.present(range, true).as_deref(), Some(&expected[..]));
+        }
         // SAFETY: made above.
         unsafe { libc::munmap(at, length) };
+    }
+
+    #[test]
+    fn huge_empty_mappings_take_no_time() {
+        const LENGTH: usize = 10 << 40;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, which nobody touches.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        let range = at.addr() as u64..at.addr() as u64 + LENGTH as u64;
+        let own = std::process::id() as i32;
+        let begin = std::time::Instant::now();
+        let mut pages = Pages::of(own);
+        let found = pages.present(range.clone(), true);
+        assert_eq!(found, pages.can_skip.then(Vec::new));
+        // An older kernel would tell of each page.
+        pages.can_skip = false;
+        assert_eq!(pages.present(range, true), None);
+        assert!(begin.elapsed().as_secs() < 5, "{:?}", begin.elapsed());
+        // SAFETY: made above.
+        unsafe { libc::munmap(at, LENGTH) };
     }
 
     #[test]

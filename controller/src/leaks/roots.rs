@@ -5,6 +5,7 @@
 //! allocator's own memory and the agent's are none.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 
 use capture::Thread;
@@ -12,18 +13,21 @@ use heap_format::maps::Entry;
 use reachability::{Heap, Memory, mark};
 use shm_protocol::layout::AgentMemory;
 
-use super::regions::{Pages, Region};
+use super::intervals::joined;
+use super::regions::Region;
 use crate::text;
 
 /// Bytes below the stack pointer that a function may use (System V ABI for x86-64).
 const RED_ZONE: u64 = if cfg!(target_arch = "x86_64") { 128 } else { 0 };
 /// Most of a mapping that is searched for the end of a dead thread's stack.
-const MOST_STACK: u64 = 64 << 20;
+const MOST_STACK: u64 = 1 << 20;
 /// Most bytes of one part of the agent's memory, and most pointers to unused parts.
 const MOST_AGENT: u64 = 1 << 24;
 const MOST_SPARE: u64 = 1 << 12;
-/// Most descriptors whose epoll entries are read, and most bytes of each.
+/// Most descriptors that are looked at, and most bytes that the kernel tells of their entries: a
+/// descriptor may be duplicated many times.
 const MOST_DESCRIPTORS: usize = 1 << 16;
+const MOST_ENTRIES: u64 = 1 << 28;
 const MOST_TEXT: u64 = 1 << 24;
 
 /// Roots, each with a name for people.
@@ -63,27 +67,24 @@ pub struct Process<'a> {
 }
 
 impl Roots {
-    /// All roots of a process but those in the kernel; `pages` tells which pages exist.
-    pub fn of(process: &Process<'_>, pages: &mut Pages, shared: &mut Pages) -> Self {
+    /// All roots of a process but those in the kernel.
+    pub fn of(process: &Process<'_>) -> Self {
         let mut roots = Self::default();
+        let mut stacks = Vec::with_capacity(process.threads.len());
         for thread in process.threads {
             let number = roots.name(format!("registers of thread {}", thread.tid));
             let words = thread.words.iter().filter(|word| **word > 0xffff);
             roots.words.extend(words.map(|word| (*word, number)));
             // A stack may lie in an object, as a coroutine's does.
             roots.words.push((thread.sp, number));
+            stacks.push((thread.sp, thread.tid));
         }
+        stacks.sort_unstable();
         let agent = agents(process);
         for region in process.regions {
-            if !region.is_readable || is_kernels(&region.name) {
-                continue;
+            if region.is_readable && !is_kernels(&region.name) {
+                roots.add_region(process, region, &agent, &stacks);
             }
-            let pages = if region.is_shared {
-                &mut *shared
-            } else {
-                &mut *pages
-            };
-            roots.add_region(process, region, &agent, pages);
         }
         roots.agents = agent;
         // A variable says more of why an object is kept than a stack that it is on as well.
@@ -99,20 +100,20 @@ impl Roots {
         self.roots.len() as u32 - 1
     }
 
+    /// `stacks`: stack pointers and threads, sorted.
     fn add_region(
         &mut self,
         process: &Process<'_>,
         region: &Region,
         agent: &[Range<u64>],
-        pages: &mut Pages,
+        stacks: &[(u64, i32)],
     ) {
-        let (range, name) = alive(process, region);
+        let (range, name) = alive(process, region, stacks);
         let number = self.name(name);
         let module = region.module.and_then(|module| process.regions.get(module));
         let module = module.map(|first| (first.name.clone(), first.range.start));
         self.roots[number as usize].module = module;
-        let parts = pages.present(range, !region.is_shared);
-        for part in parts.into_iter().flat_map(|part| without(part, agent)) {
+        for part in without(range, agent) {
             let outside = process.heap.outside(part);
             self.ranges
                 .extend(outside.into_iter().map(|range| (range, number)));
@@ -158,15 +159,14 @@ fn is_kernels(name: &[u8]) -> bool {
 }
 
 /// A region without the part of a stack that is not in use, and what it is.
-fn alive(process: &Process<'_>, region: &Region) -> (Range<u64>, String) {
+fn alive(process: &Process<'_>, region: &Region, stacks: &[(u64, i32)]) -> (Range<u64>, String) {
     let range = region.range.clone();
-    let on_it = process.threads.iter().filter(|t| range.contains(&t.sp));
-    let lowest = on_it.min_by_key(|thread| thread.sp);
+    let lowest = stacks.get(stacks.partition_point(|(sp, _)| *sp < range.start));
     let is_stack = region.has_guard || region.name.starts_with(b"[stack");
-    if let Some(thread) = lowest {
-        let name = format!("stack of thread {}", thread.tid);
+    if let Some((sp, tid)) = lowest.filter(|(sp, _)| range.contains(sp)) {
+        let name = format!("stack of thread {tid}");
         let start = match is_stack {
-            true => thread.sp.saturating_sub(RED_ZONE).max(range.start),
+            true => sp.saturating_sub(RED_ZONE).max(range.start),
             false => range.start,
         };
         return (start..range.end, name);
@@ -194,40 +194,38 @@ fn dead_stack(process: &Process<'_>, region: &Region) -> Option<u64> {
     if !region.has_guard || !region.name.is_empty() || cfg!(not(target_arch = "x86_64")) {
         return None;
     }
-    let range = &region.range;
-    let mut buffer = vec![0; 1 << 20];
     // The block lies at the upper end, behind the thread's variables.
-    let from = range.start.max(range.end.saturating_sub(MOST_STACK));
-    let mut end = range.end;
-    while end > from {
-        let start = end.saturating_sub(buffer.len() as u64).max(from);
-        let part = &mut buffer[..(end - start) as usize];
-        process.memory.gather(&[(start, part.len())], part);
-        for at in (0..part.len().saturating_sub(23)).step_by(16).rev() {
+    let end = region.range.end;
+    let mut at = region.range.start.max(end.saturating_sub(MOST_STACK));
+    let mut found = None;
+    let mut buffer = vec![0; 4096];
+    // The last one that there is, in pages that exist.
+    while let Some(part) = process.memory.next(at..end) {
+        let start = part.start.next_multiple_of(16);
+        let len = buffer.len().min((part.end - part.start) as usize + 16);
+        process.memory.gather(&[(start, len)], &mut buffer[..len]);
+        let step = (len - 16) as u64;
+        for offset in (0..len.saturating_sub(23)).step_by(16) {
             let word =
-                |at: usize| u64::from_le_bytes(part[at..at + 8].try_into().unwrap_or_default());
-            let address = start + at as u64;
-            if word(at) == address && word(at + 16) == address {
-                let is_alive = process.threads.iter().any(|t| t.thread_pointer == address);
-                return (!is_alive).then_some(address);
+                |at: usize| u64::from_le_bytes(buffer[at..at + 8].try_into().unwrap_or_default());
+            let address = start + offset as u64;
+            if word(offset) == address && word(offset + 16) == address {
+                found = Some(address);
             }
         }
-        // Only the first part is likely to have it: a stack of which nothing is found there is
-        // not searched through.
-        if range.end - start >= 1 << 20 {
-            return None;
-        }
-        end = start;
+        at = start + step.max(16);
     }
-    None
+    let is_alive = |at: u64| process.threads.iter().any(|t| t.thread_pointer == at);
+    found.filter(|block| !is_alive(*block))
 }
 
 /// The agent's own memory, by address: its library, its thread-local variables with jemalloc's,
 /// which point to free memory, and what it remembers of each thread's stack.
 fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
     let own = &process.agent;
+    let pages = |bytes: u64| bytes.min(MOST_AGENT).next_multiple_of(4096);
     let range = |start: u64, bytes: u64| start..start.saturating_add(bytes.min(MOST_AGENT));
-    let mut ranges = Vec::new();
+    let mut ranges = vec![range(own.start, pages(own.end.saturating_sub(own.start)))];
     let mut memories = Vec::new();
     ranges.push(own.start..own.end.max(own.start).next_multiple_of(4096));
     for thread in process.threads {
@@ -235,21 +233,21 @@ fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
         ranges.push(range(at(own.variables), own.variables_bytes));
         memories.push(at(own.thread));
     }
-    memories.extend((0..own.spare_count.min(MOST_SPARE)).map(|n| own.spare + n * 8));
+    memories.extend((0..own.spare_count.min(MOST_SPARE)).map(|n| own.spare.wrapping_add(n * 8)));
     let memories = memories
         .into_iter()
         .filter_map(|at| process.memory.word(at));
     let memories = memories.filter(|at| *at != 0);
-    ranges.extend(memories.map(|at| range(at, own.thread_bytes.next_multiple_of(4096))));
-    ranges.sort_by_key(|range| range.start);
-    ranges
+    ranges.extend(memories.map(|at| range(at, pages(own.thread_bytes))));
+    joined(ranges)
 }
 
-/// The parts of a range that are in none of others, which are sorted.
+/// The parts of a range that are in none of others, which are sorted and apart.
 fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     let mut start = range.start;
-    for other in others {
+    let first = others.partition_point(|other| other.end <= range.start);
+    for other in &others[first..] {
         if other.start > start {
             rest.push(start..other.start.min(range.end));
         }
@@ -275,24 +273,38 @@ pub fn epoll_data(pid: i32) -> Vec<(String, Vec<u64>)> {
             let target = fs::read_link(entry.path());
             target.is_ok_and(|target| target.as_os_str() == "anon_inode:[eventpoll]")
         });
+    let mut left = MOST_ENTRIES;
     polls
         .filter_map(|entry| {
             let number = entry.file_name().into_string().ok()?;
-            let text = limited(&format!("/proc/{pid}/fdinfo/{number}"));
-            let words = text.lines().filter_map(|line| {
-                let (_, rest) = line.strip_prefix("tfd:")?.split_once("data:")?;
-                u64::from_str_radix(rest.split_whitespace().next()?, 16).ok()
-            });
-            Some((number, words.collect()))
+            let file = fs::File::open(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+            Some((number, entries(file, &mut left)))
         })
         .collect()
+}
+
+/// The data of the entries that a text tells of; `left`: most bytes to read.
+fn entries(text: impl Read, left: &mut u64) -> Vec<u64> {
+    let mut text = BufReader::new(text.take(*left));
+    let (mut line, mut words) = (String::new(), Vec::new());
+    loop {
+        line.clear();
+        match text.read_line(&mut line) {
+            Ok(read) if read > 0 => *left = left.saturating_sub(read as u64),
+            _ => return words,
+        }
+        let data = line
+            .strip_prefix("tfd:")
+            .and_then(|line| line.split_once("data:"));
+        let word = data.and_then(|(_, rest)| rest.split_whitespace().next());
+        words.extend(word.and_then(|word| u64::from_str_radix(word, 16).ok()));
+    }
 }
 
 /// The text of a file of `/proc`, up to a limit; empty if it cannot be read.
 pub fn limited(path: &str) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = fs::File::open(path) {
-        use std::io::Read;
         let _ = file.take(MOST_TEXT).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
@@ -306,16 +318,15 @@ fn timer_values(text: &str) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Whether two readings of the mappings are of the same ones: the addresses in the first that the
-/// second lacks.
+/// The readable mappings that a copy lacks; `copy`: its maps text. Both are by address.
 pub fn absent(regions: &[Region], copy: &[u8]) -> Vec<Range<u64>> {
     let there: Vec<Range<u64>> = Entry::all(copy).map(|e| e.start..e.end).collect();
     let readable = regions.iter().filter(|region| region.is_readable);
     readable
         .filter(|region| {
-            !there
-                .iter()
-                .any(|range| range.contains(&region.range.start))
+            let start = region.range.start;
+            let at = there.partition_point(|range| range.end <= start);
+            there.get(at).is_none_or(|range| range.start > start)
         })
         .map(|region| region.range.clone())
         .collect()
@@ -326,8 +337,9 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "parts are ranges")]
     fn the_agent_is_cut_out() {
-        let cut = |range: Range<u64>| without(range, &[10..20, 15..18, 40..50]);
+        let cut = |range: Range<u64>| without(range, &[10..20, 40..50]);
         assert_eq!(cut(0..30), [0..10, 20..30]);
         assert_eq!(cut(12..15), []);
         assert_eq!(cut(15..25), vec![20..25; 1]);
@@ -340,6 +352,16 @@ mod tests {
     fn timers_tell_their_values() {
         let text = "ID: 1\nsignal: 60/00007fff86e452a8\nnotify: signal/pid.2634\nClockID: 0\n";
         assert_eq!(timer_values(text).collect::<Vec<_>>(), [0x7fff_86e4_52a8]);
+    }
+
+    #[test]
+    fn entries_of_many_descriptors_end() {
+        let text = "pos:\t0\ntfd: 5 events: 1 data: 1234 pos:0\n".repeat(100);
+        let mut left = text.len() as u64 * 3 / 2;
+        assert_eq!(entries(text.as_bytes(), &mut left), [0x1234; 100]);
+        assert!(entries(text.as_bytes(), &mut left).len() <= 50);
+        assert_eq!(left, 0);
+        assert!(entries(text.as_bytes(), &mut left).is_empty());
     }
 
     #[test]

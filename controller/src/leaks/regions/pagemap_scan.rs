@@ -1,0 +1,78 @@
+//! Which pages exist, from a kernel that skips those that do not (`PAGEMAP_SCAN`, Linux 6.7;
+//! `Documentation/admin-guide/mm/pagemap.rst`).
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use super::add;
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Default)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Run {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const OF_FILE: u64 = 1 << 2;
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+const ZERO: u64 = 1 << 5;
+/// `_IOWR('f', 16, struct pm_scan_arg)`
+const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<Scan>() as u64) << 16 | (b'f' as u64) << 8 | 16;
+/// Runs of pages that are asked for at once.
+const RUNS: usize = 4096;
+
+/// The parts of `range` with pages that are not the page of zeros; `None`: the kernel cannot.
+pub fn present(pagemap: &File, range: Range<u64>, private: bool) -> Option<Vec<Range<u64>>> {
+    let mut runs = vec![Run::default(); RUNS];
+    let mut found = Vec::new();
+    let without = if private { OF_FILE | ZERO } else { ZERO };
+    let mut start = range.start;
+    while start < range.end {
+        let mut scan = Scan {
+            size: size_of::<Scan>() as u64,
+            start,
+            end: range.end,
+            vec: runs.as_mut_ptr().addr() as u64,
+            vec_len: RUNS as u64,
+            category_inverted: without,
+            category_mask: without,
+            category_anyof_mask: PRESENT | SWAPPED,
+            return_mask: PRESENT,
+            ..Scan::default()
+        };
+        // SAFETY: the kernel reads and writes `scan`, and writes at most `vec_len` entries to
+        // `runs`, which has as many.
+        let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut scan) };
+        let count = usize::try_from(count).ok()?;
+        for run in runs.iter().take(count) {
+            add(&mut found, run.start.max(start)..run.end.min(range.end));
+        }
+        if scan.walk_end <= start {
+            return None;
+        }
+        start = scan.walk_end;
+    }
+    Some(found)
+}
