@@ -337,7 +337,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[expect(clippy::single_range_in_vec_init, reason = "parts are ranges")]
     fn the_agent_is_cut_out() {
         let cut = |range: Range<u64>| without(range, &[10..20, 40..50]);
         assert_eq!(cut(0..30), [0..10, 20..30]);
