@@ -154,6 +154,20 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// Whether the process is only not to be copied: it is still stopped, and can be read so.
+    #[must_use]
+    pub fn is_of_copy(&self) -> bool {
+        matches!(
+            self,
+            Self::Seccomp { .. }
+                | Self::NoThread { .. }
+                | Self::NoCode { .. }
+                | Self::Reaper { .. }
+                | Self::Clone { .. }
+                | Self::Killed { .. }
+        )
+    }
+
     /// A request that the kernel refused; `ESRCH` means that the process is gone.
     pub(crate) fn kernel(pid: i32, action: &'static str, error: io::Error) -> Self {
         if error.raw_os_error() == Some(libc::ESRCH) {

@@ -14,8 +14,8 @@ mod stacks;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
-use capture::{Copy, Pause, Stopped, Thread};
+use anyhow::{Context, anyhow, ensure};
+use capture::{Copy, Pause, Refusal, Stopped, Thread};
 use reachability::jemalloc::{self, Globals};
 use reachability::lost::{self, Found};
 use reachability::mark::{self, Marks};
@@ -72,6 +72,8 @@ pub struct Check {
     pub search: Duration,
     /// Parts of the heap whose objects are not known.
     pub left_out: usize,
+    /// Whether there are too many lost objects to say which keep which others.
+    pub too_many: bool,
 }
 
 /// A process at one moment.
@@ -124,6 +126,7 @@ pub fn check(
         scanned: search.marks.scanned,
         search: start.elapsed(),
         left_out,
+        too_many: how.is_none() && scope == Scope::Unreachable,
     })
 }
 
@@ -153,7 +156,7 @@ impl Moment {
                 Hold::Process(stopped),
             ),
             Means::Copied => {
-                let copy = stopped.copy()?;
+                let copy = stopped.copy().map_err(without_copy)?;
                 let pause = stopped.resume();
                 let copied = process::maps(copy.pid()).unwrap_or_default();
                 let absent = roots::absent(&regions, &copied);
@@ -172,6 +175,14 @@ impl Moment {
             memory,
             hold,
         })
+    }
+}
+
+/// A refusal, with the option that does without a copy.
+fn without_copy(refusal: Refusal) -> anyhow::Error {
+    match refusal.is_of_copy() {
+        true => anyhow!("{refusal}: --stop"),
+        false => refusal.into(),
     }
 }
 

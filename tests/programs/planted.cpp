@@ -2,13 +2,16 @@
 // function of its own, lost_… or kept_….
 //
 // Talks in lines: "plant" allocates them and prints "planted"; "go N" allocates N objects of 100
-// bytes each of which one in ten is lost and prints "gone"; "more" loses one more list; "holes"
+// bytes each of which one in ten is lost and prints "gone"; "filter" installs a seccomp
+// filter that allows everything and prints "filtered"; "holes"
 // maps a TiB of its own and many times a file of a GiB, keeps an object in each, leaves the rest
 // empty and prints "mapped".
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <map>
 #include <pthread.h>
 #include <signal.h>
@@ -16,6 +19,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 #include <vector>
@@ -247,6 +251,13 @@ int main() {
             map_holes();
             wipe();
             puts("mapped");
+        } else if (strcmp(line, "filter\n") == 0) {
+            sock_filter allow[] = {{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW}};
+            sock_fprog filter = {1, allow};
+            if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+                prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
+                abort();
+            puts("filtered");
         } else if (sscanf(line, "go %ld", &n) == 1) {
             if (!pool) pool = new std::vector<void *>;
             for (long i = 0; i < n; i++) {

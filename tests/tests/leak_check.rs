@@ -211,6 +211,23 @@ fn empty_memory_is_neither_read_nor_made() {
     session.stop();
 }
 
+/// A filter might kill the process for making a copy: it is searched as it is.
+#[test]
+fn a_process_that_may_not_be_copied_is_searched_while_stopped() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let mut target = start(&scratch, &program);
+    let session = Session::of(&scratch, target.pid(), "1");
+    tell(&mut target, "go 100", "gone");
+    tell(&mut target, "filter", "filtered");
+    let refused = check(&scratch, target.pid(), &[]);
+    refused.refused(1, &["seccomp filter", "--stop"]);
+    let report = report(&check(&scratch, target.pid(), &["--json", "--stop"]));
+    assert_eq!(report["lost_objects"].as_f64(), Some(10.0), "{report}");
+    session.stop();
+    tell(&mut target, "go 10", "gone");
+}
+
 /// The process goes on as before: no child, not stopped, not traced, all threads at work.
 #[test]
 fn the_process_does_not_notice() {

@@ -89,6 +89,13 @@ fn one(
             check.left_out
         ));
     }
+    if check.too_many {
+        warning(&format!(
+            "{}: so many objects are lost that it is not known which of them keep others: all are \
+             shown as direct leaks",
+            agent.title()
+        ));
+    }
     let dump = output
         .map(|output| write(output, agent, &header, &check))
         .transpose()?;
