@@ -78,13 +78,11 @@ unsafe extern "C" {
 
 /// Where a reader outside the process finds all objects.
 pub fn globals() -> HeapGlobals {
-    let mut page: usize = 0;
-    let mut len = size_of::<usize>();
-    // SAFETY: jemalloc writes a size_t to a usize.
-    unsafe {
-        let name = c"arenas.page".as_ptr();
-        jemalloc::mallctl(name, (&raw mut page).cast(), &mut len, null_mut(), 0)
-    };
+    // Sizes above a few pages are rounded to pages. Not asked by `mallctl`, whose first call
+    // takes megabytes.
+    const LARGE: usize = 8 << 20;
+    // SAFETY: a size that is not 0.
+    let page = unsafe { jemalloc::nallocx(LARGE + 1, 0) } - LARGE;
     HeapGlobals {
         emap: (&raw const EMAP).addr() as u64,
         arenas: (&raw const ARENAS).addr() as u64,
