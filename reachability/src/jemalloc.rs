@@ -94,8 +94,8 @@ const BLOCKS_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
 const MOST_BLOCKS: usize = 256;
 /// Blocks of all arenas, at most.
 const MOST_BLOCKS_OF_ALL: usize = 1 << 16;
-/// Leaves of the radix tree, at most. Each stands for a GiB of addresses with pages of 4 KiB.
-const MOST_LEAVES: usize = 1 << 13;
+/// Leaves of the radix tree, at most. Each stands for a GiB of addresses, or an eighth of one.
+const MOST_LEAVES: usize = 1 << 14;
 /// Extents, at most: 12 GiB of this program's memory. Each takes as much of the process's.
 const MOST_EXTENTS: usize = 1 << 27;
 /// Damaged extents, at most. A process is stopped in the middle of few operations.
@@ -145,22 +145,25 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn read_tree(&mut self, globals: &Globals) -> Result<(), Unreadable> {
         let page_bits = globals.page.trailing_zeros();
-        let bits = ADDRESS_BITS - page_bits;
-        let (upper, lower) = (bits / 2, bits / 2 + bits % 2);
-        let leaves = leaves(self.memory, globals, (upper, lower))?;
+        let shape = shape(self.memory, globals)?;
+        let leaves = leaves(self.memory, globals, &shape)?;
         let mut buffer = vec![0; CHUNK];
         for (index, leaf) in leaves {
             let mut result = Ok(());
             words(
                 self.memory,
                 leaf,
-                1 << lower,
+                shape.words << shape.lower,
                 &mut buffer,
                 |number, word| {
+                    if number % shape.words != 0 {
+                        return;
+                    }
+                    let number = number / shape.words;
                     let descriptor = word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_BYTES as u64 - 1);
                     if descriptor != 0 && descriptor != self.last && result.is_ok() {
                         self.last = descriptor;
-                        let page = ((index as u64) << lower | number as u64) << page_bits;
+                        let page = ((index as u64) << shape.lower | number as u64) << page_bits;
                         self.group.push((page, descriptor));
                         if self.group.len() == CHUNK / EDATA_BYTES {
                             result = self.read_group();
@@ -203,38 +206,92 @@ impl Reader<'_> {
     }
 }
 
+/// How the radix tree is laid out (`rtree.h`), which depends on the addresses that jemalloc was
+/// configured for: of 48 bits, two levels, and one word for a page; of 57 bits, three, and two
+/// words, the first of which is the descriptor's address.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// Bits of an address that each level above the leaves stands for.
+    upper: &'static [u32],
+    /// Bits that a leaf stands for.
+    lower: u32,
+    /// Words of a leaf's entry.
+    words: usize,
+}
+
+/// Entries at the start of the root that tell the shapes apart: with 57 bits all of a program's
+/// addresses, with 48 those below 32 GiB, where jemalloc has none.
+const TELLING: usize = 32;
+
+fn shape(memory: &dyn Memory, globals: &Globals) -> Result<Shape, Unreadable> {
+    let page_bits = globals.page.trailing_zeros();
+    let mut is_deep = false;
+    let root = globals.emap.wrapping_add(ROOT_OFFSET);
+    let mut buffer = vec![0; TELLING * 8];
+    words(memory, root, TELLING, &mut buffer, |_, word| {
+        is_deep |= word != 0;
+    });
+    match (page_bits, is_deep) {
+        (12, true) => Ok(Shape {
+            upper: &[15, 15],
+            lower: 15,
+            words: 2,
+        }),
+        (12, false) => Ok(Shape {
+            upper: &[18],
+            lower: 18,
+            words: 1,
+        }),
+        (16, false) => Ok(Shape {
+            upper: &[16],
+            lower: 16,
+            words: 1,
+        }),
+        _ => Err(Unreadable::Layout),
+    }
+}
+
 /// The radix tree's leaves: the index of each, which is that of the addresses that it stands for,
 /// and where it is.
 fn leaves(
     memory: &dyn Memory,
     globals: &Globals,
-    (upper, lower): (u32, u32),
+    shape: &Shape,
 ) -> Result<Vec<(usize, u64)>, Unreadable> {
-    let mut leaves = Vec::new();
-    let root = globals.emap.wrapping_add(ROOT_OFFSET);
-    words(
-        memory,
-        root,
-        1 << upper,
-        &mut vec![0; CHUNK],
-        |index, word| {
-            if word != 0 {
-                leaves.push((index, word));
-            }
-        },
-    );
-    if leaves.is_empty() {
-        return Err(Unreadable::Globals);
+    let mut leaves = vec![(0, globals.emap.wrapping_add(ROOT_OFFSET))];
+    let mut buffer = vec![0; CHUNK];
+    for (level, &bits) in shape.upper.iter().enumerate() {
+        let mut below = Vec::new();
+        for (index, at) in leaves {
+            words(memory, at, 1 << bits, &mut buffer, |number, word| {
+                if word != 0 && below.len() <= MOST_LEAVES {
+                    below.push((index << bits | number, word));
+                }
+            });
+        }
+        if below.is_empty() {
+            return Err(Unreadable::Globals);
+        }
+        let entry = match level + 1 == shape.upper.len() {
+            true => (8 * shape.words as u64) << shape.lower,
+            false => 8 << shape.upper[level + 1],
+        };
+        check_places(&below, entry)?;
+        leaves = below;
     }
-    let bytes = 8 << lower;
-    let mut places: Vec<u64> = leaves.iter().map(|(_, at)| *at).collect();
+    Ok(leaves)
+}
+
+/// Tables of so many bytes must lie apart, at addresses of a program.
+fn check_places(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
+    let mut places: Vec<u64> = tables.iter().map(|(_, at)| *at).collect();
     places.sort_unstable();
     let is_aligned = places.iter().all(|at| at % 8 == 0);
     let is_apart = places.windows(2).all(|pair| pair[1] - pair[0] >= bytes);
     let is_below = places.last().is_some_and(|at| at >> ADDRESS_BITS == 0);
     match is_aligned && is_apart && is_below {
-        true if leaves.len() > MOST_LEAVES => Err(Unreadable::Size),
-        true => Ok(leaves),
+        true if tables.len() > MOST_LEAVES => Err(Unreadable::Size),
+        true => Ok(()),
         false => Err(Unreadable::Layout),
     }
 }

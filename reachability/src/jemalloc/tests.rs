@@ -113,19 +113,15 @@ fn its_metadata_is_known_to_be_no_object() {
     let objects: Vec<_> = (0..20_000).map(|_| alloc(4096, 1)).collect();
     let map = read(&memory(), &globals()).expect("jemalloc's map");
     let heap = Heap::of(&map, 0..0);
-    let bits = ADDRESS_BITS - globals().page.trailing_zeros();
-    let halves = (bits / 2, bits / 2 + bits % 2);
+    let shape = shape(&memory(), &globals()).expect("a shape");
     let mut descriptors = HashSet::new();
-    for (_, leaf) in leaves(&memory(), &globals(), halves).expect("leaves") {
-        words(
-            &memory(),
-            leaf,
-            1 << halves.1,
-            &mut vec![0; CHUNK],
-            |_, word| {
+    for (_, leaf) in leaves(&memory(), &globals(), &shape).expect("leaves") {
+        let (count, buffer) = (shape.words << shape.lower, &mut vec![0; CHUNK]);
+        words(&memory(), leaf, count, buffer, |number, word| {
+            if number % shape.words == 0 {
                 descriptors.insert(word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_BYTES as u64 - 1));
-            },
-        );
+            }
+        });
     }
     descriptors.remove(&0);
     assert!(descriptors.len() > 100);

@@ -26,13 +26,17 @@ const GLOBALS: Globals = Globals {
     arenas: 0x2000_0000,
     page: 4096,
 };
-const ROOT: u64 = GLOBALS.emap + ROOT_OFFSET;
+/// Number of the GiB whose leaf it is, and the first page in it.
+const GIB: u64 = 64;
+const FIRST: u64 = GIB << 18;
+/// The root's entry for that.
+const ROOT: u64 = GLOBALS.emap + ROOT_OFFSET + GIB * 8;
 const LEAF: u64 = 0x4000_0000;
 const LEAF_BYTES: u64 = 2 << 20;
 const DESCRIPTOR: u64 = 0x8000_0000;
 const ARENA: u64 = 0x3000_0000;
 
-/// One arena with one block, and a leaf for the first GiB.
+/// One arena with one block, and one leaf.
 fn sound() -> Words {
     let mut words = Words::default();
     words.0.insert(GLOBALS.arenas, ARENA + 4096);
@@ -46,7 +50,7 @@ fn sound() -> Words {
 fn describe(words: &mut Words, number: u64, page: u64, pages: Range<u64>) {
     let descriptor = DESCRIPTOR + number * EDATA_BYTES as u64;
     words.0.insert(LEAF + page * 8, descriptor);
-    words.0.insert(descriptor + 8, pages.start * 4096);
+    words.0.insert(descriptor + 8, (FIRST + pages.start) * 4096);
     words
         .0
         .insert(descriptor + 16, (pages.end - pages.start) * 4096);
@@ -55,7 +59,7 @@ fn describe(words: &mut Words, number: u64, page: u64, pages: Range<u64>) {
 fn starts(map: &Map) -> Vec<u64> {
     map.extents
         .iter()
-        .map(|extent| extent.pages.start / 4096)
+        .map(|extent| extent.pages.start / 4096 - FIRST)
         .collect()
 }
 
