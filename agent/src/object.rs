@@ -174,8 +174,8 @@ impl Object {
         }
     }
 
-    /// Marks the header as one of no object, for who looks for objects from outside: whatever
-    /// jemalloc does with the memory until it is an object again leaves this word alone.
+    /// Marks the header as one of no object, for who looks for objects from outside. jemalloc
+    /// writes nothing to free memory; at most it gives the page back, which leaves zeros.
     ///
     /// # Safety
     /// [`write`](Self::write) wrote a header there, and the memory is still allocated.

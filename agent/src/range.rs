@@ -82,7 +82,7 @@ pub fn globals() -> HeapGlobals {
     // takes megabytes.
     const LARGE: usize = 8 << 20;
     // SAFETY: a size that is not 0.
-    let page = unsafe { jemalloc::nallocx(LARGE + 1, 0) } - LARGE;
+    let page = unsafe { jemalloc::nallocx(LARGE + 1, 0) }.saturating_sub(LARGE);
     HeapGlobals {
         emap: (&raw const EMAP).addr() as u64,
         arenas: (&raw const ARENAS).addr() as u64,
