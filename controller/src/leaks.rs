@@ -253,7 +253,7 @@ impl Search {
         found
             .unknown
             .retain(|region| !internal.get(*region as usize));
-        let how = causes::order(memory, &self.heap, &found, 0);
+        let how = causes::order(memory, &self.heap, &found);
         (found, how)
     }
 }

@@ -85,13 +85,12 @@ fuzz_target!(|data: &[u8]| {
     let roots = Roots {
         words: &[(BASE + 24, 1), (middle, 1)],
         ranges: &ranges,
-        ignored: 0,
         trace: true,
     };
     let marks = mark::mark(&memory, &heap, &roots);
     let found = lost::find(&memory, &heap, &marks, |_| true);
     assert!(found.lost.iter().all(|lost| !marks.has(lost.region)));
-    let how = causes::order(&memory, &heap, &found, 0);
+    let how = causes::order(&memory, &heap, &found);
     assert!(how.is_none_or(|how| how.len() == found.lost.len()));
     for region in (0..heap.regions())
         .filter(|region| marks.has(*region))

@@ -31,8 +31,8 @@ pub enum How {
 
 /// How each of the lost objects is lost, by their index. `None`: there are too many.
 #[must_use]
-pub fn order(memory: &dyn Memory, heap: &Heap, found: &Found, ignored: u64) -> Option<Vec<How>> {
-    let graph = Graph::of(memory, heap, found, !ignored)?;
+pub fn order(memory: &dyn Memory, heap: &Heap, found: &Found) -> Option<Vec<How>> {
+    let graph = Graph::of(memory, heap, found)?;
     let components = Components::of(&graph);
     Some(graph.classify(&components, found.lost.len()))
 }
@@ -47,7 +47,7 @@ struct Graph {
 }
 
 impl Graph {
-    fn of(memory: &dyn Memory, heap: &Heap, found: &Found, mask: u64) -> Option<Self> {
+    fn of(memory: &dyn Memory, heap: &Heap, found: &Found) -> Option<Self> {
         if found.lost.len() + found.unknown.len() > MOST {
             return None;
         }
@@ -69,7 +69,7 @@ impl Graph {
             graph.starts.push(graph.targets.len() as u32);
             let (base, size) = heap.region(graph.nodes[node].0)?;
             memory::scan_while(memory, base..base + size, &mut buffer, |_, bytes| {
-                graph.targets_in(heap, bytes, mask, node);
+                graph.targets_in(heap, bytes, node);
                 graph.targets.len() <= MOST
             });
             if graph.targets.len() > MOST {
@@ -80,9 +80,8 @@ impl Graph {
         Some(graph)
     }
 
-    fn targets_in(&mut self, heap: &Heap, bytes: &[u8], mask: u64, node: usize) {
+    fn targets_in(&mut self, heap: &Heap, bytes: &[u8], node: usize) {
         for word in words(bytes) {
-            let word = word & mask;
             let Some((_, region)) = (word > 0xffff).then(|| heap.find(word)).flatten() else {
                 continue;
             };

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::memory::{self, Memory};
+use crate::memory::{self, Memory, word_of};
 use crate::size;
 
 /// Where it all begins, as the agent publishes it.
@@ -312,12 +312,6 @@ fn words(
             each(first + index, word_of(word));
         }
     });
-}
-
-fn word_of(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[..8]);
-    u64::from_le_bytes(word)
 }
 
 /// A descriptor's extent, if it makes sense.

@@ -26,8 +26,6 @@ pub struct Roots<'a> {
     pub words: &'a [(u64, u32)],
     /// Ranges to read, each with the number of its root: what several lead to is the first one's.
     pub ranges: &'a [(Range<u64>, u32)],
-    /// Bits of a word that are no part of an address.
-    pub ignored: u64,
     /// Whether to remember what led to each object.
     pub trace: bool,
 }
@@ -86,7 +84,6 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
     let mut flood = Flood {
         memory,
         heap,
-        mask: !roots.ignored,
         marks: Marks {
             reached: Bits::new(heap.regions() as usize),
             // Regions above 2^31 cannot be told from roots.
@@ -133,7 +130,6 @@ pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> Bits 
 struct Flood<'a> {
     memory: &'a dyn Memory,
     heap: &'a Heap,
-    mask: u64,
     marks: Marks,
     /// Regions that are reached and not read yet.
     pending: Bits,
@@ -151,7 +147,7 @@ impl Flood<'_> {
     /// Reaches what a word points to.
     #[inline]
     fn meet(&mut self, word: u64, from: u32) {
-        let Some((extent, region)) = self.heap.find(word & self.mask) else {
+        let Some((extent, region)) = self.heap.find(word) else {
             return;
         };
         if self.marks.reached.set(region as usize) {

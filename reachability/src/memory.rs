@@ -75,6 +75,13 @@ pub fn scan_while(
     }
 }
 
+/// The first 8 bytes of some, of which there are so many.
+pub(crate) fn word_of(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[..8]);
+    u64::from_le_bytes(word)
+}
+
 /// The memory of a process, by its pid.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessMemory {

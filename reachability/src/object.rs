@@ -1,5 +1,6 @@
 //! The header before each sampled object, as the agent writes it (`agent/src/object.rs`).
 
+use crate::memory::word_of;
 use crate::size;
 
 /// Bytes of a header.
@@ -45,7 +46,7 @@ pub fn find(
     let mut offset = HEADER + EXTENSION;
     while offset < room && offset <= MOST_OFFSET {
         let (extension, header) = (peek(offset - 32)?, header(&peek(offset - 16)?));
-        let (bytes, align) = (word(&extension[..8]), word(&extension[8..]));
+        let (bytes, align) = (word_of(&extension[..8]), word_of(&extension[8..]));
         let is_here = header.size == EXTENDED
             && align.is_power_of_two()
             && offset == align.max(HEADER + EXTENSION)
@@ -95,19 +96,13 @@ impl Header {
 }
 
 fn header(bytes: &[u8; 16]) -> Header {
-    let half = |at: usize| (word(&bytes[at / 8 * 8..]) >> (at % 8 * 8)) as u32;
+    let half = |at: usize| (word_of(&bytes[at / 8 * 8..]) >> (at % 8 * 8)) as u32;
     Header {
         size: half(0),
         counted: half(4),
         born: half(8),
         weight: f32::from_bits(half(12)),
     }
-}
-
-fn word(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[..8]);
-    u64::from_le_bytes(word)
 }
 
 #[cfg(test)]

@@ -262,7 +262,6 @@ impl Finder<'_> {
         let rest = mark::Roots {
             words: &words,
             ranges: &ranges,
-            ignored: 0,
             trace: false,
         };
         let (heap, all) = (&self.search.heap, &self.search.marks);

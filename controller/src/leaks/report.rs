@@ -14,7 +14,6 @@ use crate::collect;
 use crate::discovery::Agent;
 use crate::names::Symbols;
 use crate::snapshot::Snapshot;
-use crate::terminal::warning;
 use crate::text;
 
 /// Frames of a stack that are shown.

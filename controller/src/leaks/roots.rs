@@ -125,7 +125,6 @@ impl Roots {
         mark::Roots {
             words: &self.words,
             ranges: &self.ranges,
-            ignored: 0,
             trace,
         }
     }

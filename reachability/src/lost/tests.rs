@@ -19,7 +19,6 @@ fn what_is_not_reached_is_lost_or_unknown() {
     let roots = Roots {
         words: &[(SLAB + 16, 0), (OTHER, 0)],
         ranges: &[],
-        ignored: 0,
         trace: false,
     };
     let marks = mark(&memory, &heap, &roots);

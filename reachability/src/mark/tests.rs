@@ -21,7 +21,6 @@ fn marked(memory: &Bytes, heap: &Heap, words: &[u64]) -> Marks {
     let roots = Roots {
         words: &words,
         ranges: &[(ROOTS..ROOTS + 64, 6)],
-        ignored: 0,
         trace: true,
     };
     mark(memory, heap, &roots)
@@ -69,21 +68,6 @@ fn every_region_size_is_found_by_every_byte() {
             );
         }
     }
-}
-
-#[test]
-fn ignored_bits_are_no_part_of_an_address() {
-    let heap = heap(0..0);
-    let words = [(SLAB | 0xfff8 << 48, 0)];
-    let mut roots = Roots {
-        words: &words,
-        ranges: &[],
-        ignored: 0,
-        trace: false,
-    };
-    assert!(!has(&heap, &mark(&memory(), &heap, &roots), SLAB));
-    roots.ignored = 0xffff << 48;
-    assert!(has(&heap, &mark(&memory(), &heap, &roots), SLAB));
 }
 
 #[test]
@@ -175,7 +159,6 @@ fn ranges_that_make_no_sense_are_read_without_trouble() {
         let roots = Roots {
             words: &[],
             ranges: &[(range.clone(), 0)],
-            ignored: 0,
             trace: false,
         };
         mark(&memory(), &heap, &roots);
