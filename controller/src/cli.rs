@@ -67,8 +67,8 @@ pub enum Command {
     Why(WhyArgs),
     /// Find the objects of a live process that no pointer leads to any more
     ///
-    /// The process stands still while its page tables are copied, some milliseconds a gigabyte,
-    /// and goes on; the copy is searched. Known are the objects that a session has sampled, with
+    /// The process stands still while its page tables are copied, some 30 milliseconds for each
+    /// gigabyte of small pages, and goes on; the copy is searched. Known are the objects that a session has sampled, with
     /// -c 1 all that were allocated since it began.
     Leaks(LeaksArgs),
     /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age

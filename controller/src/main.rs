@@ -2,8 +2,8 @@
 //! through their shared-memory segments, and writes dumps.
 //!
 //! All policy is here; the agent only counts. A process is never stopped, signalled or
-//! waited for: a dump is read from its segment, alive or dead. The one exception is `leaks`,
-//! which stops a process for as long as a copy of it takes.
+//! waited for: a dump is read from its segment, alive or dead. The exceptions are `leaks`,
+//! which stops a process for as long as a copy of it takes, and the check at a program's exit.
 
 mod allocator;
 mod allocator_stats;

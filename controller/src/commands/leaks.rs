@@ -36,6 +36,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         match one(agent, &args, output.as_ref(), named) {
             Ok(Some(report)) => {
                 leaky |= report.lost_samples > 0;
+                report.warnings.iter().for_each(|line| warning(line));
                 if !args.json {
                     report.lines().iter().for_each(|line| result(line));
                     report.dump.iter().for_each(|dump| result(dump));
@@ -82,20 +83,6 @@ fn one(
     };
     let means = means(args);
     let check = leaks::check(agent, &header, &session, (means, Scope::Unreachable))?;
-    if check.left_out > 0 {
-        warning(&format!(
-            "{}: {} parts of its memory cannot be read: what only they point to is taken for lost",
-            agent.title(),
-            check.left_out
-        ));
-    }
-    if check.too_many {
-        warning(&format!(
-            "{}: so many objects are lost that it is not known which of them keep others: all are \
-             shown as direct leaks",
-            agent.title()
-        ));
-    }
     let dump = output
         .map(|output| write(output, agent, &header, &check))
         .transpose()?;

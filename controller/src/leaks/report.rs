@@ -42,6 +42,9 @@ pub struct Report {
     pause_ms: f64,
     searched_bytes: u64,
     search_seconds: f64,
+    /// What is to be known besides.
+    #[serde(skip)]
+    pub warnings: Vec<String>,
     /// The dump, if one was written.
     pub dump: Option<String>,
 }
@@ -74,7 +77,7 @@ pub fn report(
     let total = check.leaks.total;
     let shown = check.leaks.leaks.iter().take(most.max(1));
     let leaves = shown.clone().map(|leak| leak.node);
-    let names = names(agent, header, &check.snapshot, leaves);
+    let (names, trouble) = names(agent, header, &check.snapshot, leaves);
     let age = unix_ns().saturating_sub(session.start_unix_ns);
     Report {
         pid: agent.pid,
@@ -93,6 +96,7 @@ pub fn report(
         searched_bytes: check.scanned,
         search_seconds: check.search.as_secs_f64(),
         dump: None,
+        warnings: warnings(agent, check, trouble),
     }
 }
 
@@ -113,13 +117,13 @@ fn entry(leak: &Leak, names: &HashMap<NodeId, Vec<String>>) -> Entry {
     }
 }
 
-/// The functions of stacks, innermost first, by their leaf.
+/// The functions of stacks, innermost first, by their leaf; and what went wrong meanwhile.
 pub fn names(
     agent: &Agent,
     header: &Header<'_>,
     snapshot: &Snapshot,
     leaves: impl Iterator<Item = NodeId>,
-) -> HashMap<NodeId, Vec<String>> {
+) -> (HashMap<NodeId, Vec<String>>, Option<String>) {
     let mut symbols = Symbols::new(agent.pid);
     let stacks: HashMap<NodeId, (Vec<u64>, bool)> = leaves
         .map(|leaf| {
@@ -132,9 +136,7 @@ pub fn names(
     symbols.resolve(all, true, |addresses| {
         collect::code(header, agent.pid, addresses)
     });
-    if let Some(trouble) = symbols.trouble() {
-        warning(&trouble);
-    }
+    let trouble = symbols.trouble();
     let named = stacks.into_iter().map(|(leaf, (stack, whole))| {
         let frames = symbols.frames(&stack).unwrap_or_default();
         let frames = frames.iter().map(|frame| symbols.name(*frame).to_owned());
@@ -146,7 +148,28 @@ pub fn names(
         }
         (leaf, names)
     });
-    named.collect()
+    (named.collect(), trouble)
+}
+
+/// What is to be known of a check besides what it found.
+fn warnings(agent: &Agent, check: &Check, trouble: Option<String>) -> Vec<String> {
+    let title = agent.title();
+    let left_out = (check.left_out > 0).then(|| {
+        format!(
+            "{title}: {} parts of its memory cannot be read: what only they point to is taken for lost",
+            check.left_out
+        )
+    });
+    let too_many = check.too_many.then(|| {
+        format!(
+            "{title}: so many objects are lost that it is not known which of them keep others: all \
+             are shown as direct leaks"
+        )
+    });
+    [trouble, left_out, too_many]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 impl Report {

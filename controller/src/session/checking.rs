@@ -27,6 +27,8 @@ impl Run {
                 self.outcome.leaks += usize::from(report.lost_samples > 0);
                 self.outcome.checked += 1;
                 self.reporter.report(&report.lines());
+                let warnings = report.warnings.iter();
+                warnings.for_each(|line| self.reporter.warning(line));
             }
             Err(error) => self.fail(&format!("{title}: no leak check: {error:#}")),
         }

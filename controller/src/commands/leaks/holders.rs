@@ -13,7 +13,7 @@ use crate::dump;
 use crate::leaks::{self, Chain, Holder, Link, Wanted, names};
 use crate::segment::Head;
 use crate::select::Chosen;
-use crate::terminal::{diagnostic, json, result};
+use crate::terminal::{diagnostic, json, result, warning};
 use crate::text;
 
 /// Objects of a chain that are shown at each of its ends.
@@ -89,7 +89,7 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
     let wanted = match address(path) {
         Some(address) => Wanted::Address(address),
         None => {
-            let names = names(agent, &header, &snapshot, leaves);
+            let (names, _) = names(agent, &header, &snapshot, leaves);
             let matches = |frames: &Vec<String>| frames.iter().any(|name| name.contains(path));
             let chosen = names.iter().filter(|(_, frames)| matches(frames));
             let chosen: HashSet<NodeId> = chosen.map(|(node, _)| *node).collect();
@@ -107,12 +107,13 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
     let shown = chains.flat_map(|chain| ends(&chain.links).0.into_iter().flatten());
     let nodes = shown.filter_map(|link| link.node);
     let nodes = nodes.chain(holders.iter().filter_map(|holder| holder.node));
-    let names = names(
+    let (names, trouble) = names(
         agent,
         &header,
         &snapshot,
         nodes.collect::<Vec<_>>().into_iter(),
     );
+    trouble.iter().for_each(|line| warning(line));
     Ok(Answer {
         pid: agent.pid,
         name: text::escape(&agent.name),
