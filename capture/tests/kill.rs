@@ -58,12 +58,7 @@ fn survives(call: &str, number: Option<i64>, threads: &str) {
             }
             let killed = killed_at(steps + 1, how, &target, &library);
             target.until_left_alone();
-            assert!(
-                !target
-                    .states()
-                    .iter()
-                    .any(|state| "Tt".contains(&state[..]))
-            );
+            target.assert_runs();
             if !killed {
                 break;
             }

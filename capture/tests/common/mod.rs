@@ -182,6 +182,13 @@ impl Target {
         processes().filter(|&pid| is_child(pid)).collect()
     }
 
+    /// No thread of it is stopped.
+    pub fn assert_runs(&self) {
+        let states = self.states();
+        let is_stopped = |state: &String| "Tt".contains(&state[..]);
+        assert!(!states.iter().any(is_stopped), "{states:?}");
+    }
+
     /// Other processes of the same program, but for zombies.
     pub fn others(&self) -> Vec<i32> {
         let same = |pid: i32| {
