@@ -1,0 +1,110 @@
+//! The commands of the guide, as they stand there: each is performed here and shows what it should,
+//! or is listed with the reason why it is not.
+
+mod listed;
+mod stage;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use mem_tests::{Session, run, wait};
+
+use listed::*;
+use stage::Stage;
+
+/// The commands in a guide's code blocks: lines of those marked `sh`, without comments, and lines
+/// after a prompt.
+fn commands(name: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../docs")
+        .join(name);
+    let text = fs::read_to_string(path).expect("a guide");
+    let (mut commands, mut block) = (Vec::new(), None);
+    for line in text.lines().map(str::trim) {
+        match (line.strip_prefix("```"), block) {
+            (Some(language), None) => block = Some(language),
+            (Some(_), Some(_)) => block = None,
+            (None, Some("sh")) => {
+                let command = line.split(" # ").next().unwrap_or(line).trim();
+                let is_one = !command.is_empty() && !command.starts_with('#');
+                commands.extend(is_one.then(|| command.to_owned()));
+            }
+            (None, Some(_)) => commands.extend(line.strip_prefix("$ ").map(str::to_owned)),
+            (None, None) => {}
+        }
+    }
+    commands
+}
+
+#[test]
+fn both_languages_have_the_same_commands() {
+    assert_eq!(commands("guide.md"), commands("guide.zh.md"));
+}
+
+#[test]
+fn each_command_is_performed_or_listed_with_a_reason() {
+    let guide = commands("guide.md");
+    let guide: BTreeSet<&str> = guide.iter().map(String::as_str).collect();
+    let scenes = [
+        INSTALLING,
+        SESSIONS,
+        WITHIN,
+        REDIS,
+        SERVER,
+        POST_MORTEM,
+        UNPACKING,
+        BOARD,
+    ];
+    let mut known: Vec<&str> = scenes
+        .concat()
+        .iter()
+        .map(|(command, _)| *command)
+        .collect();
+    known.extend(BACKGROUND);
+    known.extend(ELSEWHERE.iter().map(|(command, _)| command));
+    let count = known.len();
+    let known: BTreeSet<&str> = known.into_iter().collect();
+    assert_eq!(known.len(), count, "none is listed twice");
+    let new: Vec<_> = guide.difference(&known).collect();
+    assert!(new.is_empty(), "not listed in this test: {new:#?}");
+    let gone: Vec<_> = known.difference(&guide).collect();
+    assert!(gone.is_empty(), "not in the guide: {gone:#?}");
+}
+
+#[test]
+fn each_command_does_what_the_guide_shows() {
+    let mut stage = Stage::new();
+    stage.perform(INSTALLING);
+    for made in [
+        "etc/bash_completion.d/mem_profiler",
+        "usr/local/share/man/man1/mem_profiler.1",
+    ] {
+        assert!(
+            fs::metadata(stage.scratch.file(made)).is_ok_and(|file| file.len() > 0),
+            "{made}"
+        );
+    }
+    stage.start_servers();
+    stage.profile_server("rss_");
+    stage.perform(SESSIONS);
+    let session = Session::of(&stage.scratch, stage.pid("20028"), "1024");
+    // It loses a session of its users once it has a thousand.
+    wait::until("something lost", || {
+        let leaks = run(&mut stage.shell("mem_profiler leaks -p server", ""));
+        leaks.stdout.contains("lost in").then_some(())
+    });
+    stage.perform(WITHIN);
+    assert_eq!(session.wait().code, Some(0));
+    stage.profile_redis();
+    stage.perform(REDIS);
+    stage.perform(SERVER);
+    let job = stage.start(BACKGROUND[1]);
+    stage.is_listed(&job, "sampling");
+    stage.names.push(("29621", job));
+    stage.perform(POST_MORTEM);
+    stage.pack();
+    stage.perform(UNPACKING);
+    stage.start_planner();
+    stage.perform(BOARD);
+}
