@@ -265,7 +265,7 @@ pub struct RunArgs {
     /// Check for leaks at the program's exit, and its children's: print them, and exit with 1 if
     /// there are any. Samples every allocation unless -c says otherwise
     #[arg(long, value_name = "MODE", value_enum, num_args = 0..=1, require_equals = true,
-          default_missing_value = "normal")]
+          default_missing_value = "normal", conflicts_with = "seconds")]
     pub leak_check: Option<LeakMode>,
 
     /// The agent [default: libmem_agent.so beside mem_profiler, or in ../lib]

@@ -202,6 +202,8 @@ pub struct Status {
 pub const AT_EXIT_WAITS: u64 = 1;
 /// It was checked, and may go (the controller's word).
 pub const AT_EXIT_CHECKED: u64 = 2;
+/// A controller knows that it waits, and will check it (the controller's word).
+pub const AT_EXIT_SEEN: u64 = 3;
 
 /// The program has a sanitizer's allocator (AddressSanitizer, LeakSanitizer, …), which the
 /// agent leaves in charge.

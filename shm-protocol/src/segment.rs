@@ -11,10 +11,10 @@ pub use store::{Descriptor, Errno, Store};
 
 use crate::bank::Geometry;
 use crate::layout::{
-    AT_EXIT_CHECKED, AT_EXIT_WAITS, BANK_HEADER_BYTES, BankHeader, CONTROL_BYTES, Control,
-    HEADER_BYTES, INTERVALS_KEPT, IntervalEntry, IntervalLog, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES,
-    MODULES_OFFSET, ModuleTable, Node, PAGE, Params, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
-    THREADS_KEPT, ThreadEntry, ThreadTable,
+    AT_EXIT_CHECKED, AT_EXIT_SEEN, AT_EXIT_WAITS, BANK_HEADER_BYTES, BankHeader, CONTROL_BYTES,
+    Control, HEADER_BYTES, INTERVALS_KEPT, IntervalEntry, IntervalLog, MAX_SEGMENT_BYTES,
+    MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node, PAGE, Params, RESERVE_STEPS, Record,
+    STATUS_OFFSET, Status, THREADS_KEPT, ThreadEntry, ThreadTable,
 };
 use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
@@ -508,14 +508,19 @@ impl<F: Store> SegmentFile<F> {
         )
     }
 
-    /// Whether the process waits at its exit for a check.
+    /// Whether the process waits at its exit for a check. If so, it learns that it was seen.
     ///
     /// # Errors
-    /// Those of `pread`.
+    /// Those of `pread` and `pwrite`.
     pub fn waits_at_exit(&self) -> Result<bool, Errno> {
+        let place = STATUS_OFFSET + offset_of!(Status, at_exit);
         let mut word = [0; 8];
-        self.read_at(STATUS_OFFSET + offset_of!(Status, at_exit), &mut word)?;
-        Ok(u64::from_le_bytes(word) == AT_EXIT_WAITS)
+        self.read_at(place, &mut word)?;
+        let state = u64::from_le_bytes(word);
+        if state == AT_EXIT_WAITS {
+            self.write_word(place, AT_EXIT_SEEN)?;
+        }
+        Ok(state == AT_EXIT_WAITS || state == AT_EXIT_SEEN)
     }
 
     /// Lets a process go that waits at its exit.

@@ -345,6 +345,31 @@ fn children_are_checked_too() {
     assert_eq!(found.count(), 3, "{outcome:?}");
 }
 
+/// A session that was ended is not checked, and nobody waits for that.
+#[test]
+fn a_session_that_was_stopped_is_not_waited_for() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let mut command = scratch.preloaded(&program);
+    command.env("MEM_PROFILER_START", "1");
+    command.env("MEM_PROFILER_LEAK_CHECK", std::process::id().to_string());
+    let mut target = Target::start(&mut command);
+    assert_eq!(target.hear(), "ready");
+    let pid = target.pid().to_string();
+    let prefix = scratch.file("end_");
+    run(scratch
+        .profiler()
+        .args(["stop", "-p", &pid, "-o"])
+        .arg(prefix))
+    .dump();
+    let start = std::time::Instant::now();
+    target.finish_well();
+    // Else it would have waited for half a minute.
+    assert!(start.elapsed().as_secs() < 25, "{:?}", start.elapsed());
+    let both = ["-s", "5", "--leak-check"];
+    run_checked(&scratch, &both, &["0"]).refused(2, &["cannot be used with"]);
+}
+
 /// Without the controller that it waits for, a process exits all the same.
 #[test]
 fn a_process_does_not_wait_for_a_controller_that_is_gone() {

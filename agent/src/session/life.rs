@@ -12,8 +12,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shm_protocol::clock;
 use shm_protocol::layout::{
-    AT_EXIT_WAITS, CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES,
-    REFUSES_MEMORY, REFUSES_MUSL, REFUSES_SANITIZER, RESERVE_STEPS, Status,
+    AT_EXIT_CHECKED, AT_EXIT_WAITS, CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES,
+    MIN_SEGMENT_BYTES, REFUSES_MEMORY, REFUSES_MUSL, REFUSES_SANITIZER, RESERVE_STEPS, Status,
 };
 use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
@@ -208,21 +208,25 @@ fn first_steps() -> u8 {
     }
 }
 
-/// Stands still until a controller has checked the process for leaks, or is no more; not for ever.
-/// At the program's exit, and only where that was asked for.
+/// Stands still until a controller has checked the process for leaks, or is no more; not for ever,
+/// and not for long if no controller says that it will. At the program's exit, and only where that
+/// was asked for and a session runs.
 fn wait_for_check(status: &Status) {
     const PERIOD_NS: i64 = 1_000_000;
-    const MOST_PERIODS: u32 = 120_000;
+    const MOST_UNSEEN: u32 = 30_000;
+    const MOST: u32 = 600_000;
     let checker = CHECKER.load(Ordering::Relaxed) as libc::pid_t;
-    if checker <= 0 || !seccomp::is_absent() {
+    let runs = control().epoch.load(Ordering::Relaxed) != 0;
+    if checker <= 0 || !runs || !seccomp::is_absent() {
         return;
     }
     let saved = sys::errno();
     status.at_exit.store(AT_EXIT_WAITS, Ordering::Release);
-    for period in 0..MOST_PERIODS {
+    for period in 0..MOST {
         // SAFETY: signal 0 is not sent.
         let is_gone = || unsafe { libc::kill(checker, 0) } != 0 && sys::errno() == libc::ESRCH;
-        let is_done = status.at_exit.load(Ordering::Acquire) != AT_EXIT_WAITS;
+        let state = status.at_exit.load(Ordering::Acquire);
+        let is_done = state == AT_EXIT_CHECKED || (state == AT_EXIT_WAITS && period > MOST_UNSEEN);
         if is_done || (period % 100 == 0 && is_gone()) {
             break;
         }

@@ -2,7 +2,7 @@
 
 use shm_protocol::snapshot::Header;
 
-use super::Run;
+use super::{Member, Run};
 use crate::leaks::{self, Means, Report, Scope};
 use crate::segment::{Head, io_error};
 use crate::target::Target;
@@ -16,11 +16,18 @@ impl Run {
         let Some(scope) = self.settings.leak_check else {
             return;
         };
-        let target = &self.members[at].target;
-        let view = target.agent.segment.view();
-        if !view.waits_at_exit().unwrap_or(false) {
+        let waits = |member: &Member| {
+            let view = member.target.agent.segment.view();
+            view.waits_at_exit().unwrap_or(false)
+        };
+        if !waits(&self.members[at]) {
             return;
         }
+        // The others learn that they are seen before this one is checked, which takes its time.
+        self.members.iter().for_each(|member| {
+            waits(member);
+        });
+        let target = &self.members[at].target;
         let title = target.agent.title();
         match check(target, scope) {
             Ok(report) => {
