@@ -188,7 +188,14 @@ fn a_process_of_another_user() {
     let target = Target::start(&["read", "2"]);
     // Other users may not be able to reach the build's directory.
     let own = std::env::temp_dir().join(format!("capture-refusals-{}", std::process::id()));
-    std::fs::copy(std::env::current_exe().unwrap(), &own).expect("a copy of ourselves");
+    // By another process: what this one has open for writing, another test's child may have open
+    // for a moment longer, and it could not be executed.
+    let mut copy = Command::new("cp");
+    let copied = copy
+        .arg(std::env::current_exe().unwrap())
+        .arg(&own)
+        .status();
+    assert!(copied.expect("cp").success());
     let status = Command::new(&own)
         .args(["--ignored", "--exact", "stranger"])
         .env("CAPTURE_PID", target.pid().to_string())

@@ -294,7 +294,14 @@ fn nothing_that_a_stranger_named_reaches_the_terminal_raw() {
     let shm = parent.path().join(hostile);
     std::fs::create_dir(&shm).unwrap();
     let program = shm.join(hostile);
-    std::fs::copy(support::example("fake_agent"), &program).unwrap();
+    // By another process: what this one has open for writing, another test's child may have open
+    // for a moment longer, and it could not be executed.
+    let mut copy = Command::new("cp");
+    let copied = copy
+        .arg(support::example("fake_agent"))
+        .arg(&program)
+        .status();
+    assert!(copied.unwrap().success());
     let comm = "\u{1b}[2J\n\u{9b}\u{202e}";
     let start = |arguments: &[&str]| {
         let mut command = Command::new(&program);

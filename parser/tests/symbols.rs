@@ -123,8 +123,13 @@ fn debuginfod_is_asked_only_when_told_to() {
         built.build_id,
         text(&debug)
     );
-    fs::write(&fake, script).unwrap();
-    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+    let draft = directory.path().join("draft");
+    fs::write(&draft, script).unwrap();
+    fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).unwrap();
+    // By another process: what this one has open for writing, another test's child may have open
+    // for a moment longer, and it could not be executed.
+    let copied = Command::new("cp").arg(&draft).arg(&fake).status();
+    assert!(copied.unwrap().success());
     let dump = write(
         directory.path(),
         mapping(&built, PATH),

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::artifacts;
 use crate::scratch::Scratch;
-use crate::session::tool;
+use crate::session::{copy_program, tool};
 
 /// Shells that the POSIX scripts are promised to work in.
 pub const SHELLS: [&[&str]; 3] = [&["bash"], &["dash"], &["busybox", "sh"]];
@@ -34,7 +34,7 @@ impl Package {
                 continue;
             }
             let to = package.script(script.file_name().to_str().expect("a name"));
-            fs::copy(script.path(), &to).expect("a copy");
+            copy_program(script.path(), &to);
             fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).expect("a file of ours");
         }
         let setup = home_link(&package.home);

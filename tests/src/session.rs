@@ -135,6 +135,13 @@ pub fn tool<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -
     outcome.stdout
 }
 
+/// Copies a file that is to be executed, in a process of its own: a file cannot be executed while
+/// somebody has it open for writing, and what this process opens, another thread's child may have
+/// open for a moment longer.
+pub fn copy_program(from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) {
+    tool("cp", [from.as_ref(), to.as_ref()]);
+}
+
 fn collect(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     let mut pipe = pipe.expect("a pipe");
     thread::spawn(move || {

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use mem_tests::session::copy_program;
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::truth::assert_exact;
 use mem_tests::{Outcome, Scratch, Session, Steps, artifacts, run, sums};
@@ -100,7 +101,7 @@ fn a_proc_that_hides_other_users_processes_shows_ones_own() {
     // The build's directories may be closed to others.
     let copies = [artifacts::profiler(), artifacts::agent()].map(|path| {
         let copy = scratch.file(&path.file_name().expect("a name").to_string_lossy());
-        fs::copy(path, &copy).expect("a copy");
+        copy_program(path, &copy);
         copy
     });
     let program = scratch.compile("steps.c", &[]);
@@ -198,7 +199,7 @@ fn blanks_and_letters_of_any_language_are_fine_in_names() {
     let name = "programme \u{e9}t\u{e9} \u{7a0b}\u{5e8f}";
     let compiled = scratch.compile("steps.c", &[]);
     let path = directory.join(name);
-    fs::copy(compiled, &path).expect("a copy");
+    copy_program(compiled, &path);
     let mut command = scratch.preloaded(&path);
     let mut program = Steps::run(path, &mut command);
     let prefix = directory.join("d u m p ");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mem_tests::package::{applets, shell_command};
-use mem_tests::session::tool;
+use mem_tests::session::{copy_program, tool};
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::{Group, Outcome, Package, SHELLS, Scratch, Session, Target, run, wait};
 
@@ -16,7 +16,7 @@ const AWKWARD: &str = "mem profiler 内存";
 /// A program that stays, under some name.
 fn module(scratch: &Scratch, name: &str) -> PathBuf {
     let path = scratch.file(name);
-    fs::copy("/bin/sleep", &path).expect("a copy");
+    copy_program("/bin/sleep", &path);
     path
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use mem_tests::session::tool;
+use mem_tests::session::{copy_program, tool};
 use mem_tests::{Group, Package, Scratch, run, wait};
 
 /// The package that the files are about.
@@ -110,7 +110,7 @@ fn commands(scratch: &Scratch, key: &str) -> String {
 /// A process of another user, with the agent.
 fn sleeper(scratch: &Scratch, package: &Package) -> Group {
     let program = scratch.file("sleeper");
-    fs::copy("/bin/sleep", &program).expect("a copy");
+    copy_program("/bin/sleep", &program);
     tool(
         "chmod",
         ["-R", "a+rx", &scratch.files().display().to_string()],

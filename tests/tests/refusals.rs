@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use mem_tests::session::copy_program;
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::truth::assert_exact;
 use mem_tests::wait;
@@ -98,7 +99,7 @@ fn a_process_of_another_user_is_named() {
     let root = unsafe { libc::geteuid() } == 0;
     if root {
         // The build's directories may be closed to others.
-        fs::copy(artifacts::profiler(), scratch.file("mem_profiler")).expect("a copy");
+        copy_program(artifacts::profiler(), scratch.file("mem_profiler"));
         for path in [scratch.files(), scratch.shared()] {
             fs::set_permissions(path, Permissions::from_mode(0o755)).expect("our own");
         }

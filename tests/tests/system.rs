@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 
 use heap_format::Profile;
 use mem_tests::container::{contained, pid_of};
-use mem_tests::session::tool;
+use mem_tests::session::{copy_program, tool};
 use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
 
 /// A server, ended in order with this value.
@@ -475,7 +475,7 @@ fn a_process_in_another_root_directory_is_found_or_the_missing_directory_is_name
     for file in files_of(&program).iter().chain(&files_of(&agent)) {
         let copy = root.join(file.strip_prefix("/").expect("an absolute path"));
         fs::create_dir_all(copy.parent().expect("a parent")).expect("directories");
-        fs::copy(file, copy).expect("a copy");
+        copy_program(file, copy);
     }
     let start = || {
         let mut command = scratch.preloaded(&program);
