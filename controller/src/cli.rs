@@ -1,6 +1,7 @@
 //! The command line: what is valid, and what it says about itself. Completions and man
 //! pages are made from these definitions.
 
+mod leaks;
 pub mod values;
 
 use std::ffi::{OsStr, OsString};
@@ -14,7 +15,6 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::Signal;
 
 use crate::governor;
-use crate::leaks::Scope;
 use crate::select::Selection;
 use crate::target::Density;
 use crate::text;
@@ -22,6 +22,7 @@ use crate::top::view::Sort;
 use crate::triggers::{Threshold, Triggers};
 
 pub use clap_complete::Shell;
+pub use leaks::{LeakMode, LeaksArgs, SearchArgs};
 
 /// Profile the heap of running processes that carry the agent.
 ///
@@ -268,6 +269,9 @@ pub struct RunArgs {
           default_missing_value = "normal", conflicts_with = "seconds")]
     pub leak_check: Option<LeakMode>,
 
+    #[command(flatten)]
+    pub search: SearchArgs,
+
     /// The agent [default: libmem_agent.so beside mem_profiler, or in ../lib]
     #[arg(long, value_name = "FILE", env = "MEM_AGENT_LIB")]
     pub agent: Option<PathBuf>,
@@ -293,29 +297,6 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// What is a leak at a program's exit: gperftools' modes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LeakMode {
-    /// What no pointer leads to
-    Minimal,
-    /// The same
-    Normal,
-    /// The same
-    Strict,
-    /// All that is not freed
-    Draconian,
-}
-
-impl LeakMode {
-    /// Which objects are lost.
-    pub fn scope(self) -> Scope {
-        match self {
-            Self::Minimal | Self::Normal | Self::Strict => Scope::Unreachable,
-            Self::Draconian => Scope::Unfreed,
-        }
-    }
-}
-
 /// Options of `list`.
 #[derive(Debug, Default, Args)]
 pub struct ListArgs {
@@ -336,38 +317,6 @@ pub struct ListArgs {
 pub struct WhyArgs {
     #[command(flatten)]
     pub select: SelectArgs,
-
-    /// For programs: one JSON array
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Options of `leaks`.
-#[derive(Debug, Args)]
-pub struct LeaksArgs {
-    #[command(flatten)]
-    pub select: SelectArgs,
-
-    /// Write what is lost as a dump, too, whose name begins so
-    #[arg(short, long, value_name = "PREFIX")]
-    pub output: Option<PathBuf>,
-
-    /// Make no copy: search the process while it stands still
-    #[arg(long)]
-    pub stop: bool,
-
-    /// Instead: what keeps an object alive, by an address in it, or by a function that
-    /// allocated it; the chain of pointers from a root, and what that root alone keeps
-    #[arg(long, value_name = "ADDRESS|FUNCTION", conflicts_with_all = ["output", "exit_code"])]
-    pub path: Option<String>,
-
-    /// Stacks to show at most
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    pub max: usize,
-
-    /// Exit with 1 if there are leaks
-    #[arg(long)]
-    pub exit_code: bool,
 
     /// For programs: one JSON array
     #[arg(long)]
@@ -460,11 +409,21 @@ fn refuse_option(program: &OsStr) {
     }
 }
 
+/// Ends where what was given cannot be: a line on stderr, and the exit code 2.
+pub fn refuse(message: impl std::fmt::Display) -> ! {
+    Cli::command()
+        .error(ErrorKind::ValueValidation, message)
+        .exit()
+}
+
 /// Reads the command line; does not return where it is not valid.
 pub fn parse() -> Cli {
     let cli = Cli::parse();
     if let Some(Command::Run(args)) = &cli.command {
         refuse_option(&args.command[0]);
+        if args.leak_check.is_none() && args.search != SearchArgs::default() {
+            refuse("options of the search for pointers need --leak-check");
+        }
     }
     cli
 }

@@ -7,10 +7,12 @@
 mod holders;
 mod intervals;
 mod memory;
+mod options;
 mod regions;
 mod report;
 mod roots;
 mod stacks;
+mod variables;
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +22,7 @@ use reachability::jemalloc::{self, Globals};
 use reachability::lost::{self, Found};
 use reachability::mark::{self, Marks};
 use reachability::object::Sampled;
-use reachability::{Heap, Memory, causes};
+use reachability::{Heap, Memory, Pointers, causes};
 use shm_protocol::clock::tick_of;
 use shm_protocol::layout::{AgentMemory, HeapGlobals};
 use shm_protocol::segment::Session;
@@ -34,8 +36,10 @@ use regions::Region;
 use roots::Roots;
 
 pub use holders::{Chain, Holder, Link, Wanted, holders};
+pub use options::Options;
 pub use report::{Report, names, report};
 pub use stacks::{Leak, Leaks, Loss};
+pub use variables::Variables;
 
 /// Longest time to stop all threads.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -56,6 +60,17 @@ pub enum Scope {
     Unreachable,
     /// All that are not freed.
     Unfreed,
+}
+
+/// How a process is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    /// How it is kept from changing.
+    pub means: Means,
+    /// Which objects are lost.
+    pub scope: Scope,
+    /// How pointers are searched for.
+    pub options: &'a Options,
 }
 
 /// What was found, and at what price.
@@ -101,18 +116,19 @@ pub fn check(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
-    (means, scope): (Means, Scope),
+    plan: &Plan<'_>,
 ) -> anyhow::Result<Check> {
     let globals = globals(header)?;
     agent.confirm()?;
-    let moment = Moment::of(agent.pid, means)?;
+    let moment = Moment::of(agent.pid, plan.means)?;
     let start = Instant::now();
     let own = (&globals, header.agent_memory());
-    let mut search = Search::of(&moment, own, false)?;
-    if scope == Scope::Unfreed {
+    let mut search = Search::of(&moment, own, plan.options, false)?;
+    if plan.scope == Scope::Unfreed {
         search.marks = Marks::none(&search.heap);
     }
-    let (found, how) = search.lost(&moment.memory, session, scope);
+    let found = search.lost(&moment.memory, session, plan.scope);
+    let how = search.causes(&moment.memory, &found, plan.scope);
     let left_out = search.heap.left_out() + moment.memory.left_out() + found.left_out as usize;
     let pause = moment.hold.release();
     let end = crate::dump::end_of(session, header);
@@ -126,7 +142,7 @@ pub fn check(
         scanned: search.marks.scanned,
         search: start.elapsed(),
         left_out,
-        too_many: how.is_none() && scope == Scope::Unreachable,
+        too_many: how.is_none() && plan.scope == Scope::Unreachable,
     })
 }
 
@@ -199,6 +215,7 @@ impl Hold {
 struct Search {
     heap: Heap,
     roots: Roots,
+    pointers: Pointers,
     marks: Marks,
 }
 
@@ -207,6 +224,7 @@ impl Search {
     fn of(
         moment: &Moment,
         (globals, agent): (&HeapGlobals, AgentMemory),
+        options: &Options,
         trace: bool,
     ) -> anyhow::Result<Self> {
         let memory = &moment.memory;
@@ -230,31 +248,45 @@ impl Search {
             regions: &moment.regions,
             agent,
         };
-        let mut roots = Roots::of(&process);
-        roots.add_kernels(moment.epoll.clone(), &moment.timers);
-        let marks = mark::mark(memory, &heap, &roots.to_mark(trace));
-        Ok(Self { heap, roots, marks })
+        let mut roots = Roots::of(&process, options);
+        if options.globals {
+            roots.add_kernels(moment.epoll.clone(), &moment.timers);
+        }
+        let pointers = options.pointers(memory, &heap);
+        let marks = mark::mark(memory, &heap, &roots.to_mark(&pointers, trace));
+        Ok(Self {
+            heap,
+            roots,
+            pointers,
+            marks,
+        })
     }
 
-    /// The lost objects of a session, and how each is lost.
-    fn lost(
-        &self,
-        memory: &MomentMemory,
-        session: &Session,
-        scope: Scope,
-    ) -> (Found, Option<Vec<causes::How>>) {
+    /// The lost objects of a session.
+    fn lost(&self, memory: &MomentMemory, session: &Session, scope: Scope) -> Found {
         let wanted = |object: &Sampled| is_of(object, session);
         let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
-        if scope == Scope::Unfreed {
-            return (found, None);
+        if scope == Scope::Unreachable {
+            // The caches in which the allocator keeps free objects are no program's memory.
+            let internal = mark::targets(memory, &self.heap, &self.roots.agents);
+            found
+                .unknown
+                .retain(|region| !internal.get(*region as usize));
         }
-        // The caches in which the allocator keeps free objects are no program's memory.
-        let internal = mark::targets(memory, &self.heap, &self.roots.agents);
         found
-            .unknown
-            .retain(|region| !internal.get(*region as usize));
-        let how = causes::order(memory, &self.heap, &found);
-        (found, how)
+    }
+
+    /// How each of the lost objects is lost.
+    fn causes(
+        &self,
+        memory: &MomentMemory,
+        found: &Found,
+        scope: Scope,
+    ) -> Option<Vec<causes::How>> {
+        match scope {
+            Scope::Unreachable => causes::order(memory, &self.heap, &self.pointers, found),
+            Scope::Unfreed => None,
+        }
     }
 }
 

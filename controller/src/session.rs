@@ -15,7 +15,6 @@ use crate::discovery::Discovery;
 use crate::dump::Written;
 use crate::family::Family;
 use crate::launch::{FORWARDED, Launched};
-use crate::leaks::Scope;
 use crate::output::Output;
 use crate::python;
 use crate::segment::Entry;
@@ -24,6 +23,7 @@ use crate::target::{Deadline, Density, Look, RENEWAL};
 use crate::triggers::Triggers;
 use crate::waiting::{Received, Signals};
 
+pub use checking::ExitCheck;
 use member::Member;
 pub use reporter::{Reporter, Tally};
 
@@ -64,7 +64,7 @@ pub struct Settings {
     /// Which processes of a program that we start are worth a dump.
     pub worth: Worth,
     /// What is checked at the exit of a program that we start.
-    pub leak_check: Option<Scope>,
+    pub leak_check: Option<ExitCheck>,
 }
 
 /// What makes a process worth a dump.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use libfuzzer_sys::fuzz_target;
 use reachability::jemalloc::{self, Globals};
 use reachability::mark::{self, Roots};
-use reachability::{Heap, Memory, causes, lost, path};
+use reachability::{Heap, Memory, Pointers, causes, lost, path};
 
 const PAGE: usize = 4096;
 const BASE: u64 = 0x40_0000_0000;
@@ -82,15 +82,23 @@ fuzz_target!(|data: &[u8]| {
     let heap = Heap::of(&map, BASE..middle);
     let range = BASE..BASE + data.len() as u64;
     let ranges: Vec<(Range<u64>, u32)> = heap.outside(range).into_iter().map(|r| (r, 0)).collect();
+    search(&memory, &heap, &ranges, &Pointers::default());
+    let special = Pointers::default().aligned(1).tagged(16);
+    search(&memory, &heap, &ranges, &special.within(64, &memory, &heap));
+});
+
+/// What leads to the objects, what is lost, and how.
+fn search(memory: &Input<'_>, heap: &Heap, ranges: &[(Range<u64>, u32)], pointers: &Pointers) {
     let roots = Roots {
-        words: &[(BASE + 24, 1), (middle, 1)],
-        ranges: &ranges,
+        words: &[(BASE + 24, 1), (BASE + 0x4000, 1)],
+        ranges,
+        pointers,
         trace: true,
     };
-    let marks = mark::mark(&memory, &heap, &roots);
-    let found = lost::find(&memory, &heap, &marks, |_| true);
+    let mut marks = mark::mark(memory, heap, &roots);
+    let mut found = lost::find(memory, heap, &marks, |_| true);
     assert!(found.lost.iter().all(|lost| !marks.has(lost.region)));
-    let how = causes::order(&memory, &heap, &found);
+    let how = causes::order(memory, heap, pointers, &found);
     assert!(how.is_none_or(|how| how.len() == found.lost.len()));
     for region in (0..heap.regions())
         .filter(|region| marks.has(*region))
@@ -98,6 +106,10 @@ fuzz_target!(|data: &[u8]| {
     {
         let (at, size) = heap.region(region).expect("a region that was reached");
         assert!(heap.find(at).is_some_and(|(_, found)| found == region) && size > 0);
-        path::to(&memory, &heap, &marks, region);
+        path::to(memory, heap, pointers, &marks, region);
     }
-});
+    let before = found.lost.len();
+    found.excuse(memory, heap, pointers, &mut marks, &[0, 2, 99]);
+    assert!(found.lost.len() < before || before == 0);
+    assert!(found.lost.iter().all(|lost| !marks.has(lost.region)));
+}

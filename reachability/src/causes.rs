@@ -7,8 +7,8 @@
 
 use crate::heap::Heap;
 use crate::lost::Found;
-use crate::mark::words;
 use crate::memory::{self, Memory};
+use crate::pointers::Pointers;
 
 /// Most objects, and pointers between them, that are ordered: they take up to 2 GiB.
 const MOST: usize = 1 << 25;
@@ -31,8 +31,13 @@ pub enum How {
 
 /// How each of the lost objects is lost, by their index. `None`: there are too many.
 #[must_use]
-pub fn order(memory: &dyn Memory, heap: &Heap, found: &Found) -> Option<Vec<How>> {
-    let graph = Graph::of(memory, heap, found)?;
+pub fn order(
+    memory: &dyn Memory,
+    heap: &Heap,
+    pointers: &Pointers,
+    found: &Found,
+) -> Option<Vec<How>> {
+    let graph = Graph::of(memory, heap, pointers, found)?;
     let components = Components::of(&graph);
     Some(graph.classify(&components, found.lost.len()))
 }
@@ -47,7 +52,7 @@ struct Graph {
 }
 
 impl Graph {
-    fn of(memory: &dyn Memory, heap: &Heap, found: &Found) -> Option<Self> {
+    fn of(memory: &dyn Memory, heap: &Heap, pointers: &Pointers, found: &Found) -> Option<Self> {
         if found.lost.len() + found.unknown.len() > MOST {
             return None;
         }
@@ -68,8 +73,9 @@ impl Graph {
         for node in 0..graph.nodes.len() {
             graph.starts.push(graph.targets.len() as u32);
             let (base, size) = heap.region(graph.nodes[node].0)?;
-            memory::scan_while(memory, base..base + size, &mut buffer, |_, bytes| {
-                graph.targets_in(heap, bytes, node);
+            let (range, alignment) = (base..base + size, pointers.alignment());
+            memory::scan_while(memory, range, alignment, &mut buffer, |_, bytes| {
+                pointers.each(heap, bytes, |_, _, region| graph.add(node, region));
                 graph.targets.len() <= MOST
             });
             if graph.targets.len() > MOST {
@@ -80,19 +86,15 @@ impl Graph {
         Some(graph)
     }
 
-    fn targets_in(&mut self, heap: &Heap, bytes: &[u8], node: usize) {
-        for word in words(bytes) {
-            let Some((_, region)) = (word > 0xffff).then(|| heap.find(word)).flatten() else {
-                continue;
-            };
-            let target = self
-                .nodes
-                .binary_search_by_key(&region, |(region, _)| *region);
-            if let Ok(target) = target
-                && target != node
-            {
-                self.targets.push(target as u32);
-            }
+    /// Adds a pointer from a node to a region, if that is one, too.
+    fn add(&mut self, node: usize, region: u32) {
+        let target = self
+            .nodes
+            .binary_search_by_key(&region, |(region, _)| *region);
+        if let Ok(target) = target
+            && target != node
+        {
+            self.targets.push(target as u32);
         }
     }
 

@@ -306,7 +306,7 @@ fn words(
     mut each: impl FnMut(usize, u64),
 ) {
     let range = at..at.saturating_add(count as u64 * 8);
-    memory::scan(memory, range, buffer, |start, bytes| {
+    memory::scan(memory, range, 8, buffer, |start, bytes| {
         let first = (start - at) as usize / 8;
         for (index, word) in bytes.chunks_exact(8).enumerate() {
             each(first + index, word_of(word));

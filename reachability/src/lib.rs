@@ -2,15 +2,17 @@
 //! lost ones, hold.
 //!
 //! [`heap::Heap`] knows all objects: their bounds are read from jemalloc's radix tree, from
-//! outside. [`mark::mark`] follows every aligned word that is an address in an object, from the
-//! words and ranges that are given as roots; [`lost::find`] lists the sampled objects that it did
-//! not come to, and [`causes::order`] says which of them keep which others.
+//! outside. [`mark::mark`] follows every aligned word that is an address in an object, or what else
+//! [`Pointers`] take for one, from the words and ranges that are given as roots; [`lost::find`]
+//! lists the sampled objects that it did not come to, [`lost::Found::excuse`] takes some of them
+//! for kept, and [`causes::order`] says which of them keep which others.
 //!
 //! # Promises
 //! - Everything read is hostile: counts, sizes, addresses and lists are bounded and checked. No
 //!   input makes it panic, hang, or take more memory than a fixed part of the heap that it claims
 //!   to describe.
-//! - An object that a root or a reached object points to, into its middle too, is reached.
+//! - An object that a root or a reached object points to, into its middle too, is reached, if the
+//!   [`Pointers`] are the default ones.
 //! - Nothing is written to the other process.
 //!
 //! # Caller's duties
@@ -34,9 +36,11 @@ pub mod memory;
 pub mod object;
 pub mod pages;
 pub mod path;
+pub mod pointers;
 pub mod size;
 #[cfg(test)]
 mod synthetic;
 
 pub use heap::Heap;
 pub use memory::{Memory, ProcessMemory};
+pub use pointers::Pointers;

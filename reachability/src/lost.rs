@@ -1,9 +1,10 @@
 //! The sampled objects that no pointer leads to.
 
 use crate::heap::{Extent, Heap};
-use crate::mark::{Marks, sampled_at, sampled_in};
+use crate::mark::{self, Marks, sampled_at, sampled_in};
 use crate::memory::Memory;
 use crate::object::Sampled;
+use crate::pointers::Pointers;
 
 /// Bytes up to which a slab is read at once.
 const MOST_SLAB: usize = 1 << 20;
@@ -30,6 +31,25 @@ pub struct Found {
     pub unknown: Vec<u32>,
     /// Those that are in neither list, since there are too many.
     pub left_out: u64,
+}
+
+impl Found {
+    /// Takes some of the lost objects, by their indexes, for kept: they are roots, too, and neither
+    /// they nor what they lead to is lost any more. `marks` are those by which they were found.
+    pub fn excuse(
+        &mut self,
+        memory: &dyn Memory,
+        heap: &Heap,
+        pointers: &Pointers,
+        marks: &mut Marks,
+        excused: &[u32],
+    ) {
+        let excused = excused.iter().filter_map(|i| self.lost.get(*i as usize));
+        let regions = excused.map(|lost| lost.region);
+        mark::extend(memory, heap, pointers, marks, regions);
+        self.lost.retain(|lost| !marks.has(lost.region));
+        self.unknown.retain(|region| !marks.has(*region));
+    }
 }
 
 /// Finds what was not reached, and satisfies `wanted`.

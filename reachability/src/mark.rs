@@ -7,6 +7,7 @@ use crate::bits::Bits;
 use crate::heap::{Extent, Heap};
 use crate::memory::{self, Memory};
 use crate::object;
+use crate::pointers::Pointers;
 
 /// Bytes read at once.
 const CHUNK: usize = 1 << 20;
@@ -26,6 +27,8 @@ pub struct Roots<'a> {
     pub words: &'a [(u64, u32)],
     /// Ranges to read, each with the number of its root: what several lead to is the first one's.
     pub ranges: &'a [(Range<u64>, u32)],
+    /// What counts as a pointer.
+    pub pointers: &'a Pointers,
     /// Whether to remember what led to each object.
     pub trace: bool,
 }
@@ -81,24 +84,15 @@ impl Marks {
 
 /// Reaches all that the roots lead to.
 pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
-    let mut flood = Flood {
-        memory,
-        heap,
-        marks: Marks {
-            reached: Bits::new(heap.regions() as usize),
-            // Regions above 2^31 cannot be told from roots.
-            from: match roots.trace && heap.regions() < ROOT {
-                true => vec![UNKNOWN; heap.regions() as usize],
-                false => Vec::new(),
-            },
-            scanned: 0,
+    let marks = Marks {
+        // Regions above 2^31 cannot be told from roots.
+        from: match roots.trace && heap.regions() < ROOT {
+            true => vec![UNKNOWN; heap.regions() as usize],
+            false => Vec::new(),
         },
-        pending: Bits::new(heap.regions() as usize),
-        waits: Bits::new(heap.extents().len()),
-        clings: Bits::new(heap.extents().len()),
-        queue: VecDeque::new(),
-        later: VecDeque::new(),
+        ..Marks::none(heap)
     };
+    let mut flood = Flood::of(memory, heap, roots.pointers, marks);
     let mut buffer = vec![0; CHUNK];
     for (range, root) in roots.ranges {
         flood.read_range(range.clone(), ROOT | root, &mut buffer);
@@ -111,17 +105,35 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
     flood.marks
 }
 
+/// Goes on from regions that nothing led to: they are reached, and all that they lead to.
+pub fn extend(
+    memory: &dyn Memory,
+    heap: &Heap,
+    pointers: &Pointers,
+    marks: &mut Marks,
+    regions: impl Iterator<Item = u32>,
+) {
+    let mut flood = Flood::of(memory, heap, pointers, std::mem::take(marks));
+    for region in regions.filter(|region| *region < heap.regions()) {
+        let after = heap.extents().partition_point(|e| e.first <= region);
+        if let Some(extent) = after.checked_sub(1) {
+            flood.reach(extent as u32, region, UNKNOWN);
+        }
+    }
+    flood.spread(&mut vec![0; CHUNK]);
+    *marks = flood.marks;
+}
+
 /// The regions that words in some ranges point to, without following them further.
 pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> Bits {
     let mut targets = Bits::new(heap.regions() as usize);
     let mut buffer = vec![0; CHUNK];
+    let pointers = Pointers::default();
     for range in ranges {
-        memory::scan(memory, range.clone(), &mut buffer, |_, bytes| {
-            for word in words(bytes) {
-                if let Some((_, region)) = heap.find(word) {
-                    targets.set(region as usize);
-                }
-            }
+        memory::scan(memory, range.clone(), 8, &mut buffer, |_, bytes| {
+            pointers.each(heap, bytes, |_, _, region| {
+                targets.set(region as usize);
+            });
         });
     }
     targets
@@ -130,6 +142,7 @@ pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> Bits 
 struct Flood<'a> {
     memory: &'a dyn Memory,
     heap: &'a Heap,
+    pointers: &'a Pointers,
     marks: Marks,
     /// Regions that are reached and not read yet.
     pending: Bits,
@@ -143,13 +156,24 @@ struct Flood<'a> {
     later: VecDeque<u32>,
 }
 
-impl Flood<'_> {
-    /// Reaches what a word points to.
+impl<'a> Flood<'a> {
+    fn of(memory: &'a dyn Memory, heap: &'a Heap, pointers: &'a Pointers, marks: Marks) -> Self {
+        Self {
+            memory,
+            heap,
+            pointers,
+            marks,
+            pending: Bits::new(heap.regions() as usize),
+            waits: Bits::new(heap.extents().len()),
+            clings: Bits::new(heap.extents().len()),
+            queue: VecDeque::new(),
+            later: VecDeque::new(),
+        }
+    }
+
+    /// Reaches a region.
     #[inline]
-    fn meet(&mut self, word: u64, from: u32) {
-        let Some((extent, region)) = self.heap.find(word) else {
-            return;
-        };
+    fn reach(&mut self, extent: u32, region: u32, from: u32) {
         if self.marks.reached.set(region as usize) {
             return;
         }
@@ -162,18 +186,24 @@ impl Flood<'_> {
         }
     }
 
-    fn meet_all(&mut self, bytes: &[u8], from: u32) {
-        self.marks.scanned += bytes.len() as u64;
-        for word in words(bytes) {
-            // Small numbers are no addresses, and are the most frequent words.
-            if word > 0xffff {
-                self.meet(word, from);
-            }
+    /// Reaches what a word points to.
+    fn meet(&mut self, word: u64, from: u32) {
+        if let Some((extent, region)) = self.pointers.find(self.heap, word) {
+            self.reach(extent, region, from);
         }
     }
 
+    fn meet_all(&mut self, bytes: &[u8], from: u32) {
+        self.marks.scanned += bytes.len() as u64;
+        let (heap, pointers) = (self.heap, self.pointers);
+        pointers.each(heap, bytes, |_, extent, region| {
+            self.reach(extent, region, from);
+        });
+    }
+
     fn read_range(&mut self, range: Range<u64>, from: u32, buffer: &mut [u8]) {
-        memory::scan(self.memory, range, buffer, |_, bytes| {
+        let alignment = self.pointers.alignment();
+        memory::scan(self.memory, range, alignment, buffer, |_, bytes| {
             self.meet_all(bytes, from);
         });
     }
@@ -337,12 +367,6 @@ impl Flood<'_> {
 
 fn begin_of(extent: &Extent, region: u32) -> u64 {
     extent.start + u64::from(region - extent.first) * extent.size
-}
-
-/// The words of some memory.
-pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    let words = bytes.chunks_exact(8);
-    words.map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
 }
 
 /// Memory to read in one call.

@@ -33,15 +33,17 @@ pub trait Memory {
     }
 }
 
-/// Reads the words of `range` through `buffer`, which is of whole words, and hands each part on to
-/// `each` with its address. Parts without anything but zeros are left out.
+/// Reads `range` through `buffer`, which is of more than one word and of whole ones, and hands each
+/// part on to `each` with its address, which is a multiple of `alignment`. Each word at such a
+/// multiple is whole in one part. Parts without anything but zeros are left out.
 pub fn scan(
     memory: &dyn Memory,
     range: Range<u64>,
+    alignment: usize,
     buffer: &mut [u8],
     mut each: impl FnMut(u64, &[u8]),
 ) {
-    scan_while(memory, range, buffer, |at, bytes| {
+    scan_while(memory, range, alignment, buffer, |at, bytes| {
         each(at, bytes);
         true
     });
@@ -51,13 +53,17 @@ pub fn scan(
 pub fn scan_while(
     memory: &dyn Memory,
     range: Range<u64>,
+    alignment: usize,
     buffer: &mut [u8],
     mut each: impl FnMut(u64, &[u8]) -> bool,
 ) {
+    // Words that begin in one part end in the next, if they need not be aligned.
+    let overlap = 8 - alignment as u64;
     let mut at = range.start;
     while let Some(part) = memory.next(at..range.end) {
         // What is behind the last address is nothing.
-        let Some(start) = part.start.max(at).checked_next_multiple_of(8) else {
+        let start = part.start.max(at);
+        let Some(start) = start.checked_next_multiple_of(alignment as u64) else {
             return;
         };
         at = start;
@@ -71,6 +77,9 @@ pub fn scan_while(
                 return;
             }
             at += len as u64;
+            if at < part.end {
+                at -= overlap;
+            }
         }
     }
 }

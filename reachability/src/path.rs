@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use crate::heap::Heap;
-use crate::mark::{Marks, Origin, words};
+use crate::mark::{Marks, Origin};
 use crate::memory::{self, Memory};
+use crate::pointers::Pointers;
 
 /// Most steps of a chain; longer ones are cut at the object's end.
 pub const MOST_STEPS: usize = 100_000;
@@ -34,7 +35,13 @@ pub struct Path {
 
 /// The chain that led to a region; `None` if it was not reached, or no origins were kept.
 #[must_use]
-pub fn to(memory: &dyn Memory, heap: &Heap, marks: &Marks, region: u32) -> Option<Path> {
+pub fn to(
+    memory: &dyn Memory,
+    heap: &Heap,
+    pointers: &Pointers,
+    marks: &Marks,
+    region: u32,
+) -> Option<Path> {
     let mut regions = vec![region];
     let root = loop {
         match marks.origin(*regions.last()?)? {
@@ -48,7 +55,7 @@ pub fn to(memory: &dyn Memory, heap: &Heap, marks: &Marks, region: u32) -> Optio
     for (index, &region) in regions.iter().enumerate() {
         let (at, size) = heap.region(region)?;
         let next = regions.get(index + 1);
-        let offset = next.and_then(|next| pointer(memory, heap, at..at + size, *next));
+        let offset = next.and_then(|next| pointer(memory, heap, pointers, at..at + size, *next));
         steps.push(Step {
             region,
             at,
@@ -61,15 +68,26 @@ pub fn to(memory: &dyn Memory, heap: &Heap, marks: &Marks, region: u32) -> Optio
 
 /// The address, in a range, of the first pointer into a region.
 #[must_use]
-pub fn pointer(memory: &dyn Memory, heap: &Heap, range: Range<u64>, region: u32) -> Option<u64> {
-    let bytes = range.end.saturating_sub(range.start).min(CHUNK as u64);
+pub fn pointer(
+    memory: &dyn Memory,
+    heap: &Heap,
+    pointers: &Pointers,
+    range: Range<u64>,
+    region: u32,
+) -> Option<u64> {
+    let bytes = range
+        .end
+        .saturating_sub(range.start)
+        .clamp(16, CHUNK as u64);
     let mut buffer = vec![0; (bytes as usize).next_multiple_of(8)];
     let mut found = None;
-    let leads = |word: u64| heap.find(word).is_some_and(|(_, found)| found == region);
-    memory::scan_while(memory, range, &mut buffer, |at, bytes| {
-        found = words(bytes)
-            .position(leads)
-            .map(|index| at + index as u64 * 8);
+    let alignment = pointers.alignment();
+    memory::scan_while(memory, range, alignment, &mut buffer, |at, bytes| {
+        pointers.each(heap, bytes, |offset, _, target| {
+            if target == region && found.is_none() {
+                found = Some(at + offset as u64);
+            }
+        });
         found.is_none()
     });
     found

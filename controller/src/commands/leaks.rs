@@ -11,7 +11,7 @@ use shm_protocol::snapshot::Header;
 use crate::cli::LeaksArgs;
 use crate::collect::{self, Metadata};
 use crate::discovery::{Agent, Discovery};
-use crate::leaks::{self, Check, Means, Report, Scope};
+use crate::leaks::{self, Check, Means, Options, Plan, Report, Scope};
 use crate::output::Output;
 use crate::parallel_writer;
 use crate::segment::Head;
@@ -81,8 +81,12 @@ fn one(
         );
         return Ok(None);
     };
-    let means = means(args);
-    let check = leaks::check(agent, &header, &session, (means, Scope::Unreachable))?;
+    let plan = Plan {
+        means: means(args),
+        scope: Scope::Unreachable,
+        options: &args.search.over(Options::default()),
+    };
+    let check = leaks::check(agent, &header, &session, &plan)?;
     let dump = output
         .map(|output| write(output, agent, &header, &check))
         .transpose()?;

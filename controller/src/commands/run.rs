@@ -9,15 +9,16 @@ use anyhow::bail;
 
 use super::reporting::Printer;
 use crate::allocator;
-use crate::cli::{PageArgs, RunArgs};
+use crate::cli::{self, LeakMode, PageArgs, RunArgs, SearchArgs};
 use crate::discovery::Discovery;
 use crate::launch::{self, Launched};
+use crate::leaks::Variables;
 use crate::preload;
 use crate::program;
 use crate::python;
 use crate::segment::default_directory;
 use crate::select::Selection;
-use crate::session::{Outcome, Run, Settings, Worth};
+use crate::session::{ExitCheck, Outcome, Run, Settings, Worth};
 use crate::terminal::{diagnostic, warning};
 use crate::text;
 
@@ -26,7 +27,8 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let agent = launch::find_agent(args.agent.as_deref())?;
     let density = args.interval.first();
     let dump_signal = args.triggers.signal;
-    let leak_check = args.leak_check.map(|mode| mode.scope());
+    let leak_check = args.leak_check.map(|mode| exit_check(mode, &args.search));
+    let is_checked = leak_check.is_some();
     let settings = Settings {
         leak_check,
         density,
@@ -50,7 +52,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             &agent,
             density,
             &directory,
-            (dump_signal, leak_check.is_some()),
+            (dump_signal, is_checked),
         ) {
             Ok(child) => run.follow(child).map(Ok),
             Err(error) => {
@@ -63,12 +65,25 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     match followed? {
         Ok(outcome) => {
             let code = conclude(&outcome, args.min, args.page, can_sample);
-            Ok(match leak_check.is_some() && !is_clean(&outcome) {
+            Ok(match is_checked && !is_clean(&outcome) {
                 true => ExitCode::FAILURE,
                 false => code,
             })
         }
         Err(code) => Ok(code),
+    }
+}
+
+/// The check at exit that was asked for. What is on the command line comes before gperftools'
+/// variables.
+fn exit_check(mode: LeakMode, search: &SearchArgs) -> ExitCheck {
+    let get = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());
+    let variables = Variables::read(get, mode == LeakMode::AsIs);
+    let variables = variables.unwrap_or_else(|error| cli::refuse(error));
+    ExitCheck {
+        scope: mode.scope(),
+        options: search.over(variables.options),
+        shown: variables.shown,
     }
 }
 

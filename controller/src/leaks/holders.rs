@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use reachability::Pointers;
 use reachability::lost;
 use reachability::mark;
 use reachability::object::Sampled;
@@ -15,7 +16,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use super::stacks::Sum;
-use super::{Means, Moment, MomentMemory, Search, globals, is_of};
+use super::{Means, Moment, MomentMemory, Options, Search, globals, is_of};
 use crate::discovery::Agent;
 use crate::snapshot::Snapshot;
 use crate::text;
@@ -74,7 +75,7 @@ pub fn holders(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
-    means: Means,
+    (means, options): (Means, &Options),
     wanted: &Wanted,
 ) -> anyhow::Result<Vec<Holder>> {
     let globals = globals(header)?;
@@ -82,7 +83,7 @@ pub fn holders(
     let moment = Moment::of(agent.pid, means)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
     let own = (&globals, header.agent_memory());
-    let search = Search::of(&moment, own, true)?;
+    let search = Search::of(&moment, own, options, true)?;
     let finder = Finder {
         pid: agent.pid,
         memory: &moment.memory,
@@ -113,6 +114,10 @@ impl Finder<'_> {
             Wanted::Stacks(nodes) => self.largest(nodes),
         };
         regions.into_iter().map(|r| self.holder(r)).collect()
+    }
+
+    fn pointers(&self) -> &Pointers {
+        &self.search.pointers
     }
 
     /// The node of a sampled object's stack.
@@ -153,7 +158,13 @@ impl Finder<'_> {
     fn holder(&self, region: u32) -> Holder {
         let heap = &self.search.heap;
         let (at, bytes, node) = self.describe(region);
-        let chain = path::to(self.memory, heap, &self.search.marks, region);
+        let chain = path::to(
+            self.memory,
+            heap,
+            self.pointers(),
+            &self.search.marks,
+            region,
+        );
         let chain = chain.map(|path| (self.root(&path), path));
         let chain = chain.map(|((root, place), path)| Chain {
             root,
@@ -201,7 +212,9 @@ impl Finder<'_> {
         let ranges = self.search.roots.ranges.iter();
         let mut own = ranges.filter(|(_, number)| *number == path.root);
         let (first, heap) = (path.steps.first()?.region, &self.search.heap);
-        own.find_map(|(range, _)| path::pointer(self.memory, heap, range.clone(), first))
+        own.find_map(|(range, _)| {
+            path::pointer(self.memory, heap, self.pointers(), range.clone(), first)
+        })
     }
 
     /// What begins a chain, for people, and where that is: a variable, or else the word with the
@@ -262,6 +275,7 @@ impl Finder<'_> {
         let rest = mark::Roots {
             words: &words,
             ranges: &ranges,
+            pointers: self.pointers(),
             trace: false,
         };
         let (heap, all) = (&self.search.heap, &self.search.marks);

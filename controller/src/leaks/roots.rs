@@ -10,10 +10,11 @@ use std::ops::Range;
 
 use capture::Thread;
 use heap_format::maps::Entry;
-use reachability::{Heap, Memory, mark};
+use reachability::{Heap, Memory, Pointers, mark};
 use shm_protocol::layout::AgentMemory;
 
 use super::intervals::joined;
+use super::options::Options;
 use super::regions::Region;
 use crate::text;
 
@@ -66,24 +67,28 @@ pub struct Process<'a> {
     pub agent: AgentMemory,
 }
 
+/// What a region is to a process.
+enum Kind {
+    Stack,
+    Data,
+}
+
 impl Roots {
-    /// All roots of a process but those in the kernel.
-    pub fn of(process: &Process<'_>) -> Self {
+    /// The roots of a process, but those in the kernel, that the options leave.
+    pub fn of(process: &Process<'_>, options: &Options) -> Self {
         let mut roots = Self::default();
         let mut stacks = Vec::with_capacity(process.threads.len());
         for thread in process.threads {
-            let number = roots.name(format!("registers of thread {}", thread.tid));
-            let words = thread.words.iter().filter(|word| **word > 0xffff);
-            roots.words.extend(words.map(|word| (*word, number)));
-            // A stack may lie in an object, as a coroutine's does.
-            roots.words.push((thread.sp, number));
             stacks.push((thread.sp, thread.tid));
+            if options.threads {
+                roots.add_thread(process.heap, thread);
+            }
         }
         stacks.sort_unstable();
         let agent = agents(process);
         for region in process.regions {
             if region.is_readable && !is_kernels(&region.name) {
-                roots.add_region(process, region, &agent, &stacks);
+                roots.add_region(process, region, &agent, (&stacks, options));
             }
         }
         roots.agents = agent;
@@ -100,15 +105,32 @@ impl Roots {
         self.roots.len() as u32 - 1
     }
 
+    fn add_thread(&mut self, heap: &Heap, thread: &Thread) {
+        let number = self.name(format!("registers of thread {}", thread.tid));
+        let words = thread.words.iter().filter(|word| **word > 0xffff);
+        self.words.extend(words.map(|word| (*word, number)));
+        // A stack may lie in an object, as a coroutine's does. However far it leads into that, the
+        // stack pointer is one.
+        let object = heap.find(thread.sp).and_then(|(_, r)| heap.region(r));
+        self.words.extend(object.map(|(at, _)| (at, number)));
+    }
+
     /// `stacks`: stack pointers and threads, sorted.
     fn add_region(
         &mut self,
         process: &Process<'_>,
         region: &Region,
         agent: &[Range<u64>],
-        stacks: &[(u64, i32)],
+        (stacks, options): (&[(u64, i32)], &Options),
     ) {
-        let (range, name) = alive(process, region, stacks);
+        let (kind, range, name) = alive(process, region, stacks);
+        let is_wanted = match kind {
+            Kind::Stack => options.threads,
+            Kind::Data => options.globals,
+        };
+        if !is_wanted {
+            return;
+        }
         let number = self.name(name);
         let module = region.module.and_then(|module| process.regions.get(module));
         let module = module.map(|first| (first.name.clone(), first.range.start));
@@ -121,10 +143,11 @@ impl Roots {
     }
 
     /// As the search wants them.
-    pub fn to_mark(&self, trace: bool) -> mark::Roots<'_> {
+    pub fn to_mark<'a>(&'a self, pointers: &'a Pointers, trace: bool) -> mark::Roots<'a> {
         mark::Roots {
             words: &self.words,
             ranges: &self.ranges,
+            pointers,
             trace,
         }
     }
@@ -158,7 +181,11 @@ fn is_kernels(name: &[u8]) -> bool {
 }
 
 /// A region without the part of a stack that is not in use, and what it is.
-fn alive(process: &Process<'_>, region: &Region, stacks: &[(u64, i32)]) -> (Range<u64>, String) {
+fn alive(
+    process: &Process<'_>,
+    region: &Region,
+    stacks: &[(u64, i32)],
+) -> (Kind, Range<u64>, String) {
     let range = region.range.clone();
     let lowest = stacks.get(stacks.partition_point(|(sp, _)| *sp < range.start));
     let is_stack = region.has_guard || region.name.starts_with(b"[stack");
@@ -168,7 +195,7 @@ fn alive(process: &Process<'_>, region: &Region, stacks: &[(u64, i32)]) -> (Rang
             true => sp.saturating_sub(RED_ZONE).max(range.start),
             false => range.start,
         };
-        return (start..range.end, name);
+        return (Kind::Stack, start..range.end, name);
     }
     let module = region.module.and_then(|module| process.regions.get(module));
     let path = module.map_or(&region.name, |module| &module.name);
@@ -181,8 +208,8 @@ fn alive(process: &Process<'_>, region: &Region, stacks: &[(u64, i32)]) -> (Rang
         (path, _) => format!("data of {}", text::escape(text::base_name(path))),
     };
     match dead_stack(process, region) {
-        Some(end) => (end..range.end, name),
-        None => (range, name),
+        Some(end) => (Kind::Data, end..range.end, name),
+        None => (Kind::Data, range, name),
     }
 }
 

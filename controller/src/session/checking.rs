@@ -3,17 +3,25 @@
 use shm_protocol::snapshot::Header;
 
 use super::{Member, Run};
-use crate::leaks::{self, Means, Report, Scope};
+use crate::leaks::{self, Means, Options, Plan, Report, Scope};
 use crate::segment::{Head, io_error};
 use crate::target::Target;
 
-/// Stacks that are shown of each process, as gperftools shows.
-const SHOWN: usize = 20;
+/// The check that is made at the exit of each process.
+#[derive(Clone, Debug)]
+pub struct ExitCheck {
+    /// Which objects are lost.
+    pub scope: Scope,
+    /// How pointers are searched for.
+    pub options: Options,
+    /// Stacks that are shown.
+    pub shown: usize,
+}
 
 impl Run {
     /// Checks a member that waits for it at its exit, and lets it go.
     pub(super) fn check_at_exit(&mut self, at: usize) {
-        let Some(scope) = self.settings.leak_check else {
+        let Some(wanted) = &self.settings.leak_check else {
             return;
         };
         let waits = |member: &Member| {
@@ -29,7 +37,7 @@ impl Run {
         });
         let target = &self.members[at].target;
         let title = target.agent.title();
-        match check(target, scope) {
+        match check(target, wanted) {
             Ok(report) => {
                 self.outcome.leaks += usize::from(report.lost_samples > 0);
                 self.outcome.checked += 1;
@@ -47,16 +55,16 @@ impl Run {
 }
 
 /// The process stands still anyway: it is read as it is, without a copy.
-fn check(target: &Target, scope: Scope) -> anyhow::Result<Report> {
+fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<Report> {
     let mut head = Head::new();
-    let agent = &target.agent;
+    let (agent, session) = (&target.agent, &target.session);
     let header: Header<'_> = agent.segment.full_head(&mut head)?;
-    let check = leaks::check(agent, &header, &target.session, (Means::Stopped, scope))?;
-    Ok(leaks::report(
-        agent,
-        &header,
-        &target.session,
-        &check,
-        SHOWN,
-    ))
+    let plan = Plan {
+        means: Means::Stopped,
+        scope: wanted.scope,
+        options: &wanted.options,
+    };
+    let check = leaks::check(agent, &header, session, &plan)?;
+    let shown = wanted.shown;
+    Ok(leaks::report(agent, &header, session, &check, shown))
 }

@@ -61,7 +61,7 @@ fn classified(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
         unknown: unknown.to_vec(),
         left_out: 0,
     };
-    order(&Slab(bytes), &heap, &found).expect("few")
+    order(&Slab(bytes), &heap, &Pointers::default(), &found).expect("few")
 }
 
 use How::{Directly, InCycle, Indirectly, ThroughUnknown};

@@ -21,6 +21,7 @@ fn marked(memory: &Bytes, heap: &Heap, words: &[u64]) -> Marks {
     let roots = Roots {
         words: &words,
         ranges: &[(ROOTS..ROOTS + 64, 6)],
+        pointers: &Pointers::default(),
         trace: true,
     };
     mark(memory, heap, &roots)
@@ -89,7 +90,14 @@ fn what_led_to_an_object_is_known() {
         Some(Origin::Region(number(&heap, SECOND + 640)))
     );
     assert_eq!(origin(SLAB + 64), None);
-    let path = crate::path::to(&memory, &heap, &marks, number(&heap, LARGE)).expect("reached");
+    let path = crate::path::to(
+        &memory,
+        &heap,
+        &Pointers::default(),
+        &marks,
+        number(&heap, LARGE),
+    )
+    .expect("reached");
     let steps: Vec<_> = path
         .steps
         .iter()
@@ -159,6 +167,7 @@ fn ranges_that_make_no_sense_are_read_without_trouble() {
         let roots = Roots {
             words: &[],
             ranges: &[(range.clone(), 0)],
+            pointers: &Pointers::default(),
             trace: false,
         };
         mark(&memory(), &heap, &roots);

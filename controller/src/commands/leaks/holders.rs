@@ -10,7 +10,7 @@ use super::{means, session_of};
 use crate::cli::LeaksArgs;
 use crate::discovery::Agent;
 use crate::dump;
-use crate::leaks::{self, Chain, Holder, Link, Wanted, names};
+use crate::leaks::{self, Chain, Holder, Link, Options, Wanted, names};
 use crate::segment::Head;
 use crate::select::Chosen;
 use crate::terminal::{diagnostic, json, result, warning};
@@ -100,7 +100,9 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
             Wanted::Stacks(chosen)
         }
     };
-    let holders = leaks::holders(agent, &header, &session, means(args), &wanted)?;
+    let options = args.search.over(Options::default());
+    let how = (means(args), &options);
+    let holders = leaks::holders(agent, &header, &session, how, &wanted)?;
     anyhow::ensure!(!holders.is_empty(), "there is no live object of {path}");
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let chains = holders.iter().filter_map(|holder| holder.chain.as_ref());

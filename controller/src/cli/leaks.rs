@@ -1,0 +1,112 @@
+//! Arguments of the checks for leaks, of live processes and at a program's exit.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{SelectArgs, values};
+use crate::leaks::{Options, Scope};
+
+/// Options of `leaks`.
+#[derive(Debug, Args)]
+pub struct LeaksArgs {
+    #[command(flatten)]
+    pub select: SelectArgs,
+
+    /// Write what is lost as a dump, too, whose name begins so
+    #[arg(short, long, value_name = "PREFIX")]
+    pub output: Option<PathBuf>,
+
+    /// Make no copy: search the process while it stands still
+    #[arg(long)]
+    pub stop: bool,
+
+    /// Instead: what keeps an object alive, by an address in it, or by a function that
+    /// allocated it; the chain of pointers from a root, and what that root alone keeps
+    #[arg(long, value_name = "ADDRESS|FUNCTION", conflicts_with_all = ["output", "exit_code"])]
+    pub path: Option<String>,
+
+    /// Stacks to show at most
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub max: usize,
+
+    /// Exit with 1 if there are leaks
+    #[arg(long)]
+    pub exit_code: bool,
+
+    /// For programs: one JSON array
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub search: SearchArgs,
+}
+
+/// What a search begins at, and what it follows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "The search for pointers")]
+pub struct SearchArgs {
+    /// Pointers may lie at any address, not only at multiples of 8
+    #[arg(long)]
+    pub unaligned: bool,
+
+    /// A pointer counts if it leads at most this far into an object [default: to its end]
+    #[arg(long, value_name = "BYTES", value_parser = values::byte_count)]
+    pub max_pointer_offset: Option<u64>,
+
+    /// The uppermost bits of a pointer, so many, are no part of its address: tags
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true,
+          value_parser = clap::value_parser!(u32).range(0..=MOST_TAG_BITS))]
+    pub tag_bits: u32,
+
+    /// Begin at registers and stacks alone: not at variables, mappings, or what the kernel keeps
+    #[arg(long)]
+    pub no_globals: bool,
+
+    /// Do not begin at registers and stacks
+    #[arg(long)]
+    pub no_threads: bool,
+}
+
+/// Programs have addresses of 47 bits at least.
+const MOST_TAG_BITS: i64 = 17;
+
+impl SearchArgs {
+    /// Some options with what is given here in their place.
+    pub fn over(&self, mut options: Options) -> Options {
+        if self.unaligned {
+            options.alignment = 1;
+        }
+        options.most_offset = self.max_pointer_offset.or(options.most_offset);
+        options.tag_bits = self.tag_bits;
+        options.globals &= !self.no_globals;
+        options.threads &= !self.no_threads;
+        options
+    }
+}
+
+/// What is a leak at a program's exit: gperftools' modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LeakMode {
+    /// What no pointer leads to
+    Minimal,
+    /// The same
+    Normal,
+    /// The same
+    Strict,
+    /// All that is not freed
+    Draconian,
+    /// What no pointer leads to from the roots that --no-globals and --no-threads leave, or
+    /// HEAP_CHECK_IGNORE_GLOBAL_LIVE and HEAP_CHECK_IGNORE_THREAD_LIVE
+    AsIs,
+}
+
+impl LeakMode {
+    /// Which objects are lost.
+    pub fn scope(self) -> Scope {
+        match self {
+            Self::Minimal | Self::Normal | Self::Strict | Self::AsIs => Scope::Unreachable,
+            Self::Draconian => Scope::Unfreed,
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What a search begins at, and what it follows.
+
+use reachability::{Heap, Memory, Pointers};
+
+/// Options of a search.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Whether registers and stacks of threads are roots.
+    pub threads: bool,
+    /// Whether all other roots are: variables, mappings, what the kernel keeps.
+    pub globals: bool,
+    /// Multiples of bytes at which pointers lie: 1, 2, 4 or 8.
+    pub alignment: usize,
+    /// How far into an object a pointer may lead; `None`: to its end.
+    pub most_offset: Option<u64>,
+    /// Bits of a word, the uppermost ones, that are not of its address.
+    pub tag_bits: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            threads: true,
+            globals: true,
+            alignment: 8,
+            most_offset: None,
+            tag_bits: 0,
+        }
+    }
+}
+
+impl Options {
+    /// What counts as a pointer, in a heap.
+    pub fn pointers(&self, memory: &dyn Memory, heap: &Heap) -> Pointers {
+        let pointers = Pointers::default()
+            .aligned(self.alignment)
+            .tagged(self.tag_bits);
+        match self.most_offset {
+            Some(most) => pointers.within(most, memory, heap),
+            None => pointers,
+        }
+    }
+}

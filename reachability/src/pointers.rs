@@ -1,0 +1,125 @@
+//! Which words are taken for pointers, and to which regions.
+
+use crate::heap::Heap;
+use crate::lost;
+use crate::memory::{Memory, word_of};
+use crate::object::HEADER;
+
+/// Bytes of a word.
+const WORD: usize = 8;
+/// Words up to this one are small numbers, no addresses, and the most frequent.
+const SMALL: u64 = 0xffff;
+
+/// What counts as a pointer. By default, each aligned word with an address in a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pointers {
+    /// Multiples at which pointers lie: 1, 2, 4 or 8.
+    alignment: usize,
+    /// The bits of a word that are its address.
+    mask: u64,
+    /// How far into an object a pointer may lead.
+    most_offset: u64,
+    /// Where, in their regions, those objects begin that do not begin behind a plain header; by
+    /// region. Of no use without a `most_offset`.
+    starts: Vec<(u32, u64)>,
+}
+
+impl Default for Pointers {
+    fn default() -> Self {
+        Self {
+            alignment: WORD,
+            mask: u64::MAX,
+            most_offset: u64::MAX,
+            starts: Vec::new(),
+        }
+    }
+}
+
+impl Pointers {
+    /// Pointers that lie at multiples of 1, 2 or 4 bytes, too; anything else changes nothing.
+    #[must_use]
+    pub fn aligned(mut self, alignment: usize) -> Self {
+        if matches!(alignment, 1 | 2 | 4) {
+            self.alignment = alignment;
+        }
+        self
+    }
+
+    /// The uppermost bits of a word, so many, say nothing of its address.
+    #[must_use]
+    pub fn tagged(mut self, bits: u32) -> Self {
+        self.mask = u64::MAX.checked_shr(bits).unwrap_or(0);
+        self
+    }
+
+    /// Only those that lead at most so many bytes into an object count.
+    #[must_use]
+    pub fn within(mut self, most_offset: u64, memory: &dyn Memory, heap: &Heap) -> Self {
+        self.most_offset = most_offset;
+        let all = lost::find_if(memory, heap, |_| true, |_| true).lost;
+        let start = |lost: &lost::Lost| {
+            let (base, _) = heap.region(lost.region)?;
+            lost.object.at.checked_sub(base)
+        };
+        let starts = all.iter().filter_map(|l| Some((l.region, start(l)?)));
+        self.starts = starts.filter(|(_, start)| *start != HEADER).collect();
+        self
+    }
+
+    /// Multiples at which pointers lie.
+    pub(crate) fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    /// The extent and the region that a word points to.
+    #[inline]
+    pub(crate) fn find(&self, heap: &Heap, word: u64) -> Option<(u32, u32)> {
+        let address = word & self.mask;
+        if address <= SMALL {
+            return None;
+        }
+        let (extent, region) = heap.find(address)?;
+        if self.most_offset == u64::MAX {
+            return Some((extent, region));
+        }
+        let found = heap.extents().get(extent as usize)?;
+        let base = found.start + u64::from(region - found.first) * found.size;
+        let start = match heap.is_sampled(found) {
+            true => self.start_in(region),
+            false => 0,
+        };
+        let is_near = address - base <= self.most_offset.saturating_add(start);
+        is_near.then_some((extent, region))
+    }
+
+    fn start_in(&self, region: u32) -> u64 {
+        let found = self.starts.binary_search_by_key(&region, |start| start.0);
+        found.map_or(HEADER, |index| self.starts[index].1)
+    }
+
+    /// Hands on the extent and the region of each pointer in some memory, which begins at such a
+    /// multiple, with its distance. What is usual costs nothing more here.
+    #[inline]
+    pub(crate) fn each(&self, heap: &Heap, bytes: &[u8], mut found: impl FnMut(usize, u32, u32)) {
+        let is_plain = self.mask == u64::MAX && self.most_offset == u64::MAX;
+        if is_plain && self.alignment == WORD {
+            for (index, bytes) in bytes.chunks_exact(WORD).enumerate() {
+                let word = word_of(bytes);
+                if word > SMALL
+                    && let Some((extent, region)) = heap.find(word)
+                {
+                    found(index * WORD, extent, region);
+                }
+            }
+            return;
+        }
+        for (index, bytes) in bytes.windows(WORD).step_by(self.alignment).enumerate() {
+            if let Some((extent, region)) = self.find(heap, word_of(bytes)) {
+                found(index * self.alignment, extent, region);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

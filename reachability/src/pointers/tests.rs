@@ -1,0 +1,106 @@
+use super::*;
+use crate::mark::{Roots, mark};
+use crate::synthetic::{Bytes, large, map, slab};
+
+const SLAB: u64 = 0x10_0000;
+const LARGE: u64 = 0x20_0000;
+const ROOTS: u64 = 0x80_0000;
+
+/// Of a heap of small objects and one of 3 MiB, those that a word in the roots leads to.
+fn reached(memory: &Bytes, heap: &Heap, pointers: &Pointers) -> Vec<u64> {
+    let roots = Roots {
+        words: &[],
+        ranges: &[(ROOTS..ROOTS + (3 << 20), 0)],
+        pointers,
+        trace: false,
+    };
+    let marks = mark(memory, heap, &roots);
+    let regions = (0..heap.regions()).filter(|region| marks.has(*region));
+    regions.filter_map(|r| Some(heap.region(r)?.0)).collect()
+}
+
+fn heap(sampled: std::ops::Range<u64>) -> Heap {
+    Heap::of(&map(vec![slab(SLAB, 64), large(LARGE, 3 << 20)]), sampled)
+}
+
+fn memory() -> Bytes {
+    Bytes(SLAB, vec![0; 11 << 20])
+}
+
+#[test]
+fn unaligned_pointers_count_if_they_are_wanted() {
+    // In the middle, and across the end of what is read at once.
+    for at in [ROOTS, ROOTS + 100, ROOTS + (1 << 20) - 8, ROOTS + (2 << 20)] {
+        for shift in 0..8 {
+            let (mut memory, heap) = (memory(), heap(0..0));
+            memory.put(at + shift, SLAB + 64);
+            for alignment in [1, 2, 4, 8] {
+                let pointers = Pointers::default().aligned(alignment);
+                let is_met = (at + shift) % alignment as u64 == 0;
+                let expected: &[u64] = if is_met { &[SLAB + 64] } else { &[] };
+                let found = reached(&memory, &heap, &pointers);
+                assert_eq!(found, expected, "{at:#x} + {shift} by {alignment}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tags_are_left_out_of_addresses_as_far_as_they_are_told() {
+    for (word, bits) in [
+        (SLAB, 0),
+        (SLAB | 0x7e << 56, 7),
+        (SLAB | 0xff << 56, 8),
+        (SLAB | 0xfffc << 48, 16),
+        (SLAB | 0x1_ffff << 47, 17),
+    ] {
+        let (mut memory, heap) = (memory(), heap(0..0));
+        memory.put(ROOTS, word);
+        for tag in [0, 7, 8, 16, 17] {
+            let found = reached(&memory, &heap, &Pointers::default().tagged(tag));
+            let expected: &[u64] = if tag >= bits { &[SLAB] } else { &[] };
+            assert_eq!(found, expected, "{word:#x} by {tag}");
+        }
+    }
+    let all = Pointers::default().tagged(64);
+    assert_eq!(reached(&memory(), &heap(0..0), &all), [0; 0]);
+}
+
+#[test]
+fn pointers_lead_into_objects_as_far_as_they_may() {
+    let far = |offset: u64, most: u64| {
+        let (mut memory, heap) = (memory(), heap(0..0));
+        memory.put(ROOTS, LARGE + offset);
+        let pointers = Pointers::default().within(most, &memory, &heap);
+        !reached(&memory, &heap, &pointers).is_empty()
+    };
+    assert!(far(0, 0) && !far(1, 0));
+    assert!(far(1024, 1024) && !far(1025, 1024));
+    assert!(far((3 << 20) - 1, u64::MAX));
+}
+
+/// Where the header and the alignment of a sampled object end.
+#[test]
+fn the_distance_in_a_sampled_object_counts_from_its_start() {
+    let far = |offset: u64, most: u64, aligned: bool| {
+        let (mut memory, heap) = (memory(), heap(SLAB..ROOTS));
+        match aligned {
+            // An extension of 16 bytes before the header of 16: the bytes, and the alignment.
+            true => {
+                let header = LARGE + 4096 - 16;
+                memory.put(header - 16, 9000);
+                memory.put(header - 8, 4096);
+                memory.put(header, 1 << 31 | (7 << 8 | 1) << 32);
+                memory.put(header + 8, 99 | u64::from(1f32.to_bits()) << 32);
+            }
+            false => memory.put_header(LARGE, 99_000, 1.0),
+        }
+        memory.put(ROOTS, LARGE + offset);
+        let pointers = Pointers::default().within(most, &memory, &heap);
+        !reached(&memory, &heap, &pointers).is_empty()
+    };
+    assert!(far(16, 0, false) && !far(17, 0, false));
+    assert!(far(16 + 8, 8, false) && !far(16 + 9, 8, false));
+    assert!(far(4096, 0, true) && !far(4097, 0, true));
+    assert!(far(4100, 4, true) && !far(4101, 4, true));
+}
