@@ -22,7 +22,7 @@ use crate::top::view::Sort;
 use crate::triggers::{Threshold, Triggers};
 
 pub use clap_complete::Shell;
-pub use leaks::{LeakMode, LeaksArgs, SearchArgs};
+pub use leaks::{KnownArgs, LeakMode, LeaksArgs, SearchArgs};
 
 /// Profile the heap of running processes that carry the agent.
 ///
@@ -270,6 +270,9 @@ pub struct RunArgs {
     pub leak_check: Option<LeakMode>,
 
     #[command(flatten)]
+    pub known: KnownArgs,
+
+    #[command(flatten)]
     pub search: SearchArgs,
 
     /// The agent [default: libmem_agent.so beside mem_profiler, or in ../lib]
@@ -421,8 +424,9 @@ pub fn parse() -> Cli {
     let cli = Cli::parse();
     if let Some(Command::Run(args)) = &cli.command {
         refuse_option(&args.command[0]);
-        if args.leak_check.is_none() && args.search != SearchArgs::default() {
-            refuse("options of the search for pointers need --leak-check");
+        let (search, known) = (SearchArgs::default(), KnownArgs::default());
+        if args.leak_check.is_none() && (&args.search, &args.known) != (&search, &known) {
+            refuse("suppressions and options of the search for pointers need --leak-check");
         }
     }
     cli

@@ -6,39 +6,47 @@
 
 mod holders;
 mod intervals;
+mod known;
 mod memory;
 mod options;
 mod regions;
 mod report;
 mod roots;
 mod stacks;
+mod suppressions;
 mod variables;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use capture::{Copy, Pause, Refusal, Stopped, Thread};
 use reachability::jemalloc::{self, Globals};
-use reachability::lost::{self, Found};
+use reachability::lost::{self, Found, Lost};
 use reachability::mark::{self, Marks};
 use reachability::object::Sampled;
 use reachability::{Heap, Memory, Pointers, causes};
+use shm_protocol::NodeId;
 use shm_protocol::clock::tick_of;
 use shm_protocol::layout::{AgentMemory, HeapGlobals};
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use crate::discovery::Agent;
+use crate::dump;
 use crate::process;
 use crate::snapshot::Snapshot;
+use known::Known;
 use memory::MomentMemory;
 use regions::Region;
 use roots::Roots;
+use stacks::Sum;
 
 pub use holders::{Chain, Holder, Link, Wanted, holders};
 pub use options::Options;
 pub use report::{Report, names, report};
 pub use stacks::{Leak, Leaks, Loss};
+pub use suppressions::{Suppressions, file_of};
 pub use variables::Variables;
 
 /// Longest time to stop all threads.
@@ -71,6 +79,17 @@ pub struct Plan<'a> {
     pub scope: Scope,
     /// How pointers are searched for.
     pub options: &'a Options,
+    /// Which leaks are known.
+    pub suppressions: &'a Suppressions,
+}
+
+/// What a suppression was good for.
+#[derive(Clone, Debug)]
+pub struct Used {
+    /// Its template, for people.
+    pub template: String,
+    /// The lost objects whose stacks match it.
+    pub sum: Sum,
 }
 
 /// What was found, and at what price.
@@ -89,6 +108,10 @@ pub struct Check {
     pub left_out: usize,
     /// Whether there are too many lost objects to say which keep which others.
     pub too_many: bool,
+    /// The suppressions that were used, in their order.
+    pub used: Vec<Used>,
+    /// What went wrong with them.
+    pub trouble: Option<String>,
 }
 
 /// A process at one moment.
@@ -111,6 +134,9 @@ enum Hold {
     Process(Stopped),
 }
 
+/// How often a process is captured again because of stacks that are new.
+const TRIES: usize = 3;
+
 /// Checks a process. `header` is the full head of its segment.
 pub fn check(
     agent: &Agent,
@@ -118,6 +144,27 @@ pub fn check(
     session: &Session,
     plan: &Plan<'_>,
 ) -> anyhow::Result<Check> {
+    let mut known = Known::new(plan.suppressions, agent.pid);
+    let mut tries = 0;
+    loop {
+        if !plan.suppressions.is_empty() {
+            known.learn(&dump::snapshot(agent, session, header)?, header);
+        }
+        tries += 1;
+        let (mut check, is_new) = attempt((agent, header, session), plan, &known)?;
+        if !is_new || tries == TRIES {
+            check.trouble = known.trouble();
+            return Ok(check);
+        }
+    }
+}
+
+/// Checks a process once. Whether something is lost of a stack that `known` was not told of.
+fn attempt(
+    (agent, header, session): (&Agent, &Header<'_>, &Session),
+    plan: &Plan<'_>,
+    known: &Known<'_>,
+) -> anyhow::Result<(Check, bool)> {
     let globals = globals(header)?;
     agent.confirm()?;
     let moment = Moment::of(agent.pid, plan.means)?;
@@ -127,15 +174,21 @@ pub fn check(
     if plan.scope == Scope::Unfreed {
         search.marks = Marks::none(&search.heap);
     }
-    let found = search.lost(&moment.memory, session, plan.scope);
+    let mut found = search.lost(&moment.memory, session, plan.scope);
+    let mut suppressed = Suppressed::default();
+    if !plan.suppressions.is_empty() {
+        let stacks = Snapshot::read_stacks(&agent.segment, session)?;
+        let is_known = |lost: &Lost| suppressed.add(lost, known, &stacks);
+        search.excuse(&moment.memory, &mut found, is_known);
+    }
     let how = search.causes(&moment.memory, &found, plan.scope);
     let left_out = search.heap.left_out() + moment.memory.left_out() + found.left_out as usize;
     let pause = moment.hold.release();
-    let end = crate::dump::end_of(session, header);
+    let end = dump::end_of(session, header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
     let leaks = Leaks::of(&found.lost, how.as_deref(), &stacks, tick_of(end.0));
-    Ok(Check {
+    let check = Check {
         snapshot,
         leaks,
         pause,
@@ -143,7 +196,43 @@ pub fn check(
         search: start.elapsed(),
         left_out,
         too_many: how.is_none() && plan.scope == Scope::Unreachable,
-    })
+        used: suppressed.used(plan.suppressions),
+        trouble: None,
+    };
+    Ok((check, suppressed.is_new))
+}
+
+/// What the suppressions are good for.
+#[derive(Default)]
+struct Suppressed {
+    by_template: BTreeMap<usize, Sum>,
+    /// Whether something is of a stack that was not looked at.
+    is_new: bool,
+}
+
+impl Suppressed {
+    /// Whether a suppression names the stack of a lost object; counts it if so.
+    fn add(&mut self, lost: &Lost, known: &Known<'_>, stacks: &[(NodeId, u32)]) -> bool {
+        let Some((leaf, _)) = stacks.get(lost.object.record as usize) else {
+            return false;
+        };
+        let template = known.template(*leaf);
+        // Of [table full], nobody knows a stack.
+        self.is_new |= template.is_none() && *leaf != 0;
+        let template = template.flatten();
+        if let Some(template) = template {
+            self.by_template.entry(template).or_default().add(lost);
+        }
+        template.is_some()
+    }
+
+    fn used(&self, suppressions: &Suppressions) -> Vec<Used> {
+        let used = |(template, sum): (&usize, &Sum)| Used {
+            template: suppressions.template(*template),
+            sum: *sum,
+        };
+        self.by_template.iter().map(used).collect()
+    }
 }
 
 /// Where the allocator keeps its data.
@@ -274,6 +363,23 @@ impl Search {
                 .retain(|region| !internal.get(*region as usize));
         }
         found
+    }
+
+    /// Takes the lost objects that `is_excused` names for kept: they are roots, too. Neither they nor
+    /// what they lead to is lost any more; what other lost objects lead to as well is kept, too.
+    fn excuse(
+        &mut self,
+        memory: &MomentMemory,
+        found: &mut Found,
+        mut is_excused: impl FnMut(&Lost) -> bool,
+    ) {
+        let all = found.lost.iter().zip(0..);
+        let excused = all.filter(|(lost, _)| is_excused(lost));
+        let excused: Vec<u32> = excused.map(|(_, index)| index).collect();
+        if !excused.is_empty() {
+            let (heap, marks) = (&self.heap, &mut self.marks);
+            found.excuse(memory, heap, &self.pointers, marks, &excused);
+        }
     }
 
     /// How each of the lost objects is lost.

@@ -11,12 +11,13 @@
 
 use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::fd::AsRawFd;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use heap_format::Profile;
 
 use super::answer::{self, Failure};
-use super::frame::Frame;
+use super::frame::{Frame, Frames};
 use super::{Options, symbolize};
 
 /// Address space that a child may take in addition to what it has.
@@ -46,6 +47,15 @@ pub enum Error {
     Damaged,
 }
 
+/// What is known of code: a function there, and where its source is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// The function's name.
+    pub name: Rc<str>,
+    /// Its source file; empty when unknown.
+    pub file: Rc<str>,
+}
+
 /// Names of the functions at each location of `profile`, innermost first; none where
 /// nothing is known.
 ///
@@ -57,6 +67,34 @@ pub fn names(
     patience: Duration,
     stops: impl Fn() -> bool,
 ) -> Result<Vec<Vec<String>>, Error> {
+    let frames = frames(profile, options, patience, stops)?;
+    let name = |frame: &Frame| frame.name.as_ref().to_owned();
+    let names = frames.iter().map(|f| f.iter().map(name).collect());
+    Ok(names.collect())
+}
+
+/// The same with the functions' source files.
+///
+/// # Errors
+/// As [`names`].
+pub fn code(
+    profile: Profile,
+    options: &Options,
+    patience: Duration,
+    stops: impl Fn() -> bool,
+) -> Result<Vec<Vec<Code>>, Error> {
+    let frames = frames(profile, options, patience, stops)?;
+    let code = |Frame { name, file, .. }| Code { name, file };
+    let all = frames.into_iter();
+    Ok(all.map(|f| f.into_iter().map(code).collect()).collect())
+}
+
+fn frames(
+    profile: Profile,
+    options: &Options,
+    patience: Duration,
+    stops: impl Fn() -> bool,
+) -> Result<Frames, Error> {
     let count = profile.locations.len();
     let (from, to) = io::pipe().map_err(Error::Io)?;
     // SAFETY: this process has one thread, so the child's copy of it is whole: no lock is
@@ -86,13 +124,14 @@ fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Re
     // What it says of files concerns whoever reads a dump.
     let _ = symbolize(&mut profile, options);
     let lines = |first: u32, count: u32| &profile.lines[first as usize..][..count as usize];
-    let frame = |line: &heap_format::Line| Frame {
-        name: profile.functions[line.function as usize]
-            .name
-            .as_str()
-            .into(),
+    // A function's texts are sent once.
+    let texts = |function: &heap_format::Function| Frame {
+        name: function.name.as_str().into(),
+        file: function.file.as_str().into(),
         ..Frame::default()
     };
+    let functions: Vec<Frame> = profile.functions.iter().map(texts).collect();
+    let frame = |line: &heap_format::Line| functions[line.function as usize].clone();
     let locations = profile.locations.iter();
     let frames = locations.map(|l| {
         lines(l.first_line, l.line_count)
@@ -139,7 +178,7 @@ fn collect(
     mut from: PipeReader,
     deadline: Instant,
     stops: impl Fn() -> bool,
-) -> Result<Vec<Vec<String>>, Error> {
+) -> Result<Frames, Error> {
     let mut bytes = Vec::new();
     let mut chunk = vec![0; 1 << 16];
     loop {
@@ -164,13 +203,7 @@ fn collect(
         }
     }
     match answer::receive(&mut bytes.as_slice()).map_err(Error::Io)? {
-        Some(Ok(frames)) => {
-            let name = |frame: &Frame| frame.name.as_ref().to_owned();
-            Ok(frames
-                .iter()
-                .map(|f| f.iter().map(name).collect())
-                .collect())
-        }
+        Some(Ok(frames)) => Ok(frames),
         Some(Err(failure)) => Err(Error::Refused(failure)),
         None => Err(Error::Damaged),
     }

@@ -73,14 +73,22 @@ __attribute__((noinline)) void hide() {
     while (!waiting) usleep(1000);
 }
 
-__attribute__((noinline)) void lose() {
-    for (int i = 0; i < 10; i++) lost_plain();
+}  // namespace
+
+namespace app {
+
+__attribute__((noinline)) void lose(int count) {
+    for (int i = 0; i < count; i++) lost_plain();
     void **head = lost_head(), **shared = lost_shared(), **other = lost_other();
     head[0] = lost_tail();
     head[1] = shared;
     other[0] = shared;
     asm volatile("" : : "r"(head), "r"(other) : "memory");
 }
+
+}  // namespace app
+
+namespace {
 
 // Leaves nothing of the pointers in the part of the stack and in the registers in use.
 __attribute__((noinline)) void wipe() {
@@ -99,7 +107,7 @@ __attribute__((noinline)) void wipe() {
 
 __attribute__((noinline)) void plant() {
     hide();
-    lose();
+    app::lose(10);
 }
 
 }  // namespace
@@ -119,7 +127,7 @@ int main(int argc, char **) {
             wipe();
             puts("planted");
         } else {
-            if (strcmp(line, "more\n") == 0) lose();
+            if (strcmp(line, "more\n") == 0) app::lose(10);
             wipe();
             puts("done");
         }

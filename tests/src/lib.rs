@@ -17,6 +17,7 @@ pub mod code;
 pub mod container;
 pub mod crash_target;
 pub mod group;
+pub mod leaks;
 pub mod limits;
 pub mod package;
 pub mod peers;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
+use mem_tests::leaks::{lost, report};
 use mem_tests::{Outcome, Scratch, Session, Target, run};
 use serde_json::Value;
 
@@ -38,30 +39,8 @@ fn leaks(scratch: &Scratch, target: &Target) -> Command {
     command
 }
 
-/// The report on the one process checked.
-fn report(outcome: &Outcome) -> Value {
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let reports: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
-    reports.as_array().expect("an array")[0].clone()
-}
-
 fn check(scratch: &Scratch, target: &Target, options: &[&str]) -> Value {
     report(&run(leaks(scratch, target).arg("--json").args(options)))
-}
-
-/// Lost objects by the function of the program that allocated them.
-fn lost(report: &Value) -> BTreeMap<String, f64> {
-    let mut sums = BTreeMap::new();
-    for leak in report["leaks"].as_array().expect("leaks") {
-        let stack = leak["stack"].as_array().expect("a stack").iter();
-        let mut names = stack.filter_map(Value::as_str);
-        let name = names.find(|name| name.starts_with("lost_") || name.starts_with("by_"));
-        if let Some(name) = name {
-            let objects = leak["objects"].as_f64().expect("objects");
-            *sums.entry(name.to_owned()).or_default() += objects;
-        }
-    }
-    sums
 }
 
 /// What every search loses but the functions `without`, and what is lost `besides`.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{SelectArgs, values};
-use crate::leaks::{Options, Scope};
+use super::{SelectArgs, refuse, values};
+use crate::leaks::{Options, Scope, Suppressions, file_of};
 
 /// Options of `leaks`.
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ pub struct LeaksArgs {
 
     /// Instead: what keeps an object alive, by an address in it, or by a function that
     /// allocated it; the chain of pointers from a root, and what that root alone keeps
-    #[arg(long, value_name = "ADDRESS|FUNCTION", conflicts_with_all = ["output", "exit_code"])]
+    #[arg(long, value_name = "ADDRESS|FUNCTION", conflicts_with_all = ["output", "exit_code", "suppressions"])]
     pub path: Option<String>,
 
     /// Stacks to show at most
@@ -39,7 +39,33 @@ pub struct LeaksArgs {
     pub json: bool,
 
     #[command(flatten)]
+    pub known: KnownArgs,
+
+    #[command(flatten)]
     pub search: SearchArgs,
+}
+
+/// Which leaks are known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub struct KnownArgs {
+    /// Do not report the leaks whose stacks match a suppression of this file, in LeakSanitizer's
+    /// format; may be given several times. LSAN_OPTIONS may name one more (suppressions=FILE)
+    #[arg(long, value_name = "FILE")]
+    pub suppressions: Vec<PathBuf>,
+}
+
+impl KnownArgs {
+    /// Those of the files, and of the one that the variable `LSAN_OPTIONS` names. Ends where one
+    /// cannot be read.
+    pub fn read(&self) -> Suppressions {
+        let mut all = Suppressions::default();
+        let variable = std::env::var("LSAN_OPTIONS").unwrap_or_default();
+        let named = file_of(&variable).map(PathBuf::from);
+        for file in self.suppressions.iter().chain(&named) {
+            all.add_file(file).unwrap_or_else(|error| refuse(error));
+        }
+        all
+    }
 }
 
 /// What a search begins at, and what it follows.

@@ -11,7 +11,7 @@ use shm_protocol::snapshot::Header;
 use crate::cli::LeaksArgs;
 use crate::collect::{self, Metadata};
 use crate::discovery::{Agent, Discovery};
-use crate::leaks::{self, Check, Means, Options, Plan, Report, Scope};
+use crate::leaks::{self, Check, Means, Options, Plan, Report, Scope, Suppressions};
 use crate::output::Output;
 use crate::parallel_writer;
 use crate::segment::Head;
@@ -21,6 +21,10 @@ use crate::text;
 
 /// Checks each process chosen.
 pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
+    let suppressions = match args.path {
+        None => args.known.read(),
+        Some(_) => Suppressions::default(),
+    };
     let output = args.output.as_deref().map(Output::open).transpose()?;
     let selection = Selection::from(args.select.clone());
     let named = !selection.names.is_empty();
@@ -32,8 +36,14 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.path {
         return Ok(holders::execute(&chosen, path, &args));
     }
+    let plan = Plan {
+        means: means(&args),
+        scope: Scope::Unreachable,
+        options: &args.search.over(Options::default()),
+        suppressions: &suppressions,
+    };
     for agent in &chosen.agents {
-        match one(agent, &args, output.as_ref(), named) {
+        match one(agent, &plan, args.max, output.as_ref(), named) {
             Ok(Some(report)) => {
                 leaky |= report.lost_samples > 0;
                 report.warnings.iter().for_each(|line| warning(line));
@@ -66,7 +76,8 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
 
 fn one(
     agent: &Agent,
-    args: &LeaksArgs,
+    plan: &Plan<'_>,
+    most: usize,
     output: Option<&Output>,
     named: bool,
 ) -> anyhow::Result<Option<Report>> {
@@ -81,16 +92,11 @@ fn one(
         );
         return Ok(None);
     };
-    let plan = Plan {
-        means: means(args),
-        scope: Scope::Unreachable,
-        options: &args.search.over(Options::default()),
-    };
-    let check = leaks::check(agent, &header, &session, &plan)?;
+    let check = leaks::check(agent, &header, &session, plan)?;
     let dump = output
         .map(|output| write(output, agent, &header, &check))
         .transpose()?;
-    let mut report = leaks::report(agent, &header, &session, &check, args.max);
+    let mut report = leaks::report(agent, &header, &session, &check, most);
     report.dump = dump;
     Ok(Some(report))
 }

@@ -9,7 +9,7 @@ use anyhow::bail;
 
 use super::reporting::Printer;
 use crate::allocator;
-use crate::cli::{self, LeakMode, PageArgs, RunArgs, SearchArgs};
+use crate::cli::{self, LeakMode, PageArgs, RunArgs};
 use crate::discovery::Discovery;
 use crate::launch::{self, Launched};
 use crate::leaks::Variables;
@@ -27,7 +27,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let agent = launch::find_agent(args.agent.as_deref())?;
     let density = args.interval.first();
     let dump_signal = args.triggers.signal;
-    let leak_check = args.leak_check.map(|mode| exit_check(mode, &args.search));
+    let leak_check = args.leak_check.map(|mode| exit_check(mode, &args));
     let is_checked = leak_check.is_some();
     let settings = Settings {
         leak_check,
@@ -76,13 +76,14 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
 
 /// The check at exit that was asked for. What is on the command line comes before gperftools'
 /// variables.
-fn exit_check(mode: LeakMode, search: &SearchArgs) -> ExitCheck {
+fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
     let get = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());
     let variables = Variables::read(get, mode == LeakMode::AsIs);
     let variables = variables.unwrap_or_else(|error| cli::refuse(error));
     ExitCheck {
         scope: mode.scope(),
-        options: search.over(variables.options),
+        options: args.search.over(variables.options),
+        suppressions: args.known.read(),
         shown: variables.shown,
     }
 }

@@ -9,7 +9,7 @@ use shm_protocol::clock::unix_ns;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-use super::{Check, Leak, Loss};
+use super::{Check, Leak, Loss, Used};
 use crate::collect;
 use crate::discovery::Agent;
 use crate::names::Symbols;
@@ -38,6 +38,8 @@ pub struct Report {
     leaks: Vec<Entry>,
     /// Number of stacks that lost something; `leaks` may have fewer.
     stacks: usize,
+    /// Known leaks, which are in none of the above.
+    suppressed: Vec<Suppressed>,
     threads: usize,
     pause_ms: f64,
     searched_bytes: u64,
@@ -47,6 +49,14 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// The dump, if one was written.
     pub dump: Option<String>,
+}
+
+/// What a suppression was good for: objects whose stacks match it, not what only these keep.
+#[derive(Debug, Serialize)]
+struct Suppressed {
+    template: String,
+    bytes: f64,
+    objects: f64,
 }
 
 /// What one stack lost.
@@ -91,12 +101,21 @@ pub fn report(
         live_bytes: check.snapshot.totals.live_bytes,
         leaks: shown.map(|leak| entry(leak, &names)).collect(),
         stacks: check.leaks.leaks.len(),
+        suppressed: check.used.iter().map(suppressed).collect(),
         threads: check.pause.threads,
         pause_ms: check.pause.stopped.as_secs_f64() * 1e3,
         searched_bytes: check.scanned,
         search_seconds: check.search.as_secs_f64(),
         dump: None,
         warnings: warnings(agent, check, trouble),
+    }
+}
+
+fn suppressed(used: &Used) -> Suppressed {
+    Suppressed {
+        template: used.template.clone(),
+        bytes: used.sum.bytes,
+        objects: used.sum.objects,
     }
 }
 
@@ -166,7 +185,9 @@ fn warnings(agent: &Agent, check: &Check, trouble: Option<String>) -> Vec<String
              are shown as direct leaks"
         )
     });
-    [trouble, left_out, too_many]
+    let suppressions = check.trouble.as_ref();
+    let suppressions = suppressions.map(|trouble| format!("{title}: suppressions: {trouble}"));
+    [trouble, left_out, too_many, suppressions]
         .into_iter()
         .flatten()
         .collect()
@@ -175,67 +196,47 @@ fn warnings(agent: &Agent, check: &Check, trouble: Option<String>) -> Vec<String
 impl Report {
     /// The report in lines.
     pub fn lines(&self) -> Vec<String> {
-        let report = self;
-        let mut lines = Vec::new();
-        let mut result = |line: &str| lines.push(line.to_owned());
-
-        let bytes = text::bytes;
-        let exact = report.interval == 1;
-        let title = format!("{} ({})", report.name, report.pid);
-        let margin = |margin: f64| match exact {
-            true => String::new(),
-            false => format!(" ± {}", bytes(margin)),
-        };
-        let since = format!(
-            "of what it allocated in the last {}",
-            text::duration(Duration::from_secs_f64(report.session_seconds))
-        );
-        match report.lost_samples {
-            0 => result(&format!("{title}: no leaks, {since}")),
-            _ => result(&format!(
-                "{title}: {}{} lost in {} objects, {since}; {} is live",
-                bytes(report.lost_bytes),
-                margin(report.lost_bytes_margin),
-                count(report.lost_objects),
-                bytes(report.live_bytes),
-            )),
+        let mut lines = vec![self.summary()];
+        let is_exact = self.interval == 1;
+        self.leaks
+            .iter()
+            .for_each(|entry| entry.add_to(&mut lines, is_exact));
+        if self.stacks > self.leaks.len() {
+            let (shown, all) = (self.leaks.len(), self.stacks);
+            lines.push(String::new());
+            lines.push(format!("These are {shown} of {all} stacks, the largest."));
         }
-        for entry in &report.leaks {
-            let kept = match entry.kept_objects > 0.0 {
-                true => format!(
-                    ", and with {} {} in {}",
-                    if entry.objects > 1.0 { "them" } else { "it" },
-                    bytes(entry.kept_bytes),
-                    count(entry.kept_objects)
-                ),
-                false => String::new(),
-            };
-            let kind = match entry.kind {
-                "cycle" => "Leak of a cycle",
-                "indirect" => "Indirect leak",
-                _ => "Direct leak",
-            };
-            let (size, objects) = (bytes(entry.bytes), count(entry.objects));
-            let margin = margin(entry.margin);
-            let plural = if entry.objects == 1.0 { "" } else { "s" };
-            result("");
-            result(&format!(
-                "{kind}: {size}{margin} in {objects} object{plural}{kept}, from"
-            ));
-            for frame in entry.stack.iter().take(FRAMES) {
-                result(&format!("    {frame}"));
-            }
-            if entry.stack.len() > FRAMES {
-                result(&format!("    … {} more", entry.stack.len() - FRAMES));
-            }
-            result(&format!("  one is at {}", entry.example));
-        }
-        if report.stacks > report.leaks.len() {
-            let (shown, all) = (report.leaks.len(), report.stacks);
-            result("");
-            result(&format!("These are {shown} of {all} stacks, the largest."));
+        if !self.suppressed.is_empty() {
+            // As LeakSanitizer has it.
+            lines.push(String::new());
+            lines.push("Suppressions used:".to_owned());
+            lines.push("  count      bytes template".to_owned());
+            let used = self.suppressed.iter();
+            lines.extend(used.map(|used| {
+                let (objects, bytes) = (used.objects, used.bytes);
+                format!("{objects:7.0} {bytes:10.0} {}", used.template)
+            }));
         }
         lines
+    }
+
+    /// What is lost in all.
+    fn summary(&self) -> String {
+        let title = format!("{} ({})", self.name, self.pid);
+        let since = format!(
+            "of what it allocated in the last {}",
+            text::duration(Duration::from_secs_f64(self.session_seconds))
+        );
+        match self.lost_samples {
+            0 => format!("{title}: no leaks, {since}"),
+            _ => format!(
+                "{title}: {}{} lost in {} objects, {since}; {} is live",
+                text::bytes(self.lost_bytes),
+                margin(self.lost_bytes_margin, self.interval == 1),
+                count(self.lost_objects),
+                text::bytes(self.live_bytes),
+            ),
+        }
     }
 
     /// What the check cost.
@@ -250,6 +251,47 @@ impl Report {
             bytes(report.searched_bytes as f64),
             report.search_seconds
         )
+    }
+}
+
+impl Entry {
+    /// Adds what the stack lost, and the stack.
+    fn add_to(&self, lines: &mut Vec<String>, is_exact: bool) {
+        let kept = match self.kept_objects > 0.0 {
+            true => format!(
+                ", and with {} {} in {}",
+                if self.objects > 1.0 { "them" } else { "it" },
+                text::bytes(self.kept_bytes),
+                count(self.kept_objects)
+            ),
+            false => String::new(),
+        };
+        let kind = match self.kind {
+            "cycle" => "Leak of a cycle",
+            "indirect" => "Indirect leak",
+            _ => "Direct leak",
+        };
+        let (size, objects) = (text::bytes(self.bytes), count(self.objects));
+        let margin = margin(self.margin, is_exact);
+        let plural = if self.objects == 1.0 { "" } else { "s" };
+        lines.push(String::new());
+        lines.push(format!(
+            "{kind}: {size}{margin} in {objects} object{plural}{kept}, from"
+        ));
+        let frames = self.stack.iter().take(FRAMES);
+        lines.extend(frames.map(|frame| format!("    {frame}")));
+        if self.stack.len() > FRAMES {
+            lines.push(format!("    … {} more", self.stack.len() - FRAMES));
+        }
+        lines.push(format!("  one is at {}", self.example));
+    }
+}
+
+/// The error of an estimate, if it is one.
+fn margin(bytes: f64, is_exact: bool) -> String {
+    match is_exact {
+        true => String::new(),
+        false => format!(" ± {}", text::bytes(bytes)),
     }
 }
 

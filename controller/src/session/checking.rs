@@ -3,7 +3,7 @@
 use shm_protocol::snapshot::Header;
 
 use super::{Member, Run};
-use crate::leaks::{self, Means, Options, Plan, Report, Scope};
+use crate::leaks::{self, Means, Options, Plan, Report, Scope, Suppressions};
 use crate::segment::{Head, io_error};
 use crate::target::Target;
 
@@ -14,6 +14,8 @@ pub struct ExitCheck {
     pub scope: Scope,
     /// How pointers are searched for.
     pub options: Options,
+    /// Which leaks are known.
+    pub suppressions: Suppressions,
     /// Stacks that are shown.
     pub shown: usize,
 }
@@ -63,6 +65,7 @@ fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<Report> {
         means: Means::Stopped,
         scope: wanted.scope,
         options: &wanted.options,
+        suppressions: &wanted.suppressions,
     };
     let check = leaks::check(agent, &header, session, &plan)?;
     let shown = wanted.shown;
