@@ -4,6 +4,7 @@
 //! is read at leisure. Where no copy can be had, the process itself is read while it is stopped,
 //! if that is wanted.
 
+mod base;
 mod holders;
 mod intervals;
 mod known;
@@ -42,6 +43,7 @@ use regions::Region;
 use roots::Roots;
 use stacks::Sum;
 
+pub use base::{Base, TRIGGER};
 pub use holders::{Chain, Holder, Link, Wanted, holders};
 pub use options::Options;
 pub use report::{Report, names, report};
@@ -81,6 +83,8 @@ pub struct Plan<'a> {
     pub options: &'a Options,
     /// Which leaks are known.
     pub suppressions: &'a Suppressions,
+    /// An earlier check: only what was lost since is told.
+    pub base: Option<&'a Base>,
 }
 
 /// What a suppression was good for.
@@ -144,6 +148,9 @@ pub fn check(
     session: &Session,
     plan: &Plan<'_>,
 ) -> anyhow::Result<Check> {
+    if let Some(base) = plan.base {
+        base.suits(agent, header, session)?;
+    }
     let mut known = Known::new(plan.suppressions, agent.pid);
     let mut tries = 0;
     loop {
@@ -187,7 +194,12 @@ fn attempt(
     let end = dump::end_of(session, header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
-    let leaks = Leaks::of(&found.lost, how.as_deref(), &stacks, tick_of(end.0));
+    let since = plan.base.map(|base| {
+        let now = stacks::amounts(&found.lost, &stacks);
+        base.since(&now, &snapshot, (header, agent.pid))
+    });
+    let when = (tick_of(end.0), since.as_ref());
+    let leaks = Leaks::of(&found.lost, how.as_deref(), &stacks, when);
     let check = Check {
         snapshot,
         leaks,

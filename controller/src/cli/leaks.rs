@@ -17,13 +17,17 @@ pub struct LeaksArgs {
     #[arg(short, long, value_name = "PREFIX")]
     pub output: Option<PathBuf>,
 
+    /// Tell only what was lost since an earlier check, whose dump (-o) this is
+    #[arg(long, value_name = "DUMP")]
+    pub base: Option<PathBuf>,
+
     /// Make no copy: search the process while it stands still
     #[arg(long)]
     pub stop: bool,
 
     /// Instead: what keeps an object alive, by an address in it, or by a function that
     /// allocated it; the chain of pointers from a root, and what that root alone keeps
-    #[arg(long, value_name = "ADDRESS|FUNCTION", conflicts_with_all = ["output", "exit_code", "suppressions"])]
+    #[arg(long, value_name = "ADDRESS|FUNCTION", conflicts_with_all = ["output", "exit_code", "suppressions", "base"])]
     pub path: Option<String>,
 
     /// Stacks to show at most

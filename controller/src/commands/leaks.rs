@@ -11,7 +11,7 @@ use shm_protocol::snapshot::Header;
 use crate::cli::LeaksArgs;
 use crate::collect::{self, Metadata};
 use crate::discovery::{Agent, Discovery};
-use crate::leaks::{self, Check, Means, Options, Plan, Report, Scope, Suppressions};
+use crate::leaks::{self, Base, Check, Means, Options, Plan, Report, Scope, Suppressions};
 use crate::output::Output;
 use crate::parallel_writer;
 use crate::segment::Head;
@@ -25,6 +25,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         None => args.known.read(),
         Some(_) => Suppressions::default(),
     };
+    let base = args.base.as_deref().map(Base::open).transpose()?;
     let output = args.output.as_deref().map(Output::open).transpose()?;
     let selection = Selection::from(args.select.clone());
     let named = !selection.names.is_empty();
@@ -41,6 +42,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         scope: Scope::Unreachable,
         options: &args.search.over(Options::default()),
         suppressions: &suppressions,
+        base: base.as_ref(),
     };
     for agent in &chosen.agents {
         match one(agent, &plan, args.max, output.as_ref(), named) {
@@ -96,7 +98,7 @@ fn one(
     let dump = output
         .map(|output| write(output, agent, &header, &check))
         .transpose()?;
-    let mut report = leaks::report(agent, &header, &session, &check, most);
+    let mut report = leaks::report(agent, &header, &session, &check, (most, plan.base));
     report.dump = dump;
     Ok(Some(report))
 }
@@ -124,7 +126,7 @@ fn write(
     check: &Check,
 ) -> anyhow::Result<String> {
     let mut metadata = Metadata::of_live(agent.pid, &agent.name);
-    metadata.trigger = "leak check".to_owned();
+    metadata.trigger = leaks::TRIGGER.to_owned();
     let detail = |record: &shm_protocol::snapshot::RecordView| {
         check.leaks.detail(record.node, record.size_class)
     };

@@ -9,7 +9,7 @@ use shm_protocol::clock::unix_ns;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-use super::{Check, Leak, Loss, Used};
+use super::{Base, Check, Leak, Loss, Used};
 use crate::collect;
 use crate::discovery::Agent;
 use crate::names::Symbols;
@@ -34,6 +34,8 @@ pub struct Report {
     lost_objects: f64,
     pub lost_samples: u64,
     live_bytes: f64,
+    /// The earlier check, of which nothing is in `lost_…` and `leaks`.
+    base: Option<Before>,
     /// By stack; those that are lost by themselves first, then the largest.
     leaks: Vec<Entry>,
     /// Number of stacks that lost something; `leaks` may have fewer.
@@ -49,6 +51,16 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// The dump, if one was written.
     pub dump: Option<String>,
+}
+
+/// An earlier check.
+#[derive(Debug, Serialize)]
+struct Before {
+    dump: String,
+    /// How long ago it was made.
+    seconds: Option<f64>,
+    lost_bytes: f64,
+    lost_objects: f64,
 }
 
 /// What a suppression was good for: objects whose stacks match it, not what only these keep.
@@ -82,7 +94,7 @@ pub fn report(
     header: &Header<'_>,
     session: &Session,
     check: &Check,
-    most: usize,
+    (most, base): (usize, Option<&Base>),
 ) -> Report {
     let total = check.leaks.total;
     let shown = check.leaks.leaks.iter().take(most.max(1));
@@ -99,6 +111,7 @@ pub fn report(
         lost_objects: total.objects,
         lost_samples: total.samples,
         live_bytes: check.snapshot.totals.live_bytes,
+        base: base.map(before),
         leaks: shown.map(|leak| entry(leak, &names)).collect(),
         stacks: check.leaks.leaks.len(),
         suppressed: check.used.iter().map(suppressed).collect(),
@@ -108,6 +121,16 @@ pub fn report(
         search_seconds: check.search.as_secs_f64(),
         dump: None,
         warnings: warnings(agent, check, trouble),
+    }
+}
+
+fn before(base: &Base) -> Before {
+    let age = base.unix_ns().map(|then| unix_ns().saturating_sub(then));
+    Before {
+        dump: base.name.clone(),
+        seconds: age.map(|age| age as f64 / 1e9),
+        lost_bytes: base.total.bytes,
+        lost_objects: base.total.objects,
     }
 }
 
@@ -223,10 +246,21 @@ impl Report {
     /// What is lost in all.
     fn summary(&self) -> String {
         let title = format!("{} ({})", self.name, self.pid);
-        let since = format!(
-            "of what it allocated in the last {}",
-            text::duration(Duration::from_secs_f64(self.session_seconds))
-        );
+        let time = |seconds: f64| text::duration(Duration::from_secs_f64(seconds));
+        let since = match &self.base {
+            None => format!(
+                "of what it allocated in the last {}",
+                time(self.session_seconds)
+            ),
+            Some(base) => format!(
+                "since {}{}, which has {} in {}",
+                base.dump,
+                base.seconds
+                    .map_or(String::new(), |age| format!(", {} ago", time(age))),
+                text::bytes(base.lost_bytes),
+                count(base.lost_objects)
+            ),
+        };
         match self.lost_samples {
             0 => format!("{title}: no leaks, {since}"),
             _ => format!(

@@ -8,6 +8,8 @@ use reachability::lost::Lost;
 use shm_protocol::NodeId;
 use shm_protocol::clock::TICK_NS;
 
+use super::base::{Amount, NOTHING, Share, Since};
+
 /// How an object is lost, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Loss {
@@ -30,8 +32,35 @@ pub struct Leak {
     pub lost: Sum,
     /// What else is lost only with them.
     pub kept: Sum,
-    /// Address of one of them.
+    /// Address of the youngest of them.
     pub example: u64,
+    /// Its birth.
+    born: u32,
+}
+
+impl Leak {
+    fn add(&mut self, lost: &Lost, share: Share) {
+        let born = lost.object.born;
+        if self.lost.samples == 0 || born.wrapping_sub(self.born) as i32 >= 0 {
+            (self.example, self.born) = (lost.object.at, born);
+        }
+        self.lost.add_share(lost, share);
+    }
+}
+
+/// What is lost of each stack.
+pub fn amounts(lost: &[Lost], stacks: &[(NodeId, u32)]) -> HashMap<NodeId, Amount> {
+    let mut amounts: HashMap<NodeId, Amount> = HashMap::new();
+    for lost in lost {
+        let stack = stacks.get(lost.object.record as usize);
+        let node = stack.map_or(0, |(node, _)| *node);
+        let amount = amounts.entry(node).or_default();
+        let weight = f64::from(lost.object.weight);
+        amount.samples += 1;
+        amount.objects += weight;
+        amount.bytes += weight * lost.object.bytes as f64;
+    }
+    amounts
 }
 
 /// Estimates of objects.
@@ -50,12 +79,26 @@ pub struct Sum {
 impl Sum {
     /// Adds an object.
     pub fn add(&mut self, lost: &Lost) {
+        self.add_share(lost, Share::ALL);
+    }
+
+    /// Adds a part of an object.
+    fn add_share(&mut self, lost: &Lost, share: Share) {
         let weight = f64::from(lost.object.weight);
         let bytes = lost.object.bytes as f64;
         self.samples += 1;
-        self.objects += weight;
-        self.bytes += weight * bytes;
-        self.variance += weight * (weight - 1.0) * bytes * bytes;
+        self.objects += weight * share.objects;
+        self.bytes += weight * bytes * share.bytes;
+        self.variance += weight * (weight - 1.0) * bytes * bytes * share.bytes;
+    }
+
+    /// Takes out what errors of calculation have added to whole numbers.
+    fn settle(&mut self) {
+        for number in [&mut self.objects, &mut self.bytes] {
+            if (*number - number.round()).abs() < NOTHING {
+                *number = number.round();
+            }
+        }
     }
 
     /// Half the width of the interval that holds the true bytes with 95 % probability.
@@ -77,28 +120,49 @@ pub struct Leaks {
 
 impl Leaks {
     /// Of lost objects, how each is lost, as far as that is known, and the stack and size class of
-    /// each record; `now` is the tick of the check.
-    pub fn of(lost: &[Lost], how: Option<&[How]>, stacks: &[(NodeId, u32)], now: u32) -> Self {
+    /// each record; `now` is the tick of the check. `since`: only what is new is listed.
+    pub fn of(
+        lost: &[Lost],
+        how: Option<&[How]>,
+        stacks: &[(NodeId, u32)],
+        (now, since): (u32, Option<&Since>),
+    ) -> Self {
         let stack = |lost: &Lost| stacks.get(lost.object.record as usize).copied();
+        let share = |node: NodeId| match since {
+            Some(since) => since.shares.get(&node).copied(),
+            None => Some(Share::ALL),
+        };
         let mut leaks: HashMap<(NodeId, Loss), Leak> = HashMap::new();
         let mut all = Self::default();
         for (index, object) in lost.iter().enumerate() {
             let (node, class) = stack(object).unwrap_or_default();
-            all.total.add(object);
             let detail = all.details.entry((node, class)).or_default();
             detail.add(&detail_of(object, now));
+            let Some(share) = share(node) else {
+                continue;
+            };
+            all.total.add_share(object, share);
             let (loss, cause) = loss(how.and_then(|how| how.get(index)));
-            let leak = entry(&mut leaks, node, loss);
-            leak.lost.add(object);
-            leak.example = object.object.at;
+            entry(&mut leaks, node, loss).add(object, share);
             let cause = cause.filter(|cause| *cause as usize != index);
             if let Some(cause) = cause.and_then(|cause| Some((cause, lost.get(cause as usize)?))) {
                 let node = stack(cause.1).unwrap_or_default().0;
                 let (of_cause, _) = self::loss(how.and_then(|how| how.get(cause.0 as usize)));
                 if loss == Loss::Indirect {
-                    entry(&mut leaks, node, of_cause).kept.add(object);
+                    let leak = entry(&mut leaks, node, of_cause);
+                    leak.kept.add_share(object, share);
                 }
             }
+        }
+        if let Some(since) = since {
+            all.total.samples = since.samples;
+            all.total.settle();
+            leaks.values_mut().for_each(|leak| {
+                leak.lost.settle();
+                leak.kept.settle();
+            });
+            // Of a cause that is not new, nothing is listed.
+            leaks.retain(|_, leak| leak.lost.samples > 0);
         }
         all.leaks = leaks.into_values().collect();
         // What is lost by itself is to be mended; the rest goes with it.
@@ -125,6 +189,7 @@ fn entry(leaks: &mut HashMap<(NodeId, Loss), Leak>, node: NodeId, loss: Loss) ->
         lost: Sum::default(),
         kept: Sum::default(),
         example: 0,
+        born: 0,
     })
 }
 

@@ -66,8 +66,15 @@ fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<Report> {
         scope: wanted.scope,
         options: &wanted.options,
         suppressions: &wanted.suppressions,
+        base: None,
     };
     let check = leaks::check(agent, &header, session, &plan)?;
     let shown = wanted.shown;
-    Ok(leaks::report(agent, &header, session, &check, shown))
+    Ok(leaks::report(
+        agent,
+        &header,
+        session,
+        &check,
+        (shown, None),
+    ))
 }
