@@ -185,8 +185,8 @@ fn attempt(
     let mut suppressed = Suppressed::default();
     if !plan.suppressions.is_empty() {
         let stacks = Snapshot::read_stacks(&agent.segment, session)?;
-        let is_known = |lost: &Lost| suppressed.add(lost, known, &stacks);
-        search.excuse(&moment.memory, &mut found, is_known);
+        let is_excused = |lost: &Lost| suppressed.add(lost, known, &stacks);
+        search.excuse(&moment.memory, &mut found, is_excused);
     }
     let how = search.causes(&moment.memory, &found, plan.scope);
     let left_out = search.heap.left_out() + moment.memory.left_out() + found.left_out as usize;

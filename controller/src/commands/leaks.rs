@@ -48,12 +48,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         match one(agent, &plan, args.max, output.as_ref(), named) {
             Ok(Some(report)) => {
                 leaky |= report.lost_samples > 0;
-                report.warnings.iter().for_each(|line| warning(line));
-                if !args.json {
-                    report.lines().iter().for_each(|line| result(line));
-                    report.dump.iter().for_each(|dump| result(dump));
-                    diagnostic(&report.cost());
-                }
+                print(&report, args.json);
                 reports.push(report);
             }
             Ok(None) => {}
@@ -74,6 +69,16 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     })
+}
+
+/// Prints a report; `json`: only what is no result.
+fn print(report: &Report, json: bool) {
+    report.warnings.iter().for_each(|line| warning(line));
+    if !json {
+        report.lines().iter().for_each(|line| result(line));
+        report.dump.iter().for_each(|dump| result(dump));
+        diagnostic(&report.cost());
+    }
 }
 
 fn one(

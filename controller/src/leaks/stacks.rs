@@ -46,6 +46,11 @@ impl Leak {
         }
         self.lost.add_share(lost, share);
     }
+
+    fn settle(&mut self) {
+        self.lost.settle();
+        self.kept.settle();
+    }
 }
 
 /// What is lost of each stack.
@@ -157,22 +162,11 @@ impl Leaks {
         if let Some(since) = since {
             all.total.samples = since.samples;
             all.total.settle();
-            leaks.values_mut().for_each(|leak| {
-                leak.lost.settle();
-                leak.kept.settle();
-            });
+            leaks.values_mut().for_each(Leak::settle);
             // Of a cause that is not new, nothing is listed.
             leaks.retain(|_, leak| leak.lost.samples > 0);
         }
-        all.leaks = leaks.into_values().collect();
-        // What is lost by itself is to be mended; the rest goes with it.
-        let size = |leak: &Leak| leak.lost.bytes + leak.kept.bytes;
-        all.leaks.sort_by(|a, b| {
-            let by_loss = (a.loss == Loss::Indirect).cmp(&(b.loss == Loss::Indirect));
-            by_loss
-                .then(size(b).total_cmp(&size(a)))
-                .then(a.node.cmp(&b.node))
-        });
+        all.leaks = sorted(leaks.into_values().collect());
         all
     }
 
@@ -180,6 +174,18 @@ impl Leaks {
     pub fn detail(&self, node: NodeId, class: u32) -> Option<Detail> {
         self.details.get(&(node, class)).copied()
     }
+}
+
+/// The largest first, of those that are to be mended; the rest goes with these.
+fn sorted(mut leaks: Vec<Leak>) -> Vec<Leak> {
+    let size = |leak: &Leak| leak.lost.bytes + leak.kept.bytes;
+    leaks.sort_by(|a, b| {
+        let by_loss = (a.loss == Loss::Indirect).cmp(&(b.loss == Loss::Indirect));
+        by_loss
+            .then(size(b).total_cmp(&size(a)))
+            .then(a.node.cmp(&b.node))
+    });
+    leaks
 }
 
 fn entry(leaks: &mut HashMap<(NodeId, Loss), Leak>, node: NodeId, loss: Loss) -> &mut Leak {
