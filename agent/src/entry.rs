@@ -21,8 +21,11 @@ use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 
 mod cxx;
+mod gperftools;
+mod heap_profiler;
 mod libc_names;
 mod loader;
+mod sanitizer;
 mod seccomp;
 
 /// Looks up the functions behind the entry points; at start-up, as later the loader is off limits.
@@ -426,12 +429,4 @@ mod jemalloc_api {
         // here.
         unsafe { NEXT.stats_print(write, context, options) }
     }
-}
-
-/// Options that AddressSanitizer asks of the program, which may define this itself. It refuses to
-/// start where a library lies before its own in the loader's list, as every preloaded one
-/// does: those could keep its functions from being called. This one hands all on to it.
-#[unsafe(no_mangle)]
-pub extern "C" fn __asan_default_options() -> *const c_char {
-    c"verify_asan_link_order=0".as_ptr()
 }

@@ -1,6 +1,6 @@
 //! The environment for allocations before libc's own start, when `secure_getenv` has none yet.
 
-use crate::sys;
+use crate::sys::{self, Pages};
 use core::ffi::{CStr, c_char};
 use shm_protocol::pattern;
 
@@ -31,6 +31,40 @@ pub fn any(test: impl Fn(&[u8]) -> bool) -> bool {
         }
     }
     false
+}
+
+/// Variables that make the agent what it is in this process.
+const OURS: [&[u8]; 4] = [
+    b"LD_PRELOAD=",
+    b"MEM_PROFILER_START=",
+    b"MEM_PROFILER_LEAK_CHECK=",
+    b"HEAPCHECK=",
+];
+
+/// The environment for a program that is not to be profiled: pointers, the last one null. `None`:
+/// there is no memory for them.
+pub fn without_ours() -> Option<Pages> {
+    // SAFETY: libc has started, so `environ` is null or a null-terminated list of strings; a
+    // thread that changes it meanwhile breaks the rule of every reader (environ(7)).
+    unsafe {
+        let all = environ;
+        let mut count = 0;
+        while !all.is_null() && !(*all.add(count)).is_null() {
+            count += 1;
+        }
+        let mut pages = Pages::new((count + 1) * size_of::<*const c_char>())?;
+        let kept = pages.array::<*const c_char>();
+        let mut len = 0;
+        for index in 0..count {
+            let entry = *all.add(index);
+            let bytes = CStr::from_ptr(entry).to_bytes();
+            if !OURS.iter().any(|name| bytes.starts_with(name)) {
+                kept[len] = entry;
+                len += 1;
+            }
+        }
+        Some(pages)
+    }
 }
 
 #[cold]

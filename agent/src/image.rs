@@ -3,13 +3,15 @@
 
 use crate::local::Local;
 use crate::thread::Thread;
-use crate::{arch, thread};
-use core::ffi::{c_int, c_void};
+use crate::{arch, exemptions, thread};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::{offset_of, size_of};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use shm_protocol::layout::AgentMemory;
 
+/// Our file, as the loader calls it.
+static PATH: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
 static START: AtomicU64 = AtomicU64::new(0);
 static END: AtomicU64 = AtomicU64::new(0);
 /// Distance from a thread's pointer to its copy of our thread-local variables.
@@ -20,6 +22,17 @@ static VARIABLES_BYTES: AtomicU64 = AtomicU64::new(0);
 pub fn find() {
     // SAFETY: the callback keeps nothing that it is given.
     unsafe { libc::dl_iterate_phdr(Some(own), null_mut()) };
+}
+
+/// The path of our file, as the loader has it; empty if it has none.
+pub fn path() -> &'static CStr {
+    let path = PATH.load(Ordering::Relaxed);
+    if path.is_null() {
+        return c"";
+    }
+    // SAFETY: a terminated string that the loader keeps for as long as the module is loaded, and
+    // a preloaded one is never unloaded.
+    unsafe { CStr::from_ptr(path) }
 }
 
 /// Where it is.
@@ -34,6 +47,7 @@ pub fn memory() -> AgentMemory {
         thread_bytes: size_of::<Thread>() as u64,
         spare: thread::spare().addr() as u64,
         spare_count: thread::SPARES as u64,
+        exemptions: exemptions::place(),
     }
 }
 
@@ -56,6 +70,7 @@ unsafe extern "C" fn own(info: *mut libc::dl_phdr_info, size: usize, _: *mut c_v
     if !(start..end).contains(&((&raw const START).addr() as u64)) {
         return 0;
     }
+    PATH.store(info.dlpi_name.cast_mut(), Ordering::Relaxed);
     START.store(start, Ordering::Relaxed);
     END.store(end, Ordering::Relaxed);
     let variables = headers.iter().find(|h| h.p_type == libc::PT_TLS);

@@ -2,8 +2,8 @@
 //! has one thread and the loader may be called.
 
 use crate::{
-    atfork, backend, ends, entry, fork, image, module, range, seccomp, session, stats, sys, thread,
-    tid,
+    atfork, backend, checks, ends, entry, fork, image, module, range, seccomp, session, stats, sys,
+    thread, tid,
 };
 
 #[used]
@@ -29,7 +29,8 @@ extern "C" fn constructor() {
     let limits = limits();
     range::start(limits.address_space);
     fork::start();
-    session::start(limits.file, limits.address_space);
+    let samples_all = checks::start();
+    session::start(limits.file, limits.address_space, samples_all);
     sys::set_errno(saved);
 }
 

@@ -7,7 +7,9 @@
 //!   its stack and counts it in the shared segment (`shm-protocol`). Nothing leaves the
 //!   process; whoever can read the segment has the profile.
 //! - It never allocates from the heap it hooks, never takes a lock of its own, never
-//!   calls the loader after start-up, never panics, never prints, and preserves `errno`.
+//!   calls the loader after start-up, never panics, never prints, and preserves `errno`. What a
+//!   program asks for by a profiler's own functions, or by `HEAPCHECK` at its exit, is done by the
+//!   controller, which is started for it; one line is printed if it cannot be.
 //! - Failing to profile is acceptable: without a segment, without address space or
 //!   without a rule for a frame it counts less, says so in the segment's counters, and
 //!   the program continues.
@@ -29,6 +31,7 @@
 //! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
 //! | `environment` | what the environment says before libc has started |
 //! | `backend`, `object` | the underlying allocator; headers of sampled objects |
+//! | `exemptions`, `controller`, `checks` | what the program says is no leak; starting the controller; the program's own leak checks |
 //! | `session` | the segment and its life cycle, epochs |
 //! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
 //! | `stats`, `thread` | work once a second; a thread's memory for sampling |
@@ -42,10 +45,13 @@ extern crate std;
 mod arch;
 mod atfork;
 mod backend;
+mod checks;
+mod controller;
 mod cycles;
 mod ends;
 mod entry;
 mod environment;
+mod exemptions;
 mod fork;
 mod image;
 mod init;

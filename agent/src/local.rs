@@ -16,6 +16,8 @@ pub struct Local {
     pub busy: u8,
     /// Nonzero while it reads a module's memory, see [`crate::module`].
     pub reading: u8,
+    /// How often it has said that what it allocates is no leak, without taking it back.
+    pub ignoring: u32,
     /// Its memory for sampling ([`crate::thread::Thread`]); null before its first sample.
     pub thread: *mut c_void,
     /// Address of its `errno`; null until that was asked.

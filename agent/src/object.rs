@@ -4,8 +4,8 @@
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! The extension is there when the object is aligned to more than 16 bytes, is larger than
-//! 2 GiB, or is so small that an alignment to 16 makes it larger.
+//! The extension is there when the object is aligned to more than 16 bytes, has 1 GiB or
+//! more, or is so small that an alignment to 16 makes it larger.
 //!
 //! An object has as many usable bytes as jemalloc gives its request: the size class, 8 bytes
 //! at least, and memory for all of them.
@@ -16,6 +16,8 @@ use shm_protocol::record::{NewSample, RecordId};
 /// Bytes of a header.
 pub const HEADER: usize = 16;
 const EXTENDED: u32 = 1 << 31;
+/// In the size: the program said that the object is no leak.
+const IGNORED: u32 = 1 << 30;
 /// jemalloc's smallest size class.
 const SMALLEST: usize = 8;
 /// Size classes up to here are known; those of large objects are jemalloc's affair.
@@ -36,6 +38,8 @@ pub struct Object {
     pub bytes: u64,
     /// Alignment that was asked for, where that made a difference; else 1.
     pub align: usize,
+    /// Whether a leak check leaves it out.
+    pub ignored: bool,
 }
 
 #[repr(C)]
@@ -81,7 +85,7 @@ fn uncommon_layout(bytes: usize, align: usize) -> Layout {
     let aligned = align < HEADER || (align == HEADER && bytes > SMALLEST);
     let flags = align.trailing_zeros() as c_int;
     Layout {
-        offset: if aligned && bytes < EXTENDED as usize {
+        offset: if aligned && bytes < IGNORED as usize {
             HEADER
         } else {
             align.max(2 * HEADER)
@@ -128,6 +132,7 @@ impl Object {
         } else {
             self.bytes as u32
         };
+        let size = size | if self.ignored { IGNORED } else { 0 };
         let counted = self.record << 8 | u32::from(self.session);
         // SAFETY: the caller vouches for the bytes before `at`.
         unsafe {
@@ -158,7 +163,7 @@ impl Object {
         // SAFETY: the caller vouches that a header is there.
         let header = unsafe { at.sub(HEADER).cast::<Header>().read() };
         let (bytes, align) = if header.size & EXTENDED == 0 {
-            (u64::from(header.size), 1)
+            (u64::from(header.size & !IGNORED), 1)
         } else {
             // SAFETY: `write` put an extension there with this flag.
             let extension = unsafe { at.sub(2 * HEADER).cast::<Extension>().read() };
@@ -171,6 +176,7 @@ impl Object {
             born: header.born,
             bytes,
             align,
+            ignored: header.size & IGNORED != 0,
         }
     }
 
@@ -217,6 +223,8 @@ mod tests {
             (5, 16),
             (17, 1),
             (64, 64),
+            ((1 << 30) - 1, 8),
+            (1 << 30, 8),
             (1 << 31, 8),
             (1 << 40, 4096),
         ] {
@@ -227,6 +235,7 @@ mod tests {
                 born: 0xdead_beef,
                 bytes: bytes as u64,
                 align,
+                ignored: bytes % 2 == 1,
             };
             let Layout { offset, .. } = object.layout();
             assert!(offset >= HEADER && offset.is_multiple_of(align.max(16)));

@@ -126,7 +126,8 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
         session::grow_early(epoch);
     }
     let timer = thread.start_timer();
-    let object = sample(thread, epoch, (request, site), registers, now);
+    let ignored = local.ignoring != 0;
+    let object = sample(thread, epoch, (request, site, ignored), registers, now);
     thread.stop_timer(timer, &epoch.bank);
     object
 }
@@ -171,7 +172,7 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
 fn sample(
     thread: &mut Thread,
     epoch: &Epoch,
-    (request, site): (Request, Option<(Key, u32)>),
+    (request, site, ignored): (Request, Option<(Key, u32)>, bool),
     registers: &Registers,
     now_ns: u64,
 ) -> *mut u8 {
@@ -205,6 +206,7 @@ fn sample(
         born,
         bytes: request.bytes as u64,
         align: request.align,
+        ignored,
     };
     // SAFETY: `base` is fresh and has `offset` bytes for the header, then `usable`.
     unsafe {

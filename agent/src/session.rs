@@ -15,6 +15,7 @@ mod sweep;
 pub mod time;
 
 pub use fork::{leave, wait_as_child};
+pub use life::{let_exit_unchecked, take_for_own};
 pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};
 
@@ -94,12 +95,12 @@ pub fn at<T>(offset: usize) -> Option<*mut T> {
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
-/// Makes the segment, and begins the session if the environment asks for one. Called at start-up;
-/// the limits are on file size and address space, in bytes.
-pub fn start(file_limit: u64, address_space: u64) {
+/// Makes the segment, and begins the session if the environment asks for one, or `samples_all`.
+/// Called at start-up; the limits are on file size and address space, in bytes.
+pub fn start(file_limit: u64, address_space: u64, samples_all: bool) {
     mark::start();
     fork::start();
-    life::start(file_limit, address_space);
+    life::start(file_limit, address_space, samples_all);
 }
 
 /// Number of the current segment among those that this process has made.

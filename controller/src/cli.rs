@@ -2,7 +2,12 @@
 //! pages are made from these definitions.
 
 mod leaks;
+mod self_check;
+mod self_profile;
 pub mod values;
+
+pub use self_check::{SelfCheckArgs, Style};
+pub use self_profile::{Action, SelfProfileArgs};
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -72,6 +77,12 @@ pub enum Command {
     /// gigabyte of small pages, and goes on; the copy is searched. Known are the objects that a session has sampled, with
     /// -c 1 all that were allocated since it began.
     Leaks(LeaksArgs),
+    /// For the agent: the leak check that a program asks for itself
+    #[command(hide = true)]
+    SelfCheck(SelfCheckArgs),
+    /// For the agent: what a program asks for by gperftools' functions
+    #[command(hide = true)]
+    SelfProfile(SelfProfileArgs),
     /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age
     Top(TopArgs),
     /// Print completions for a shell

@@ -10,6 +10,8 @@ mod overview;
 mod recover;
 mod reporting;
 mod run;
+mod self_check;
+mod self_profile;
 mod session;
 mod top;
 mod why;
@@ -57,6 +59,8 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Recover(args)) => recover::execute(args),
         Some(Command::Clean(args)) => Ok(clean::execute(args)),
         Some(Command::Leaks(args)) => leaks::execute(args),
+        Some(Command::SelfCheck(args)) => self_check::execute(args),
+        Some(Command::SelfProfile(args)) => self_profile::execute(args),
         Some(Command::Why(args)) => why::execute(args),
         Some(Command::Top(args)) => top::execute(args),
         Some(Command::Completions { shell }) => Ok(docs::completions(shell)),

@@ -43,14 +43,14 @@ pub struct Launched {
 
 impl Launched {
     /// Starts `command` with the agent, which samples this densely from its
-    /// first allocation, its segments and its children's in `directory`. `is_checked`: at its exit
-    /// it waits until it has been checked for leaks.
+    /// first allocation, its segments and its children's in `directory`. `leak_check`: gperftools'
+    /// mode of its checks, and whether at its exit it waits for one.
     pub fn start(
         command: &[OsString],
         agent: &Path,
         density: Density,
         directory: &Path,
-        (dump_signal, is_checked): (Option<Signal>, bool),
+        (dump_signal, leak_check): (Option<Signal>, Option<(String, bool)>),
     ) -> io::Result<Self> {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
@@ -61,7 +61,10 @@ impl Launched {
             .env("MEM_PROFILER_INTERVAL", density.interval.to_string())
             .env("MEM_PROFILER_THIN", density.thinning.to_string())
             .env(DIR_VARIABLE, directory);
-        if is_checked {
+        if let Some((mode, _)) = &leak_check {
+            command.env("HEAPCHECK", mode);
+        }
+        if leak_check.is_some_and(|(_, waits)| waits) {
             command.env("MEM_PROFILER_LEAK_CHECK", std::process::id().to_string());
         }
         // SAFETY: only an async-signal-safe system call.

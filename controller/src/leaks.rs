@@ -5,6 +5,7 @@
 //! if that is wanted.
 
 mod base;
+mod exemptions;
 mod holders;
 mod intervals;
 mod known;
@@ -17,10 +18,10 @@ mod stacks;
 mod suppressions;
 mod variables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow};
 use capture::{Copy, Pause, Refusal, Stopped, Thread};
 use reachability::jemalloc::{self, Globals};
 use reachability::lost::{self, Found, Lost};
@@ -37,13 +38,14 @@ use crate::discovery::Agent;
 use crate::dump;
 use crate::process;
 use crate::snapshot::Snapshot;
+use base::Since;
 use known::Known;
 use memory::MomentMemory;
 use regions::Region;
 use roots::Roots;
 use stacks::Sum;
 
-pub use base::{Base, TRIGGER};
+pub use base::{Amount, Base, Earlier, TRIGGER};
 pub use holders::{Chain, Holder, Link, Wanted, holders};
 pub use options::Options;
 pub use report::{Report, names, report};
@@ -84,7 +86,7 @@ pub struct Plan<'a> {
     /// Which leaks are known.
     pub suppressions: &'a Suppressions,
     /// An earlier check: only what was lost since is told.
-    pub base: Option<&'a Base>,
+    pub base: Option<Earlier<'a>>,
 }
 
 /// What a suppression was good for.
@@ -102,6 +104,8 @@ pub struct Check {
     pub snapshot: Snapshot,
     /// What is lost.
     pub leaks: Leaks,
+    /// What is lost of each stack, also if it was before.
+    pub amounts: HashMap<NodeId, Amount>,
     /// How long the process stood still, and its threads.
     pub pause: Pause,
     /// Bytes that were searched for pointers.
@@ -148,7 +152,7 @@ pub fn check(
     session: &Session,
     plan: &Plan<'_>,
 ) -> anyhow::Result<Check> {
-    if let Some(base) = plan.base {
+    if let Some(Earlier::Dump(base)) = plan.base {
         base.suits(agent, header, session)?;
     }
     let mut known = Known::new(plan.suppressions, agent.pid);
@@ -179,9 +183,12 @@ fn attempt(
     let own = (&globals, header.agent_memory());
     let mut search = Search::of(&moment, own, plan.options, false)?;
     if plan.scope == Scope::Unfreed {
-        search.marks = Marks::none(&search.heap);
+        search.begin_at_exemptions(&moment.memory, header.agent_memory());
     }
     let mut found = search.lost(&moment.memory, session, plan.scope);
+    if found.lost.iter().any(|lost| lost.object.ignored) {
+        search.excuse(&moment.memory, &mut found, |lost| lost.object.ignored);
+    }
     let mut suppressed = Suppressed::default();
     if !plan.suppressions.is_empty() {
         let stacks = Snapshot::read_stacks(&agent.segment, session)?;
@@ -194,15 +201,17 @@ fn attempt(
     let end = dump::end_of(session, header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
-    let since = plan.base.map(|base| {
-        let now = stacks::amounts(&found.lost, &stacks);
-        base.since(&now, &snapshot, (header, agent.pid))
+    let amounts = stacks::amounts(&found.lost, &stacks);
+    let since = plan.base.map(|base| match base {
+        Earlier::Dump(base) => base.since(&amounts, &snapshot, (header, agent.pid)),
+        Earlier::Own(before) => Since::of(&amounts, before),
     });
     let when = (tick_of(end.0), since.as_ref());
     let leaks = Leaks::of(&found.lost, how.as_deref(), &stacks, when);
     let check = Check {
         snapshot,
         leaks,
+        amounts,
         pause,
         scanned: search.marks.scanned,
         search: start.elapsed(),
@@ -339,7 +348,6 @@ impl Search {
         )?;
         let base = memory.word(globals.range_base).unwrap_or(0);
         let size = memory.word(globals.range_size).unwrap_or(0);
-        ensure!(base != 0 && size != 0, "it has no sampled objects");
         let heap = Heap::of(&map, base..base.saturating_add(size));
         drop(map);
         let process = roots::Process {
@@ -353,6 +361,7 @@ impl Search {
         if options.globals {
             roots.add_kernels(moment.epoll.clone(), &moment.timers);
         }
+        roots.add_exemptions(exemptions::read(memory, &heap, agent.exemptions));
         let pointers = options.pointers(memory, &heap);
         let marks = mark::mark(memory, &heap, &roots.to_mark(&pointers, trace));
         Ok(Self {
@@ -361,6 +370,13 @@ impl Search {
             pointers,
             marks,
         })
+    }
+
+    /// Reaches only what the program says is no leak.
+    fn begin_at_exemptions(&mut self, memory: &MomentMemory, agent: AgentMemory) {
+        let mut roots = Roots::default();
+        roots.add_exemptions(exemptions::read(memory, &self.heap, agent.exemptions));
+        self.marks = mark::mark(memory, &self.heap, &roots.to_mark(&self.pointers, false));
     }
 
     /// The lost objects of a session.

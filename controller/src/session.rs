@@ -87,6 +87,8 @@ pub struct Outcome {
     pub left_out: usize,
     /// How many processes were checked for leaks at their exit, and how many of them have any.
     pub checked: usize,
+    /// How many wanted no check.
+    pub unchecked: usize,
     /// See `checked`.
     pub leaks: usize,
     /// How the program that we started ended.
@@ -314,6 +316,7 @@ impl Run {
                 }
             };
             if ended {
+                self.note_unchecked(at);
                 let member = self.members.swap_remove(at);
                 self.finish(member);
             } else {

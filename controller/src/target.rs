@@ -203,6 +203,13 @@ impl Target {
         }
     }
 
+    /// Begins a session that goes on without a controller: its process looks after the table.
+    pub fn start_alone(&mut self, density: Density) -> Result<(), Error> {
+        self.session.controller_pid = 0;
+        self.prepare(density)?;
+        self.publish(0)
+    }
+
     /// Limits the share of the process's CPU time that sampling takes, from the next poll
     /// on. `None` means no limit.
     #[must_use]
@@ -269,10 +276,13 @@ impl Target {
         self.session.number = last.checked_add(1).unwrap_or(1);
         self.session.interval = density.interval;
         self.session.thinning = density.thinning;
-        self.steps = FIRST_STEPS;
+        self.steps = match self.session.controller_pid {
+            0 => steps_alone(),
+            _ => FIRST_STEPS,
+        };
         let grown = segment.grow(self.segment_bytes as u64);
         let number = self.session.number;
-        let prepared = grown.and_then(|()| segment.view().prepare_bank(number, FIRST_STEPS));
+        let prepared = grown.and_then(|()| segment.view().prepare_bank(number, self.steps));
         prepared.map_err(|error| match error.0 {
             libc::ENOSPC => self.no_room().into(),
             _ => Error::Prepare(io_error(error)),
@@ -436,6 +446,23 @@ impl Target {
         } else if process::maps(self.agent.pid).is_some() && self.agent.confirm().is_err() {
             self.agent.life = Life::Replaced;
         }
+    }
+}
+
+/// Parts of the table that have memory at first where no controller adds any: the process does that
+/// itself where its kernel can (Linux 5.14), as the agent decides of its own sessions.
+fn steps_alone() -> u8 {
+    let release = nix::sys::utsname::uname();
+    let release = release
+        .as_ref()
+        .map(|name| name.release().to_string_lossy());
+    let mut numbers = release.iter().flat_map(|release| {
+        let parts = release.split(|c: char| !c.is_ascii_digit());
+        parts.map(|part| part.parse().unwrap_or(0u32))
+    });
+    match (numbers.next(), numbers.next()) >= (Some(5), Some(14)) {
+        true => RESERVE_STEPS / 8,
+        false => RESERVE_STEPS,
     }
 }
 

@@ -8,6 +8,7 @@ pub const HEADER: u64 = 16;
 /// Bytes of the header's extension, which lies before it.
 const EXTENSION: u64 = 16;
 const EXTENDED: u32 = 1 << 31;
+const IGNORED: u32 = 1 << 30;
 /// Memory up to this size is of a small size class.
 const SMALL: u64 = 14 << 10;
 /// The farthest that an object begins behind its memory's start.
@@ -28,6 +29,8 @@ pub struct Sampled {
     pub weight: f32,
     /// Birth: the clock's tick.
     pub born: u32,
+    /// Whether the program said that it is no leak.
+    pub ignored: bool,
 }
 
 /// The object in memory of `room` bytes at `base`; `peek` gives 16 bytes at an offset in it.
@@ -39,15 +42,16 @@ pub fn find(
     mut peek: impl FnMut(u64) -> Option<[u8; 16]>,
 ) -> Option<Sampled> {
     let plain = header(&peek(0)?);
-    if plain.size & EXTENDED == 0 && plain.fits(u64::from(plain.size), HEADER, room) {
-        return plain.object(base + HEADER, u64::from(plain.size));
+    let bytes = u64::from(plain.size & !IGNORED);
+    if plain.size & EXTENDED == 0 && plain.fits(bytes, HEADER, room) {
+        return plain.object(base + HEADER, bytes);
     }
     // Behind an extension: 32 bytes from the start, or as far as it is aligned.
     let mut offset = HEADER + EXTENSION;
     while offset < room && offset <= MOST_OFFSET {
         let (extension, header) = (peek(offset - 32)?, header(&peek(offset - 16)?));
         let (bytes, align) = (word_of(&extension[..8]), word_of(&extension[8..]));
-        let is_here = header.size == EXTENDED
+        let is_here = header.size & !IGNORED == EXTENDED
             && align.is_power_of_two()
             && offset == align.max(HEADER + EXTENSION)
             && header.fits(bytes, offset, room);
@@ -91,6 +95,7 @@ impl Header {
             session: self.counted as u8,
             weight: self.weight,
             born: self.born,
+            ignored: self.size & IGNORED != 0,
         })
     }
 }

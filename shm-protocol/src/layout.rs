@@ -21,7 +21,7 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -152,7 +152,28 @@ pub struct AgentMemory {
     pub spare: u64,
     /// Number of those pointers.
     pub spare_count: u64,
+    /// Address of the pointer to the [`Exemption`]s, null before the first; and of their number,
+    /// the next word.
+    pub exemptions: u64,
 }
+
+/// What a program says is no leak, or may hold pointers: in the process's own memory.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Exemption {
+    /// [`EXEMPT_OBJECT`] or [`EXEMPT_REGION`]; anything else: nothing.
+    pub kind: AtomicU64,
+    /// Address, in an object or of a region's first byte.
+    pub at: AtomicU64,
+    /// Of an object: the clock's tick when it was said, which later objects at its address do not
+    /// inherit. Of a region: bytes.
+    pub extent: AtomicU64,
+}
+
+/// The object, and what only it holds, is no leak.
+pub const EXEMPT_OBJECT: u64 = 1;
+/// What memory of the program's own points to is held.
+pub const EXEMPT_REGION: u64 = 2;
 
 /// Addresses in the process from which a reader outside finds all objects of the heap. What is
 /// there is laid out as in the jemalloc of [`ABI_VERSION`], 5.3.1.
@@ -204,6 +225,8 @@ pub const AT_EXIT_WAITS: u64 = 1;
 pub const AT_EXIT_CHECKED: u64 = 2;
 /// A controller knows that it waits, and will check it (the controller's word).
 pub const AT_EXIT_SEEN: u64 = 3;
+/// The program wants no check at its exit, or has made it itself.
+pub const AT_EXIT_UNCHECKED: u64 = 4;
 
 /// The program has a sanitizer's allocator (AddressSanitizer, LeakSanitizer, …), which the
 /// agent leaves in charge.

@@ -11,10 +11,10 @@ pub use store::{Descriptor, Errno, Store};
 
 use crate::bank::Geometry;
 use crate::layout::{
-    AT_EXIT_CHECKED, AT_EXIT_SEEN, AT_EXIT_WAITS, BANK_HEADER_BYTES, BankHeader, CONTROL_BYTES,
-    Control, HEADER_BYTES, INTERVALS_KEPT, IntervalEntry, IntervalLog, MAX_SEGMENT_BYTES,
-    MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node, PAGE, Params, RESERVE_STEPS, Record,
-    STATUS_OFFSET, Status, THREADS_KEPT, ThreadEntry, ThreadTable,
+    AT_EXIT_CHECKED, AT_EXIT_SEEN, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, BANK_HEADER_BYTES, BankHeader,
+    CONTROL_BYTES, Control, HEADER_BYTES, INTERVALS_KEPT, IntervalEntry, IntervalLog,
+    MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node, PAGE, Params,
+    RESERVE_STEPS, Record, STATUS_OFFSET, Status, THREADS_KEPT, ThreadEntry, ThreadTable,
 };
 use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
@@ -513,14 +513,26 @@ impl<F: Store> SegmentFile<F> {
     /// # Errors
     /// Those of `pread` and `pwrite`.
     pub fn waits_at_exit(&self) -> Result<bool, Errno> {
-        let place = STATUS_OFFSET + offset_of!(Status, at_exit);
-        let mut word = [0; 8];
-        self.read_at(place, &mut word)?;
-        let state = u64::from_le_bytes(word);
+        let state = self.at_exit()?;
         if state == AT_EXIT_WAITS {
+            let place = STATUS_OFFSET + offset_of!(Status, at_exit);
             self.write_word(place, AT_EXIT_SEEN)?;
         }
         Ok(state == AT_EXIT_WAITS || state == AT_EXIT_SEEN)
+    }
+
+    /// Whether a process said that it wants no check at its exit.
+    ///
+    /// # Errors
+    /// Those of `pread`.
+    pub fn exits_unchecked(&self) -> Result<bool, Errno> {
+        Ok(self.at_exit()? == AT_EXIT_UNCHECKED)
+    }
+
+    fn at_exit(&self) -> Result<u64, Errno> {
+        let mut word = [0; 8];
+        self.read_at(STATUS_OFFSET + offset_of!(Status, at_exit), &mut word)?;
+        Ok(u64::from_le_bytes(word))
     }
 
     /// Lets a process go that waits at its exit.

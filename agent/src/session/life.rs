@@ -5,15 +5,16 @@ use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
 use crate::sys::{self, variable};
-use crate::{backend, musl, seccomp, thinning};
+use crate::{backend, checks, musl, seccomp, thinning};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shm_protocol::clock;
 use shm_protocol::layout::{
-    AT_EXIT_CHECKED, AT_EXIT_WAITS, CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES,
-    MIN_SEGMENT_BYTES, REFUSES_MEMORY, REFUSES_MUSL, REFUSES_SANITIZER, RESERVE_STEPS, Status,
+    AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, CONTROL_BYTES, DEFAULT_SEGMENT_BYTES,
+    MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY, REFUSES_MUSL, REFUSES_SANITIZER,
+    RESERVE_STEPS, Status,
 };
 use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
@@ -36,19 +37,28 @@ static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
+/// The session that the program began for itself: at an orderly exit nobody wants its profile. 0:
+/// none.
+static OWN_SESSION: AtomicU64 = AtomicU64::new(0);
+
 /// Pid of the controller that checks the process for leaks at its exit; 0: none does.
 static CHECKER: AtomicU32 = AtomicU32::new(0);
 
 /// See [`super::start`].
-pub fn start(file_limit: u64, address_space: u64) {
+pub fn start(file_limit: u64, address_space: u64, samples_all: bool) {
     FILE_LIMIT.store(file_limit, Ordering::Relaxed);
     name::start();
     let checker = number(c"MEM_PROFILER_LEAK_CHECK").and_then(|pid| u32::try_from(pid).ok());
     CHECKER.store(checker.unwrap_or(0), Ordering::Relaxed);
     BYTES.store(segment_bytes(address_space), Ordering::Relaxed);
-    let start = is_set(c"MEM_PROFILER_START").then(|| Start {
+    let is_asked_for = is_set(c"MEM_PROFILER_START");
+    let interval = if samples_all { 1 } else { DEFAULT_INTERVAL };
+    if samples_all && !is_asked_for {
+        OWN_SESSION.store(1, Ordering::Relaxed);
+    }
+    let start = (is_asked_for || samples_all).then(|| Start {
         session: 1,
-        interval: number(c"MEM_PROFILER_INTERVAL").unwrap_or(DEFAULT_INTERVAL),
+        interval: number(c"MEM_PROFILER_INTERVAL").unwrap_or(interval),
         thinning: match is_set(c"MEM_PROFILER_THIN") {
             true => u64::from(thinning::MOST),
             false => 0,
@@ -116,6 +126,12 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     time::settle();
     let start_time = time::shift().start_time(identity::start_time());
     let start = start.filter(|_| !backend::stands_aside());
+    if let Some(start) = start.filter(|_| forked_from != 0) {
+        // What was its parent's own goes on as its own.
+        let parents = start.session.wrapping_sub(1);
+        let next = (Ordering::Relaxed, Ordering::Relaxed);
+        let _ = OWN_SESSION.compare_exchange(parents, start.session, next.0, next.1);
+    }
     let tables = start.map(|start| Tables {
         bytes: BYTES.load(Ordering::Relaxed),
         session: start.session,
@@ -208,6 +224,32 @@ fn first_steps() -> u8 {
     }
 }
 
+/// The session that runs is the program's own.
+pub fn take_for_own() {
+    OWN_SESSION.store(last_session(), Ordering::Relaxed);
+}
+
+/// Number of the last session.
+fn last_session() -> u64 {
+    let last = control().last_epoch.load(Ordering::Relaxed);
+    let params = &control().params[usize::from(last & 1)];
+    params.session.load(Ordering::Relaxed)
+}
+
+/// No check is made at the process's end: the program has had one, or wants none.
+pub fn let_exit_unchecked() {
+    let asked = CHECKER.swap(0, Ordering::Relaxed) != 0;
+    if let Some(status) = status().filter(|_| asked) {
+        status.at_exit.store(AT_EXIT_UNCHECKED, Ordering::Release);
+    }
+}
+
+/// The leak check that a variable asks for; the exit code to end with, if not the program's own.
+fn check() -> Option<libc::c_int> {
+    let runs = control().epoch.load(Ordering::Relaxed) != 0;
+    runs.then(checks::at_exit).flatten()
+}
+
 /// Stands still until a controller has checked the process for leaks, or is no more; not for ever,
 /// and not for long if no controller says that it will. At the program's exit, and only where that
 /// was asked for and a session runs.
@@ -248,21 +290,26 @@ extern "C" fn destructor() {
         return;
     }
     let last = control().last_epoch.load(Ordering::Relaxed);
-    let session = control().params[usize::from(last & 1)]
-        .session
-        .load(Ordering::Relaxed);
+    let session = last_session();
     let Some(status) = status() else { return };
     wait_for_check(status);
+    let code = check();
     let collected = status.collected_session.load(Ordering::Relaxed);
     // Whoever sees that sampling is off must see why.
     status.exited.store(1, Ordering::Relaxed);
     control().epoch.store(0, Ordering::Release);
-    if seccomp::is_absent() && (last == 0 || collected >= session) {
+    let is_unwanted = OWN_SESSION.load(Ordering::Relaxed) == session;
+    if seccomp::is_absent() && (last == 0 || collected >= session || is_unwanted) {
         let saved = sys::errno();
         // SAFETY: written before `LIFE` became `OWN`, and not since.
         if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
             sys::unlink(path);
         }
         sys::set_errno(saved);
+    }
+    if let Some(code) = code {
+        // Again from within: the C library writes out its buffers, and ends with this code.
+        // SAFETY: takes a number; the library's handlers that have run are not run again.
+        unsafe { libc::exit(code) }
     }
 }

@@ -130,13 +130,23 @@ pub enum LeakMode {
     /// What no pointer leads to from the roots that --no-globals and --no-threads leave, or
     /// HEAP_CHECK_IGNORE_GLOBAL_LIVE and HEAP_CHECK_IGNORE_THREAD_LIVE
     AsIs,
+    /// Nothing at the exit: only what the program's own HeapLeakCheckers find
+    Local,
 }
 
 impl LeakMode {
+    /// As it is called.
+    pub fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
     /// Which objects are lost.
     pub fn scope(self) -> Scope {
         match self {
-            Self::Minimal | Self::Normal | Self::Strict | Self::AsIs => Scope::Unreachable,
+            Self::Minimal | Self::Normal | Self::Strict | Self::AsIs | Self::Local => {
+                Scope::Unreachable
+            }
             Self::Draconian => Scope::Unfreed,
         }
     }

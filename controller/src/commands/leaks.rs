@@ -11,7 +11,7 @@ use shm_protocol::snapshot::Header;
 use crate::cli::LeaksArgs;
 use crate::collect::{self, Metadata};
 use crate::discovery::{Agent, Discovery};
-use crate::leaks::{self, Base, Check, Means, Options, Plan, Report, Scope, Suppressions};
+use crate::leaks::{self, Base, Check, Earlier, Means, Options, Plan, Report, Scope, Suppressions};
 use crate::output::Output;
 use crate::parallel_writer;
 use crate::segment::Head;
@@ -42,7 +42,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         scope: Scope::Unreachable,
         options: &args.search.over(Options::default()),
         suppressions: &suppressions,
-        base: base.as_ref(),
+        base: base.as_ref().map(Earlier::Dump),
     };
     for agent in &chosen.agents {
         match one(agent, &plan, args.max, output.as_ref(), named) {
@@ -116,7 +116,7 @@ fn means(args: &LeaksArgs) -> Means {
 }
 
 /// The last session, if its table is there.
-fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
+pub fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     let session = header.session()?;
     let mut buffer = [0; BANK_HEADER_BYTES];
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
@@ -124,7 +124,7 @@ fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
 }
 
 /// Writes what is lost as a dump.
-fn write(
+pub fn write(
     output: &Output,
     agent: &Agent,
     header: &Header<'_>,

@@ -27,7 +27,11 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let agent = launch::find_agent(args.agent.as_deref())?;
     let density = args.interval.first();
     let dump_signal = args.triggers.signal;
-    let leak_check = args.leak_check.map(|mode| exit_check(mode, &args));
+    let modes = args
+        .leak_check
+        .map(|mode| (mode.name(), mode != LeakMode::Local));
+    let at_exit = args.leak_check.filter(|mode| *mode != LeakMode::Local);
+    let leak_check = at_exit.map(|mode| exit_check(mode, &args));
     let is_checked = leak_check.is_some();
     let settings = Settings {
         leak_check,
@@ -52,7 +56,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             &agent,
             density,
             &directory,
-            (dump_signal, is_checked),
+            (dump_signal, modes),
         ) {
             Ok(child) => run.follow(child).map(Ok),
             Err(error) => {
@@ -90,13 +94,13 @@ fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
 
 /// Whether a leak check was made and found nothing; says so where there was none.
 fn is_clean(outcome: &Outcome) -> bool {
-    if outcome.checked == 0 && outcome.failures == 0 {
+    if outcome.checked + outcome.unchecked == 0 && outcome.failures == 0 {
         warning(
             "no leak check: the program did not end by exit() or a return from main, or its agent \
              did not sample",
         );
     }
-    outcome.checked > 0 && outcome.leaks == 0
+    outcome.checked + outcome.unchecked > 0 && outcome.leaks == 0
 }
 
 /// Says what will be missing, before the program says anything. Whether it can be sampled.

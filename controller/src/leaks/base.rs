@@ -86,6 +86,30 @@ pub struct Since {
     pub samples: u64,
 }
 
+impl Since {
+    /// What is new of a process's stacks since a check in the same session.
+    pub fn of(now: &HashMap<NodeId, Amount>, before: &HashMap<NodeId, Amount>) -> Self {
+        let mut since = Self::default();
+        for (node, now) in now {
+            let before = before.get(node).copied().unwrap_or_default();
+            if let Some(share) = Share::of(now, &before) {
+                since.shares.insert(*node, share);
+                since.samples += now.samples.saturating_sub(before.samples).max(1);
+            }
+        }
+        since
+    }
+}
+
+/// What a check is compared with.
+#[derive(Clone, Copy, Debug)]
+pub enum Earlier<'a> {
+    /// The dump of a check.
+    Dump(&'a Base),
+    /// What was lost of each stack in the same session.
+    Own(&'a HashMap<NodeId, Amount>),
+}
+
 /// An earlier check.
 #[derive(Debug)]
 pub struct Base {

@@ -9,7 +9,7 @@ use shm_protocol::clock::unix_ns;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-use super::{Base, Check, Leak, Loss, Used};
+use super::{Base, Check, Earlier, Leak, Loss, Used};
 use crate::collect;
 use crate::discovery::Agent;
 use crate::names::Symbols;
@@ -33,7 +33,7 @@ pub struct Report {
     lost_bytes_margin: f64,
     lost_objects: f64,
     pub lost_samples: u64,
-    live_bytes: f64,
+    pub live_bytes: f64,
     /// The earlier check, of which nothing is in `lost_…` and `leaks`.
     base: Option<Before>,
     /// By stack; those that are lost by themselves first, then the largest.
@@ -94,7 +94,7 @@ pub fn report(
     header: &Header<'_>,
     session: &Session,
     check: &Check,
-    (most, base): (usize, Option<&Base>),
+    (most, earlier): (usize, Option<Earlier<'_>>),
 ) -> Report {
     let total = check.leaks.total;
     let shown = check.leaks.leaks.iter().take(most.max(1));
@@ -111,7 +111,10 @@ pub fn report(
         lost_objects: total.objects,
         lost_samples: total.samples,
         live_bytes: check.snapshot.totals.live_bytes,
-        base: base.map(before),
+        base: match earlier {
+            Some(Earlier::Dump(base)) => Some(before(base)),
+            Some(Earlier::Own(_)) | None => None,
+        },
         leaks: shown.map(|leak| entry(leak, &names)).collect(),
         stacks: check.leaks.leaks.len(),
         suppressed: check.used.iter().map(suppressed).collect(),

@@ -13,6 +13,7 @@ use heap_format::maps::Entry;
 use reachability::{Heap, Memory, Pointers, mark};
 use shm_protocol::layout::AgentMemory;
 
+use super::exemptions::{self, Exemptions};
 use super::intervals::joined;
 use super::options::Options;
 use super::regions::Region;
@@ -142,6 +143,17 @@ impl Roots {
         }
     }
 
+    /// What the program says is no leak, or may hold pointers.
+    pub fn add_exemptions(&mut self, exemptions: Exemptions) {
+        let number = self.name("object that the program ignores".to_owned());
+        let objects = exemptions.objects.into_iter();
+        self.words.extend(objects.map(|at| (at, number)));
+        let number = self.name("region that the program registered".to_owned());
+        // Wherever they lie, in an object too.
+        let regions = exemptions.regions.into_iter();
+        self.ranges.extend(regions.map(|range| (range, number)));
+    }
+
     /// As the search wants them.
     pub fn to_mark<'a>(&'a self, pointers: &'a Pointers, trace: bool) -> mark::Roots<'a> {
         mark::Roots {
@@ -265,6 +277,7 @@ fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
         .filter_map(|at| process.memory.word(at));
     let memories = memories.filter(|at| *at != 0);
     ranges.extend(memories.map(|at| range(at, pages(own.thread_bytes))));
+    ranges.extend(exemptions::memory(process.memory, own.exemptions));
     joined(ranges)
 }
 

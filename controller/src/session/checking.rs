@@ -21,6 +21,13 @@ pub struct ExitCheck {
 }
 
 impl Run {
+    /// Notes of a member that has ended whether it wanted no check.
+    pub(super) fn note_unchecked(&mut self, at: usize) {
+        let view = self.members[at].target.agent.segment.view();
+        let unchecked = self.settings.leak_check.is_some() && view.exits_unchecked() == Ok(true);
+        self.outcome.unchecked += usize::from(unchecked);
+    }
+
     /// Checks a member that waits for it at its exit, and lets it go.
     pub(super) fn check_at_exit(&mut self, at: usize) {
         let Some(wanted) = &self.settings.leak_check else {

@@ -49,6 +49,7 @@ fn classified(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
         session: 1,
         weight: 1.0,
         born: 0,
+        ignored: false,
     };
     let regions = (0..pointers.len() as u32).filter(|region| !unknown.contains(region));
     let found = Found {

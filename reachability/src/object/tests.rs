@@ -54,6 +54,7 @@ fn every_shape_is_found() {
             session: 200,
             weight: 2.5,
             born: 77,
+            ignored: false,
         };
         assert_eq!(found, Some(expected), "{room} {offset} {bytes} {align:?}");
     }

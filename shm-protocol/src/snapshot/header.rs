@@ -192,6 +192,7 @@ impl<'a> Header<'a> {
             thread_bytes: field(offset_of!(AgentMemory, thread_bytes)),
             spare: field(offset_of!(AgentMemory, spare)),
             spare_count: field(offset_of!(AgentMemory, spare_count)),
+            exemptions: field(offset_of!(AgentMemory, exemptions)),
         }
     }
 

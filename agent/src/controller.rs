@@ -1,0 +1,266 @@
+//! Asks the controller to do something with this process: for a program that calls a profiler's
+//! functions, never for an allocation.
+//!
+//! The controller is started as nobody's child: the program gets no signal of its end and nothing
+//! to wait for. It shares no memory with the program, is given no descriptor but the standard ones
+//! and a socket, and leaves our preloading and starting variables behind. Question and answer go
+//! over that socket; an answer begins with its length, 8 bytes, little-endian.
+
+mod start;
+
+use crate::sys::{self, Pages};
+use crate::{environment, image, seccomp};
+use core::ffi::{CStr, c_int, c_void};
+use core::mem::zeroed;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicU32, Ordering};
+use start::Started;
+
+/// Bytes of an answer's length.
+const LENGTH: usize = 8;
+/// Largest answer.
+const MOST_ANSWER: usize = 64 << 20;
+/// First room for it.
+const FIRST_ANSWER: usize = 64 << 10;
+/// How often it is asked whether the controller still lives, and how often at most.
+const PERIOD_MS: c_int = 1000;
+const MOST_PERIODS: u32 = 1800;
+
+/// Most arguments of a question.
+pub const MOST_ARGUMENTS: usize = 16;
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Failure {
+    /// The program has installed a seccomp filter.
+    Filtered,
+    /// A system call failed.
+    System(c_int),
+    /// The controller ended without one, and has said why.
+    Silent,
+}
+
+/// An answer.
+pub struct Answer {
+    pages: Pages,
+    /// Bytes read so far, with the length.
+    len: usize,
+}
+
+impl Answer {
+    /// What it says.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        let end = self.len.max(LENGTH);
+        &mut self.pages.bytes()[LENGTH..end]
+    }
+
+    /// Whether all of it has been read.
+    fn is_whole(&mut self) -> bool {
+        let mut length = [0; LENGTH];
+        length.copy_from_slice(&self.pages.bytes()[..LENGTH]);
+        let length = u64::from_le_bytes(length);
+        self.len >= LENGTH && (self.len - LENGTH) as u64 >= length
+    }
+}
+
+/// Runs the controller with these arguments, followed by the number of its socket, and gives it
+/// `question`. Waits for its end. Changes `errno`.
+pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
+    if seccomp::is_installed() {
+        return Err(Failure::Filtered);
+    }
+    let _turn = Turn::take();
+    let sockets = socket_pair()?;
+    let started = start::start(arguments, sockets.theirs.0).map_err(Failure::System)?;
+    drop(sockets.theirs);
+    let allowed = Allowance::give(started.pid);
+    let answer = converse(&sockets.ours, question, &started);
+    drop(allowed);
+    started.reap();
+    answer
+}
+
+/// The process's one question at a time: two checks would be in each other's way. A program's own
+/// call may wait, as an allocation may not.
+struct Turn;
+
+/// Pid of the process in which a thread asks; a forked child does not wait for its parent's.
+static ASKING: AtomicU32 = AtomicU32::new(0);
+
+impl Turn {
+    fn take() -> Self {
+        let own = sys::pid();
+        for _ in 0..MOST_PERIODS * 1000 {
+            let free = |asking| (asking != own).then_some(own);
+            let taken = ASKING.fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
+            if taken.is_ok() {
+                break;
+            }
+            let pause = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 1_000_000,
+            };
+            // SAFETY: reads the timespec, which lives; writes nothing.
+            unsafe { libc::nanosleep(&pause, null_mut()) };
+        }
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        ASKING.store(0, Ordering::Release);
+    }
+}
+
+/// A descriptor that is closed when it goes.
+struct Descriptor(c_int);
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: our own descriptor.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+struct Sockets {
+    ours: Descriptor,
+    theirs: Descriptor,
+}
+
+fn socket_pair() -> Result<Sockets, Failure> {
+    let mut pair = [0; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: an array of two for the call to fill.
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) } != 0 {
+        return Err(Failure::System(sys::errno()));
+    }
+    Ok(Sockets {
+        ours: Descriptor(pair[0]),
+        theirs: Descriptor(pair[1]),
+    })
+}
+
+/// Permission to trace this process, where Yama asks for one (`prctl(2)`, `PR_SET_PTRACER`).
+struct Allowance(bool);
+
+impl Allowance {
+    fn give(pid: c_int) -> Self {
+        let mut buffer = [0; 8];
+        let scope = sys::read_file(c"/proc/sys/kernel/yama/ptrace_scope", &mut buffer);
+        if scope.first() != Some(&b'1') {
+            return Self(false);
+        }
+        // SAFETY: takes a number.
+        Self(unsafe { libc::prctl(libc::PR_SET_PTRACER, pid as libc::c_ulong) } == 0)
+    }
+}
+
+impl Drop for Allowance {
+    fn drop(&mut self) {
+        if self.0 {
+            // SAFETY: takes a number.
+            unsafe { libc::prctl(libc::PR_SET_PTRACER, 0) };
+        }
+    }
+}
+
+fn converse(
+    socket: &Descriptor,
+    mut question: &[u8],
+    started: &Started,
+) -> Result<Answer, Failure> {
+    let mut answer = Answer {
+        pages: Pages::new(FIRST_ANSWER).ok_or(Failure::System(libc::ENOMEM))?,
+        len: 0,
+    };
+    while !question.is_empty() {
+        let (bytes, len) = (question.as_ptr().cast::<c_void>(), question.len());
+        // SAFETY: bytes that live; a peer that is gone gives an error and no signal.
+        match unsafe { libc::send(socket.0, bytes, len, libc::MSG_NOSIGNAL) } {
+            sent @ 1.. => question = &question[sent as usize..],
+            _ if sys::errno() == libc::EINTR => {}
+            _ => return Err(Failure::Silent),
+        }
+    }
+    // SAFETY: our own descriptor.
+    unsafe { libc::shutdown(socket.0, libc::SHUT_WR) };
+    let mut periods = 0;
+    loop {
+        if answer.is_whole() {
+            return Ok(answer);
+        }
+        if !is_readable(socket)? {
+            periods += 1;
+            // A forked child may hold the peer's end, so that its close is not seen.
+            if !started.is_alive() || periods > MOST_PERIODS {
+                return Err(Failure::Silent);
+            }
+            continue;
+        }
+        if !answer.read(socket)? {
+            return Err(Failure::Silent);
+        }
+    }
+}
+
+/// Waits a while.
+fn is_readable(socket: &Descriptor) -> Result<bool, Failure> {
+    let mut poll = libc::pollfd {
+        fd: socket.0,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry for the call to fill.
+    match unsafe { libc::poll(&mut poll, 1, PERIOD_MS) } {
+        0 => Ok(false),
+        1.. => Ok(true),
+        _ if sys::errno() == libc::EINTR => Ok(false),
+        _ => Err(Failure::System(sys::errno())),
+    }
+}
+
+impl Answer {
+    /// Reads what there is. `false`: no more will come.
+    fn read(&mut self, socket: &Descriptor) -> Result<bool, Failure> {
+        if self.len == self.pages.bytes().len() {
+            let bytes = self.len * 2;
+            let larger = (bytes <= MOST_ANSWER).then(|| Pages::new(bytes)).flatten();
+            let mut larger = larger.ok_or(Failure::System(libc::ENOMEM))?;
+            larger.bytes()[..self.len].copy_from_slice(self.pages.bytes());
+            self.pages = larger;
+        }
+        let room = &mut self.pages.bytes()[self.len..];
+        // SAFETY: writes within the room that is left.
+        match unsafe { libc::recv(socket.0, room.as_mut_ptr().cast(), room.len(), 0) } {
+            0 => Ok(false),
+            read @ 1.. => {
+                self.len += read as usize;
+                Ok(true)
+            }
+            _ if sys::errno() == libc::EINTR => Ok(true),
+            _ => Ok(false),
+        }
+    }
+}
+
+/// Says on standard error that something was asked for in vain. In the program's own call, never
+/// in an allocation's.
+pub fn complain(what: &str, failure: Failure) {
+    let mut text = sys::Text::<512>::new();
+    text.push(b"mem-profiler: ");
+    text.push(what.as_bytes());
+    match failure {
+        Failure::Filtered => text.push(b": the program has a seccomp filter of its own"),
+        Failure::System(errno) => {
+            text.push(b": mem_profiler could not be started (error ");
+            text.push_number(errno as u64);
+            text.push(b"): put it next to libmem_agent.so or into PATH");
+        }
+        Failure::Silent => text.push(b": mem_profiler ended without a result"),
+    }
+    text.push(b"\n");
+    let bytes = text.as_c_str().unwrap_or_default().to_bytes();
+    // SAFETY: bytes that live.
+    unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+}

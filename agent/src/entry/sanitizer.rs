@@ -1,0 +1,93 @@
+//! LeakSanitizer's functions for programs that call them (`sanitizer/lsan_interface.h`), and what
+//! sanitizers ask of a program.
+//!
+//! A check is made while a session runs; without one nothing is known. Where a sanitizer is in the
+//! process, it is asked.
+
+use super::gperftools::{change_ignoring, ignore};
+use crate::checks::{self, Style};
+use crate::{backend, exemptions, session, sys};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::Ordering;
+
+/// LeakSanitizer's exit code for a program with leaks.
+const LEAKS: c_int = 23;
+
+/// Exports a function, which calls the next library's of the same name where the program keeps its
+/// allocator and somebody has it.
+macro_rules! exports {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// That of LeakSanitizer's function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
+            const NAME: &CStr = match CStr::from_bytes_with_nul(
+                concat!(stringify!($name), "\0").as_bytes(),
+            ) {
+                Ok(name) => name,
+                Err(_) => c"",
+            };
+            if backend::is_system() {
+                let next = sys::next_symbol(NAME);
+                if !next.is_null() {
+                    // SAFETY: the name is that of a function of this type.
+                    return unsafe {
+                        let next: unsafe extern "C" fn($($type),*) $(-> $out)? =
+                            core::mem::transmute(next);
+                        next($($arg),*)
+                    };
+                }
+            }
+            $body
+        }
+    )*};
+}
+
+exports! {
+    /// What this thread allocates from now on is no leak.
+    fn __lsan_disable() { change_ignoring(1) }
+    /// Takes one [`__lsan_disable`] back.
+    fn __lsan_enable() { change_ignoring(-1) }
+    /// The object, and what only it holds, is no leak.
+    fn __lsan_ignore_object(object: *const c_void) { ignore(object) }
+    /// Memory that may hold pointers.
+    fn __lsan_register_root_region(at: *const c_void, bytes: usize) {
+        // Where that cannot be noted, what is only there is taken for lost.
+        let _ = exemptions::add_region(at.addr() as u64, bytes as u64);
+    }
+    /// Takes it back: same address, same size.
+    fn __lsan_unregister_root_region(at: *const c_void, bytes: usize) {
+        exemptions::remove_region(at.addr() as u64, bytes as u64)
+    }
+    /// Checks now, and ends the program with 23 if it has leaks. None is made at exit afterwards.
+    fn __lsan_do_leak_check() {
+        if check() {
+            // SAFETY: ends the process, as LeakSanitizer does, without its exit handlers.
+            unsafe { libc::_exit(LEAKS) }
+        } else {
+            checks::cancel();
+            session::let_exit_unchecked();
+        }
+    }
+    /// Checks now: 1 if there are leaks.
+    fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check()) }
+}
+
+/// Whether there are leaks, as far as is known.
+fn check() -> bool {
+    if backend::is_system() || session::control().epoch.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    let found = checks::check(c"LeakSanitizer", Style::Sanitizer, b"");
+    found.is_some_and(|found| found.objects > 0)
+}
+
+/// Options that AddressSanitizer asks of the program, which may define this itself. It refuses to
+/// start where a library lies before its own in the loader's list, as every preloaded one
+/// does: those could keep its functions from being called. This one hands all on to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn __asan_default_options() -> *const c_char {
+    c"verify_asan_link_order=0".as_ptr()
+}

@@ -1,0 +1,167 @@
+//! What the program says is no leak: objects, and memory of its own that may hold pointers. A check
+//! from outside reads the list in the process's memory.
+//!
+//! Without a lock: each entry is claimed by one exchange. Objects made by a thread that ignores
+//! what it allocates are not listed, their headers say so ([`crate::object`]).
+
+use crate::sys;
+use core::mem::size_of;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use shm_protocol::clock;
+use shm_protocol::layout::{EXEMPT_OBJECT, EXEMPT_REGION, Exemption};
+
+/// Most entries: 1.5 MiB of address space, of which what is used needs memory.
+const MOST: usize = 1 << 16;
+/// An entry that is being written.
+const CLAIMED: u64 = u64::MAX;
+
+/// The list, as a reader outside finds it.
+#[repr(C)]
+struct List {
+    entries: AtomicPtr<Exemption>,
+    /// Entries that are or were in use.
+    count: AtomicU64,
+}
+
+static LIST: List = List {
+    entries: AtomicPtr::new(null_mut()),
+    count: AtomicU64::new(0),
+};
+
+/// Where the list is.
+pub fn place() -> u64 {
+    (&raw const LIST).addr() as u64
+}
+
+/// Takes an object, by an address in it, for one that is no leak. Whether there was room.
+pub fn add_object(at: u64) -> bool {
+    let tick = clock::tick_of(clock::now_ns());
+    add(EXEMPT_OBJECT, at, u64::from(tick))
+}
+
+/// Takes it back.
+pub fn remove_object(at: u64) {
+    remove(|entry| entry == (EXEMPT_OBJECT, at, entry.2));
+}
+
+/// Takes memory for a place that may hold pointers. Whether there was room.
+pub fn add_region(at: u64, bytes: u64) -> bool {
+    add(EXEMPT_REGION, at, bytes)
+}
+
+/// Takes it back.
+pub fn remove_region(at: u64, bytes: u64) {
+    remove(|entry| entry == (EXEMPT_REGION, at, bytes));
+}
+
+fn add(kind: u64, at: u64, extent: u64) -> bool {
+    let Some(entries) = entries_or_new() else {
+        return false;
+    };
+    let Some(entry) = unused(entries).or_else(|| freed(entries)) else {
+        return false;
+    };
+    entry.at.store(at, Ordering::Relaxed);
+    entry.extent.store(extent, Ordering::Relaxed);
+    entry.kind.store(kind, Ordering::Release);
+    true
+}
+
+/// An entry that was never in use.
+fn unused(entries: &[Exemption]) -> Option<&Exemption> {
+    let more = |count: u64| (count < MOST as u64).then_some(count + 1);
+    let index = LIST
+        .count
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+    entries.get(index.ok()? as usize)
+}
+
+/// One that is in use no more.
+#[cold]
+fn freed(entries: &[Exemption]) -> Option<&Exemption> {
+    entries.iter().find(|entry| {
+        let claim = entry
+            .kind
+            .compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed);
+        claim.is_ok()
+    })
+}
+
+/// Removes one entry that passes the test.
+fn remove(test: impl Fn((u64, u64, u64)) -> bool) {
+    let used = LIST.count.load(Ordering::Relaxed) as usize;
+    let entries = entries().unwrap_or_default();
+    for entry in entries.iter().take(used) {
+        let kind = entry.kind.load(Ordering::Acquire);
+        let [at, extent] = [&entry.at, &entry.extent].map(|word| word.load(Ordering::Relaxed));
+        let is_it = kind != 0 && kind != CLAIMED && test((kind, at, extent));
+        let release = |kind| {
+            let free = (Ordering::Relaxed, Ordering::Relaxed);
+            entry.kind.compare_exchange(kind, 0, free.0, free.1).is_ok()
+        };
+        if is_it && release(kind) {
+            return;
+        }
+    }
+}
+
+fn entries() -> Option<&'static [Exemption]> {
+    let at = LIST.entries.load(Ordering::Acquire);
+    // SAFETY: null, or the mapping that `entries_or_new` made for good, of this many entries, all
+    // of them atomics, for which zeros are values.
+    (!at.is_null()).then(|| unsafe { core::slice::from_raw_parts(at, MOST) })
+}
+
+fn entries_or_new() -> Option<&'static [Exemption]> {
+    if LIST.entries.load(Ordering::Acquire).is_null() {
+        let bytes = MOST * size_of::<Exemption>();
+        let made: *mut Exemption = sys::map_private(bytes).cast();
+        if made.is_null() {
+            return None;
+        }
+        let first = (Ordering::AcqRel, Ordering::Acquire);
+        let set = LIST
+            .entries
+            .compare_exchange(null_mut(), made, first.0, first.1);
+        if set.is_err() {
+            // SAFETY: the mapping just made, which no other thread knows.
+            unsafe { libc::munmap(made.cast(), bytes) };
+        }
+    }
+    entries()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The one list of the process: one test at a time.
+    #[test]
+    fn what_is_listed_is_found_until_it_is_taken_back() {
+        let listed = || -> std::vec::Vec<(u64, u64)> {
+            let used = LIST.count.load(Ordering::Relaxed) as usize;
+            let entries = entries().unwrap_or_default();
+            let all = entries.iter().take(used).map(|entry| {
+                let [kind, at] = [&entry.kind, &entry.at].map(|word| word.load(Ordering::Relaxed));
+                (kind, at)
+            });
+            all.filter(|(kind, _)| *kind != 0).collect()
+        };
+        remove_object(1);
+        assert_eq!(listed(), []);
+        assert!(add_object(0x1000) && add_region(0x2000, 64) && add_object(0x3000));
+        remove_region(0x2000, 65);
+        remove_object(0x2000);
+        assert_eq!(listed().len(), 3);
+        remove_region(0x2000, 64);
+        assert_eq!(listed(), [(EXEMPT_OBJECT, 0x1000), (EXEMPT_OBJECT, 0x3000)]);
+        assert!(add_region(0x4000, 8));
+        assert_eq!(listed()[2], (EXEMPT_REGION, 0x4000));
+        let more = (0..MOST as u64).filter(|n| add_object(0x10_0000 + n * 16));
+        assert_eq!(more.count(), MOST - 3, "freed ones are used again");
+        assert!(!add_object(0x5000));
+        (0..MOST as u64).for_each(|n| remove_object(0x10_0000 + n * 16));
+        assert!(add_object(0x5000));
+    }
+}

@@ -1,0 +1,178 @@
+//! `self-check`: a leak check that a program asks for itself, by `HEAPCHECK` or a function of
+//! gperftools or LeakSanitizer. Its agent starts this command and waits for the answer
+//! (`agent/src/controller.rs`).
+//!
+//! The agent sends lines of an earlier answer, whose losses are not reported again, or nothing. The
+//! answer is `lost BYTES OBJECTS`, then `session NUMBER`, then `NODE SAMPLES OBJECTS BYTES` for each
+//! stack that has lost anything so far.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use shm_protocol::NodeId;
+
+use super::leaks::{session_of, write};
+use crate::cli::{KnownArgs, SelfCheckArgs, Style};
+use crate::discovery::Discovery;
+use crate::leaks::{self, Amount, Earlier, Leaks, Means, Plan, Report, Scope, Variables};
+use crate::output::Output;
+use crate::segment::Head;
+use crate::select::Selection;
+use crate::terminal::{diagnostic, report, warning};
+use crate::text;
+
+/// Most bytes of what was lost before: some two million stacks.
+const MOST_EARLIER: u64 = 64 << 20;
+/// Where gperftools' checker writes its dumps.
+const DUMP_DIRECTORY: &str = "HEAP_CHECK_DUMP_DIRECTORY";
+
+/// Losses by stack.
+type Losses = HashMap<NodeId, Amount>;
+
+/// Makes the check and answers.
+pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
+    let mut socket = socket(args.socket)?;
+    let earlier = question(&mut socket)?;
+    let selection = Selection {
+        names: vec![args.pid.to_string()],
+        ..Selection::default()
+    };
+    let chosen = selection.choose(Discovery::new().scan());
+    let failure = || chosen.failures.first().cloned().unwrap_or_default();
+    let agent = chosen.agents.first().with_context(failure)?;
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head)?;
+    let session = session_of(agent, &header).context("nothing was sampled yet")?;
+    let earlier = earlier.filter(|(number, _)| *number == session.number);
+    let variables = Variables::read(|name| std::env::var(name).ok(), args.mode == "as-is");
+    let variables = variables.map_err(anyhow::Error::msg)?;
+    let plan = Plan {
+        means: Means::Copied,
+        scope: scope(&args.mode),
+        options: &variables.options,
+        suppressions: &KnownArgs::default().read(),
+        base: earlier.as_ref().map(|(_, losses)| Earlier::Own(losses)),
+    };
+    let check = leaks::check(agent, &header, &session, &plan)?;
+    let found = leaks::report(agent, &header, &session, &check, (variables.shown, None));
+    if args.style != Style::Silent {
+        let records = check.snapshot.records().iter();
+        let sums = records.map(|record| record.sums(0));
+        let live: f64 = sums
+            .map(|sums| sums.alloc_objects - sums.free_objects)
+            .sum();
+        let lost = check.amounts.values();
+        let lost = lost.fold((0.0, 0.0), |sum, lost| {
+            (sum.0 + lost.objects, sum.1 + lost.bytes)
+        });
+        let reachable = (live - lost.0, found.live_bytes - lost.1);
+        tell(&args, &found, (&check.leaks, reachable));
+        let directory = std::env::var_os(DUMP_DIRECTORY).map(PathBuf::from);
+        if let Some(directory) = directory.filter(|_| found.lost_samples > 0) {
+            let output = Output::open(&directory.join(""))?;
+            diagnostic(&write(&output, agent, &header, &check)?);
+        }
+    }
+    let mut answer = String::new();
+    let total = check.leaks.total;
+    let (bytes, objects) = (total.bytes.round(), total.objects.round());
+    writeln!(answer, "lost {bytes} {objects}\nsession {}", session.number)?;
+    for (node, lost) in &check.amounts {
+        let (samples, objects, bytes) = (lost.samples, lost.objects, lost.bytes);
+        writeln!(answer, "{node} {samples} {objects} {bytes}")?;
+    }
+    reply(&mut socket, answer.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The socket that the agent gave us.
+pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
+    let kind = format!("/proc/self/fd/{number}");
+    let target = std::fs::read_link(&kind).unwrap_or_default();
+    let is_socket = target.to_string_lossy().starts_with("socket:");
+    ensure!(
+        number > 2 && is_socket,
+        "self-check is for the agent: use mem_profiler leaks -p PID"
+    );
+    // SAFETY: a socket that is open, as was just seen, and that nothing else in this program
+    // knows of: it came with the start.
+    Ok(UnixStream::from(unsafe { OwnedFd::from_raw_fd(number) }))
+}
+
+/// Sends an answer: its length, then what it is.
+pub fn reply(socket: &mut UnixStream, answer: &[u8]) -> io::Result<()> {
+    socket.write_all(&(answer.len() as u64).to_le_bytes())?;
+    socket.write_all(answer)
+}
+
+/// What was lost before, and in which session; `None`: nothing is known.
+fn question(socket: &mut UnixStream) -> anyhow::Result<Option<(u64, Losses)>> {
+    let mut text = String::new();
+    socket.take(MOST_EARLIER).read_to_string(&mut text)?;
+    let mut lines = text.lines();
+    let number = lines
+        .next()
+        .and_then(|line| line.strip_prefix("session ")?.parse().ok());
+    let losses = lines.filter_map(|line| {
+        let mut words = line.split(' ');
+        let node = words.next()?.parse().ok()?;
+        let amount = Amount {
+            samples: words.next()?.parse().ok()?,
+            objects: words.next()?.parse().ok()?,
+            bytes: words.next()?.parse().ok()?,
+        };
+        Some((node, amount))
+    });
+    Ok(number.map(|number| (number, losses.collect())))
+}
+
+/// What gperftools' mode takes for a leak.
+fn scope(mode: &str) -> Scope {
+    match mode {
+        "draconian" => return Scope::Unfreed,
+        "" | "1" | "minimal" | "normal" | "strict" | "as-is" | "local" => {}
+        _ => warning(&format!(
+            "HEAPCHECK={}: no such mode, taken for normal: minimal, normal, strict, draconian, \
+             as-is and local there are",
+            text::escape(mode.as_bytes())
+        )),
+    }
+    Scope::Unreachable
+}
+
+/// Prints what was found.
+fn tell(args: &SelfCheckArgs, found: &Report, (leaks, reachable): (&Leaks, (f64, f64))) {
+    let name = text::escape(args.name.as_bytes());
+    let (bytes, objects) = (leaks.total.bytes.round(), leaks.total.objects.round());
+    let is_clean = leaks.total.samples == 0;
+    found.warnings.iter().for_each(|line| warning(line));
+    let gperftools = args.style == Style::Gperftools;
+    if is_clean && gperftools {
+        report(&[format!(
+            "No leaks found for check \"{name}\" (but no 100% guarantee that there aren't any): \
+             found {:.0} reachable heap objects of {:.0} bytes",
+            reachable.0.max(0.0),
+            reachable.1.max(0.0)
+        )]);
+    }
+    if is_clean {
+        return;
+    }
+    if gperftools {
+        report(&[format!(
+            "Leak check {name} detected leaks of {bytes} bytes in {objects} objects"
+        )]);
+    }
+    report(&found.lines());
+    if !gperftools {
+        report(&[format!(
+            "SUMMARY: mem-profiler: {bytes} byte(s) leaked in {objects} allocation(s)."
+        )]);
+    }
+}

@@ -1,0 +1,103 @@
+//! `self-profile`: what a program asks for by gperftools' `HeapProfilerStart` and its like. Its
+//! agent starts this command and waits for the answer (`agent/src/controller.rs`), which is empty
+//! but for a dump as text.
+
+use std::env;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use heap_format::Profile;
+use heap_format::dump::Text;
+
+use super::leaks::session_of;
+use super::self_check::{reply, socket};
+use crate::cli::values;
+use crate::cli::{Action, SelfProfileArgs};
+use crate::collect::{self, Metadata};
+use crate::discovery::{Agent, Discovery};
+use crate::parallel_writer;
+use crate::segment::Head;
+use crate::select::Selection;
+use crate::target::{self, Density, Target};
+use crate::text;
+
+/// Does it and answers.
+pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
+    let mut socket = socket(args.socket)?;
+    let selection = Selection {
+        names: vec![args.pid.to_string()],
+        ..Selection::default()
+    };
+    let chosen = selection.choose(Discovery::new().scan());
+    let failure = || chosen.failures.first().cloned().unwrap_or_default();
+    let agent = chosen.agents.into_iter().next().with_context(failure)?;
+    let mut answer = Vec::new();
+    match args.action {
+        Action::Start => start(agent)?,
+        Action::Stop => stop(&agent)?,
+        Action::Dump => {
+            let file = args.file.context("a dump needs a name")?;
+            write(&agent, &file, &args.reason)?;
+        }
+        Action::Text => heap_format::dump::write(&profile(&agent, &args.reason)?, &mut answer)?,
+    }
+    reply(&mut socket, &answer)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A session without an end, which nobody outside has to care for.
+fn start(agent: Agent) -> anyhow::Result<()> {
+    let interval = match env::var("MEM_PROFILER_INTERVAL") {
+        Ok(text) => values::interval(&text).map_err(anyhow::Error::msg)?,
+        Err(_) => 1,
+    };
+    agent.confirm()?;
+    let mut target = Target::take(agent)?;
+    Ok(target.start_alone(Density::uniform(interval))?)
+}
+
+/// Its profile is not wanted any more.
+fn stop(agent: &Agent) -> anyhow::Result<()> {
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head)?;
+    let session = session_of(agent, &header).context("there is no session")?;
+    agent.confirm()?;
+    target::stop(agent, &session)?;
+    let collected = agent.segment.view().mark_collected(session.number);
+    Ok(collected.map_err(crate::segment::io_error)?)
+}
+
+fn profile(agent: &Agent, reason: &str) -> anyhow::Result<Profile> {
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head)?;
+    let session = session_of(agent, &header).context("there is no session")?;
+    let snapshot = crate::dump::snapshot(agent, &session, &header)?;
+    let mut metadata = Metadata::of_live(agent.pid, &agent.name);
+    metadata.trigger = match reason {
+        "" => "the program".to_owned(),
+        reason => format!("the program: {}", text::escape(reason.as_bytes())),
+    };
+    Ok(collect::profile(&snapshot, &header, &metadata).0)
+}
+
+/// Writes a dump of this very name. Whoever reads it meets the old one or the whole new one.
+fn write(agent: &Agent, path: &Path, reason: &str) -> anyhow::Result<()> {
+    let profile = profile(agent, reason)?;
+    let name = path.file_name().context("a dump needs a name")?;
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    hidden.push(format!(".{}", std::process::id()));
+    let hidden = path.with_file_name(hidden);
+    let shown = || text::path(path);
+    let written = File::create_new(&hidden).and_then(|file| {
+        parallel_writer::write(&Text::new(profile)?, &file)?;
+        fs::rename(&hidden, path)
+    });
+    if written.is_err() {
+        // It may not be there.
+        let _ = fs::remove_file(&hidden);
+    }
+    written.with_context(shown)
+}
