@@ -1,7 +1,6 @@
 //! The header before each sampled object, as the agent writes it (`agent/src/object.rs`).
 
 use crate::memory::word_of;
-use crate::size;
 
 /// Bytes of a header.
 pub const HEADER: u64 = 16;
@@ -9,8 +8,6 @@ pub const HEADER: u64 = 16;
 const EXTENSION: u64 = 16;
 const EXTENDED: u32 = 1 << 31;
 const IGNORED: u32 = 1 << 30;
-/// Memory up to this size is of a small size class.
-const SMALL: u64 = 14 << 10;
 /// The farthest that an object begins behind its memory's start.
 const MOST_OFFSET: u64 = 1 << 30;
 
@@ -76,15 +73,10 @@ impl Header {
         if !self.weight.is_finite() || self.weight < 1.0 {
             return false;
         }
-        let Some(needed) = bytes.checked_add(offset) else {
-            return false;
-        };
-        if offset > HEADER || room > SMALL {
-            return needed <= room;
-        }
-        // Small memory was asked for in just this size; large objects may have shrunk in place.
-        let usable = size::rounded(bytes.max(1)).unwrap_or(0);
-        size::rounded((usable + offset).next_multiple_of(16)) == Some(room)
+        // Much of it may be left: objects shrink in place.
+        bytes
+            .checked_add(offset)
+            .is_some_and(|needed| needed <= room)
     }
 
     fn object(&self, at: u64, bytes: u64) -> Option<Sampled> {

@@ -19,22 +19,6 @@ pub fn of_class(class: u32) -> Option<u64> {
     })
 }
 
-/// The least class size that holds `bytes`; `None` where there is none.
-#[must_use]
-pub fn rounded(bytes: u64) -> Option<u64> {
-    if bytes <= 8 {
-        return Some(8);
-    }
-    if bytes > 7 << 60 {
-        return None;
-    }
-    let step = match bytes {
-        ..=64 => 16,
-        _ => 1 << ((bytes - 1).ilog2() - 2),
-    };
-    Some(bytes.next_multiple_of(step))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,17 +27,16 @@ mod tests {
     fn sizes_are_jemallocs() {
         // Above, jemalloc rounds to pages, not to classes.
         const MOST: u64 = 32 << 10;
-        let classes = (0..CLASSES).map_while(of_class);
-        for size in classes.take_while(|size| *size < MOST) {
+        let classes: Vec<u64> = (0..CLASSES).map_while(of_class).collect();
+        for pair in classes.windows(2).take_while(|pair| pair[0] < MOST) {
+            let (size, next) = (pair[0], pair[1]);
             // SAFETY: sizes that are not 0.
-            let (own, next) = unsafe {
+            let own = unsafe {
                 let nallocx = tikv_jemalloc_sys::nallocx;
-                (nallocx(size as usize, 0), nallocx(size as usize + 1, 0))
+                [nallocx(size as usize, 0), nallocx(size as usize + 1, 0)]
             };
-            assert_eq!((own as u64, Some(size)), (size, rounded(size)));
-            assert_eq!(Some(next as u64), rounded(size + 1));
+            assert_eq!(own, [size as usize, next as usize]);
         }
         assert_eq!(of_class(CLASSES), None);
-        assert_eq!(rounded(u64::MAX), None);
     }
 }

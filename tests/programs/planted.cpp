@@ -53,6 +53,12 @@ PLACE std::string *lost_container() { return new std::string(200, 'x'); }
 PLACE void *lost_with_thread() { return made(300); }
 PLACE void *lost_large() { return made(3 << 20); }
 PLACE void *lost_disguised() { return made(500); }
+PLACE void *lost_shrunk() {
+    // Stays where it is.
+    void *p = realloc(made(200), 110);
+    if (!p) abort();
+    return p;
+}
 PLACE char *lost_aligned() {
     void *p = nullptr;
     if (posix_memalign(&p, 4096, 9000)) abort();
@@ -74,6 +80,13 @@ PLACE void *kept_in_tree(int) { return made(64); }
 PLACE Node *kept_list() { return static_cast<Node *>(made(sizeof(Node))); }
 PLACE char *kept_inside_large() { return static_cast<char *>(made(3 << 20)); }
 PLACE void *kept_thread_value() { return made(64); }
+PLACE void *kept_by_shrunk() { return made(64); }
+PLACE void **kept_shrunk() {
+    // Stays where it is, and again.
+    void *p = realloc(realloc(made(208), 112), 72);
+    if (!p) abort();
+    return static_cast<void **>(p);
+}
 
 namespace {
 
@@ -85,6 +98,7 @@ void *volatile *mapping;
 std::map<int, void *> *volatile tree;
 Node *volatile list;
 char *volatile inside_large;
+void **volatile shrunk;
 pthread_key_t key;
 std::vector<void *> *pool;
 
@@ -109,6 +123,7 @@ __attribute__((noinline)) void lose() {
     lost_container();
     lost_large();
     lost_aligned();
+    lost_shrunk();
     disguised = reinterpret_cast<void *>(~reinterpret_cast<uintptr_t>(lost_disguised()));
 }
 
@@ -154,6 +169,8 @@ void *spins(void *) {
 }
 
 __attribute__((noinline)) void keep() {
+    shrunk = kept_shrunk();
+    shrunk[0] = kept_by_shrunk();
     global = kept_global();
     interior = kept_interior() + 4000;
     int poll = epoll_create1(0), event = eventfd(0, 0);

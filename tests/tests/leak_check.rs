@@ -8,7 +8,7 @@ use mem_tests::{Outcome, Scratch, Session, Target, code, run};
 use serde_json::Value;
 
 /// What `planted.cpp` loses: the function, how, the objects, the bytes.
-const LOST: [(&str, &str, f64, f64); 10] = [
+const LOST: [(&str, &str, f64, f64); 11] = [
     ("lost_plain", "direct", 10.0, 1045.0),
     ("lost_list", "direct", 2.0, 96.0),
     ("lost_list", "indirect", 18.0, 864.0),
@@ -19,6 +19,7 @@ const LOST: [(&str, &str, f64, f64); 10] = [
     ("lost_large", "direct", 1.0, (3 << 20) as f64),
     ("lost_disguised", "direct", 1.0, 500.0),
     ("lost_aligned", "direct", 1.0, 9000.0),
+    ("lost_shrunk", "direct", 1.0, 110.0),
 ];
 
 fn start(scratch: &Scratch, program: &Path) -> Target {

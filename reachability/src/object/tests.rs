@@ -33,13 +33,16 @@ fn found(memory: &[u8]) -> Option<Sampled> {
 
 #[test]
 fn every_shape_is_found() {
-    let shapes: [(usize, usize, u64, Option<u64>); 9] = [
+    let shapes: [(usize, usize, u64, Option<u64>); 11] = [
         (32, 16, 0, None),
         (32, 16, 8, None),
         (32, 16, 16, None),
         (48, 16, 17, None),
         (128, 16, 100, None),
         (1 << 20, 16, 1_000_000, None),
+        // Shrunk in place, once or more often.
+        (224, 16, 104, None),
+        (192, 16, 0, None),
         // Aligned to 16, so small that it makes a difference.
         (48, 32, 8, Some(16)),
         (128, 64, 64, Some(64)),
@@ -71,7 +74,7 @@ fn other_bytes_are_no_object() {
         );
     }
     // Sizes that do not fit their memory.
-    for (room, bytes) in [(128, 40), (128, 113), (32, 17), (1 << 20, 1 << 20)] {
+    for (room, bytes) in [(128, 113), (32, 17), (1 << 20, 1 << 20)] {
         assert_eq!(
             found(&memory(room, 16, bytes, None, 1.0)),
             None,
