@@ -6,6 +6,7 @@
 
 mod base;
 mod exemptions;
+mod held;
 mod holders;
 mod intervals;
 mod known;
@@ -39,6 +40,7 @@ use crate::dump;
 use crate::process;
 use crate::snapshot::Snapshot;
 use base::Since;
+use held::Held;
 use known::Known;
 use memory::MomentMemory;
 use regions::Region;
@@ -114,6 +116,8 @@ pub struct Check {
     pub search: Duration,
     /// Parts of the heap whose objects are not known.
     pub left_out: usize,
+    /// Bytes that were read while the process ran on.
+    pub missed: u64,
     /// Whether there are too many lost objects to say which keep which others.
     pub too_many: bool,
     /// The suppressions that were used, in their order.
@@ -216,6 +220,7 @@ fn attempt(
         scanned: search.marks.scanned,
         search: start.elapsed(),
         left_out,
+        missed: moment.memory.missed(),
         too_many: how.is_none() && plan.scope == Scope::Unreachable,
         used: suppressed.used(plan.suppressions),
         trouble: None,
@@ -278,16 +283,17 @@ impl Moment {
         let threads = stopped.threads().to_vec();
         let (memory, hold) = match means {
             Means::Stopped => (
-                MomentMemory::of(pid, pid, &regions, &[]),
+                MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
                 Hold::Process(stopped),
             ),
             Means::Copied => {
                 let copy = stopped.copy().map_err(without_copy)?;
-                let pause = stopped.resume();
                 let copied = process::maps(copy.pid()).unwrap_or_default();
                 let absent = roots::absent(&regions, &copied);
+                let held = Held::of(pid, &regions, &absent);
+                let pause = stopped.resume();
                 (
-                    MomentMemory::of(copy.pid(), pid, &regions, &absent),
+                    MomentMemory::of(copy.pid(), pid, &regions, (&absent, held)),
                     Hold::Copy(copy, pause),
                 )
             }

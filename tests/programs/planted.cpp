@@ -5,7 +5,8 @@
 // bytes each of which one in ten is lost and prints "gone"; "filter" installs a seccomp
 // filter that allows everything and prints "filtered"; "holes"
 // maps a TiB of its own and many times a file of a GiB, keeps an object in each, leaves the rest
-// empty and prints "mapped".
+// empty and prints "mapped"; "churn" keeps
+// objects in memory that forks leave out, from then on each for a moment only, and prints "churning".
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -252,6 +253,31 @@ void map_holes() {
 
 }  // namespace
 
+PLACE void *kept_unforked() { return made(100); }
+
+namespace {
+
+// Replaces the objects one after the other, for ever.
+void *churns(void *memory) {
+    void *volatile *slots = static_cast<void *volatile *>(memory);
+    for (size_t i = 0;; i = (i + 1) % 1000) {
+        void *old = slots[i];
+        slots[i] = kept_unforked();
+        free(old);
+    }
+}
+
+void churn() {
+    size_t bytes = 1 << 20;
+    char *memory = mapped(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (madvise(memory, bytes, MADV_DONTFORK)) abort();
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, churns, memory)) abort();
+    while (!reinterpret_cast<void *volatile *>(memory)[999]) usleep(1000);
+}
+
+}  // namespace
+
 PLACE void *site_many() { return made(100); }
 
 int main() {
@@ -268,6 +294,9 @@ int main() {
             map_holes();
             wipe();
             puts("mapped");
+        } else if (strcmp(line, "churn\n") == 0) {
+            churn();
+            puts("churning");
         } else if (strcmp(line, "filter\n") == 0) {
             sock_filter allow[] = {{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW}};
             sock_fprog filter = {1, allow};

@@ -213,6 +213,19 @@ fn empty_memory_is_neither_read_nor_made() {
     session.stop();
 }
 
+/// The process goes on while it is read elsewhere.
+#[test]
+fn memory_that_no_copy_has_is_read_as_it_was() {
+    let scratch = Scratch::new();
+    let (mut target, session) = in_session(&scratch);
+    tell(&mut target, "churn", "churning");
+    for _ in 0..10 {
+        let report = report(&check(&scratch, target.pid(), &["--json"]));
+        assert_eq!(lost(&report), BTreeMap::new());
+    }
+    session.stop();
+}
+
 /// A filter might kill the process for making a copy: it is searched as it is.
 #[test]
 fn a_process_that_may_not_be_copied_is_searched_while_stopped() {

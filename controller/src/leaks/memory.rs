@@ -13,11 +13,12 @@ use std::os::unix::fs::FileExt;
 
 use reachability::{Memory, ProcessMemory};
 
+use super::held::Held;
 use super::intervals::Intervals;
 use super::regions::{Pages, Region};
 
-/// The memory at the moment: the copy's, and of what is in no copy (`MADV_DONTFORK`) the
-/// process's own.
+/// The memory at the moment: the copy's, what is held of the rest (`MADV_DONTFORK`), and of what
+/// is in neither the process's own.
 pub struct MomentMemory {
     /// By address; none overlap.
     parts: Vec<Part>,
@@ -27,6 +28,7 @@ pub struct MomentMemory {
     file: Option<File>,
     copy: ProcessMemory,
     process: ProcessMemory,
+    held: Held,
     left_out: usize,
 }
 
@@ -46,18 +48,26 @@ enum Source {
     Copy,
     /// In the process.
     Process,
+    /// Held here.
+    Held,
 }
 
 impl MomentMemory {
     /// Of a copy of a process, which may be the process itself; regions of the addresses `absent`
-    /// are the process's.
-    pub fn of(copy: i32, process: i32, regions: &[Region], absent: &[Range<u64>]) -> Self {
+    /// are held, or else the process's.
+    pub fn of(
+        copy: i32,
+        process: i32,
+        regions: &[Region],
+        (absent, held): (&[Range<u64>], Held),
+    ) -> Self {
         let mut memory = Self {
             parts: Vec::new(),
             last: Cell::new(0),
             file: File::open(format!("/proc/{copy}/mem")).ok(),
             copy: ProcessMemory::of(copy),
             process: ProcessMemory::of(process),
+            held,
             left_out: 0,
         };
         let (mut of_copy, mut of_process) = (Pages::of(copy), Pages::of(process));
@@ -69,6 +79,12 @@ impl MomentMemory {
             let is_absent = absent
                 .binary_search_by_key(&region.range.start, |range| range.start)
                 .is_ok();
+            if let Some(parts) = memory.held.parts(&region.range) {
+                let source = Source::Held;
+                let parts = parts.into_iter().map(|range| Part { range, source });
+                memory.parts.extend(parts);
+                continue;
+            }
             let source = match (is_absent, region.is_shared || region.file.1 != 0) {
                 (true, _) => Source::Process,
                 (false, true) => Source::Copy,
@@ -117,6 +133,11 @@ impl MomentMemory {
         self.left_out
     }
 
+    /// Bytes that are read in the process, of another moment if it is not stopped.
+    pub fn missed(&self) -> u64 {
+        self.held.missed
+    }
+
     /// The index of the first part that ends behind an address.
     fn index_of(&self, at: u64) -> usize {
         let last = self.last.get();
@@ -146,6 +167,7 @@ impl MomentMemory {
             let wanted = &mut buffer[from..to];
             let read = match (part.source, &self.file) {
                 (Source::File, Some(file)) => read_file(file, start, wanted),
+                (Source::Held, _) => self.held.read(start, wanted),
                 (Source::Process, _) => self.process.read(start, wanted),
                 _ => self.copy.read(start, wanted),
             };
@@ -213,7 +235,10 @@ mod tests {
         };
         let regions = vec![region; if twice { 2 } else { 1 }];
         let pid = std::process::id() as i32;
-        (MomentMemory::of(pid, pid, &regions, &[]), at)
+        (
+            MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
+            at,
+        )
     }
 
     #[test]

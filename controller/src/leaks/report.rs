@@ -205,6 +205,13 @@ fn warnings(agent: &Agent, check: &Check, trouble: Option<String>) -> Vec<String
             check.left_out
         )
     });
+    let missed = (check.missed > 0).then(|| {
+        format!(
+            "{title}: {} that no copy has (MADV_DONTFORK) was read while the process ran: what only \
+             that pointed to may be taken for lost; --stop reads it as it is",
+            text::bytes(check.missed as f64)
+        )
+    });
     let too_many = check.too_many.then(|| {
         format!(
             "{title}: so many objects are lost that it is not known which of them keep others: all \
@@ -213,7 +220,7 @@ fn warnings(agent: &Agent, check: &Check, trouble: Option<String>) -> Vec<String
     });
     let suppressions = check.trouble.as_ref();
     let suppressions = suppressions.map(|trouble| format!("{title}: suppressions: {trouble}"));
-    [trouble, left_out, too_many, suppressions]
+    [trouble, left_out, missed, too_many, suppressions]
         .into_iter()
         .flatten()
         .collect()
