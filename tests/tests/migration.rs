@@ -58,7 +58,11 @@ impl Stage {
             dump: PathBuf::new(),
         };
         if here.contains("PID") {
-            stage.start(here.contains(" dump ") || here.contains(" top "));
+            stage.start(
+                [" dump ", " top ", " leaks "]
+                    .iter()
+                    .any(|c| here.contains(c)),
+            );
         }
         if here.contains("DUMP") {
             stage.make_dump();
@@ -126,7 +130,7 @@ impl Stage {
             .replace("PID", &pid)
             .replace("DUMP", "\u{1}")
             .replace("/tmp/", "\u{2}")
-            .replace("libmem_agent.so", &text(&artifacts::agent()))
+            .replace("/usr/local/lib/libmem_agent.so", &text(&artifacts::agent()))
             .replace("mem_profiler ", &(text(&artifacts::profiler()) + " "))
             .replace("mem_parser ", &(text(&artifacts::parser()) + " "))
             .replace('\u{1}', &text(&self.dump))
@@ -212,7 +216,9 @@ fn check_dumps(example: &Example, profiles: &[Profile]) {
 fn check(example: &Example) {
     let stage = Stage::new(&example.here);
     let outcome = perform(&stage, example);
-    let checks = example.here.contains("--leak-check");
+    let checks = ["--leak-check", "HEAPCHECK="]
+        .iter()
+        .any(|c| example.here.contains(c));
     // The program forgets what it does not free.
     assert_eq!(
         outcome.code,
@@ -237,7 +243,16 @@ fn check(example: &Example) {
             outcome.stdout.contains("site_migration"),
             "{example:?}: {outcome:?}"
         );
+    } else if example.here.contains(" leaks ") {
+        assert!(
+            outcome.stdout.contains(": no leaks, of what"),
+            "{example:?}: {outcome:?}"
+        );
     } else if example.here.starts_with("LD_PRELOAD") {
+        assert!(
+            !outcome.stderr.contains("ld.so"),
+            "{example:?}: {outcome:?}"
+        );
         assert!(outcome.stdout.contains("ready"), "{example:?}: {outcome:?}");
         assert!(
             stage.scratch.segments().is_empty(),
