@@ -4,6 +4,7 @@
 //! The controller makes the check and prints the report; what is here decides whether one is made,
 //! and remembers what was lost before.
 
+use crate::backend;
 use crate::controller::{self, Answer, Failure};
 use crate::sys::{self, Text, variable};
 use core::ffi::{CStr, c_int, c_void};
@@ -29,8 +30,12 @@ const NAME: usize = 256;
 /// What gperftools calls the check of the whole program.
 pub const WHOLE_PROGRAM: &CStr = c"_main_";
 
-/// Reads the environment, at start-up. Whether every allocation is to be sampled from now on.
+/// Reads the environment, at start-up. Whether every allocation is to be sampled from now on. Where
+/// the program keeps its allocator, objects are not known: its own checker is left to it.
 pub fn start() -> bool {
+    if backend::is_system() {
+        return false;
+    }
     let asked = |name| variable(name).filter(|value| !value.is_empty() && *value != b"0");
     let mode = match (asked(c"HEAPCHECK"), asked(c"MEM_PROFILER_LEAK_CHECK")) {
         (_, Some(_)) => WHOLE,

@@ -191,6 +191,22 @@ fn without_heapcheck_nothing_is_checked() {
     }
 }
 
+/// tcmalloc's checker answers as if the agent were not there.
+#[test]
+fn a_program_that_keeps_its_allocator_keeps_its_checker() {
+    let scratch = Scratch::new();
+    let program = compile(&scratch, "heap_checker.cpp");
+    let mut command = scratch.preloaded(&program);
+    command.env("MEM_PROFILER_ALLOCATOR", "system");
+    let over_tcmalloc = run(command.env("HEAPCHECK", "local").arg("local"));
+    let mut command = Command::new(&program);
+    let alone = run(command.env("HEAPCHECK", "local").arg("local"));
+    assert_eq!(alone.code, Some(0), "{alone:?}");
+    assert_eq!(over_tcmalloc.code, Some(0), "{over_tcmalloc:?}");
+    assert_eq!(over_tcmalloc.stdout, alone.stdout, "{over_tcmalloc:?}");
+    assert!(alone.stdout.contains("lost: leaks 300 3"), "{alone:?}");
+}
+
 /// Copies the agent alone, so that its controller is nowhere near.
 fn lonely_agent(scratch: &Scratch) -> PathBuf {
     let directory = scratch.file("lonely");
