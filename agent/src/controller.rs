@@ -255,7 +255,10 @@ pub fn complain(what: &str, failure: Failure) {
         Failure::System(errno) => {
             text.push(b": mem_profiler could not be started (error ");
             text.push_number(errno as u64);
-            text.push(b"): put it next to libmem_agent.so or into PATH");
+            text.push(b")");
+            if errno == libc::ENOENT {
+                text.push(b": put it next to libmem_agent.so or into PATH");
+            }
         }
         Failure::Silent => text.push(b": mem_profiler ended without a result"),
     }

@@ -65,6 +65,8 @@ pub enum Means {
     Copied,
     /// The process is read while it is stopped.
     Stopped,
+    /// A copy if there can be one, else the process.
+    CopiedIfPossible,
 }
 
 /// Which objects are lost.
@@ -281,13 +283,20 @@ impl Moment {
         let regions = regions::parse(&maps);
         drop(maps);
         let threads = stopped.threads().to_vec();
-        let (memory, hold) = match means {
-            Means::Stopped => (
+        let copy = match means {
+            Means::Stopped => None,
+            Means::Copied => Some(stopped.copy().map_err(without_copy)?),
+            Means::CopiedIfPossible => match stopped.copy() {
+                Err(refusal) if refusal.is_of_copy() => None,
+                copied => Some(copied?),
+            },
+        };
+        let (memory, hold) = match copy {
+            None => (
                 MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
                 Hold::Process(stopped),
             ),
-            Means::Copied => {
-                let copy = stopped.copy().map_err(without_copy)?;
+            Some(copy) => {
                 let copied = process::maps(copy.pid()).unwrap_or_default();
                 let absent = roots::absent(&regions, &copied);
                 let held = Held::of(pid, &regions, &absent);

@@ -72,6 +72,25 @@ pub fn open(path: &Path) -> Result<Profile, ReadError> {
     read_from(file, &name)
 }
 
+/// Reads a file that is a dump of this project or has its older form, tcmalloc's text; the readers of
+/// all other formats need not be there.
+pub fn open_dump(path: &Path) -> Result<Profile, ReadError> {
+    let name = printable::path(path);
+    let file = opening::given(path).map_err(|error| ReadError::Io {
+        name: name.clone(),
+        error,
+    })?;
+    let mut lines = Lines::new(file);
+    read_dump(&mut lines).map_err(|fault| fault.into_error(&name, lines.number()))
+}
+
+fn read_dump<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
+    match lines.peek(START)?.starts_with(heap_text::START) {
+        true => heap_text::read(lines),
+        false => Err(Fault::whole("is no dump")),
+    }
+}
+
 /// Reads a profile from bytes; errors refer to them as `name`.
 pub fn read(bytes: &[u8], name: &str) -> Result<Profile, ReadError> {
     read_from(bytes, name)

@@ -53,7 +53,7 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
     let variables = Variables::read(|name| std::env::var(name).ok(), args.mode == "as-is");
     let variables = variables.map_err(anyhow::Error::msg)?;
     let plan = Plan {
-        means: Means::Copied,
+        means: Means::CopiedIfPossible,
         scope: scope(&args.mode),
         options: &variables.options,
         suppressions: &KnownArgs::default().read(),

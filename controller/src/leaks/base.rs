@@ -126,7 +126,7 @@ impl Base {
         let name = text::path(path);
         let help = "name a file that mem_profiler leaks -o PREFIX has written";
         let profile =
-            heap_format::open(path).map_err(|error| anyhow::anyhow!("{error}: {help}"))?;
+            heap_format::open_dump(path).map_err(|error| anyhow::anyhow!("{error}: {help}"))?;
         let trigger = profile.facts.trigger.as_deref();
         ensure!(
             trigger == Some(TRIGGER) && profile.details.len() == profile.stacks.len(),

@@ -218,9 +218,18 @@ fn warnings(agent: &Agent, check: &Check, trouble: Option<String>) -> Vec<String
              are shown as direct leaks"
         )
     });
+    let counters = check.snapshot.counters.iter();
+    let untracked = counters.filter(|(name, _)| name == "untracked");
+    let untracked: u64 = untracked.map(|(_, count)| count).sum();
+    let untracked = (untracked > 0).then(|| {
+        format!(
+            "{title}: {untracked} samples had no place where objects are followed, since the address \
+             space is limited or used up: whether they are lost is not known"
+        )
+    });
     let suppressions = check.trouble.as_ref();
     let suppressions = suppressions.map(|trouble| format!("{title}: suppressions: {trouble}"));
-    [trouble, left_out, missed, too_many, suppressions]
+    [trouble, left_out, missed, too_many, untracked, suppressions]
         .into_iter()
         .flatten()
         .collect()
