@@ -47,6 +47,17 @@ pub fn pid() -> u32 {
     unsafe { libc::getpid() as u32 }
 }
 
+/// Bytes of the machine's memory; `u64::MAX`: not known. Changes `errno`.
+pub fn memory() -> u64 {
+    // SAFETY: integers only, so zero is a value.
+    let mut info: libc::sysinfo = unsafe { zeroed() };
+    // SAFETY: a structure to fill.
+    match unsafe { libc::sysinfo(&mut info) } {
+        0 => info.totalram.saturating_mul(u64::from(info.mem_unit)),
+        _ => u64::MAX,
+    }
+}
+
 /// Contents of a file, as far as they fit into the buffer. Empty if it cannot be read. Changes
 /// `errno`.
 pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {

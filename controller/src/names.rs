@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use heap_format::{NO_MAPPING, Profile};
-use regex::Regex;
+use regex_lite::Regex;
 use symbols::{Options, apart};
 
 use crate::text;

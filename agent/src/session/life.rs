@@ -102,18 +102,25 @@ fn is_set(name: &CStr) -> bool {
     variable(name).is_some_and(|v| !v.is_empty() && v != b"0")
 }
 
-/// Size of the segment with tables: as asked for, and a small part of a limited address
-/// space.
+/// Size of the segment with tables: as asked for, and a small part of a limited address space and
+/// of the machine's memory.
 fn segment_bytes(address_space: u64) -> usize {
-    let most = usize::try_from(address_space / 32).unwrap_or(usize::MAX);
-    number(c"MEM_PROFILER_TABLE")
-        .map_or(DEFAULT_SEGMENT_BYTES.min(most), |bytes| {
-            // Nobody wants a table of 64 bytes: a small number without a unit is in MiB.
-            let bytes = if bytes < 1 << 10 { bytes << 20 } else { bytes };
-            usize::try_from(bytes).unwrap_or(usize::MAX)
-        })
-        .clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
-        & !0xffff
+    let asked = number(c"MEM_PROFILER_TABLE");
+    asked.map_or_else(|| default_bytes(address_space, sys::memory()), asked_bytes) & !0xffff
+}
+
+/// Of a session's processes each may fill its table, on a machine of 256 MiB too.
+fn default_bytes(address_space: u64, memory: u64) -> usize {
+    let most = (address_space / 32).min(memory / 64);
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    DEFAULT_SEGMENT_BYTES.min(most).max(MIN_SEGMENT_BYTES)
+}
+
+fn asked_bytes(bytes: u64) -> usize {
+    // Nobody wants a table of 64 bytes: a small number without a unit is in MiB.
+    let bytes = if bytes < 1 << 10 { bytes << 20 } else { bytes };
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    bytes.clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
 }
 
 /// Makes the file, maps its views and describes the process in it, then starts the session
@@ -311,5 +318,24 @@ extern "C" fn destructor() {
         // Again from within: the C library writes out its buffers, and ends with this code.
         // SAFETY: takes a number; the library's handlers that have run are not run again.
         unsafe { libc::exit(code) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_a_small_part_of_what_there_is() {
+        const MIB: u64 = 1 << 20;
+        let bytes = |space: u64, memory: u64| default_bytes(space, memory) as u64;
+        assert_eq!(bytes(u64::MAX, u64::MAX), 64 * MIB);
+        assert_eq!(bytes(u64::MAX, 16 << 30), 64 * MIB);
+        assert_eq!(bytes(u64::MAX, 256 * MIB), 4 * MIB);
+        assert_eq!(bytes(320 * MIB, 16 << 30), 10 * MIB);
+        assert_eq!(bytes(1, 1) as usize, MIN_SEGMENT_BYTES);
+        assert_eq!(asked_bytes(64) as u64, 64 * MIB);
+        assert_eq!(asked_bytes(5 << 20) as u64, 5 * MIB);
+        assert_eq!(asked_bytes(u64::MAX), MAX_SEGMENT_BYTES);
     }
 }
