@@ -9,7 +9,7 @@
 mod start;
 
 use crate::sys::{self, Pages};
-use crate::{environment, image, seccomp};
+use crate::{environment, library, seccomp};
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::null_mut;

@@ -3,82 +3,24 @@
 
 use crate::local::Local;
 use crate::thread::Thread;
-use crate::{arch, exemptions, thread};
-use core::ffi::{CStr, c_char, c_int, c_void};
+use crate::{arch, exemptions, library, thread};
 use core::mem::{offset_of, size_of};
-use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use shm_protocol::layout::AgentMemory;
-
-/// Our file, as the loader calls it.
-static PATH: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
-static START: AtomicU64 = AtomicU64::new(0);
-static END: AtomicU64 = AtomicU64::new(0);
-/// Distance from a thread's pointer to its copy of our thread-local variables.
-static VARIABLES: AtomicU64 = AtomicU64::new(0);
-static VARIABLES_BYTES: AtomicU64 = AtomicU64::new(0);
-
-/// Finds it out; at start-up, as it asks the loader.
-pub fn find() {
-    // SAFETY: the callback keeps nothing that it is given.
-    unsafe { libc::dl_iterate_phdr(Some(own), null_mut()) };
-}
-
-/// The path of our file, as the loader has it; empty if it has none.
-pub fn path() -> &'static CStr {
-    let path = PATH.load(Ordering::Relaxed);
-    if path.is_null() {
-        return c"";
-    }
-    // SAFETY: a terminated string that the loader keeps for as long as the module is loaded, and
-    // a preloaded one is never unloaded.
-    unsafe { CStr::from_ptr(path) }
-}
 
 /// Where it is.
 pub fn memory() -> AgentMemory {
     let local = arch::local() as u64 + offset_of!(Local, thread) as u64;
+    let (start, end) = library::bounds();
+    let (variables, variables_bytes) = library::variables();
     AgentMemory {
-        start: START.load(Ordering::Relaxed),
-        end: END.load(Ordering::Relaxed),
-        variables: VARIABLES.load(Ordering::Relaxed),
-        variables_bytes: VARIABLES_BYTES.load(Ordering::Relaxed),
+        start,
+        end,
+        variables,
+        variables_bytes,
         thread: local.wrapping_sub(arch::thread_pointer()),
         thread_bytes: size_of::<Thread>() as u64,
         spare: thread::spare().addr() as u64,
         spare_count: thread::SPARES as u64,
         exemptions: exemptions::place(),
     }
-}
-
-/// Keeps what the loader tells of the module that this code is in, and ends the iteration there.
-unsafe extern "C" fn own(info: *mut libc::dl_phdr_info, size: usize, _: *mut c_void) -> c_int {
-    // SAFETY: the loader's record, and the program headers that it points to.
-    let (info, headers) = unsafe {
-        let info = &*info;
-        if info.dlpi_phdr.is_null() {
-            return 0;
-        }
-        let count = usize::from(info.dlpi_phnum);
-        (info, core::slice::from_raw_parts(info.dlpi_phdr, count))
-    };
-    let loaded = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
-    let start = loaded().map(|h| h.p_vaddr & !4095).min().unwrap_or(0);
-    let end = loaded().map(|h| h.p_vaddr.saturating_add(h.p_memsz)).max();
-    let start = info.dlpi_addr.wrapping_add(start);
-    let end = info.dlpi_addr.wrapping_add(end.unwrap_or(0));
-    if !(start..end).contains(&((&raw const START).addr() as u64)) {
-        return 0;
-    }
-    PATH.store(info.dlpi_name.cast_mut(), Ordering::Relaxed);
-    START.store(start, Ordering::Relaxed);
-    END.store(end, Ordering::Relaxed);
-    let variables = headers.iter().find(|h| h.p_type == libc::PT_TLS);
-    let is_told = size >= offset_of!(libc::dl_phdr_info, dlpi_tls_data) + size_of::<usize>();
-    if let Some(variables) = variables.filter(|_| is_told && !info.dlpi_tls_data.is_null()) {
-        let at = info.dlpi_tls_data.addr() as u64;
-        VARIABLES.store(at.wrapping_sub(arch::thread_pointer()), Ordering::Relaxed);
-        VARIABLES_BYTES.store(variables.p_memsz, Ordering::Relaxed);
-    }
-    1
 }

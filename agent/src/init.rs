@@ -2,8 +2,8 @@
 //! has one thread and the loader may be called.
 
 use crate::{
-    atfork, backend, checks, ends, entry, fork, image, module, range, seccomp, session, stats, sys,
-    thread, tid,
+    atfork, backend, checks, ends, entry, fork, library, module, range, seccomp, session, stats,
+    sys, thread, tid,
 };
 
 #[used]
@@ -19,7 +19,7 @@ extern "C" fn constructor() {
     backend::look_again();
     atfork::start();
     ends::find();
-    image::find();
+    library::find();
     module::init();
     thread::make_key();
     tid::find();

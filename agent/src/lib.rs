@@ -30,6 +30,7 @@
 //! | `musl` | what other C libraries lack |
 //! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
 //! | `environment` | what the environment says before libc has started |
+//! | `library` | this library's file, and where it lies |
 //! | `backend`, `object` | the underlying allocator; headers of sampled objects |
 //! | `exemptions`, `controller`, `checks` | what the program says is no leak; starting the controller; the program's own leak checks |
 //! | `session` | the segment and its life cycle, epochs |
@@ -55,6 +56,7 @@ mod exemptions;
 mod fork;
 mod image;
 mod init;
+mod library;
 mod local;
 mod module;
 mod musl;

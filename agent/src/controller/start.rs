@@ -186,7 +186,7 @@ unsafe fn close_all_but(socket: c_int) {
 
 /// Where the controller may be, beside the agent or as packages place both.
 fn candidates() -> [Path; CANDIDATES] {
-    let own = image::path().to_bytes();
+    let own = library::path().to_bytes();
     let directory = match own.iter().rposition(|byte| *byte == b'/') {
         Some(at) => &own[..at],
         None => b".",
