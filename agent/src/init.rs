@@ -2,8 +2,8 @@
 //! has one thread and the loader may be called.
 
 use crate::{
-    atfork, backend, checks, ends, entry, fork, library, module, range, seccomp, session, stats,
-    sys, thread, tid,
+    atfork, backend, checks, ends, entry, fork, image, library, module, range, seccomp, session,
+    stats, sys, thread, tid,
 };
 
 #[used]
@@ -30,7 +30,8 @@ extern "C" fn constructor() {
     range::start(limits.address_space);
     fork::start();
     let samples_all = checks::start();
-    session::start(limits.file, limits.address_space, samples_all);
+    let own = image::memory();
+    session::start((limits.file, limits.address_space), samples_all, own);
     sys::set_errno(saved);
 }
 

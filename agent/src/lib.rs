@@ -37,6 +37,7 @@
 //! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
 //! | `stats`, `thread` | work once a second; a thread's memory for sampling |
 //! | `fork`, `sample` | leaving the parent's session; the slow path |
+//! | `image` | where the agent's own memory is |
 //! | `entry`, `init` | entry points, the fast path; initialisation |
 #![cfg_attr(not(test), no_std)]
 

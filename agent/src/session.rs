@@ -26,8 +26,8 @@ use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shm_protocol::layout::{
-    CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node, REFUSES_MEMORY, REFUSES_SECCOMP,
-    RESERVE_STEPS, Record, STATUS_OFFSET, Status,
+    AgentMemory, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node, REFUSES_MEMORY,
+    REFUSES_SECCOMP, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
 };
 use shm_protocol::owner::{self, Life, Mapping, Met, Sessions, Setting};
 use shm_protocol::record::FIRST_RECORD;
@@ -96,8 +96,11 @@ pub fn at<T>(offset: usize) -> Option<*mut T> {
 }
 
 /// Makes the segment, and begins the session if the environment asks for one, or `samples_all`.
-/// Called at start-up; the limits are on file size and address space, in bytes.
-pub fn start(file_limit: u64, address_space: u64, samples_all: bool) {
+/// Called at start-up; the limits are on file size and address space, in bytes; `memory` is the
+/// agent's own.
+pub fn start(limits: (u64, u64), samples_all: bool, memory: AgentMemory) {
+    let (file_limit, address_space) = limits;
+    identity::start(memory);
     mark::start();
     fork::start();
     life::start(file_limit, address_space, samples_all);

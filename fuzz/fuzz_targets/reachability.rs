@@ -84,7 +84,12 @@ fuzz_target!(|data: &[u8]| {
     let ranges: Vec<(Range<u64>, u32)> = heap.outside(range).into_iter().map(|r| (r, 0)).collect();
     search(&memory, &heap, &ranges, &Pointers::default());
     let special = Pointers::default().aligned(1).tagged(16);
-    search(&memory, &heap, &ranges, &special.within(64, &memory, &heap));
+    search(
+        &memory,
+        &heap,
+        &ranges,
+        &special.within(64, lost::starts(&memory, &heap)),
+    );
 });
 
 /// What leads to the objects, what is lost, and how.

@@ -43,7 +43,11 @@ fuzz_target!(|data: &[u8]| {
     let summary = BankSummary::new(&bank, geometry).expect("all of it");
     let _ = summary.totals();
     let _ = summary.counters().count();
-    assert!(summary.thread_entries().all(|thread| thread.name().len() <= 16));
+    assert!(
+        summary
+            .thread_entries()
+            .all(|thread| thread.name().len() <= 16)
+    );
     assert!(summary.nodes() <= geometry.nodes && summary.records() <= geometry.records);
     let (nodes, records) = data.split_at(data.len() / 2);
     table(&Table::new(nodes, records), size as u32);

@@ -3,7 +3,7 @@
 use crate::heap::{Extent, Heap};
 use crate::mark::{self, Marks, sampled_at, sampled_in};
 use crate::memory::Memory;
-use crate::object::Sampled;
+use crate::object::{HEADER, Sampled};
 use crate::pointers::Pointers;
 
 /// Bytes up to which a slab is read at once.
@@ -105,6 +105,19 @@ pub fn find_if(
         }
     }
     found
+}
+
+/// Where the sampled objects that do not begin behind a plain header begin in their regions, by
+/// region.
+#[must_use]
+pub fn starts(memory: &dyn Memory, heap: &Heap) -> Vec<(u32, u64)> {
+    let all = find_if(memory, heap, |_| true, |_| true).lost;
+    let start = |lost: &Lost| {
+        let (base, _) = heap.region(lost.region)?;
+        lost.object.at.checked_sub(base)
+    };
+    let starts = all.iter().filter_map(|l| Some((l.region, start(l)?)));
+    starts.filter(|(_, start)| *start != HEADER).collect()
 }
 
 /// The sampled object in a region.

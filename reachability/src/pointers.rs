@@ -1,8 +1,7 @@
 //! Which words are taken for pointers, and to which regions.
 
 use crate::heap::Heap;
-use crate::lost;
-use crate::memory::{Memory, word_of};
+use crate::memory::word_of;
 use crate::object::HEADER;
 
 /// Bytes of a word.
@@ -52,17 +51,13 @@ impl Pointers {
         self
     }
 
-    /// Only those that lead at most so many bytes into an object count.
+    /// Only those that lead at most so many bytes into an object count. `starts`: where sampled
+    /// objects begin in their regions, by region ([`crate::lost::starts`]); those that are missing
+    /// begin behind a plain header.
     #[must_use]
-    pub fn within(mut self, most_offset: u64, memory: &dyn Memory, heap: &Heap) -> Self {
+    pub fn within(mut self, most_offset: u64, starts: Vec<(u32, u64)>) -> Self {
         self.most_offset = most_offset;
-        let all = lost::find_if(memory, heap, |_| true, |_| true).lost;
-        let start = |lost: &lost::Lost| {
-            let (base, _) = heap.region(lost.region)?;
-            lost.object.at.checked_sub(base)
-        };
-        let starts = all.iter().filter_map(|l| Some((l.region, start(l)?)));
-        self.starts = starts.filter(|(_, start)| *start != HEADER).collect();
+        self.starts = starts;
         self
     }
 

@@ -157,6 +157,21 @@ pub struct AgentMemory {
     pub exemptions: u64,
 }
 
+impl AgentMemory {
+    /// None that is known.
+    pub const NONE: Self = Self {
+        start: 0,
+        end: 0,
+        variables: 0,
+        variables_bytes: 0,
+        thread: 0,
+        thread_bytes: 0,
+        spare: 0,
+        spare_count: 0,
+        exemptions: 0,
+    };
+}
+
 /// What a program says is no leak, or may hold pointers: in the process's own memory.
 #[repr(C)]
 #[derive(Debug, Default)]

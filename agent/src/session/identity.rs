@@ -1,10 +1,23 @@
 //! Identity of this process, read from /proc without a heap.
 
 use crate::sys::{self, read_file};
+use core::cell::UnsafeCell;
 use core::sync::atomic::AtomicU64;
 use shm_protocol::clock;
-use shm_protocol::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, Identity};
+use shm_protocol::layout::{ABI_VERSION, AgentMemory, HEADER_BYTES, IDENTITY_OFFSET, Identity};
 use unwind::elf::Image;
+
+/// Where the agent's own memory is.
+struct Memory(UnsafeCell<AgentMemory>);
+// SAFETY: written at start-up, while the process has one thread, and only read afterwards.
+unsafe impl Sync for Memory {}
+static MEMORY: Memory = Memory(UnsafeCell::new(AgentMemory::NONE));
+
+/// Keeps where the agent's own memory is, at start-up.
+pub fn start(memory: AgentMemory) {
+    // SAFETY: the process has one thread, and nobody reads it yet.
+    unsafe { *MEMORY.0.get() = memory };
+}
 
 /// Field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command
 /// in field 2 may hold anything, so counting starts at the last parenthesis.
@@ -84,7 +97,8 @@ pub unsafe fn write(
     (identity.seccomp_mode, identity.seccomp_filters) = crate::seccomp::at_start();
     if !crate::backend::is_system() {
         identity.heap = crate::range::globals();
-        identity.agent_memory = crate::image::memory();
+        // SAFETY: set at start-up, before the first segment is made, and not since.
+        identity.agent_memory = unsafe { *MEMORY.0.get() };
     }
     &identity.magic
 }

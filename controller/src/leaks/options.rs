@@ -1,6 +1,6 @@
 //! What a search begins at, and what it follows.
 
-use reachability::{Heap, Memory, Pointers};
+use reachability::{Heap, Memory, Pointers, lost};
 
 /// Options of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Options {
             .aligned(self.alignment)
             .tagged(self.tag_bits);
         match self.most_offset {
-            Some(most) => pointers.within(most, memory, heap),
+            Some(most) => pointers.within(most, lost::starts(memory, heap)),
             None => pointers,
         }
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::lost;
 use crate::mark::{Roots, mark};
 use crate::synthetic::{Bytes, large, map, slab};
 
@@ -71,7 +72,7 @@ fn pointers_lead_into_objects_as_far_as_they_may() {
     let far = |offset: u64, most: u64| {
         let (mut memory, heap) = (memory(), heap(0..0));
         memory.put(ROOTS, LARGE + offset);
-        let pointers = Pointers::default().within(most, &memory, &heap);
+        let pointers = Pointers::default().within(most, lost::starts(&memory, &heap));
         !reached(&memory, &heap, &pointers).is_empty()
     };
     assert!(far(0, 0) && !far(1, 0));
@@ -96,7 +97,7 @@ fn the_distance_in_a_sampled_object_counts_from_its_start() {
             false => memory.put_header(LARGE, 99_000, 1.0),
         }
         memory.put(ROOTS, LARGE + offset);
-        let pointers = Pointers::default().within(most, &memory, &heap);
+        let pointers = Pointers::default().within(most, lost::starts(&memory, &heap));
         !reached(&memory, &heap, &pointers).is_empty()
     };
     assert!(far(16, 0, false) && !far(17, 0, false));
