@@ -137,8 +137,8 @@ fn what_is_no_earlier_check_is_refused() {
     let missing = scratch.file("missing");
     refused(&missing, &["cannot be read", "leaks -o PREFIX"]);
     let text = scratch.file("text");
-    fs::write(&text, "no profile").expect("a file");
-    refused(&text, &["no profile", "leaks -o PREFIX"]);
+    fs::write(&text, "is no dump").expect("a file");
+    refused(&text, &["is no dump", "leaks -o PREFIX"]);
     let pid = target.pid().to_string();
     let prefix = scratch.file("plain_");
     let mut command = scratch.profiler();

@@ -166,13 +166,16 @@ fn python_loses_only_what_its_program_loses() {
     for _ in 0..10 {
         ask(&socket, "/lose");
     }
-    load.goes_on();
-    let report = check(&scratch, server.pid());
-    let lost = (
-        report["lost_objects"].as_f64(),
-        report["lost_bytes"].as_f64(),
-    );
-    assert_eq!(lost, (Some(10.0), Some(10_000.0)), "{report:#}");
+    // An address may lie in a part of a stack that nobody uses any more, until somebody does.
+    until("ten lost objects", || {
+        load.goes_on();
+        let report = check(&scratch, server.pid());
+        let [objects, bytes] = ["lost_objects", "lost_bytes"].map(|sum| report[sum].as_f64());
+        let objects = objects.expect("a number");
+        assert!(objects <= 10.0, "{report:#}");
+        assert_eq!(bytes, Some(objects * 1000.0), "{report:#}");
+        (objects == 10.0).then_some(())
+    });
     load.end();
     assert!(ask(&socket, "/").starts_with("{\"served\":"));
 }
