@@ -137,7 +137,7 @@ fn what_is_no_earlier_check_is_refused() {
     let missing = scratch.file("missing");
     refused(&missing, &["cannot be read", "leaks -o PREFIX"]);
     let text = scratch.file("text");
-    fs::write(&text, "is no dump").expect("a file");
+    fs::write(&text, "no profile").expect("a file");
     refused(&text, &["is no dump", "leaks -o PREFIX"]);
     let pid = target.pid().to_string();
     let prefix = scratch.file("plain_");
