@@ -141,9 +141,23 @@ fn socket_pair() -> Result<Sockets, Failure> {
         return Err(Failure::System(sys::errno()));
     }
     Ok(Sockets {
-        ours: Descriptor(pair[0]),
-        theirs: Descriptor(pair[1]),
+        ours: above_standard(Descriptor(pair[0]))?,
+        theirs: above_standard(Descriptor(pair[1]))?,
     })
+}
+
+/// The descriptor, or another one for it where the program has closed standard ones: it must not
+/// become the controller's output.
+fn above_standard(descriptor: Descriptor) -> Result<Descriptor, Failure> {
+    if descriptor.0 > libc::STDERR_FILENO {
+        return Ok(descriptor);
+    }
+    let least = libc::STDERR_FILENO + 1;
+    // SAFETY: our own descriptor, and a number.
+    match unsafe { libc::fcntl(descriptor.0, libc::F_DUPFD_CLOEXEC, least) } {
+        -1 => Err(Failure::System(sys::errno())),
+        other => Ok(Descriptor(other)),
+    }
 }
 
 /// Permission to trace this process, where Yama asks for one (`prctl(2)`, `PR_SET_PTRACER`).

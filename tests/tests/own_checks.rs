@@ -191,6 +191,19 @@ fn without_heapcheck_nothing_is_checked() {
     }
 }
 
+#[test]
+fn a_program_without_standard_descriptors_is_checked() {
+    let scratch = Scratch::new();
+    let program = compile(&scratch, "heap_checker.cpp");
+    for (case, code) in [("exit", 1), ("code", 7)] {
+        let mut command = scratch.preloaded("sh");
+        command.args(["-c", "HEAPCHECK=normal exec \"$0\" $1 <&- >&- 2>&-"]);
+        let outcome = run(command.arg(&program).arg(case));
+        assert_eq!(outcome.code, Some(code), "{case}: {outcome:?}");
+    }
+    assert_nothing_is_left(&scratch);
+}
+
 /// tcmalloc's checker answers as if the agent were not there.
 #[test]
 fn a_program_that_keeps_its_allocator_keeps_its_checker() {
