@@ -390,6 +390,15 @@ pub unsafe fn resize(base: *mut u8, size: usize) -> bool {
     usable >= size && usable / 2 <= size
 }
 
+/// Bytes of the memory at `base`, which may have been allocated for more than is in it.
+///
+/// # Safety
+/// `base` came from [`alloc`] and has not been freed.
+pub unsafe fn room(base: *const u8) -> usize {
+    // SAFETY: the caller's; flags are of no use here.
+    unsafe { jemalloc::sallocx(base.cast(), 0) }
+}
+
 /// Frees memory of the range.
 ///
 /// # Safety

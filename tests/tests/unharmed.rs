@@ -568,3 +568,20 @@ fn a_child_that_ends_at_once_costs_next_to_no_system_call() {
         "{sampled} in a session, {plain} without the agent"
     );
 }
+
+/// Shrunk step by step, a sampled object must not keep the memory that it began with.
+#[test]
+fn what_realloc_shrinks_again_and_again_gives_its_memory_back() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("shrinking.c", &["-O1"]);
+    for interval in ["1", "4096"] {
+        let mut command = scratch.preloaded(&program);
+        command
+            .env("MEM_PROFILER_START", "1")
+            .env("MEM_PROFILER_INTERVAL", interval);
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let each: u64 = outcome.stdout.trim().parse().expect("a number");
+        assert!(each < 1000, "{each} bytes an object at {interval}");
+    }
+}

@@ -160,7 +160,10 @@ fn stay(
 unsafe fn has_room(base: *mut u8, old: Layout, new: Layout) -> bool {
     let larger = old.usable.max(new.usable);
     if larger < LEAST_LARGE {
-        return new.usable <= old.usable && old.usable / 2 <= new.usable;
+        // Not what the object has by now: shrunk again and again, it would keep what it began with.
+        // SAFETY: the caller's.
+        let room = unsafe { range::room(base) }.saturating_sub(old.offset);
+        return new.usable <= old.usable && room / 2 <= new.usable;
     }
     // SAFETY: the caller's.
     new == old || unsafe { range::resize(base, new.offset + new.usable) }
