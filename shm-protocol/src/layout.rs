@@ -520,7 +520,9 @@ mod tests {
         assert_eq!(size_of::<Params>(), 64);
         assert_eq!(size_of::<Control>(), 192);
         assert_eq!(offset_of!(Control, epoch), 0);
-        assert_eq!(size_of::<Identity>(), 1312);
+        assert_eq!(size_of::<Identity>(), 1320);
+        assert_eq!(size_of::<AgentMemory>(), 72);
+        assert_eq!(size_of::<Exemption>(), 24);
         assert_eq!(offset_of!(Identity, exe), 176);
         assert_eq!(size_of::<AllocatorStats>(), 56);
         assert_eq!(size_of::<Status>(), 120);

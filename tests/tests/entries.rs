@@ -91,6 +91,49 @@ const OTHERS: [&str; 24] = [
     "mallopt",
 ];
 
+/// gperftools' heap profiler and leak checker, for programs that call them.
+const GPERFTOOLS: [&str; 28] = [
+    "GetHeapProfile",
+    "HeapProfilerDump",
+    "HeapProfilerStart",
+    "HeapProfilerStop",
+    "IsHeapProfilerRunning",
+    "_Z32HeapLeakChecker_AfterDestructorsv",
+    "_Z33HeapLeakChecker_InternalInitStartv",
+    "_Z34HeapLeakChecker_BeforeConstructorsv",
+    "_ZN11HeapCleaner15RunHeapCleanupsEv",
+    "_ZN11HeapCleanerC1EPFvvE",
+    "_ZN11HeapCleanerC2EPFvvE",
+    "_ZN15HeapLeakChecker13GlobalCheckerEv",
+    "_ZN15HeapLeakChecker13NoGlobalLeaksEv",
+    "_ZN15HeapLeakChecker14DoIgnoreObjectEPKv",
+    "_ZN15HeapLeakChecker14UnIgnoreObjectEPKv",
+    "_ZN15HeapLeakChecker17CancelGlobalCheckEv",
+    "_ZN15HeapLeakChecker8DisablerC1Ev",
+    "_ZN15HeapLeakChecker8DisablerC2Ev",
+    "_ZN15HeapLeakChecker8DisablerD1Ev",
+    "_ZN15HeapLeakChecker8DisablerD2Ev",
+    "_ZN15HeapLeakChecker8IsActiveEv",
+    "_ZN15HeapLeakChecker9DoNoLeaksENS_15ShouldSymbolizeE",
+    "_ZN15HeapLeakCheckerC1EPKc",
+    "_ZN15HeapLeakCheckerC2EPKc",
+    "_ZN15HeapLeakCheckerD1Ev",
+    "_ZN15HeapLeakCheckerD2Ev",
+    "_ZNK15HeapLeakChecker11BytesLeakedEv",
+    "_ZNK15HeapLeakChecker13ObjectsLeakedEv",
+];
+
+/// LeakSanitizer's interface, likewise.
+const SANITIZER: [&str; 7] = [
+    "__lsan_disable",
+    "__lsan_do_leak_check",
+    "__lsan_do_recoverable_leak_check",
+    "__lsan_enable",
+    "__lsan_ignore_object",
+    "__lsan_register_root_region",
+    "__lsan_unregister_root_region",
+];
+
 fn exports(library: &Path) -> BTreeSet<String> {
     let listing = tool(
         "nm",
@@ -142,11 +185,23 @@ fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
     let ours = exports(&artifacts::agent());
     let own = FAMILY.iter().chain(&C23).chain(&JEMALLOC);
     let own = own.chain(&OWN_NAMES).chain(&PASSED_ON);
+    let own = own.chain(&GPERFTOOLS).chain(&SANITIZER);
     let mut expected: BTreeSet<_> = own.map(|name| (*name).to_owned()).collect();
     expected.extend(operators());
     // Made as the C library makes them; the agent must know of seccomp filters.
     expected.extend(["prctl", "syscall"].map(str::to_owned));
     assert_eq!(ours, expected);
+
+    // Programs that are linked with these find ours by the very names.
+    let tcmalloc = tool("g++", ["-print-file-name=libtcmalloc.so.4"]);
+    let tcmalloc = exports(Path::new(tcmalloc.trim()));
+    let lsan = exports(Path::new(
+        tool("gcc", ["-print-file-name=liblsan.so"]).trim(),
+    ));
+    for (names, theirs) in [(&GPERFTOOLS[..], tcmalloc), (&SANITIZER, lsan)] {
+        let missing = names.iter().find(|name| !theirs.contains(**name));
+        assert_eq!(missing, None);
+    }
 
     // glibc's names that begin with one are its own affair, but for those of the family.
     let libc = exports(&c_library());
