@@ -59,25 +59,38 @@ struct Symbol {
 /// Address of a function of the C library: looked up in its own tables, since `dlsym`, which
 /// would say it, is the one that is looked for. Null if there is none.
 pub fn function(name: &CStr) -> *mut c_void {
+    // SAFETY: a C library stays loaded.
+    unsafe { function_beside(libc::getpid as *const c_void, name) }
+}
+
+/// Address of another function of a library that a function is known of, without `dlsym`, which may
+/// allocate. Null if there is none.
+///
+/// # Safety
+/// The library stays loaded.
+pub unsafe fn function_beside(known: *const c_void, name: &CStr) -> *mut c_void {
     // SAFETY: all zero is a valid Dl_info.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: a function of the C library, and a structure to fill.
-    if unsafe { libc::dladdr(libc::getpid as *const c_void, &mut info) } == 0 {
+    // SAFETY: any address will do, and a structure to fill.
+    if unsafe { libc::dladdr(known, &mut info) } == 0 {
         return null_mut();
     }
-    // SAFETY: a C library stays loaded, its header first, and these tables are in its loaded
+    // SAFETY: the caller's; a library's header is first, and these tables are in its loaded
     // segments, as the loader has used them.
     unsafe { look_up(info.dli_fbase as u64, name) }.unwrap_or(null_mut())
 }
 
 /// # Safety
-/// A loaded library that stays begins at `base`, and the loader has left its dynamic section as
-/// it is in the file (musl's does).
+/// A loaded library that stays begins at `base`.
 unsafe fn look_up(base: u64, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the caller's; the tables are as long as they say themselves.
     unsafe {
         let dynamic = dynamic_section(base)?;
-        let table = |tag| Some(base + value_of(dynamic, tag)?);
+        // glibc's loader makes addresses of what is in the dynamic section, musl's leaves it.
+        let table = |tag| match value_of(dynamic, tag)? {
+            address if address >= base => Some(address),
+            distance => Some(base + distance),
+        };
         let (strings, symbols) = (table(DT_STRTAB)?, table(DT_SYMTAB)? as *const Symbol);
         let count = match table(DT_HASH) {
             Some(hash) => *(hash as *const u32).add(1),

@@ -5,10 +5,12 @@
 //! process, it is asked.
 
 use super::gperftools::{change_ignoring, ignore};
+use crate::arch::glibc_function;
 use crate::checks::{self, Style};
-use crate::{backend, exemptions, session, sys};
+use crate::{backend, exemptions, musl, session};
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::Ordering;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// LeakSanitizer's exit code for a program with leaks.
 const LEAKS: c_int = 23;
@@ -30,7 +32,8 @@ macro_rules! exports {
                 Err(_) => c"",
             };
             if backend::is_system() {
-                let next = sys::next_symbol(NAME);
+                static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+                let next = theirs(&NEXT, NAME);
                 if !next.is_null() {
                     // SAFETY: the name is that of a function of this type.
                     return unsafe {
@@ -73,6 +76,29 @@ exports! {
     }
     /// Checks now: 1 if there are leaks.
     fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check()) }
+}
+
+/// The sanitizer's own function, null if there is none; looked up once. Sanitizers call these while
+/// they start, and within `dlsym`.
+fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let function = known.load(Ordering::Relaxed);
+    if !function.is_null() {
+        return function;
+    }
+    let starts = [
+        glibc_function!("__lsan_init"),
+        glibc_function!("__asan_init"),
+        glibc_function!("__hwasan_init"),
+    ];
+    let starts = starts.into_iter().filter(|start| *start != 0);
+    let found = starts.map(|start| {
+        // SAFETY: a sanitizer's library is never unloaded.
+        unsafe { musl::function_beside(start as *const c_void, name) }
+    });
+    let found = found.into_iter().find(|found| !found.is_null());
+    let found = found.unwrap_or(null_mut());
+    known.store(found, Ordering::Relaxed);
+    found
 }
 
 /// Whether there are leaks, as far as is known.
