@@ -87,7 +87,9 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
 
 /// The process's one question at a time: two checks would be in each other's way. A program's own
 /// call may wait, as an allocation may not.
-struct Turn;
+struct Turn {
+    is_taken: bool,
+}
 
 /// Pid of the process in which a thread asks; a forked child does not wait for its parent's.
 static ASKING: AtomicU32 = AtomicU32::new(0);
@@ -99,7 +101,7 @@ impl Turn {
             let free = |asking| (asking != own).then_some(own);
             let taken = ASKING.fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
             if taken.is_ok() {
-                break;
+                return Self { is_taken: true };
             }
             let pause = libc::timespec {
                 tv_sec: 0,
@@ -108,13 +110,15 @@ impl Turn {
             // SAFETY: reads the timespec, which lives; writes nothing.
             unsafe { libc::nanosleep(&pause, null_mut()) };
         }
-        Self
+        Self { is_taken: false }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        ASKING.store(0, Ordering::Release);
+        if self.is_taken {
+            ASKING.store(0, Ordering::Release);
+        }
     }
 }
 

@@ -9,7 +9,8 @@
 //! - It never allocates from the heap it hooks, never takes a lock of its own, never
 //!   calls the loader after start-up, never panics, never prints, and preserves `errno`. What a
 //!   program asks for by a profiler's own functions, or by `HEAPCHECK` at its exit, is done by the
-//!   controller, which is started for it; one line is printed if it cannot be.
+//!   controller, which is started for it while the calling thread waits, and others that ask wait
+//!   for it; one line is printed if it cannot be.
 //! - Failing to profile is acceptable: without a segment, without address space or
 //!   without a rule for a frame it counts less, says so in the segment's counters, and
 //!   the program continues.
@@ -27,7 +28,7 @@
 //! |---|---|
 //! | `sys` | system calls, memory, text |
 //! | `local`, `arch` | a thread's initial state; assembly |
-//! | `musl` | what other C libraries lack |
+//! | `symbol_table`, `musl` | functions in a library's own tables; what other C libraries lack |
 //! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
 //! | `environment` | what the environment says before libc has started |
 //! | `library` | this library's file, and where it lies |
@@ -68,6 +69,7 @@ mod sampler;
 mod seccomp;
 mod session;
 mod stats;
+mod symbol_table;
 mod sys;
 mod thinning;
 mod thread;

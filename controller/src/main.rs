@@ -2,8 +2,9 @@
 //! through their shared-memory segments, and writes dumps.
 //!
 //! All policy is here; the agent only counts. A process is never stopped, signalled or
-//! waited for: a dump is read from its segment, alive or dead. The exceptions are `leaks`,
-//! which stops a process for as long as a copy of it takes, and the check at a program's exit.
+//! waited for: a dump is read from its segment, alive or dead. The exceptions are `leaks`
+//! and the check that a program asks for itself, which stop a process for as long as a copy of it
+//! takes, and the check at a program's exit.
 
 mod allocator;
 mod allocator_stats;
@@ -31,6 +32,7 @@ mod process;
 mod process_end;
 mod program;
 mod python;
+mod question;
 mod resolved_tree;
 mod segment;
 mod select;

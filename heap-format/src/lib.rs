@@ -44,6 +44,7 @@ mod scan;
 mod stacks;
 pub mod variance;
 
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -64,22 +65,23 @@ use lines::Lines;
 
 /// Reads the profile in a file.
 pub fn open(path: &Path) -> Result<Profile, ReadError> {
-    let name = printable::path(path);
-    let file = opening::given(path).map_err(|error| ReadError::Io {
-        name: name.clone(),
-        error,
-    })?;
+    let (file, name) = opened(path)?;
     read_from(file, &name)
+}
+
+/// The file, and its name for people.
+fn opened(path: &Path) -> Result<(File, String), ReadError> {
+    let name = printable::path(path);
+    match opening::given(path) {
+        Ok(file) => Ok((file, name)),
+        Err(error) => Err(ReadError::Io { name, error }),
+    }
 }
 
 /// Reads a file that is a dump of this project or has its older form, tcmalloc's text; the readers of
 /// all other formats need not be there.
 pub fn open_dump(path: &Path) -> Result<Profile, ReadError> {
-    let name = printable::path(path);
-    let file = opening::given(path).map_err(|error| ReadError::Io {
-        name: name.clone(),
-        error,
-    })?;
+    let (file, name) = opened(path)?;
     let mut lines = Lines::new(file);
     read_dump(&mut lines).map_err(|fault| fault.into_error(&name, lines.number()))
 }

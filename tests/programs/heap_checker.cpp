@@ -242,7 +242,10 @@ int main(int count, char **arguments) {
     } else if (!strcmp(name, "cancelled")) {
         leaks(400);
         forget();
+        HeapLeakChecker *global = HeapLeakChecker::GlobalChecker();
+        if (global) printf("before: %zd\n", global->BytesLeaked());
         printf("global: %s\n", HeapLeakChecker::NoGlobalLeaks() ? "clean" : "leaks");
+        if (global) printf("after: %zd %zd\n", global->BytesLeaked(), global->ObjectsLeaked());
         HeapLeakChecker::CancelGlobalCheck();
     } else if (!strcmp(name, "cleaned")) {
         static HeapCleaner cleaner(clean);

@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "wipe.h"
+
 #define PLACE extern "C" __attribute__((noinline, noclone))
 
 namespace {
@@ -89,21 +91,6 @@ __attribute__((noinline)) void lose(int count) {
 }  // namespace app
 
 namespace {
-
-// Leaves nothing of the pointers in the part of the stack and in the registers in use.
-__attribute__((noinline)) void wipe() {
-    char local[1 << 16];
-    memset(local, 1, sizeof local);
-    asm volatile("" : : "r"(local) : "memory");
-#if defined(__x86_64__)
-    asm volatile(
-        "pxor %%xmm0, %%xmm0\n\tpxor %%xmm1, %%xmm1\n\tpxor %%xmm2, %%xmm2\n\t"
-        "pxor %%xmm3, %%xmm3\n\tpxor %%xmm4, %%xmm4\n\tpxor %%xmm5, %%xmm5"
-        :
-        :
-        : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5");
-#endif
-}
 
 __attribute__((noinline)) void plant() {
     hide();

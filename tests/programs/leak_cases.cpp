@@ -18,6 +18,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include "wipe.h"
+
 #define CASE __attribute__((noinline, noclone)) void
 
 extern "C" {
@@ -290,19 +292,6 @@ const struct { const char *name; void (*run)(); } CASES[] = {
     NAMED(only_timer), NAMED(guarded), NAMED(shrunk), NAMED(moved), NAMED(of_threads),
     NAMED(in_fork), NAMED(freed_at_exit), NAMED(disabled), NAMED(ignored),
 };
-
-// Leaves nothing of the pointers in unused parts of the stack and in registers.
-__attribute__((noinline)) void wipe() {
-    char local[1 << 16];
-    memset(local, 1, sizeof local);
-    asm volatile("" : : "r"(local) : "memory");
-#if defined(__x86_64__)
-    asm volatile(
-        "pxor %%xmm0, %%xmm0\n\tpxor %%xmm1, %%xmm1\n\tpxor %%xmm2, %%xmm2\n\t"
-        "pxor %%xmm3, %%xmm3\n\tpxor %%xmm4, %%xmm4\n\tpxor %%xmm5, %%xmm5"
-        : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5");
-#endif
-}
 
 }  // namespace
 

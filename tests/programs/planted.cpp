@@ -25,6 +25,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include "wipe.h"
+
 #define PLACE extern "C" __attribute__((noinline, noclone))
 
 namespace {
@@ -197,21 +199,6 @@ __attribute__((noinline)) void keep() {
         list = node;
     }
     inside_large = kept_inside_large() + (2 << 20);
-}
-
-// Leaves nothing of the pointers in the part of the stack and in the registers in use.
-__attribute__((noinline)) void wipe() {
-    char local[1 << 16];
-    memset(local, 1, sizeof local);
-    asm volatile("" : : "r"(local) : "memory");
-#if defined(__x86_64__)
-    asm volatile(
-        "pxor %%xmm0, %%xmm0\n\tpxor %%xmm1, %%xmm1\n\tpxor %%xmm2, %%xmm2\n\t"
-        "pxor %%xmm3, %%xmm3\n\tpxor %%xmm4, %%xmm4\n\tpxor %%xmm5, %%xmm5"
-        :
-        :
-        : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5");
-#endif
 }
 
 __attribute__((noinline)) void plant() {

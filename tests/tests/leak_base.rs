@@ -4,21 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mem_tests::leaks::{lost, report};
+use mem_tests::leaks::{lost, planted, report, tell};
 use mem_tests::{Outcome, Scratch, Session, Target, run};
-
-fn start(scratch: &Scratch, program: &Path) -> (Target, Session) {
-    let mut target = Target::start(&mut scratch.preloaded(program));
-    assert_eq!(target.hear(), "ready");
-    let session = Session::of(scratch, target.pid(), "1");
-    tell(&mut target, "plant", "planted");
-    (target, session)
-}
-
-fn tell(target: &mut Target, line: &str, answer: &str) {
-    target.say(line);
-    assert_eq!(target.hear(), answer);
-}
 
 fn check(scratch: &Scratch, target: &Target, options: &[&str]) -> Outcome {
     let mut command = scratch.profiler();
@@ -55,7 +42,7 @@ fn once() -> BTreeMap<String, f64> {
 fn only_what_was_lost_since_is_told() {
     let scratch = Scratch::new();
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
-    let (mut target, session) = start(&scratch, &program);
+    let (mut target, session) = planted(&scratch, &program);
     let first = dumped(&scratch, &target, "first_");
     assert_eq!(since(&scratch, &target, &first), BTreeMap::new());
     tell(&mut target, "wait", "done");
@@ -97,7 +84,7 @@ fn only_what_was_lost_since_is_told() {
 fn a_dump_with_a_base_is_whole() {
     let scratch = Scratch::new();
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
-    let (mut target, session) = start(&scratch, &program);
+    let (mut target, session) = planted(&scratch, &program);
     let first = dumped(&scratch, &target, "first_");
     tell(&mut target, "more", "done");
     let (first, prefix) = (first.to_str().expect("a path"), scratch.file("second_"));
@@ -113,11 +100,11 @@ fn a_dump_with_a_base_is_whole() {
 fn another_process_of_the_program_is_compared_by_places_in_files() {
     let scratch = Scratch::new();
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
-    let (target, session) = start(&scratch, &program);
+    let (target, session) = planted(&scratch, &program);
     let base = dumped(&scratch, &target, "base_");
     session.stop();
     target.finish_well();
-    let (mut target, session) = start(&scratch, &program);
+    let (mut target, session) = planted(&scratch, &program);
     assert_eq!(since(&scratch, &target, &base), BTreeMap::new());
     tell(&mut target, "more", "done");
     assert_eq!(since(&scratch, &target, &base), once());
@@ -128,7 +115,7 @@ fn another_process_of_the_program_is_compared_by_places_in_files() {
 fn what_is_no_earlier_check_is_refused() {
     let scratch = Scratch::new();
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
-    let (target, session) = start(&scratch, &program);
+    let (target, session) = planted(&scratch, &program);
     let refused = |base: &Path, parts: &[&str]| {
         let name = base.to_str().expect("a path");
         let outcome = check(&scratch, &target, &["--base", name]);

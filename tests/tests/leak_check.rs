@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use mem_tests::leaks::{report, tell};
 use mem_tests::wait::until;
 use mem_tests::{Outcome, Scratch, Session, Target, code, run};
 use serde_json::Value;
@@ -28,23 +29,11 @@ fn start(scratch: &Scratch, program: &Path) -> Target {
     target
 }
 
-fn tell(target: &mut Target, line: &str, answer: &str) {
-    target.say(line);
-    assert_eq!(target.hear(), answer);
-}
-
 fn check(scratch: &Scratch, pid: u32, options: &[&str]) -> Outcome {
     let mut command = scratch.profiler();
     run(command
         .args(["leaks", "-p", &pid.to_string()])
         .args(options))
-}
-
-/// The report on the one process checked.
-fn report(outcome: &Outcome) -> Value {
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let reports: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
-    reports.as_array().expect("an array")[0].clone()
 }
 
 /// Objects and bytes lost by the functions `lost_…`, `kept_…` and `site_…`, and how.
@@ -96,7 +85,7 @@ fn every_planted_leak_is_found_and_nothing_else() {
         assert_eq!(report["lost_bytes_margin"].as_f64(), Some(0.0));
         // The session ended: what it knows is still known.
         session.stop();
-        let after = self::report(&check(&scratch, target.pid(), options));
+        let after = mem_tests::leaks::report(&check(&scratch, target.pid(), options));
         assert_eq!(lost(&after), expected(), "{options:?} after the session");
         tell(&mut target, "go 10", "gone");
     }

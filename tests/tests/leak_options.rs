@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use mem_tests::leaks::{lost, report};
+use mem_tests::leaks::{lost, planted, report};
 use mem_tests::{Outcome, Scratch, Session, Target, run};
 use serde_json::Value;
 
@@ -18,19 +18,10 @@ const LOST: [(&str, f64); 5] = [
 /// Those that are lost to the plain search besides.
 const HIDDEN: [&str; 2] = ["by_unaligned", "by_tag"];
 
-/// `hidden.cpp` with all planted, and a session that samples everything.
-fn planted(scratch: &Scratch) -> (Target, Session) {
+/// `hidden.cpp` with all planted.
+fn hidden(scratch: &Scratch) -> (Target, Session) {
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
-    let mut target = Target::start(&mut scratch.preloaded(&program));
-    assert_eq!(target.hear(), "ready");
-    let session = Session::of(scratch, target.pid(), "1");
-    tell(&mut target, "plant", "planted");
-    (target, session)
-}
-
-fn tell(target: &mut Target, line: &str, answer: &str) {
-    target.say(line);
-    assert_eq!(target.hear(), answer);
+    planted(scratch, &program)
 }
 
 fn leaks(scratch: &Scratch, target: &Target) -> Command {
@@ -55,7 +46,7 @@ fn expected(without: &[&str], besides: &[&str]) -> BTreeMap<String, f64> {
 #[test]
 fn options_say_what_counts_as_a_pointer_and_as_a_root() {
     let scratch = Scratch::new();
-    let (target, session) = planted(&scratch);
+    let (target, session) = hidden(&scratch);
     let searches: [(&[&str], &[&str]); 9] = [
         (&[], &HIDDEN),
         (&["--stop"], &HIDDEN),
@@ -93,7 +84,7 @@ fn options_say_what_counts_as_a_pointer_and_as_a_root() {
 #[test]
 fn a_path_follows_the_pointers_that_are_wanted() {
     let scratch = Scratch::new();
-    let (target, session) = planted(&scratch);
+    let (target, session) = hidden(&scratch);
     let root = |what: &str, options: &[&str]| {
         let options = [&["--path", what], options].concat();
         let report = check(&scratch, &target, &options);

@@ -12,7 +12,7 @@ use crate::{arch, backend, exemptions, session, sys};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::size_of;
 use core::ptr::{null, null_mut};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicIsize, AtomicPtr, Ordering};
 
 /// A `HeapLeakChecker`, as its header lays it out. What is ours in it is in the two pointers.
 #[repr(C)]
@@ -25,6 +25,19 @@ pub struct Checker {
     bytes: isize,
     objects: isize,
     keeps_profiles: bool,
+}
+
+impl Checker {
+    /// One that checks nothing.
+    const NEW: Self = Self {
+        lock: null_mut(),
+        start: null_mut(),
+        start_snapshot: null_mut(),
+        has_checked: false,
+        bytes: 0,
+        objects: 0,
+        keeps_profiles: false,
+    };
 }
 
 const _: () = assert!(size_of::<Checker>() == 56, "what its users set aside");
@@ -41,23 +54,19 @@ struct Start {
 struct Global(Checker);
 // SAFETY: never written; its functions see that it is this one.
 unsafe impl Sync for Global {}
-static GLOBAL: Global = Global(Checker {
-    lock: null_mut(),
-    start: null_mut(),
-    start_snapshot: null_mut(),
-    has_checked: false,
-    bytes: 0,
-    objects: 0,
-    keeps_profiles: false,
-});
+static GLOBAL: Global = Global(Checker::NEW);
+/// What its last check found; -1: none was made.
+static GLOBAL_BYTES: AtomicIsize = AtomicIsize::new(-1);
+static GLOBAL_OBJECTS: AtomicIsize = AtomicIsize::new(-1);
 
 fn is_global(checker: *const Checker) -> bool {
     checker == &raw const GLOBAL.0
 }
 
-/// Whether these functions are another library's to answer.
+/// Whether these functions are another library's to answer. A sanitizer may call before the first
+/// allocation has decided whose allocator it is.
 pub fn is_others() -> bool {
-    backend::is_system()
+    backend::is_system() || backend::stands_aside()
 }
 
 /// Exports a function, with what it does where it is not another library's. `silent` is its result
@@ -101,7 +110,7 @@ exports! {
         unsafe { begin(this, name) }
     } else {
         // SAFETY: the caller's memory for a checker.
-        unsafe { blank(this) }
+        unsafe { this.write(Checker::NEW) }
     }
     /// `HeapLeakChecker::~HeapLeakChecker()`.
     "_ZN15HeapLeakCheckerD1Ev"
@@ -120,13 +129,13 @@ exports! {
     "_ZNK15HeapLeakChecker11BytesLeakedEv"
     fn bytes_leaked(this: *const Checker) -> isize {
         // SAFETY: a checker that `create` initialised, or the global one.
-        unsafe { if (*this).has_checked { (*this).bytes } else { -1 } }
+        unsafe { found(this, &GLOBAL_BYTES, |checker| checker.bytes) }
     } else { -1 }
     /// `HeapLeakChecker::ObjectsLeaked() const`; -1 before a check.
     "_ZNK15HeapLeakChecker13ObjectsLeakedEv"
     fn objects_leaked(this: *const Checker) -> isize {
         // SAFETY: a checker that `create` initialised, or the global one.
-        unsafe { if (*this).has_checked { (*this).objects } else { -1 } }
+        unsafe { found(this, &GLOBAL_OBJECTS, |checker| checker.objects) }
     } else { -1 }
     /// `HeapLeakChecker::IsActive()`.
     "_ZN15HeapLeakChecker8IsActiveEv"
@@ -249,27 +258,10 @@ pub fn ignore(object: *const c_void) {
 }
 
 /// # Safety
-/// Memory for a checker.
-unsafe fn blank(this: *mut Checker) {
-    // SAFETY: the caller's.
-    unsafe {
-        this.write(Checker {
-            lock: null_mut(),
-            start: null_mut(),
-            start_snapshot: null_mut(),
-            has_checked: false,
-            bytes: 0,
-            objects: 0,
-            keeps_profiles: false,
-        })
-    }
-}
-
-/// # Safety
 /// Memory for a checker; a terminated name.
 unsafe fn begin(this: *mut Checker, name: *const c_char) {
     // SAFETY: the caller's.
-    unsafe { blank(this) };
+    unsafe { this.write(Checker::NEW) };
     if !checks::is_active() || name.is_null() {
         return;
     }
@@ -345,6 +337,31 @@ fn is_clean() -> bool {
         return true;
     }
     checks::clean();
-    let found = checks::check(WHOLE_PROGRAM, Style::Gperftools, b"");
-    found.is_none_or(|found| found.objects == 0)
+    let Some(found) = checks::check(WHOLE_PROGRAM, Style::Gperftools, b"") else {
+        return true;
+    };
+    GLOBAL_BYTES.store(found.bytes as isize, Ordering::Relaxed);
+    GLOBAL_OBJECTS.store(found.objects as isize, Ordering::Relaxed);
+    found.objects == 0
+}
+
+/// A number that a check has found; -1 before one.
+///
+/// # Safety
+/// A checker that [`begin`] initialised, or the global one.
+unsafe fn found(
+    checker: *const Checker,
+    global: &AtomicIsize,
+    number: impl Fn(&Checker) -> isize,
+) -> isize {
+    if is_global(checker) {
+        return global.load(Ordering::Relaxed);
+    }
+    // SAFETY: the caller's.
+    let checker = unsafe { &*checker };
+    if checker.has_checked {
+        number(checker)
+    } else {
+        -1
+    }
 }

@@ -4,10 +4,10 @@
 //! A check is made while a session runs; without one nothing is known. Where a sanitizer is in the
 //! process, it is asked.
 
-use super::gperftools::{change_ignoring, ignore};
+use super::gperftools::{change_ignoring, ignore, is_others};
 use crate::arch::glibc_function;
 use crate::checks::{self, Style};
-use crate::{backend, exemptions, musl, session};
+use crate::{exemptions, session, symbol_table};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -31,7 +31,7 @@ macro_rules! exports {
                 Ok(name) => name,
                 Err(_) => c"",
             };
-            if backend::is_system() {
+            if is_others() {
                 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 let next = theirs(&NEXT, NAME);
                 if !next.is_null() {
@@ -93,7 +93,7 @@ fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let starts = starts.into_iter().filter(|start| *start != 0);
     let found = starts.map(|start| {
         // SAFETY: a sanitizer's library is never unloaded.
-        unsafe { musl::function_beside(start as *const c_void, name) }
+        unsafe { symbol_table::function_beside(start as *const c_void, name) }
     });
     let found = found.into_iter().find(|found| !found.is_null());
     let found = found.unwrap_or(null_mut());
@@ -103,7 +103,7 @@ fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 /// Whether there are leaks, as far as is known.
 fn check() -> bool {
-    if backend::is_system() || session::control().epoch.load(Ordering::Relaxed) == 0 {
+    if is_others() || session::control().epoch.load(Ordering::Relaxed) == 0 {
         return false;
     }
     let found = checks::check(c"LeakSanitizer", Style::Sanitizer, b"");

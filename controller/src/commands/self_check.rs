@@ -8,22 +8,20 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::io::{self, Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use shm_protocol::NodeId;
 
 use super::leaks::{session_of, write};
 use crate::cli::{KnownArgs, SelfCheckArgs, Style};
-use crate::discovery::Discovery;
-use crate::leaks::{self, Amount, Earlier, Leaks, Means, Plan, Report, Scope, Variables};
+use crate::leaks::{self, Amount, Check, Earlier, Leaks, Means, Plan, Report, Scope, Variables};
 use crate::output::Output;
+use crate::question;
 use crate::segment::Head;
-use crate::select::Selection;
 use crate::terminal::{diagnostic, report, warning};
 use crate::text;
 
@@ -37,18 +35,12 @@ type Losses = HashMap<NodeId, Amount>;
 
 /// Makes the check and answers.
 pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
-    let mut socket = socket(args.socket)?;
-    let earlier = question(&mut socket)?;
-    let selection = Selection {
-        names: vec![args.pid.to_string()],
-        ..Selection::default()
-    };
-    let chosen = selection.choose(Discovery::new().scan());
-    let failure = || chosen.failures.first().cloned().unwrap_or_default();
-    let agent = chosen.agents.first().with_context(failure)?;
+    let mut socket = question::socket(args.socket)?;
+    let earlier = losses_before(&mut socket)?;
+    let agent = question::asker(args.pid)?;
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
-    let session = session_of(agent, &header).context("nothing was sampled yet")?;
+    let session = session_of(&agent, &header).context("nothing was sampled yet")?;
     let earlier = earlier.filter(|(number, _)| *number == session.number);
     let variables = Variables::read(|name| std::env::var(name).ok(), args.mode == "as-is");
     let variables = variables.map_err(anyhow::Error::msg)?;
@@ -59,60 +51,54 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         suppressions: &KnownArgs::default().read(),
         base: earlier.as_ref().map(|(_, losses)| Earlier::Own(losses)),
     };
-    let check = leaks::check(agent, &header, &session, &plan)?;
-    let found = leaks::report(agent, &header, &session, &check, (variables.shown, None));
+    let check = leaks::check(&agent, &header, &session, &plan)?;
+    let found = leaks::report(&agent, &header, &session, &check, (variables.shown, None));
     if args.style != Style::Silent {
-        let records = check.snapshot.records().iter();
-        let sums = records.map(|record| record.sums(0));
-        let live: f64 = sums
-            .map(|sums| sums.alloc_objects - sums.free_objects)
-            .sum();
-        let lost = check.amounts.values();
-        let lost = lost.fold((0.0, 0.0), |sum, lost| {
-            (sum.0 + lost.objects, sum.1 + lost.bytes)
-        });
-        let reachable = (live - lost.0, found.live_bytes - lost.1);
-        tell(&args, &found, (&check.leaks, reachable));
+        tell(&args, &found, (&check.leaks, reachable(&check, &found)));
         let directory = std::env::var_os(DUMP_DIRECTORY).map(PathBuf::from);
         if let Some(directory) = directory.filter(|_| found.lost_samples > 0) {
-            let output = Output::open(&directory.join(""))?;
-            diagnostic(&write(&output, agent, &header, &check)?);
+            let output = Output::open(&directory.join(""));
+            let dump = output.map_err(anyhow::Error::from);
+            match dump.and_then(|output| write(&output, &agent, &header, &check)) {
+                Ok(dump) => diagnostic(&dump),
+                // What was found stands.
+                Err(error) => warning(&format!("no dump of the check: {error:#}")),
+            }
         }
     }
+    question::answer(&mut socket, losses_now(&check, session.number)?.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Objects and bytes that are not lost.
+fn reachable(check: &Check, found: &Report) -> (f64, f64) {
+    let records = check.snapshot.records().iter();
+    let sums = records.map(|record| record.sums(0));
+    let live: f64 = sums
+        .map(|sums| sums.alloc_objects - sums.free_objects)
+        .sum();
+    let lost = check.amounts.values();
+    let (objects, bytes) = lost.fold((0.0, 0.0), |sum, lost| {
+        (sum.0 + lost.objects, sum.1 + lost.bytes)
+    });
+    (live - objects, found.live_bytes - bytes)
+}
+
+/// The answer.
+fn losses_now(check: &Check, session: u64) -> Result<String, std::fmt::Error> {
     let mut answer = String::new();
     let total = check.leaks.total;
     let (bytes, objects) = (total.bytes.round(), total.objects.round());
-    writeln!(answer, "lost {bytes} {objects}\nsession {}", session.number)?;
+    writeln!(answer, "lost {bytes} {objects}\nsession {session}")?;
     for (node, lost) in &check.amounts {
         let (samples, objects, bytes) = (lost.samples, lost.objects, lost.bytes);
         writeln!(answer, "{node} {samples} {objects} {bytes}")?;
     }
-    reply(&mut socket, answer.as_bytes())?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The socket that the agent gave us.
-pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
-    let kind = format!("/proc/self/fd/{number}");
-    let target = std::fs::read_link(&kind).unwrap_or_default();
-    let is_socket = target.to_string_lossy().starts_with("socket:");
-    ensure!(
-        number > 2 && is_socket,
-        "self-check is for the agent: use mem_profiler leaks -p PID"
-    );
-    // SAFETY: a socket that is open, as was just seen, and that nothing else in this program
-    // knows of: it came with the start.
-    Ok(UnixStream::from(unsafe { OwnedFd::from_raw_fd(number) }))
-}
-
-/// Sends an answer: its length, then what it is.
-pub fn reply(socket: &mut UnixStream, answer: &[u8]) -> io::Result<()> {
-    socket.write_all(&(answer.len() as u64).to_le_bytes())?;
-    socket.write_all(answer)
+    Ok(answer)
 }
 
 /// What was lost before, and in which session; `None`: nothing is known.
-fn question(socket: &mut UnixStream) -> anyhow::Result<Option<(u64, Losses)>> {
+fn losses_before(socket: &mut UnixStream) -> anyhow::Result<Option<(u64, Losses)>> {
     let mut text = String::new();
     socket.take(MOST_EARLIER).read_to_string(&mut text)?;
     let mut lines = text.lines();

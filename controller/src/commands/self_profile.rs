@@ -12,27 +12,20 @@ use heap_format::Profile;
 use heap_format::dump::Text;
 
 use super::leaks::session_of;
-use super::self_check::{reply, socket};
 use crate::cli::values;
 use crate::cli::{Action, SelfProfileArgs};
 use crate::collect::{self, Metadata};
-use crate::discovery::{Agent, Discovery};
+use crate::discovery::Agent;
 use crate::parallel_writer;
+use crate::question;
 use crate::segment::Head;
-use crate::select::Selection;
 use crate::target::{self, Density, Target};
 use crate::text;
 
 /// Does it and answers.
 pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
-    let mut socket = socket(args.socket)?;
-    let selection = Selection {
-        names: vec![args.pid.to_string()],
-        ..Selection::default()
-    };
-    let chosen = selection.choose(Discovery::new().scan());
-    let failure = || chosen.failures.first().cloned().unwrap_or_default();
-    let agent = chosen.agents.into_iter().next().with_context(failure)?;
+    let mut socket = question::socket(args.socket)?;
+    let agent = question::asker(args.pid)?;
     let mut answer = Vec::new();
     match args.action {
         Action::Start => start(agent)?,
@@ -43,7 +36,7 @@ pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
         }
         Action::Text => heap_format::dump::write(&profile(&agent, &args.reason)?, &mut answer)?,
     }
-    reply(&mut socket, &answer)?;
+    question::answer(&mut socket, &answer)?;
     Ok(ExitCode::SUCCESS)
 }
 

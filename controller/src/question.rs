@@ -1,0 +1,42 @@
+//! Questions that a program's agent asks: it starts this program, and gives it a socket
+//! (`agent/src/controller.rs`).
+
+use std::io::{self, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, ensure};
+
+use crate::discovery::{Agent, Discovery};
+use crate::select::Selection;
+
+/// The socket that the agent gave us.
+pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
+    let kind = format!("/proc/self/fd/{number}");
+    let target = std::fs::read_link(&kind).unwrap_or_default();
+    let is_socket = target.to_string_lossy().starts_with("socket:");
+    ensure!(
+        number > 2 && is_socket,
+        "self-check is for the agent: use mem_profiler leaks -p PID"
+    );
+    // SAFETY: a socket that is open, as was just seen, and that nothing else in this program
+    // knows of: it came with the start.
+    Ok(UnixStream::from(unsafe { OwnedFd::from_raw_fd(number) }))
+}
+
+/// The agent of the process that asks.
+pub fn asker(pid: i32) -> anyhow::Result<Agent> {
+    let selection = Selection {
+        names: vec![pid.to_string()],
+        ..Selection::default()
+    };
+    let chosen = selection.choose(Discovery::new().scan());
+    let failure = || chosen.failures.first().cloned().unwrap_or_default();
+    chosen.agents.into_iter().next().with_context(failure)
+}
+
+/// Sends an answer: its length, then what it is.
+pub fn answer(socket: &mut UnixStream, answer: &[u8]) -> io::Result<()> {
+    socket.write_all(&(answer.len() as u64).to_le_bytes())?;
+    socket.write_all(answer)
+}
