@@ -60,7 +60,7 @@ pub fn is_whole() -> bool {
 }
 
 /// Whether the program is checked at exit only because of a variable: nobody collects its profile.
-pub fn is_by_variable() -> bool {
+fn is_by_variable() -> bool {
     BY_VARIABLE.load(Ordering::Relaxed)
 }
 
@@ -70,7 +70,7 @@ pub fn cancel() {
 }
 
 /// Whether a check at exit is still to be made.
-pub fn is_pending() -> bool {
+fn is_pending() -> bool {
     is_whole() && !CANCELLED.load(Ordering::Relaxed)
 }
 

@@ -90,12 +90,12 @@ fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
         glibc_function!("__asan_init"),
         glibc_function!("__hwasan_init"),
     ];
-    let starts = starts.into_iter().filter(|start| *start != 0);
-    let found = starts.map(|start| {
+    let beside = |start: usize| {
         // SAFETY: a sanitizer's library is never unloaded.
         unsafe { symbol_table::function_beside(start as *const c_void, name) }
-    });
-    let found = found.into_iter().find(|found| !found.is_null());
+    };
+    let starts = starts.into_iter().filter(|start| *start != 0);
+    let found = starts.map(beside).find(|found| !found.is_null());
     let found = found.unwrap_or(null_mut());
     known.store(found, Ordering::Relaxed);
     found
