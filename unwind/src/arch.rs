@@ -1,20 +1,78 @@
-//! The two machines: what differs between them, under the same names.
+//! The machines: what differs between them.
+//!
+//! The code for both is there on both, so that a recorded stack of one can be unwound on the
+//! other ([`remote::walk_on`](crate::remote::walk_on)); the running thread's is [`Native`].
 
-#[cfg(target_arch = "aarch64")]
 mod aarch64;
-#[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-#[cfg(target_arch = "aarch64")]
-pub use aarch64::*;
-#[cfg(target_arch = "x86_64")]
-pub use x86_64::*;
+pub use aarch64::Aarch64;
+pub use x86_64::X86_64;
 
-use gimli::Register;
+use gimli::{Register, Vendor};
+
+/// The machine that this code runs on.
+#[cfg(target_arch = "aarch64")]
+pub type Native = Aarch64;
+/// The machine that this code runs on.
+#[cfg(target_arch = "x86_64")]
+pub type Native = X86_64;
 
 /// DWARF numbers of the registers that are followed.
 pub struct Numbers {
+    /// Stack pointer.
     pub sp: Register,
+    /// Frame pointer.
     pub fp: Register,
+    /// Return address.
     pub ra: Register,
+}
+
+/// Where the kernel saves registers for a signal's handler, as distances from the stack pointer
+/// with which the handler returns.
+#[derive(Clone, Copy)]
+pub struct SignalFrame {
+    /// Stack pointer.
+    pub sp: i64,
+    /// Frame pointer.
+    pub fp: i64,
+    /// Instruction that was interrupted.
+    pub pc: i64,
+    /// Link register.
+    pub link: i64,
+}
+
+/// Where a call goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// To this address.
+    Known(u64),
+    /// To the address in a register.
+    Unknown,
+}
+
+/// A machine whose stacks are unwound.
+pub trait Machine {
+    /// DWARF numbers of the registers that are followed.
+    const NUMBERS: Numbers;
+    /// Whether the linker writes PLT entries whose CFA depends on the instruction.
+    const HAS_PLT_RULE: bool;
+    /// Vendor whose call frame instructions code carries.
+    const VENDOR: Vendor;
+    /// Where a call leaves the return address in a register, so that a frame may not have saved
+    /// it: what the kernel saves of a frame that a signal interrupts.
+    const LINKED: Option<SignalFrame>;
+    /// Whether the frame pointer points to a frame record by convention: the caller's frame
+    /// pointer, then the return address.
+    const HAS_FRAME_RECORDS: bool;
+
+    /// The return address that a stack word stands for.
+    fn return_address(word: u64) -> u64;
+
+    /// Where the instruction at `address` calls to, if it is a call; `None` also where there are no
+    /// frame records.
+    fn call(instruction: u32, address: u64) -> Option<Target>;
+
+    /// Whether a signal's handler returns to these two instructions, where that can be told.
+    fn is_signal_return(instructions: [u32; 2]) -> bool;
 }

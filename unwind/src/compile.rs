@@ -3,7 +3,7 @@
 //! About 0.6 µs for an address that was never seen; done once per return address.
 
 use crate::Cause;
-use crate::arch::{self, NUMBERS};
+use crate::arch::{Machine, Native};
 use crate::elf::{Module, Section};
 use crate::row::{Bytes, Row, Rows};
 use crate::rule::{Kind, Rule};
@@ -33,16 +33,38 @@ impl Scratch {
 /// The rule for the frame that returns to `ip`, which lies in `module`.
 #[must_use]
 pub fn compile<'a>(module: &impl Module<'a>, ip: u64, scratch: &mut Scratch) -> Rule {
-    let tables = match Tables::of(module) {
-        Ok(tables) => tables,
-        Err(cause) => return Rule::failed(cause),
-    };
-    let row = tables.row(ip.wrapping_sub(1), scratch);
-    match row.map(|(row, _)| pack(row, &tables.frames)) {
-        Ok(rule) => rule,
-        Err(Cause::NoRule) if tables.begins_at(ip) || is_start(module, ip) => Rule::END,
+    compile_on::<Native>(module, ip, scratch)
+}
+
+/// The same for another machine's.
+#[must_use]
+pub fn compile_on<'a, A: Machine>(
+    module: &impl Module<'a>,
+    ip: u64,
+    scratch: &mut Scratch,
+) -> Rule {
+    let tables = Tables::of::<A>(module);
+    let found = tables.as_ref().map_err(|cause| *cause).and_then(|tables| {
+        let (row, is_signal) = tables.row(ip.wrapping_sub(1), scratch)?;
+        Ok((pack::<A>(row, &tables.frames), is_signal))
+    });
+    let begins = || tables.as_ref().is_ok_and(|tables| tables.begins_at(ip));
+    match found {
+        Ok((rule, false)) => rule,
+        Ok((rule, true)) => signal_return::<A>(module, ip).unwrap_or(rule),
+        Err(Cause::NoRule) if begins() || is_start(module, ip) => Rule::END,
+        Err(Cause::NoRule) => signal_return::<A>(module, ip).unwrap_or(Rule::failed(Cause::NoRule)),
         Err(cause) => Rule::failed(cause),
     }
+}
+
+/// The rule of the code that a signal's handler returns to, on machines where its own table does
+/// not give it: aarch64's vdso has none since Linux 5.8, and one before that leads from the handler
+/// to where the interrupted function returns.
+fn signal_return<'a, A: Machine>(module: &impl Module<'a>, ip: u64) -> Option<Rule> {
+    let frame = A::LINKED?;
+    let instructions = [module.instruction(ip)?, module.instruction(ip + 4)?];
+    A::is_signal_return(instructions).then(|| Rule::signal(frame))
 }
 
 /// Most bytes from a program's entry point to where its first call returns: glibc's takes 40.
@@ -68,7 +90,7 @@ pub(crate) struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
-    pub(crate) fn of(module: &impl Module<'a>) -> Result<Self, Cause> {
+    pub(crate) fn of<A: Machine>(module: &impl Module<'a>) -> Result<Self, Cause> {
         let header = module.eh_frame_hdr().ok_or(Cause::NoRule)?;
         let bases = BaseAddresses::default().set_eh_frame_hdr(header.address);
         if header.bytes.get(COUNT_ENCODING) != Some(&gimli::DW_EH_PE_udata4.0) {
@@ -85,7 +107,7 @@ impl<'a> Tables<'a> {
         Ok(Self {
             header,
             bases: bases.set_eh_frame(frames.address),
-            frames: eh_frame(&frames),
+            frames: eh_frame::<A>(&frames),
             section: frames,
         })
     }
@@ -147,27 +169,31 @@ fn cause(error: gimli::Error) -> Cause {
     }
 }
 
-fn eh_frame<'a>(frames: &Section<'a>) -> EhFrame<Bytes<'a>> {
+fn eh_frame<'a, A: Machine>(frames: &Section<'a>) -> EhFrame<Bytes<'a>> {
     let mut section = EhFrame::from(EndianSlice::new(frames.bytes, LittleEndian));
-    section.set_vendor(arch::VENDOR);
+    section.set_vendor(A::VENDOR);
     section
 }
 
-fn pack(row: &Row, section: &EhFrame<Bytes<'_>>) -> Rule {
-    let ra = row.register(NUMBERS.ra);
-    if is_outermost(row) {
+fn pack<A: Machine>(row: &Row, section: &EhFrame<Bytes<'_>>) -> Rule {
+    let ra = row.register(A::NUMBERS.ra);
+    if is_outermost::<A>(row) {
         return Rule::END;
     }
     let packed = match row.cfa() {
         // Where stacks are switched: the caller's stack pointer is not the CFA.
-        CfaRule::RegisterAndOffset { .. } if row.register(NUMBERS.sp).is_some() => None,
+        CfaRule::RegisterAndOffset { .. } if row.register(A::NUMBERS.sp).is_some() => None,
         CfaRule::RegisterAndOffset { register, offset } => match *register {
-            r if r == NUMBERS.sp => plain(Kind::Sp, *offset, ra, row.register(NUMBERS.fp)),
-            r if r == NUMBERS.fp => plain(Kind::Fp, *offset, ra, row.register(NUMBERS.fp)),
+            r if r == A::NUMBERS.sp => {
+                plain::<A>(Kind::Sp, *offset, ra, row.register(A::NUMBERS.fp))
+            }
+            r if r == A::NUMBERS.fp => {
+                plain::<A>(Kind::Fp, *offset, ra, row.register(A::NUMBERS.fp))
+            }
             _ => None,
         },
         CfaRule::Expression(expression) => {
-            by_expression(expression, ra, row.register(NUMBERS.fp), section)
+            by_expression::<A>(expression, ra, row.register(A::NUMBERS.fp), section)
         }
     };
     packed
@@ -175,16 +201,16 @@ fn pack(row: &Row, section: &EhFrame<Bytes<'_>>) -> Rule {
         .unwrap_or(Rule::SLOW)
 }
 
-fn is_outermost(row: &Row) -> bool {
-    matches!(row.register(NUMBERS.ra), Some(RegisterRule::Undefined))
+fn is_outermost<A: Machine>(row: &Row) -> bool {
+    matches!(row.register(A::NUMBERS.ra), Some(RegisterRule::Undefined))
 }
 
 pub(crate) type MaybeRule = Option<RegisterRule<usize>>;
 
-fn plain(kind: Kind, cfa: i64, ra: MaybeRule, fp: MaybeRule) -> Option<Rule> {
+fn plain<A: Machine>(kind: Kind, cfa: i64, ra: MaybeRule, fp: MaybeRule) -> Option<Rule> {
     let ra_at = match ra {
         Some(RegisterRule::Offset(at)) => Some(at),
-        None | Some(RegisterRule::SameValue) if arch::HAS_LINK_REGISTER => None,
+        None | Some(RegisterRule::SameValue) if A::LINKED.is_some() => None,
         _ => return None,
     };
     Some(Rule::new(kind, cfa, ra_at, saved_fp(fp)?))
@@ -199,18 +225,20 @@ fn saved_fp(fp: MaybeRule) -> Option<Option<i64>> {
     }
 }
 
-fn by_expression(
+fn by_expression<A: Machine>(
     cfa: &UnwindExpression<usize>,
     ra: MaybeRule,
     fp: MaybeRule,
     section: &EhFrame<Bytes<'_>>,
 ) -> Option<Rule> {
-    match shape(cfa, section)? {
+    match shape::<A>(cfa, section)? {
         Shape::Plt { threshold } => Some(Rule::new(Kind::Plt, threshold, Some(-8), None)),
-        Shape::Deref { register, offset } if register == NUMBERS.sp => {
+        Shape::Deref { register, offset } if register == A::NUMBERS.sp => {
             let at = |rule: MaybeRule| match rule {
-                Some(RegisterRule::Expression(e)) => match shape(&e, section)? {
-                    Shape::Address { register, offset } if register == NUMBERS.sp => Some(offset),
+                Some(RegisterRule::Expression(e)) => match shape::<A>(&e, section)? {
+                    Shape::Address { register, offset } if register == A::NUMBERS.sp => {
+                        Some(offset)
+                    }
                     _ => None,
                 },
                 _ => None,
@@ -222,14 +250,16 @@ fn by_expression(
                 Some(at(fp)?),
             ))
         }
-        Shape::Deref { register, offset } if register == NUMBERS.fp => {
+        Shape::Deref { register, offset } if register == A::NUMBERS.fp => {
             let Some(RegisterRule::Offset(ra_at)) = ra else {
                 return None;
             };
             let fp_at = match fp {
                 None | Some(RegisterRule::SameValue) => None,
-                Some(RegisterRule::Expression(e)) => match shape(&e, section)? {
-                    Shape::Address { register, offset } if register == NUMBERS.fp => Some(offset),
+                Some(RegisterRule::Expression(e)) => match shape::<A>(&e, section)? {
+                    Shape::Address { register, offset } if register == A::NUMBERS.fp => {
+                        Some(offset)
+                    }
                     _ => return None,
                 },
                 _ => return None,
@@ -257,7 +287,10 @@ pub(crate) const ENCODING: gimli::Encoding = gimli::Encoding {
     version: 5,
 };
 
-fn shape(expression: &UnwindExpression<usize>, section: &EhFrame<Bytes<'_>>) -> Option<Shape> {
+fn shape<A: Machine>(
+    expression: &UnwindExpression<usize>,
+    section: &EhFrame<Bytes<'_>>,
+) -> Option<Shape> {
     let expression: Expression<Bytes<'_>> = expression.get(section).ok()?;
     let mut operations = expression.operations(ENCODING);
     let mut next = || operations.next().ok().flatten();
@@ -277,7 +310,7 @@ fn shape(expression: &UnwindExpression<usize>, section: &EhFrame<Bytes<'_>>) -> 
                 ..
             }),
             Some(Operation::UnsignedConstant { value: 15 }),
-        ) if arch::HAS_PLT_RULE && register == NUMBERS.sp && offset == 8 && ip == NUMBERS.ra => {
+        ) if A::HAS_PLT_RULE && register == A::NUMBERS.sp && offset == 8 && ip == A::NUMBERS.ra => {
             let Some(Operation::And) = next() else {
                 return None;
             };

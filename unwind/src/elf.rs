@@ -12,6 +12,7 @@ pub(crate) const PT_LOAD: u32 = 1;
 pub(crate) const PT_NOTE: u32 = 4;
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
 const PF_X: u32 = 1;
+const PF_R: u32 = 4;
 const NT_GNU_BUILD_ID: u32 = 3;
 const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
@@ -37,6 +38,12 @@ pub trait Module<'a> {
 
     /// Where a program begins to run; `None`: it is a library, or not known.
     fn entry(&self) -> Option<u64> {
+        None
+    }
+
+    /// The instruction of four bytes at an address of the module's code; `None` where there is no
+    /// code, or its bytes cannot be read.
+    fn instruction(&self, _: u64) -> Option<u32> {
         None
     }
 }
@@ -281,6 +288,26 @@ impl Module<'static> for Image {
 
     fn entry(&self) -> Option<u64> {
         (self.entry != 0).then(|| self.bias.wrapping_add(self.entry))
+    }
+
+    fn instruction(&self, address: u64) -> Option<u32> {
+        let relative = address.wrapping_sub(self.bias);
+        let holds = |s: &Segment| {
+            s.kind == PT_LOAD
+                && s.flags & (PF_X | PF_R) == PF_X | PF_R
+                && relative >= s.address
+                && s.file_size >= 4
+                && relative - s.address <= s.file_size - 4
+        };
+        let is_mapped = address >= self.start && address < self.end;
+        // Programs may hide their code, which segments do not show.
+        let is_there = is_mapped
+            && address.is_multiple_of(4)
+            && self.segments().any(|s| holds(&s))
+            && probe::is_readable(address);
+        // SAFETY: in a segment of a module that the caller of `at` keeps mapped, just found
+        // readable.
+        is_there.then(|| unsafe { (address as *const u32).read_volatile() })
     }
 }
 

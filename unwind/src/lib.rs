@@ -29,20 +29,22 @@
 //! emit it (System V ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are
 //! followed; for the rare frame whose CFA depends on another register, the value is taken
 //! from a frame further in that saved it, and if none did, the stack ends with
-//! [`Cause::Unsupported`]. Code without `.eh_frame` (JIT) ends it with
-//! [`Cause::NoModule`].
+//! [`Cause::Unsupported`]. Code without `.eh_frame` ends it with [`Cause::NoRule`], but on aarch64
+//! where it has made a frame record; code outside every module (JIT) with [`Cause::NoModule`].
 #![no_std]
 
 #[cfg(test)]
 extern crate std;
 
-mod arch;
+pub mod arch;
 pub mod cache;
 pub mod compile;
 pub mod elf;
 pub mod fingerprint;
 pub mod probe;
+mod rare;
 pub mod readers;
+mod record;
 pub mod remote;
 mod row;
 pub mod rule;

@@ -4,12 +4,15 @@
 //! The rules, and the slow path, are those of the running thread's stack; there is no memo and
 //! no cache.
 
-use crate::compile::{Scratch, compile};
+use crate::arch::{Machine, Native};
+use crate::compile::{Scratch, compile_on};
 use crate::elf::Module;
-use crate::rule::{self, Step};
+use crate::rare;
+use crate::rule::{Rule, Step, step_on};
 use crate::slow;
 use crate::stack::Memory;
 use crate::{Cause, Registers};
+use core::marker::PhantomData;
 
 /// Walks from `start` to the end of the stack in `memory`, and writes the registers of each
 /// frame, innermost first, to `frames`. `module` gives the module that holds a return address.
@@ -38,24 +41,43 @@ pub fn walk<'a, M: Module<'a>>(
     scratch: &mut Scratch,
     frames: &mut [Registers],
 ) -> (usize, Option<Cause>) {
+    walk_on::<Native, M>(start, module, memory, scratch, frames)
+}
+
+/// The same for a process of another machine.
+pub fn walk_on<'a, A: Machine, M: Module<'a>>(
+    start: Registers,
+    module: impl Fn(u64) -> Option<M>,
+    memory: &mut impl Memory,
+    scratch: &mut Scratch,
+    frames: &mut [Registers],
+) -> (usize, Option<Cause>) {
     let mut at = start;
+    let mut callee: Option<(Rule, u64)> = None;
     for count in 0..frames.len() {
         frames[count] = at;
         let Some(found) = module(at.ip) else {
             return (count + 1, Some(Cause::NoModule));
         };
-        let rule = compile(&found, at.ip, scratch);
-        let step = if rule.is_slow() {
+        let rule = compile_on::<A>(&found, at.ip, scratch);
+        let step = if rule.is_rare::<A>() {
             let mut inner = slow::Inner {
                 frame: |index: usize| frames[index],
                 count,
                 module: &module,
                 scratch: &mut *scratch,
+                machine: PhantomData::<A>,
             };
-            slow::step(&at, memory, &mut inner)
+            let at = &at;
+            let rules = |ip, scratch: &mut Scratch| match module(ip) {
+                Some(found) => compile_on::<A>(&found, ip, scratch),
+                None => Rule::failed(Cause::NoModule),
+            };
+            rare::step(&rare::Frame { rule, at, callee }, memory, &mut inner, rules)
         } else {
-            rule::step(rule, &at, memory)
+            step_on::<A>(rule, &at, memory)
         };
+        callee = Some((rule, at.sp));
         match step {
             Step::Caller { registers, .. } => at = registers,
             Step::End { .. } => return (count + 1, None),

@@ -3,7 +3,7 @@
 //! A rule says where the canonical frame address (CFA, DWARF 5 §6.4.1) is, where
 //! the return address and the frame pointer were saved, and nothing else.
 
-use crate::arch::return_address;
+use crate::arch::{Machine, Native, SignalFrame};
 use crate::stack::{Known, Memory};
 use crate::{Cause, Registers};
 
@@ -187,13 +187,70 @@ impl Rule {
         self == Self::SLOW.with_instance(self.instance())
     }
 
+    /// Whether a step by this rule takes more than the frame's registers and its stack: the
+    /// frames further in, or the code.
+    #[inline]
+    pub(crate) fn is_rare<A: Machine>(self) -> bool {
+        self.is_slow()
+            || A::LINKED.is_some() && self.is_leaf()
+            || A::HAS_FRAME_RECORDS && self.is_missing()
+    }
+
     /// Whether a stack ends at this rule regardless of memory.
     #[must_use]
     pub(crate) fn ends(self) -> bool {
         match self.kind() {
             Kind::End => true,
-            Kind::Failed => !self.is_slow(),
+            Kind::Failed => !self.is_rare::<Native>(),
             Kind::Empty | Kind::Sp | Kind::Fp | Kind::FpDeref | Kind::Context | Kind::Plt => false,
+        }
+    }
+
+    /// The rule of a signal's frame, from which the interrupted one's registers are read.
+    pub(crate) fn signal(frame: SignalFrame) -> Self {
+        Self::new(Kind::Context, frame.sp, Some(frame.pc), Some(frame.fp))
+    }
+
+    /// Whether a frame with this rule is the kernel's, below one that a signal interrupted.
+    pub(crate) fn is_signal(self) -> bool {
+        self.kind() == Kind::Context
+    }
+
+    /// Whether the return address of a frame with this rule is in the link register.
+    pub(crate) fn is_leaf(self) -> bool {
+        self.is_plain() && self.ra().is_none()
+    }
+
+    /// Whether it is the outermost frame's.
+    pub(crate) fn is_end(self) -> bool {
+        self.kind() == Kind::End
+    }
+
+    /// Whether there is no unwind table for a frame with this rule.
+    pub(crate) fn is_missing(self) -> bool {
+        self.with_instance(0) == Self::failed(Cause::NoRule)
+    }
+
+    /// Whether there is a table, or may be one that cannot be read now.
+    pub(crate) fn is_tabled(self) -> bool {
+        !self.is_missing() && self.with_instance(0) != Self::failed(Cause::NoModule)
+    }
+
+    /// The stack pointer of a frame with this rule whose frame pointer points to its frame
+    /// record, if the rule says that it saved one; `low` where the frame does not need its stack
+    /// pointer.
+    pub(crate) fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
+        match self.kind() {
+            Kind::End | Kind::Fp | Kind::FpDeref => Some(low),
+            Kind::Failed => self.is_missing().then_some(low),
+            Kind::Sp => {
+                let fp_at = self.fp()?;
+                let is_record = self.ra()? == fp_at + 8;
+                let cfa = fp.wrapping_add_signed(-fp_at);
+                let sp = cfa.wrapping_add_signed(-self.cfa());
+                (is_record && fp >= low && sp >= low && sp <= fp).then_some(sp)
+            }
+            Kind::Empty | Kind::Context | Kind::Plt => None,
         }
     }
 
@@ -261,7 +318,7 @@ pub fn plain_step(rule: Rule, at: Registers, stack: Known) -> Option<(Registers,
             (Word { at, value }, value)
         }
     };
-    let ip = return_address(ra.value);
+    let ip = Native::return_address(ra.value);
     (cfa > sp && ip != 0).then_some((Registers { ip, sp: cfa, fp }, ra, fp_word))
 }
 
@@ -282,18 +339,56 @@ pub fn plain_step(rule: Rule, at: Registers, stack: Known) -> Option<(Registers,
 /// ```
 #[inline]
 pub fn step(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Step {
-    match apply(rule, at, memory) {
+    step_on::<Native>(rule, at, memory)
+}
+
+/// The same for the stack of another machine.
+#[inline]
+pub fn step_on<A: Machine>(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Step {
+    match apply::<A>(rule, at, memory) {
         Ok(step) => step,
         Err(cause) => Step::Truncated(cause),
     }
 }
 
+/// The step of a frame that was interrupted and may not have saved its return address: that is
+/// `link` then, the link register.
+#[cold]
+pub(crate) fn leaf_step<A: Machine>(
+    rule: Rule,
+    at: &Registers,
+    link: u64,
+    memory: &mut impl Memory,
+) -> Step {
+    let base = match rule.kind() {
+        Kind::Sp if rule.ra().is_none() => at.sp,
+        Kind::Fp if rule.ra().is_none() => at.fp,
+        _ => return step_on::<A>(rule, at, memory),
+    };
+    let sp = base.wrapping_add_signed(rule.cfa());
+    let fp = match rule.fp() {
+        None => Ok(at.fp),
+        Some(offset) => memory.read(sp.wrapping_add_signed(offset)),
+    };
+    let none = Word::default();
+    match (A::return_address(link), fp) {
+        _ if sp < at.sp => Step::Truncated(Cause::BadFrame),
+        (_, Err(cause)) => Step::Truncated(cause),
+        (0, Ok(_)) => Step::End { ra: none },
+        (ip, Ok(fp)) => Step::Caller {
+            registers: Registers { ip, sp, fp },
+            ra: none,
+            fp: none,
+        },
+    }
+}
+
 #[inline]
-fn apply(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
+fn apply<A: Machine>(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
     let cfa = match rule.kind() {
         Kind::Sp => at.sp.wrapping_add_signed(rule.cfa()),
         Kind::Fp => at.fp.wrapping_add_signed(rule.cfa()),
-        _ => return apply_rare(rule, at, memory),
+        _ => return apply_rare::<A>(rule, at, memory),
     };
     if cfa <= at.sp {
         return Err(Cause::BadFrame);
@@ -302,11 +397,11 @@ fn apply(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, C
     // called malloc: it does not.
     let ra_at = cfa.wrapping_add_signed(rule.ra().ok_or(Cause::Unsupported)?);
     let fp_at = rule.fp().map(|offset| cfa.wrapping_add_signed(offset));
-    read_caller(cfa, ra_at, fp_at, at, memory)
+    read_caller::<A>(cfa, ra_at, fp_at, at, memory)
 }
 
 #[inline]
-fn read_caller(
+fn read_caller<A: Machine>(
     cfa: u64,
     ra_at: u64,
     fp_at: Option<u64>,
@@ -324,7 +419,7 @@ fn read_caller(
             value: memory.read(fp_at)?,
         },
     };
-    let ip = return_address(ra.value);
+    let ip = A::return_address(ra.value);
     if ip == 0 {
         return Ok(Step::End { ra });
     }
@@ -341,31 +436,39 @@ fn read_caller(
 }
 
 #[cold]
-fn apply_rare(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
+fn apply_rare<A: Machine>(
+    rule: Rule,
+    at: &Registers,
+    memory: &mut impl Memory,
+) -> Result<Step, Cause> {
     match rule.kind() {
         Kind::End => Ok(Step::End {
             ra: Word::default(),
         }),
         Kind::Failed => Err(Cause::from_index((rule.cfa() / 8) as u8)),
         Kind::Context => context(rule, at, memory),
-        Kind::FpDeref => realigned(rule, at, memory),
+        Kind::FpDeref => realigned::<A>(rule, at, memory),
         Kind::Plt => {
             let late = (at.ip.wrapping_sub(1) & 15) as i64 >= rule.cfa() / 8;
             let cfa = at.sp.wrapping_add(if late { 16 } else { 8 });
-            read_caller(cfa, cfa.wrapping_sub(8), None, at, memory)
+            read_caller::<A>(cfa, cfa.wrapping_sub(8), None, at, memory)
         }
         Kind::Empty | Kind::Sp | Kind::Fp => Err(Cause::Unsupported),
     }
 }
 
-fn realigned(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
+fn realigned<A: Machine>(
+    rule: Rule,
+    at: &Registers,
+    memory: &mut impl Memory,
+) -> Result<Step, Cause> {
     let cfa = memory.read(at.fp.wrapping_add_signed(rule.cfa()))?;
     if cfa <= at.sp {
         return Err(Cause::BadFrame);
     }
     let ra_at = cfa.wrapping_add_signed(rule.ra().ok_or(Cause::Unsupported)?);
     let fp_at = rule.fp().map(|offset| at.fp.wrapping_add_signed(offset));
-    read_caller(cfa, ra_at, fp_at, at, memory)
+    read_caller::<A>(cfa, ra_at, fp_at, at, memory)
 }
 
 /// A signal frame. The interrupted frame may be on another stack, below or above.
@@ -388,141 +491,4 @@ fn context(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::stack::Stack;
-
-    #[test]
-    fn offsets_survive_packing() {
-        for cfa in [8i64, 16, 8 << 20, -8, -64] {
-            for (ra, fp) in [(Some(-8), None), (None, Some(-16)), (Some(-8000), Some(80))] {
-                let rule = Rule::new(Kind::Sp, cfa, ra, fp);
-                assert_eq!((rule.cfa(), rule.ra(), rule.fp()), (cfa, ra, fp));
-                assert!(rule.is_plain());
-            }
-        }
-    }
-
-    #[test]
-    fn an_instance_changes_nothing_else() {
-        let rule = Rule::new(Kind::Plt, 11, Some(-8), Some(80));
-        let tagged = rule.with_instance(31).with_instance(17);
-        assert_eq!((tagged.instance(), tagged.kind()), (17, Kind::Plt));
-        assert_eq!(tagged.with_instance(0), rule);
-        assert_eq!(rule.with_instance(200).instance(), MAX_INSTANCE);
-    }
-
-    #[test]
-    fn what_cannot_be_packed_fails_as_unsupported() {
-        let unsupported = Rule::failed(Cause::Unsupported);
-        assert_eq!(Rule::new(Kind::Sp, 12, None, None), unsupported);
-        assert_eq!(Rule::new(Kind::Sp, 1 << 40, None, None), unsupported);
-        assert_eq!(Rule::new(Kind::Sp, 16, Some(1 << 30), None), unsupported);
-    }
-
-    fn frame(words: &[u64]) -> (u64, Stack) {
-        let sp = words.as_ptr() as u64;
-        (sp, Stack::at(sp))
-    }
-
-    #[test]
-    fn a_plain_step_reads_return_address_and_frame_pointer() {
-        let words = [1u64, 2, 0xf9, 0x1234, 5];
-        let (sp, mut stack) = frame(&words);
-        let rule = Rule::new(Kind::Sp, 32, Some(-8), Some(-16));
-        let at = Registers { ip: 9, sp, fp: 7 };
-        let expected = Registers {
-            ip: 0x1234,
-            sp: sp + 32,
-            fp: 0xf9,
-        };
-        let Step::Caller { registers, ra, fp } = step(rule, &at, &mut stack) else {
-            panic!("no caller")
-        };
-        assert_eq!((registers, ra.at, fp.at), (expected, sp + 24, sp + 16));
-    }
-
-    #[test]
-    fn frames_that_do_not_grow_are_cut() {
-        let words = [1u64, 2, 3, 4];
-        let (sp, mut stack) = frame(&words);
-        let at = Registers {
-            ip: 9,
-            sp,
-            fp: sp - 64,
-        };
-        let below = Rule::new(Kind::Fp, 16, Some(-8), None);
-        assert_eq!(
-            step(below, &at, &mut stack),
-            Step::Truncated(Cause::BadFrame)
-        );
-        let same = Rule::new(Kind::Sp, 0, Some(8), None);
-        assert_eq!(
-            step(same, &at, &mut stack),
-            Step::Truncated(Cause::BadFrame)
-        );
-    }
-
-    #[test]
-    fn a_return_address_in_a_register_is_not_made_up() {
-        let words = [1u64, 2, 3, 4];
-        let (sp, mut stack) = frame(&words);
-        let at = Registers { ip: 9, sp, fp: 3 };
-        let leaf = Rule::new(Kind::Sp, 16, None, None);
-        assert_eq!(
-            step(leaf, &at, &mut stack),
-            Step::Truncated(Cause::Unsupported)
-        );
-    }
-
-    #[test]
-    fn a_zero_return_address_ends_the_stack() {
-        let words = [1u64, 0, 3, 4];
-        let (sp, mut stack) = frame(&words);
-        let rule = Rule::new(Kind::Sp, 16, Some(-8), None);
-        let at = Registers { ip: 9, sp, fp: 3 };
-        assert_eq!(
-            step(rule, &at, &mut stack),
-            Step::End {
-                ra: Word {
-                    at: sp + 8,
-                    value: 0
-                }
-            }
-        );
-    }
-
-    #[test]
-    fn a_wild_frame_pointer_is_cut_not_followed() {
-        let words = [1u64, 2, 3, 4];
-        let (sp, mut stack) = frame(&words);
-        let at = Registers {
-            ip: 9,
-            sp,
-            fp: 0x7fff_ffff_f000,
-        };
-        let rule = Rule::new(Kind::Fp, 16, Some(-8), Some(-16));
-        assert_eq!(
-            step(rule, &at, &mut stack),
-            Step::Truncated(Cause::OutOfStack)
-        );
-    }
-
-    #[cfg(target_arch = "aarch64")]
-    #[test]
-    fn a_signed_return_address_is_read_without_its_signature() {
-        let (plain, modifier) = (frame as *const () as u64, 0x1230u64);
-        let signed: u64;
-        // SAFETY: PACIA1716; older cores sign nothing.
-        unsafe {
-            core::arch::asm!(
-                "hint #8",
-                inout("x17") plain => signed,
-                in("x16") modifier,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-        }
-        assert_eq!(return_address(signed), plain);
-        assert_eq!(return_address(plain), plain);
-    }
-}
+mod tests;

@@ -8,13 +8,14 @@
 //!
 //! Takes about 1 µs, and as much for each frame searched.
 
-use crate::arch::{NUMBERS, return_address};
+use crate::arch::Machine;
 use crate::compile::{ENCODING, Scratch, Tables};
 use crate::elf::Module;
 use crate::row::Bytes;
 use crate::rule::{Step, Word};
 use crate::stack::Memory;
 use crate::{Cause, Registers};
+use core::marker::PhantomData;
 use gimli::{
     CfaRule, EhFrame, Evaluation, EvaluationResult, EvaluationStorage, Piece, Register,
     RegisterRule, UnwindExpression, Value,
@@ -35,7 +36,7 @@ impl<'a> EvaluationStorage<Bytes<'a>> for Fixed {
 }
 
 /// The frames between the current one and the allocation.
-pub(crate) struct Inner<'a, F, I> {
+pub(crate) struct Inner<'a, A, F, I> {
     /// Registers of the frame with this number; 0 is the innermost.
     pub(crate) frame: F,
     /// Number of frames.
@@ -43,6 +44,7 @@ pub(crate) struct Inner<'a, F, I> {
     /// The module that contains a return address.
     pub(crate) module: I,
     pub(crate) scratch: &'a mut Scratch,
+    pub(crate) machine: PhantomData<A>,
 }
 
 /// The part of a row that says how to find the caller.
@@ -57,12 +59,13 @@ struct Row<'a> {
 }
 
 /// Steps from the frame `at` to its caller.
-pub(crate) fn step<'a, F, I, M>(
+pub(crate) fn step<'a, A, F, I, M>(
     at: &Registers,
     stack: &mut impl Memory,
-    inner: &mut Inner<'_, F, I>,
+    inner: &mut Inner<'_, A, F, I>,
 ) -> Step
 where
+    A: Machine,
     F: Fn(usize) -> Registers,
     I: Fn(u64) -> Option<M>,
     M: Module<'a>,
@@ -70,14 +73,15 @@ where
     inner.step(at, stack).unwrap_or_else(Step::Truncated)
 }
 
-impl<'a, F, I, M> Inner<'_, F, I>
+impl<'a, A, F, I, M> Inner<'_, A, F, I>
 where
+    A: Machine,
     F: Fn(usize) -> Registers,
     I: Fn(u64) -> Option<M>,
     M: Module<'a>,
 {
     fn tables(&self, ip: u64) -> Result<Tables<'a>, Cause> {
-        Tables::of(&(self.module)(ip).ok_or(Cause::Unsupported)?)
+        Tables::of::<A>(&(self.module)(ip).ok_or(Cause::Unsupported)?)
     }
 
     fn row(&mut self, ip: u64) -> Result<Row<'a>, Cause> {
@@ -87,9 +91,9 @@ where
         Ok(Row {
             frames: *tables.frames(),
             cfa: row.cfa().clone(),
-            ra: rule(NUMBERS.ra),
-            fp: rule(NUMBERS.fp),
-            sp: row.register(NUMBERS.sp),
+            ra: rule(A::NUMBERS.ra),
+            fp: rule(A::NUMBERS.fp),
+            sp: row.register(A::NUMBERS.sp),
             is_signal,
         })
     }
@@ -107,11 +111,11 @@ where
             }
         };
         let mut value = |rule, of| self.value(rule, of, cfa, &row.frames, at, stack);
-        let ip = return_address(value(row.ra, NUMBERS.ra)?);
+        let ip = A::return_address(value(row.ra, A::NUMBERS.ra)?);
         // Compilers forget to undo this rule at the end of a function. Few frames need the
         // value read then, and they detect it.
-        let fp = value(row.fp, NUMBERS.fp).unwrap_or(0);
-        let sp = row.sp.map_or(Ok(cfa), |rule| value(rule, NUMBERS.sp))?;
+        let fp = value(row.fp, A::NUMBERS.fp).unwrap_or(0);
+        let sp = row.sp.map_or(Ok(cfa), |rule| value(rule, A::NUMBERS.sp))?;
         if row.is_signal {
             stack.move_to(sp)?;
         } else if sp < at.sp {
@@ -146,7 +150,7 @@ where
         match rule {
             // The link register holds a return address in the innermost frame only, and
             // that one called malloc.
-            RegisterRule::SameValue | RegisterRule::Undefined if of == NUMBERS.ra => {
+            RegisterRule::SameValue | RegisterRule::Undefined if of == A::NUMBERS.ra => {
                 Err(Cause::Unsupported)
             }
             RegisterRule::SameValue | RegisterRule::Undefined => {
@@ -175,10 +179,10 @@ where
         stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
         match register {
-            r if r == NUMBERS.sp => Ok(at.sp),
-            r if r == NUMBERS.fp => Ok(at.fp),
+            r if r == A::NUMBERS.sp => Ok(at.sp),
+            r if r == A::NUMBERS.fp => Ok(at.fp),
             // Only linkage stubs need this, and they are interrupted, not returned to.
-            r if r == NUMBERS.ra => Ok(at.ip.wrapping_sub(1)),
+            r if r == A::NUMBERS.ra => Ok(at.ip.wrapping_sub(1)),
             _ => self.saved(register, at, number, stack),
         }
     }
@@ -202,11 +206,11 @@ where
                 RegisterRule::SameValue => {}
                 RegisterRule::Offset(offset) => return read(cfa.wrapping_add_signed(offset)),
                 RegisterRule::ValOffset(offset) => return Ok(cfa.wrapping_add_signed(offset)),
-                RegisterRule::Register(r) if r == NUMBERS.sp => return Ok(inner.sp),
-                RegisterRule::Register(r) if r == NUMBERS.fp => return Ok(inner.fp),
+                RegisterRule::Register(r) if r == A::NUMBERS.sp => return Ok(inner.sp),
+                RegisterRule::Register(r) if r == A::NUMBERS.fp => return Ok(inner.fp),
                 RegisterRule::Register(other) => register = other,
                 RegisterRule::Expression(e) => {
-                    let address = local(&e, tables.frames(), cfa, &inner, &mut read)?;
+                    let address = local::<A>(&e, tables.frames(), cfa, &inner, &mut read)?;
                     return read(address);
                 }
                 _ => return Err(Cause::Unsupported),
@@ -234,7 +238,7 @@ where
 }
 
 /// Evaluates an expression on the registers that are followed.
-fn local(
+fn local<A: Machine>(
     expression: &UnwindExpression<usize>,
     frames: &EhFrame<Bytes<'_>>,
     cfa: u64,
@@ -242,8 +246,8 @@ fn local(
     read: &mut impl FnMut(u64) -> Result<u64, Cause>,
 ) -> Result<u64, Cause> {
     let mut ask = |question| match question {
-        Question::Register(r) if r == NUMBERS.sp => Ok(at.sp),
-        Question::Register(r) if r == NUMBERS.fp => Ok(at.fp),
+        Question::Register(r) if r == A::NUMBERS.sp => Ok(at.sp),
+        Question::Register(r) if r == A::NUMBERS.fp => Ok(at.fp),
         Question::Register(_) => Err(Cause::Unsupported),
         Question::Word(address) => read(address),
     };

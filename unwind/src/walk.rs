@@ -12,13 +12,16 @@
 //! Cost: about 100 instructions for a new frame, and 50 for its node; one or two compares
 //! for an unchanged one, of adjacent words in memory.
 
+use crate::arch::Native;
 use crate::compile::Scratch;
 use crate::elf::Image;
 use crate::probe::PAGE;
+use crate::rare;
 use crate::rule::{Base, Rule, Step, Word, plain_step, step};
 use crate::slow;
 use crate::stack::{Ends, Stack};
 use crate::{Cause, Registers};
+use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 
 /// Maximum number of frames. Of deeper stacks, the innermost [`DEEP_FRAMES`] are kept.
@@ -157,9 +160,10 @@ fn never() -> Word {
 /// The words that must be unchanged for a step to have the same result.
 #[inline]
 fn words_read(rule: Rule, step: &Step) -> [Word; 2] {
+    let reads_two = (rule.is_plain() && !rule.is_leaf()) || rule.is_missing();
     match *step {
-        Step::Caller { ra, fp, .. } if rule.is_plain() => [ra, fp],
-        Step::End { ra } if rule.is_plain() => [ra, Word::default()],
+        Step::Caller { ra, fp, .. } if reads_two => [ra, fp],
+        Step::End { ra } if reads_two => [ra, Word::default()],
         // The rule alone decides, whatever the stack holds.
         Step::End { .. } | Step::Truncated(_) if rule.ends() => [Word::default(); 2],
         _ => [never(), Word::default()],
@@ -340,8 +344,8 @@ impl Walker {
             }
             // A copy, so that `at` may stay in registers.
             let here = at;
-            let step = if found.is_slow() {
-                self.slow_step(&here, fresh, code)
+            let step = if found.is_rare::<Native>() {
+                self.rare_step(found, &here, fresh, code)
             } else {
                 step(found, &here, &mut self.stack)
             };
@@ -375,18 +379,27 @@ impl Walker {
     /// Steps from `at`, whose rule needs more than the followed registers, with `fresh`
     /// frames further in.
     #[cold]
-    fn slow_step(&mut self, at: &Registers, fresh: usize, code: &impl Code) -> Step {
+    fn rare_step(&mut self, rule: Rule, at: &Registers, fresh: usize, code: &impl Code) -> Step {
         let frames = &self.fresh;
+        // SAFETY: `trace` wrote the first `fresh` ones, and only those are requested.
+        let frame = |index: usize| unsafe { frames[index].assume_init_ref() };
+        let callee = fresh.checked_sub(1).map(frame);
         let mut inner = slow::Inner {
-            // SAFETY: `trace` wrote the first `fresh` ones, and only those are requested.
-            frame: |index: usize| unsafe { frames[index].assume_init_ref() }.registers,
+            frame: |index: usize| frame(index).registers,
             count: fresh,
             module: |ip| code.image(ip),
             // SAFETY: `init` wrote it.
             scratch: unsafe { self.scratch.assume_init_mut() },
+            machine: PhantomData::<Native>,
         };
+        let from = rare::Frame {
+            rule,
+            at,
+            callee: callee.map(|callee| (callee.rule, callee.registers.sp)),
+        };
+        let rules = |ip, scratch: &mut Scratch| code.rule(ip, scratch);
         let stack = &mut self.stack;
-        code.reading(|| slow::step(at, stack, &mut inner))
+        code.reading(|| rare::step(&from, stack, &mut inner, rules))
             .unwrap_or(Step::Truncated(Cause::Unsupported))
     }
 

@@ -1,38 +1,106 @@
-//! aarch64 (DWARF for the Arm 64-bit Architecture, table 4.1).
+//! aarch64 (DWARF for the Arm 64-bit Architecture, table 4.1; AAPCS64 6.4.6; Linux's
+//! `asm/sigcontext.h`).
 
-use super::Numbers;
+use super::{Machine, Numbers, SignalFrame, Target};
 use gimli::{Register, Vendor};
 
-/// DWARF numbers of the registers that are followed.
-pub const NUMBERS: Numbers = Numbers {
-    sp: Register(31),
-    fp: Register(29),
-    ra: Register(30),
-};
+/// aarch64.
+#[derive(Clone, Copy, Debug)]
+pub struct Aarch64;
 
-/// Whether a call leaves the return address in a register: then a frame may not have saved it.
-pub const HAS_LINK_REGISTER: bool = true;
+/// Distance of the general registers in a signal's frame: `siginfo_t` (128 bytes), `ucontext_t` up
+/// to `uc_mcontext` (176), and the address of the fault (8).
+const SAVED: i64 = 128 + 176 + 8;
 
-/// Whether the linker writes PLT entries whose CFA depends on the instruction.
-pub const HAS_PLT_RULE: bool = false;
+/// `mov x8, #__NR_rt_sigreturn` and `svc #0`: what the kernel's vdso has, and libgcc looks for.
+const SIGNAL_RETURN: [u32; 2] = [0xd280_1168, 0xd400_0001];
 
-/// Vendor whose call frame instructions code carries: on aarch64, where return addresses are
-/// signed.
-pub const VENDOR: Vendor = Vendor::AArch64;
+impl Machine for Aarch64 {
+    const NUMBERS: Numbers = Numbers {
+        sp: Register(31),
+        fp: Register(29),
+        ra: Register(30),
+    };
+    const HAS_PLT_RULE: bool = false;
+    const VENDOR: Vendor = Vendor::AArch64;
+    const LINKED: Option<SignalFrame> = Some(SignalFrame {
+        fp: SAVED + 29 * 8,
+        link: SAVED + 30 * 8,
+        sp: SAVED + 31 * 8,
+        pc: SAVED + 32 * 8,
+    });
+    const HAS_FRAME_RECORDS: bool = true;
 
-/// The return address that a stack word stands for: without its pointer-authentication code,
-/// whose bits depend on the kernel's address space (from 39 bits on).
-#[inline(always)]
-pub fn return_address(word: u64) -> u64 {
-    let address: u64;
-    // SAFETY: XPACLRI, spelled as the hint that it is to cores that sign nothing. It changes the
-    // one register that is named.
-    unsafe {
-        core::arch::asm!(
-            "hint #7",
-            inout("x30") word => address,
-            options(pure, nomem, nostack, preserves_flags),
-        );
+    /// Without its pointer-authentication code, whose bits depend on the kernel's address space
+    /// (from 39 bits on). Elsewhere, those of an address space of 48 bits are taken off.
+    #[inline(always)]
+    fn return_address(word: u64) -> u64 {
+        #[cfg(target_arch = "aarch64")]
+        let word = {
+            let address: u64;
+            // SAFETY: XPACLRI, spelled as the hint that it is to cores that sign nothing. It
+            // changes the one register that is named.
+            unsafe {
+                core::arch::asm!(
+                    "hint #7",
+                    inout("x30") word => address,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+            address
+        };
+        word & 0xffff_ffff_ffff
     }
-    address & 0xffff_ffff_ffff
+
+    fn call(instruction: u32, address: u64) -> Option<Target> {
+        if instruction & 0xfc00_0000 == 0x9400_0000 {
+            // BL: a distance of 26 bits, in words.
+            let distance = i64::from((instruction << 6) as i32 >> 6) * 4;
+            return Some(Target::Known(address.wrapping_add_signed(distance)));
+        }
+        // BLR; those that authenticate the target (BLRAA, BLRABZ and so on).
+        let is_by_register =
+            instruction & 0xffff_fc1f == 0xd63f_0000 || instruction & 0xfeff_f800 == 0xd63f_0800;
+        is_by_register.then_some(Target::Unknown)
+    }
+
+    fn is_signal_return(instructions: [u32; 2]) -> bool {
+        instructions == SIGNAL_RETURN
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_told_from_other_branches() {
+        // blr x1; blraa x1, x2; blraaz x3; blrab x30, sp; blrabz x9.
+        let calls = [
+            0xd63f_0020,
+            0xd73f_0822,
+            0xd63f_087f,
+            0xd73f_0fdf,
+            0xd63f_0d3f,
+        ];
+        // b; br x1; ret; retaa; nop; cbz; zero.
+        let others = [
+            0x1400_0010,
+            0xd61f_0020,
+            0xd65f_03c0,
+            0xd65f_0bff,
+            0xd503_201f,
+            0xb400_0040,
+            0,
+        ];
+        for call in calls {
+            assert_eq!(Aarch64::call(call, 0x1000), Some(Target::Unknown));
+        }
+        for other in others {
+            assert_eq!(Aarch64::call(other, 0x1000), None, "{other:x}");
+        }
+        for (call, to) in [(0x9400_0010, 0x1040), (0x97ff_fff0, 0xfc0)] {
+            assert_eq!(Aarch64::call(call, 0x1000), Some(Target::Known(to)));
+        }
+    }
 }

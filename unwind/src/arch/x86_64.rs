@@ -1,27 +1,33 @@
 //! x86-64 (System V ABI, x86-64 psABI table 3.36).
 
-use super::Numbers;
+use super::{Machine, Numbers, SignalFrame, Target};
 use gimli::{Register, Vendor};
 
-/// DWARF numbers of the registers that are followed.
-pub const NUMBERS: Numbers = Numbers {
-    sp: Register(7),
-    fp: Register(6),
-    ra: Register(16),
-};
+/// x86-64.
+#[derive(Clone, Copy, Debug)]
+pub struct X86_64;
 
-/// Whether a call leaves the return address in a register: then a frame may not have saved it.
-pub const HAS_LINK_REGISTER: bool = false;
+impl Machine for X86_64 {
+    const NUMBERS: Numbers = Numbers {
+        sp: Register(7),
+        fp: Register(6),
+        ra: Register(16),
+    };
+    const HAS_PLT_RULE: bool = true;
+    const VENDOR: Vendor = Vendor::Default;
+    const LINKED: Option<SignalFrame> = None;
+    const HAS_FRAME_RECORDS: bool = false;
 
-/// Whether the linker writes PLT entries whose CFA depends on the instruction.
-pub const HAS_PLT_RULE: bool = true;
+    #[inline(always)]
+    fn return_address(word: u64) -> u64 {
+        word
+    }
 
-/// Vendor whose call frame instructions code carries: on aarch64, where return addresses are
-/// signed.
-pub const VENDOR: Vendor = Vendor::Default;
+    fn call(_: u32, _: u64) -> Option<Target> {
+        None
+    }
 
-/// The return address that a stack word stands for.
-#[inline(always)]
-pub fn return_address(word: u64) -> u64 {
-    word
+    fn is_signal_return(_: [u32; 2]) -> bool {
+        false
+    }
 }

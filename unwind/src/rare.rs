@@ -1,0 +1,75 @@
+//! Steps that take more than a frame's registers and its stack.
+//!
+//! The frames further in ([`slow`]); what the kernel saved of a function that a signal interrupted
+//! before it had saved its return address; the frame record ([`record`]) of code without unwind
+//! tables.
+
+use crate::arch::{Machine, Target};
+use crate::compile::Scratch;
+use crate::elf::Module;
+use crate::record::{self, Caller};
+use crate::rule::{self, Rule, Step};
+use crate::slow::{self, Inner};
+use crate::stack::Memory;
+use crate::{Cause, Registers};
+
+/// A frame to step from.
+pub(crate) struct Frame<'f> {
+    pub(crate) rule: Rule,
+    pub(crate) at: &'f Registers,
+    /// Rule and stack pointer of the frame directly further in.
+    pub(crate) callee: Option<(Rule, u64)>,
+}
+
+/// Steps from a frame to its caller. `rules` gives the rule of another return address.
+pub(crate) fn step<'a, A, F, I, M>(
+    from: &Frame<'_>,
+    memory: &mut impl Memory,
+    inner: &mut Inner<'_, A, F, I>,
+    rules: impl Fn(u64, &mut Scratch) -> Rule,
+) -> Step
+where
+    A: Machine,
+    F: Fn(usize) -> Registers,
+    I: Fn(u64) -> Option<M>,
+    M: Module<'a>,
+{
+    let &Frame { rule, at, callee } = from;
+    if rule.is_slow() {
+        return slow::step(at, memory, inner);
+    }
+    let signal = callee.filter(|(rule, _)| rule.is_signal());
+    let signal = signal.map(|(_, sp)| sp);
+    match (A::LINKED, signal) {
+        (Some(saved), Some(frame)) if rule.is_leaf() => {
+            match memory.read_inner(frame, frame.wrapping_add_signed(saved.link)) {
+                Ok(link) => rule::leaf_step::<A>(rule, at, link, memory),
+                Err(cause) => Step::Truncated(cause),
+            }
+        }
+        // Whether a function that was interrupted has made its record yet cannot be told.
+        (_, None) if A::HAS_FRAME_RECORDS && rule.is_missing() => {
+            let Inner {
+                module, scratch, ..
+            } = inner;
+            let caller = |ip: u64| {
+                let call = ip.checked_sub(4)?;
+                let target = A::call(module(ip)?.instruction(call)?, call);
+                let to = match target {
+                    Some(Target::Known(to)) => Some(rules(to.wrapping_add(1), scratch)),
+                    Some(Target::Unknown) | None => None,
+                };
+                let (rule, is_called) = (rules(ip, scratch), target.is_some());
+                Some(Caller {
+                    rule,
+                    is_called,
+                    to,
+                })
+            };
+            let is_chained = callee.is_some_and(|(rule, _)| rule.is_missing());
+            let step = record::step::<A>(at, is_chained, memory, caller);
+            step.unwrap_or(Step::Truncated(Cause::NoRule))
+        }
+        _ => rule::step_on::<A>(rule, at, memory),
+    }
+}
