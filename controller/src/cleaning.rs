@@ -67,10 +67,12 @@ impl Cleaned {
             return;
         }
         match agent.segment.remove() {
-            Ok(()) => {
+            Ok(true) => {
                 self.removed += 1;
                 self.removed_bytes = self.removed_bytes.saturating_add(size);
             }
+            // Somebody else removed it.
+            Ok(false) => {}
             Err(error) => self.fail(&format!("{}: {error}", text::path(agent.path()))),
         }
     }
@@ -78,7 +80,7 @@ impl Cleaned {
     /// Removes what a process left that was killed while it made its segment.
     fn remove_unfinished(&mut self, found: &Found) {
         match found.directory.remove_file(found.entry.name, found.file) {
-            Ok(()) => self.removed += 1,
+            Ok(removed) => self.removed += usize::from(removed),
             Err(error) => self.fail(&format!("{}: {error}", text::path(found.path()))),
         }
     }

@@ -107,8 +107,8 @@ impl Segment {
         &self.file
     }
 
-    /// Removes the file, if its name still means it.
-    pub fn remove(&self) -> io::Result<()> {
+    /// Removes the file, if its name still means it. Tells whether it did.
+    pub fn remove(&self) -> io::Result<bool> {
         self.directory
             .remove_file(self.name, (self.device, self.inode))
     }
@@ -258,7 +258,26 @@ mod tests {
         assert!(!b.lock().unwrap());
         drop(a);
         assert!(b.lock().unwrap());
-        b.remove().unwrap();
+        assert!(b.remove().unwrap());
         assert!(directory.segments().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_has_taken_a_removed_segments_name_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::open(dir.path()).unwrap();
+        let name = SegmentName {
+            pid: 5,
+            start_time: 1,
+            image: 0,
+        };
+        let path = dir.path().join(name.to_string());
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let segment = Segment::open(&directory, name).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(!segment.remove().unwrap());
+        File::create(&path).unwrap();
+        assert!(!segment.remove().unwrap());
+        assert!(path.exists());
     }
 }

@@ -105,16 +105,23 @@ impl Directory {
         Self::of(fd, self.path.join(name))
     }
 
-    /// Removes a file of this device and inode, if the name still means it.
-    pub fn remove_file(&self, name: SegmentName, file: (u64, u64)) -> io::Result<()> {
+    /// Removes a file of this device and inode, if the name still means it. Tells whether it did:
+    /// its process, or another controller, may have removed it, and a new one may have its name.
+    pub fn remove_file(&self, name: SegmentName, file: (u64, u64)) -> io::Result<bool> {
         let name = name.to_string();
         let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
-        let now = nix::sys::stat::fstatat(&self.fd, name.as_str(), flags)?;
-        if (now.st_dev, now.st_ino) != file {
-            return Err(io::Error::from(Errno::ESTALE));
-        }
         let how = nix::unistd::UnlinkatFlags::NoRemoveDir;
-        Ok(nix::unistd::unlinkat(&self.fd, name.as_str(), how)?)
+        let removed = nix::sys::stat::fstatat(&self.fd, name.as_str(), flags).and_then(|now| {
+            let is_same = (now.st_dev, now.st_ino) == file;
+            if is_same {
+                nix::unistd::unlinkat(&self.fd, name.as_str(), how)?;
+            }
+            Ok(is_same)
+        });
+        match removed {
+            Err(Errno::ENOENT) => Ok(false),
+            removed => Ok(removed?),
+        }
     }
 
     /// Bytes free for us on its filesystem.

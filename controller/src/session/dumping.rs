@@ -236,10 +236,7 @@ impl Run {
             Life::Running => done,
             // Collected is all that it need be: `clean` removes it later.
             _ if !target.is_gone() => done,
-            _ => segment.remove().or_else(|e| match e.kind() {
-                std::io::ErrorKind::NotFound => Ok(()),
-                _ => Err(e),
-            }),
+            _ => segment.remove().map(drop),
         };
         if let Err(error) = done {
             let path = text::path(segment.path());
