@@ -9,13 +9,15 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use capture::{Refusal, Stopped};
-use common::{Target, compile, until};
+use common::{Target, compile, open_to_all, until};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The reading target, after `prepare` has run in it.
 fn prepared(prepare: fn() -> Result<()>, user: u32) -> Target {
-    let program = compile("target.c", &[]);
+    let built = compile("target.c", &[]);
+    let program = open_to_all(&built);
+    std::fs::remove_file(built).expect("removed");
     let mut command = Command::new(&program);
     command.args(["read", "0"]).uid(user);
     // SAFETY: the functions of this file make system calls only.
@@ -186,16 +188,7 @@ fn stranger() {
 #[test]
 fn a_process_of_another_user() {
     let target = Target::start(&["read", "2"]);
-    // Other users may not be able to reach the build's directory.
-    let own = std::env::temp_dir().join(format!("capture-refusals-{}", std::process::id()));
-    // By another process: what this one has open for writing, another test's child may have open
-    // for a moment longer, and it could not be executed.
-    let mut copy = Command::new("cp");
-    let copied = copy
-        .arg(std::env::current_exe().unwrap())
-        .arg(&own)
-        .status();
-    assert!(copied.expect("cp").success());
+    let own = open_to_all(&std::env::current_exe().unwrap());
     let status = Command::new(&own)
         .args(["--ignored", "--exact", "stranger"])
         .env("CAPTURE_PID", target.pid().to_string())

@@ -416,7 +416,7 @@ fn run_takes_its_descendants_alone() {
         return;
     }
     let place = Place::new();
-    let agent = support::agent();
+    let (_open, agent) = support::open_to_all(&support::agent());
     let run = place.spawn(&[
         "run",
         "-c",

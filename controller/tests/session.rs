@@ -251,13 +251,15 @@ fn another_users_process_is_named_as_such() {
         true => (process.pid(), true),
         false => (1, false),
     };
-    let mut command = place.profiler(&["-s", "1", "-o", "/tmp/p_", "-p", &pid.to_string()]);
+    let (_open, profiler) = support::open_to_all(env!("CARGO_BIN_EXE_mem_profiler").as_ref());
+    let mut command = std::process::Command::new(profiler);
+    command
+        .args(["-s", "1", "-o", "/tmp/p_", "-p", &pid.to_string()])
+        .env("MEM_PROFILER_DIR", place.shm());
     if become_nobody {
         command.uid(65534).gid(65534);
     }
-    let output = command
-        .output()
-        .expect("another user must be able to run the binary");
+    let output = command.output().expect("another user runs the copy");
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("belongs to user root"), "{text}");

@@ -40,6 +40,17 @@ pub fn compile(source: &str, flags: &[&str]) -> PathBuf {
     output
 }
 
+/// A copy that other users reach too: they may not be able to enter the build's directory.
+pub fn open_to_all(program: &Path) -> PathBuf {
+    let name = program.file_name().expect("a name").to_string_lossy();
+    let copy = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+    // By another process: what this one has open for writing, another test's child may have open
+    // for a moment longer, and it could not be executed.
+    let copied = Command::new("cp").arg(program).arg(&copy).status();
+    assert!(copied.expect("cp").success());
+    copy
+}
+
 /// A running program.
 pub struct Target {
     pub program: PathBuf,

@@ -157,6 +157,21 @@ pub fn agent() -> PathBuf {
     found.expect("build the agent first (cargo build -p mem-agent), or set MEM_AGENT_LIB")
 }
 
+/// A copy that other users reach too, and the directory that it is gone with: they may not be able
+/// to enter the build's.
+pub fn open_to_all(file: &Path) -> (tempfile::TempDir, PathBuf) {
+    use std::os::unix::fs::PermissionsExt;
+    let open = std::fs::Permissions::from_mode(0o755);
+    let mut builder = tempfile::Builder::new();
+    let directory = builder.permissions(open).tempdir().unwrap();
+    let copy = directory.path().join(file.file_name().unwrap());
+    // By another process: what this one has open for writing, another test's child may have open
+    // for a moment longer, and it could not be executed.
+    let copied = Command::new("cp").arg(file).arg(&copy).status();
+    assert!(copied.unwrap().success());
+    (directory, copy)
+}
+
 /// Which program of the system.
 pub fn program(names: &[&str]) -> PathBuf {
     let places = ["/usr/bin", "/usr/sbin", "/bin", "/usr/local/bin"].map(Path::new);
