@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// After this long, what was waited for is not going to happen.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Asks until there is an answer; panics, naming what was waited for, without one.
 pub fn until<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use capture::{Refusal, Stopped};
 
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Asks until it is so.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
