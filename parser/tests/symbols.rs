@@ -107,6 +107,68 @@ fn debug_files_are_found_by_build_id() {
     assert!(line.contains("keeps_memory"), "{line} {said}");
 }
 
+/// The mapping of a program's code as kernels with pages of this size make it.
+fn mapped(built: &keeper::Built, page: u64) -> Mapping {
+    let headers = tool("readelf", &["-lW", text(&built.path)]);
+    let code = headers
+        .lines()
+        .find(|line| line.contains("LOAD") && line.contains("R E"));
+    let numbers = code.unwrap().split_whitespace().skip(1).take(5);
+    let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
+    let [offset, address, _, _, size] = numbers.map(hex).collect::<Vec<_>>()[..] else {
+        panic!("{headers}")
+    };
+    assert_ne!(address & 0xffff, address & 0xfff, "{headers}");
+    Mapping {
+        start: BASE + (address & !(page - 1)),
+        end: BASE + (address + size).next_multiple_of(page),
+        file_offset: offset & !(page - 1),
+        ..mapping(built, PATH)
+    }
+}
+
+/// As lld lays programs out: code begins anywhere within a page of 64 KiB. The debug file has no
+/// offsets that would tell where.
+#[test]
+fn debug_files_of_programs_on_pages_of_any_size_name_the_right_functions() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = ["-fuse-ld=lld", "-Wl,-z,max-page-size=65536", "-DMUCH"];
+    let built = build(directory.path(), "keeper", &layout);
+    let hex = built.build_id.to_string();
+    let store = directory.path().join("debug");
+    let own = store.join(".build-id").join(&hex[..2]);
+    fs::create_dir_all(&own).unwrap();
+    let debug = own.join(format!("{}.debug", &hex[2..]));
+    tool(
+        "objcopy",
+        &["--only-keep-debug", text(&built.path), text(&debug)],
+    );
+    let program = directory.path().join("stripped");
+    tool("strip", &["-o", text(&program), text(&built.path)]);
+    for page in [4 << 10, 16 << 10, 64 << 10] {
+        let dump = write(
+            directory.path(),
+            mapped(&built, page),
+            BASE + built.address + 5,
+            Facts::default(),
+        );
+        // The debug file alone, and with the program.
+        for with in [&[][..], &["-p", text(&program)]] {
+            let arguments = [&["--symbol-path", text(&store)], with].concat();
+            let (line, said) = named(&dump, &arguments);
+            let is_named = line.contains("keeps_memory") && line.contains("keeper.c:");
+            assert!(is_named, "{page}, {with:?}: {line} {said}");
+        }
+        // A part of the mapping, of which cannot be said where in the code it is.
+        let mut part = mapped(&built, page);
+        part.end += 16 * page;
+        let address = BASE + built.address + 5;
+        let dump = write(directory.path(), part, address, Facts::default());
+        let (line, _) = named(&dump, &["--symbol-path", text(&store)]);
+        assert!(line.ends_with("[keeper]"), "{page}: {line}");
+    }
+}
+
 #[test]
 fn debuginfod_is_asked_only_when_told_to() {
     let directory = tempfile::tempdir().unwrap();

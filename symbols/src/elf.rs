@@ -26,7 +26,18 @@ struct Segment {
     offset: u64,
     address: u64,
     size: u64,
+    /// Bytes in memory: a separate debug file has those alone.
+    memory_size: u64,
     executable: bool,
+}
+
+impl Segment {
+    /// Where its mapping begins, with pages of this size, and how long it is.
+    fn mapped(&self, page: u64) -> Option<(u64, u64)> {
+        let start = self.address & !(page - 1);
+        let end = self.address.checked_add(self.memory_size)?;
+        Some((start, end.checked_next_multiple_of(page)? - start))
+    }
 }
 
 /// What the headers of an ELF file say.
@@ -60,15 +71,20 @@ impl Elf {
         segment.address.checked_add(offset - segment.offset)
     }
 
-    /// The virtual address of the byte at this distance from where the code is
-    /// mapped. For separate debug files, whose segments hold nothing, so that
-    /// offsets say nothing; `None` where there is not just one part of code.
-    pub fn address_in_code(&self, distance: u64) -> Option<u64> {
-        let mut code = self.segments.iter().filter(|s| s.executable);
-        let (segment, None) = (code.next()?, code.next()) else {
-            return None;
-        };
-        (segment.address & !(PAGE - 1)).checked_add(distance)
+    /// The virtual address of the byte at this distance from the start of a mapping of code, which
+    /// is `size` bytes long. For separate debug files, whose segments hold nothing, so that offsets
+    /// say nothing. The mapping is that of the segment that is as long in whole pages, and the
+    /// length also tells how large those are, and so where it begins; `None` where no segment's is,
+    /// or two are that begin at different addresses.
+    pub fn address_in_code(&self, distance: u64, size: u64) -> Option<u64> {
+        let code = self.segments.iter().filter(|s| s.executable);
+        let mapped = code.flat_map(|s| PAGES.iter().filter_map(|page| s.mapped(*page)));
+        let mut starts = mapped
+            .filter(|(_, long)| *long == size)
+            .map(|(start, _)| start);
+        let start = starts.next()?;
+        let is_one = starts.all(|other| other == start);
+        start.checked_add(distance).filter(|_| is_one)
     }
 }
 
@@ -81,8 +97,8 @@ pub fn shown_id(id: &BuildId) -> String {
     }
 }
 
-/// The least page; segments start in the page that their address is in.
-const PAGE: u64 = 4096;
+/// Sizes that pages have: a mapping begins with the page that the segment's address is in.
+const PAGES: [u64; 3] = [4 << 10, 16 << 10, 64 << 10];
 
 /// Byte order and word size of a file.
 #[derive(Clone, Copy)]
@@ -145,11 +161,17 @@ fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> 
     } else {
         (field(4, 4), field(8, 4), field(16, 4), field(24, 4))
     };
+    let memory_size = if layout.wide {
+        field(40, 8)
+    } else {
+        field(20, 4)
+    };
     match kind {
         PT_LOAD => elf.segments.push(Segment {
             offset,
             address,
             size,
+            memory_size,
             executable: flags & PF_X != 0,
         }),
         PT_INTERP => {
@@ -224,8 +246,51 @@ mod tests {
         assert_eq!(elf.address_of(first.offset), Some(first.address));
         assert_eq!(elf.address_of(u64::MAX), None);
         let code = elf.segments.iter().find(|s| s.executable).unwrap();
-        let page = code.address & !4095;
-        assert_eq!(elf.address_in_code(5), Some(page + 5));
+        let (page, size) = code.mapped(4096).unwrap();
+        assert_eq!(elf.address_in_code(5, size), Some(page + 5));
+        assert_eq!(elf.address_in_code(5, size + 1), None);
+    }
+
+    /// A file with segments of code at these addresses, of these sizes.
+    fn debug_file(code: &[(u64, u64)]) -> Elf {
+        let segment = |&(address, memory_size): &(u64, u64)| Segment {
+            offset: 0,
+            address,
+            size: 0,
+            memory_size,
+            executable: true,
+        };
+        Elf {
+            segments: code.iter().map(segment).collect(),
+            ..Elf::default()
+        }
+    }
+
+    #[test]
+    fn a_mappings_length_tells_its_pages_and_its_segment() {
+        // As lld lays out code: it begins within a page.
+        let one = debug_file(&[(0x21_56c0, 0x3_0000)]);
+        for (page, size) in [
+            (0x21_5000, 0x3_1000),
+            (0x21_4000, 0x3_4000),
+            (0x21_0000, 0x4_0000),
+        ] {
+            assert_eq!(
+                one.address_in_code(0x700, size),
+                Some(page + 0x700),
+                "{size:x}"
+            );
+        }
+        for size in [0, 0x3_0000, 0x3_2000, u64::MAX] {
+            assert_eq!(one.address_in_code(0x700, size), None, "{size:x}");
+        }
+        let two = debug_file(&[(0x1000, 0x400), (0x20_0000, 0x9_0000)]);
+        assert_eq!(two.address_in_code(0x10, 0x1000), Some(0x1010));
+        assert_eq!(two.address_in_code(0x10, 0x9_0000), Some(0x20_0010));
+        let alike = debug_file(&[(0x1000, 0x400), (0x20_0000, 0x400)]);
+        assert_eq!(alike.address_in_code(0x10, 0x1000), None);
+        let lies = debug_file(&[(u64::MAX - 8, u64::MAX), (u64::MAX - 8, 4)]);
+        assert_eq!(lies.address_in_code(0x10, 0x1000), None);
     }
 
     #[test]

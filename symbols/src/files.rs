@@ -74,6 +74,9 @@ pub struct Source {
     elf: Elf,
     /// It is a separate debug file, whose segments hold nothing.
     debug: bool,
+    /// Of a debug file: the program's own, if that is there. Its segments say which address is at
+    /// which offset.
+    code: Option<Elf>,
 }
 
 impl Source {
@@ -81,10 +84,10 @@ impl Source {
     pub fn request(&self, module: &Module) -> (Request, Vec<usize>) {
         let (mut addresses, mut locations) = (Vec::new(), Vec::new());
         for at in &module.addresses {
-            let address = if self.debug {
-                self.elf.address_in_code(at.distance)
-            } else {
-                self.elf.address_of(at.offset)
+            let address = match &self.code {
+                Some(code) => code.address_of(at.offset),
+                None if self.debug => self.elf.address_in_code(at.distance, at.mapped),
+                None => self.elf.address_of(at.offset),
             };
             if let Some(address) = address {
                 addresses.push(address);
@@ -145,6 +148,7 @@ impl<'a> Files<'a> {
         if !holds(&sources) && self.options.debuginfod {
             sources.extend(self.by_debuginfod("executable", &mapping.build_id));
         }
+        note_code(&mut sources);
         match (sources.is_empty(), refused.into_iter().next()) {
             (false, _) => Ok(sources),
             (true, Some(why)) => Err(why),
@@ -190,6 +194,7 @@ impl<'a> Files<'a> {
             path: path.to_path_buf(),
             elf,
             debug: false,
+            code: None,
         })
     }
 
@@ -243,6 +248,7 @@ impl<'a> Files<'a> {
                 path,
                 elf,
                 debug: false,
+                code: None,
             })
         })
     }
@@ -282,6 +288,18 @@ impl<'a> Files<'a> {
     }
 }
 
+/// Tells debug files of the program itself, if that is among them.
+fn note_code(sources: &mut [Source]) {
+    let code = sources.iter().find(|source| !source.debug);
+    let Some(code) = code.map(|source| source.elf.clone()) else {
+        return;
+    };
+    let of_it = |source: &&mut Source| source.debug && source.elf.build_id == code.build_id;
+    for source in sources.iter_mut().filter(of_it) {
+        source.code = Some(code.clone());
+    }
+}
+
 /// Whether one of the files contains the code itself.
 fn holds(sources: &[Source]) -> bool {
     sources.iter().any(|s| !s.debug)
@@ -294,5 +312,6 @@ fn with_id(path: PathBuf, id: &BuildId) -> Option<Source> {
         path,
         elf,
         debug: true,
+        code: None,
     })
 }

@@ -18,6 +18,8 @@ pub struct FileAddress {
     pub offset: u64,
     /// Distance from the start of its mapping.
     pub distance: u64,
+    /// Size of its mapping.
+    pub mapped: u64,
 }
 
 impl Module {
@@ -36,6 +38,7 @@ impl Module {
             location: number,
             offset: distance.wrapping_add(mapping.file_offset),
             distance,
+            mapped: mapping.end.saturating_sub(mapping.start),
         });
     }
 }

@@ -40,7 +40,10 @@ pub const SOURCE: &str = "#include <stdio.h>\n\
     volatile int sum = 0;\n\
     for (int i = 0; i < n; i++) sum += i;\n\
     return sum;\n}\n\
-    int main(void) { puts(\"ready\"); fflush(stdout); return keeps_memory(getchar()); }\n";
+    int main(void) { puts(\"ready\"); fflush(stdout); return keeps_memory(getchar()); }\n\
+    #ifdef MUCH\n\
+    __attribute__((used)) const char much[20000] = {1};\n\
+    #endif\n";
 
 impl Built {
     /// Starts it; it waits for input.
