@@ -15,6 +15,7 @@
 mod functions;
 mod image;
 mod lines;
+mod residency;
 mod table;
 mod units;
 
@@ -28,6 +29,7 @@ use super::frame::{Frame, Frames};
 use functions::Function;
 pub use image::Image;
 use lines::Row;
+use residency::Residency;
 use units::{Slice, Units};
 
 /// The frames of each address; `None` where another reader has to be asked.
@@ -65,8 +67,12 @@ struct Lookup<'a> {
 }
 
 impl<'a> Lookup<'a> {
-    fn make(dwarf: &'a gimli::Dwarf<Slice<'a>>, image: &Image, wanted: Vec<u64>) -> Option<Self> {
-        let units = Units::new(dwarf).ok()?;
+    fn make(
+        dwarf: &'a gimli::Dwarf<Slice<'a>>,
+        image: &'a Image,
+        wanted: Vec<u64>,
+    ) -> Option<Self> {
+        let units = Units::new(dwarf, Residency::of(image.bytes())).ok()?;
         let candidates = units.candidates(&wanted).ok()?;
         let functions = candidates.in_turn(&wanted, |unit, wanted, found| {
             functions::find(&units, unit, wanted, found)
@@ -78,7 +84,7 @@ impl<'a> Lookup<'a> {
         let rows = rows.ok()?;
         let unnamed = wanted.iter().zip(&functions).filter(|(_, f)| f.is_none());
         let unnamed: Vec<u64> = unnamed.map(|(&address, _)| address).collect();
-        let symbols = table::names(image, &unnamed)?;
+        let symbols = table::names(image, &unnamed, &units.residency)?;
         let mut found = Self {
             units,
             wanted,

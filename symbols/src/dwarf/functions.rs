@@ -2,10 +2,13 @@
 
 use gimli::{AttributeValue, EntriesRaw, Range, RangeListsOffset, Result, UnitOffset, UnitRef};
 
+use super::residency::Residency;
 use super::units::{Slice, Units};
 
 /// Inlined calls inside each other.
 const DEEPEST: usize = 1000;
+/// Bytes between entries that are no longer on the same page.
+const FAR: usize = 4096;
 
 /// A function that holds an address.
 #[derive(Clone)]
@@ -48,6 +51,7 @@ pub fn find(
         number,
         unit,
         wanted,
+        residency: &units.residency,
     };
     // Types, name spaces and functions of other addresses rarely hold functions
     // that have addresses: at first they are passed over.
@@ -75,6 +79,7 @@ struct Search<'u, 'a> {
     number: usize,
     unit: UnitRef<'u, Slice<'a>>,
     wanted: &'u [u64],
+    residency: &'u Residency<'a>,
 }
 
 impl<'u, 'a> Search<'u, 'a> {
@@ -83,6 +88,7 @@ impl<'u, 'a> Search<'u, 'a> {
     fn functions(&mut self, found: &mut [Option<Function>], hasty: bool) -> Result<()> {
         let mut entries = self.unit.entries_raw(None)?;
         while !entries.is_empty() {
+            self.residency.pass();
             let entry = entries.next_offset();
             let Some(abbreviation) = entries.read_abbreviation()? else {
                 continue;
@@ -99,6 +105,9 @@ impl<'u, 'a> Search<'u, 'a> {
             }
             let ahead = |&s: &UnitOffset| s > entries.next_offset();
             if let Some(sibling) = facts.sibling.filter(ahead).filter(|_| leave) {
+                if sibling.0 - entries.next_offset().0 > FAR {
+                    self.residency.jump();
+                }
                 entries = self.unit.entries_raw(Some(sibling))?;
             }
         }
@@ -186,6 +195,7 @@ impl<'u, 'a> Search<'u, 'a> {
 
     /// Finds the inlined calls of a function, each inside the one before.
     fn inlined(&self, function: UnitOffset, found: &mut [Option<Function>]) -> Result<()> {
+        self.residency.jump();
         let mut entries = self.unit.entries_raw(Some(function))?;
         let Some(abbreviation) = entries.read_abbreviation()? else {
             return Ok(());
@@ -194,6 +204,7 @@ impl<'u, 'a> Search<'u, 'a> {
         // Depths of the calls around.
         let mut around: Vec<isize> = Vec::new();
         while entries.next_depth() > 0 {
+            self.residency.pass();
             let (depth, entry) = (entries.next_depth(), entries.next_offset());
             let Some(abbreviation) = entries.read_abbreviation()? else {
                 continue;

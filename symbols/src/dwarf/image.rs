@@ -134,6 +134,11 @@ impl Image {
         self.bytes.get(start..start.checked_add(size)?)
     }
 
+    /// The whole file.
+    pub fn bytes(&self) -> &Mmap {
+        &self.bytes
+    }
+
     /// The section of this name.
     pub fn section(&self, name: &str) -> Option<&Section> {
         let mut sections = self.sections.iter();

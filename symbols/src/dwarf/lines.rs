@@ -32,6 +32,7 @@ pub fn find(units: &Units, unit: usize, wanted: &[u64], found: &mut [Option<Row>
     let mut last: Option<(u64, Row)> = None;
     let mut next = 0;
     while let Some((_, row)) = rows.next_row()? {
+        units.residency.pass();
         let address = row.address();
         match last {
             Some((before, value)) if address >= before => {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::image::{Image, number};
+use super::residency::Residency;
 
 const ENTRY: usize = 24;
 /// Kinds of symbols that stand for code or data; others name sections, files
@@ -21,12 +22,16 @@ struct Symbol {
 
 /// Names of those of the addresses, which are sorted, that a symbol holds.
 /// `None` where a table is damaged.
-pub fn names(image: &Image, wanted: &[u64]) -> Option<HashMap<u64, Rc<str>>> {
+pub fn names(
+    image: &Image,
+    wanted: &[u64],
+    residency: &Residency,
+) -> Option<HashMap<u64, Rc<str>>> {
     let mut names = HashMap::new();
     let mut rest = wanted.to_vec();
     for (table, sparse) in [(".symtab", false), (".dynsym", true)] {
         if !rest.is_empty() && image.section(table).is_some() {
-            in_table(image, table, sparse, &rest, &mut names)?;
+            in_table((image, table, sparse), &rest, &mut names, residency)?;
             rest.retain(|address| !names.contains_key(address));
         }
     }
@@ -36,11 +41,10 @@ pub fn names(image: &Image, wanted: &[u64]) -> Option<HashMap<u64, Rc<str>>> {
 /// Looks in one table. In a `sparse` one, symbols without a size hold nothing
 /// but their own address.
 fn in_table(
-    image: &Image,
-    table: &str,
-    sparse: bool,
+    (image, table, sparse): (&Image, &str, bool),
     wanted: &[u64],
     names: &mut HashMap<u64, Rc<str>>,
+    residency: &Residency,
 ) -> Option<()> {
     let section = image.section(table)?;
     let Some(symbols) = image.data(section) else {
@@ -48,7 +52,7 @@ fn in_table(
         return Some(());
     };
     let strings = image.data(image.numbered(section.link)?)?;
-    let nearest = nearest(&symbols, wanted)?;
+    let nearest = nearest(&symbols, wanted, residency)?;
     let mut symbols: &[Symbol] = &[];
     for (&address, own) in wanted.iter().zip(&nearest) {
         if !own.is_empty() {
@@ -68,9 +72,10 @@ fn in_table(
 
 /// For each address the symbols of a table that start last of those between the address
 /// before and it, largest first.
-fn nearest(symbols: &[u8], wanted: &[u64]) -> Option<Vec<Vec<Symbol>>> {
+fn nearest(symbols: &[u8], wanted: &[u64], residency: &Residency) -> Option<Vec<Vec<Symbol>>> {
     let mut nearest: Vec<Vec<Symbol>> = vec![Vec::new(); wanted.len()];
     for entry in symbols.chunks_exact(ENTRY) {
+        residency.pass();
         let value = number(entry, 8, 8)?;
         let first = wanted.partition_point(|&a| a < value);
         let known = nearest.get(first).map(|own| own.first().map(|s| s.value));

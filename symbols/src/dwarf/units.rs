@@ -9,6 +9,8 @@ use gimli::{
     UnitRef, UnitType,
 };
 
+use super::residency::Residency;
+
 /// Bytes of a section.
 pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
@@ -22,6 +24,8 @@ const MOST_UNITS: usize = 100;
 pub struct Units<'a> {
     /// The debug information.
     pub dwarf: &'a Dwarf<Slice<'a>>,
+    /// What of the file is in memory.
+    pub residency: Residency<'a>,
     headers: Vec<UnitHeader<Slice<'a>>>,
     open: RefCell<HashMap<usize, Rc<Unit<Slice<'a>>>>>,
     names: RefCell<HashMap<(usize, UnitOffset), Rc<str>>>,
@@ -35,7 +39,7 @@ pub struct Candidates {
 
 impl<'a> Units<'a> {
     /// Those of a file. Units of types hold no code.
-    pub fn new(dwarf: &'a Dwarf<Slice<'a>>) -> Result<Self> {
+    pub fn new(dwarf: &'a Dwarf<Slice<'a>>, residency: Residency<'a>) -> Result<Self> {
         let mut headers = Vec::new();
         let mut all = dwarf.units();
         while let Some(header) = all.next()? {
@@ -48,6 +52,7 @@ impl<'a> Units<'a> {
         }
         Ok(Self {
             dwarf,
+            residency,
             headers,
             open: RefCell::default(),
             names: RefCell::default(),
@@ -98,7 +103,9 @@ impl<'a> Units<'a> {
                 note(range.begin, range.end, number);
             }
             if !any {
-                sequences(&unit, |begin, end| note(begin, end, number))?;
+                sequences(&unit, &self.residency, |begin, end| {
+                    note(begin, end, number);
+                })?;
             }
         }
         let order = |mut found: Vec<(u64, usize)>| {
@@ -162,6 +169,7 @@ impl<'a> Units<'a> {
         entry: UnitOffset,
         deep: usize,
     ) -> Result<Option<Slice<'a>>> {
+        self.residency.jump();
         let opened = self.open(number)?;
         let unit = UnitRef::new(self.dwarf, &opened);
         let mut entries = unit.entries_raw(Some(entry))?;
@@ -204,13 +212,18 @@ impl<'a> Units<'a> {
 }
 
 /// The ranges of addresses that a unit has lines for.
-fn sequences<'a>(unit: &Unit<Slice<'a>>, mut each: impl FnMut(u64, u64)) -> Result<()> {
+fn sequences<'a>(
+    unit: &Unit<Slice<'a>>,
+    residency: &Residency,
+    mut each: impl FnMut(u64, u64),
+) -> Result<()> {
     let Some(program) = unit.line_program.clone() else {
         return Ok(());
     };
     let mut rows = program.rows();
     let mut start = None;
     while let Some((_, row)) = rows.next_row()? {
+        residency.pass();
         let start_of_this = *start.get_or_insert(row.address());
         if row.end_sequence() {
             each(start_of_this, row.address());

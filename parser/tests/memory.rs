@@ -1,0 +1,131 @@
+//! The memory that the parser takes for a big program's debug information. Needs gcc and binutils.
+
+use std::fs::{self, File};
+use std::io;
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use heap_format::{BuildId, Detail, Mapping, ProfileBuilder, dump};
+
+mod keeper;
+
+use keeper::{BASE, text, tool};
+
+/// Functions, each of which has an address on a stack.
+const STACKS: u64 = 5_000;
+/// The one that has most, so that it is shown.
+const MOST: u64 = 2_500;
+/// Types before each function, which are passed through on the way to it.
+const TYPES: usize = 520;
+
+/// A unit whose entries take 100 MB: the functions are far apart, and so are their names.
+fn source() -> String {
+    let mut source = format!(
+        ".text\n.globl keeps\n.type keeps, @function\nkeeps: .fill {STACKS}, 4, 0x90909090\nret\n\
+         .Lend: .size keeps, . - keeps\n\
+         .section .debug_abbrev\n.uleb128 1, 0x11\n.byte 1\n\
+         .uleb128 3, 8, 0x11, 1, 0x12, 7, 0, 0\n\
+         .uleb128 2, 0x24\n.byte 0\n.uleb128 3, 8, 0, 0\n\
+         .uleb128 3, 0x2e\n.byte 0\n.uleb128 3, 8, 0x11, 1, 0x12, 7, 0, 0\n.uleb128 0\n\
+         .section .debug_info\n.long .Llast - .Lfirst\n.Lfirst: .value 4\n.long 0\n.byte 8\n\
+         .uleb128 1\n.asciz \"big.c\"\n.quad keeps\n.quad .Lend - keeps\n"
+    );
+    for function in 0..STACKS {
+        let entries = format!(
+            ".rept {TYPES}\n.uleb128 2\n.asciz \"a_type_of_a_big_program_that_has_many\"\n.endr\n\
+             .uleb128 3\n.asciz \"keeps_{function}\"\n.quad keeps + {}\n.quad 4\n",
+            4 * function
+        );
+        source.push_str(&entries);
+    }
+    source + ".uleb128 0\n.Llast:\n.section .note.GNU-stack\n"
+}
+
+/// Builds it; returns its path, and the address of the first function.
+fn build(directory: &Path) -> (PathBuf, u64) {
+    let at = |name: &str| directory.join(name);
+    fs::write(at("big.s"), source()).unwrap();
+    fs::write(
+        at("main.c"),
+        "void keeps(void); int main(void) { keeps(); }\n",
+    )
+    .unwrap();
+    let program = at("big");
+    let parts = [&at("main.c"), &at("big.s")].map(|path| path.to_owned());
+    let arguments = [
+        "-Wl,--build-id=sha1",
+        "-o",
+        text(&program),
+        text(&parts[0]),
+        text(&parts[1]),
+    ];
+    tool("gcc", &arguments);
+    let symbols = tool("nm", &[text(&program)]);
+    let line = symbols.lines().find(|line| line.ends_with(" keeps"));
+    let address = line.unwrap().split(' ').next().unwrap();
+    (program, u64::from_str_radix(address, 16).unwrap())
+}
+
+/// A dump with a stack for each function.
+fn dumped(directory: &Path, program: &Path, address: u64) -> PathBuf {
+    let mut builder = ProfileBuilder::new(1);
+    builder.module(Mapping {
+        start: BASE,
+        end: BASE + 0x10_0000,
+        file_offset: 0,
+        build_id: BuildId::default(),
+        path: program.into(),
+        past: false,
+    });
+    for stack in 0..STACKS {
+        let detail = Detail {
+            alloc_samples: 1,
+            alloc_objects: 1.0,
+            alloc_bytes: if stack == MOST { 1e6 } else { 64.0 },
+            ..Detail::default()
+        };
+        builder.stack([BASE + address + 4 * stack + 1], &detail);
+    }
+    let path = directory.join("big.heap");
+    dump::write(&builder.finish(), &mut File::create(&path).unwrap()).unwrap();
+    path
+}
+
+/// Bytes that a command and what it started took at most, each for itself, and what it printed.
+#[expect(
+    clippy::zombie_processes,
+    reason = "waited for by wait4, which tells of its memory"
+)]
+fn peak(command: &mut Command, out: &Path) -> (u64, String) {
+    let child = command
+        .stdout(File::create(out).unwrap())
+        .stdin(Stdio::null());
+    let child = child.spawn().unwrap();
+    let (mut status, mut usage) = (0, MaybeUninit::<libc::rusage>::zeroed());
+    let pid = libc::pid_t::try_from(child.id()).unwrap();
+    // SAFETY: a child of ours that nobody else waits for, and room for what is written.
+    let waited = unsafe { libc::wait4(pid, &raw mut status, 0, usage.as_mut_ptr()) };
+    assert_eq!(waited, pid, "{}", io::Error::last_os_error());
+    assert_eq!(status, 0);
+    // SAFETY: numbers, which zeros are, and which were written.
+    let usage = unsafe { usage.assume_init() };
+    let kilobytes = u64::try_from(usage.ru_maxrss).unwrap();
+    (kilobytes << 10, fs::read_to_string(out).unwrap())
+}
+
+#[test]
+fn a_big_program_does_not_fill_the_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let (program, address) = build(directory.path());
+    let size = fs::metadata(&program).unwrap().len();
+    assert!(size > 90 << 20, "{size}");
+    let heap = dumped(directory.path(), &program, address);
+    for what in ["-t", "-s"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
+        command.args([what, "-p", text(&program), text(&heap)]);
+        let (bytes, said) = peak(&mut command, &directory.path().join("out"));
+        assert!(said.contains(&format!("keeps_{MOST}")), "{what}: {said}");
+        assert!(bytes < 64 << 20, "{what}: {} KiB", bytes >> 10);
+    }
+}

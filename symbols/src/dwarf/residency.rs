@@ -1,0 +1,81 @@
+//! Keeps what is mapped of a file from filling the memory of a small machine.
+//!
+//! Debug information is passed through once, piece by piece, and the pages of a mapped file that were
+//! read stay in the process's memory as long as nobody else needs it. So it is looked from time to
+//! time how many there are, and beyond a limit they are given back: what is needed once more is read
+//! again, as a rule from the kernel's cache.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use memmap2::{Mmap, UncheckedAdvice};
+
+/// Most bytes of mapped files in memory, our own program among them.
+const MOST: u64 = 24 << 20;
+/// How many entries, rows or symbols are passed between two looks: they take less than 1 MiB.
+const BETWEEN: u32 = 8192;
+/// How many of them count for one that may be anywhere, as may the text of its name: around each the
+/// kernel maps up to 64 KiB.
+const JUMP: u32 = BETWEEN / 16;
+
+/// What is in memory of a mapped file.
+pub struct Residency<'a> {
+    map: &'a Mmap,
+    /// `/proc/self/statm`; `None`: nothing is known, and nothing given back.
+    source: Option<File>,
+    passed: Cell<u32>,
+}
+
+impl<'a> Residency<'a> {
+    /// Of this mapping.
+    pub fn of(map: &'a Mmap) -> Self {
+        Self {
+            map,
+            source: File::open("/proc/self/statm").ok(),
+            passed: Cell::new(0),
+        }
+    }
+
+    /// Called for each entry, row or symbol that is passed.
+    #[inline]
+    pub fn pass(&self) {
+        self.count(1);
+    }
+
+    /// Called for each entry that is far from the one before.
+    pub fn jump(&self) {
+        self.count(JUMP);
+    }
+
+    #[inline]
+    fn count(&self, passed: u32) {
+        self.passed.set(self.passed.get() + passed);
+        if self.passed.get() >= BETWEEN {
+            self.look();
+        }
+    }
+
+    /// Gives the mapping's pages back if there are too many.
+    #[cold]
+    fn look(&self) {
+        self.passed.set(0);
+        if self.resident().is_some_and(|bytes| bytes > MOST) {
+            // SAFETY: a private mapping of a file, to which nothing is written: what is given
+            // back is read from the file again, with the same bytes as far as the file is the
+            // same, which its readers never rely on.
+            let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+        }
+    }
+
+    /// Bytes of mapped files in memory.
+    fn resident(&self) -> Option<u64> {
+        let mut line = [0; 128];
+        let got = self.source.as_ref()?.read_at(&mut line, 0).ok()?;
+        let line = std::str::from_utf8(&line[..got]).ok()?;
+        let pages: u64 = line.split(' ').nth(2)?.parse().ok()?;
+        // SAFETY: asks for a number.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        pages.checked_mul(u64::try_from(size).ok()?)
+    }
+}
