@@ -26,10 +26,11 @@ use crate::session::Outcome;
 use crate::terminal;
 use dump::Then;
 
-/// Executes the command that was given, and reports its failure. Where nothing was, people are
-/// told what there is, and scripts get the session that they always got.
+/// Executes the command that was given, and reports its failure. Where nothing was, that is a
+/// session; people are told of what, and what else they might ask for if there is nothing to sample.
 pub fn execute(cli: Cli) -> ExitCode {
-    let done = match Cli::is_bare() && terminal::is_watched() {
+    let is_lost = Cli::is_bare() && terminal::is_watched() && !overview::announce();
+    let done = match is_lost {
         true => overview::execute(),
         false => command(cli),
     };

@@ -2,12 +2,12 @@
 //! or lose their segment, clocks that are set, terminals that are closed.
 
 use std::fs::{self, File};
-use std::io::{Error, Read};
+use std::io::{Error, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use mem_tests::tracing::{Fate, kill_at};
 use mem_tests::{Scratch, Session, Steps, artifacts, run, sums, wait};
@@ -227,19 +227,10 @@ fn winsize(rows: u16, columns: u16) -> libc::winsize {
     }
 }
 
-#[test]
-fn a_terminal_resized_changes_nothing_and_closed_ends_the_session_with_its_data() {
-    let scratch = Scratch::new();
-    let mut program = Steps::start(&scratch);
-    let (mut master, slave) = terminal();
+/// Starts the controller on a terminal, as its session's leader.
+fn started_on(slave: File, mut command: Command) -> Controller {
     let end = || Stdio::from(slave.try_clone().expect("a descriptor"));
-    let mut command = scratch.profiler();
-    let pid = program.pid().to_string();
-    command
-        .args(["-c", "1", "-o", "pty_", "-p", &pid])
-        .stdin(end())
-        .stdout(end())
-        .stderr(end());
+    command.stdin(end()).stdout(end()).stderr(end());
     let take = || {
         // SAFETY: async-signal-safe calls: a session of its own, with this terminal.
         match unsafe { (libc::setsid(), libc::ioctl(0, libc::TIOCSCTTY, 0)) } {
@@ -249,16 +240,70 @@ fn a_terminal_resized_changes_nothing_and_closed_ends_the_session_with_its_data(
     };
     // SAFETY: see above.
     unsafe { command.pre_exec(take) };
-    let mut child = Controller(command.spawn().expect("the controller"));
-    drop((command, slave));
-    scratch.wait_for_sampling(program.pid());
-    program.step("keep 50");
+    Controller(command.spawn().expect("the controller"))
+}
+
+/// What a terminal shows, up to this text at least, or, if that is empty, to the end.
+fn shown_until(master: &mut File, text: &str) -> String {
     let mut seen = Vec::new();
     let mut buffer = [0; 4096];
-    while !String::from_utf8_lossy(&seen).contains("Ctrl-C ends it") {
-        let got = master.read(&mut buffer).expect("its bar");
+    loop {
+        let got = match master.read(&mut buffer) {
+            // Nobody has the other end any more.
+            Err(error) if text.is_empty() && error.raw_os_error() == Some(libc::EIO) => 0,
+            got => got.expect("what it shows"),
+        };
         seen.extend_from_slice(&buffer[..got]);
+        let shown = String::from_utf8_lossy(&seen);
+        if got == 0 || (!text.is_empty() && shown.contains(text)) {
+            return shown.into_owned();
+        }
     }
+}
+
+#[test]
+fn alone_on_a_terminal_it_samples_what_there_is_until_ctrl_c() {
+    let scratch = Scratch::new();
+    // Nothing to sample: what could be done.
+    let (mut master, slave) = terminal();
+    let mut child = started_on(slave, scratch.profiler());
+    let shown = shown_until(&mut master, "");
+    assert!(shown.contains("mem_profiler run --html"), "{shown}");
+    let status = child.0.wait().expect("a child");
+    assert_eq!(status.code(), Some(0), "{shown}");
+
+    let mut program = Steps::start(&scratch);
+    let pid = program.pid();
+    let (mut master, slave) = terminal();
+    let mut child = started_on(slave, scratch.profiler());
+    scratch.wait_for_sampling(pid);
+    program.step("keep 50");
+    let shown = shown_until(&mut master, "Ctrl-C ends it");
+    let told = format!("sampling steps ({pid}) until Ctrl-C");
+    assert!(shown.contains(&told), "{shown}");
+    master.write_all(b"\x03").expect("a key");
+    let shown = shown_until(&mut master, "");
+    assert!(shown.contains("succeeded in collecting"), "{shown}");
+    let status = child.0.wait().expect("a child");
+    assert_eq!(status.code(), Some(0), "{shown}");
+    let dump = scratch.file(&format!("custom_prof.steps.{pid}.0001.heap"));
+    let profile = heap_format::open(&dump).expect("the data");
+    assert_eq!(profile.interval, 1024);
+    program.target.finish_well();
+}
+
+#[test]
+fn a_terminal_resized_changes_nothing_and_closed_ends_the_session_with_its_data() {
+    let scratch = Scratch::new();
+    let mut program = Steps::start(&scratch);
+    let (mut master, slave) = terminal();
+    let mut command = scratch.profiler();
+    let pid = program.pid().to_string();
+    command.args(["-c", "1", "-o", "pty_", "-p", &pid]);
+    let mut child = started_on(slave, command);
+    scratch.wait_for_sampling(program.pid());
+    program.step("keep 50");
+    shown_until(&mut master, "Ctrl-C ends it");
     let size = winsize(5, 20);
     // SAFETY: a size to read.
     let resized = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };

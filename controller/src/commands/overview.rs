@@ -1,9 +1,16 @@
-//! No command at all: what runs with the agent, and what can be done about it.
+//! No command at all, on a terminal: what is going to be sampled, or, where nothing runs with the
+//! agent, what can be done about it.
 
 use std::process::ExitCode;
 
 use crate::cli::ListArgs;
-use crate::terminal::own;
+use crate::discovery::Discovery;
+use crate::select::Selection;
+use crate::terminal::{diagnostic, own};
+use crate::text;
+
+/// How many processes are named.
+const SHOWN: usize = 5;
 
 const EXAMPLES: &str = "
 mem_profiler -s 60 -p NAME            samples a running process for a minute
@@ -14,7 +21,29 @@ A running program takes part if it was started with
   LD_PRELOAD=/path/to/libmem_agent.so PROGRAM
 mem_profiler --help lists all commands and options.";
 
-/// Prints both.
+/// Says what a session without options samples, and how it ends; `false`: there is nothing.
+pub fn announce() -> bool {
+    let agents = Selection::default().choose(Discovery::new().scan()).agents;
+    let names = agents.iter().take(SHOWN);
+    let names: Vec<String> = names
+        .map(|agent| format!("{} ({})", text::escape(&agent.name), agent.pid))
+        .collect();
+    let more = match agents.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    if names.is_empty() {
+        return false;
+    }
+    diagnostic(&format!(
+        "sampling {}{more} until Ctrl-C, into ./custom_prof*.heap ('mem_profiler list' only shows \
+         them; --help: all commands and options)",
+        names.join(", ")
+    ));
+    true
+}
+
+/// Prints the list, and examples.
 pub fn execute() -> anyhow::Result<ExitCode> {
     super::list::execute(ListArgs::default())?;
     own(EXAMPLES);
