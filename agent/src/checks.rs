@@ -6,6 +6,7 @@
 
 use crate::backend;
 use crate::controller::{self, Answer, Failure};
+use crate::hooks;
 use crate::sys::{self, Text, variable};
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
@@ -47,6 +48,12 @@ pub fn start() -> bool {
     MODE.store(mode, Ordering::Relaxed);
     BY_VARIABLE.store(by_variable, Ordering::Relaxed);
     by_variable
+}
+
+/// Whether one of gperftools' variables says yes.
+fn is_on(name: &CStr) -> bool {
+    let first = variable(name).map(|value| value.first().copied());
+    matches!(first, Some(None | Some(b't' | b'T' | b'y' | b'Y' | b'1')))
 }
 
 /// Whether gperftools' checks are made.
@@ -106,6 +113,8 @@ pub struct Found {
     pub bytes: u64,
     /// Objects.
     pub objects: u64,
+    /// What LeakSanitizer's check ends the program with; 0: it goes on.
+    pub code: c_int,
     /// Losses to compare a later check with.
     losses: Answer,
 }
@@ -134,6 +143,7 @@ pub enum Style {
 /// check could be made, and it was said why. Keeps `errno`.
 pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     let saved = sys::errno();
+    hooks::tell();
     let mut pid = Text::<16>::new();
     pid.push_number(u64::from(sys::pid()));
     let mut mode = Text::<NAME>::new();
@@ -158,10 +168,11 @@ pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
         c"--socket",
     ];
     let found = controller::ask(&arguments, before).and_then(|mut answer| {
-        let [bytes, objects] = numbers(answer.bytes()).ok_or(Failure::Silent)?;
+        let [bytes, objects, code] = numbers(answer.bytes()).ok_or(Failure::Silent)?;
         Ok(Found {
             bytes,
             objects,
+            code: code as c_int,
             losses: answer,
         })
     });
@@ -176,24 +187,32 @@ pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     found
 }
 
-/// The numbers of an answer's first line: `lost BYTES OBJECTS`.
-fn numbers(answer: &[u8]) -> Option<[u64; 2]> {
+/// The numbers of an answer's first line: `lost BYTES OBJECTS CODE`.
+fn numbers(answer: &[u8]) -> Option<[u64; 3]> {
     let line = answer.split(|byte| *byte == b'\n').next()?;
     let mut words = line.strip_prefix(b"lost ")?.split(|byte| *byte == b' ');
     let mut number = || -> Option<u64> {
         let text = core::str::from_utf8(words.next()?).ok()?;
         text.parse().ok()
     };
-    Some([number()?, number()?])
+    Some([number()?, number()?, number()?])
 }
 
 /// At the program's exit: checks it where a variable asked for that. The exit code to end with
 /// instead of the program's own.
 pub fn at_exit() -> Option<c_int> {
-    if !is_by_variable() || !is_pending() {
+    if !is_by_variable() || !is_pending() || hooks::is_turned_off() {
         return None;
     }
     clean();
     let found = check(WHOLE_PROGRAM, Style::Gperftools, b"")?;
+    if found.objects > 0 && is_on(c"HEAP_CHECK_IDENTIFY_LEAKS") {
+        // As gperftools does, so that there is a core file to look at the objects in.
+        // SAFETY: writes out the C library's buffers, and ends the process.
+        unsafe {
+            libc::fflush(null_mut());
+            libc::abort()
+        }
+    }
     (found.objects > 0).then_some(1)
 }

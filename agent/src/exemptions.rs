@@ -1,5 +1,5 @@
-//! What the program says is no leak: objects, and memory of its own that may hold pointers. A check
-//! from outside reads the list in the process's memory.
+//! What the program says is no leak: objects, memory of its own that may hold pointers, and texts. A
+//! check from outside reads the list in the process's memory.
 //!
 //! Without a lock: each entry is claimed by one exchange. Objects made by a thread that ignores
 //! what it allocates are not listed, their headers say so ([`crate::object`]).
@@ -48,6 +48,11 @@ pub fn remove_object(at: u64) {
 /// Takes memory for a place that may hold pointers. Whether there was room.
 pub fn add_region(at: u64, bytes: u64) -> bool {
     add(EXEMPT_REGION, at, bytes)
+}
+
+/// Lists a text of the program's, which stays: `STATED_…`. Whether there was room.
+pub fn add_text(kind: u64, at: u64, bytes: u64) -> bool {
+    add(kind, at, bytes)
 }
 
 /// Takes it back.

@@ -56,6 +56,7 @@ mod entry;
 mod environment;
 mod exemptions;
 mod fork;
+mod hooks;
 mod image;
 mod init;
 mod library;

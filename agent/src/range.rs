@@ -76,13 +76,19 @@ unsafe extern "C" {
     static ARENAS: u8;
 }
 
-/// Where a reader outside the process finds all objects.
-pub fn globals() -> HeapGlobals {
+/// Where a reader outside the process finds all objects; the sampled ones alone where `is_system`,
+/// as the program keeps its own allocator then.
+pub fn globals(is_system: bool) -> HeapGlobals {
     // Sizes above a few pages are rounded to pages. Not asked by `mallctl`, whose first call
     // takes megabytes.
     const LARGE: usize = 8 << 20;
-    // SAFETY: a size that is not 0.
-    let page = unsafe { jemalloc::nallocx(LARGE + 1, 0) }.saturating_sub(LARGE);
+    let page = match is_system {
+        // It is not to be woken up before the first sample.
+        true if cfg!(target_arch = "x86_64") => 4096,
+        true => return HeapGlobals::default(),
+        // SAFETY: a size that is not 0.
+        false => unsafe { jemalloc::nallocx(LARGE + 1, 0) }.saturating_sub(LARGE),
+    };
     HeapGlobals {
         emap: (&raw const EMAP).addr() as u64,
         arenas: (&raw const ARENAS).addr() as u64,

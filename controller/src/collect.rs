@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use heap_format::dump::{PART, Part};
 use heap_format::{
-    BuildId, Detail, Facts, Mapping, Profile, ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
+    BuildId, Detail, Facts, Lost, Mapping, Profile, ProfileBuilder, TABLE_FULL_ADDRESS,
+    TRUNCATED_ADDRESS,
 };
 use shm_protocol::clock::TICK_NS;
 use shm_protocol::layout::ADDRESS_BITS;
@@ -66,16 +67,17 @@ impl Metadata {
 pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> (Profile, usize) {
     let now = snapshot.end_tick();
     profile_of(snapshot, header, metadata, |record| {
-        Some(detail(record, now))
+        Some((detail(record, now), Lost::default()))
     })
 }
 
-/// Like [`profile`], of what `detail` says of each record; `None` leaves it out.
-pub fn profile_of(
+/// Like [`profile`], of what `details` says of each record, in parts that are lost in different
+/// ways; without any it is left out.
+pub fn profile_of<D: IntoIterator<Item = (Detail, Lost)>>(
     snapshot: &Snapshot,
     header: &Header<'_>,
     metadata: &Metadata,
-    detail: impl Fn(&RecordView) -> Option<Detail>,
+    details: impl Fn(&RecordView) -> D,
 ) -> (Profile, usize) {
     let mut builder = ProfileBuilder::new(snapshot.least_interval.max(1));
     let (modules, relocations) = modules(header, &metadata.maps);
@@ -83,15 +85,15 @@ pub fn profile_of(
         builder.module(module);
     }
     builder.facts(facts(snapshot, header, metadata));
-    let truncated = stacks(snapshot, &relocations, &mut builder, detail);
+    let truncated = stacks(snapshot, &relocations, &mut builder, details);
     (builder.finish(), truncated)
 }
 
-fn stacks(
+fn stacks<D: IntoIterator<Item = (Detail, Lost)>>(
     snapshot: &Snapshot,
     relocations: &Relocations,
     builder: &mut ProfileBuilder,
-    detail: impl Fn(&RecordView) -> Option<Detail>,
+    details: impl Fn(&RecordView) -> D,
 ) -> usize {
     let most = snapshot.segment_bytes.saturating_mul(FRAMES_PER_BYTE);
     let most = usize::try_from(most).unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
@@ -101,9 +103,10 @@ fn stacks(
     let mut frames = 0;
     let threads = snapshot.thread_entries.len();
     for record in snapshot.records() {
-        let Some(detail) = detail(record) else {
+        let mut details = details(record).into_iter().peekable();
+        if details.peek().is_none() {
             continue;
-        };
+        }
         stack.clear();
         let fits = frames < most;
         let end = fits.then(|| {
@@ -115,18 +118,29 @@ fn stacks(
         if end.as_ref().is_none_or(|end| !end.whole) {
             stack.push(builder.location(TRUNCATED_ADDRESS));
         }
-        frames += stack.len();
-        builder.stack_of(&stack, &detail);
         let thread = end.and_then(|end| end.thread);
-        if let Some(index) = thread.filter(|index| (*index as usize) < threads) {
-            builder.thread(index + 1);
+        let thread = thread.filter(|index| (*index as usize) < threads);
+        for (detail, lost) in details {
+            frames += stack.len();
+            builder.stack_of(&stack, &detail);
+            if let Some(index) = thread {
+                builder.thread(index + 1);
+            }
+            add_loss(builder, lost);
         }
     }
     let table_full = Some(&snapshot.table_full).filter(|record| !record.is_empty());
-    if let Some(detail) = table_full.and_then(detail) {
+    for (detail, lost) in table_full.into_iter().flat_map(details) {
         builder.stack([TABLE_FULL_ADDRESS], &detail);
+        add_loss(builder, lost);
     }
     truncated
+}
+
+fn add_loss(builder: &mut ProfileBuilder, lost: Lost) {
+    if lost.how.is_some() {
+        builder.lost(lost);
+    }
 }
 
 /// A profile of code alone: for each return address a stack of one frame, so that it is

@@ -92,6 +92,15 @@ pub fn cpu_ns(pid: i32) -> Option<u64> {
     known.then_some(seconds.checked_mul(1_000_000_000)?.checked_add(ns)?)
 }
 
+/// Whether a debugger or the like traces the process.
+pub fn is_traced(pid: i32) -> bool {
+    let status = read(pid, "status", FILE_LIMIT).unwrap_or_default();
+    let tracer = status
+        .split(|b| *b == b'\n')
+        .find_map(|line| line.strip_prefix(b"TracerPid:"));
+    tracer.is_some_and(|tracer| tracer.trim_ascii() != b"0")
+}
+
 /// The fields of `/proc/PID/status` that are used here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {

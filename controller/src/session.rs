@@ -316,7 +316,6 @@ impl Run {
                 }
             };
             if ended {
-                self.note_unchecked(at);
                 let member = self.members.swap_remove(at);
                 self.finish(member);
             } else {

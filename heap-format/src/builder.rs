@@ -2,6 +2,7 @@
 
 use crate::detail::Detail;
 use crate::intern::Interner;
+use crate::leaks::Lost;
 use crate::maps;
 use crate::profile::{
     Facts, Format, Location, Mapping, NO_MAPPING, Profile, ValueType, heap_sample_types,
@@ -94,6 +95,13 @@ impl ProfileBuilder {
         self.profile.threads.push(number);
     }
 
+    /// Tells how the objects of the stack added last are lost.
+    pub fn lost(&mut self, lost: Lost) {
+        let others = self.profile.stacks.len().saturating_sub(1);
+        self.profile.losses.resize(others, Lost::default());
+        self.profile.losses.push(lost);
+    }
+
     /// Sets the dump metadata. The text of the maps, when given here,
     /// is written as is; otherwise one is made from the modules.
     pub fn facts(&mut self, facts: Facts) {
@@ -116,7 +124,11 @@ impl ProfileBuilder {
         if !profile.threads.is_empty() {
             profile.threads.resize(profile.stacks.len(), 0);
         }
-        profile.label_threads();
+        if !profile.losses.is_empty() {
+            let count = profile.stacks.len();
+            profile.losses.resize(count, Lost::default());
+        }
+        profile.label_stacks();
         profile
     }
 

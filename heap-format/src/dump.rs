@@ -20,8 +20,9 @@
 //! - The second line promises the last one: a dump without `# end` was cut off.
 //! - A stack is one or two lines with the same addresses, followed by one
 //!   `# s` line with its [`Detail`](crate::Detail): the fields in order of
-//!   declaration, then the number of its thread among the facts, from 1 on;
-//!   separated by blanks, zeros at the end left out.
+//!   declaration, then the number of its thread among the facts, from 1 on, how
+//!   its objects are lost and with which others; separated by blanks, zeros at
+//!   the end left out.
 //! - The counts in the lines before are such that the readers' formula gives
 //!   the estimates back; this crate's reader uses the exact values instead.
 //! - A fact is a line `# NAME VALUE`; unknown names are ignored, so that older
@@ -42,13 +43,17 @@ pub(crate) const SIGNATURE: &[u8] = b"# mem-profiler dump ";
 pub(crate) const FACTS: &[u8] = b"# mem-profiler facts ";
 
 /// The version that this crate writes, and the newest that it reads.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// The version from which on exact values have the variances of objects.
 pub(crate) const OBJECT_VARIANCES: u32 = 2;
 
 /// The version from which on the objects of a stack are told apart by size class.
 pub(crate) const SIZES_APART: u32 = 3;
+
+/// The version from which on exact values say how objects are lost; that of other dumps is the one
+/// before.
+pub(crate) const LOSSES: u32 = 4;
 
 /// Last line of a dump.
 pub(crate) const END: &[u8] = b"# end";

@@ -6,9 +6,10 @@ use std::io::Read;
 use crate::builder::push_addresses;
 use crate::detail::{Detail, FIELDS};
 use crate::dump::facts::FactsReader;
-use crate::dump::{END, FACTS, OBJECT_VARIANCES, SIGNATURE, SIZES_APART, STACK, VERSION};
+use crate::dump::{END, FACTS, LOSSES, OBJECT_VARIANCES, SIGNATURE, SIZES_APART, STACK, VERSION};
 use crate::error::Fault;
 use crate::intern::Interner;
+use crate::leaks::Lost;
 use crate::lines::{Line, Lines};
 use crate::maps;
 use crate::profile::{
@@ -136,6 +137,8 @@ struct Reader {
     ours: bool,
     /// Whether the variances of objects are among their exact values.
     varied: bool,
+    /// Whether exact values say how objects are lost.
+    tells_losses: bool,
     /// Whether the last stack still awaits its exact values.
     open: bool,
     /// Frames of stacks that were repeated.
@@ -167,6 +170,7 @@ impl Reader {
             seen: Counts::default(),
             ours: false,
             varied: false,
+            tells_losses: false,
             open: false,
             repeated: 0,
             last: Vec::new(),
@@ -216,6 +220,7 @@ impl Reader {
                 self.ours = true;
                 self.varied = v >= OBJECT_VARIANCES;
                 self.profile.sizes_apart = v >= SIZES_APART;
+                self.tells_losses = v >= LOSSES;
                 self.has_allocated = true;
                 self.profile.format = Format::Dump;
                 Ok(())
@@ -316,21 +321,31 @@ impl Reader {
             self.same_again()?;
         }
         let mut scan = Scan::new(fields);
-        let mut values = [0.0; FIELDS + 1];
+        let mut values = [0.0; FIELDS + 3];
         let mut used = 0;
         while !scan.blanks().rest().is_empty() {
-            let slot = values.get_mut(used);
+            let known = if self.tells_losses {
+                FIELDS + 3
+            } else {
+                FIELDS + 1
+            };
+            let slot = values[..known].get_mut(used);
             match (slot, scan.float()) {
                 (Some(slot), Some(value)) => *slot = value,
                 _ => return Err(Fault::here("holds malformed exact values")),
             }
             used += 1;
         }
-        let [fields @ .., thread] = values;
+        let [fields @ .., thread, how, group] = values;
+        let malformed = || Fault::here("holds malformed exact values");
         if again && used < LEAST_AGAIN || !(0.0..1e9).contains(&thread) || thread.fract() != 0.0 {
-            return Err(Fault::here("holds malformed exact values"));
+            return Err(malformed());
         }
         self.profile.threads.push(thread as u32);
+        if self.tells_losses {
+            let lost = Lost::from_numbers([how, group]).ok_or_else(malformed)?;
+            self.profile.losses.push(lost);
+        }
         let mut detail = Detail::from_fields(fields);
         if !self.varied {
             variance::of_objects(&mut detail, self.header.period.max(0) as u64);
@@ -408,7 +423,10 @@ impl Reader {
         if profile.threads.iter().all(|&thread| thread == 0) {
             profile.threads.clear();
         }
-        profile.label_threads();
+        if profile.losses.iter().all(|lost| lost.how.is_none()) {
+            profile.losses.clear();
+        }
+        profile.label_stacks();
         Ok(profile)
     }
 }

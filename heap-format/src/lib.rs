@@ -28,6 +28,7 @@ mod frames;
 mod heap_text;
 mod intern;
 mod jemalloc;
+pub mod leaks;
 mod lines;
 pub mod maps;
 pub mod merge;
@@ -51,6 +52,7 @@ use std::path::Path;
 pub use builder::{LocationId, ProfileBuilder};
 pub use detail::Detail;
 pub use error::ReadError;
+pub use leaks::{LEAK_LABEL, LeakCheck, Loss, Lost, Suppressed};
 pub use moment::{Held, Moment};
 pub use profile::{
     BuildId, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location, MARKERS,

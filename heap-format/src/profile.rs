@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::detail::Detail;
+use crate::leaks::{LeakCheck, Lost};
 use crate::moment::Moment;
 use crate::stacks::Stacks;
 
@@ -320,6 +321,8 @@ pub struct Facts {
     pub allocator_unix_ns: Option<u64>,
     /// The kernel's counts of the process's memory, by name.
     pub memory: BTreeMap<String, u64>,
+    /// The check for leaks that the dump is of, if it is of one: its stacks are what was lost.
+    pub leak_check: Option<LeakCheck>,
     /// The text of `/proc/PID/maps`, or its replacement.
     pub maps_text: Vec<u8>,
 }
@@ -360,6 +363,8 @@ pub struct Profile {
     /// The thread of each stack, or empty: from 1 on its place in [`Facts::threads`], 0 for
     /// another one.
     pub threads: Vec<u32>,
+    /// How the objects of each stack are lost, or empty.
+    pub losses: Vec<Lost>,
     /// Whether the objects of a stack are of one size class, and short-lived ones are counted: a
     /// stack with several classes is there several times.
     pub sizes_apart: bool,
@@ -406,9 +411,22 @@ impl Profile {
         }
     }
 
-    /// Labels each stack with the name of its thread, if the dump tells several apart.
-    pub(crate) fn label_threads(&mut self) {
-        if self.facts.threads.len() < 2 || self.threads.len() != self.stacks.len() {
+    /// Labels each stack with the name of its thread, if the dump tells several apart, and with how its
+    /// objects are lost.
+    pub(crate) fn label_stacks(&mut self) {
+        let count = self.stacks.len();
+        let tells_threads = self.facts.threads.len() > 1 && self.threads.len() == count;
+        let threads = if tells_threads {
+            &self.threads[..]
+        } else {
+            &[]
+        };
+        let losses = if self.losses.len() == count {
+            &self.losses[..]
+        } else {
+            &[]
+        };
+        if threads.is_empty() && losses.is_empty() {
             return;
         }
         let names: Vec<String> = self.facts.threads.iter().map(Thread::title).collect();
@@ -418,12 +436,19 @@ impl Profile {
                 .and_then(|at| names.get(at));
             known.cloned().unwrap_or_else(|| OTHER_THREADS.to_owned())
         };
-        let label = |(stack, &number): (usize, &u32)| Label {
-            stack: stack as u32,
-            key: THREAD_LABEL.to_owned(),
-            value: LabelValue::Text(name(number)),
+        let thread = |stack: usize| {
+            threads.get(stack).map(|&number| Label {
+                stack: stack as u32,
+                key: THREAD_LABEL.to_owned(),
+                value: LabelValue::Text(name(number)),
+            })
         };
-        self.labels = self.threads.iter().enumerate().map(label).collect();
+        let lost = |stack: usize| {
+            let own = losses.get(stack).copied().unwrap_or_default();
+            own.labels(stack as u32)
+        };
+        let labels = |stack| thread(stack).into_iter().chain(lost(stack));
+        self.labels = (0..count).flat_map(labels).collect();
     }
 
     /// Sum of a column; saturates.
@@ -472,6 +497,7 @@ impl Profile {
         self.variances.extend(variances.unwrap_or_default());
         self.block_sizes.extend(other.block_sizes.get(index));
         self.threads.extend(other.threads.get(index));
+        self.losses.extend(other.losses.get(index));
         let start = other.labels.partition_point(|l| (l.stack as usize) < index);
         let own = other.labels[start..]
             .iter()

@@ -124,7 +124,8 @@ pub struct Identity {
     pub seccomp_mode: u32,
     /// Field `Seccomp_filters` of it; 0 on kernels before 5.9.
     pub seccomp_filters: u32,
-    /// Where the allocator keeps its data; all zero if the program keeps its own.
+    /// Where the allocator keeps its data, with the program's own that of sampled objects alone; all
+    /// zero: not known.
     pub heap: HeapGlobals,
     /// Where the agent's own memory is; all zero with `heap`.
     pub agent_memory: AgentMemory,
@@ -176,12 +177,13 @@ impl AgentMemory {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Exemption {
-    /// [`EXEMPT_OBJECT`] or [`EXEMPT_REGION`]; anything else: nothing.
+    /// [`EXEMPT_OBJECT`], [`EXEMPT_REGION`], [`STATED_SUPPRESSIONS`] or [`STATED_OPTIONS`]; anything
+    /// else: nothing.
     pub kind: AtomicU64,
-    /// Address, in an object or of a region's first byte.
+    /// Address, in an object or of a region's or a text's first byte.
     pub at: AtomicU64,
     /// Of an object: the clock's tick when it was said, which later objects at its address do not
-    /// inherit. Of a region: bytes.
+    /// inherit. Of a region or a text: bytes.
     pub extent: AtomicU64,
 }
 
@@ -189,6 +191,10 @@ pub struct Exemption {
 pub const EXEMPT_OBJECT: u64 = 1;
 /// What memory of the program's own points to is held.
 pub const EXEMPT_REGION: u64 = 2;
+/// A text: leaks that are known, in LeakSanitizer's format.
+pub const STATED_SUPPRESSIONS: u64 = 3;
+/// A text: LeakSanitizer's options.
+pub const STATED_OPTIONS: u64 = 4;
 
 /// Addresses in the process from which a reader outside finds all objects of the heap. What is
 /// there is laid out as in the jemalloc of [`ABI_VERSION`], 5.3.1.

@@ -2,6 +2,9 @@
 // lsan_interface.h, with weak declarations.
 //
 //   lsan_interface CASE
+//
+// With HOOKS defined it has LeakSanitizer's hooks as well, which say what is in the variables TURNED_OFF,
+// KNOWN and OPTIONS.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +18,18 @@ WEAK void __lsan_register_root_region(const void *p, size_t size);
 WEAK void __lsan_unregister_root_region(const void *p, size_t size);
 WEAK void __lsan_do_leak_check(void);
 WEAK int __lsan_do_recoverable_leak_check(void);
+
+#ifdef HOOKS
+// For the program to export them, as it would if it were linked with a sanitizer.
+#define HOOK __attribute__((used, visibility("default")))
+static const char *variable(const char *name) {
+    const char *value = getenv(name);
+    return value ? value : "";
+}
+HOOK int __lsan_is_turned_off(void) { return *variable("TURNED_OFF") != 0; }
+HOOK const char *__lsan_default_suppressions(void) { return variable("KNOWN"); }
+HOOK const char *__lsan_default_options(void) { return variable("OPTIONS"); }
+#endif
 
 #define SITE __attribute__((noinline, noclone))
 
@@ -92,6 +107,9 @@ int main(int count, char **arguments) {
         forget();
         __lsan_do_leak_check();
         puts("not reached");
+    } else if (!strcmp(name, "exit")) {
+        leaks(100);
+        forget();
     } else if (!strcmp(name, "fine")) {
         __lsan_do_leak_check();
         puts("reached");

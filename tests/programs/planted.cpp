@@ -6,7 +6,9 @@
 // filter that allows everything and prints "filtered"; "holes"
 // maps a TiB of its own and many times a file of a GiB, keeps an object in each, leaves the rest
 // empty and prints "mapped"; "churn" keeps
-// objects in memory that forks leave out, from then on each for a moment only, and prints "churning".
+// objects in memory that forks leave out, from then on each for a moment only, and prints "churning";
+// "share" does so in shared memory; "share much" maps 64 MiB of it and prints "mapped";
+// "vfork" prints "waiting" and waits in the kernel until its child has read a line, then prints "back".
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +23,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #include <vector>
@@ -148,19 +151,22 @@ volatile int spinning;
 
 void *spins(void *) {
 #if defined(__x86_64__)
-    // Only in a vector register.
+    // Only in a vector register: what calls have left on the stack is wiped.
     void *p = kept_vector_register();
-    spinning = 1;
     asm volatile(
-        "movq %0, %%xmm9\n\t"
+        "movq %1, %%xmm9\n\t"
+        "leaq -65536(%%rsp), %%rdi\n\t"
+        "movl $8192, %%ecx\n\t"
         "xorl %%eax, %%eax\n\t"
+        "rep stosq\n\t"
+        "movl $1, %0\n\t"
         "xorl %%ecx, %%ecx\n\t"
         "xorl %%edx, %%edx\n\t"
         "xorl %%esi, %%esi\n\t"
         "xorl %%edi, %%edi\n\t"
         "1: pause\n\t"
         "jmp 1b"
-        :
+        : "=m"(spinning)
         : "a"(p)
         : "rcx", "rdx", "rsi", "rdi", "xmm9", "memory", "cc");
 #else
@@ -254,13 +260,30 @@ void *churns(void *memory) {
     }
 }
 
-void churn() {
+void churn(int sharing) {
     size_t bytes = 1 << 20;
-    char *memory = mapped(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-    if (madvise(memory, bytes, MADV_DONTFORK)) abort();
+    char *memory = mapped(bytes, sharing | MAP_ANONYMOUS, -1);
+    if (sharing == MAP_PRIVATE && madvise(memory, bytes, MADV_DONTFORK)) abort();
     pthread_t thread;
     if (pthread_create(&thread, nullptr, churns, memory)) abort();
     while (!reinterpret_cast<void *volatile *>(memory)[999]) usleep(1000);
+}
+
+}  // namespace
+
+namespace {
+
+// The child has the parent's memory, and the parent waits where no signal reaches it.
+void wait_in_kernel() {
+    puts("waiting");
+    pid_t child = vfork();
+    if (child == 0) {
+        char c;
+        while (read(0, &c, 1) == 1 && c != '\n') {}
+        _exit(0);
+    }
+    waitpid(child, nullptr, 0);
+    puts("back");
 }
 
 }  // namespace
@@ -282,8 +305,16 @@ int main() {
             wipe();
             puts("mapped");
         } else if (strcmp(line, "churn\n") == 0) {
-            churn();
+            churn(MAP_PRIVATE);
             puts("churning");
+        } else if (strcmp(line, "share\n") == 0) {
+            churn(MAP_SHARED);
+            puts("churning");
+        } else if (strcmp(line, "share much\n") == 0) {
+            *mapped(64 << 20, MAP_SHARED | MAP_ANONYMOUS, -1) = 1;
+            puts("mapped");
+        } else if (strcmp(line, "vfork\n") == 0) {
+            wait_in_kernel();
         } else if (strcmp(line, "filter\n") == 0) {
             sock_filter allow[] = {{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW}};
             sock_fprog filter = {1, allow};

@@ -46,3 +46,45 @@ pub fn lost(report: &Value) -> BTreeMap<String, f64> {
     }
     sums
 }
+
+/// What `planted.cpp` loses: the function, how, the objects, the bytes.
+const PLANTED: [(&str, &str, f64, f64); 11] = [
+    ("lost_plain", "direct", 10.0, 1045.0),
+    ("lost_list", "direct", 2.0, 96.0),
+    ("lost_list", "indirect", 18.0, 864.0),
+    ("lost_ring", "cycle", 10.0, 480.0),
+    ("lost_container", "direct", 1.0, 32.0),
+    ("lost_container", "indirect", 1.0, 201.0),
+    ("lost_with_thread", "direct", 1.0, 300.0),
+    ("lost_large", "direct", 1.0, (3 << 20) as f64),
+    ("lost_disguised", "direct", 1.0, 500.0),
+    ("lost_aligned", "direct", 1.0, 9000.0),
+    ("lost_shrunk", "direct", 1.0, 110.0),
+];
+
+/// Objects and bytes lost by the functions `lost_…`, `kept_…` and `site_…`, and how.
+#[must_use]
+pub fn kinds(report: &Value) -> BTreeMap<(String, String), (f64, f64)> {
+    let mut sums = BTreeMap::new();
+    for leak in report["leaks"].as_array().expect("leaks") {
+        let stack = leak["stack"].as_array().expect("a stack").iter();
+        let mut names = stack.filter_map(Value::as_str);
+        let known = ["lost_", "kept_", "site_"];
+        let name = names.find(|name| known.iter().any(|prefix| name.starts_with(prefix)));
+        let name = name.unwrap_or("something else").to_owned();
+        let kind = leak["kind"].as_str().expect("a kind").to_owned();
+        let sum: &mut (f64, f64) = sums.entry((name, kind)).or_default();
+        sum.0 += leak["objects"].as_f64().expect("objects");
+        sum.1 += leak["bytes"].as_f64().expect("bytes");
+    }
+    sums
+}
+
+/// What `planted.cpp` loses, by the function, and how: objects and bytes.
+#[must_use]
+pub fn planted_losses() -> BTreeMap<(String, String), (f64, f64)> {
+    PLANTED
+        .iter()
+        .map(|(name, how, objects, bytes)| (((*name).into(), (*how).into()), (*objects, *bytes)))
+        .collect()
+}

@@ -1,4 +1,4 @@
-//! Killing a command at a certain system call.
+//! Killing a command at a certain system call; tracing a process as a debugger does.
 
 use std::io::{Error, Result};
 use std::os::unix::process::CommandExt;
@@ -22,6 +22,43 @@ pub fn kill_at(command: &mut Command, calls: usize) -> Fate {
 /// The same, counting only one system call: `libc::SYS_…`.
 pub fn kill_at_call(command: &mut Command, call: libc::c_long, calls: usize) -> Fate {
     kill_where(command, calls, |pid| number_of_call(pid) == call as u64)
+}
+
+/// A process whose main thread this thread traces, until this value is dropped.
+pub struct Debugged {
+    pid: i32,
+}
+
+impl Debugged {
+    /// Traces a child; it runs on.
+    pub fn running(pid: u32) -> Self {
+        let pid = pid as i32;
+        ask(libc::PTRACE_SEIZE, pid, 0).expect("our own child");
+        Self { pid }
+    }
+
+    /// Traces a child and stops it.
+    pub fn stopped(pid: u32) -> Self {
+        let debugged = Self::running(pid);
+        debugged.stop().expect("our own child");
+        debugged
+    }
+
+    /// Stops it, unless it is gone.
+    fn stop(&self) -> Result<()> {
+        ask(libc::PTRACE_INTERRUPT, self.pid, 0)?;
+        wait(self.pid);
+        Ok(())
+    }
+}
+
+impl Drop for Debugged {
+    fn drop(&mut self) {
+        // Only one that has stopped can be let go.
+        if ask(libc::PTRACE_DETACH, self.pid, 0).is_err() && self.stop().is_ok() {
+            ask(libc::PTRACE_DETACH, self.pid, 0).expect("stopped");
+        }
+    }
 }
 
 #[expect(clippy::zombie_processes, reason = "waited for by its pid")]

@@ -7,13 +7,10 @@
 use super::gperftools::{change_ignoring, ignore, is_others};
 use crate::arch::glibc_function;
 use crate::checks::{self, Style};
-use crate::{exemptions, session, symbol_table};
+use crate::{exemptions, hooks, session, symbol_table};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
-
-/// LeakSanitizer's exit code for a program with leaks.
-const LEAKS: c_int = 23;
 
 /// Exports a function, which calls the next library's of the same name where the program keeps its
 /// allocator and somebody has it.
@@ -64,18 +61,18 @@ exports! {
     fn __lsan_unregister_root_region(at: *const c_void, bytes: usize) {
         exemptions::remove_region(at.addr() as u64, bytes as u64)
     }
-    /// Checks now, and ends the program with 23 if it has leaks. None is made at exit afterwards.
+    /// Checks now, and ends the program with 23, or what its options say, if it has leaks. None is made
+    /// at exit afterwards.
     fn __lsan_do_leak_check() {
-        if check() {
+        if let Some(code @ 1..) = check() {
             // SAFETY: ends the process, as LeakSanitizer does, without its exit handlers.
-            unsafe { libc::_exit(LEAKS) }
-        } else {
-            checks::cancel();
-            session::let_exit_unchecked();
+            unsafe { libc::_exit(code) }
         }
+        checks::cancel();
+        session::let_exit_unchecked();
     }
     /// Checks now: 1 if there are leaks.
-    fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check()) }
+    fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check().is_some()) }
 }
 
 /// The sanitizer's own function, null if there is none; looked up once. Sanitizers call these while
@@ -101,13 +98,16 @@ fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Whether there are leaks, as far as is known.
-fn check() -> bool {
-    if is_others() || session::control().epoch.load(Ordering::Relaxed) == 0 {
-        return false;
+/// If there are leaks, as far as is known, the code to end the program with.
+fn check() -> Option<c_int> {
+    let is_off = is_others() || session::control().epoch.load(Ordering::Relaxed) == 0;
+    if is_off || hooks::is_turned_off() {
+        return None;
     }
     let found = checks::check(c"LeakSanitizer", Style::Sanitizer, b"");
-    found.is_some_and(|found| found.objects > 0)
+    found
+        .filter(|found| found.objects > 0)
+        .map(|found| found.code)
 }
 
 /// Options that AddressSanitizer asks of the program, which may define this itself. It refuses to

@@ -95,10 +95,8 @@ pub unsafe fn write(
     identity.exe_build_id[..id.len()].copy_from_slice(id);
     identity.exe_build_id_len = id.len() as u32;
     (identity.seccomp_mode, identity.seccomp_filters) = crate::seccomp::at_start();
-    if !crate::backend::is_system() {
-        identity.heap = crate::range::globals();
-        // SAFETY: set at start-up, before the first segment is made, and not since.
-        identity.agent_memory = unsafe { *MEMORY.0.get() };
-    }
+    identity.heap = crate::range::globals(crate::backend::is_system());
+    // SAFETY: set at start-up, before the first segment is made, and not since.
+    identity.agent_memory = unsafe { *MEMORY.0.get() };
     &identity.magic
 }

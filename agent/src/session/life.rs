@@ -5,7 +5,7 @@ use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
 use crate::sys::{self, variable};
-use crate::{backend, checks, musl, seccomp, thinning};
+use crate::{backend, checks, hooks, musl, seccomp, thinning};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::ptr::null_mut;
@@ -269,7 +269,11 @@ fn wait_for_check(status: &Status) {
     if checker <= 0 || !runs || !seccomp::is_absent() {
         return;
     }
+    if hooks::is_turned_off() {
+        return let_exit_unchecked();
+    }
     let saved = sys::errno();
+    hooks::tell();
     status.at_exit.store(AT_EXIT_WAITS, Ordering::Release);
     for period in 0..MOST {
         // SAFETY: signal 0 is not sent.

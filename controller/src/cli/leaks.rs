@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::{SelectArgs, refuse, values};
-use crate::leaks::{Options, Scope, Suppressions, file_of};
+use crate::leaks::{LsanOptions, Options, Scope, Suppressions};
 
 /// Options of `leaks`.
 #[derive(Debug, Args)]
@@ -24,6 +24,13 @@ pub struct LeaksArgs {
     /// Make no copy: search the process while it stands still
     #[arg(long)]
     pub stop: bool,
+
+    /// Do not stop the process at all: search it N times while it runs, and report only what is
+    /// lost each time. Registers are not known then
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true,
+          default_missing_value = "5", conflicts_with = "stop",
+          value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub gentle: Option<u32>,
 
     /// Instead: what keeps an object alive, by an address in it, or by a function that
     /// allocated it; the chain of pointers from a root, and what that root alone keeps
@@ -63,9 +70,14 @@ impl KnownArgs {
     /// Those of the files, and of the one that the variable `LSAN_OPTIONS` names. Ends where one
     /// cannot be read.
     pub fn read(&self) -> Suppressions {
-        let mut all = Suppressions::default();
         let variable = std::env::var("LSAN_OPTIONS").unwrap_or_default();
-        let named = file_of(&variable).map(PathBuf::from);
+        self.read_with(&LsanOptions::read([&*variable]))
+    }
+
+    /// Those of the files, and of the one that options name.
+    pub fn read_with(&self, options: &LsanOptions) -> Suppressions {
+        let mut all = Suppressions::default();
+        let named = options.suppressions.as_ref().map(PathBuf::from);
         for file in self.suppressions.iter().chain(&named) {
             all.add_file(file).unwrap_or_else(|error| refuse(error));
         }

@@ -42,6 +42,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         scope: Scope::Unreachable,
         options: &args.search.over(Options::default()),
         suppressions: &suppressions,
+        identify: false,
         base: base.as_ref().map(Earlier::Dump),
     };
     for agent in &chosen.agents {
@@ -73,7 +74,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
 
 /// Prints a report; `json`: only what is no result.
 fn print(report: &Report, json: bool) {
-    report.warnings.iter().for_each(|line| warning(line));
+    report.warnings().for_each(|line| warning(&line));
     if !json {
         report.lines().iter().for_each(|line| result(line));
         report.dump.iter().for_each(|dump| result(dump));
@@ -100,18 +101,18 @@ fn one(
         return Ok(None);
     };
     let check = leaks::check(agent, &header, &session, plan)?;
-    let dump = output
-        .map(|output| write(output, agent, &header, &check))
-        .transpose()?;
     let mut report = leaks::report(agent, &header, &session, &check, (most, plan.base));
-    report.dump = dump;
+    report.dump = output
+        .map(|output| write(output, (agent, &header), &check, &report))
+        .transpose()?;
     Ok(Some(report))
 }
 
 fn means(args: &LeaksArgs) -> Means {
-    match args.stop {
-        true => Means::Stopped,
-        false => Means::Copied,
+    match (args.gentle, args.stop) {
+        (Some(times), _) => Means::Running(times),
+        (None, true) => Means::Stopped,
+        (None, false) => Means::Copied,
     }
 }
 
@@ -126,16 +127,17 @@ pub fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
 /// Writes what is lost as a dump.
 pub fn write(
     output: &Output,
-    agent: &Agent,
-    header: &Header<'_>,
+    (agent, header): (&Agent, &Header<'_>),
     check: &Check,
+    report: &Report,
 ) -> anyhow::Result<String> {
     let mut metadata = Metadata::of_live(agent.pid, &agent.name);
     metadata.trigger = leaks::TRIGGER.to_owned();
-    let detail = |record: &shm_protocol::snapshot::RecordView| {
-        check.leaks.detail(record.node, record.size_class)
+    let details = |record: &shm_protocol::snapshot::RecordView| {
+        check.leaks.details(record.node, record.size_class)
     };
-    let (mut profile, _) = collect::profile_of(&check.snapshot, header, &metadata, detail);
+    let (mut profile, _) = collect::profile_of(&check.snapshot, header, &metadata, details);
+    profile.facts.leak_check = Some(report.to_dump());
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
         parallel_writer::write(&heap_format::dump::Text::new(profile)?, file)

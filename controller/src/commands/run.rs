@@ -86,9 +86,9 @@ fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
     let variables = variables.unwrap_or_else(|error| cli::refuse(error));
     ExitCheck {
         scope: mode.scope(),
-        options: args.search.over(variables.options),
+        options: args.search.over(variables.options.clone()),
         suppressions: args.known.read(),
-        shown: variables.shown,
+        variables,
     }
 }
 

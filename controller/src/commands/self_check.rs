@@ -3,7 +3,8 @@
 //! (`agent/src/controller.rs`).
 //!
 //! The agent sends lines of an earlier answer, whose losses are not reported again, or nothing. The
-//! answer is `lost BYTES OBJECTS`, then `session NUMBER`, then `NODE SAMPLES OBJECTS BYTES` for each
+//! answer is `lost BYTES OBJECTS CODE`, CODE being what LeakSanitizer would end the program with, then
+//! `session NUMBER`, then `NODE SAMPLES OBJECTS BYTES` for each
 //! stack that has lost anything so far.
 
 use std::collections::HashMap;
@@ -18,7 +19,9 @@ use shm_protocol::NodeId;
 
 use super::leaks::{session_of, write};
 use crate::cli::{KnownArgs, SelfCheckArgs, Style};
-use crate::leaks::{self, Amount, Check, Earlier, Leaks, Means, Plan, Report, Scope, Variables};
+use crate::leaks::{
+    self, Amount, Check, Earlier, Leaks, LsanOptions, Means, Plan, Report, Scope, Variables,
+};
 use crate::output::Output;
 use crate::question;
 use crate::segment::Head;
@@ -29,6 +32,9 @@ use crate::text;
 const MOST_EARLIER: u64 = 64 << 20;
 /// Where gperftools' checker writes its dumps.
 const DUMP_DIRECTORY: &str = "HEAP_CHECK_DUMP_DIRECTORY";
+
+/// The first word of an answer.
+const LOST: &str = "lost";
 
 /// Losses by stack.
 type Losses = HashMap<NodeId, Amount>;
@@ -42,31 +48,52 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
     let header = agent.segment.full_head(&mut head)?;
     let session = session_of(&agent, &header).context("nothing was sampled yet")?;
     let earlier = earlier.filter(|(number, _)| *number == session.number);
-    let variables = Variables::read(|name| std::env::var(name).ok(), args.mode == "as-is");
+    let variable = |name: &str| std::env::var(name).ok();
+    let variables = Variables::read(variable, args.mode == "as-is");
     let variables = variables.map_err(anyhow::Error::msg)?;
+    let stated = leaks::stated_options(agent.pid, &header);
+    let given = variable("LSAN_OPTIONS").unwrap_or_default();
+    let lsan = LsanOptions::read([&*stated, &*given]);
+    let is_lsans = args.style == Style::Sanitizer;
+    if is_lsans && !lsan.detect_leaks {
+        question::answer(&mut socket, format!("{LOST} 0 0 0\n").as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (options, shown) = match is_lsans {
+        true => (lsan.search(), lsan.shown()),
+        false => (variables.options.clone(), variables.shown),
+    };
     let plan = Plan {
-        means: Means::CopiedIfPossible,
+        means: variables.means(agent.pid, Means::CopiedIfPossible),
         scope: scope(&args.mode),
-        options: &variables.options,
-        suppressions: &KnownArgs::default().read(),
+        options: &options,
+        suppressions: &KnownArgs::default().read_with(&lsan),
+        identify: variables.identify && !is_lsans,
         base: earlier.as_ref().map(|(_, losses)| Earlier::Own(losses)),
     };
     let check = leaks::check(&agent, &header, &session, &plan)?;
-    let found = leaks::report(&agent, &header, &session, &check, (variables.shown, None));
+    let mut found = leaks::report(&agent, &header, &session, &check, (shown, None));
+    if is_lsans && !lsan.print_suppressions {
+        found.hide_suppressed();
+    }
     if args.style != Style::Silent {
         tell(&args, &found, (&check.leaks, reachable(&check, &found)));
+        if variables.test_alignment && !is_lsans && found.lost_samples > 0 {
+            report(&[leaks::test_alignment(&agent, &header, &session, &plan)?]);
+        }
         let directory = std::env::var_os(DUMP_DIRECTORY).map(PathBuf::from);
         if let Some(directory) = directory.filter(|_| found.lost_samples > 0) {
             let output = Output::open(&directory.join(""));
             let dump = output.map_err(anyhow::Error::from);
-            match dump.and_then(|output| write(&output, &agent, &header, &check)) {
+            match dump.and_then(|output| write(&output, (&agent, &header), &check, &found)) {
                 Ok(dump) => diagnostic(&dump),
                 // What was found stands.
                 Err(error) => warning(&format!("no dump of the check: {error:#}")),
             }
         }
     }
-    question::answer(&mut socket, losses_now(&check, session.number)?.as_bytes())?;
+    let answer = losses_now(&check, session.number, lsan.exit_code)?;
+    question::answer(&mut socket, answer.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -85,11 +112,13 @@ fn reachable(check: &Check, found: &Report) -> (f64, f64) {
 }
 
 /// The answer.
-fn losses_now(check: &Check, session: u64) -> Result<String, std::fmt::Error> {
+fn losses_now(check: &Check, session: u64, code: i32) -> Result<String, std::fmt::Error> {
     let mut answer = String::new();
     let total = check.leaks.total;
     let (bytes, objects) = (total.bytes.round(), total.objects.round());
-    writeln!(answer, "lost {bytes} {objects}\nsession {session}")?;
+    // Of an exit code, eight bits count.
+    let code = code & 0xff;
+    writeln!(answer, "{LOST} {bytes} {objects} {code}\nsession {session}")?;
     for (node, lost) in &check.amounts {
         let (samples, objects, bytes) = (lost.samples, lost.objects, lost.bytes);
         writeln!(answer, "{node} {samples} {objects} {bytes}")?;
@@ -137,7 +166,7 @@ fn tell(args: &SelfCheckArgs, found: &Report, (leaks, reachable): (&Leaks, (f64,
     let name = text::escape(args.name.as_bytes());
     let (bytes, objects) = (leaks.total.bytes.round(), leaks.total.objects.round());
     let is_clean = leaks.total.samples == 0;
-    found.warnings.iter().for_each(|line| warning(line));
+    found.warnings().for_each(|line| warning(&line));
     let gperftools = args.style == Style::Gperftools;
     if is_clean && gperftools {
         report(&[format!(

@@ -10,6 +10,9 @@ use shm_protocol::layout::{EXEMPT_OBJECT, EXEMPT_REGION, Exemption};
 /// Most entries that are looked at; the agent has room for as many.
 const MOST: u64 = 1 << 16;
 
+/// Most bytes of a text.
+const MOST_TEXT: u64 = 1 << 20;
+
 /// Where the list is: it holds addresses of objects, and must not be taken for the program's.
 pub fn memory(memory: &dyn Memory, place: u64) -> Option<Range<u64>> {
     let entries = memory.word(place).filter(|at| place != 0 && *at != 0)?;
@@ -28,27 +31,45 @@ pub struct Exemptions {
 /// Reads the list, `place` being where the agent says that it is.
 pub fn read(memory: &dyn Memory, heap: &Heap, place: u64) -> Exemptions {
     let mut found = Exemptions::default();
-    let [entries, count] = [0, 8].map(|offset| memory.word(place.wrapping_add(offset)));
-    let (Some(entries), Some(count)) = (entries.filter(|_| place != 0), count) else {
-        return found;
-    };
-    if entries == 0 {
-        return found;
-    }
-    const SIZE: usize = size_of::<Exemption>();
-    let mut bytes = vec![0; SIZE * count.min(MOST) as usize];
-    memory.gather(&[(entries, bytes.len())], &mut bytes);
-    for entry in bytes.chunks_exact(SIZE) {
-        let word = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default());
-        let at = word(offset_of!(Exemption, at));
-        let extent = word(offset_of!(Exemption, extent));
-        match word(offset_of!(Exemption, kind)) {
+    for (kind, at, extent) in entries(memory, place) {
+        match kind {
             EXEMPT_OBJECT if is_same(memory, heap, at, extent as u32) => found.objects.push(at),
             EXEMPT_REGION => found.regions.push(at..at.saturating_add(extent)),
             _ => {}
         }
     }
     found
+}
+
+/// The first text of a kind that the program has stated, up to a limit.
+pub fn text(memory: &dyn Memory, place: u64, kind: u64) -> Option<Vec<u8>> {
+    let mut all = entries(memory, place).into_iter();
+    let (_, at, extent) = all.find(|entry| entry.0 == kind)?;
+    let mut bytes = vec![0; extent.min(MOST_TEXT) as usize];
+    let read = memory.read(at, &mut bytes);
+    bytes.truncate(read);
+    Some(bytes)
+}
+
+/// The list: kind, address, extent.
+fn entries(memory: &dyn Memory, place: u64) -> Vec<(u64, u64, u64)> {
+    let [list, count] = [0, 8].map(|offset| memory.word(place.wrapping_add(offset)));
+    let list = list.filter(|list| place != 0 && *list != 0);
+    let Some((list, count)) = list.zip(count) else {
+        return Vec::new();
+    };
+    const SIZE: usize = size_of::<Exemption>();
+    let mut bytes = vec![0; SIZE * count.min(MOST) as usize];
+    memory.gather(&[(list, bytes.len())], &mut bytes);
+    let entry = |entry: &[u8]| {
+        let word = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default());
+        (
+            word(offset_of!(Exemption, kind)),
+            word(offset_of!(Exemption, at)),
+            word(offset_of!(Exemption, extent)),
+        )
+    };
+    bytes.chunks_exact(SIZE).map(entry).collect()
 }
 
 /// Whether the object at an address was there when the program spoke of it, and is no later one. Of

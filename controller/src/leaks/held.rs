@@ -1,5 +1,5 @@
-//! Memory that a copy of a process lacks (`MADV_DONTFORK`), read while the process stands still:
-//! it would be another moment's later.
+//! Memory that is not a copy's own, read while the process stands still, as it would be another
+//! moment's later: what forks leave out (`MADV_DONTFORK`), and shared memory if there is little.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -10,6 +10,10 @@ use super::regions::{Pages, Region};
 
 /// Most bytes that are held. To read them takes some tenths of a second.
 const MOST: u64 = 512 << 20;
+/// Most bytes of shared memory, which seldom holds pointers, to read in a millisecond or two; and most
+/// that is mapped of it, to ask which pages are there.
+const MOST_SHARED: u64 = 2 << 20;
+const MOST_SHARED_MAPPED: u64 = 32 << 20;
 
 /// What was read.
 #[derive(Debug, Default)]
@@ -24,36 +28,60 @@ pub struct Held {
 
 impl Held {
     /// The pages that are there of those private regions of a process that begin where one of
-    /// `absent` does.
+    /// `absent` does, and of shared ones that can be written.
     pub fn of(pid: i32, regions: &[Region], absent: &[Range<u64>]) -> Self {
         let absent: HashSet<u64> = absent.iter().map(|range| range.start).collect();
-        let regions = regions.iter().filter(|region| {
-            region.is_readable && !region.is_shared && absent.contains(&region.range.start)
-        });
+        let regions = || regions.iter().filter(|region| region.is_readable);
+        let private = regions().filter(|r| !r.is_shared && absent.contains(&r.range.start));
         let (memory, mut pages) = (ProcessMemory::of(pid), Pages::of(pid));
         let (mut held, mut left) = (Self::default(), MOST);
-        for region in regions.map(|region| &region.range) {
-            let size = region.end.saturating_sub(region.start);
-            let present = pages.present(region.clone(), true);
-            let bytes = present.as_deref().map(|parts| {
-                let sizes = parts.iter().map(|part| part.end - part.start);
-                sizes.sum::<u64>()
-            });
-            let Some((present, rest)) =
-                present.zip(bytes.and_then(|bytes| left.checked_sub(bytes)))
-            else {
-                held.missed = held.missed.saturating_add(bytes.unwrap_or(size));
-                continue;
-            };
-            left = rest;
-            held.regions.insert(region.start);
-            for part in present {
-                let mut bytes = vec![0; (part.end - part.start) as usize];
-                memory.read(part.start, &mut bytes);
-                held.parts.push((part.start, bytes));
+        for region in private {
+            if let Err(bytes) = held.add(&memory, &mut pages, region, &mut left) {
+                held.missed = held.missed.saturating_add(bytes);
             }
         }
+        let shared = regions().filter(|region| region.is_shared && region.is_writable);
+        let size = |region: &Region| region.range.end.saturating_sub(region.range.start);
+        let mut shared: Vec<&Region> = shared.collect();
+        shared.sort_by_key(|region| size(region));
+        let (mut mapped, mut left) = (0, MOST_SHARED);
+        for region in shared {
+            mapped += size(region);
+            // What is left out is counted where it is read.
+            if mapped > MOST_SHARED_MAPPED
+                || held.add(&memory, &mut pages, region, &mut left).is_err()
+            {
+                break;
+            }
+        }
+        held.parts.sort_by_key(|part| part.0);
         held
+    }
+
+    /// Reads the pages of a region that are there, if they are no more than `left`; else the number of
+    /// their bytes.
+    fn add(
+        &mut self,
+        memory: &ProcessMemory,
+        pages: &mut Pages,
+        region: &Region,
+        left: &mut u64,
+    ) -> Result<(), u64> {
+        let range = &region.range;
+        let size = range.end.saturating_sub(range.start);
+        let present = pages
+            .present(range.clone(), !region.is_shared)
+            .ok_or(size)?;
+        let sizes = present.iter().map(|part| part.end - part.start);
+        let bytes = sizes.sum::<u64>();
+        *left = left.checked_sub(bytes).ok_or(bytes)?;
+        self.regions.insert(range.start);
+        for part in present {
+            let mut bytes = vec![0; (part.end - part.start) as usize];
+            memory.read(part.start, &mut bytes);
+            self.parts.push((part.start, bytes));
+        }
+        Ok(())
     }
 
     /// What is held of the region of these addresses; `None`: it is not held.
@@ -83,6 +111,44 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Shared memory as well, if it is little.
+    #[test]
+    fn little_shared_memory_is_held() {
+        let page = 4096;
+        let sizes = [2 * page, MOST_SHARED_MAPPED as usize, 3 * page];
+        let own = std::process::id() as i32;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let map = |bytes: usize| {
+            // SAFETY: a new mapping, written at its start; it is removed below.
+            unsafe {
+                let at = libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0);
+                assert_ne!(at, libc::MAP_FAILED);
+                at.cast::<u8>().write(7);
+                at
+            }
+        };
+        let maps = sizes.map(map);
+        let line = |(at, size): (&*mut libc::c_void, &usize)| {
+            let start = at.addr();
+            format!("{start:x}-{:x} rw-s 0 00:01 {start}\n", start + size)
+        };
+        let text: String = maps.iter().zip(&sizes).map(line).collect();
+        let regions = super::super::regions::parse(text.as_bytes());
+        let held = Held::of(own, &regions, &[]);
+        for (index, is_held) in [(0, true), (1, false), (2, true)] {
+            let range = &regions[index].range;
+            // SAFETY: the mapping of this index.
+            unsafe { maps[index].cast::<u8>().write(8) };
+            let mut read = [0; 2];
+            assert_eq!(held.parts(range).is_some(), is_held, "{index}");
+            assert_eq!(held.read(range.start, &mut read) == 2, is_held, "{index}");
+            assert_eq!(read, if is_held { [7, 0] } else { [0, 0] }, "{index}");
+            // SAFETY: made above.
+            unsafe { libc::munmap(maps[index], sizes[index]) };
+        }
+    }
 
     #[test]
     fn what_is_held_stays_as_it_was() {

@@ -15,8 +15,10 @@ use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
+use super::memory::MomentMemory;
+use super::search::is_of;
 use super::stacks::Sum;
-use super::{Means, Moment, MomentMemory, Options, Search, globals, is_of};
+use super::{Means, Moment, Options, Search, globals};
 use crate::discovery::Agent;
 use crate::snapshot::Snapshot;
 use crate::text;
@@ -80,7 +82,7 @@ pub fn holders(
 ) -> anyhow::Result<Vec<Holder>> {
     let globals = globals(header)?;
     agent.confirm()?;
-    let moment = Moment::of(agent.pid, means)?;
+    let moment = Moment::of(agent, means)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
     let own = (&globals, header.agent_memory());
     let search = Search::of(&moment, own, options, true)?;

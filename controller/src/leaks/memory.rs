@@ -29,6 +29,8 @@ pub struct MomentMemory {
     copy: ProcessMemory,
     process: ProcessMemory,
     held: Held,
+    /// Bytes of writable memory that is shared, and is neither in the copy nor held.
+    shared: u64,
     left_out: usize,
 }
 
@@ -68,6 +70,7 @@ impl MomentMemory {
             copy: ProcessMemory::of(copy),
             process: ProcessMemory::of(process),
             held,
+            shared: 0,
             left_out: 0,
         };
         let (mut of_copy, mut of_process) = (Pages::of(copy), Pages::of(process));
@@ -100,7 +103,12 @@ impl MomentMemory {
                 memory.left_out += 1;
                 continue;
             };
-            let mut add = |range| memory.parts.push(Part { range, source });
+            let writable = u64::from(region.is_shared && region.is_writable);
+            let mut shared = 0;
+            let mut add = |range: Range<u64>| {
+                shared += writable * (range.end - range.start);
+                memory.parts.push(Part { range, source });
+            };
             match region.is_shared {
                 false => present.into_iter().for_each(add),
                 true => {
@@ -116,6 +124,7 @@ impl MomentMemory {
                     }
                 }
             }
+            memory.shared += shared;
         }
         memory.parts = apart(memory.parts);
         memory.parts.dedup_by(|next, last| {
@@ -136,6 +145,11 @@ impl MomentMemory {
     /// Bytes that are read in the process, of another moment if it is not stopped.
     pub fn missed(&self) -> u64 {
         self.held.missed
+    }
+
+    /// Bytes of shared memory that are the process's, of another moment if it is not stopped.
+    pub fn shared(&self) -> u64 {
+        self.shared
     }
 
     /// The index of the first part that ends behind an address.
@@ -226,6 +240,7 @@ mod tests {
         let region = Region {
             range: start..(at + bytes.len() as u64).next_multiple_of(4096),
             is_readable: true,
+            is_writable: true,
             is_shared: false,
             file: ((0, 0), 0),
             offset: 0,

@@ -27,6 +27,8 @@ pub struct Region {
     pub range: Range<u64>,
     /// Whether it may be read.
     pub is_readable: bool,
+    /// Whether it may be written.
+    pub is_writable: bool,
     /// Whether other processes see what is written.
     pub is_shared: bool,
     /// Device and inode of the file; the inode is 0 without one.
@@ -52,6 +54,7 @@ pub fn parse(maps: &[u8]) -> Vec<Region> {
         regions.push(Region {
             range: entry.start..entry.end,
             is_readable: entry.permissions.first() == Some(&b'r'),
+            is_writable: entry.permissions.get(1) == Some(&b'w'),
             is_shared: entry.permissions.last() == Some(&b's'),
             file: (entry.device, entry.inode),
             offset: entry.file_offset,

@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use heap_format::LeakCheck;
 use serde::Serialize;
 use shm_protocol::NodeId;
 use shm_protocol::clock::unix_ns;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-use super::{Base, Check, Earlier, Leak, Loss, Used};
+use super::notes::notes;
+use super::{Base, Check, Earlier, Leak, Used};
 use crate::collect;
 use crate::discovery::Agent;
 use crate::names::Symbols;
@@ -18,6 +20,8 @@ use crate::text;
 
 /// Frames of a stack that are shown.
 const FRAMES: usize = 32;
+/// Objects that are listed.
+const IDENTIFIED: usize = 100_000;
 
 /// What was found in one process.
 #[derive(Debug, Serialize)]
@@ -46,11 +50,18 @@ pub struct Report {
     pause_ms: f64,
     searched_bytes: u64,
     search_seconds: f64,
-    /// What is to be known besides.
+    /// How often the process was searched while it ran; null: it was stopped, and searched once.
+    running_searches: Option<u32>,
+    /// What the check could not see.
+    pub notes: Vec<String>,
+    /// What went wrong with names.
     #[serde(skip)]
-    pub warnings: Vec<String>,
+    trouble: Option<String>,
     /// The dump, if one was written.
     pub dump: Option<String>,
+    /// Address and size of each lost object, if they are listed.
+    #[serde(skip)]
+    objects: Vec<(u64, u64)>,
 }
 
 /// An earlier check.
@@ -122,8 +133,11 @@ pub fn report(
         pause_ms: check.pause.stopped.as_secs_f64() * 1e3,
         searched_bytes: check.scanned,
         search_seconds: check.search.as_secs_f64(),
+        running_searches: check.looks,
         dump: None,
-        warnings: warnings(agent, check, trouble),
+        objects: check.objects.clone(),
+        notes: notes(check),
+        trouble,
     }
 }
 
@@ -147,11 +161,7 @@ fn suppressed(used: &Used) -> Suppressed {
 
 fn entry(leak: &Leak, names: &HashMap<NodeId, Vec<String>>) -> Entry {
     Entry {
-        kind: match leak.loss {
-            Loss::Direct => "direct",
-            Loss::Cycle => "cycle",
-            Loss::Indirect => "indirect",
-        },
+        kind: leak.loss.word(),
         bytes: leak.lost.bytes,
         margin: leak.lost.margin(),
         objects: leak.lost.objects,
@@ -196,45 +206,6 @@ pub fn names(
     (named.collect(), trouble)
 }
 
-/// What is to be known of a check besides what it found.
-fn warnings(agent: &Agent, check: &Check, trouble: Option<String>) -> Vec<String> {
-    let title = agent.title();
-    let left_out = (check.left_out > 0).then(|| {
-        format!(
-            "{title}: {} parts of its memory cannot be read: what only they point to is taken for lost",
-            check.left_out
-        )
-    });
-    let missed = (check.missed > 0).then(|| {
-        format!(
-            "{title}: {} that no copy has (MADV_DONTFORK) was read while the process ran: what only \
-             that pointed to may be taken for lost; --stop reads it as it is",
-            text::bytes(check.missed as f64)
-        )
-    });
-    let too_many = check.too_many.then(|| {
-        format!(
-            "{title}: so many objects are lost that it is not known which of them keep others: all \
-             are shown as direct leaks"
-        )
-    });
-    let counters = check.snapshot.counters.iter();
-    let untracked = counters.filter(|(name, _)| name == "untracked");
-    let untracked: u64 = untracked.map(|(_, count)| count).sum();
-    let untracked = (untracked > 0).then(|| {
-        format!(
-            "{title}: {untracked} samples had no place where objects are followed, since the address \
-             space is limited or used up: whether they are lost is not known"
-        )
-    });
-    let suppressions = check.trouble.as_ref();
-    let suppressions = suppressions.map(|trouble| format!("{title}: suppressions: {trouble}"));
-    [trouble, left_out, missed, too_many, untracked, suppressions]
-        .into_iter()
-        .flatten()
-        .collect()
-}
-
 impl Report {
     /// The report in lines.
     pub fn lines(&self) -> Vec<String> {
@@ -259,7 +230,47 @@ impl Report {
                 format!("{objects:7.0} {bytes:10.0} {}", used.template)
             }));
         }
+        lines.extend(self.identified());
         lines
+    }
+
+    /// The lost objects, if they are to be listed: in gperftools' words.
+    fn identified(&self) -> impl Iterator<Item = String> {
+        let objects = self.objects.iter().take(IDENTIFIED);
+        let lines = objects.map(|(at, bytes)| format!("leaked {bytes} byte object {at:#x}"));
+        let more = self.objects.len().saturating_sub(IDENTIFIED);
+        lines.chain((more > 0).then(|| format!("and {more} more")))
+    }
+
+    /// Leaves out which suppressions were used.
+    pub fn hide_suppressed(&mut self) {
+        self.suppressed.clear();
+    }
+
+    /// What is to be known besides, in lines.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        let notes = self.notes.iter();
+        let notes = notes.map(|note| format!("{} ({}): {note}", self.name, self.pid));
+        self.trouble.iter().cloned().chain(notes)
+    }
+
+    /// What a dump says of the check.
+    pub fn to_dump(&self) -> LeakCheck {
+        let whole = |number: f64| number.round() as u64;
+        let stopped = self.running_searches.is_none();
+        let suppressed = self.suppressed.iter().map(|used| heap_format::Suppressed {
+            objects: whole(used.objects),
+            bytes: whole(used.bytes),
+            template: used.template.clone(),
+        });
+        LeakCheck {
+            live_bytes: whole(self.live_bytes),
+            pause_ns: stopped.then_some(whole(self.pause_ms * 1e6)),
+            searches: self.running_searches.unwrap_or(1),
+            searched_bytes: self.searched_bytes,
+            notes: self.notes.clone(),
+            suppressed: suppressed.collect(),
+        }
     }
 
     /// What is lost in all.
@@ -297,6 +308,15 @@ impl Report {
         let report = self;
         let bytes = text::bytes;
         let title = format!("{} ({})", report.name, report.pid);
+        if let Some(times) = report.running_searches {
+            return format!(
+                "{title}: not stopped ({} threads); searched {times} times in {:.1} s, {} the last \
+                 time",
+                report.threads,
+                report.search_seconds,
+                bytes(report.searched_bytes as f64)
+            );
+        }
         format!(
             "{title}: stopped for {:.1} ms ({} threads); {} searched in {:.2} s",
             report.pause_ms,

@@ -1,11 +1,9 @@
 //! Where a process keeps pointers that are in no object of its heap.
 //!
 //! Registers and stacks of threads, writable data of modules, mappings that the program made
-//! itself, and what the kernel keeps for it: the data of epoll entries and of timers. The
-//! allocator's own memory and the agent's are none.
+//! itself, and what the kernel keeps for it ([`super::kernel`]). The allocator's own memory and the
+//! agent's are none.
 
-use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 
 use capture::Thread;
@@ -13,8 +11,10 @@ use heap_format::maps::Entry;
 use reachability::{Heap, Memory, Pointers, mark};
 use shm_protocol::layout::AgentMemory;
 
+use super::control_blocks;
 use super::exemptions::{self, Exemptions};
 use super::intervals::joined;
+use super::kernel::KernelData;
 use super::options::Options;
 use super::regions::Region;
 use crate::text;
@@ -26,12 +26,6 @@ const MOST_STACK: u64 = 1 << 20;
 /// Most bytes of one part of the agent's memory, and most pointers to unused parts.
 const MOST_AGENT: u64 = 1 << 24;
 const MOST_SPARE: u64 = 1 << 12;
-/// Most descriptors that are looked at, and most bytes that the kernel tells of their entries: a
-/// descriptor may be duplicated many times.
-const MOST_DESCRIPTORS: usize = 1 << 16;
-const MOST_ENTRIES: u64 = 1 << 28;
-const MOST_TEXT: u64 = 1 << 24;
-
 /// Roots, each with a name for people.
 #[derive(Debug, Default)]
 pub struct Roots {
@@ -80,7 +74,7 @@ impl Roots {
         let mut roots = Self::default();
         let mut stacks = Vec::with_capacity(process.threads.len());
         for thread in process.threads {
-            stacks.push((thread.sp, thread.tid));
+            stacks.extend((thread.sp != 0).then_some((thread.sp, thread.tid)));
             if options.threads {
                 roots.add_thread(process.heap, thread);
             }
@@ -164,17 +158,12 @@ impl Roots {
         }
     }
 
-    /// The words that the kernel hands back to the process one day: data of epoll entries and of
-    /// timers. `timers`: the text of `/proc/PID/timers`.
-    pub fn add_kernels(&mut self, epoll: Vec<(String, Vec<u64>)>, timers: &str) {
-        for (descriptor, words) in epoll {
-            let number = self.name(format!("data of epoll descriptor {descriptor}"));
-            self.words
-                .extend(words.into_iter().map(|word| (word, number)));
+    /// The words that the kernel hands back to the process one day.
+    pub fn add_kernels(&mut self, kernels: &KernelData) {
+        for (name, words) in &kernels.words {
+            let number = self.name(name.clone());
+            self.words.extend(words.iter().map(|word| (*word, number)));
         }
-        let number = self.name("value of a timer".to_owned());
-        self.words
-            .extend(timer_values(timers).map(|word| (word, number)));
     }
 }
 
@@ -226,35 +215,17 @@ fn alive(
 }
 
 /// The end of the stack of a thread that has ended, which the C library keeps for a later one: its
-/// thread control block points to itself, in its first word and its third, and is no live thread's
-/// (glibc, `tcbhead_t` for x86-64).
+/// thread control block is no live thread's.
 fn dead_stack(process: &Process<'_>, region: &Region) -> Option<u64> {
-    if !region.has_guard || !region.name.is_empty() || cfg!(not(target_arch = "x86_64")) {
+    if !region.has_guard || !region.name.is_empty() {
         return None;
     }
-    // The block lies at the upper end, behind the thread's variables.
-    let end = region.range.end;
-    let mut at = region.range.start.max(end.saturating_sub(MOST_STACK));
-    let mut found = None;
-    let mut buffer = vec![0; 4096];
-    // The last one that there is, in pages that exist.
-    while let Some(part) = process.memory.next(at..end) {
-        let start = part.start.next_multiple_of(16);
-        let len = buffer.len().min((part.end - part.start) as usize + 16);
-        process.memory.gather(&[(start, len)], &mut buffer[..len]);
-        let step = (len - 16) as u64;
-        for offset in (0..len.saturating_sub(23)).step_by(16) {
-            let word =
-                |at: usize| u64::from_le_bytes(buffer[at..at + 8].try_into().unwrap_or_default());
-            let address = start + offset as u64;
-            if word(offset) == address && word(offset + 16) == address {
-                found = Some(address);
-            }
-        }
-        at = start + step.max(16);
-    }
+    // The block lies at the upper end, behind the thread's variables: the last one that there is.
+    let Range { start, end } = region.range;
+    let last = start.max(end.saturating_sub(MOST_STACK))..end;
+    let block = control_blocks::find(process.memory, last).pop();
     let is_alive = |at: u64| process.threads.iter().any(|t| t.thread_pointer == at);
-    found.filter(|block| !is_alive(*block))
+    block.filter(|block| !is_alive(*block))
 }
 
 /// The agent's own memory, by address: its library, its thread-local variables with jemalloc's,
@@ -266,7 +237,7 @@ fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
     let mut ranges = vec![range(own.start, pages(own.end.saturating_sub(own.start)))];
     let mut memories = Vec::new();
     ranges.push(own.start..own.end.max(own.start).next_multiple_of(4096));
-    for thread in process.threads {
+    for thread in process.threads.iter().filter(|t| t.thread_pointer != 0) {
         let at = |distance: u64| thread.thread_pointer.wrapping_add(distance);
         ranges.push(range(at(own.variables), own.variables_bytes));
         memories.push(at(own.thread));
@@ -300,63 +271,6 @@ fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     rest
 }
 
-/// The data of each epoll descriptor's entries, by descriptor.
-pub fn epoll_data(pid: i32) -> Vec<(String, Vec<u64>)> {
-    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
-        return Vec::new();
-    };
-    let polls = descriptors
-        .flatten()
-        .take(MOST_DESCRIPTORS)
-        .filter(|entry| {
-            let target = fs::read_link(entry.path());
-            target.is_ok_and(|target| target.as_os_str() == "anon_inode:[eventpoll]")
-        });
-    let mut left = MOST_ENTRIES;
-    polls
-        .filter_map(|entry| {
-            let number = entry.file_name().into_string().ok()?;
-            let file = fs::File::open(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
-            Some((number, entries(file, &mut left)))
-        })
-        .collect()
-}
-
-/// The data of the entries that a text tells of; `left`: most bytes to read.
-fn entries(text: impl Read, left: &mut u64) -> Vec<u64> {
-    let mut text = BufReader::new(text.take(*left));
-    let (mut line, mut words) = (String::new(), Vec::new());
-    loop {
-        line.clear();
-        match text.read_line(&mut line) {
-            Ok(read) if read > 0 => *left = left.saturating_sub(read as u64),
-            _ => return words,
-        }
-        let data = line
-            .strip_prefix("tfd:")
-            .and_then(|line| line.split_once("data:"));
-        let word = data.and_then(|(_, rest)| rest.split_whitespace().next());
-        words.extend(word.and_then(|word| u64::from_str_radix(word, 16).ok()));
-    }
-}
-
-/// The text of a file of `/proc`, up to a limit; empty if it cannot be read.
-pub fn limited(path: &str) -> String {
-    let mut bytes = Vec::new();
-    if let Ok(file) = fs::File::open(path) {
-        let _ = file.take(MOST_TEXT).read_to_end(&mut bytes);
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// The values that timers hand to the program: `signal: NUMBER/VALUE`.
-fn timer_values(text: &str) -> impl Iterator<Item = u64> {
-    text.lines().filter_map(|line| {
-        let (_, value) = line.strip_prefix("signal:")?.split_once('/')?;
-        u64::from_str_radix(value.trim().trim_start_matches("0x"), 16).ok()
-    })
-}
-
 /// The readable mappings that a copy lacks; `copy`: its maps text. Both are by address.
 pub fn absent(regions: &[Region], copy: &[u8]) -> Vec<Range<u64>> {
     let there: Vec<Range<u64>> = Entry::all(copy).map(|e| e.start..e.end).collect();
@@ -384,46 +298,5 @@ mod tests {
         assert_eq!(cut(30..60), [30..40, 50..60]);
         assert_eq!(cut(45..47), []);
         assert_eq!(without(5..6, &[]), vec![5..6; 1]);
-    }
-
-    #[test]
-    fn timers_tell_their_values() {
-        let text = "ID: 1\nsignal: 60/00007fff86e452a8\nnotify: signal/pid.2634\nClockID: 0\n";
-        assert_eq!(timer_values(text).collect::<Vec<_>>(), [0x7fff_86e4_52a8]);
-    }
-
-    #[test]
-    fn entries_of_many_descriptors_end() {
-        let text = "pos:\t0\ntfd: 5 events: 1 data: 1234 pos:0\n".repeat(100);
-        let mut left = text.len() as u64 * 3 / 2;
-        assert_eq!(entries(text.as_bytes(), &mut left), [0x1234; 100]);
-        assert!(entries(text.as_bytes(), &mut left).len() <= 50);
-        assert_eq!(left, 0);
-        assert!(entries(text.as_bytes(), &mut left).is_empty());
-    }
-
-    #[test]
-    fn epoll_entries_tell_their_data() {
-        // SAFETY: plain system calls on descriptors that are closed at the end.
-        unsafe {
-            let poll = libc::epoll_create1(0);
-            let event = libc::eventfd(0, 0);
-            let mut entry = libc::epoll_event {
-                events: libc::EPOLLIN as u32,
-                u64: 0x1234_5678_9abc,
-            };
-            assert_eq!(
-                libc::epoll_ctl(poll, libc::EPOLL_CTL_ADD, event, &mut entry),
-                0
-            );
-            let data = epoll_data(std::process::id() as i32);
-            let own = data.iter().find(|(number, _)| *number == poll.to_string());
-            assert_eq!(
-                own.map(|(_, words)| &words[..]),
-                Some(&[0x1234_5678_9abc][..])
-            );
-            libc::close(event);
-            libc::close(poll);
-        }
     }
 }

@@ -1,25 +1,14 @@
 //! Lost objects by the stack that allocated them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use heap_format::Detail;
+use heap_format::{Detail, Loss, Lost as Label};
 use reachability::causes::How;
 use reachability::lost::Lost;
 use shm_protocol::NodeId;
 use shm_protocol::clock::TICK_NS;
 
 use super::base::{Amount, NOTHING, Share, Since};
-
-/// How an object is lost, for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Loss {
-    /// Nothing leads to it.
-    Direct,
-    /// Nothing but the other members of its cycle.
-    Cycle,
-    /// Only other lost objects.
-    Indirect,
-}
 
 /// What is lost of one stack, in one way.
 #[derive(Clone, Debug)]
@@ -119,8 +108,8 @@ pub struct Leaks {
     pub leaks: Vec<Leak>,
     /// Together.
     pub total: Sum,
-    /// What of each stack and size class is lost, as a profile has it.
-    details: HashMap<(NodeId, u32), Detail>,
+    /// What of each stack and size class is lost, and how, as a profile has it.
+    details: HashMap<(NodeId, u32), BTreeMap<Label, Detail>>,
 }
 
 impl Leaks {
@@ -141,13 +130,23 @@ impl Leaks {
         let mut all = Self::default();
         for (index, object) in lost.iter().enumerate() {
             let (node, class) = stack(object).unwrap_or_default();
-            let detail = all.details.entry((node, class)).or_default();
+            let (loss, cause) = loss(how.and_then(|how| how.get(index)));
+            let group = match (cause, loss) {
+                (Some(cause), _) => lost.get(cause as usize).and_then(stack),
+                (None, Loss::Indirect) => None,
+                (None, _) => stack(object),
+            };
+            let label = Label {
+                how: Some(loss),
+                group: group.unwrap_or_default().0,
+            };
+            let details = all.details.entry((node, class)).or_default();
+            let detail = details.entry(label).or_default();
             detail.add(&detail_of(object, now));
             let Some(share) = share(node) else {
                 continue;
             };
             all.total.add_share(object, share);
-            let (loss, cause) = loss(how.and_then(|how| how.get(index)));
             entry(&mut leaks, node, loss).add(object, share);
             let cause = cause.filter(|cause| *cause as usize != index);
             if let Some(cause) = cause.and_then(|cause| Some((cause, lost.get(cause as usize)?))) {
@@ -170,9 +169,10 @@ impl Leaks {
         all
     }
 
-    /// What of a stack and size class is lost.
-    pub fn detail(&self, node: NodeId, class: u32) -> Option<Detail> {
-        self.details.get(&(node, class)).copied()
+    /// What of a stack and size class is lost, and how.
+    pub fn details(&self, node: NodeId, class: u32) -> Vec<(Detail, Label)> {
+        let details = self.details.get(&(node, class)).into_iter().flatten();
+        details.map(|(label, detail)| (*detail, *label)).collect()
     }
 }
 

@@ -37,6 +37,12 @@ impl Suppressions {
             .map_err(|(line, what)| format!("{shown}:{line}: {what}"))
     }
 
+    /// Adds those of a text that the program has; the error says what is wrong with it.
+    pub fn add_stated(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.add(bytes)
+            .map_err(|(line, what)| format!("__lsan_default_suppressions(), line {line}: {what}"))
+    }
+
     /// Adds those of a text; else the line's number, and what is wrong with it.
     fn add(&mut self, bytes: &[u8]) -> Result<(), (usize, String)> {
         for (line, number) in bytes.split(|byte| *byte == b'\n').zip(1..) {
@@ -119,32 +125,6 @@ fn matches(template: &str, text: &str) -> bool {
         (is_start, is_after_star) = (false, false);
     }
     true
-}
-
-/// The file that the value of `LSAN_OPTIONS` names, if it does: `suppressions=FILE` among others,
-/// of which the last counts.
-pub fn file_of(options: &str) -> Option<String> {
-    let (mut rest, mut file) = (options, None);
-    while let Some((name, value, after)) = option(rest) {
-        if name == "suppressions" {
-            file = Some(value.to_owned());
-        }
-        rest = after;
-    }
-    file.filter(|file| !file.is_empty())
-}
-
-/// Name and value of the first option of some, and what follows. Values may be in quotes.
-fn option(options: &str) -> Option<(&str, &str, &str)> {
-    let is_between = |c: char| matches!(c, ' ' | ',' | ':' | '\n' | '\t' | '\r');
-    let options = options.trim_start_matches(is_between);
-    let (name, value) = options.split_once('=')?;
-    if let Some(quote) = value.chars().next().filter(|c| matches!(c, '"' | '\'')) {
-        let (value, rest) = value[1..].split_once(quote)?;
-        return Some((name, value, rest));
-    }
-    let (value, rest) = value.split_at(value.find(is_between).unwrap_or(value.len()));
-    Some((name, value, rest))
 }
 
 #[cfg(test)]

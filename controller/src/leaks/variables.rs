@@ -1,13 +1,20 @@
 //! gperftools' variables for its heap checker, read as it reads them.
 
+use super::Means;
 use super::options::Options;
+use crate::process::is_traced;
 
 const GLOBALS: &str = "HEAP_CHECK_IGNORE_GLOBAL_LIVE";
 const THREADS: &str = "HEAP_CHECK_IGNORE_THREAD_LIVE";
 const ALIGNMENT: &str = "HEAP_CHECK_POINTER_SOURCE_ALIGNMENT";
 const OFFSET: &str = "HEAP_CHECK_MAX_POINTER_OFFSET";
 const LEAKS: &str = "HEAP_CHECK_MAX_LEAKS";
+const IDENTIFY: &str = "HEAP_CHECK_IDENTIFY_LEAKS";
+const TEST_ALIGNMENT: &str = "HEAP_CHECK_TEST_POINTER_ALIGNMENT";
+const UNDER_DEBUGGER: &str = "HEAP_CHECK_RUN_UNDER_GDB";
 
+/// How often a process is searched that a debugger has.
+const SEARCHES: u32 = 5;
 /// Stacks that gperftools shows.
 const SHOWN: usize = 20;
 
@@ -18,6 +25,12 @@ pub struct Variables {
     pub options: Options,
     /// Stacks to show.
     pub shown: usize,
+    /// Whether each lost object is listed.
+    pub identify: bool,
+    /// Whether a check that finds leaks is made once more with pointers at any address.
+    pub test_alignment: bool,
+    /// Whether a process that a debugger has is checked, while it runs.
+    pub under_debugger: bool,
 }
 
 impl Variables {
@@ -44,7 +57,24 @@ impl Variables {
             Some(n) if n <= 0 => usize::MAX,
             Some(n) => usize::try_from(n).unwrap_or(usize::MAX),
         };
-        Ok(Self { options, shown })
+        let is_set = |name: &str| get(name).is_some_and(|text| is_true(&text));
+        Ok(Self {
+            options,
+            shown,
+            identify: is_set(IDENTIFY),
+            test_alignment: is_set(TEST_ALIGNMENT),
+            under_debugger: is_set(UNDER_DEBUGGER),
+        })
+    }
+}
+
+impl Variables {
+    /// How a process is to be checked: as it runs, if a debugger has it and that is wanted.
+    pub fn means(&self, pid: i32, usual: Means) -> Means {
+        match self.under_debugger && is_traced(pid) {
+            true => Means::Running(SEARCHES),
+            false => usual,
+        }
     }
 }
 
@@ -86,6 +116,19 @@ mod tests {
             assert_eq!((variables.globals, variables.threads), (is_root, false));
             assert_eq!(read(&set, false).unwrap().options, Options::default());
         }
+    }
+
+    #[test]
+    fn what_is_asked_for_besides_is_off_by_default() {
+        let of = |set: &[(&str, &str)]| {
+            let read = read(set, false).unwrap();
+            (read.identify, read.test_alignment, read.under_debugger)
+        };
+        assert_eq!(of(&[]), (false, false, false));
+        assert_eq!(of(&[(IDENTIFY, "1")]), (true, false, false));
+        assert_eq!(of(&[(TEST_ALIGNMENT, "true")]), (false, true, false));
+        assert_eq!(of(&[(UNDER_DEBUGGER, "yes")]), (false, false, true));
+        assert_eq!(of(&[(UNDER_DEBUGGER, "0")]), (false, false, false));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use shm_protocol::snapshot::Header;
 
 use super::{Member, Run};
-use crate::leaks::{self, Means, Options, Plan, Report, Scope, Suppressions};
+use crate::leaks::{self, Means, Options, Plan, Report, Scope, Suppressions, Variables};
 use crate::segment::{Head, io_error};
 use crate::target::Target;
 
@@ -16,14 +16,14 @@ pub struct ExitCheck {
     pub options: Options,
     /// Which leaks are known.
     pub suppressions: Suppressions,
-    /// Stacks that are shown.
-    pub shown: usize,
+    /// What gperftools' variables say besides.
+    pub variables: Variables,
 }
 
 impl Run {
-    /// Notes of a member that has ended whether it wanted no check.
-    pub(super) fn note_unchecked(&mut self, at: usize) {
-        let view = self.members[at].target.agent.segment.view();
+    /// Notes of a member whose session is over whether it wanted no check.
+    pub(super) fn note_unchecked(&mut self, target: &Target) {
+        let view = target.agent.segment.view();
         let unchecked = self.settings.leak_check.is_some() && view.exits_unchecked() == Ok(true);
         self.outcome.unchecked += usize::from(unchecked);
     }
@@ -47,12 +47,13 @@ impl Run {
         let target = &self.members[at].target;
         let title = target.agent.title();
         match check(target, wanted) {
-            Ok(report) => {
+            Ok((report, test)) => {
                 self.outcome.leaks += usize::from(report.lost_samples > 0);
                 self.outcome.checked += 1;
                 self.reporter.report(&report.lines());
-                let warnings = report.warnings.iter();
-                warnings.for_each(|line| self.reporter.warning(line));
+                self.reporter.report(test.as_slice());
+                let warnings = report.warnings();
+                warnings.for_each(|line| self.reporter.warning(&line));
             }
             Err(error) => self.fail(&format!("{title}: no leak check: {error:#}")),
         }
@@ -64,24 +65,23 @@ impl Run {
 }
 
 /// The process stands still anyway: it is read as it is, without a copy.
-fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<Report> {
+fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<(Report, Option<String>)> {
     let mut head = Head::new();
     let (agent, session) = (&target.agent, &target.session);
     let header: Header<'_> = agent.segment.full_head(&mut head)?;
     let plan = Plan {
-        means: Means::Stopped,
+        means: wanted.variables.means(agent.pid, Means::Stopped),
         scope: wanted.scope,
         options: &wanted.options,
         suppressions: &wanted.suppressions,
+        identify: wanted.variables.identify,
         base: None,
     };
     let check = leaks::check(agent, &header, session, &plan)?;
-    let shown = wanted.shown;
-    Ok(leaks::report(
-        agent,
-        &header,
-        session,
-        &check,
-        (shown, None),
-    ))
+    let variables = &wanted.variables;
+    let shown = (variables.shown, None);
+    let report = leaks::report(agent, &header, session, &check, shown);
+    let tested = variables.test_alignment && report.lost_samples > 0;
+    let test = tested.then(|| leaks::test_alignment(agent, &header, session, &plan));
+    Ok((report, test.transpose()?))
 }

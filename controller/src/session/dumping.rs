@@ -106,6 +106,7 @@ impl Run {
     pub(super) fn finish(&mut self, mut member: Member) {
         member.target.settle_life();
         self.note_end(&mut member.target);
+        self.note_unchecked(&member.target);
         if self.child.is_some() && self.is_empty(&member.target) {
             return self.release(&member.target);
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::FACTS;
 use super::write::version;
+use crate::leaks::LeakCheck;
 use crate::maps::hex;
 use crate::moment;
 use crate::printable::is_hidden;
@@ -97,6 +98,9 @@ impl Writer<'_> {
         self.number("allocator_unix_ns", facts.allocator_unix_ns);
         for (name, value) in &facts.memory {
             self.fact("memory", format!("{value} {name}").as_bytes());
+        }
+        for (name, value) in facts.leak_check.iter().flat_map(LeakCheck::facts) {
+            self.fact(name, value.as_bytes());
         }
         for comment in &profile.comments {
             self.fact("comment", comment.as_bytes());
@@ -362,6 +366,9 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"allocator" => facts.allocator.extend([named()?]),
         b"allocator_unix_ns" => facts.allocator_unix_ns = Some(number()?),
         b"memory" => facts.memory.extend([named()?]),
+        b"leak_check" | b"leak_note" | b"leak_suppressed" => {
+            LeakCheck::read(facts, name, &string(value))?;
+        }
         _ => {}
     }
     Some(())

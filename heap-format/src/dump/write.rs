@@ -9,7 +9,7 @@ use super::numbers::{HEX_ROOM, HexText, decimal, fraction};
 use super::split::{Record, split};
 use crate::printable::is_hidden;
 
-use super::{END, SIGNATURE, SIZES_APART, STACK, VERSION, facts};
+use super::{END, LOSSES, SIGNATURE, SIZES_APART, STACK, facts};
 use crate::detail::{Detail, FIELDS};
 use crate::profile::{MARKERS, Profile};
 use crate::scale::weight;
@@ -147,7 +147,9 @@ impl<P: Borrow<Profile>> Text<P> {
             for stack in group {
                 if let Some(detail) = profile.details.get(stack) {
                     let thread = profile.threads.get(stack).copied().unwrap_or(0);
-                    exact(out, &detail.to_fields(), thread);
+                    let lost = profile.losses.get(stack).copied().unwrap_or_default();
+                    let [how, group] = lost.to_numbers();
+                    exact(out, &detail.to_fields(), [thread, how, group]);
                 }
             }
         }
@@ -191,9 +193,10 @@ fn sum(details: &[Detail]) -> Detail {
 
 /// The version whose promises the profile keeps.
 pub(crate) fn version(profile: &Profile) -> u32 {
-    match profile.sizes_apart {
-        true => VERSION,
-        false => SIZES_APART - 1,
+    match (profile.sizes_apart, profile.losses.is_empty()) {
+        (_, false) => LOSSES,
+        (true, true) => SIZES_APART,
+        (false, true) => SIZES_APART - 1,
     }
 }
 
@@ -341,10 +344,12 @@ fn line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &
     buffer.truncate(start + end + 1);
 }
 
-fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], thread: u32) {
+/// `more`: thread, how the objects are lost, and with which.
+fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3]) {
     buffer.extend_from_slice(STACK);
-    let used = match thread {
-        0 => fields
+    let more = &more[..more.iter().rposition(|&n| n != 0).map_or(0, |at| at + 1)];
+    let used = match more {
+        [] => fields
             .iter()
             .rposition(|&f| f != 0.0)
             .map_or(0, |at| at + 1),
@@ -354,9 +359,9 @@ fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], thread: u32) {
         buffer.push(b' ');
         fraction(buffer, field);
     }
-    if thread != 0 {
+    for &number in more {
         buffer.push(b' ');
-        decimal(buffer, thread.into());
+        decimal(buffer, number.into());
     }
     buffer.push(b'\n');
 }

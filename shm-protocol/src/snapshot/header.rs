@@ -165,7 +165,8 @@ impl<'a> Header<'a> {
         text.split(|b| *b == 0).next().unwrap_or_default()
     }
 
-    /// Where the allocator keeps its data; `None` if the program keeps its own allocator.
+    /// Where the allocator keeps its data, that of sampled objects alone if the program keeps its
+    /// own allocator; `None`: not known.
     #[must_use]
     pub fn heap(&self) -> Option<HeapGlobals> {
         let field = |field: usize| self.identity64(offset_of!(Identity, heap) + field);

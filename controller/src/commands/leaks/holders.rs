@@ -116,6 +116,13 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
         nodes.collect::<Vec<_>>().into_iter(),
     );
     trouble.iter().for_each(|line| warning(line));
+    if args.gentle.is_some() {
+        warning(&format!(
+            "{}: it was not stopped: what was on its way from one place to another, or is in a \
+             register, may be missing; search again to be sure",
+            agent.title()
+        ));
+    }
     Ok(Answer {
         pid: agent.pid,
         name: text::escape(&agent.name),

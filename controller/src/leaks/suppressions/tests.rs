@@ -98,21 +98,3 @@ fn hostile_templates_end() {
     }
     assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
 }
-
-#[test]
-fn the_variable_names_a_file() {
-    for (options, file) in [
-        ("suppressions=a.txt", Some("a.txt")),
-        ("verbosity=1:suppressions=/b c", Some("/b")),
-        ("suppressions='/b c:d',x=1", Some("/b c:d")),
-        ("print_suppressions=0 suppressions=\"x\"", Some("x")),
-        ("suppressions=a:suppressions=b", Some("b")),
-        ("suppressions=", None),
-        ("verbosity=1", None),
-        ("suppressions='open", None),
-        ("", None),
-        ("=::=,==", None),
-    ] {
-        assert_eq!(file_of(options).as_deref(), file, "{options}");
-    }
-}

@@ -1,0 +1,162 @@
+//! LeakSanitizer's options, as its variable `LSAN_OPTIONS` has them: `NAME=VALUE` between blanks,
+//! commas or colons.
+
+use super::options::Options;
+
+/// What LeakSanitizer ends a program with.
+const EXIT_CODE: i32 = 23;
+
+/// Options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LsanOptions {
+    /// Whether leaks are looked for.
+    pub detect_leaks: bool,
+    /// The file with suppressions.
+    pub suppressions: Option<String>,
+    /// Whether the suppressions that were used are told.
+    pub print_suppressions: bool,
+    /// Stacks to show; 0: all.
+    pub max_leaks: usize,
+    /// What a check that is not recoverable ends a program with.
+    pub exit_code: i32,
+    globals: bool,
+    stacks: bool,
+    registers: bool,
+    unaligned: bool,
+}
+
+impl Default for LsanOptions {
+    fn default() -> Self {
+        Self {
+            detect_leaks: true,
+            suppressions: None,
+            print_suppressions: true,
+            max_leaks: 0,
+            exit_code: EXIT_CODE,
+            globals: true,
+            stacks: true,
+            registers: true,
+            unaligned: false,
+        }
+    }
+}
+
+impl LsanOptions {
+    /// Reads texts, of which later ones come before earlier ones. What is not known here is passed
+    /// over, as options of all sanitizers stand there; so are values that none can have.
+    pub fn read<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut all = Self::default();
+        for text in texts {
+            let mut rest = text;
+            while let Some((name, value, after)) = option(rest) {
+                all.set(name, value);
+                rest = after;
+            }
+        }
+        all
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        let flag = |flag: &mut bool| match value {
+            "0" | "no" | "false" => *flag = false,
+            "1" | "yes" | "true" => *flag = true,
+            _ => {}
+        };
+        match name {
+            "detect_leaks" => flag(&mut self.detect_leaks),
+            "print_suppressions" => flag(&mut self.print_suppressions),
+            "use_globals" => flag(&mut self.globals),
+            "use_stacks" => flag(&mut self.stacks),
+            "use_registers" => flag(&mut self.registers),
+            "use_unaligned" => flag(&mut self.unaligned),
+            "max_leaks" => self.max_leaks = value.parse().unwrap_or(self.max_leaks),
+            "exitcode" => self.exit_code = value.parse().unwrap_or(self.exit_code),
+            "suppressions" => {
+                self.suppressions = Some(value.to_owned()).filter(|file| !file.is_empty());
+            }
+            _ => {}
+        }
+    }
+
+    /// Stacks to show.
+    pub fn shown(&self) -> usize {
+        match self.max_leaks {
+            0 => usize::MAX,
+            most => most,
+        }
+    }
+
+    /// The options of a search. Registers and stacks go together here.
+    pub fn search(&self) -> Options {
+        Options {
+            threads: self.stacks || self.registers,
+            globals: self.globals,
+            alignment: if self.unaligned { 1 } else { 8 },
+            ..Options::default()
+        }
+    }
+}
+
+/// Name and value of the first option of some, and what follows. Values may be in quotes.
+fn option(options: &str) -> Option<(&str, &str, &str)> {
+    let is_between = |c: char| matches!(c, ' ' | ',' | ':' | '\n' | '\t' | '\r');
+    let options = options.trim_start_matches(is_between);
+    let (name, value) = options.split_once('=')?;
+    if let Some(quote) = value.chars().next().filter(|c| matches!(c, '"' | '\'')) {
+        let (value, rest) = value[1..].split_once(quote)?;
+        return Some((name, value, rest));
+    }
+    let (value, rest) = value.split_at(value.find(is_between).unwrap_or(value.len()));
+    Some((name, value, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_texts_come_before_earlier_ones() {
+        assert_eq!(LsanOptions::read([]), LsanOptions::default());
+        let program = "exitcode=7:max_leaks=3,use_globals=0 report_objects=1";
+        let options = LsanOptions::read([program, "exitcode=0 use_unaligned=1"]);
+        assert_eq!((options.exit_code, options.shown()), (0, 3));
+        let search = options.search();
+        assert_eq!(
+            (search.globals, search.threads, search.alignment),
+            (false, true, 1)
+        );
+        let neither = LsanOptions::read(["use_stacks=false:use_registers=no"]);
+        assert!(!neither.search().threads);
+        assert!(LsanOptions::read(["use_stacks=0"]).search().threads);
+        assert!(!LsanOptions::read(["detect_leaks=0"]).detect_leaks);
+        assert!(!LsanOptions::read(["print_suppressions=0"]).print_suppressions);
+    }
+
+    #[test]
+    fn the_variable_names_a_file() {
+        for (options, file) in [
+            ("suppressions=a.txt", Some("a.txt")),
+            ("verbosity=1:suppressions=/b c", Some("/b")),
+            ("suppressions='/b c:d',x=1", Some("/b c:d")),
+            ("print_suppressions=0 suppressions=\"x\"", Some("x")),
+            ("suppressions=a:suppressions=b", Some("b")),
+            ("suppressions=", None),
+            ("verbosity=1", None),
+            ("suppressions='open", None),
+            ("", None),
+            ("=::=,==", None),
+        ] {
+            assert_eq!(
+                LsanOptions::read([options]).suppressions.as_deref(),
+                file,
+                "{options}"
+            );
+        }
+    }
+
+    #[test]
+    fn senseless_values_change_nothing() {
+        let text = "exitcode=many:max_leaks=-1:use_globals=perhaps:=:==:detect_leaks";
+        assert_eq!(LsanOptions::read([text]), LsanOptions::default());
+    }
+}

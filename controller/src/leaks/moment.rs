@@ -1,0 +1,165 @@
+//! A process at one moment: stopped, copied, or as it runs.
+
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use capture::{Copy, Pause, Refusal, Stopped, Thread};
+use libc::{major, minor};
+
+use super::Means;
+use super::held::Held;
+use super::kernel::KernelData;
+use super::memory::MomentMemory;
+use super::regions::{self, Region};
+use super::{roots, unstopped};
+use crate::discovery::Agent;
+use crate::process;
+
+/// Longest time to stop all threads.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A process at one moment.
+pub struct Moment {
+    /// Its threads; of those that run, little is known.
+    pub threads: Vec<Thread>,
+    /// Its mappings.
+    pub regions: Vec<Region>,
+    /// What it has given to the kernel.
+    pub kernels: KernelData,
+    /// Its memory.
+    pub memory: MomentMemory,
+    /// Keeps the memory as it is.
+    pub hold: Hold,
+}
+
+/// What is held while the memory is read.
+pub enum Hold {
+    /// A copy; the process runs on.
+    Copy(
+        #[expect(dead_code, reason = "dropped at the end")] Copy,
+        Pause,
+    ),
+    /// The process.
+    Process(Stopped),
+    /// Nothing: it runs, with so many threads.
+    Nothing(usize),
+}
+
+impl Hold {
+    /// Lets the process run, if it does not; how long it stood still.
+    pub fn release(self) -> Pause {
+        match self {
+            Self::Copy(_, pause) => pause,
+            Self::Process(stopped) => stopped.resume(),
+            Self::Nothing(threads) => Pause {
+                stopped: Duration::ZERO,
+                cloned: Duration::ZERO,
+                threads,
+            },
+        }
+    }
+}
+
+impl Moment {
+    /// Captures a process.
+    pub fn of(agent: &Agent, means: Means) -> anyhow::Result<Self> {
+        let pid = agent.pid;
+        if let Means::Running(_) = means {
+            return Self::of_running(agent);
+        }
+        // Reading it takes too long to be done meanwhile. What is an entry at the moment is one
+        // shortly before or shortly after it.
+        let mut kernels = KernelData::of_descriptors(pid);
+        let mut stopped = Stopped::stop(pid, PATIENCE).map_err(without_stop)?;
+        let regions = regions(agent)?;
+        kernels.add_timers(pid);
+        let threads = stopped.threads().to_vec();
+        let copy = match means {
+            Means::Copied => Some(stopped.copy().map_err(without_copy)?),
+            Means::CopiedIfPossible => match stopped.copy() {
+                Err(refusal) if refusal.is_of_copy() => None,
+                copied => Some(copied?),
+            },
+            Means::Stopped | Means::Running(_) => None,
+        };
+        let (memory, hold) = match copy {
+            None => (
+                MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
+                Hold::Process(stopped),
+            ),
+            Some(copy) => {
+                let copied = process::maps(copy.pid()).unwrap_or_default();
+                let absent = roots::absent(&regions, &copied);
+                let held = Held::of(pid, &regions, &absent);
+                let pause = stopped.resume();
+                (
+                    MomentMemory::of(copy.pid(), pid, &regions, (&absent, held)),
+                    Hold::Copy(copy, pause),
+                )
+            }
+        };
+        kernels.join(KernelData::of_descriptors(pid));
+        Ok(Self {
+            threads,
+            regions,
+            kernels,
+            memory,
+            hold,
+        })
+    }
+
+    /// As it runs: what is read first and what is read last are of different times.
+    fn of_running(agent: &Agent) -> anyhow::Result<Self> {
+        let pid = agent.pid;
+        let regions = regions(agent)?;
+        let (count, threads) = unstopped::threads(pid);
+        let mut kernels = KernelData::of_descriptors(pid);
+        kernels.add_timers(pid);
+        Ok(Self {
+            threads,
+            kernels,
+            memory: MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
+            regions,
+            hold: Hold::Nothing(count),
+        })
+    }
+}
+
+/// The mappings of a process, of which the agent's segment is not the program's to read.
+fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
+    let pid = agent.pid;
+    let maps = process::maps(pid).filter(|maps| !maps.is_empty());
+    let maps = maps.with_context(|| {
+        format!(
+            "/proc/{pid}/maps cannot be read: run as the same user or as root, and check that the \
+             process is still there"
+        )
+    })?;
+    let mut regions = regions::parse(&maps);
+    let own = agent.segment.file().metadata().ok();
+    let own = own.map(|file| ((major(file.dev()), minor(file.dev())), file.ino()));
+    let segments = regions.iter_mut().filter(|region| Some(region.file) == own);
+    segments.for_each(|region| region.is_readable = false);
+    Ok(regions)
+}
+
+/// A refusal to stop, with the option that does without, where that could help.
+fn without_stop(refusal: Refusal) -> anyhow::Error {
+    match refusal {
+        Refusal::Traced { .. } => anyhow!(
+            "{refusal}; or search it while it runs: --gentle, or HEAP_CHECK_RUN_UNDER_GDB=1 for a check \
+             of its own"
+        ),
+        Refusal::Deadline { .. } => anyhow!("{refusal}; or search it while it runs: --gentle"),
+        _ => refusal.into(),
+    }
+}
+
+/// A refusal to copy, with the options that do without.
+fn without_copy(refusal: Refusal) -> anyhow::Error {
+    match refusal.is_of_copy() {
+        true => anyhow!("{refusal}: --stop; or while it runs: --gentle"),
+        false => refusal.into(),
+    }
+}

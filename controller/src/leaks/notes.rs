@@ -1,0 +1,76 @@
+//! What a check could not see, for people.
+
+use super::Check;
+use crate::text;
+
+/// What is to be known of a check besides what it found.
+pub fn notes(check: &Check) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut add = |is_so: bool, note: String| notes.extend(is_so.then_some(note));
+    add(
+        check.left_out > 0,
+        format!(
+            "{} parts of its memory cannot be read: what only they point to is taken for lost",
+            check.left_out
+        ),
+    );
+    add(
+        check.missed > 0,
+        format!(
+            "{} that no copy has (MADV_DONTFORK) was read while the process ran: what only that \
+             pointed to may be taken for lost; --stop reads it as it is",
+            text::bytes(check.missed as f64)
+        ),
+    );
+    add(
+        check.too_many,
+        "so many objects are lost that it is not known which of them keep others: all are shown as \
+         direct leaks"
+            .to_owned(),
+    );
+    add(
+        check.own_allocator,
+        "it keeps its own allocator, so only sampled objects are known: whatever other memory points to \
+         is taken for kept"
+            .to_owned(),
+    );
+    let counters = check.snapshot.counters.iter();
+    let untracked = counters.filter(|(name, _)| name == "untracked");
+    let untracked: u64 = untracked.map(|(_, count)| count).sum();
+    add(
+        untracked > 0,
+        format!(
+            "{untracked} samples had no place where objects are followed, since the address space is \
+             limited or used up: whether they are lost is not known"
+        ),
+    );
+    let trouble = check.trouble.as_deref();
+    add(
+        trouble.is_some(),
+        format!("suppressions: {}", trouble.unwrap_or_default()),
+    );
+    let is_lossy = check.leaks.total.samples > 0;
+    add(
+        is_lossy && check.looks.is_some(),
+        "it was not stopped, so its registers are not known: what only a register points to is taken \
+         for lost. Without --gentle they are known"
+            .to_owned(),
+    );
+    add(
+        is_lossy && check.shared > 0,
+        format!(
+            "{} of shared memory was read while the process ran: what only that pointed to may be taken \
+             for lost; --stop reads it as it is",
+            text::bytes(check.shared as f64)
+        ),
+    );
+    add(
+        is_lossy && check.under_way > 0,
+        format!(
+            "io_uring has requests under way ({}): what only these point to may be taken for lost, as \
+             the kernel does not tell it",
+            check.under_way
+        ),
+    );
+    notes
+}

@@ -1,0 +1,134 @@
+//! The search of a process's memory for pointers, and what it did not come to.
+
+use reachability::jemalloc::{self, Globals};
+use reachability::lost::{self, Found, Lost};
+use reachability::mark::{self, Marks};
+use reachability::object::Sampled;
+use reachability::{Heap, Memory, Pointers, causes};
+use shm_protocol::clock::tick_of;
+use shm_protocol::layout::{AgentMemory, HeapGlobals};
+use shm_protocol::segment::Session;
+
+use super::exemptions;
+use super::memory::MomentMemory;
+use super::moment::{Hold, Moment};
+use super::options::Options;
+use super::roots::{self, Roots};
+use super::{Scope, unstopped};
+
+/// The heap and what was reached in it.
+pub struct Search {
+    /// All objects.
+    pub heap: Heap,
+    /// Where it began.
+    pub roots: Roots,
+    /// What it followed.
+    pub pointers: Pointers,
+    /// What it came to.
+    pub marks: Marks,
+}
+
+impl Search {
+    /// Follows all pointers of a process; `trace` remembers what led to each object.
+    pub fn of(
+        moment: &Moment,
+        (globals, agent): (&HeapGlobals, AgentMemory),
+        options: &Options,
+        trace: bool,
+    ) -> anyhow::Result<Self> {
+        let memory = &moment.memory;
+        let map = jemalloc::read(
+            memory,
+            &Globals {
+                emap: globals.emap,
+                arenas: globals.arenas,
+                page: globals.page,
+            },
+        )?;
+        let base = memory.word(globals.range_base).unwrap_or(0);
+        let size = memory.word(globals.range_size).unwrap_or(0);
+        let heap = Heap::of(&map, base..base.saturating_add(size));
+        drop(map);
+        let mut threads = moment.threads.clone();
+        if let Hold::Nothing(_) = moment.hold {
+            unstopped::complete(&mut threads, memory, &heap, &moment.regions);
+        }
+        let process = roots::Process {
+            memory,
+            heap: &heap,
+            threads: &threads,
+            regions: &moment.regions,
+            agent,
+        };
+        let mut roots = Roots::of(&process, options);
+        if options.globals {
+            roots.add_kernels(&moment.kernels);
+        }
+        roots.add_exemptions(exemptions::read(memory, &heap, agent.exemptions));
+        let pointers = options.pointers(memory, &heap);
+        let marks = mark::mark(memory, &heap, &roots.to_mark(&pointers, trace));
+        Ok(Self {
+            heap,
+            roots,
+            pointers,
+            marks,
+        })
+    }
+
+    /// Reaches only what the program says is no leak.
+    pub fn begin_at_exemptions(&mut self, memory: &MomentMemory, agent: AgentMemory) {
+        let mut roots = Roots::default();
+        roots.add_exemptions(exemptions::read(memory, &self.heap, agent.exemptions));
+        self.marks = mark::mark(memory, &self.heap, &roots.to_mark(&self.pointers, false));
+    }
+
+    /// The lost objects of a session.
+    pub fn lost(&self, memory: &MomentMemory, session: &Session, scope: Scope) -> Found {
+        let wanted = |object: &Sampled| is_of(object, session);
+        let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
+        if scope == Scope::Unreachable {
+            // The caches in which the allocator keeps free objects are no program's memory.
+            let internal = mark::targets(memory, &self.heap, &self.roots.agents);
+            found
+                .unknown
+                .retain(|region| !internal.get(*region as usize));
+        }
+        found
+    }
+
+    /// Takes the lost objects that `is_excused` names for kept: they are roots, too. Neither they nor
+    /// what they lead to is lost any more; what other lost objects lead to as well is kept, too.
+    pub fn excuse(
+        &mut self,
+        memory: &MomentMemory,
+        found: &mut Found,
+        mut is_excused: impl FnMut(&Lost) -> bool,
+    ) {
+        let all = found.lost.iter().zip(0..);
+        let excused = all.filter(|(lost, _)| is_excused(lost));
+        let excused: Vec<u32> = excused.map(|(_, index)| index).collect();
+        if !excused.is_empty() {
+            let (heap, marks) = (&self.heap, &mut self.marks);
+            found.excuse(memory, heap, &self.pointers, marks, &excused);
+        }
+    }
+
+    /// How each of the lost objects is lost.
+    pub fn causes(
+        &self,
+        memory: &MomentMemory,
+        found: &Found,
+        scope: Scope,
+    ) -> Option<Vec<causes::How>> {
+        match scope {
+            Scope::Unreachable => causes::order(memory, &self.heap, &self.pointers, found),
+            Scope::Unfreed => None,
+        }
+    }
+}
+
+/// Whether an object was counted in a session; objects tell only the last 8 bits of its number.
+pub fn is_of(object: &Sampled, session: &Session) -> bool {
+    let first = tick_of(session.start_ns);
+    object.session == session.number as u8 && object.born.wrapping_sub(first) as i32 >= -1
+}
