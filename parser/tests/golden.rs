@@ -173,6 +173,7 @@ fn golden_files_are_all_compared() {
         include_str!("flame.rs"),
         include_str!("breakdown.rs"),
         include_str!("leaks.rs"),
+        include_str!("lost.rs"),
         include_str!("resident.rs"),
         include_str!("timeline.rs"),
     ];

@@ -175,6 +175,15 @@ impl Context<'_> {
                 .filter(|c| !c.starts_with('#'))
                 .map(|c| printable(c).into()),
         );
+        if let Some(check) = &profile.facts.leak_check {
+            let live = i64::try_from(check.live_bytes).unwrap_or(i64::MAX);
+            let live = self
+                .style
+                .label(self.divided(live), "bytes", &self.options.unit);
+            lines.push(format!(
+                "Leak check: what no pointer led to, while {live} was live"
+            ));
+        }
         lines.push(format!("Type: {}", self.view.kind()));
         lines
     }

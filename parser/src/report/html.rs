@@ -1,5 +1,5 @@
 //! One page for a browser: flame graph, call graph, tables, source lines, memory over time, leak
-//! suspects and the allocator's figures, of every column at once. A tab is a Rust file, which makes its data, and
+//! suspects, what a check for leaks found, and the allocator's figures, of every column at once. A tab is a Rust file, which makes its data, and
 //! a script of the same name, which draws them.
 //!
 //! # Promises
@@ -28,6 +28,7 @@ mod flame;
 mod functions;
 mod graph;
 mod leaks;
+mod lost;
 mod policy;
 mod sizes;
 mod source;
@@ -71,6 +72,7 @@ pub const FORMAT: Format = Format {
 
 /// Tabs of the page, from left to right.
 const TABS: &[Tab] = &[
+    lost::TAB,
     flame::TAB,
     graph::TAB,
     functions::TAB,
@@ -129,8 +131,13 @@ fn render(context: &Context) -> Result<String> {
 
 /// The columns of the page, in the profile's order.
 fn columns(context: &Context) -> Vec<usize> {
-    let count = context.view.profile().sample_types.len();
+    let profile = context.view.profile();
+    let count = profile.sample_types.len();
     let mut columns: Vec<usize> = (0..count.min(MOST_COLUMNS)).collect();
+    if profile.facts.leak_check.is_some() {
+        // What is lost was allocated: the same numbers.
+        columns.retain(|&c| !profile.sample_types[c].kind.starts_with("alloc_"));
+    }
     if !columns.contains(&context.view.column()) {
         columns.push(context.view.column());
     }
@@ -148,7 +155,11 @@ fn title(context: &Context) -> String {
     let program = context.program.and_then(|p| p.file_name());
     let program = || program.map_or("profile".into(), |name| name.to_string_lossy());
     let name = process.map_or_else(program, Cow::Borrowed);
-    format!("{} - heap profile", printable(&name))
+    let what = match context.view.profile().facts.leak_check {
+        Some(_) => "leak check",
+        None => "heap profile",
+    };
+    format!("{} - {what}", printable(&name))
 }
 
 /// The JSON of the page.

@@ -7,4 +7,12 @@ function make(name, text, attributes, ...children) {
   return el;
 }
 const remark = (text, attributes) => make("p", text, { class: "say", ...attributes });
+function age(ms) {
+  if (ms === null) return "–";
+  const units = [["ms", 1], ["s", 1e3], ["min", 6e4], ["h", 3.6e6], ["d", 8.64e7]];
+  let [unit, factor] = units[0];
+  for (const [name, f] of units) if (ms / f >= 1) [unit, factor] = [name, f];
+  const value = ms / factor;
+  return `${value >= 100 || factor === 1 ? Math.round(value) : value.toFixed(1)} ${unit}`;
+}
 const bytes = (value) => scaled(value, [["B", 1], ["KiB", 1024], ["MiB", 1048576], ["GiB", 1073741824], ["TiB", 1099511627776]]);

@@ -9,6 +9,8 @@ const KINDS = {
   inuse_space: "In-use bytes", inuse_objects: "In-use objects",
   alloc_space: "Allocated bytes", alloc_objects: "Allocated objects",
 };
+// Of the dump of a check for leaks.
+const LOST_KINDS = { inuse_space: "Lost bytes", inuse_objects: "Lost objects" };
 
 // Buttons of which one is pressed.
 function choice(label, options, chosen, act) {
@@ -28,11 +30,12 @@ function choice(label, options, chosen, act) {
   return group;
 }
 
-function makeHeader(title, values, refresh) {
+function makeHeader({ title, lost }, values, refresh) {
   const header = make("header", "", {}, make("h1", title, { title }));
+  const names = lost ? LOST_KINDS : KINDS;
   const order = Object.keys(KINDS);
   const rank = (c) => (order.includes(c.kind) ? order.indexOf(c.kind) : order.length);
-  const kinds = values.columns.map((c, i) => [i, KINDS[c.kind] || c.kind, rank(c)]).sort((a, b) => a[2] - b[2]);
+  const kinds = values.columns.map((c, i) => [i, names[c.kind] || c.kind, rank(c)]).sort((a, b) => a[2] - b[2]);
   header.append(choice("value", kinds.map(([i, text]) => [i, text]), values.column, (i) => {
     values.column = Number(i);
     refresh();

@@ -1,13 +1,4 @@
 // Leak suspects, worst first.
-function age(ms) {
-  if (ms === null) return "–";
-  const units = [["ms", 1], ["s", 1e3], ["min", 6e4], ["h", 3.6e6], ["d", 8.64e7]];
-  let [unit, factor] = units[0];
-  for (const [name, f] of units) if (ms / f >= 1) [unit, factor] = [name, f];
-  const value = ms / factor;
-  return `${value >= 100 || factor === 1 ? Math.round(value) : value.toFixed(1)} ${unit}`;
-}
-
 function leaksTab(page, panel) {
   const { data } = page;
   const { rows, duration } = data.suspects;
@@ -39,16 +30,7 @@ function leaksTab(page, panel) {
     heads.push({ key: "growth", label: "Growth/min", title: "live bytes by the length of the session", value: (r) => r.bytes, text: (r) => bytes((r.bytes / duration) * 60) });
   }
   if (rows.some((r) => r.site)) {
-    const site = (td, r) => {
-      if (!r.site) return td.append("–");
-      const title = `${r.site.name}\n${r.site.file}:${r.site.line}`;
-      const source = data.sources.find((s) => s.name === r.site.name && s.file === r.site.file);
-      if (!source) return td.append(make("span", r.site.short, { title }));
-      const link = make("button", r.site.short, { type: "button", class: "link", title });
-      link.addEventListener("click", () => page.openSource(source, r.site.line));
-      td.append(link);
-    };
-    heads.push({ key: "site", label: "Where", title: "the innermost line that is not of a standard library", words: true, narrow: true, value: (r) => (r.site ? r.site.short : ""), cell: site });
+    heads.push(siteColumn(page));
   }
   heads.push({
     key: "stack", label: "Stack", words: true, value: (r) => r.stack[0] || "",
@@ -63,4 +45,5 @@ function leaksTab(page, panel) {
   return () => fill(rows);
 }
 
-TABS.push({ key: "leaks", label: "Leak suspects", full: false, build: leaksTab });
+// What a check found to be lost needs no guess.
+TABS.push({ key: "leaks", label: "Leak suspects", full: false, build: leaksTab, when: (data) => data.lost === null });

@@ -1,7 +1,8 @@
 // The page around the tabs: each tab's script adds to TABS how it is built. All of the profile
 // is read from JSON.
 //
-// A tab is {key, label, full, build}. `build(page, panel)` fills the panel and returns a function
+// A tab is {key, label, full, build, when}. `when(data)`, if there is one, says whether these data
+// have it. `build(page, panel)` fills the panel and returns a function
 // that draws what depends on the chosen column and comparison. `full` panels have no margins.
 const TABS = [];
 
@@ -23,16 +24,16 @@ class Page {
     this.nav = make("nav", "", { role: "tablist" });
     this.main = make("main");
     this.sum = make("span", "", { class: "sum", role: "status" });
-    const header = makeHeader(this.data.title, this.values, () => this.refresh());
+    const header = makeHeader(this.data, this.values, () => this.refresh());
     const help = new HelpBox(document.body, [PAGE_KEYS, FLAME_KEYS, GRAPH_KEYS]);
     const ask = make("button", "?", { type: "button", id: "ask", title: "keys and gestures (?)", "aria-label": "keys and gestures" });
     ask.addEventListener("click", () => help.toggle());
     header.append(this.sum, ask);
-    for (const tab of TABS) this.add(tab);
+    for (const tab of TABS) if (!tab.when || tab.when(this.data)) this.add(tab);
     this.nav.addEventListener("keydown", (e) => this.step(e));
     document.body.append(header, this.nav, this.main);
     const wanted = location.hash.slice(1);
-    this.shown = this.tabs.has(wanted) ? wanted : TABS[0].key;
+    this.shown = this.tabs.has(wanted) ? wanted : this.tabs.keys().next().value;
     this.refresh();
   }
   read(id) {

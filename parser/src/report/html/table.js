@@ -76,3 +76,16 @@ function sortableTable(panel, heads, first, search) {
     draw();
   };
 }
+// The column of the user's own line that allocates; it opens the source, if the page has it.
+function siteColumn(page) {
+  const cell = (td, r) => {
+    if (!r.site) return td.append("–");
+    const title = `${r.site.name}\n${r.site.file}:${r.site.line}`;
+    const source = page.data.sources.find((s) => s.name === r.site.name && s.file === r.site.file);
+    if (!source) return td.append(make("span", r.site.short, { title }));
+    const link = make("button", r.site.short, { type: "button", class: "link", title });
+    link.addEventListener("click", () => page.openSource(source, r.site.line));
+    td.append(link);
+  };
+  return { key: "site", label: "Where", title: "the innermost line that is not of a standard library", words: true, narrow: true, value: (r) => (r.site ? r.site.short : ""), cell };
+}

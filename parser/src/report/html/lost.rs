@@ -1,0 +1,283 @@
+//! What a check for leaks found: objects that no pointer led to, by what keeps them.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use super::tab::{Data, PageContext, Tab};
+use crate::json;
+use crate::report::context::Context;
+use crate::suspects::site::{Own, Site};
+use heap_format::leaks::LEAK_GROUP_LABEL;
+use heap_format::merge::BASE_LABEL;
+use heap_format::printable::printable;
+use heap_format::variance::half_width;
+use heap_format::{Detail, LEAK_LABEL, LabelValue, LeakCheck, Loss, Profile};
+use serde::Serialize;
+
+/// The tab of a leak check.
+pub const TAB: Tab = Tab {
+    script: include_str!("lost.js"),
+    data: Some(Data {
+        key: "lost",
+        json: object,
+    }),
+};
+
+/// Rows of the table.
+const MOST: usize = 300;
+/// Stacks below a row.
+const MOST_MEMBERS: usize = 20;
+/// Frames of a stack that are listed, from the allocating one on.
+const MOST_FRAMES: usize = 40;
+
+/// A check.
+#[derive(Serialize)]
+struct Check<'a> {
+    live: u64,
+    /// Length of the session in seconds.
+    duration: Option<f64>,
+    /// How long the process stood still; `None`: it ran.
+    pause_ms: Option<f64>,
+    searches: u32,
+    searched: u64,
+    notes: Vec<Cow<'a, str>>,
+    suppressed: Vec<Suppressed<'a>>,
+    rows: Vec<Row<'a>>,
+    left_out: usize,
+}
+
+#[derive(Serialize)]
+struct Suppressed<'a> {
+    objects: u64,
+    bytes: u64,
+    template: Cow<'a, str>,
+}
+
+/// What is lost by itself, together with what is lost only with it.
+#[derive(Serialize)]
+struct Row<'a> {
+    how: &'static str,
+    bytes: f64,
+    error: f64,
+    objects: f64,
+    kept_bytes: f64,
+    kept_error: f64,
+    kept_objects: f64,
+    age: Option<f64>,
+    site: Option<Place>,
+    stack: Vec<Cow<'a, str>>,
+    /// Number of further frames of the stack.
+    more: usize,
+    members: Vec<Member<'a>>,
+    members_left_out: usize,
+}
+
+/// A stack whose objects are lost with others.
+#[derive(Serialize)]
+struct Member<'a> {
+    how: &'static str,
+    bytes: f64,
+    error: f64,
+    objects: f64,
+    stack: Vec<Cow<'a, str>>,
+}
+
+/// The user's own line that allocates; name and file as the source tab has them.
+#[derive(Serialize)]
+struct Place {
+    short: String,
+    name: String,
+    file: String,
+    line: u32,
+}
+
+/// Sums of equal stacks that are lost in one way.
+#[derive(Default)]
+struct Sums {
+    bytes: f64,
+    variance: f64,
+    objects: f64,
+    detail: Detail,
+    site: Option<Site>,
+}
+
+impl Sums {
+    fn error(&self) -> f64 {
+        whole(half_width(self.bytes, self.variance))
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.variance += other.variance;
+        self.objects += other.objects;
+        self.detail.add(&other.detail);
+    }
+}
+
+/// Stacks of one group, by how they are lost and their entries.
+type Group = HashMap<(Loss, Vec<u32>), Sums>;
+
+/// A group's key: its number, or the stack of what has none.
+#[derive(PartialEq, Eq, Hash)]
+enum Key {
+    Number(i64),
+    Stack(Vec<u32>),
+}
+
+fn object(page: &PageContext) -> String {
+    let context = page.context;
+    let profile = context.view.profile();
+    let check = profile.facts.leak_check.as_ref();
+    json::embedded(&check.map(|facts| check_of(context, facts)))
+}
+
+fn check_of<'a>(context: &Context<'a>, facts: &'a LeakCheck) -> Check<'a> {
+    let groups = groups(context);
+    let mut rows: Vec<Row<'a>> = groups.into_values().map(|g| row(context, g)).collect();
+    let size = |row: &Row| row.bytes + row.kept_bytes;
+    rows.sort_by(|a, b| size(b).total_cmp(&size(a)).then(a.stack.cmp(&b.stack)));
+    let left_out = rows.len().saturating_sub(MOST);
+    rows.truncate(MOST);
+    let duration = context.view.profile().facts.duration_ns;
+    let suppressed = |used: &'a heap_format::Suppressed| Suppressed {
+        objects: used.objects,
+        bytes: used.bytes,
+        template: printable(&used.template),
+    };
+    Check {
+        live: facts.live_bytes,
+        duration: duration.map(|ns| (ns as f64 / 1e6).round() / 1e3),
+        pause_ms: facts.pause_ns.map(|ns| (ns as f64 / 1e5).round() / 10.0),
+        searches: facts.searches,
+        searched: facts.searched_bytes,
+        notes: facts.notes.iter().map(|note| printable(note)).collect(),
+        suppressed: facts.suppressed.iter().map(suppressed).collect(),
+        rows,
+        left_out,
+    }
+}
+
+/// How the objects of each stack are lost, and the number of their group; `None` for the stacks of a
+/// base.
+fn losses(profile: &Profile) -> Vec<Option<(Loss, Option<i64>)>> {
+    let mut losses = vec![Some((Loss::Direct, None)); profile.stacks.len()];
+    for label in &profile.labels {
+        let Some(slot) = losses.get_mut(label.stack as usize) else {
+            continue;
+        };
+        let Some(loss) = slot else {
+            continue;
+        };
+        match (label.key.as_str(), &label.value) {
+            (LEAK_LABEL, LabelValue::Text(word)) => {
+                loss.0 = Loss::from_word(word).unwrap_or(loss.0);
+            }
+            (LEAK_GROUP_LABEL, LabelValue::Number(number, _)) => loss.1 = Some(*number),
+            (BASE_LABEL, _) => *slot = None,
+            _ => {}
+        }
+    }
+    losses
+}
+
+fn groups(context: &Context) -> HashMap<Key, Group> {
+    let (view, nodes) = (context.view, context.nodes);
+    let profile = view.profile();
+    let columns = ["inuse_space", "inuse_objects"].map(|kind| profile.type_index(kind));
+    let [Some(space), Some(count)] = columns else {
+        return HashMap::new();
+    };
+    let (own, losses) = (Own::new(profile), losses(profile));
+    let mut groups: HashMap<Key, Group> = HashMap::new();
+    for (stack, _, frames) in view.stacks() {
+        let values = profile.values_of(stack);
+        let Some((loss, number)) = losses[stack].filter(|_| values[space] > 0) else {
+            continue;
+        };
+        let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
+        let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
+        let entries: Vec<u32> = entries.collect();
+        let key = number.map_or_else(|| Key::Stack(entries.clone()), Key::Number);
+        let group = groups.entry(key).or_default();
+        let sums = group.entry((loss, entries)).or_insert_with(|| Sums {
+            site: own.site(view, frames),
+            ..Sums::default()
+        });
+        sums.bytes += values[space] as f64;
+        sums.objects += values[count] as f64;
+        sums.variance += view.variance_in(stack, space);
+        if let Some(detail) = profile.details.get(stack) {
+            sums.detail.add(detail);
+        }
+    }
+    groups
+}
+
+/// A group as a row: what is lost by itself, and below it all its stacks, largest first.
+fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
+    let mut stacks: Vec<((Loss, Vec<u32>), Sums)> = group.into_iter().collect();
+    stacks.sort_by(|(a, x), (b, y)| {
+        let with_others = |loss: Loss| loss == Loss::Indirect;
+        let first = with_others(a.0).cmp(&with_others(b.0));
+        first
+            .then(y.bytes.total_cmp(&x.bytes))
+            .then_with(|| a.cmp(b))
+    });
+    let (mut by_itself, mut kept) = (Sums::default(), Sums::default());
+    let is_cause = stacks.first().is_some_and(|s| s.0.0 != Loss::Indirect);
+    for ((loss, _), sums) in &stacks {
+        match is_cause && *loss == Loss::Indirect {
+            true => kept.add(sums),
+            false => by_itself.add(sums),
+        }
+    }
+    let names = |entries: &[u32]| -> Vec<Cow<'a, str>> {
+        let shown = entries.iter().take(MOST_FRAMES);
+        shown.map(|&e| printable(context.nodes.name(e))).collect()
+    };
+    let members = stacks.iter().skip(1);
+    let members = members.map(|((loss, entries), sums)| Member {
+        how: loss.word(),
+        bytes: whole(sums.bytes),
+        error: sums.error(),
+        objects: whole(sums.objects),
+        stack: names(entries),
+    });
+    let members: Vec<Member> = members.take(MOST_MEMBERS).collect();
+    let (loss, entries) = stacks
+        .first()
+        .map_or((Loss::Direct, &[][..]), |s| (s.0.0, &s.0.1[..]));
+    let site = stacks.first().and_then(|(_, sums)| sums.site.as_ref());
+    let age = by_itself.detail.live_age_ms_sum / by_itself.detail.live_objects();
+    Row {
+        how: loss.word(),
+        bytes: whole(by_itself.bytes),
+        error: by_itself.error(),
+        objects: whole(by_itself.objects),
+        kept_bytes: whole(kept.bytes),
+        kept_error: kept.error(),
+        kept_objects: whole(kept.objects),
+        age: Some(age)
+            .filter(|age| age.is_finite() && *age >= 0.0)
+            .map(whole),
+        site: site.map(|site| Place {
+            short: printable(&site.short()).into_owned(),
+            name: printable(&site.function).into_owned(),
+            file: printable(&site.file).into_owned(),
+            line: site.line,
+        }),
+        stack: names(entries),
+        more: entries.len().saturating_sub(MOST_FRAMES),
+        members_left_out: (stacks.len() - 1).saturating_sub(members.len()),
+        members,
+    }
+}
+
+/// A number of JSON, which knows neither infinity nor NaN.
+fn whole(value: f64) -> f64 {
+    if value.is_finite() {
+        value.round()
+    } else {
+        0.0
+    }
+}
