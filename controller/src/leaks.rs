@@ -303,11 +303,13 @@ fn look(
     agent.confirm()?;
     let moment = Moment::of(agent, plan.means)?;
     let own = (globals, header.agent_memory());
-    let mut search = Search::of(&moment, own, plan.options, false)?;
+    let search = Search::of(&moment, own, plan.options, false);
+    let mut search = search.or_else(|error| moment.confirm().and(Err(error)))?;
     if plan.scope == Scope::Unfreed {
         search.begin_at_exemptions(&moment.memory, header.agent_memory());
     }
     let found = search.lost(&moment.memory, session, plan.scope);
+    moment.confirm()?;
     Ok(Look {
         moment,
         search,

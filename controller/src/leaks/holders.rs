@@ -85,7 +85,8 @@ pub fn holders(
     let moment = Moment::of(agent, means)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
     let own = (&globals, header.agent_memory());
-    let search = Search::of(&moment, own, options, true)?;
+    let search = Search::of(&moment, own, options, true);
+    let search = search.or_else(|error| moment.confirm().and(Err(error)))?;
     let finder = Finder {
         pid: agent.pid,
         memory: &moment.memory,
@@ -94,6 +95,7 @@ pub fn holders(
         stacks: &stacks,
     };
     let holders = finder.find(wanted);
+    moment.confirm()?;
     moment.hold.release();
     Ok(holders)
 }

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use capture::{Copy, Pause, Refusal, Stopped, Thread};
 use libc::{major, minor};
 
@@ -31,15 +31,14 @@ pub struct Moment {
     pub memory: MomentMemory,
     /// Keeps the memory as it is.
     pub hold: Hold,
+    /// The process.
+    pid: i32,
 }
 
 /// What is held while the memory is read.
 pub enum Hold {
     /// A copy; the process runs on.
-    Copy(
-        #[expect(dead_code, reason = "dropped at the end")] Copy,
-        Pause,
-    ),
+    Copy(Copy, Pause),
     /// The process.
     Process(Stopped),
     /// Nothing: it runs, with so many threads.
@@ -106,7 +105,25 @@ impl Moment {
             kernels,
             memory,
             hold,
+            pid,
         })
+    }
+
+    /// Confirms, after a search, that there was memory to the end: what was killed meanwhile, for lack
+    /// of memory say, has been read as zeros.
+    pub fn confirm(&self) -> anyhow::Result<()> {
+        let pid = self.pid;
+        match &self.hold {
+            Hold::Copy(copy, _) => ensure!(
+                has_memory(copy.pid()),
+                "the copy of process {pid} was killed while it was searched, perhaps since memory ran \
+                 short: try again, or search the process itself: --stop"
+            ),
+            Hold::Process(_) | Hold::Nothing(_) => {
+                ensure!(has_memory(pid), "process {pid} ended while it was searched")
+            }
+        }
+        Ok(())
     }
 
     /// As it runs: what is read first and what is read last are of different times.
@@ -122,8 +139,14 @@ impl Moment {
             memory: MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
             regions,
             hold: Hold::Nothing(count),
+            pid,
         })
     }
+}
+
+/// Whether a process still has its memory: one that was killed has none, long before it is gone.
+fn has_memory(pid: i32) -> bool {
+    process::maps(pid).is_some_and(|maps| !maps.is_empty())
 }
 
 /// The mappings of a process, of which the agent's segment is not the program's to read.
@@ -161,5 +184,27 @@ fn without_copy(refusal: Refusal) -> anyhow::Error {
     match refusal.is_of_copy() {
         true => anyhow!("{refusal}: --stop; or while it runs: --gentle"),
         false => refusal.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn what_was_killed_has_no_memory() {
+        let mut child = Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let pid = child.id() as i32;
+        assert!(has_memory(pid));
+        child.kill().expect("a child");
+        // It stays until somebody asks how it ended.
+        while has_memory(pid) {
+            std::thread::yield_now();
+        }
+        assert!(process::Stat::of(pid).is_some());
+        child.wait().expect("a child");
+        assert!(!has_memory(pid));
     }
 }
