@@ -217,19 +217,19 @@ fn the_tab_shows_what_is_lost_with_what() {
         ("hostile", "true"),
         ("pwned", "false"),
         ("note", "\"</script>5 parts of \""),
-        ("suppressed", "\"33.8 KiB|12|<b>*known*</b>\""),
+        ("suppressed", "\"33.76 KiB|12|<b>*known*</b>\""),
         ("flame", "true"),
     ] {
         browser::assert_state(&state, key, value);
     }
     for part in [
-        "\"first\":\"355.5 KiB|62.5 KiB ± ",
-        "|1,000|293.0 KiB ± ",
+        "\"first\":\"355.47 KiB|62.50 KiB ± ",
+        "|1,000|292.97 KiB ± ",
         " in 1,000|30.0 s|Direct\"",
-        "\"second\":\"28.7 KiB|25.8 KiB ± ",
-        "|100|2.9 KiB ± ",
+        "\"second\":\"28.71 KiB|25.78 KiB ± ",
+        "|100|2.93 KiB ± ",
         " in 10|30.0 s|Cycle\"",
-        "\"more\":\"open_session ← main|lost with it: 1 stack|293.0 KiB ± ",
+        "\"more\":\"open_session ← main|lost with it: 1 stack|292.97 KiB ± ",
     ] {
         assert!(state.contains(part), "{part}: {state}");
     }

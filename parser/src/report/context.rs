@@ -175,17 +175,20 @@ impl Context<'_> {
                 .filter(|c| !c.starts_with('#'))
                 .map(|c| printable(c).into()),
         );
-        if let Some(check) = &profile.facts.leak_check {
-            let live = i64::try_from(check.live_bytes).unwrap_or(i64::MAX);
-            let live = self
-                .style
-                .label(self.divided(live), "bytes", &self.options.unit);
-            lines.push(format!(
-                "Leak check: what no pointer led to, while {live} was live"
-            ));
-        }
+        lines.extend(self.leak_check());
         lines.push(format!("Type: {}", self.view.kind()));
         lines
+    }
+
+    /// That it is of a check for leaks, if it is.
+    pub fn leak_check(&self) -> Option<String> {
+        let check = self.view.profile().facts.leak_check.as_ref()?;
+        let live = i64::try_from(check.live_bytes).unwrap_or(i64::MAX);
+        let unit = &self.options.unit;
+        let live = self.style.label(self.divided(live), "bytes", unit);
+        Some(format!(
+            "Leak check: what no pointer led to, while {live} was live"
+        ))
     }
 
     /// When the profile was taken, and for how long.

@@ -57,6 +57,7 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     for file in &context.options.files {
         lines.push(format!("Dump: {}", heap_format::printable::path(file)));
     }
+    lines.extend(context.leak_check());
     let total = context.view.total();
     let kind = context.view.kind();
     let total = context.format(total, &context.options.unit);
