@@ -16,6 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "wipe.h"
+
 class HeapLeakChecker {
    public:
     static bool IsActive();
@@ -64,11 +66,8 @@ SITE static void leaks(size_t bytes) {
     lost = NULL;
 }
 
-// Overwrites what earlier calls left on the stack and in registers.
 SITE static void forget() {
-    volatile uintptr_t words[512];
-    for (int i = 0; i < 512; i++) words[i] = 0;
-    __asm__ volatile("" ::: "memory");
+    wipe();
 }
 
 struct pair {

@@ -288,7 +288,7 @@ fn alone_on_a_terminal_it_samples_what_there_is_until_ctrl_c() {
     assert_eq!(status.code(), Some(0), "{shown}");
     let dump = scratch.file(&format!("custom_prof.steps.{pid}.0001.heap"));
     let profile = heap_format::open(&dump).expect("the data");
-    assert_eq!(profile.interval, 1024);
+    assert_eq!(profile.period, 1024);
     program.target.finish_well();
 }
 

@@ -99,8 +99,11 @@ fn hooks_are_asked_at_the_programs_exit() {
         command.env("HEAPCHECK", "normal").arg("exit");
         run(command.envs(variables.iter().copied()))
     };
-    let ways: [&dyn Fn(&[(&str, &str)]) -> Outcome; 2] = [&by_run, &by_variable];
-    for check in ways {
+    for is_run in [true, false] {
+        let check = |variables: &[(&str, &str)]| match is_run {
+            true => by_run(variables),
+            false => by_variable(variables),
+        };
         let lost = check(&[]);
         assert_eq!(lost.code, Some(1), "{lost:?}");
         assert!(lost.stderr.contains("100 B in 1 object"), "{lost:?}");

@@ -156,8 +156,10 @@ fn perform(stage: &Stage, example: &Example) -> Outcome {
     if example.here.contains("--signal SIGUSR2") {
         // The program runs, so its controller heeds the signal.
         wait::until("the program's segment", || {
-            let directory = stage.scratch.segments().pop()?;
-            fs::read_dir(directory).ok()?.next().map(|_| ())
+            // Of the run's directory and the one in it, the latter holds segments.
+            let run = stage.scratch.segments().pop()?;
+            let inner = fs::read_dir(run).ok()?.next()?.ok()?;
+            fs::read_dir(inner.path()).ok()?.next().map(|_| ())
         });
         // What it wrote, or why there is nothing, is looked at below.
         wait::until("the signal's dump", || {
