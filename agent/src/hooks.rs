@@ -19,7 +19,7 @@ type Hook<T> = unsafe extern "C" fn() -> T;
 /// # Safety
 /// A function of this type, or 0.
 unsafe fn function<T>(address: usize) -> Option<Hook<T>> {
-    // SAFETY: the caller's; null is no function.
+    // SAFETY: the caller gives the address of such a function, or 0, which is `None`.
     unsafe { core::mem::transmute::<usize, Option<Hook<T>>>(address) }
 }
 

@@ -6,22 +6,13 @@
 //! graph's golden files are compared in `flame.rs`.
 
 use std::fs;
-use std::process::Command;
 
 mod expected;
 
 /// What the parser prints of the files in `tests/data`.
 fn output(arguments: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))
-        .current_dir(expected::data(""))
-        .args(arguments)
-        .args(["--source_path", "."])
-        .env("TZ", "UTC")
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {stderr}");
-    String::from_utf8(output.stdout).unwrap()
+    let arguments = [arguments, &["--source_path", "."]].concat();
+    expected::printed(&expected::data(""), &arguments)
 }
 
 /// Compares an output of the one dump.

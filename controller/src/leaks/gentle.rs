@@ -42,6 +42,7 @@ pub fn repeat(
     if !last.found.lost.is_empty() {
         thread::sleep(GAP);
         last.keep_unfreed();
+        last.moment.confirm()?;
     }
     Ok((last, count))
 }

@@ -3,12 +3,27 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A file that the tests bring along.
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/data")
         .join(name)
+}
+
+/// What the parser prints, started in a directory; times are UTC.
+#[track_caller]
+pub fn printed(directory: &Path, arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .current_dir(directory)
+        .args(arguments)
+        .env("TZ", "UTC")
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Checks that `found` is what the golden file `name` holds. With

@@ -61,9 +61,9 @@ impl<'a> Residency<'a> {
     fn look(&self) {
         self.passed.set(0);
         if self.resident().is_some_and(|bytes| bytes > MOST) {
-            // SAFETY: a private mapping of a file, to which nothing is written: what is given
-            // back is read from the file again, with the same bytes as far as the file is the
-            // same, which its readers never rely on.
+            // SAFETY: a mapping of a file that is only read: what is given back is read from the
+            // file again when it is touched. Whoever made the mapping accepts that the bytes
+            // change with the file, which they do with or without this.
             let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
         }
     }
