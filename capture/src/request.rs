@@ -192,13 +192,18 @@ pub fn sequences(tid: i32) -> u64 {
 /// What happened to a thread since it was last asked for, if anything did. The end of a
 /// process that is also our child is left for those who wait for it (`keep_end`).
 pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
+    match take(tid, keep_end) {
+        // Or no more: a thread that is killed can be reaped between two requests of this.
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Event::None)),
+        found => found,
+    }
+}
+
+fn take(tid: i32, keep_end: bool) -> Result<Option<Event>> {
     let kinds = libc::WEXITED | libc::WSTOPPED;
     // Only what the calling thread traces.
-    let (code, status) = match wait(tid, kinds | libc::WNOWAIT | libc::__WNOTHREAD) {
-        Ok(Some(found)) => found,
-        Ok(None) => return Ok(None),
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(Some(Event::None)),
-        Err(error) => return Err(error),
+    let Some((code, status)) = wait(tid, kinds | libc::WNOWAIT | libc::__WNOTHREAD)? else {
+        return Ok(None);
     };
     let ended = matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED);
     if ended {
