@@ -428,6 +428,18 @@ static void interrupted(int) {
     interruptions = interruptions + 1;
 }
 
+// Once, a little later.
+static void set_timer() {
+    struct itimerval once = {{0, 0}, {0, 200}};
+    setitimer(ITIMER_REAL, &once, nullptr);
+}
+
+// A timer that repeats could expire before its handler returns: nothing else would run then.
+static void interrupted_again(int number) {
+    interrupted(number);
+    set_timer();
+}
+
 static void handle(int number, void (*handler)(int), int flags) {
     struct sigaction action = {};
     action.sa_handler = handler;
@@ -485,10 +497,9 @@ NOINLINE static void busy(unsigned round) {
 }
 
 static void interrupt(int flags) {
-    handle(SIGALRM, interrupted, flags);
-    struct itimerval every = {{0, 200}, {0, 200}};
-    setitimer(ITIMER_REAL, &every, nullptr);
+    handle(SIGALRM, interrupted_again, flags);
     interruptions = 0;
+    set_timer();
     for (unsigned round = 0; interruptions < 1000; round++)
         busy(round);
     struct itimerval never = {};
