@@ -139,10 +139,13 @@ void *ends(void *) {
     return nullptr;
 }
 
+volatile int waiting;
+
 void *waits(void *) {
     void *volatile local = kept_stack();
     own = kept_tls();
     pthread_setspecific(key, kept_thread_value());
+    waiting = 1;
     for (;;) pause();
     return local;
 }
@@ -212,9 +215,10 @@ __attribute__((noinline)) void plant() {
     pthread_key_create(&key, nullptr);
     pthread_create(&thread, nullptr, ends, nullptr);
     pthread_join(thread, nullptr);
+    // On the stack of the one that ended: until it has its own there, it still has that one's object.
     pthread_create(&thread, nullptr, waits, nullptr);
     pthread_create(&thread, nullptr, spins, nullptr);
-    while (!spinning) usleep(1000);
+    while (!waiting || !spinning) usleep(1000);
     lose();
     keep();
 }
