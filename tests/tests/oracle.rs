@@ -253,8 +253,9 @@ fn every_shape(flags: &[&str]) {
         // function is one then, and libgcc crashes on what it reads.
         return;
     }
-    shapes.compare("steps_here", 1).assert_all(5_000, SAME);
-    shapes.compare("steps_elsewhere", 1).assert_all(5_000, SAME);
+    // After one instruction in four: all of them take minutes.
+    shapes.compare("steps_here", 4).assert_all(2_000, SAME);
+    shapes.compare("steps_elsewhere", 4).assert_all(2_000, SAME);
 }
 
 #[test]
