@@ -107,7 +107,7 @@ static long call(const char *what) {
     long r;
     if (!strcmp(what, "spin")) return spin();
     if (!strcmp(what, "nanosleep")) {
-        struct timespec t = {1, 500000000}, rest = {0, 0};
+        struct timespec t = {4, 0}, rest = {0, 0};
         while ((r = nanosleep(&t, &rest)) && errno == EINTR) { interrupted++; t = rest; }
         return r;
     }
