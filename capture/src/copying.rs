@@ -26,8 +26,8 @@ const BIRTHS: i32 =
 const OWN: i32 = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
 const CLOSE_RANGE_UNSHARE: u64 = 2;
 
-/// Makes a copy of a stopped process and gives its pid.
-pub fn copy(seizure: &mut Seizure) -> Result<i32, Refusal> {
+/// Makes a copy of a stopped process; gives its pid, and where it can make system calls.
+pub fn copy(seizure: &mut Seizure) -> Result<(i32, Code), Refusal> {
     let pid = seizure.pid;
     // Whatever failed because it was killed, that is the reason.
     let is_ending = || process::mappings(pid).map_or(true, |mappings| mappings.is_empty());
@@ -40,7 +40,7 @@ pub fn copy(seizure: &mut Seizure) -> Result<i32, Refusal> {
     })
 }
 
-fn try_copy(seizure: &mut Seizure) -> Result<i32, Refusal> {
+fn try_copy(seizure: &mut Seizure) -> Result<(i32, Code), Refusal> {
     let pid = seizure.pid;
     let code = match seizure.code.filter(|code| code.holds(pid)) {
         Some(code) => code,
@@ -63,7 +63,7 @@ fn try_copy(seizure: &mut Seizure) -> Result<i32, Refusal> {
         seizure.threads.retain(|thread| thread.tid != tid);
     }
     let copy = made?;
-    settled.map(|()| copy)
+    settled.map(|()| (copy, code))
 }
 
 /// Kills a process that we trace and waits for its end.

@@ -24,6 +24,9 @@
 //!   word in which the kernel notes the processor a thread runs on (rseq). It has no open files,
 //!   so that none stays open for its sake, and is the first that the kernel kills for memory.
 //! - A [`Refusal`] leaves the target as it was, running.
+//! - A [`Copy`] runs nothing but what a [`Worker`] is given: a function of this program's, with memory
+//!   that this process shares with the copy and with nobody else. The target's memory and the
+//!   copy's own stay as they are.
 //!
 //! # Caller's duties
 //! - keep a [`Stopped`] short: the target stands still, and so does everyone who waits for it;
@@ -36,7 +39,8 @@
 //!
 //! # Limits
 //! - 64-bit programs on x86-64 and aarch64. Run on Linux 6.18 only. On aarch64 it has been
-//!   compiled, but not run: ptrace does not work under qemu's user mode.
+//!   compiled, but not run: ptrace does not work under qemu's user mode. There, no copy is given work
+//!   ([`Failure::Processor`]).
 //! - Every stop by ptrace makes `epoll_wait`, `semop`, `sigtimedwait` and socket calls with a
 //!   timeout return `EINTR`; this one too. If this process is killed in the few milliseconds of
 //!   [`Stopped::copy`], the chosen thread's `nanosleep`, `poll` or timed futex ends with `EINTR`,
@@ -60,18 +64,23 @@ mod choice;
 mod code;
 mod copying;
 mod frames;
+mod image;
 mod patience;
 mod process;
 mod refusal;
 mod request;
 mod seizure;
 mod tracer;
+mod worker;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use refusal::Refusal;
+pub use worker::{Failure, Work, Worker};
 
+use code::Code;
+use process::Status;
 use seizure::Seizure;
 use tracer::Tracer;
 
@@ -112,11 +121,12 @@ pub struct Pause {
     pub threads: usize,
 }
 
-/// A copy of a process. It is stopped for ever, and ends when this is dropped, or when this
-/// process ends.
+/// A copy of a process. It is stopped but for what a [`Worker`] does, and ends when this is
+/// dropped, or when this process ends.
 pub struct Copy {
     tracer: Arc<Tracer>,
     pid: i32,
+    code: Code,
 }
 
 impl Stopped {
@@ -155,18 +165,20 @@ impl Stopped {
         let began = Instant::now();
         let copied = self.with_seizure(copying::copy);
         self.cloned += began.elapsed();
-        let pid = copied.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
+        let (pid, code) = copied.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
         Ok(Copy {
             tracer: Arc::clone(&self.tracer),
             pid,
+            code,
         })
     }
 
     /// Lets it run on.
     pub fn resume(mut self) -> Pause {
-        self.with_seizure(Seizure::release);
+        let released = self.with_seizure(Seizure::release);
+        let released = released.unwrap_or_else(Instant::now);
         Pause {
-            stopped: self.began.elapsed(),
+            stopped: released.duration_since(self.began),
             cloned: self.cloned,
             threads: self.threads.len(),
         }
@@ -199,6 +211,20 @@ impl Copy {
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// Whether it still has its memory. What was read since is not to be believed if it does not:
+    /// the kernel, or its user, has killed it.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        // Whoever has been killed is awake until the end.
+        Status::of(self.pid, self.pid).is_some_and(|status| status.state() == 't')
+    }
+
+    /// Prepares it for some work, with so many words of memory that it shares with us, which are
+    /// zero.
+    pub fn worker(&self, work: Work, words: usize) -> Result<Worker, Failure> {
+        Worker::new((&self.tracer, self.pid, self.code), work, words)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::request::{self, Event};
 /// A wait that ends: it asks often at first, then less and less.
 pub struct Patience {
     asked: u32,
+    longest: Duration,
     limit: Duration,
     end: Instant,
 }
@@ -19,9 +20,16 @@ impl Patience {
     pub fn new(limit: Duration) -> Self {
         Self {
             asked: 0,
+            longest: Duration::from_millis(1),
             limit,
             end: Instant::now() + limit,
         }
+    }
+
+    /// Asks often all the time: what is waited for keeps a process from running on.
+    fn brisk(mut self) -> Self {
+        self.longest = Duration::from_micros(50);
+        self
     }
 
     /// Lets some time pass; false if there is none left.
@@ -29,7 +37,7 @@ impl Patience {
         self.asked += 1;
         // Most answers come at once. No yielding: among busy threads that takes the longest.
         if self.asked > 20 {
-            sleep(Duration::from_micros(u64::from(self.asked.min(1000))));
+            sleep(Duration::from_micros(self.asked.into()).min(self.longest));
         }
         Instant::now() < self.end
     }
@@ -53,7 +61,7 @@ impl Patience {
 
 /// What happens next to a thread of a process, or to a child of it, that was let run.
 pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result<Event, Refusal> {
-    let mut patience = Patience::new(limit);
+    let mut patience = Patience::new(limit).brisk();
     let failed = |error| Refusal::kernel(pid, "wait for", error);
     loop {
         // A first thread's end is not told before the others have been waited for.

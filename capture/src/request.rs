@@ -1,5 +1,6 @@
 //! The system calls on another process: each one wrapped, none combined.
 
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::io::{Error, Result};
 use std::mem::offset_of;
@@ -107,22 +108,33 @@ pub fn newborn(tid: i32) -> Result<i32> {
 
 /// A set of registers, of whatever size.
 pub fn register_set(tid: i32, kind: i32) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; MOST_REGISTERS];
+    thread_local! {
+        // Made once: clearing it for each of many threads takes longer than the kernel does.
+        static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; MOST_REGISTERS]);
+    }
+    ROOM.with_borrow_mut(|room| {
+        let len = fill_registers(tid, kind, room)?;
+        Ok(room[..len].to_vec())
+    })
+}
+
+/// The same, into room that is large enough; gives its length.
+fn fill_registers(tid: i32, kind: i32, room: &mut [u8]) -> Result<usize> {
     let mut area = libc::iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: bytes.len(),
+        iov_base: room.as_mut_ptr().cast(),
+        iov_len: room.len(),
     };
-    // The kernel fills at most the area, whose length is that of `bytes`.
+    // The kernel fills at most the area, whose length is that of `room`.
     with(libc::PTRACE_GETREGSET, tid, kind as usize, &raw mut area)?;
-    bytes.truncate(area.iov_len);
-    Ok(bytes)
+    Ok(area.iov_len.min(room.len()))
 }
 
 /// The general registers; `None` for a program of another word size.
 pub fn general(tid: i32) -> Result<Option<General>> {
-    let bytes = register_set(tid, NT_PRSTATUS)?;
+    let mut bytes = [0; size_of::<General>() + 8];
+    let len = fill_registers(tid, NT_PRSTATUS, &mut bytes)?;
     let mut regs = General::empty();
-    if bytes.len() != size_of_val(&regs.0) {
+    if len != size_of_val(&regs.0) {
         return Ok(None);
     }
     for (register, word) in regs.0.iter_mut().zip(bytes.as_chunks().0) {

@@ -217,9 +217,9 @@ impl Seizure {
         self.threads.iter().map(describe).collect()
     }
 
-    /// Lets every thread run on. One that has not stopped is let go when the tracing thread
-    /// ends.
-    pub fn release(&mut self) {
+    /// Lets every thread run on, and says when that was done. One that has not stopped is let go
+    /// when the tracing thread ends.
+    pub fn release(&mut self) -> Instant {
         let pid = self.pid;
         let stopped = self
             .threads
@@ -229,6 +229,7 @@ impl Seizure {
         let mut killed: Vec<i32> = stopped
             .filter(|&tid| request::detach(tid).is_err())
             .collect();
+        let released = Instant::now();
         self.threads.clear();
         // A traced thread that was killed stays until its tracer has looked at it; the first
         // thread's end comes last.
@@ -240,7 +241,7 @@ impl Seizure {
             };
             killed.retain(|&tid| ended(tid));
             if killed.is_empty() || !patience.wait() {
-                return;
+                return released;
             }
         }
     }

@@ -11,6 +11,8 @@ use crate::request;
 pub const CALL: &[&[u8]] = &[b"\x01\x00\x00\xd4\xc0\x03\x5f\xd6"];
 /// `mov x8, #139; svc #0`, which the vDSO has.
 pub const RETURN: &[&[u8]] = &[b"\x68\x11\x80\xd2\x01\x00\x00\xd4"];
+/// An instruction that stops a traced thread with `SIGTRAP`: `brk #0`.
+pub const TRAP_CODE: &[u8] = b"\x00\x00\x20\xd4";
 /// What an instruction's address is a multiple of.
 pub const ALIGNMENT: usize = 4;
 /// Where in a frame of [`frame`] the first argument of a system call (`x0`) lies.
@@ -95,6 +97,19 @@ impl General {
         regs.0[SP] = frame;
         regs.0[PC] = code.call;
         regs.0[PSTATE] &= !STEP_AND_BRANCH;
+        regs
+    }
+
+    /// The same thread at the start of a function with one argument, which returns to `back`.
+    #[must_use]
+    pub fn entering(&self, function: u64, argument: u64, stack: u64, back: u64) -> Self {
+        let mut regs = *self;
+        regs.0[..LINK].fill(0);
+        regs.0[0] = argument;
+        regs.0[LINK] = back;
+        regs.0[SP] = stack;
+        regs.0[PC] = function;
+        regs.0[PSTATE] = 0;
         regs
     }
 

@@ -10,6 +10,8 @@ use crate::request;
 pub const CALL: &[&[u8]] = &[b"\x0f\x05\xc3"];
 /// `mov $15, %rax; syscall`, in both encodings: the C library's return from a handler.
 pub const RETURN: &[&[u8]] = &[b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05", b"\xb8\x0f\0\0\0\x0f\x05"];
+/// An instruction that stops a traced thread with `SIGTRAP`: `int3`.
+pub const TRAP_CODE: &[u8] = b"\xcc";
 /// What an instruction's address is a multiple of.
 pub const ALIGNMENT: usize = 1;
 /// Where in a frame of [`frame`] the first argument of a system call (`rdi`) lies.
@@ -103,6 +105,22 @@ impl General {
         regs.0[RIP] = code.call;
         regs.0[RSP] = frame;
         regs.0[EFLAGS] &= !TRAP;
+        regs
+    }
+
+    /// The same thread at the start of a function with one argument, which returns to `back`. The
+    /// word below `stack` must be `back`, too.
+    #[must_use]
+    pub fn entering(&self, function: u64, argument: u64, stack: u64, _back: u64) -> Self {
+        /// Interrupts allowed, and the bit that is always set.
+        const FLAGS: u64 = 0x202;
+        let mut regs = *self;
+        regs.0[..=RAX].fill(0);
+        regs.0[ARGUMENTS[0]] = argument;
+        regs.0[ORIG_RAX] = u64::MAX;
+        regs.0[RIP] = function;
+        regs.0[RSP] = stack - 8;
+        regs.0[EFLAGS] = FLAGS;
         regs
     }
 
