@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use capture::Pause;
+use capture::{Failure, Pause};
 use reachability::ProcessMemory;
 use reachability::lost::Lost;
 use shm_protocol::NodeId;
@@ -135,6 +135,8 @@ pub struct Check {
     pub own_allocator: bool,
     /// Requests of io_uring that were under way.
     pub under_way: u64,
+    /// Whether the copy searched its own memory. An error: it was to, and it was read from outside.
+    pub by_copy: Result<bool, Failure>,
     /// Whether there are too many lost objects to say which keep which others.
     pub too_many: bool,
     /// The suppressions that were used, in their order.
@@ -257,6 +259,7 @@ fn attempt(
         search.excuse(&moment.memory, &mut found, is_excused);
     }
     let how = search.causes(&moment.memory, &found, plan.scope);
+    moment.confirm()?;
     let left_out = search.heap.left_out() + moment.memory.left_out() + found.left_out as usize;
     let is_copied = matches!(moment.hold, Hold::Copy(..));
     let pause = moment.hold.release();
@@ -287,6 +290,7 @@ fn attempt(
         shared: if is_copied { moment.memory.shared() } else { 0 },
         own_allocator: header.system_allocator(),
         under_way: moment.kernels.under_way,
+        by_copy: moment.memory.searched(),
         too_many: how.is_none() && plan.scope == Scope::Unreachable,
         used: suppressed.used(plan.suppressions),
         trouble: None,

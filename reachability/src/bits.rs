@@ -54,6 +54,17 @@ impl Bits {
         })
     }
 
+    /// All of them, 64 to a word.
+    #[must_use]
+    pub fn words(&self) -> &[u64] {
+        &self.0
+    }
+
+    /// The same, to be changed.
+    pub fn words_mut(&mut self) -> &mut [u64] {
+        &mut self.0
+    }
+
     /// Clears a bit.
     #[inline]
     pub fn clear(&mut self, index: usize) {

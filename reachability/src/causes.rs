@@ -5,6 +5,8 @@
 //! are lost as a *cycle*: of each strongly connected component that no other points to, all
 //! members are named after one of them. (Tarjan 1972, without recursion.)
 
+use std::ops::Range;
+
 use crate::heap::Heap;
 use crate::lost::Found;
 use crate::memory::{self, Memory};
@@ -70,20 +72,49 @@ impl Graph {
             nodes,
         };
         let mut buffer = vec![0; CHUNK];
-        for node in 0..graph.nodes.len() {
-            graph.starts.push(graph.targets.len() as u32);
-            let (base, size) = heap.region(graph.nodes[node].0)?;
-            let (range, alignment) = (base..base + size, pointers.alignment());
-            memory::scan_while(memory, range, alignment, &mut buffer, |_, bytes| {
-                pointers.each(heap, bytes, |_, _, region| graph.add(node, region));
-                graph.targets.len() <= MOST
-            });
+        let mut next = 0;
+        while next < graph.nodes.len() {
+            let (count, range) = graph.together(heap, next)?;
+            if count == 1 {
+                graph.starts.push(graph.targets.len() as u32);
+                let alignment = pointers.alignment();
+                memory::scan_while(memory, range, alignment, &mut buffer, |_, bytes| {
+                    pointers.each(heap, bytes, |_, _, region| graph.add(next, region));
+                    graph.targets.len() <= MOST
+                });
+            } else {
+                let bytes = &mut buffer[..(range.end - range.start) as usize];
+                memory.gather(&[(range.start, bytes.len())], bytes);
+                for node in next..next + count {
+                    graph.starts.push(graph.targets.len() as u32);
+                    let (base, size) = heap.region(graph.nodes[node].0)?;
+                    let own = &bytes[(base - range.start) as usize..][..size as usize];
+                    pointers.each(heap, own, |_, _, region| graph.add(node, region));
+                }
+            }
             if graph.targets.len() > MOST {
                 return None;
             }
+            next += count;
         }
         graph.starts.push(graph.targets.len() as u32);
         Some(graph)
+    }
+
+    /// How many nodes from `first` on lie so close together that they are read at once, and where.
+    fn together(&self, heap: &Heap, first: usize) -> Option<(usize, Range<u64>)> {
+        /// As many bytes as are read in the time that one more piece takes.
+        const GAP: u64 = 4096;
+        let (start, size) = heap.region(self.nodes[first].0)?;
+        let (mut count, mut end) = (1, start + size);
+        for (region, _) in &self.nodes[first + 1..] {
+            let (base, size) = heap.region(*region)?;
+            if base.saturating_sub(end) > GAP || base + size - start > CHUNK as u64 {
+                break;
+            }
+            (count, end) = (count + 1, base + size);
+        }
+        Some((count, start..end))
     }
 
     /// Adds a pointer from a node to a region, if that is one, too.

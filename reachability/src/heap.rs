@@ -28,7 +28,7 @@ pub struct Extent {
     inverse: u64,
 }
 
-const INVERSE_BITS: u32 = 40;
+pub(crate) const INVERSE_BITS: u32 = 40;
 /// Most bytes of an extent with several regions.
 const MOST_SLAB: u64 = 1 << 20;
 
@@ -43,6 +43,11 @@ impl Extent {
             _ => (distance * self.inverse) >> INVERSE_BITS,
         };
         (index < u64::from(self.count)).then_some(index as u32)
+    }
+
+    /// What an address's distance is multiplied by to get its region, in 2^[`INVERSE_BITS`]ths.
+    pub(crate) fn inverse(&self) -> u64 {
+        self.inverse
     }
 
     /// Numbers of its regions.
@@ -197,6 +202,11 @@ impl Heap {
     #[must_use]
     pub fn is_allocated(&self, region: u32) -> bool {
         self.allocated.get(region as usize)
+    }
+
+    /// Regions that are allocated, as far as jemalloc tells.
+    pub(crate) fn allocated(&self) -> &Bits {
+        &self.allocated
     }
 
     /// Whether sampled objects lie in an extent, each with a header.

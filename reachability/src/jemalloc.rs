@@ -178,14 +178,21 @@ impl Reader<'_> {
 
     /// Reads the descriptors at hand and adds what they describe.
     fn read_group(&mut self) -> Result<(), Unreadable> {
-        let pieces: Vec<(u64, usize)> = self
-            .group
+        // By their addresses, since many lie side by side.
+        let mut order: Vec<usize> = (0..self.group.len()).collect();
+        order.sort_unstable_by_key(|&index| self.group[index].1);
+        let pieces = order
             .iter()
-            .map(|&(_, at)| (at, EDATA_BYTES))
-            .collect();
+            .map(|&index| (self.group[index].1, EDATA_BYTES));
+        let pieces: Vec<(u64, usize)> = pieces.collect();
         let mut bytes = vec![0; pieces.len() * EDATA_BYTES];
         self.memory.gather(&pieces, &mut bytes);
-        for (&(page, _), descriptor) in self.group.iter().zip(bytes.chunks_exact(EDATA_BYTES)) {
+        let mut places = vec![0; order.len()];
+        for (place, index) in order.into_iter().enumerate() {
+            places[index] = place * EDATA_BYTES;
+        }
+        for (&(page, _), place) in self.group.iter().zip(places) {
+            let descriptor = &bytes[place..place + EDATA_BYTES];
             // An extent of another place, or inside of another one, is none.
             let found = extent(descriptor, self.page)
                 .filter(|extent| extent.pages.start == page && page >= self.end);

@@ -29,6 +29,7 @@
 pub mod bits;
 pub mod causes;
 pub mod heap;
+mod inside;
 pub mod jemalloc;
 pub mod lost;
 pub mod mark;
@@ -42,5 +43,5 @@ pub mod size;
 mod synthetic;
 
 pub use heap::Heap;
-pub use memory::{Memory, ProcessMemory};
+pub use memory::{Here, Memory, Place, ProcessMemory, Work};
 pub use pointers::Pointers;

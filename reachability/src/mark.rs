@@ -5,9 +5,14 @@ use std::ops::Range;
 
 use crate::bits::Bits;
 use crate::heap::{Extent, Heap};
+use crate::inside::Tables;
 use crate::memory::{self, Memory};
 use crate::object;
 use crate::pointers::Pointers;
+
+mod batch;
+
+use batch::Batch;
 
 /// Bytes read at once.
 const CHUNK: usize = 1 << 20;
@@ -65,6 +70,18 @@ impl Marks {
         }
     }
 
+    /// Nothing is reached. `trace`: what leads to each region will be remembered.
+    fn to(heap: &Heap, trace: bool) -> Self {
+        Self {
+            // Regions above 2^31 cannot be told from roots.
+            from: match trace && heap.regions() < ROOT {
+                true => vec![UNKNOWN; heap.regions() as usize],
+                false => Vec::new(),
+            },
+            ..Self::none(heap)
+        }
+    }
+
     /// Whether a region was reached.
     #[must_use]
     pub fn has(&self, region: u32) -> bool {
@@ -84,25 +101,46 @@ impl Marks {
 
 /// Reaches all that the roots lead to.
 pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
-    let marks = Marks {
-        // Regions above 2^31 cannot be told from roots.
-        from: match roots.trace && heap.regions() < ROOT {
-            true => vec![UNKNOWN; heap.regions() as usize],
-            false => Vec::new(),
-        },
-        ..Marks::none(heap)
-    };
-    let mut flood = Flood::of(memory, heap, roots.pointers, marks);
-    let mut buffer = vec![0; CHUNK];
-    for (range, root) in roots.ranges {
-        flood.read_range(range.clone(), ROOT | root, &mut buffer);
+    mark_there(memory, heap, roots).unwrap_or_else(|| {
+        let mut flood = Flood::of(memory, heap, roots.pointers, Marks::to(heap, roots.trace));
+        let mut buffer = vec![0; CHUNK];
+        for (range, root) in roots.ranges {
+            flood.read_range(range.clone(), ROOT | root, &mut buffer);
+        }
+        flood.spread(&mut buffer);
+        for &(word, root) in roots.words {
+            flood.meet(word, ROOT | root);
+        }
+        flood.spread(&mut buffer);
+        flood.marks
+    })
+}
+
+/// The same, where the memory is; `None` if that does not work.
+fn mark_there(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<Marks> {
+    if !roots.pointers.are_plain() {
+        return None;
     }
-    flood.spread(&mut buffer);
+    let mut flood = Flood::of(memory, heap, roots.pointers, Marks::to(heap, roots.trace));
+    let is_traced = !flood.marks.from.is_empty();
+    // What is searched there is searched after all others, which would change what led to what.
+    let (large, rest) = match is_traced {
+        true => (Vec::new(), roots.ranges.to_vec()),
+        false => memory::split(memory, roots.ranges),
+    };
+    let tables = Tables::new(memory, heap, is_traced, &large)?;
+    let mut buffer = vec![0; CHUNK];
+    for (range, root) in rest {
+        flood.read_range(range, ROOT | root, &mut buffer);
+    }
+    if is_traced {
+        flood.spread_there(&tables, &mut buffer)?;
+    }
     for &(word, root) in roots.words {
         flood.meet(word, ROOT | root);
     }
-    flood.spread(&mut buffer);
-    flood.marks
+    flood.spread_there(&tables, &mut buffer)?;
+    Some(flood.marks)
 }
 
 /// Goes on from regions that nothing led to: they are reached, and all that they lead to.
@@ -206,6 +244,25 @@ impl<'a> Flood<'a> {
         memory::scan(self.memory, range, alignment, buffer, |_, bytes| {
             self.meet_all(bytes, from);
         });
+    }
+
+    /// Has what is pending searched where the memory is, and reads the rest. `None` if that
+    /// failed.
+    fn spread_there(&mut self, tables: &Tables<'_>, buffer: &mut [u8]) -> Option<()> {
+        self.queue.clear();
+        self.waits = Bits::new(self.heap.extents().len());
+        let (marks, pending) = (&mut self.marks, &mut self.pending);
+        let scanned = tables.spread(&mut marks.reached, pending, &mut marks.from)?;
+        marks.scanned = marks.scanned.saturating_add(scanned);
+        for (number, extent) in (0..).zip(self.heap.extents()) {
+            let (first, end) = (extent.first as usize, extent.regions().end as usize);
+            if self.pending.ones(first, end).next().is_some() {
+                self.waits.set(number as usize);
+                self.queue.push_back(number);
+            }
+        }
+        self.spread(buffer);
+        Some(())
     }
 
     /// Reads what is pending until nothing is.
@@ -367,62 +424,6 @@ impl<'a> Flood<'a> {
 
 fn begin_of(extent: &Extent, region: u32) -> u64 {
     extent.start + u64::from(region - extent.first) * extent.size
-}
-
-/// Memory to read in one call.
-#[derive(Default)]
-struct Batch {
-    extents: Vec<u32>,
-    pieces: Vec<Piece>,
-    /// Addresses and lengths of all pieces, those that touch as one.
-    wanted: Vec<(u64, usize)>,
-    /// Regions of all pieces.
-    regions: Vec<u32>,
-    /// Bytes of all pieces.
-    bytes: usize,
-}
-
-/// Regions of one extent.
-struct Piece {
-    at: u64,
-    len: usize,
-    extent: u32,
-    /// Which of the batch's regions.
-    regions: Range<usize>,
-    /// Whether it is all of the extent.
-    is_whole: bool,
-}
-
-impl Batch {
-    fn clear(&mut self) {
-        self.extents.clear();
-        self.pieces.clear();
-        self.wanted.clear();
-        self.regions.clear();
-        self.bytes = 0;
-    }
-
-    fn add(&mut self, at: u64, len: usize, extent: u32, regions: Range<usize>, is_whole: bool) {
-        self.bytes += len;
-        self.pieces.push(Piece {
-            at,
-            len,
-            extent,
-            regions,
-            is_whole,
-        });
-    }
-
-    /// Orders the pieces by address and determines what to read.
-    fn join(&mut self) {
-        self.pieces.sort_unstable_by_key(|piece| piece.at);
-        for piece in &self.pieces {
-            match self.wanted.last_mut() {
-                Some((at, len)) if *at + *len as u64 == piece.at => *len += piece.len,
-                _ => self.wanted.push((piece.at, piece.len)),
-            }
-        }
-    }
 }
 
 /// The sampled object in memory that has been read.

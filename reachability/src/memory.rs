@@ -1,6 +1,7 @@
 //! Reading another process's memory.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 
 use libc::{c_ulong, iovec};
 
@@ -26,12 +27,47 @@ pub trait Memory {
         (range.start < range.end).then_some(range)
     }
 
+    /// What of it can be read where it is, if work can be done there.
+    fn here(&self) -> Option<Here> {
+        None
+    }
+
+    /// A place where `work` can be done on what is [`here`](Self::here), with so many shared words.
+    fn place(&self, _work: Work, _words: usize) -> Option<Box<dyn Place + '_>> {
+        None
+    }
+
     /// The 8-byte word at `at`.
     fn word(&self, at: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         (self.read(at, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
     }
 }
+
+/// Memory that can be read where it is, by address. Its bounds are multiples of 4 KiB.
+#[derive(Clone, Debug, Default)]
+pub struct Here {
+    /// What can be read there.
+    pub parts: Vec<Range<u64>>,
+    /// What can be read from outside only. The rest is zeros.
+    pub others: Vec<Range<u64>>,
+    /// What is to be added to an address there, modulo 2^64.
+    pub shift: u64,
+}
+
+/// A place where work is done on memory itself.
+pub trait Place {
+    /// Words that the work shares with us. Others may change them, too, at any time.
+    fn words(&self) -> &[AtomicU64];
+
+    /// Does the work, which reads so many bytes at most. If it fails, or takes too long for that, which
+    /// is said by false, nothing is known of the words.
+    fn run(&self, bytes: u64) -> bool;
+}
+
+/// Work for a [`Place`]: a function that gets the address of the shared words. It may run in
+/// another process, where there is nothing but its code and the words.
+pub type Work = unsafe extern "C" fn(words: *mut u64);
 
 /// Reads `range` through `buffer`, which is of more than one word and of whole ones, and hands each
 /// part on to `each` with its address, which is a multiple of `alignment`. Each word at such a
@@ -82,6 +118,34 @@ pub fn scan_while(
             }
         }
     }
+}
+
+/// Ranges, and what to note of each.
+type Noted = Vec<(Range<u64>, u32)>;
+
+/// Parts of ranges that can be read where they are, and long enough for that to be worth it, and
+/// all others.
+pub(crate) fn split(memory: &dyn Memory, ranges: &[(Range<u64>, u32)]) -> (Noted, Noted) {
+    const LONG: u64 = 1 << 20;
+    let here = memory.here().unwrap_or_default();
+    let (mut long, mut rest) = (Vec::new(), Vec::new());
+    for (range, note) in ranges {
+        let first = here.parts.partition_point(|part| part.end <= range.start);
+        let parts = here.parts[first..].iter();
+        let mut at = range.start;
+        for part in parts.take_while(|part| part.start < range.end) {
+            // Whole words, as they are searched from outside.
+            let start = part.start.max(at).next_multiple_of(8);
+            let end = part.end.min(range.end) & !7;
+            if end.saturating_sub(start) >= LONG {
+                rest.push((at..start, *note));
+                long.push((start..end, *note));
+                at = end;
+            }
+        }
+        rest.push((at..range.end, *note));
+    }
+    (long, rest)
 }
 
 /// The first 8 bytes of some, of which there are so many.

@@ -38,24 +38,38 @@ pub fn find(
     room: u64,
     mut peek: impl FnMut(u64) -> Option<[u8; 16]>,
 ) -> Option<Sampled> {
-    let plain = header(&peek(0)?);
+    find_by_words(base, room, |offset| {
+        let bytes = peek(offset)?;
+        Some([word_of(&bytes[..8]), word_of(&bytes[8..])])
+    })
+}
+
+/// The same, where `peek` gives two words. It is part of what runs in a copy of the process, where
+/// nothing but its own code is: it has no slices, which know how to panic, and calls nothing.
+#[inline(always)]
+pub(crate) fn find_by_words(
+    base: u64,
+    room: u64,
+    mut peek: impl FnMut(u64) -> Option<[u64; 2]>,
+) -> Option<Sampled> {
+    let plain = Header::of(peek(0)?);
     let bytes = u64::from(plain.size & !IGNORED);
     if plain.size & EXTENDED == 0 && plain.fits(bytes, HEADER, room) {
-        return plain.object(base + HEADER, bytes);
+        return plain.object(base.wrapping_add(HEADER), bytes);
     }
     // Behind an extension: 32 bytes from the start, or as far as it is aligned.
     let mut offset = HEADER + EXTENSION;
     while offset < room && offset <= MOST_OFFSET {
-        let (extension, header) = (peek(offset - 32)?, header(&peek(offset - 16)?));
-        let (bytes, align) = (word_of(&extension[..8]), word_of(&extension[8..]));
+        let [bytes, align] = peek(offset.wrapping_sub(HEADER + EXTENSION))?;
+        let header = Header::of(peek(offset.wrapping_sub(HEADER))?);
         let is_here = header.size & !IGNORED == EXTENDED
             && align.is_power_of_two()
             && offset == align.max(HEADER + EXTENSION)
             && header.fits(bytes, offset, room);
         if is_here {
-            return header.object(base + offset, bytes);
+            return header.object(base.wrapping_add(offset), bytes);
         }
-        offset *= 2;
+        offset = offset.wrapping_mul(2);
     }
     None
 }
@@ -68,9 +82,22 @@ struct Header {
 }
 
 impl Header {
+    #[inline(always)]
+    fn of([first, second]: [u64; 2]) -> Self {
+        Self {
+            size: first as u32,
+            counted: (first >> 32) as u32,
+            born: second as u32,
+            weight: f32::from_bits((second >> 32) as u32),
+        }
+    }
+
     /// Whether an object of so many bytes at this offset has memory of this size.
+    #[inline(always)]
     fn fits(&self, bytes: u64, offset: u64, room: u64) -> bool {
-        if !self.weight.is_finite() || self.weight < 1.0 {
+        // Finite, and 1 or more: no arithmetic, since the processor may be set to stop at a NaN
+        // where this runs.
+        if !(1.0_f32.to_bits()..f32::INFINITY.to_bits()).contains(&self.weight.to_bits()) {
             return false;
         }
         // Much of it may be left: objects shrink in place.
@@ -79,6 +106,7 @@ impl Header {
             .is_some_and(|needed| needed <= room)
     }
 
+    #[inline(always)]
     fn object(&self, at: u64, bytes: u64) -> Option<Sampled> {
         Some(Sampled {
             at,
@@ -89,16 +117,6 @@ impl Header {
             born: self.born,
             ignored: self.size & IGNORED != 0,
         })
-    }
-}
-
-fn header(bytes: &[u8; 16]) -> Header {
-    let half = |at: usize| (word_of(&bytes[at / 8 * 8..]) >> (at % 8 * 8)) as u32;
-    Header {
-        size: half(0),
-        counted: half(4),
-        born: half(8),
-        weight: f32::from_bits(half(12)),
     }
 }
 

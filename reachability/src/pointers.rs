@@ -66,6 +66,12 @@ impl Pointers {
         self.alignment
     }
 
+    /// Whether they are those of the default.
+    #[inline]
+    pub(crate) fn are_plain(&self) -> bool {
+        self.mask == u64::MAX && self.most_offset == u64::MAX && self.alignment == WORD
+    }
+
     /// The extent and the region that a word points to.
     #[inline]
     pub(crate) fn find(&self, heap: &Heap, word: u64) -> Option<(u32, u32)> {
@@ -96,8 +102,7 @@ impl Pointers {
     /// multiple, with its distance. What is usual costs nothing more here.
     #[inline]
     pub(crate) fn each(&self, heap: &Heap, bytes: &[u8], mut found: impl FnMut(usize, u32, u32)) {
-        let is_plain = self.mask == u64::MAX && self.most_offset == u64::MAX;
-        if is_plain && self.alignment == WORD {
+        if self.are_plain() {
             for (index, bytes) in bytes.chunks_exact(WORD).enumerate() {
                 let word = word_of(bytes);
                 if word > SMALL

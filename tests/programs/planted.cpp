@@ -294,6 +294,18 @@ void wait_in_kernel() {
 
 PLACE void *site_many() { return made(100); }
 
+// So much that a copy searches its own memory: a tree in random order, and objects that only its
+// nodes lead to.
+static std::map<unsigned long, std::string> *filled;
+__attribute__((noinline)) static void fill() {
+    filled = new std::map<unsigned long, std::string>;
+    unsigned long key = 1;
+    for (long i = 0; i < 200000; i++) {
+        key = key * 6364136223846793005u + 1442695040888963407u;
+        (*filled)[key] = std::string(i % 60, 'x');
+    }
+}
+
 int main() {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     puts("ready");
@@ -304,6 +316,10 @@ int main() {
             plant();
             wipe();
             puts("planted");
+        } else if (strcmp(line, "fill\n") == 0) {
+            fill();
+            wipe();
+            puts("filled");
         } else if (strcmp(line, "holes\n") == 0) {
             map_holes();
             wipe();

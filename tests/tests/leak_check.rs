@@ -53,6 +53,31 @@ fn every_planted_leak_is_found_and_nothing_else() {
     }
 }
 
+/// From some MiB on the copy searches its own memory; whoever searches finds the same.
+#[test]
+fn a_large_heap_has_the_same_leaks() {
+    let scratch = Scratch::new();
+    let (mut target, _session) = in_session(&scratch);
+    tell(&mut target, "fill", "filled");
+    tell(&mut target, "plant", "planted");
+    let by_copy = cfg!(target_arch = "x86_64");
+    for (options, by_copy) in [
+        (&[][..], by_copy),
+        (&["--stop"], false),
+        // This the copy cannot do.
+        (&["--max-pointer-offset", "100000000"], false),
+    ] {
+        let usual = ["--json", "--max", "100"];
+        let options = [&usual, options].concat();
+        let outcome = check(&scratch, target.pid(), &options);
+        let report = report(&outcome);
+        assert_eq!(lost(&report), expected(), "{options:?}");
+        assert_eq!(report["searched_by_copy"], by_copy, "{outcome:?}");
+        let searched = report["searched_bytes"].as_f64().expect("bytes");
+        assert!(searched > (20 << 20) as f64, "{searched} {options:?}");
+    }
+}
+
 #[test]
 fn the_dump_of_a_check_holds_what_is_lost() {
     let scratch = Scratch::new();

@@ -1,5 +1,8 @@
 //! The memory of a process at one moment.
 //!
+//! A copy of a large one searches its memory itself ([`capture::Worker`]), since reading that from
+//! outside takes longer than searching it.
+//!
 //! Only pages that are there are read: a page that is not there would be made by reading it, in a
 //! file perhaps, or by somebody who does not answer (`userfaultfd`), and be zero anyway. Of a file
 //! that is mapped several times each page is read once: otherwise a small process could seem to
@@ -10,12 +13,25 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use reachability::{Memory, ProcessMemory};
+use capture::{Copy, Failure, Worker};
+use reachability::{Here, Memory, Place, ProcessMemory, Work};
 
 use super::held::Held;
 use super::intervals::Intervals;
 use super::regions::{Pages, Region};
+
+/// Bytes of memory from which on the copy is made to search it: less is read from outside in the
+/// time that it takes to prepare that.
+const MUCH: u64 = 8 << 20;
+/// The time that a copy has for its work, besides that for what it reads.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes that it reads in a second, at least: a fifth of what was seen at worst, with nodes in random
+/// order on a slow machine that others used.
+const SLOWEST: u64 = 16 << 20;
 
 /// The memory at the moment: the copy's, what is held of the rest (`MADV_DONTFORK`), and of what
 /// is in neither the process's own.
@@ -26,6 +42,10 @@ pub struct MomentMemory {
     last: Cell<usize>,
     /// The copy's memory as a file.
     file: Option<File>,
+    /// The copy itself, as long as there is one.
+    worker: Weak<Copy>,
+    /// Whether it searched its memory; why it did not, though it was to.
+    searched: Cell<Option<Result<(), Failure>>>,
     copy: ProcessMemory,
     process: ProcessMemory,
     held: Held,
@@ -46,6 +66,8 @@ enum Source {
     /// In the copy, through its file. `process_vm_readv` would make the kernel copy each page
     /// that the copy shares with the process before it is read (Linux 5.19 and later).
     File,
+    /// The same, of memory that holds no file and is not the kernel's: the copy itself can read it.
+    Own,
     /// In the copy. Of a device's memory, which must not be read, this reads nothing.
     Copy,
     /// In the process.
@@ -67,6 +89,8 @@ impl MomentMemory {
             parts: Vec::new(),
             last: Cell::new(0),
             file: File::open(format!("/proc/{copy}/mem")).ok(),
+            worker: Weak::new(),
+            searched: Cell::new(None),
             copy: ProcessMemory::of(copy),
             process: ProcessMemory::of(process),
             held,
@@ -91,6 +115,7 @@ impl MomentMemory {
             let source = match (is_absent, region.is_shared || region.file.1 != 0) {
                 (true, _) => Source::Process,
                 (false, true) => Source::Copy,
+                (false, false) if memory.file.is_some() && is_own(region) => Source::Own,
                 (false, false) if memory.file.is_some() => Source::File,
                 (false, false) => Source::Copy,
             };
@@ -137,6 +162,16 @@ impl MomentMemory {
         memory
     }
 
+    /// Where work can be done on the memory: in the copy that it is of, as long as that exists.
+    pub fn let_work(&mut self, copy: &Arc<Copy>) {
+        self.worker = Arc::downgrade(copy);
+    }
+
+    /// Whether the copy searched its memory. An error: it was to, and was searched from outside.
+    pub fn searched(&self) -> Result<bool, Failure> {
+        self.searched.get().transpose().map(|done| done.is_some())
+    }
+
     /// Mappings whose pages are not known, since there are too many.
     pub fn left_out(&self) -> usize {
         self.left_out
@@ -180,7 +215,7 @@ impl MomentMemory {
             buffer[done..from].fill(0);
             let wanted = &mut buffer[from..to];
             let read = match (part.source, &self.file) {
-                (Source::File, Some(file)) => read_file(file, start, wanted),
+                (Source::File | Source::Own, Some(file)) => read_file(file, start, wanted),
                 (Source::Held, _) => self.held.read(start, wanted),
                 (Source::Process, _) => self.process.read(start, wanted),
                 _ => self.copy.read(start, wanted),
@@ -190,6 +225,30 @@ impl MomentMemory {
         }
         buffer[done..].fill(0);
     }
+}
+
+/// How many of the first pieces, of some, lie so close together that they are read at once, and the
+/// bytes of those.
+fn together(pieces: &[(u64, usize)]) -> (usize, usize) {
+    /// A page more is read faster than one more time.
+    const GAP: u64 = 4096;
+    const MOST: u64 = 256 << 10;
+    let (start, mut sum) = pieces[0];
+    let (mut count, mut end) = (1, start.saturating_add(sum as u64));
+    for &(at, len) in &pieces[1..] {
+        let next = at.saturating_add(len as u64);
+        if at < end || at - end > GAP || next - start > MOST {
+            break;
+        }
+        (count, sum, end) = (count + 1, sum + len, next);
+    }
+    (count, sum)
+}
+
+/// Whether a private mapping without a file is a program's, not one that the kernel made.
+fn is_own(region: &Region) -> bool {
+    let names = [&b"[heap"[..], b"[stack", b"[anon"];
+    region.name.is_empty() || names.iter().any(|name| region.name.starts_with(name))
 }
 
 /// Parts by address, without what is in an earlier one too: among many threads, some pages were
@@ -223,10 +282,81 @@ impl Memory for MomentMemory {
         buffer.len()
     }
 
+    fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
+        let (mut rest, mut pieces) = (buffer, pieces);
+        let mut room = Vec::new();
+        while let Some(&(start, _)) = pieces.first() {
+            let (count, len) = together(pieces);
+            let (wanted, others) = rest.split_at_mut(len.min(rest.len()));
+            rest = others;
+            if count == 1 {
+                self.fill(start, wanted);
+            } else {
+                let (last, bytes) = pieces[count - 1];
+                room.resize((last - start) as usize + bytes, 0);
+                self.fill(start, &mut room);
+                let mut wanted = wanted;
+                for (at, len) in &pieces[..count] {
+                    let (piece, others) = wanted.split_at_mut((*len).min(wanted.len()));
+                    let from = (at - start) as usize;
+                    piece.copy_from_slice(&room[from..from + piece.len()]);
+                    wanted = others;
+                }
+            }
+            pieces = &pieces[count..];
+        }
+    }
+
     fn next(&self, range: Range<u64>) -> Option<Range<u64>> {
         let part = self.parts.get(self.index_of(range.start))?;
         let found = part.range.start.max(range.start)..part.range.end.min(range.end);
         (found.start < found.end).then_some(found)
+    }
+
+    fn here(&self) -> Option<Here> {
+        self.worker.upgrade()?;
+        let mut here = Here::default();
+        for part in &self.parts {
+            match part.source {
+                Source::Own => here.parts.push(part.range.clone()),
+                _ => here.others.push(part.range.clone()),
+            }
+        }
+        let bytes: u64 = here.parts.iter().map(|part| part.end - part.start).sum();
+        (bytes >= MUCH).then_some(here)
+    }
+
+    fn place(&self, work: Work, words: usize) -> Option<Box<dyn Place + '_>> {
+        let failed = |failure| match failure {
+            // It is known, and there is nothing to be done about it.
+            Failure::Processor => {}
+            failure => self.searched.set(Some(Err(failure))),
+        };
+        let worker = self.worker.upgrade()?.worker(work, words);
+        let worker = worker.map_err(failed).ok()?;
+        Some(Box::new(InCopy {
+            worker,
+            searched: &self.searched,
+        }))
+    }
+}
+
+/// A copy that is given work.
+struct InCopy<'a> {
+    worker: Worker,
+    searched: &'a Cell<Option<Result<(), Failure>>>,
+}
+
+impl Place for InCopy<'_> {
+    fn words(&self) -> &[AtomicU64] {
+        self.worker.words()
+    }
+
+    fn run(&self, bytes: u64) -> bool {
+        let limit = PATIENCE + Duration::from_secs(bytes / SLOWEST);
+        let done = self.worker.run(limit);
+        self.searched.set(Some(done));
+        done.is_ok()
     }
 }
 
@@ -264,6 +394,25 @@ mod tests {
             let mut read = vec![1; bytes.len()];
             memory.gather(&[(at, bytes.len())], &mut read);
             assert_eq!(read, bytes);
+            // Close together, as one, and far apart.
+            let pieces = [
+                (0, 10),
+                (10, 1),
+                (20, 30),
+                (9000, 5),
+                (9005, 3),
+                (80_000, 7),
+                (3, 9),
+            ];
+            let wanted: Vec<u8> = pieces
+                .iter()
+                .flat_map(|&(from, len)| &bytes[from..from + len])
+                .copied()
+                .collect();
+            let pieces = pieces.map(|(from, len)| (at + from as u64, len));
+            let mut read = vec![1; wanted.len()];
+            memory.gather(&pieces, &mut read);
+            assert_eq!(read, wanted);
             let mut around = [1; 16];
             memory.gather(&[(at - (1 << 30), 8), (u64::MAX - 7, 8)], &mut around);
             assert_eq!(around, [0; 16]);

@@ -1,6 +1,7 @@
 //! A process at one moment: stopped, copied, or as it runs.
 
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
@@ -38,7 +39,7 @@ pub struct Moment {
 /// What is held while the memory is read.
 pub enum Hold {
     /// A copy; the process runs on.
-    Copy(Copy, Pause),
+    Copy(Arc<Copy>, Pause),
     /// The process.
     Process(Stopped),
     /// Nothing: it runs, with so many threads.
@@ -92,10 +93,10 @@ impl Moment {
                 let absent = roots::absent(&regions, &copied);
                 let held = Held::of(pid, &regions, &absent);
                 let pause = stopped.resume();
-                (
-                    MomentMemory::of(copy.pid(), pid, &regions, (&absent, held)),
-                    Hold::Copy(copy, pause),
-                )
+                let copy = Arc::new(copy);
+                let mut memory = MomentMemory::of(copy.pid(), pid, &regions, (&absent, held));
+                memory.let_work(&copy);
+                (memory, Hold::Copy(copy, pause))
             }
         };
         kernels.join(KernelData::of_descriptors(pid));
@@ -115,7 +116,7 @@ impl Moment {
         let pid = self.pid;
         match &self.hold {
             Hold::Copy(copy, _) => ensure!(
-                has_memory(copy.pid()),
+                copy.is_whole(),
                 "the copy of process {pid} was killed while it was searched, perhaps since memory ran \
                  short: try again, or search the process itself: --stop"
             ),

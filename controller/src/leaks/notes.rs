@@ -22,6 +22,17 @@ pub fn notes(check: &Check) -> Vec<String> {
             text::bytes(check.missed as f64)
         ),
     );
+    let failure = check.by_copy.err();
+    add(
+        failure.is_some(),
+        format!(
+            "its copy did not search its own memory ({}): it was read from outside, which finds the \
+             same and takes longer",
+            failure
+                .map(|failure| failure.to_string())
+                .unwrap_or_default()
+        ),
+    );
     add(
         check.too_many,
         "so many objects are lost that it is not known which of them keep others: all are shown as \

@@ -50,6 +50,8 @@ pub struct Report {
     pause_ms: f64,
     searched_bytes: u64,
     search_seconds: f64,
+    /// Whether the copy searched its own memory.
+    searched_by_copy: bool,
     /// How often the process was searched while it ran; null: it was stopped, and searched once.
     running_searches: Option<u32>,
     /// What the check could not see.
@@ -133,6 +135,7 @@ pub fn report(
         pause_ms: check.pause.stopped.as_secs_f64() * 1e3,
         searched_bytes: check.scanned,
         search_seconds: check.search.as_secs_f64(),
+        searched_by_copy: check.by_copy == Ok(true),
         running_searches: check.looks,
         dump: None,
         objects: check.objects.clone(),

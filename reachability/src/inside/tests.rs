@@ -1,0 +1,450 @@
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::slice;
+
+use super::*;
+use crate::jemalloc;
+use crate::mark::{Marks, Origin, Roots, mark};
+use crate::memory::Work;
+use crate::pointers::Pointers;
+use crate::synthetic::{map, slab};
+
+/// Where made-up memory begins, and its length: parts of two leaves.
+const BASE: u64 = 0x1_1000_0000 - 0x60_0000;
+const LENGTH: u64 = 0xc0_0000;
+
+/// Memory that is also here, so that the work is done in this process.
+struct Local {
+    words: Vec<u64>,
+    /// Which pages are what.
+    kinds: Vec<Kind>,
+    /// How often work was done.
+    done: Cell<usize>,
+    answer: Answer,
+    is_open: bool,
+}
+
+/// What becomes of work.
+enum Answer {
+    /// It is done.
+    Work,
+    /// It fails.
+    Failure,
+    /// Somebody else writes to the shared words, seeded with this number.
+    Lies(Cell<u64>),
+}
+
+/// Writes anything anywhere.
+fn lie(words: &[AtomicU64], seed: &Cell<u64>) {
+    let mut numbers = Numbers(seed.get());
+    let dense = 1 + numbers.below(4);
+    let total = numbers.below(3);
+    for word in words {
+        if numbers.below(dense) == 0 {
+            let lie = match numbers.below(3) {
+                0 => u64::MAX,
+                1 => numbers.below(u64::MAX),
+                _ => numbers.below(1000) << 32 | numbers.below(1000),
+            };
+            word.store(lie, Ordering::Relaxed);
+        }
+    }
+    // The bytes that were searched; too many of them are not believed at all.
+    match total {
+        0 => words[0].store(u64::MAX, Ordering::Relaxed),
+        _ => words[0].store(numbers.below(LENGTH), Ordering::Relaxed),
+    }
+    seed.set(numbers.below(u64::MAX) | 1);
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    Here,
+    Elsewhere,
+    Zero,
+}
+
+impl Local {
+    fn new() -> Self {
+        Self {
+            words: vec![0; LENGTH as usize / 8],
+            kinds: vec![Kind::Here; (LENGTH / PAGE) as usize],
+            done: Cell::new(0),
+            answer: Answer::Work,
+            is_open: true,
+        }
+    }
+
+    fn put(&mut self, at: u64, word: u64) {
+        self.words[((at - BASE) / 8) as usize] = word;
+    }
+
+    fn put_header(&mut self, at: u64, bytes: u32, weight: f32) {
+        self.put(at, u64::from(bytes) | (7 << 8 | 1) << 32);
+        self.put(at + 8, 99 | u64::from(weight.to_bits()) << 32);
+    }
+
+    fn word_at(&self, at: u64) -> u64 {
+        let index = at.wrapping_sub(BASE);
+        match self.kinds.get((index / PAGE) as usize) {
+            None | Some(Kind::Zero) => 0,
+            Some(_) => self.words[(index / 8) as usize],
+        }
+    }
+
+    fn ranges(&self, wanted: Kind) -> Vec<Range<u64>> {
+        let pages = (0..).zip(&self.kinds);
+        let pages = pages.filter(|(_, kind)| **kind == wanted);
+        let mut found: Vec<Range<u64>> = Vec::new();
+        for (index, _) in pages {
+            let range = BASE + index * PAGE..BASE + (index + 1) * PAGE;
+            match found.last_mut().filter(|last| last.end == range.start) {
+                Some(last) => last.end = range.end,
+                None => found.push(range),
+            }
+        }
+        found
+    }
+}
+
+impl Memory for Local {
+    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
+        let mut next = at & !7;
+        let mut done = 0;
+        while done < buffer.len() {
+            let word = self.word_at(next).to_le_bytes();
+            let skip = if done == 0 { (at % 8) as usize } else { 0 };
+            let len = (8 - skip).min(buffer.len() - done);
+            buffer[done..done + len].copy_from_slice(&word[skip..skip + len]);
+            done += len;
+            next = next.wrapping_add(8);
+        }
+        buffer.len()
+    }
+
+    fn here(&self) -> Option<Here> {
+        self.is_open.then(|| Here {
+            parts: self.ranges(self::Kind::Here),
+            others: self.ranges(self::Kind::Elsewhere),
+            shift: (self.words.as_ptr().expose_provenance() as u64).wrapping_sub(BASE),
+        })
+    }
+
+    fn place(&self, work: Work, words: usize) -> Option<Box<dyn Place + '_>> {
+        let words = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Some(Box::new(Own {
+            memory: self,
+            work,
+            words,
+        }))
+    }
+}
+
+struct Own<'a> {
+    memory: &'a Local,
+    work: Work,
+    words: Vec<AtomicU64>,
+}
+
+impl Place for Own<'_> {
+    fn words(&self) -> &[AtomicU64] {
+        &self.words
+    }
+
+    fn run(&self, bytes: u64) -> bool {
+        self.memory.done.set(self.memory.done.get() + 1);
+        assert!(bytes <= 2 * LENGTH);
+        match &self.memory.answer {
+            Answer::Work => {}
+            Answer::Failure => return false,
+            Answer::Lies(seed) => {
+                lie(&self.words, seed);
+                return true;
+            }
+        }
+        // SAFETY: atomic words may be changed through a shared reference; they are as `Tables` has
+        // laid them out, and what they say is here is in `memory`.
+        unsafe { (self.work)(self.words.as_ptr().cast_mut().cast()) };
+        true
+    }
+}
+
+/// Numbers that look random (xorshift).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// A heap of slabs of many sizes, large objects and gaps, in which words point anywhere.
+fn heap_of(numbers: &mut Numbers, memory: &mut Local) -> Heap {
+    let mut extents = Vec::new();
+    let mut at = BASE + numbers.below(4) * PAGE;
+    while at + 0x10_0000 < BASE + LENGTH {
+        let (bytes, content) = match numbers.below(8) {
+            0 => {
+                let pages = 1 + numbers.below(80);
+                let start = at + 64 * numbers.below(64);
+                (
+                    pages * PAGE,
+                    jemalloc::Content::Large(start, at + pages * PAGE - start),
+                )
+            }
+            1 => (PAGE * (1 + numbers.below(20)), jemalloc::Content::Unused),
+            _ => {
+                let size = crate::size::of_class(numbers.below(30) as u32 + 1).expect("a class");
+                let bytes = PAGE * (1 + numbers.below(8)).max(size.div_ceil(PAGE));
+                let groups = 0..(bytes / size).div_ceil(64);
+                let free = match numbers.below(2) {
+                    0 => groups.map(|_| numbers.below(u64::MAX)).collect(),
+                    _ => groups.map(|_| 0).collect(),
+                };
+                (bytes, jemalloc::Content::Slab(size, free))
+            }
+        };
+        extents.push(jemalloc::Extent {
+            pages: at..at + bytes,
+            content,
+        });
+        at += bytes + numbers.below(3) * PAGE;
+    }
+    let dense = 2 + numbers.below(60);
+    for index in 0..LENGTH / 8 {
+        let word = match numbers.below(dense) {
+            0 => BASE + numbers.below(LENGTH),
+            1 => numbers.below(u64::MAX),
+            _ => 0,
+        };
+        memory.words[index as usize] = word;
+    }
+    let middle = BASE + numbers.below(LENGTH) / PAGE * PAGE;
+    let heap = Heap::of(&map(extents), BASE..middle);
+    for extent in heap.extents().iter().filter(|e| heap.is_sampled(e)) {
+        for index in 0..u64::from(extent.count) {
+            let weight = [0.0, 1.0, 2.5, f32::NAN][numbers.below(4) as usize];
+            if extent.size >= 32 {
+                let base = extent.start + index * extent.size;
+                memory.put_header(base, extent.size as u32 - 16, weight);
+            }
+        }
+    }
+    let unusual = numbers.below(3);
+    for kind in &mut memory.kinds {
+        *kind = match (unusual, numbers.below(50)) {
+            (1, 0..5) | (2, 0..2) => Kind::Zero,
+            (2, 2..4) => Kind::Elsewhere,
+            _ => Kind::Here,
+        };
+    }
+    heap
+}
+
+/// What is reached, found in the plainest way.
+fn reference(memory: &Local, heap: &Heap, words: &[u64], ranges: &[Range<u64>]) -> HashSet<u32> {
+    let mut reached = HashSet::new();
+    let mut next: Vec<u64> = words.to_vec();
+    for range in ranges {
+        next.extend(range.clone().step_by(8).map(|at| memory.word_at(at)));
+    }
+    while let Some(word) = next.pop() {
+        let Some((extent, region)) = heap.find(word) else {
+            continue;
+        };
+        if !reached.insert(region) {
+            continue;
+        }
+        let (base, size) = heap.region(region).expect("a region");
+        let is_sampled = heap.is_sampled(&heap.extents()[extent as usize]);
+        if !is_sampled || crate::mark::sampled_at(memory, base, size).is_some() {
+            next.extend((base..base + size).step_by(8).map(|at| memory.word_at(at)));
+        }
+    }
+    reached
+}
+
+fn reached(heap: &Heap, marks: &Marks) -> HashSet<u32> {
+    (0..heap.regions())
+        .filter(|region| marks.has(*region))
+        .collect()
+}
+
+/// Every origin leads, step by step, to a root, and each step has a pointer to the next.
+fn check_origins(memory: &Local, heap: &Heap, marks: &Marks) {
+    for region in reached(heap, marks).into_iter().take(200) {
+        let path = crate::path::to(memory, heap, &Pointers::default(), marks, region);
+        let path = path.expect("a path");
+        let (last, rest) = path.steps.split_last().expect("steps");
+        assert_eq!(last.region, region);
+        assert!(rest.iter().all(|step| step.offset.is_some()), "{path:?}");
+        assert!(matches!(
+            marks.origin(path.steps[0].region),
+            Some(Origin::Root(1 | 2))
+        ));
+    }
+}
+
+#[test]
+fn both_searches_reach_what_the_plainest_one_does() {
+    for seed in 1..16 {
+        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15 ^ seed << 20);
+        let mut memory = Local::new();
+        let heap = heap_of(&mut numbers, &mut memory);
+        let words: Vec<u64> = (0..4).map(|_| BASE + numbers.below(LENGTH)).collect();
+        let start = BASE + numbers.below(LENGTH) / 8 * 8;
+        let end = (start + numbers.below(0x30_0000)).min(BASE + LENGTH) & !7;
+        let long = start..end.max(start);
+        let expected = reference(&memory, &heap, &words, std::slice::from_ref(&long));
+        let words: Vec<(u64, u32)> = words.into_iter().map(|word| (word, 1)).collect();
+        for trace in [false, true] {
+            let roots = Roots {
+                words: &words,
+                ranges: &[(long.clone(), 2)],
+                pointers: &Pointers::default(),
+                trace,
+            };
+            memory.done.set(0);
+            memory.is_open = true;
+            let there = mark(&memory, &heap, &roots);
+            assert_eq!(
+                memory.done.get(),
+                1 + usize::from(trace),
+                "done there: {seed}"
+            );
+            assert!(reached(&heap, &there) == expected, "{seed}");
+            memory.is_open = false;
+            let outside = mark(&memory, &heap, &roots);
+            assert!(reached(&heap, &outside) == expected, "{seed}");
+            if trace {
+                check_origins(&memory, &heap, &there);
+                check_origins(&memory, &heap, &outside);
+            }
+        }
+    }
+}
+
+#[test]
+fn work_that_fails_is_done_from_outside() {
+    let mut numbers = Numbers(77);
+    let mut memory = Local::new();
+    let heap = heap_of(&mut numbers, &mut memory);
+    let word = heap.region(0).expect("a region").0;
+    memory.answer = Answer::Failure;
+    let roots = Roots {
+        words: &[(word, 1)],
+        ranges: &[(BASE..BASE + LENGTH, 2)],
+        pointers: &Pointers::default(),
+        trace: false,
+    };
+    let marks = mark(&memory, &heap, &roots);
+    assert_eq!(memory.done.get(), 1);
+    let all = BASE..BASE + LENGTH;
+    let expected = reference(&memory, &heap, &[word], slice::from_ref(&all));
+    assert!(reached(&heap, &marks) == expected);
+}
+
+/// One object leads to more than there is room for, by far.
+#[test]
+fn what_does_not_fit_on_the_stack_is_searched_later() {
+    let mut memory = Local::new();
+    let count = 4 * STACK;
+    let (table, slabs) = (BASE, BASE + 0x20_0000);
+    assert!(8 * count <= 0x20_0000 && 32 * (count + 1) < LENGTH - 0x20_0000);
+    let mut extents = vec![crate::synthetic::large(table, 8 * count)];
+    let pages = (0..=32 * count / 0x4000).map(|index| slab(slabs + index * 0x4000, 32));
+    extents.extend(pages);
+    let heap = Heap::of(&map(extents), 0..0);
+    for index in 0..count {
+        memory.put(table + 8 * index, slabs + 32 * index);
+    }
+    // The last one leads one further.
+    memory.put(slabs + 32 * (count - 1), slabs + 32 * count);
+    let roots = Roots {
+        words: &[(table, 1)],
+        ranges: &[],
+        pointers: &Pointers::default(),
+        trace: false,
+    };
+    let marks = mark(&memory, &heap, &roots);
+    assert_eq!(reached(&heap, &marks).len() as u64, 1 + count + 1);
+    assert_eq!(memory.done.get(), 1);
+    assert_eq!(marks.scanned, 8 * count + 32 * (count + 1));
+}
+
+/// The copy is the other process's: it may answer anything.
+#[test]
+fn whatever_is_answered_nothing_is_reached_that_is_not_there() {
+    let mut believed = 0;
+    for seed in 1..40_u64 {
+        let mut numbers = Numbers(0x2545_f491_4f6c_dd1d ^ seed << 24);
+        let mut memory = Local::new();
+        let heap = heap_of(&mut numbers, &mut memory);
+        memory.answer = Answer::Lies(Cell::new(seed << 7 | 1));
+        let word = heap.region(0).expect("a region").0;
+        let roots = Roots {
+            words: &[(word, 1)],
+            ranges: &[(BASE..BASE + LENGTH / 2, 2)],
+            pointers: &Pointers::default(),
+            trace: seed % 2 == 0,
+        };
+        let marks = mark(&memory, &heap, &roots);
+        assert!(memory.done.get() > 0);
+        believed += usize::from(memory.done.get() == 1 + usize::from(roots.trace));
+        assert!(marks.scanned <= 8 * LENGTH, "{}", marks.scanned);
+        for region in 0..heap.regions() {
+            assert!(!marks.has(region) || heap.is_allocated(region), "{region}");
+        }
+        // Origins lead anywhere, in circles too; every question ends, with what exists.
+        for region in (0..heap.regions()).step_by(97) {
+            let path = crate::path::to(&memory, &heap, roots.pointers, &marks, region);
+            for step in path.iter().flat_map(|path| &path.steps) {
+                assert_eq!(heap.region(step.region), Some((step.at, step.size)));
+            }
+        }
+        let found = crate::lost::find(&memory, &heap, &marks, |_| true);
+        let how = crate::causes::order(&memory, &heap, roots.pointers, &found);
+        assert_eq!(how.map(|how| how.len()), Some(found.lost.len()));
+    }
+    assert!(believed > 5, "{believed}");
+}
+
+/// A heap of few pages that lie far apart would take a table for each.
+#[test]
+fn extents_far_apart_are_searched_from_outside() {
+    struct Sparse(Cell<bool>);
+    impl Memory for Sparse {
+        fn read(&self, _at: u64, buffer: &mut [u8]) -> usize {
+            buffer.fill(0);
+            buffer.len()
+        }
+        fn here(&self) -> Option<Here> {
+            let page = 1 << 40..(1 << 40) + PAGE;
+            Some(Here {
+                parts: vec![page],
+                ..Here::default()
+            })
+        }
+        fn place(&self, _work: Work, _words: usize) -> Option<Box<dyn Place + '_>> {
+            self.0.set(true);
+            None
+        }
+    }
+    for (count, is_few) in [(10_u64, true), (1000, false)] {
+        let apart =
+            (0..count).map(|index| crate::synthetic::large((1 << 40) + (index << 30), PAGE));
+        let heap = Heap::of(&map(apart.collect()), 0..0);
+        let memory = Sparse(Cell::new(false));
+        let roots = Roots {
+            words: &[(1 << 40, 1)],
+            ranges: &[],
+            pointers: &Pointers::default(),
+            trace: false,
+        };
+        assert!(mark(&memory, &heap, &roots).has(0));
+        assert_eq!(memory.0.get(), is_few, "{count}");
+    }
+}
