@@ -242,17 +242,18 @@ fn every_shape(flags: &[&str]) {
     shapes.compare("recursion", 1).assert_all(90, &["equal"]);
     shapes.compare("libraries", 1).assert_all(1_000, &["equal"]);
     shapes.compare("lazily", 1).assert_all(200, SAME);
+    if flags.contains(&"-mstackrealign") {
+        // GCC leaves rbp's rule as it was at the end of functions that realign. All their
+        // callers realign then, and libgcc crashes on what it reads: whatever stops a program
+        // at any instruction can stop it there.
+        return;
+    }
     shapes
         .compare("interruptions_here", 1)
         .assert_all(900, SAME);
     shapes
         .compare("interruptions_elsewhere", 1)
         .assert_all(900, SAME);
-    if flags.contains(&"-mstackrealign") {
-        // GCC leaves rbp's rule as it was at the end of functions that realign. The main
-        // function is one then, and libgcc crashes on what it reads.
-        return;
-    }
     // After one instruction in four: all of them take minutes.
     shapes.compare("steps_here", 4).assert_all(2_000, SAME);
     shapes.compare("steps_elsewhere", 4).assert_all(2_000, SAME);
