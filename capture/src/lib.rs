@@ -24,9 +24,10 @@
 //!   word in which the kernel notes the processor a thread runs on (rseq). It has no open files,
 //!   so that none stays open for its sake, and is the first that the kernel kills for memory.
 //! - A [`Refusal`] leaves the target as it was, running.
-//! - A [`Copy`] runs nothing but what a [`Worker`] is given: a function of this program's, with memory
-//!   that this process shares with the copy and with nobody else. The target's memory and the
-//!   copy's own stay as they are.
+//! - A [`Copy`] runs nothing but what a [`Worker`] is given: a function of this program's, with
+//!   memory that this process shares with the copy. Others of the target's user may find a way to
+//!   that memory, so nothing in it is believed. The target's memory and the copy's own stay as they
+//!   are.
 //!
 //! # Caller's duties
 //! - keep a [`Stopped`] short: the target stands still, and so does everyone who waits for it;
