@@ -299,6 +299,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
         HUNT,
     ),
     ("mem_parser --leaks -n 1 worker_*.heap", HUNT),
+    ("mem_profiler leaks -p 'python3*'", HUNT),
     (
         "LD_PRELOAD=/usr/local/lib/libmem_agent.so ./mini-redis-server --port 6805 &",
         HUNT,
