@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use heap_format::merge::{self, Base};
-use heap_format::{Format, NO_MAPPING, Profile, dump, pprof};
+use heap_format::{Format, NO_MAPPING, Profile, cpu, dump, pprof};
 
 /// The system's allocator, with a count of what is held and of the most there was.
 struct Counting;
@@ -100,6 +100,14 @@ fn again(profile: &Profile) {
         dump::write(profile, &mut bytes).expect("memory takes all");
         let read = heap_format::read(&bytes, "own dump").expect("what we wrote");
         assert_eq!(read.stacks.len(), profile.stacks.len());
+    }
+    if profile.format == Format::Cpu {
+        let mut bytes = Vec::new();
+        cpu::write(profile, &mut bytes).expect("what was read has what a file holds");
+        let read = heap_format::read(&bytes, "own CPU profile").expect("what we wrote");
+        assert_eq!(read.stacks, profile.stacks);
+        assert_eq!(read.values, profile.values);
+        assert_eq!(read.facts, profile.facts);
     }
     let both = [profile.clone(), profile.clone()];
     let sum = merge::merge(&both).expect("a profile has its own columns");

@@ -26,7 +26,7 @@ pub struct ProfileBuilder {
 
 /// Number of a location in one [`ProfileBuilder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LocationId(u32);
+pub struct LocationId(pub(crate) u32);
 
 impl ProfileBuilder {
     /// A heap profile sampled once every `interval` bytes.

@@ -1,162 +1,189 @@
-//! Reading gperftools' binary CPU profile.
+//! This project's CPU profile: stacks with their samples and nanoseconds, as text.
+//!
+//! ```text
+//! mem-profiler cpu profile 1
+//! # pid 4711
+//! # cpu_engine perf_event
+//! # cpu_mode cpu
+//! # cpu_rate 99
+//! # cpu_process_ns 12040000000
+//! # module 55c0 55f0 0 - loaded /usr/bin/server
+//! # function 0 do_syscall_64
+//! …
+//! 12 121212121 1 k0 55d0 55e0
+//! …
+//! # end
+//! ```
+//!
+//! - The first line promises the last one: a profile without `# end` was cut off.
+//! - Facts come first, in lines `# NAME VALUE` with the escapes of heap dumps.
+//! - A stack is `SAMPLES NANOSECONDS THREAD FRAME …`, leaf first: numbers alone, so that there
+//!   is no stack that cannot be read back. A frame is a lookup address in hexadecimal, or `kN`:
+//!   the function `N` of the facts, in the kernel, whose addresses say nothing elsewhere.
 
-use std::collections::HashMap;
+mod builder;
+pub(crate) mod gperftools;
+mod read;
+mod write;
 
-use crate::builder::intern;
-use crate::error::Fault;
-use crate::intern::Interner;
-use crate::maps;
-use crate::profile::{Format, Profile, ValueType};
+use std::fmt;
+use std::path::Path;
 
-/// Functions of the profiler itself, which reports leave out.
-const PROFILER_FRAMES: &str = "ProfileData::Add|(ProfileData|CpuProfiler)::prof_handler\
-    |(__)?pthread_sighandler|__restore|__restore_rt";
+pub use builder::{CpuBuilder, Frame};
+pub(crate) use read::read;
+pub use write::write;
 
-/// Byte order and size of the file's words.
-#[derive(Clone, Copy)]
-struct Layout {
-    size: usize,
-    big: bool,
+use crate::dump::facts::Writer;
+use crate::profile::{Location, Profile, ValueType};
+
+/// Start of the first line, before the version.
+pub(crate) const START: &[u8] = b"mem-profiler cpu profile ";
+
+/// The version that this crate writes, and the newest that it reads.
+const VERSION: u32 = 1;
+
+/// Last line.
+const END: &[u8] = b"# end";
+
+/// What the names of facts about the sampling start with.
+pub(crate) const PREFIX: &[u8] = b"cpu_";
+
+/// Path of the mapping that the kernel's functions are in.
+pub const KERNEL: &str = "[kernel]";
+
+/// Which time the samples stand for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// CPU time.
+    #[default]
+    Cpu,
+    /// Elapsed time of each thread, running or not.
+    Wall,
+    /// Elapsed time of each thread while it did not run.
+    OffCpu,
 }
 
-impl Layout {
-    const ALL: [Layout; 4] = [
-        Layout {
-            size: 8,
-            big: false,
-        },
-        Layout { size: 8, big: true },
-        Layout {
-            size: 4,
-            big: false,
-        },
-        Layout { size: 4, big: true },
-    ];
+impl Mode {
+    const ALL: [Mode; 3] = [Mode::Cpu, Mode::Wall, Mode::OffCpu];
 
-    fn word(self, bytes: &mut &[u8]) -> Option<u64> {
-        let (word, rest) = bytes.split_at_checked(self.size)?;
-        *bytes = rest;
-        let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
-        Some(if self.big {
-            word.iter().fold(0, add)
-        } else {
-            word.iter().rev().fold(0, add)
+    /// The name in files and of the column of nanoseconds.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Cpu => "cpu",
+            Mode::Wall => "wall",
+            Mode::OffCpu => "offcpu",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
+    /// The columns of a profile of this kind.
+    pub fn sample_types(self) -> Vec<ValueType> {
+        vec![
+            ValueType::new("samples", "count"),
+            ValueType::new(self.name(), "nanoseconds"),
+        ]
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Cpu => "CPU time",
+            Mode::Wall => "wall time",
+            Mode::OffCpu => "time off CPU",
         })
     }
+}
 
-    /// The period in microseconds, if `start` is a header of this layout.
-    fn header(self, mut start: &[u8]) -> Option<u64> {
-        let mut word = || self.word(&mut start);
-        let header = [word()?, word()?, word()?, word()?, word()?];
-        (header[..3] == [0, 3, 0] && header[3] > 0 && header[4] == 0).then_some(header[3])
+/// How a CPU profile was taken. What can be counted in the stacks (samples, truncated ones, time
+/// without samples) is counted there.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sampling {
+    /// What took the samples: `perf_event`, `timers`, `ptrace`, `/proc`, or several with ` + `.
+    pub engine: String,
+    /// Which time they stand for.
+    pub mode: Mode,
+    /// Samples asked for per second, of each thread.
+    pub rate: u32,
+    /// CPU time that the process used during the session, by its own clock.
+    pub process_ns: Option<u64>,
+    /// Samples that were due and are not here: dropped by the kernel, or the table was full.
+    pub lost: u64,
+    /// Why there are no frames of the kernel in the stacks; `None`: there are.
+    pub kernel_hidden: Option<String>,
+    /// Why a better engine was not used, one sentence for each.
+    pub fallbacks: Vec<String>,
+}
+
+/// Takes a fact whose name is `cpu_` and `name`; unknown names are ignored.
+pub(crate) fn fact(
+    sampling: &mut Sampling,
+    name: &[u8],
+    number: impl Fn() -> Option<u64>,
+    text: impl Fn() -> String,
+) -> Option<()> {
+    match name {
+        b"engine" => sampling.engine = text(),
+        b"mode" => sampling.mode = Mode::from_name(&text())?,
+        b"rate" => sampling.rate = number()?.try_into().ok()?,
+        b"process_ns" => sampling.process_ns = Some(number()?),
+        b"lost" => sampling.lost = number()?,
+        b"kernel_hidden" => sampling.kernel_hidden = Some(text()),
+        b"fallback" => sampling.fallbacks.push(text()),
+        _ => {}
+    }
+    Some(())
+}
+
+/// Writes what [`fact`] reads.
+fn write_facts(sampling: &Sampling, writer: &mut Writer) {
+    writer.text("cpu_engine", Some(&sampling.engine));
+    writer.text("cpu_mode", Some(sampling.mode.name()));
+    writer.number("cpu_rate", Some(sampling.rate.into()));
+    writer.number("cpu_process_ns", sampling.process_ns);
+    writer.number("cpu_lost", Some(sampling.lost));
+    writer.text("cpu_kernel_hidden", sampling.kernel_hidden.as_deref());
+    for reason in &sampling.fallbacks {
+        writer.text("cpu_fallback", Some(reason));
     }
 }
 
-/// Whether a file that starts like this is a CPU profile.
-pub(crate) fn looks_like(start: &[u8]) -> bool {
-    Layout::ALL
-        .iter()
-        .any(|layout| layout.header(start).is_some())
-}
-
-/// Reads a whole file.
-pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
-    let found = Layout::ALL
-        .iter()
-        .find_map(|l| Some((*l, l.header(bytes)?)));
-    let (layout, period_us) = found.ok_or_else(|| Fault::whole("is no CPU profile"))?;
-    let period = i64::try_from(period_us)
-        .ok()
-        .and_then(|us| us.checked_mul(1000));
-    let period = period.ok_or_else(|| Fault::whole("has an impossible sampling period"))?;
-    let mut profile = Profile {
-        format: Format::CpuProfile,
-        sample_types: vec![
-            ValueType::new("samples", "count"),
-            ValueType::new("cpu", "nanoseconds"),
-        ],
-        default_type: 1,
-        period,
-        period_type: Some(ValueType::new("cpu", "nanoseconds")),
-        drop_frames: PROFILER_FRAMES.into(),
-        ..Profile::default()
-    };
-    let mut rest = &bytes[5 * layout.size..];
-    let mut records = records(layout, &mut rest)?;
-    strip_handler(&mut records);
-    let mut interner = Interner::new();
-    for record in records {
-        let count = i64::try_from(record.count).unwrap_or(i64::MAX);
-        for address in record.stack {
-            let number = intern(&mut profile, &mut interner, address);
-            profile.stacks.push_frame(number);
+/// How the sum of `profiles` was taken, if all are CPU profiles of the same kind of time.
+pub(crate) fn sum(profiles: &[Profile]) -> Option<Sampling> {
+    let mut all = profiles.iter().map(|profile| profile.facts.cpu.as_ref());
+    let mut sum = all.next()??.clone();
+    for next in all {
+        let next = next.filter(|next| next.mode == sum.mode)?;
+        if !sum.engine.split(" + ").any(|engine| engine == next.engine) {
+            sum.engine = format!("{} + {}", sum.engine, next.engine);
         }
-        profile.stacks.close();
-        profile.values.extend([count, count.saturating_mul(period)]);
-    }
-    profile.facts.maps_text = rest.to_vec();
-    profile.mappings = maps::parse(&profile.facts.maps_text);
-    maps::assign(&mut profile);
-    Ok(profile)
-}
-
-/// A stack and the number of its samples.
-struct SampledStack {
-    count: u64,
-    /// Lookup addresses, leaf first.
-    stack: Vec<u64>,
-}
-
-/// All records up to the trailer; what follows stays in `rest`.
-fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<SampledStack>, Fault> {
-    let truncated = || Fault::whole("ends in the middle of its samples: it was cut off");
-    let mut records = Vec::new();
-    loop {
-        let count = layout.word(rest).ok_or_else(truncated)?;
-        let depth = layout.word(rest).ok_or_else(truncated)?;
-        if depth > (rest.len() / layout.size) as u64 {
-            return Err(truncated());
-        }
-        let mut stack = Vec::with_capacity(depth as usize);
-        for i in 0..depth {
-            let address = layout.word(rest).ok_or_else(truncated)?;
-            // The leaf is where the program was; the others are return addresses.
-            stack.push(if i == 0 {
-                address
-            } else {
-                address.wrapping_sub(1)
-            });
-        }
-        if count == 0 && stack == [0] {
-            return Ok(records);
-        }
-        records.push(SampledStack { count, stack });
-    }
-}
-
-/// Removes what the signal handler left on the stacks: up to two frames behind
-/// the leaf that nearly all stacks share, and leaves that are there twice.
-fn strip_handler(records: &mut [SampledStack]) {
-    let margin = records.len() / 32;
-    for _ in 0..2 {
-        let mut second: HashMap<u64, usize> = HashMap::new();
-        for record in records.iter().filter(|r| r.stack.len() > 1) {
-            *second.entry(record.stack[1]).or_default() += 1;
-        }
-        let shared = second
-            .into_iter()
-            .find(|&(_, n)| n >= records.len() - margin);
-        let Some((address, _)) = shared else { break };
-        for record in records
-            .iter_mut()
-            .filter(|r| r.stack.get(1) == Some(&address))
-        {
-            record.stack.remove(1);
+        sum.rate = sum.rate.min(next.rate);
+        let used = sum.process_ns.zip(next.process_ns);
+        sum.process_ns = used.map(|(a, b)| a.saturating_add(b));
+        sum.lost = sum.lost.saturating_add(next.lost);
+        sum.kernel_hidden = sum.kernel_hidden.or_else(|| next.kernel_hidden.clone());
+        for reason in &next.fallbacks {
+            if !sum.fallbacks.contains(reason) {
+                sum.fallbacks.push(reason.clone());
+            }
         }
     }
-    for record in records {
-        if record.stack.len() > 1 && record.stack[0] == record.stack[1].wrapping_add(1) {
-            record.stack.remove(1);
-        }
+    Some(sum)
+}
+
+/// Mean distance between samples at this rate, in nanoseconds.
+fn period(rate: u32) -> i64 {
+    1_000_000_000i64.checked_div(rate.into()).unwrap_or(0)
+}
+
+/// The function of the kernel that a location is, by its number: one without an address.
+fn kernel_function(profile: &Profile, location: &Location) -> Option<u32> {
+    let mapping = profile.mappings.get(location.mapping as usize)?;
+    match profile.lines_of(location) {
+        [line] if location.address == 0 && mapping.path == Path::new(KERNEL) => Some(line.function),
+        _ => None,
     }
 }

@@ -30,9 +30,9 @@
 //!   are not UTF-8 are written `\xNN`.
 
 pub(crate) mod facts;
-mod numbers;
+pub(crate) mod numbers;
 pub(crate) mod split;
-mod write;
+pub(crate) mod write;
 
 pub use write::{PART, Part, Text, write};
 

@@ -13,7 +13,7 @@ use crate::leaks::Lost;
 use crate::lines::{Line, Lines};
 use crate::maps;
 use crate::profile::{
-    Format, Location, MARKERS, NO_MAPPING, Profile, ValueType, heap_sample_types,
+    Format, HEAP_MARKERS, Location, NO_MAPPING, Profile, ValueType, heap_sample_types,
     plain_sample_types,
 };
 use crate::scale::unsample;
@@ -406,6 +406,7 @@ impl Reader {
             plain_sample_types()
         };
         profile.default_type = profile.sample_types.len() - 1;
+        profile.facts.cpu = None;
         if !profile.details.is_empty() && profile.details.len() != profile.stacks.len() {
             return Err(Fault::whole(
                 "some stacks lack their exact values: the dump is damaged",
@@ -468,5 +469,5 @@ fn is_marker(text: &[u8]) -> bool {
     let starts = |m: &crate::profile::Marker| {
         text.starts_with(format!("{:08x}-{:08x} ", m.address, m.address + m.len).as_bytes())
     };
-    text.starts_with(b"00000") && MARKERS.iter().any(starts)
+    text.starts_with(b"00000") && HEAP_MARKERS.iter().any(starts)
 }

@@ -9,7 +9,8 @@
 //!   formula and the rounding of pprof; this project's own dumps carry exact
 //!   values, which are used instead.
 //! - [`dump::write`] writes text that pprof, jeprof and google-pprof read with
-//!   the same totals, and that [`read`] gives back unchanged.
+//!   the same totals, and that [`read`] gives back unchanged; [`cpu::write`] the
+//!   like for CPU profiles.
 //!
 //! The caller must
 //! - treat addresses as *lookup addresses*: return addresses minus one. Readers
@@ -19,7 +20,7 @@
 //! Limits: at most 2³² − 1 distinct locations; lines of text up to 64 MiB.
 
 mod builder;
-mod cpu;
+pub mod cpu;
 mod detail;
 pub mod dump;
 mod error;
@@ -56,8 +57,8 @@ pub use leaks::{LEAK_LABEL, LeakCheck, Loss, Lost, Suppressed};
 pub use moment::{Held, Moment};
 pub use profile::{
     BuildId, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location, MARKERS,
-    Mapping, Marker, NO_MAPPING, OTHER_THREADS, Profile, TABLE_FULL_ADDRESS, THREAD_LABEL,
-    TRUNCATED_ADDRESS, Thread, ValueType, heap_sample_types, marker_at,
+    Mapping, Marker, NO_MAPPING, NOT_SAMPLED_ADDRESS, OTHER_THREADS, Profile, TABLE_FULL_ADDRESS,
+    THREAD_LABEL, TRUNCATED_ADDRESS, Thread, ValueType, heap_sample_types, marker_at,
 };
 pub use scale::unsample;
 pub use stacks::Stacks;
@@ -118,8 +119,10 @@ fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         heap_text::read(lines)
     } else if start.starts_with(jemalloc::START) {
         jemalloc::read(lines)
-    } else if cpu::looks_like(start) {
-        cpu::read(&lines.rest()?)
+    } else if start.starts_with(cpu::START) {
+        cpu::read(lines)
+    } else if cpu::gperftools::looks_like(start) {
+        cpu::gperftools::read(&lines.rest()?)
     } else if pprof::looks_like(start) {
         pprof::read(lines.rest()?)
     } else if perf::looks_like(start) {

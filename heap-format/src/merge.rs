@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 
+use crate::cpu;
 use crate::detail::Detail;
 use crate::profile::{
     BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
@@ -182,6 +183,7 @@ impl Merger {
                 start_unix_ns: None,
                 end_unix_ns: None,
                 duration_ns: None,
+                cpu: cpu::sum(profiles),
                 ..first.facts.clone()
             },
             ..Profile::default()

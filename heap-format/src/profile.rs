@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::cpu::Sampling;
 use crate::detail::Detail;
 use crate::leaks::{LeakCheck, Lost};
 use crate::moment::Moment;
@@ -20,21 +21,47 @@ pub const TRUNCATED_ADDRESS: u64 = 0x101;
 /// samples for which the target's table had no room.
 pub const TABLE_FULL_ADDRESS: u64 = 0x201;
 
+/// Address, as written in a dump, of the single pseudo-frame of CPU time for
+/// which there is no sample.
+pub const NOT_SAMPLED_ADDRESS: u64 = 0x301;
+
+/// Address, as gperftools' format has it, of the pseudo-frame for all functions of the kernel.
+pub(crate) const KERNEL_ADDRESS: u64 = 0x401;
+
 /// The pseudo-frames: lookup address, length of the range that represents it
 /// in the dump's maps, and the displayed name. The kernel keeps the first
 /// page of an address space unmapped, so no module can have these addresses.
-pub const MARKERS: [Marker; 2] = [
-    Marker {
-        address: TRUNCATED_ADDRESS - 1,
-        len: 0x100,
-        name: "[truncated]",
-    },
-    Marker {
-        address: TABLE_FULL_ADDRESS - 1,
-        len: 0x100,
-        name: "[table full]",
-    },
-];
+pub const MARKERS: [Marker; 4] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED, IN_KERNEL];
+
+/// The pseudo-frames of heap profiles.
+pub(crate) const HEAP_MARKERS: [Marker; 2] = [TRUNCATED, TABLE_FULL];
+
+const TRUNCATED: Marker = Marker {
+    address: TRUNCATED_ADDRESS - 1,
+    len: 0x100,
+    name: "[truncated]",
+};
+
+const TABLE_FULL: Marker = Marker {
+    address: TABLE_FULL_ADDRESS - 1,
+    len: 0x100,
+    name: "[table full]",
+};
+
+const NOT_SAMPLED: Marker = Marker {
+    address: NOT_SAMPLED_ADDRESS - 1,
+    len: 0x100,
+    name: "[not sampled]",
+};
+
+const IN_KERNEL: Marker = Marker {
+    address: KERNEL_ADDRESS - 1,
+    len: 0x100,
+    name: "[kernel]",
+};
+
+/// The pseudo-frames that this project's CPU profiles have.
+pub(crate) const CPU_MARKERS: [Marker; 3] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED];
 
 /// A pseudo-frame with a reserved address; see [`MARKERS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +126,8 @@ pub enum Format {
     /// This project's dump, with its section of exact values and facts.
     #[default]
     Dump,
+    /// This project's CPU profile.
+    Cpu,
     /// gperftools or tcmalloc heap text, or a dump whose section was removed.
     HeapText,
     /// jemalloc's own `heap_v2` text.
@@ -117,6 +146,7 @@ impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Format::Dump => "heap dump",
+            Format::Cpu => "CPU profile",
             Format::HeapText => "gperftools heap text",
             Format::Jemalloc => "jemalloc heap text",
             Format::Pprof => "pprof protobuf",
@@ -325,6 +355,8 @@ pub struct Facts {
     pub leak_check: Option<LeakCheck>,
     /// The text of `/proc/PID/maps`, or its replacement.
     pub maps_text: Vec<u8>,
+    /// Of a CPU profile of this project: how it was taken.
+    pub cpu: Option<Sampling>,
 }
 
 /// A profile: stacks with values, and the known facts about their addresses.
@@ -429,7 +461,9 @@ impl Profile {
         if threads.is_empty() && losses.is_empty() {
             return;
         }
-        let names: Vec<String> = self.facts.threads.iter().map(Thread::title).collect();
+        // The kernel keeps 15 bytes; a crafted name is not copied whole for each stack.
+        let short = |thread: &Thread| thread.title().chars().take(64).collect();
+        let names: Vec<String> = self.facts.threads.iter().map(short).collect();
         let name = |number: u32| {
             let known = (number as usize)
                 .checked_sub(1)

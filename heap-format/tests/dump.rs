@@ -158,7 +158,7 @@ fn symbols_travel_in_the_dump() {
     ];
     profile.locations[1].line_count = 2;
     let back = read(&written(&profile), "x.heap").unwrap();
-    assert_eq!(back.functions[0].name, "a<b> c");
+    assert_eq!(back.functions[0].name, "a<b>\tc");
     assert_eq!(back.functions[1], profile.functions[1]);
     assert_eq!(back.lines_of(&back.locations[1]), &profile.lines[..]);
     assert!(back.lines_of(&back.locations[0]).is_empty());

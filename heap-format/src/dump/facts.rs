@@ -5,13 +5,17 @@ use std::path::PathBuf;
 
 use super::FACTS;
 use super::write::version;
+use crate::cpu;
 use crate::leaks::LeakCheck;
 use crate::maps::hex;
 use crate::moment;
 use crate::printable::is_hidden;
-use crate::profile::{BuildId, Function, IntervalPeriod, Line, MARKERS, Mapping, Profile, Thread};
+use crate::profile::{
+    BuildId, Function, HEAP_MARKERS, IntervalPeriod, Line, Location, Mapping, Marker, Profile,
+    Thread,
+};
 
-/// Appends the facts of `profile`, from the section's first line on.
+/// Appends the facts of a heap profile, from the section's first line on.
 pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
     buffer.extend_from_slice(FACTS);
     buffer.extend_from_slice(version(profile).to_string().as_bytes());
@@ -20,22 +24,19 @@ pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
     writer.origin(profile);
     writer.session(profile);
     writer.moments(profile);
-    for module in &profile.mappings {
-        writer.module(module);
-    }
-    for marker in MARKERS {
-        let range = format!("{:x} {:x} {}", marker.address, marker.len, marker.name);
-        writer.fact("marker", range.as_bytes());
-    }
-    writer.symbols(profile);
+    profile.mappings.iter().for_each(|m| writer.module(m));
+    writer.markers(&HEAP_MARKERS);
+    writer.functions(profile);
+    writer.locations(profile, |_| true);
 }
 
-struct Writer<'a> {
-    buffer: &'a mut Vec<u8>,
+/// Appends facts to a profile's text.
+pub(crate) struct Writer<'a> {
+    pub(crate) buffer: &'a mut Vec<u8>,
 }
 
 impl Writer<'_> {
-    fn fact(&mut self, name: &str, value: &[u8]) {
+    pub(crate) fn fact(&mut self, name: &str, value: &[u8]) {
         self.buffer.extend_from_slice(b"# ");
         self.buffer.extend_from_slice(name.as_bytes());
         self.buffer.push(b' ');
@@ -43,19 +44,19 @@ impl Writer<'_> {
         self.buffer.push(b'\n');
     }
 
-    fn number(&mut self, name: &str, value: Option<u64>) {
+    pub(crate) fn number(&mut self, name: &str, value: Option<u64>) {
         if let Some(value) = value {
             self.fact(name, value.to_string().as_bytes());
         }
     }
 
-    fn text(&mut self, name: &str, value: Option<&str>) {
+    pub(crate) fn text(&mut self, name: &str, value: Option<&str>) {
         if let Some(value) = value {
             self.fact(name, value.as_bytes());
         }
     }
 
-    fn origin(&mut self, profile: &Profile) {
+    pub(crate) fn origin(&mut self, profile: &Profile) {
         let facts = &profile.facts;
         self.number("pid", facts.pid.map(u64::from));
         self.text("process", facts.process.as_deref());
@@ -71,7 +72,7 @@ impl Writer<'_> {
         self.text("boot_id", facts.boot_id.as_deref());
     }
 
-    fn session(&mut self, profile: &Profile) {
+    pub(crate) fn session(&mut self, profile: &Profile) {
         let facts = &profile.facts;
         self.number("start_unix_ns", facts.start_unix_ns);
         self.number("end_unix_ns", facts.end_unix_ns);
@@ -116,7 +117,7 @@ impl Writer<'_> {
         }
     }
 
-    fn module(&mut self, m: &Mapping) {
+    pub(crate) fn module(&mut self, m: &Mapping) {
         let id = if m.build_id.is_empty() {
             "-".into()
         } else {
@@ -132,21 +133,31 @@ impl Writer<'_> {
         self.fact("module", &value);
     }
 
-    fn symbols(&mut self, profile: &Profile) {
+    pub(crate) fn markers(&mut self, markers: &[Marker]) {
+        for marker in markers {
+            let range = format!("{:x} {:x} {}", marker.address, marker.len, marker.name);
+            self.fact("marker", range.as_bytes());
+        }
+    }
+
+    pub(crate) fn functions(&mut self, profile: &Profile) {
         for f in &profile.functions {
-            let clean = |s: &str| s.replace('\t', " ");
-            let (name, system, file) = (clean(&f.name), clean(&f.system_name), clean(&f.file));
-            let value = format!("{}\t{name}\t{system}\t{file}", f.start_line);
             self.buffer.extend_from_slice(b"# function ");
-            for (i, part) in value.split('\t').enumerate() {
-                if i > 0 {
-                    self.buffer.push(b'\t');
-                }
-                escape(self.buffer, part.as_bytes());
+            self.buffer
+                .extend_from_slice(f.start_line.to_string().as_bytes());
+            for text in [&f.name, &f.system_name, &f.file] {
+                // A tab in a text is escaped.
+                self.buffer.push(b'\t');
+                escape(self.buffer, text.as_bytes());
             }
             self.buffer.push(b'\n');
         }
-        for location in profile.locations.iter().filter(|l| l.line_count > 0) {
+    }
+
+    /// The source-level frames of those locations that `of` takes.
+    pub(crate) fn locations(&mut self, profile: &Profile, of: impl Fn(&Location) -> bool) {
+        let named = profile.locations.iter().filter(|l| l.line_count > 0);
+        for location in named.filter(|l| of(l)) {
             let mut value = format!("{:x}", location.address);
             for line in profile.lines_of(location) {
                 value += &format!(" {}:{}:{}", line.function, line.line, line.column);
@@ -368,6 +379,11 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"memory" => facts.memory.extend([named()?]),
         b"leak_check" | b"leak_note" | b"leak_suppressed" => {
             LeakCheck::read(facts, name, &string(value))?;
+        }
+        _ if name.starts_with(cpu::PREFIX) => {
+            let name = &name[cpu::PREFIX.len()..];
+            let sampling = facts.cpu.get_or_insert_default();
+            cpu::fact(sampling, name, number, || string(value))?;
         }
         _ => {}
     }

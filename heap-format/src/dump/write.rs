@@ -11,7 +11,7 @@ use crate::printable::is_hidden;
 
 use super::{END, LOSSES, SIGNATURE, SIZES_APART, STACK, facts};
 use crate::detail::{Detail, FIELDS};
-use crate::profile::{MARKERS, Profile};
+use crate::profile::{HEAP_MARKERS, Profile};
 use crate::scale::weight;
 
 /// Writes `profile` as a dump.
@@ -368,7 +368,7 @@ fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3]) {
 
 /// Appends text without what acts on a terminal, which becomes `?`, but for the control
 /// characters `kept`. The facts have each path as it is.
-fn plain(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
+pub(crate) fn plain(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {
             let shown = match c {
@@ -402,7 +402,7 @@ fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
         buffer.push(b'\n');
     }
     let used = |start: u64| profile.locations.iter().any(|l| l.address == start);
-    for marker in MARKERS.iter().filter(|m| used(m.address)) {
+    for marker in HEAP_MARKERS.iter().filter(|m| used(m.address)) {
         let name = marker.name.replace(' ', "_");
         let (start, end) = (marker.address, marker.address + marker.len);
         let entry = format!("{start:08x}-{end:08x} r-xp 00000000 00:00 0 {name}\n");

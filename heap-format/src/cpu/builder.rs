@@ -1,0 +1,225 @@
+//! Building a CPU profile stack by stack.
+
+use std::collections::HashMap;
+
+use super::{KERNEL, Sampling, period};
+use crate::builder::LocationId;
+use crate::maps;
+use crate::profile::{
+    Facts, Format, Function, Line, Location, Mapping, NO_MAPPING, NOT_SAMPLED_ADDRESS, Profile,
+    TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, ValueType,
+};
+
+/// A frame of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// Code of the process, by its lookup address: the instruction itself of the leaf, or where
+    /// a signal or the kernel interrupted it; the return address minus one of its callers.
+    User(u64),
+    /// A function of the kernel, by its name.
+    Kernel(&'a str),
+    /// Outermost, in a stack that could not be unwound to its end.
+    Truncated,
+    /// Alone: samples for which a table had no room.
+    TableFull,
+    /// Alone: time for which there is no sample.
+    NotSampled,
+}
+
+/// Builds a CPU [`Profile`].
+///
+/// ```
+/// use heap_format::cpu::{CpuBuilder, Frame, Sampling};
+/// let sampling = Sampling { engine: "perf_event".into(), rate: 99, ..Sampling::default() };
+/// let mut builder = CpuBuilder::new(sampling);
+/// let frames = [Frame::Kernel("do_sys_poll"), Frame::User(0x40_1233), Frame::Truncated];
+/// let stack = frames.map(|frame| builder.location(frame));
+/// builder.stack(&stack, 3, 30_303_030, 0);
+/// let profile = builder.finish();
+/// assert_eq!(profile.values_of(0), [3, 30_303_030]);
+/// ```
+pub struct CpuBuilder {
+    profile: Profile,
+    user: HashMap<u64, u32>,
+    /// By function, its location.
+    kernel: HashMap<u32, u32>,
+    kernel_names: HashMap<String, u32>,
+}
+
+impl CpuBuilder {
+    /// An empty profile.
+    pub fn new(sampling: Sampling) -> Self {
+        let profile = Profile {
+            facts: Facts {
+                cpu: Some(sampling),
+                ..Facts::default()
+            },
+            ..Profile::default()
+        };
+        let mut builder = Self::with(profile);
+        builder.columns();
+        builder
+    }
+
+    /// Goes on with a profile that has no locations yet.
+    pub(super) fn with(profile: Profile) -> Self {
+        Self {
+            profile,
+            user: HashMap::new(),
+            kernel: HashMap::new(),
+            kernel_names: HashMap::new(),
+        }
+    }
+
+    /// The columns and the period follow from how it was taken.
+    pub(super) fn columns(&mut self) {
+        let profile = &mut self.profile;
+        let sampling = profile.facts.cpu.get_or_insert_default();
+        profile.format = Format::Cpu;
+        profile.sample_types = sampling.mode.sample_types();
+        profile.default_type = 1;
+        profile.period = period(sampling.rate);
+        profile.period_type = Some(ValueType::new(sampling.mode.name(), "nanoseconds"));
+    }
+
+    /// The location of a frame, for [`CpuBuilder::stack`]; made on first sight.
+    pub fn location(&mut self, frame: Frame) -> LocationId {
+        LocationId(match frame {
+            Frame::User(address) => self.user(address),
+            Frame::Kernel(name) => self.kernel(name),
+            Frame::Truncated => self.user(TRUNCATED_ADDRESS - 1),
+            Frame::TableFull => self.user(TABLE_FULL_ADDRESS - 1),
+            Frame::NotSampled => self.user(NOT_SAMPLED_ADDRESS - 1),
+        })
+    }
+
+    fn kernel(&mut self, name: &str) -> u32 {
+        let name = if name.is_empty() { KERNEL } else { name };
+        let function = match self.kernel_names.get(name) {
+            Some(&known) => known,
+            None => {
+                let number = self.profile.functions.len() as u32;
+                self.profile.functions.push(Function {
+                    name: name.to_owned(),
+                    ..Function::default()
+                });
+                self.kernel_names.insert(name.to_owned(), number);
+                number
+            }
+        };
+        self.of_function(function)
+    }
+
+    /// The location of a function of the kernel by its number, if there is such a function.
+    pub(super) fn kernel_function(&mut self, function: u32) -> Option<u32> {
+        let known = (function as usize) < self.profile.functions.len();
+        known.then(|| self.of_function(function))
+    }
+
+    fn of_function(&mut self, function: u32) -> u32 {
+        let profile = &mut self.profile;
+        *self.kernel.entry(function).or_insert_with(|| {
+            let first_line = profile.lines.len() as u32;
+            profile.lines.push(Line {
+                function,
+                ..Line::default()
+            });
+            push(profile, 0, first_line, 1)
+        })
+    }
+
+    pub(super) fn user(&mut self, address: u64) -> u32 {
+        let profile = &mut self.profile;
+        let known = self.user.entry(address);
+        *known.or_insert_with(|| push(profile, address, 0, 0))
+    }
+
+    /// Gives an address source-level frames.
+    pub(super) fn lines(&mut self, address: u64, lines: Vec<Line>) {
+        let number = self.user(address);
+        let location = &mut self.profile.locations[number as usize];
+        location.first_line = self.profile.lines.len() as u32;
+        location.line_count = lines.len() as u32;
+        self.profile.lines.extend(lines);
+    }
+
+    /// Adds a stack, leaf first: its samples, the time that they stand for, and from 1 on the
+    /// place of its thread in [`Facts::threads`], or 0 for none of them.
+    ///
+    /// Stacks should differ, or be of different threads; equal ones stay separate. The locations
+    /// must be this builder's: others' mean something else here, or panic.
+    pub fn stack(&mut self, locations: &[LocationId], samples: u64, ns: u64, thread: u32) {
+        let last = locations.iter().map(|location| location.0 as usize).max();
+        let known = self.profile.locations.len();
+        assert!(last < Some(known), "a location of another builder");
+        let profile = &mut self.profile;
+        let frames = locations.iter().map(|location| location.0);
+        profile.stacks.push_frames(frames);
+        self.close(samples, ns, thread);
+    }
+
+    pub(super) fn push_frame(&mut self, location: u32) {
+        self.profile.stacks.push_frame(location);
+    }
+
+    pub(super) fn close(&mut self, samples: u64, ns: u64, thread: u32) {
+        let profile = &mut self.profile;
+        profile.stacks.close();
+        let value = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        profile.values.extend([value(samples), value(ns)]);
+        profile.threads.push(thread);
+    }
+
+    /// Sets the facts; the sampling stays as it is, unless they have one. The text of the maps
+    /// becomes modules.
+    pub fn facts(&mut self, facts: Facts) {
+        let sampling = self.profile.facts.cpu.take();
+        self.profile.facts = facts;
+        let cpu = &mut self.profile.facts.cpu;
+        *cpu = cpu.take().or(sampling);
+        self.columns();
+    }
+
+    /// Adds a module of the process.
+    pub fn module(&mut self, module: Mapping) {
+        self.profile.mappings.push(module);
+    }
+
+    /// The profile, with each location assigned to its module.
+    pub fn finish(self) -> Profile {
+        let mut profile = self.profile;
+        let text = std::mem::take(&mut profile.facts.maps_text);
+        if !text.is_empty() {
+            let modules = std::mem::take(&mut profile.mappings);
+            profile.mappings = maps::with_modules(maps::parse(&text), modules);
+        }
+        maps::assign(&mut profile);
+        if !self.kernel.is_empty() {
+            let kernel = profile.mappings.len() as u32;
+            profile.mappings.push(Mapping {
+                path: KERNEL.into(),
+                ..Mapping::default()
+            });
+            for &location in self.kernel.values() {
+                profile.locations[location as usize].mapping = kernel;
+            }
+        }
+        if profile.threads.iter().all(|&thread| thread == 0) {
+            profile.threads.clear();
+        }
+        profile.label_threads();
+        profile
+    }
+}
+
+/// Appends a location without a mapping.
+fn push(profile: &mut Profile, address: u64, first_line: u32, line_count: u32) -> u32 {
+    let number = profile.locations.len() as u32;
+    profile.locations.push(Location {
+        address,
+        mapping: NO_MAPPING,
+        first_line,
+        line_count,
+    });
+    number
+}

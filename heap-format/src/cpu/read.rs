@@ -1,0 +1,111 @@
+//! Reading a CPU profile of this project.
+
+use std::io::Read;
+
+use super::builder::CpuBuilder;
+use super::{END, START, VERSION};
+use crate::dump::facts::FactsReader;
+use crate::error::Fault;
+use crate::lines::Lines;
+use crate::profile::{Line, Profile};
+use crate::scan::Scan;
+
+/// Reads the file that `lines` stands at the start of.
+pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
+    signature(lines)?;
+    let mut profile = Profile::default();
+    let mut facts = FactsReader::default();
+    let mut stacks: Option<CpuBuilder> = None;
+    let mut symbols = Vec::new();
+    while let Some(line) = lines.next()? {
+        if !line.complete {
+            return Err(truncated());
+        }
+        if line.text == END {
+            let builder = stacks.unwrap_or_else(|| started(profile, &mut facts, &mut symbols));
+            return finish(lines, builder, symbols);
+        }
+        match (line.text.strip_prefix(b"# "), &mut stacks) {
+            (Some(fact), None) => facts.line(&mut profile, fact).map_err(Fault::Here)?,
+            (Some(_), Some(_)) => return Err(Fault::here("is a fact behind the stacks")),
+            (None, stacks) => {
+                let builder = stacks.get_or_insert_with(|| {
+                    started(std::mem::take(&mut profile), &mut facts, &mut symbols)
+                });
+                stack(builder, line.text).ok_or_else(|| Fault::here("is no stack"))?;
+            }
+        }
+    }
+    Err(truncated())
+}
+
+fn truncated() -> Fault {
+    Fault::here("the file ends here: it was cut off; fetch or copy the profile again")
+}
+
+fn signature<R: Read>(lines: &mut Lines<R>) -> Result<(), Fault> {
+    let Some(line) = lines.next()?.filter(|line| line.complete) else {
+        return Err(truncated());
+    };
+    let version = line.text.strip_prefix(START).unwrap_or_default();
+    let version = std::str::from_utf8(version).ok();
+    match version.and_then(|v| v.parse::<u32>().ok()) {
+        Some(1..=VERSION) => Ok(()),
+        Some(v) => Err(Fault::here(format!(
+            "the CPU profile has version {v}, this program reads up to {VERSION}: use a newer one"
+        ))),
+        None => Err(Fault::here(
+            "the version of the CPU profile is not a number: cut off or damaged",
+        )),
+    }
+}
+
+type Symbols = Vec<(u64, Vec<Line>)>;
+
+/// The profile with all its facts, ready for stacks.
+fn started(mut profile: Profile, facts: &mut FactsReader, symbols: &mut Symbols) -> CpuBuilder {
+    profile.functions = std::mem::take(&mut facts.functions);
+    profile.mappings = std::mem::take(&mut facts.modules);
+    *symbols = std::mem::take(&mut facts.symbols);
+    // They are of heaps.
+    profile.moments.clear();
+    let mut builder = CpuBuilder::with(profile);
+    builder.columns();
+    builder
+}
+
+/// `SAMPLES NANOSECONDS THREAD FRAME …`.
+fn stack(builder: &mut CpuBuilder, text: &[u8]) -> Option<()> {
+    let mut scan = Scan::new(text);
+    let mut number = || u64::try_from(scan.blanks().int()?).ok();
+    let (samples, ns, thread) = (number()?, number()?, number()?);
+    let thread = u32::try_from(thread).ok()?;
+    while !scan.blanks().rest().is_empty() {
+        let location = match scan.literal(b"k") {
+            Some(()) => {
+                let function = u32::try_from(scan.int()?).ok()?;
+                builder.kernel_function(function)?
+            }
+            None => builder.user(scan.hex()?),
+        };
+        builder.push_frame(location);
+    }
+    builder.close(samples, ns, thread);
+    Some(())
+}
+
+fn finish<R: Read>(
+    lines: &mut Lines<R>,
+    mut builder: CpuBuilder,
+    symbols: Symbols,
+) -> Result<Profile, Fault> {
+    while let Some(line) = lines.next()? {
+        if !line.text.is_empty() {
+            return Err(Fault::here("something follows the end of the CPU profile"));
+        }
+    }
+    for (address, frames) in symbols {
+        builder.lines(address, frames);
+    }
+    Ok(builder.finish())
+}

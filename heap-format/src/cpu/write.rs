@@ -1,0 +1,102 @@
+//! Writing a CPU profile of this project.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+
+use super::{END, START, VERSION, kernel_function, write_facts};
+use crate::dump::facts::Writer;
+use crate::dump::numbers::decimal;
+use crate::profile::{CPU_MARKERS, Format, Location, Profile};
+
+/// Writes a CPU profile.
+///
+/// Promises: [`read`](crate::read()) gives back what was written, whatever the names in it.
+///
+/// Needs a profile of [`CpuBuilder`](super::CpuBuilder) or read from such a file. Others are
+/// refused: differences, those of names without addresses, and sums of different programs, in which
+/// an address has two meanings.
+pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
+    let Some(sampling) = &profile.facts.cpu else {
+        return Err(refused("no CPU profile of this project"));
+    };
+    if profile.format != Format::Cpu || profile.sample_types != sampling.mode.sample_types() {
+        return Err(refused("no CPU profile of this project"));
+    }
+    if profile.values.iter().any(|&value| value < 0) {
+        return Err(refused("a difference of profiles, which no file can hold"));
+    }
+    let frames = frames(profile)?;
+    let mut buffer = START.to_vec();
+    decimal(&mut buffer, VERSION.into());
+    buffer.push(b'\n');
+    facts(
+        profile,
+        &mut Writer {
+            buffer: &mut buffer,
+        },
+    );
+    for stack in 0..profile.stacks.len() {
+        line(profile, stack, &frames, &mut buffer);
+        if buffer.len() > 1 << 20 {
+            out.write_all(&buffer)?;
+            buffer.clear();
+        }
+    }
+    buffer.extend_from_slice(END);
+    buffer.push(b'\n');
+    out.write_all(&buffer)
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
+
+/// The text of each location, with the blank before it.
+fn frames(profile: &Profile) -> io::Result<Vec<String>> {
+    let mut seen = HashSet::new();
+    let text = |location: &Location| match kernel_function(profile, location) {
+        Some(function) => format!(" k{function}"),
+        None => format!(" {:x}", location.address),
+    };
+    let texts: Vec<String> = profile.locations.iter().map(text).collect();
+    match texts.iter().all(|text| seen.insert(text)) {
+        true => Ok(texts),
+        false => Err(refused("an address has two meanings: several programs")),
+    }
+}
+
+fn facts(profile: &Profile, writer: &mut Writer) {
+    writer.origin(profile);
+    writer.session(profile);
+    if let Some(sampling) = &profile.facts.cpu {
+        write_facts(sampling, writer);
+    }
+    let is_kernels = |location: &Location| kernel_function(profile, location).is_some();
+    let of_kernel = profile.locations.iter().find(|l| is_kernels(l));
+    for (number, module) in profile.mappings.iter().enumerate() {
+        // It comes back with the frames that are in it.
+        if of_kernel.is_none_or(|l| l.mapping as usize != number) {
+            writer.module(module);
+        }
+    }
+    writer.markers(&CPU_MARKERS);
+    writer.functions(profile);
+    writer.locations(profile, |location| !is_kernels(location));
+}
+
+/// `SAMPLES NANOSECONDS THREAD FRAME …`.
+fn line(profile: &Profile, stack: usize, frames: &[String], buffer: &mut Vec<u8>) {
+    // None is negative.
+    let values = profile.values_of(stack).iter().map(|&value| value as u64);
+    let thread = profile.threads.get(stack).copied().unwrap_or(0);
+    for (place, number) in values.chain([thread.into()]).enumerate() {
+        if place > 0 {
+            buffer.push(b' ');
+        }
+        decimal(buffer, number);
+    }
+    for &frame in profile.stacks.get(stack) {
+        buffer.extend_from_slice(frames[frame as usize].as_bytes());
+    }
+    buffer.push(b'\n');
+}
