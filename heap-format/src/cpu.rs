@@ -22,12 +22,11 @@
 //!   the function `N` of the facts, in the kernel, whose addresses say nothing elsewhere.
 
 mod builder;
-pub(crate) mod gperftools;
+pub mod gperftools;
 mod read;
 mod write;
 
 use std::fmt;
-use std::path::Path;
 
 pub use builder::{CpuBuilder, Frame};
 pub(crate) use read::read;
@@ -181,9 +180,8 @@ fn period(rate: u32) -> i64 {
 
 /// The function of the kernel that a location is, by its number: one without an address.
 fn kernel_function(profile: &Profile, location: &Location) -> Option<u32> {
-    let mapping = profile.mappings.get(location.mapping as usize)?;
     match profile.lines_of(location) {
-        [line] if location.address == 0 && mapping.path == Path::new(KERNEL) => Some(line.function),
+        [line] if location.address == 0 && profile.is_kernels(location) => Some(line.function),
         _ => None,
     }
 }

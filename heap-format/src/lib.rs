@@ -19,6 +19,7 @@
 //!
 //! Limits: at most 2³² − 1 distinct locations; lines of text up to 64 MiB.
 
+pub mod beside;
 mod builder;
 pub mod cpu;
 mod detail;

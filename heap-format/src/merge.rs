@@ -111,7 +111,7 @@ fn common_columns<'a>(
 
 /// Identity of a mapping across processes.
 #[derive(PartialEq, Eq, Hash)]
-struct MappingKey {
+pub(crate) struct MappingKey {
     /// In whole pages, since writers round differently.
     pages: u64,
     offset: u64,
@@ -121,7 +121,7 @@ struct MappingKey {
 }
 
 impl MappingKey {
-    fn new(m: &Mapping) -> Self {
+    pub(crate) fn new(m: &Mapping) -> Self {
         let path = if m.build_id.is_empty() {
             m.path.clone()
         } else {

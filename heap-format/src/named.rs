@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 
-use crate::profile::{Format, Function, Line, Location, NO_MAPPING, Profile, ValueType};
+use crate::cpu::KERNEL;
+use crate::profile::{Format, Function, Line, Location, Mapping, NO_MAPPING, Profile, ValueType};
 
 /// Builds a profile from stacks of names.
 pub(crate) struct NamedBuilder {
     pub(crate) profile: Profile,
-    known: HashMap<Vec<u8>, u32>,
+    /// By name, and whether it is of the kernel.
+    known: HashMap<(Vec<u8>, bool), u32>,
 }
 
 impl NamedBuilder {
@@ -27,20 +29,30 @@ impl NamedBuilder {
 
     /// Adds a stack, leaf first, with its values.
     pub(crate) fn stack<'a>(&mut self, names: impl Iterator<Item = &'a [u8]>, values: &[i64]) {
-        for name in names {
-            let number = self.location(name);
-            self.profile.stacks.push_frame(number);
-        }
-        self.profile.stacks.close();
+        self.stack_of(names.map(|name| (name, false)));
         self.profile.values.extend_from_slice(values);
     }
 
-    fn location(&mut self, name: &[u8]) -> u32 {
-        if let Some(&number) = self.known.get(name) {
+    /// Adds a stack, leaf first, without its values: names, and whether each is the kernel's.
+    pub(crate) fn stack_of<'a>(&mut self, frames: impl Iterator<Item = (&'a [u8], bool)>) {
+        for (name, kernel) in frames {
+            let number = self.location(name, kernel);
+            self.profile.stacks.push_frame(number);
+        }
+        self.profile.stacks.close();
+    }
+
+    fn location(&mut self, name: &[u8], kernel: bool) -> u32 {
+        let key = (name.to_vec(), kernel);
+        if let Some(&number) = self.known.get(&key) {
             return number;
         }
         let number = self.profile.locations.len() as u32;
-        self.known.insert(name.to_vec(), number);
+        self.known.insert(key, number);
+        let mapping = match kernel {
+            true => self.kernel(),
+            false => NO_MAPPING,
+        };
         let shown = String::from_utf8_lossy(name).into_owned();
         self.profile.functions.push(Function {
             name: shown,
@@ -52,10 +64,21 @@ impl NamedBuilder {
         });
         self.profile.locations.push(Location {
             address: 0,
-            mapping: NO_MAPPING,
+            mapping,
             first_line: number,
             line_count: 1,
         });
         number
+    }
+
+    /// The mapping of the kernel, made on first sight.
+    fn kernel(&mut self) -> u32 {
+        if self.profile.mappings.is_empty() {
+            self.profile.mappings.push(Mapping {
+                path: KERNEL.into(),
+                ..Mapping::default()
+            });
+        }
+        0
     }
 }

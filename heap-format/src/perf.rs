@@ -1,5 +1,9 @@
 //! Reading the text that `perf script` prints.
+//!
+//! Each event is a column of its own: what one counts is no part of what another does. Events of
+//! clocks, whose periods are nanoseconds, are one column of CPU time.
 
+use std::collections::HashMap;
 use std::io::Read;
 
 use crate::error::Fault;
@@ -22,6 +26,8 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
 /// The head of a sample.
 struct Event<'a> {
     command: &'a [u8],
+    /// With its modifiers: `cycles:u`.
+    name: &'a [u8],
     period: Option<i64>,
     /// The only frame, when it stands on the same line.
     frame: Option<&'a [u8]>,
@@ -59,6 +65,7 @@ fn event(line: &[u8]) -> Option<Event<'_>> {
         .filter(|tail| frame(tail).is_some());
     Some(Event {
         command,
+        name: &name[..name.len() - 1],
         period,
         frame,
     })
@@ -81,11 +88,18 @@ fn split_at_process(line: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-/// The name of a frame `HEX symbol+0xOFFSET (module)`.
-fn frame(line: &[u8]) -> Option<&[u8]> {
+/// A frame `HEX symbol+0xOFFSET (module)`.
+#[derive(Clone, Copy)]
+struct FrameText<'a> {
+    name: &'a [u8],
+    /// Whether it is the kernel's.
+    kernel: bool,
+}
+
+fn frame(line: &[u8]) -> Option<FrameText<'_>> {
     let line = line.trim_ascii();
     let mut scan = Scan::new(line);
-    scan.hex()?;
+    let address = scan.hex()?;
     let rest = scan.rest();
     if !rest.starts_with(b" ") {
         return None;
@@ -101,62 +115,154 @@ fn frame(line: &[u8]) -> Option<&[u8]> {
         None => symbol,
     };
     let unknown = symbol.is_empty() || symbol == b"[unknown]";
-    Some(if unknown {
-        module.rsplit(|&c| c == b'/').next().unwrap_or(module)
-    } else {
-        symbol
+    Some(FrameText {
+        name: match unknown {
+            true => module.rsplit(|&c| c == b'/').next().unwrap_or(module),
+            false => symbol,
+        },
+        // The upper half of the addresses, but for a page that programs see.
+        kernel: address >> 63 == 1 && module != b"[vsyscall]",
     })
 }
 
 /// Reads all samples.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
-    let columns = vec![
-        ValueType::new("samples", "count"),
-        ValueType::new("period", "count"),
-    ];
-    let mut builder = NamedBuilder::new(Format::PerfScript, columns);
-    builder.profile.default_type = 0;
-    let mut open: Option<Open> = None;
+    let mut reader = Reader {
+        // The values are put in when all events are known.
+        builder: NamedBuilder::new(Format::PerfScript, vec![ValueType::new("samples", "count")]),
+        samples: Vec::new(),
+        events: Vec::new(),
+        numbers: HashMap::new(),
+        open: None,
+    };
     while let Some(line) = lines.next()? {
-        let text = line.text;
-        if text.starts_with(b"#") {
-            continue;
-        }
-        if text.trim_ascii().is_empty() {
-            close(&mut builder, open.take());
-        } else if let Some(event) = event(text) {
-            close(&mut builder, open.take());
-            let mut sample = Open {
-                command: event.command.to_vec(),
-                period: event.period.unwrap_or(1),
-                frames: Vec::new(),
-            };
-            sample
-                .frames
-                .extend(event.frame.and_then(frame).map(<[u8]>::to_vec));
-            open = Some(sample);
-        } else {
-            let name = frame(text).ok_or_else(|| Fault::here("is neither an event nor a frame"))?;
-            let sample = open
-                .as_mut()
-                .ok_or_else(|| Fault::here("is a frame without an event"))?;
-            sample.frames.push(name.to_vec());
-        }
+        reader.line(line.text)?;
     }
-    close(&mut builder, open);
-    Ok(builder.profile)
+    reader.close();
+    Ok(reader.finish())
 }
+
+/// More events than anybody records at once: each has a column.
+const MOST_EVENTS: usize = 16;
 
 /// A sample whose frames are being read.
 struct Open {
     command: Vec<u8>,
-    period: i64,
-    frames: Vec<Vec<u8>>,
+    event: usize,
+    period: Option<i64>,
+    frames: Vec<(Vec<u8>, bool)>,
 }
 
-fn close(builder: &mut NamedBuilder, sample: Option<Open>) {
-    if let Some(sample) = sample {
-        let names = sample.frames.iter().chain([&sample.command]);
-        builder.stack(names.map(Vec::as_slice), &[1, sample.period]);
+struct Reader {
+    builder: NamedBuilder,
+    /// Event and period of each stack.
+    samples: Vec<(usize, Option<i64>)>,
+    /// Names of events, without modifiers.
+    events: Vec<String>,
+    numbers: HashMap<Vec<u8>, usize>,
+    open: Option<Open>,
+}
+
+impl Reader {
+    fn line(&mut self, text: &[u8]) -> Result<(), Fault> {
+        if text.starts_with(b"#") {
+            return Ok(());
+        }
+        if text.trim_ascii().is_empty() {
+            self.close();
+        } else if let Some(event) = event(text) {
+            self.close();
+            let frames = event.frame.and_then(frame);
+            self.open = Some(Open {
+                command: event.command.to_vec(),
+                event: self.event(event.name)?,
+                period: event.period,
+                frames: frames.iter().map(|f| (f.name.to_vec(), f.kernel)).collect(),
+            });
+        } else {
+            let frame =
+                frame(text).ok_or_else(|| Fault::here("is neither an event nor a frame"))?;
+            let sample = self
+                .open
+                .as_mut()
+                .ok_or_else(|| Fault::here("is a frame without an event"))?;
+            sample.frames.push((frame.name.to_vec(), frame.kernel));
+        }
+        Ok(())
     }
+
+    /// The number of an event: of `cycles:u` and `cpu/cycles/P` that of `cycles`.
+    fn event(&mut self, name: &[u8]) -> Result<usize, Fault> {
+        if let Some(&number) = self.numbers.get(name) {
+            return Ok(number);
+        }
+        let plain = name.strip_prefix(b"cpu/").unwrap_or(name);
+        let end = plain.iter().position(|&c| c == b'/').unwrap_or(plain.len());
+        let plain = String::from_utf8_lossy(without_modifiers(&plain[..end])).into_owned();
+        let known = self.events.iter().position(|event| *event == plain);
+        let number = known.unwrap_or(self.events.len());
+        if number == MOST_EVENTS {
+            let what = format!("has one more event than the {MOST_EVENTS} that can be told apart");
+            return Err(Fault::here(what));
+        }
+        if known.is_none() {
+            self.events.push(plain);
+        }
+        self.numbers.insert(name.to_vec(), number);
+        Ok(number)
+    }
+
+    fn close(&mut self) {
+        let Some(sample) = self.open.take() else {
+            return;
+        };
+        let command = (sample.command.as_slice(), false);
+        let frames = sample
+            .frames
+            .iter()
+            .map(|(name, kernel)| (name.as_slice(), *kernel));
+        self.builder.stack_of(frames.chain([command]));
+        self.samples.push((sample.event, sample.period));
+    }
+
+    fn finish(self) -> Profile {
+        let mut profile = self.builder.profile;
+        let given = self.samples.iter().all(|(_, period)| period.is_some());
+        let clocks = self.events.iter().all(|event| is_clock(event));
+        let columns: Vec<ValueType> = match (given, clocks) {
+            _ if self.samples.is_empty() => Vec::new(),
+            // Nothing tells how much a sample stands for.
+            (false, _) => Vec::new(),
+            (true, true) => vec![ValueType::new("cpu", "nanoseconds")],
+            (true, false) => self
+                .events
+                .iter()
+                .map(|e| ValueType::new(e, "count"))
+                .collect(),
+        };
+        let width = columns.len();
+        profile.values.clear();
+        for (event, period) in self.samples {
+            profile.values.push(1);
+            let column = if width == 1 { 0 } else { event };
+            let value = |c| if c == column { period.unwrap_or(0) } else { 0 };
+            profile.values.extend((0..width).map(value));
+        }
+        profile.default_type = usize::from(clocks && width == 1);
+        profile.sample_types.extend(columns);
+        profile
+    }
+}
+
+/// A name without `:u`, `:ppp` and the like behind it; a tracepoint's `:` stays.
+fn without_modifiers(name: &[u8]) -> &[u8] {
+    match name.iter().rposition(|&c| c == b':') {
+        Some(at) if name[at + 1..].iter().all(|c| b"ukhGHpPSDeWIb".contains(c)) => &name[..at],
+        _ => name,
+    }
+}
+
+/// Whether the period of an event is nanoseconds of CPU time.
+fn is_clock(event: &str) -> bool {
+    matches!(event, "cpu-clock" | "task-clock")
 }

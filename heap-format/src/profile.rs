@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::cpu::Sampling;
+use crate::cpu::{KERNEL, Sampling};
 use crate::detail::Detail;
 use crate::leaks::{LeakCheck, Lost};
 use crate::moment::Moment;
@@ -425,6 +425,25 @@ impl Profile {
     /// Column of the sample type called `kind`.
     pub fn type_index(&self, kind: &str) -> Option<usize> {
         self.sample_types.iter().position(|t| t.kind == kind)
+    }
+
+    /// Whether its values are of memory: bytes or objects.
+    pub fn is_of_memory(&self) -> bool {
+        let memory = |t: &ValueType| t.unit == "bytes" || t.kind.ends_with("objects");
+        self.sample_types.iter().any(memory)
+    }
+
+    /// Column of time: that of nanoseconds.
+    pub fn time_column(&self) -> Option<usize> {
+        self.sample_types
+            .iter()
+            .position(|t| t.unit == "nanoseconds")
+    }
+
+    /// Whether a location is a function of the kernel.
+    pub fn is_kernels(&self, location: &Location) -> bool {
+        let mapping = self.mappings.get(location.mapping as usize);
+        mapping.is_some_and(|m| m.path == Path::new(KERNEL))
     }
 
     /// The source-level frames of a location, innermost first.

@@ -27,8 +27,15 @@ const PAIRS: [(&str, &str); 3] = [
 ///
 /// This project's dumps carry them; elsewhere those of each stack are taken as
 /// if it had objects of one size.
+///
+/// In profiles of time each sample is taken for independent of the others and as heavy as the others
+/// of its stack. Those taken at regular intervals vary less.
 pub fn fill(profile: &mut Profile) {
     profile.variances.clear();
+    if let Some(columns) = of_samples(profile) {
+        profile.variances = time(profile, columns);
+        return;
+    }
     let exact = profile.format == Format::Dump && profile.period == 1;
     let bytes = (profile.period_type.as_ref()).is_none_or(|t| t.unit == "bytes");
     let pairs: Vec<(usize, usize)> = PAIRS
@@ -49,6 +56,25 @@ pub fn fill(profile: &mut Profile) {
         }
     }
     profile.variances = variances;
+}
+
+/// The columns of samples and of time, if the profile has these alone.
+fn of_samples(profile: &Profile) -> Option<(usize, usize)> {
+    let samples = profile.type_index("samples")?;
+    let time = profile.time_column()?;
+    (profile.sample_types.len() == 2).then_some((samples, time))
+}
+
+/// Of `n` samples that stand for `t`: that of their number is `n`, so that of the time `t² / n`.
+fn time(profile: &Profile, (samples, time): (usize, usize)) -> Vec<f64> {
+    let mut variances = vec![0.0; profile.values.len()];
+    for (values, row) in profile.values.chunks(2).zip(variances.chunks_mut(2)) {
+        let (n, t) = (values[samples] as f64, values[time] as f64);
+        if n > 0.0 {
+            (row[samples], row[time]) = (n, finite(t * t / n));
+        }
+    }
+    variances
 }
 
 /// Variances of objects and bytes of a stack.

@@ -150,10 +150,73 @@ fn perf_script_text_is_read() {
         my prog 12 123.5: cycles: \n\t 55d0 do work(int)+0x20 (/usr/bin/my prog)\n";
     let profile = read(text.as_bytes(), "perf.txt").unwrap();
     assert_eq!(profile.format, Format::PerfScript);
-    assert_eq!(profile.values, [1, 250_000, 1, 1]);
+    // The period is missing once: what the samples stand for is not known.
+    assert_eq!(
+        (profile.sample_types.len(), &profile.values[..]),
+        (1, &[1, 1][..])
+    );
     let names: Vec<&str> = profile.functions.iter().map(|f| f.name.as_str()).collect();
     assert_eq!(names, ["do work(int)", "libc.so.6", "my prog"]);
     assert_eq!(profile.stacks.get(1).len(), 2);
+}
+
+/// What `perf script` prints of samples of these events, each with its period.
+fn perf_script(events: &[(&str, i64)]) -> Profile {
+    let sample = |&(event, period): &(&str, i64)| {
+        format!(
+            "prog 7 [000] 12.5: {period:>10} {event}: \n\
+             \tffffffff81000010 do_fault+0x10 ([kernel.kallsyms])\n\
+             \t  55d0 work+0x1 (/usr/bin/prog)\n\n"
+        )
+    };
+    let text: String = events.iter().map(sample).collect();
+    read(text.as_bytes(), "perf.txt").unwrap()
+}
+
+fn columns(profile: &Profile) -> Vec<(&str, &str)> {
+    let types = profile.sample_types.iter();
+    types.map(|t| (t.kind.as_str(), t.unit.as_str())).collect()
+}
+
+#[test]
+fn periods_of_clocks_are_cpu_time() {
+    let profile = perf_script(&[("cpu-clock:uhpppH", 10_101_010), ("task-clock", 5)]);
+    assert_eq!(
+        columns(&profile),
+        [("samples", "count"), ("cpu", "nanoseconds")]
+    );
+    assert_eq!(profile.values, [1, 10_101_010, 1, 5]);
+    assert_eq!(profile.default_type, 1);
+}
+
+#[test]
+fn events_that_count_other_things_are_kept_apart() {
+    let events = [
+        ("cycles:P", 700),
+        ("cpu/instructions/u", 300),
+        ("cpu/cycles/", 50),
+    ];
+    let profile = perf_script(&events);
+    let expected = [
+        ("samples", "count"),
+        ("cycles", "count"),
+        ("instructions", "count"),
+    ];
+    assert_eq!(columns(&profile), expected);
+    assert_eq!(profile.values, [1, 700, 0, 1, 0, 300, 1, 50, 0]);
+    assert_eq!(profile.default_type, 0);
+    let switches = perf_script(&[("sched:sched_switch", 1)]);
+    assert_eq!(columns(&switches)[1], ("sched:sched_switch", "count"));
+}
+
+#[test]
+fn frames_of_the_kernel_are_known_by_their_addresses() {
+    let profile = perf_script(&[("cpu-clock", 1)]);
+    let frames = profile.stacks.get(0).iter();
+    let kernel: Vec<bool> = frames
+        .map(|&f| profile.is_kernels(&profile.locations[f as usize]))
+        .collect();
+    assert_eq!(kernel, [true, false, false]);
 }
 
 #[test]

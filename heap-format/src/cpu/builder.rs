@@ -207,7 +207,7 @@ impl CpuBuilder {
         if profile.threads.iter().all(|&thread| thread == 0) {
             profile.threads.clear();
         }
-        profile.label_threads();
+        profile.label_stacks();
         profile
     }
 }

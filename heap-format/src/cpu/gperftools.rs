@@ -6,7 +6,11 @@
 //! 0 1 0                     end
 //! ```
 
+mod write;
+
 use std::collections::HashMap;
+
+pub use write::write;
 
 use crate::builder::intern;
 use crate::error::Fault;

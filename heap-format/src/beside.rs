@@ -1,0 +1,149 @@
+//! A CPU profile beside a heap profile of the same process.
+
+use std::collections::HashMap;
+
+use crate::detail::Detail;
+use crate::merge::MappingKey;
+use crate::profile::{Label, LabelValue, Line, Location, NO_MAPPING, Profile};
+
+/// Key of the label that tells the stacks of the CPU profile, whose value is [`CPU`].
+pub const PROFILE_LABEL: &str = "profile";
+/// Value of [`PROFILE_LABEL`].
+pub const CPU: &str = "cpu";
+
+/// The stacks of both, with the columns of both, each zero in the other's: those of the heap profile
+/// as they were, behind them those of the CPU profile, with [`PROFILE_LABEL`].
+///
+/// What is known of the heap's session stays; of the CPU profile's there is
+/// [`Facts::cpu`](crate::Facts::cpu). Equal modules, functions and locations become one.
+pub fn beside(mut heap: Profile, cpu: &Profile) -> Profile {
+    let (old, new) = (heap.sample_types.len(), cpu.sample_types.len());
+    widen(&mut heap.values, old, new, 0);
+    widen(&mut heap.variances, old, new, 0.0);
+    heap.sample_types.extend_from_slice(&cpu.sample_types);
+    heap.facts.cpu.clone_from(&cpu.facts.cpu);
+    let locations = locations(&mut heap, cpu);
+    let stacks = heap.stacks.len();
+    let mut labels = cpu.labels.iter().peekable();
+    for (number, frames) in cpu.stacks.iter().enumerate() {
+        let frames = frames.iter().map(|&f| locations[f as usize]);
+        heap.stacks.push_frames(frames);
+        heap.stacks.close();
+        heap.values.extend(std::iter::repeat_n(0, old));
+        heap.values.extend_from_slice(cpu.values_of(number));
+        let stack = (stacks + number) as u32;
+        while let Some(label) = labels.next_if(|l| l.stack as usize == number) {
+            heap.labels.push(Label {
+                stack,
+                ..label.clone()
+            });
+        }
+        heap.labels.push(Label {
+            stack,
+            key: PROFILE_LABEL.to_owned(),
+            value: LabelValue::Text(CPU.to_owned()),
+        });
+    }
+    if heap.details.len() == stacks {
+        heap.details.resize(heap.stacks.len(), Detail::default());
+    }
+    if heap.block_sizes.len() == stacks {
+        heap.block_sizes.resize(heap.stacks.len(), 0);
+    }
+    if !heap.threads.is_empty() {
+        heap.threads.resize(heap.stacks.len(), 0);
+    }
+    if !heap.variances.is_empty() {
+        for number in 0..cpu.stacks.len() {
+            let own = cpu.variances.get(number * new..(number + 1) * new);
+            heap.variances.extend(std::iter::repeat_n(0.0, old));
+            match own {
+                Some(own) => heap.variances.extend_from_slice(own),
+                None => heap.variances.extend(std::iter::repeat_n(0.0, new)),
+            }
+        }
+    }
+    heap
+}
+
+/// For each stack whether it is of the CPU profile; empty if the profile is not of both.
+pub fn stacks(profile: &Profile) -> Vec<bool> {
+    let mut stacks = Vec::new();
+    for label in profile.labels.iter().filter(|l| l.key == PROFILE_LABEL) {
+        stacks.resize(profile.stacks.len(), false);
+        if let Some(stack) = stacks.get_mut(label.stack as usize) {
+            *stack = label.value == LabelValue::Text(CPU.to_owned());
+        }
+    }
+    stacks
+}
+
+/// Appends `new` columns to rows of `old` ones.
+fn widen<T: Copy>(rows: &mut Vec<T>, old: usize, new: usize, zero: T) {
+    let mut wide = Vec::with_capacity(rows.len() / old.max(1) * (old + new));
+    for row in rows.chunks(old.max(1)) {
+        wide.extend_from_slice(row);
+        wide.extend(std::iter::repeat_n(zero, new));
+    }
+    *rows = wide;
+}
+
+/// Adds what the locations of `cpu` need, and gives for each its number in `heap`.
+fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
+    let mut known: HashMap<MappingKey, u32> = HashMap::new();
+    for (number, mapping) in heap.mappings.iter().enumerate() {
+        known
+            .entry(MappingKey::new(mapping))
+            .or_insert(number as u32);
+    }
+    // A module that lies elsewhere is another: addresses stay what they are.
+    let same =
+        |heap: &Profile, number: u32, start: u64| heap.mappings[number as usize].start == start;
+    let mut mappings = Vec::with_capacity(cpu.mappings.len());
+    for mapping in &cpu.mappings {
+        let found = known.get(&MappingKey::new(mapping)).copied();
+        mappings.push(
+            found
+                .filter(|&n| same(heap, n, mapping.start))
+                .unwrap_or_else(|| {
+                    heap.mappings.push(mapping.clone());
+                    heap.mappings.len() as u32 - 1
+                }),
+        );
+    }
+    let first_function = heap.functions.len() as u32;
+    heap.functions.extend_from_slice(&cpu.functions);
+    let mut places: HashMap<(u32, u64), u32> = HashMap::new();
+    for (number, l) in heap
+        .locations
+        .iter()
+        .enumerate()
+        .filter(|(_, l)| l.address != 0)
+    {
+        places.insert((l.mapping, l.address), number as u32);
+    }
+    let mut numbers = Vec::with_capacity(cpu.locations.len());
+    for location in &cpu.locations {
+        let mapping = match location.mapping {
+            NO_MAPPING => NO_MAPPING,
+            number => mappings[number as usize],
+        };
+        if let Some(&number) = places.get(&(mapping, location.address)) {
+            numbers.push(number);
+            continue;
+        }
+        let first_line = heap.lines.len() as u32;
+        heap.lines
+            .extend(cpu.lines_of(location).iter().map(|l| Line {
+                function: first_function + l.function,
+                ..*l
+            }));
+        numbers.push(heap.locations.len() as u32);
+        heap.locations.push(Location {
+            mapping,
+            first_line,
+            ..*location
+        });
+    }
+    numbers
+}

@@ -1,0 +1,175 @@
+//! Writing gperftools' binary CPU profile.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+
+use crate::cpu::kernel_function;
+use crate::dump::write::plain;
+use crate::profile::{KERNEL_ADDRESS, MARKERS, Mapping, NOT_SAMPLED_ADDRESS, Profile, marker_at};
+
+/// The period of profiles that do not tell theirs: that of gperftools.
+const PERIOD_US: u64 = 10_000;
+
+/// Writes a CPU profile in the format of gperftools.
+///
+/// Promises: gperftools' and Go's pprof read the profile's time, and that of each subtree of the
+/// call tree to within a period: the format counts periods, so a stack gets as many as make the
+/// sum of all before it right. A profile read from this format is written with its own counts.
+///
+/// Functions of the kernel become one pseudo-frame, since there are only addresses, and threads
+/// are not told apart.
+///
+/// Needs a column of nanoseconds, none of them below zero, and addresses; other profiles are
+/// refused.
+pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
+    let Some(column) = profile.time_column() else {
+        return Err(refused(
+            "it is no CPU profile: it has no column of nanoseconds",
+        ));
+    };
+    if profile.values.iter().any(|&value| value < 0) {
+        return Err(refused("it is a difference, which the format cannot hold"));
+    }
+    let period_us = period_us(profile);
+    let frames = frames(profile)?;
+    let counts = counts(profile, column, &frames, period_us.saturating_mul(1000));
+    let mut text = Vec::new();
+    words(&mut text, [0, 3, 0, period_us, 0]);
+    for (stack, count) in &counts {
+        words(&mut text, [*count, stack.len() as u64]);
+        // They were sorted from the root on.
+        words(&mut text, stack.iter().rev().copied());
+    }
+    let padded = pad(&mut text, counts.keys());
+    words(&mut text, [0, 1, 0]);
+    maps(profile, counts.keys().flatten().chain(&padded), &mut text);
+    out.write_all(&text)
+}
+
+fn refused(why: &str) -> io::Error {
+    let what = format!("gperftools' format cannot hold this profile: {why}");
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
+
+fn words(out: &mut Vec<u8>, words: impl IntoIterator<Item = u64>) {
+    words
+        .into_iter()
+        .for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
+}
+
+fn period_us(profile: &Profile) -> u64 {
+    let of_time = profile
+        .period_type
+        .as_ref()
+        .is_some_and(|t| t.unit == "nanoseconds");
+    match u64::try_from(profile.period) {
+        Ok(ns) if of_time && ns > 0 => (ns / 1000).max(1),
+        _ => PERIOD_US,
+    }
+}
+
+/// The lookup address of each location.
+fn frames(profile: &Profile) -> io::Result<Vec<u64>> {
+    let mut addresses = Vec::with_capacity(profile.locations.len());
+    for location in &profile.locations {
+        addresses.push(match kernel_function(profile, location) {
+            Some(_) => KERNEL_ADDRESS - 1,
+            None if location.address == 0 && location.line_count > 0 => {
+                return Err(refused("it has names without addresses"));
+            }
+            None => location.address,
+        });
+    }
+    Ok(addresses)
+}
+
+/// The stacks, from the root on as the format has their addresses, with the number of their
+/// periods; those without any are left out.
+fn counts(
+    profile: &Profile,
+    column: usize,
+    addresses: &[u64],
+    period_ns: u64,
+) -> BTreeMap<Vec<u64>, u64> {
+    let mut times: BTreeMap<Vec<u64>, u128> = BTreeMap::new();
+    for (stack, locations) in profile.stacks.iter().enumerate() {
+        // None is negative.
+        let ns = profile.values_of(stack)[column] as u128;
+        *times.entry(path(locations, addresses)).or_default() += ns;
+    }
+    // A subtree of the call tree is a range of this order.
+    let (mut sum, mut given) = (0u128, 0u128);
+    let count = |(stack, ns)| {
+        sum += ns;
+        let periods = (sum + u128::from(period_ns) / 2) / u128::from(period_ns);
+        let count = periods - given;
+        given = periods;
+        (stack, u64::try_from(count).unwrap_or(u64::MAX))
+    };
+    let counts = times.into_iter().map(count);
+    counts.filter(|(_, count)| *count > 0).collect()
+}
+
+/// A stack from the root on, with return addresses for all but its leaf; never empty.
+fn path(locations: &[u32], addresses: &[u64]) -> Vec<u64> {
+    let lookups = locations
+        .iter()
+        .map(|&location| addresses[location as usize]);
+    let mut stack: Vec<u64> = lookups.collect();
+    stack.dedup_by(|a, b| a == b && *a == KERNEL_ADDRESS - 1);
+    if stack.is_empty() {
+        stack.push(NOT_SAMPLED_ADDRESS - 1);
+    }
+    stack[1..]
+        .iter_mut()
+        .for_each(|address| *address = address.wrapping_add(1));
+    stack.reverse();
+    stack
+}
+
+/// Readers take a second frame that nearly all stacks share for the signal handler's, and leave
+/// it out: one of 32 records that differ from it, of no samples, keep them from that. Returns the
+/// address in these.
+fn pad<'a>(out: &mut Vec<u8>, stacks: impl ExactSizeIterator<Item = &'a Vec<u64>>) -> Option<u64> {
+    let all = stacks.len();
+    let mut seconds: HashMap<u64, usize> = HashMap::new();
+    for stack in stacks {
+        if let Some(at) = stack.len().checked_sub(2) {
+            *seconds.entry(stack[at]).or_default() += 1;
+        }
+    }
+    let most = seconds.into_values().max().unwrap_or(0);
+    let padding = NOT_SAMPLED_ADDRESS - 1;
+    let shared = most > 0 && most >= all - all / 32;
+    shared.then(|| {
+        (0..=all / 31).for_each(|_| words(out, [0, 1, padding]));
+        padding
+    })
+}
+
+/// The maps, with ranges for the pseudo-frames that are used.
+fn maps<'a>(profile: &Profile, addresses: impl Iterator<Item = &'a u64>, out: &mut Vec<u8>) {
+    let is_code = |m: &&Mapping| m.start < m.end && marker_at(m.start).is_none();
+    for m in profile.mappings.iter().filter(is_code) {
+        let range = format!(
+            "{:x}-{:x} r-xp {:08x} 00:00 0 ",
+            m.start, m.end, m.file_offset
+        );
+        out.extend_from_slice(range.as_bytes());
+        // A newline in a path would start another entry.
+        plain(out, m.path.as_os_str().as_bytes(), b"");
+        out.push(b'\n');
+    }
+    let mut used = [false; MARKERS.len()];
+    for marker in addresses.filter_map(|&address| marker_at(address)) {
+        let number = MARKERS.iter().position(|m| m == marker);
+        number.into_iter().for_each(|number| used[number] = true);
+    }
+    for (marker, _) in MARKERS.iter().zip(used).filter(|(_, used)| *used) {
+        let (start, end) = (marker.address, marker.address + marker.len);
+        let name = marker.name.replace(' ', "_");
+        let entry = format!("{start:08x}-{end:08x} r-xp 00000000 00:00 0 {name}\n");
+        out.extend_from_slice(entry.as_bytes());
+    }
+}
