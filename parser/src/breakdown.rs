@@ -55,7 +55,7 @@ pub fn by_size(view: &View) -> Option<BySize> {
         return None;
     }
     let mut sizes = BySize::new();
-    for (stack, _, _) in view.stacks() {
+    for (stack, _, _) in view.stacks().filter(|&(s, _, _)| !view.is_beside(s)) {
         let class = size_class(profile, stack);
         sizes.entry(class).or_default().add(profile, stack);
     }
@@ -137,7 +137,7 @@ pub fn by_function(view: &View, nodes: &Nodes) -> BTreeMap<u32, Owner> {
     let profile = view.profile();
     let sized = knows_sizes(profile);
     let mut functions: BTreeMap<u32, Owner> = BTreeMap::new();
-    for (stack, _, frames) in view.stacks() {
+    for (stack, _, frames) in view.stacks().filter(|&(s, _, _)| !view.is_beside(s)) {
         let Some(entry) = allocating(view, nodes, frames) else {
             continue;
         };

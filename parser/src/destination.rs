@@ -48,7 +48,7 @@ impl Destination {
 pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
     let name = dump.file_name().unwrap_or(dump.as_os_str());
     let mut stem = Path::new(name);
-    for known in ["gz", "heap", "pb", "prof", "folded", "txt"] {
+    for known in ["gz", "heap", "cpu", "pb", "prof", "folded", "txt"] {
         if stem.extension().is_some_and(|e| e == known) {
             stem = Path::new(stem.file_stem().unwrap_or(name));
         }

@@ -67,7 +67,7 @@ pub mod view;
 
 pub use measure::is_unit;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use heap_format::printable;
 
 use combine::Combined;
@@ -113,6 +113,13 @@ pub fn select(combined: Combined, options: &Options) -> Result<Selection> {
 /// Renders an output.
 pub fn render(selection: &Selection, output: &Output, options: &Options) -> Result<Vec<u8>> {
     let Selection { view, series, .. } = selection;
+    let Format { flag, needs, .. } = output.format();
+    if let (true, Some(sampling)) = (needs.memory, &view.profile().facts.cpu) {
+        bail!(
+            "--{flag} is of memory, and this is a profile of {}: give it a dump (.heap)",
+            sampling.mode
+        );
+    }
     let report = match output.format().render {
         Render::Conversion(convert) => return convert(&view.materialize()),
         Render::Report(report) => report,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
 use heap_format::merge::Base;
-use heap_format::{Profile, ReadError, maps, printable};
+use heap_format::{Profile, ReadError, beside, maps, printable};
 use symbols::demangle::Style;
 
 use crate::combine::{self, Combined};
@@ -132,7 +132,63 @@ fn can_name(sources: &Sources, dumps: &[Profile]) -> bool {
     sources.binary.is_some() || elsewhere || dumps.iter().all(program::is_symbolized)
 }
 
+/// Combines the dumps, CPU profiles beside the others where the format takes both.
 fn combined(
+    sources: &Sources,
+    needs: &Needs,
+    dumps: Vec<Profile>,
+    warn: &mut dyn FnMut(String),
+) -> Result<Combined> {
+    let is_cpus = |profile: &Profile| profile.facts.cpu.is_some();
+    let both = dumps.iter().any(is_cpus) && !dumps.iter().all(is_cpus);
+    if !both {
+        return of_one_kind(sources, needs, dumps, warn);
+    }
+    let read = dumps.into_iter().zip(sources.dumps.iter().cloned());
+    let (cpu, heap): (Vec<_>, Vec<_>) = read.partition(|(profile, _)| is_cpus(profile));
+    check_beside(sources, needs, &heap, &cpu)?;
+    let mut combine = |part: Vec<(Profile, PathBuf)>| {
+        let (profiles, files) = part.into_iter().unzip();
+        let sources = Sources {
+            dumps: files,
+            ..sources.clone()
+        };
+        of_one_kind(&sources, needs, profiles, warn)
+    };
+    let (heap, cpu) = (combine(heap)?, combine(cpu)?);
+    Ok(Combined {
+        profile: beside::beside(heap.profile, &cpu.profile),
+        series: heap.series,
+    })
+}
+
+/// Refuses a CPU profile beside a heap profile where that makes no sense.
+fn check_beside(
+    sources: &Sources,
+    needs: &Needs,
+    heap: &[(Profile, PathBuf)],
+    cpu: &[(Profile, PathBuf)],
+) -> Result<()> {
+    let [(heap, heap_file), (cpu, cpu_file)] = [&heap[0], &cpu[0]];
+    let (a, b) = (printable::path(heap_file), printable::path(cpu_file));
+    if !needs.beside {
+        bail!("{a} is of memory and {b} of time: only --html shows both, on one page");
+    }
+    if !heap.is_of_memory() {
+        bail!("{a} is no heap profile that {b} could stand beside");
+    }
+    if !sources.base.is_empty() {
+        bail!("{a} and {b} are shown side by side only without a base");
+    }
+    match series::process_difference(heap, cpu).filter(|_| !sources.force) {
+        Some(what) => {
+            bail!("{a} and {b} are not of one process: {what} (--force shows them all the same)")
+        }
+        None => Ok(()),
+    }
+}
+
+fn of_one_kind(
     sources: &Sources,
     needs: &Needs,
     mut dumps: Vec<Profile>,

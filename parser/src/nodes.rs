@@ -2,9 +2,15 @@
 
 use std::collections::HashMap;
 
-use heap_format::{Function, Line, NO_MAPPING};
+use std::os::unix::ffi::OsStrExt;
+
+use heap_format::{Function, Line, Location, NO_MAPPING, Profile, marker_at};
 
 use crate::view::View;
+
+/// What the name of a function of the kernel ends in, as flame-graph tools have it: a program's
+/// own function may have the same name.
+pub const KERNEL_MARK: &str = "_[k]";
 
 /// Grouping of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +26,38 @@ pub enum Granularity {
     Addresses,
 }
 
+/// Where the code of an entry comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// From a file.
+    #[default]
+    Program,
+    /// It is the kernel's.
+    Kernel,
+    /// The program has made it while it ran.
+    Jit,
+}
+
+/// The origin of a location that has names.
+fn origin(profile: &Profile, location: &Location) -> Origin {
+    if profile.is_kernels(location) {
+        return Origin::Kernel;
+    }
+    if location.address == 0 || marker_at(location.address).is_some() {
+        return Origin::Program;
+    }
+    // Formats that do not tell mappings have files all the same.
+    let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
+        return Origin::Program;
+    };
+    let path = mapping.path.as_os_str().as_bytes();
+    let made = ["//anon", "[anon", "/memfd:"];
+    match path.is_empty() || made.iter().any(|start| path.starts_with(start.as_bytes())) {
+        true => Origin::Jit,
+        false => Origin::Program,
+    }
+}
+
 /// An entry of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Info {
@@ -33,6 +71,8 @@ pub struct Info {
     pub line: u32,
     /// Object file, for frames without a name.
     pub object: String,
+    /// Where its code comes from.
+    pub origin: Origin,
 }
 
 impl Info {
@@ -43,7 +83,11 @@ impl Info {
             parts.push(format!("{:016x}", self.address));
         }
         if !self.name.is_empty() {
-            parts.push(self.name.clone());
+            let mark = match self.origin {
+                Origin::Kernel if !self.name.starts_with('[') => KERNEL_MARK,
+                _ => "",
+            };
+            parts.push(format!("{}{mark}", self.name));
         }
         if self.line != 0 {
             parts.push(format!("{}:{}", self.file, self.line));
@@ -156,6 +200,7 @@ fn infos(
         let function = &profile.functions[line.function as usize];
         let mut info = of_line(function, line.line, granularity);
         info.address = address;
+        info.origin = origin(profile, frame);
         if info.name.is_empty() || objects {
             info.object = object();
         }

@@ -106,7 +106,9 @@ pub fn find(
 
 /// Whether a profile holds names of functions.
 pub(crate) fn is_symbolized(profile: &Profile) -> bool {
-    profile.locations.iter().any(|l| l.line_count > 0)
+    // Functions of the kernel come with names.
+    let named = |l: &heap_format::Location| l.line_count > 0 && !profile.is_kernels(l);
+    profile.locations.iter().any(named)
 }
 
 fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {

@@ -9,6 +9,7 @@ mod csv;
 mod dot;
 mod flame;
 mod folded;
+mod gperftools;
 mod html;
 mod json;
 mod leaks;
@@ -17,6 +18,7 @@ mod peek;
 mod proto;
 mod raw;
 mod rss;
+pub mod sampling;
 mod sizes;
 mod svg;
 mod symbolize;
@@ -44,6 +46,7 @@ pub static FORMATS: &[&Format] = &[
     &raw::FORMAT,
     &folded::FORMAT,
     &proto::FORMAT,
+    &gperftools::FORMAT,
     &json::FORMAT,
     &csv::FORMAT,
     &leaks::FORMAT,

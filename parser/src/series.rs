@@ -118,7 +118,7 @@ type Session = (u32, u64, Option<String>);
 
 /// The session that a dump is of, and when it was taken, where the dump says.
 fn session(profile: &Profile) -> Option<(Session, u64)> {
-    let facts = &profile.facts;
+    let facts = Some(&profile.facts).filter(|facts| facts.cpu.is_none())?;
     let session = (facts.pid?, facts.start_unix_ns?, facts.boot_id.clone());
     Some((session, facts.end_unix_ns?))
 }
@@ -153,6 +153,9 @@ pub fn check_base(
 
 /// In what a dump and a base differ that are to be subtracted.
 fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
+    // Each session of the CPU starts from zero: comparing two, of two builds too, is what they
+    // are for.
+    let of_cpu = dump.facts.cpu.is_some() && base.facts.cpu.is_some();
     let program = |p: &Profile| {
         let mapping = &p.mappings[symbols::main_mapping(p)?];
         let name = maps::strip_deleted(&mapping.path).0.file_name()?;
@@ -160,7 +163,7 @@ fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
     };
     let programs = program(dump).zip(program(base));
     let differ = programs.filter(|((id, name), (base_id, base_name))| {
-        match id.is_empty() || base_id.is_empty() {
+        match of_cpu || id.is_empty() || base_id.is_empty() {
             true => name != base_name,
             false => id != base_id,
         }
@@ -172,23 +175,29 @@ fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
             false => format!("programs {} and {}", printable::path(a), printable::path(b)),
         }
     };
-    differ.map(what).or_else(|| difference(dump, base))
+    let sessions = || difference(dump, base).filter(|_| !of_cpu);
+    differ.map(what).or_else(sessions)
 }
 
 /// In what two dumps differ that are of one session only if they agree in it.
 fn difference(a: &Profile, b: &Profile) -> Option<String> {
+    let start = |profile: &Profile| profile.facts.start_unix_ns;
+    process_difference(a, b)
+        .or_else(|| differ(&start(a), &start(b)).then(|| "they started at different times".into()))
+}
+
+fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
+    a.is_some() && b.is_some() && a != b
+}
+
+/// In what two profiles differ that are of one process only if they agree in it.
+pub fn process_difference(a: &Profile, b: &Profile) -> Option<String> {
     let (a, b) = (&a.facts, &b.facts);
-    fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
-        a.is_some() && b.is_some() && a != b
-    }
     if differ(&a.pid, &b.pid) {
         let id = |pid: Option<u32>| pid.unwrap_or_default();
         return Some(format!("processes {} and {}", id(a.pid), id(b.pid)));
     }
-    if differ(&a.boot_id, &b.boot_id) {
-        return Some("different machines, or a restart between them".into());
-    }
-    differ(&a.start_unix_ns, &b.start_unix_ns).then(|| "they started at different times".into())
+    differ(&a.boot_id, &b.boot_id).then(|| "different machines, or a restart between them".into())
 }
 
 /// Puts at each index the item that `order` names for it.

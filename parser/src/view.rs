@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use heap_format::merge::BASE_LABEL;
-use heap_format::{Line, Profile};
+use heap_format::{Line, Profile, beside};
 use regex::Regex;
 
 /// A profile with what is left out of it, and the column that counts.
@@ -32,6 +32,8 @@ pub struct View {
     total: i64,
     /// 100 % is what is shown.
     relative: bool,
+    /// Stacks of the CPU profile beside a heap profile; empty without one.
+    beside: Vec<bool>,
 }
 
 impl View {
@@ -52,6 +54,7 @@ impl View {
             .map(|frames| (0, frames.len() as u32))
             .collect();
         let dropped = vec![false; profile.stacks.len()];
+        let beside = beside::stacks(&profile);
         let mut view = Self {
             profile: Arc::new(profile),
             column,
@@ -62,6 +65,7 @@ impl View {
             dropped,
             total: 0,
             relative: false,
+            beside,
         };
         view.total = view.sum_of_magnitudes();
         Ok(view)
@@ -121,6 +125,11 @@ impl View {
         let columns = self.profile.sample_types.len();
         let at = stack * columns + column;
         self.profile.variances.get(at).copied().unwrap_or(0.0)
+    }
+
+    /// Whether a stack is of the CPU profile beside the heap profile.
+    pub fn is_beside(&self, stack: usize) -> bool {
+        self.beside.get(stack).copied().unwrap_or(false)
     }
 
     /// Whether a location is left out of stacks.
@@ -220,10 +229,17 @@ impl View {
                     && !keep.is_some_and(|keep| keep.is_match(name))
             })
             .collect();
+        let locations = self.locations_of_heap();
         let pruned: Vec<Pruned> = (0..self.ranges.len())
-            .map(|i| self.prune_location(i, &matching))
+            .map(|i| match locations[i] {
+                true => self.prune_location(i, &matching),
+                false => Pruned::None,
+            })
             .collect();
         for (i, span) in self.spans.iter_mut().enumerate() {
+            if self.beside.get(i).is_some_and(|beside| *beside) {
+                continue;
+            }
             let frames = self.profile.stacks.get(i);
             let mut found_user = false;
             for at in (span.0..span.1).rev() {
@@ -241,6 +257,21 @@ impl View {
                 }
             }
         }
+    }
+
+    /// The locations that are not of a CPU profile beside the heap profile alone: in that one the
+    /// time of the allocator is what counts.
+    fn locations_of_heap(&self) -> Vec<bool> {
+        if self.beside.is_empty() {
+            return vec![true; self.ranges.len()];
+        }
+        let mut locations = vec![false; self.ranges.len()];
+        for (stack, frames) in self.profile.stacks.iter().enumerate() {
+            if !self.is_beside(stack) {
+                frames.iter().for_each(|&f| locations[f as usize] = true);
+            }
+        }
+        locations
     }
 
     /// Prunes a location at its outermost matching frame: the frames that this one called are

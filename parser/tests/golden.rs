@@ -163,6 +163,7 @@ fn golden_files_are_all_compared() {
         include_str!("golden.rs"),
         include_str!("flame.rs"),
         include_str!("breakdown.rs"),
+        include_str!("cpu.rs"),
         include_str!("leaks.rs"),
         include_str!("lost.rs"),
         include_str!("resident.rs"),

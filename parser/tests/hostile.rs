@@ -56,7 +56,7 @@ fn every_output_survives_every_kind_of_input() {
     assert!(shown > 100, "only {shown} were shown");
 }
 
-/// Runs all outputs on a profile of folded stacks, but for those that need a heap profile.
+/// Runs all outputs on a profile of folded stacks, but for those that need a heap or CPU profile.
 fn all_outputs(folded: &[u8]) -> Vec<(String, String)> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("x.folded");
@@ -69,7 +69,8 @@ fn all_outputs(folded: &[u8]) -> Vec<(String, String)> {
         (options, text)
     };
     let mut outputs = outputs();
-    let heaps_only = [
+    let need_more = [
+        "--gperftools",
         "--leaks",
         "--rss",
         "--sizes",
@@ -78,7 +79,7 @@ fn all_outputs(folded: &[u8]) -> Vec<(String, String)> {
         "--threads",
         "--timeline",
     ];
-    outputs.retain(|options| !heaps_only.contains(&options.as_str()));
+    outputs.retain(|options| !need_more.contains(&options.as_str()));
     outputs.into_iter().map(show).collect()
 }
 

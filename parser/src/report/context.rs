@@ -8,6 +8,7 @@ use regex::Regex;
 use symbols::main_mapping;
 
 use super::interval::history;
+use super::sampling;
 use crate::graph::{Trim, Trimmed};
 use crate::measure::{self, Style};
 use crate::moment::moment;
@@ -214,8 +215,17 @@ impl Context<'_> {
                 "Duration: {length}, Total samples = {total} {share}"
             ));
         }
+        lines.extend(self.sampling());
         lines.extend(history(facts).map(|text| format!("Interval: {text}")));
         lines
+    }
+
+    /// How a CPU profile was taken.
+    fn sampling(&self) -> Vec<String> {
+        let facts = sampling::facts(self.view.profile()).into_iter();
+        facts
+            .map(|(name, text)| format!("{name}: {}", printable(&text)))
+            .collect()
     }
 
     /// The parts that are shown and left out.

@@ -70,6 +70,12 @@ impl Format {
         }
     }
 
+    /// The same format, which shows what only profiles of memory have.
+    pub const fn of_memory(mut self) -> Self {
+        self.needs.memory = true;
+        self
+    }
+
     /// The same as [`report`](Self::report) for a conversion of the whole profile.
     pub const fn conversion(
         flag: &'static str,
@@ -116,6 +122,10 @@ pub struct Needs {
     pub dumps: Dumps,
     /// Whether equal stacks are merged, for formats that list each stack once.
     pub merged_stacks: bool,
+    /// Whether the format shows what only profiles of memory have.
+    pub memory: bool,
+    /// Whether a CPU profile of the same process may stand beside a heap profile.
+    pub beside: bool,
 }
 
 /// Need for function names.
@@ -154,6 +164,8 @@ impl Needs {
         symbols: Symbols::Required,
         dumps: Dumps::Sum,
         merged_stacks: false,
+        memory: false,
+        beside: false,
     };
 
     /// Needs of a drawn graph: the entries that add most to a picture.

@@ -24,6 +24,7 @@
 
 mod about;
 mod allocator;
+mod cost;
 mod flame;
 mod functions;
 mod graph;
@@ -44,6 +45,8 @@ use std::fmt::Write;
 use anyhow::Result;
 use callgraph::help;
 use callgraph::xml::escape;
+use heap_format::Profile;
+use heap_format::cpu::Mode;
 use heap_format::merge::BASE_LABEL;
 use heap_format::printable::printable;
 
@@ -61,6 +64,7 @@ pub const FORMAT: Format = Format {
     needs: Needs {
         variance: true,
         dumps: Dumps::BaseApart,
+        beside: true,
         ..Needs::GRAPH
     },
     ..Format::report(
@@ -83,6 +87,7 @@ const TABS: &[Tab] = &[
     threads::TAB,
     temporary::TAB,
     allocator::TAB,
+    cost::TAB,
     about::TAB,
 ];
 
@@ -109,7 +114,7 @@ fn render(context: &Context) -> Result<String> {
     };
     let data = data(&page);
     let (graphs, script_in_graph) = graph::all(&page);
-    let script = script();
+    let script = script(context.view.profile());
     let policy = policy::allowing(&[&script, &script_in_graph]);
     let title = title(context);
     let title = escape(&title);
@@ -155,11 +160,27 @@ fn title(context: &Context) -> String {
     let program = context.program.and_then(|p| p.file_name());
     let program = || program.map_or("profile".into(), |name| name.to_string_lossy());
     let name = process.map_or_else(program, Cow::Borrowed);
-    let what = match context.view.profile().facts.leak_check {
-        Some(_) => "leak check",
-        None => "heap profile",
-    };
-    format!("{} - {what}", printable(&name))
+    format!("{} - {}", printable(&name), kind(context.view.profile()))
+}
+
+/// What a profile is of, as its title says.
+fn kind(profile: &Profile) -> &'static str {
+    let mode = profile.facts.cpu.as_ref().map(|cpu| cpu.mode);
+    if profile.facts.leak_check.is_some() {
+        return "leak check";
+    }
+    match (profile.is_of_memory(), profile.time_column(), mode) {
+        (true, Some(_), _) => "heap and CPU profile",
+        (true, None, _) => "heap profile",
+        (false, _, Some(Mode::Wall | Mode::OffCpu)) => "profile of elapsed time",
+        (false, Some(_), _) => "CPU profile",
+        (false, None, _) => "profile",
+    }
+}
+
+/// The tabs of a profile.
+fn tabs(profile: &Profile) -> impl Iterator<Item = &'static Tab> {
+    TABS.iter().filter(|tab| tab.of.holds(profile))
 }
 
 /// The JSON of the page.
@@ -167,14 +188,18 @@ fn data(page: &PageContext) -> String {
     let PageContext {
         context, columns, ..
     } = page;
+    let profile = context.view.profile();
     let chosen = columns.iter().position(|&c| c == context.view.column());
     let mut out = format!(
-        "{{\"title\":{},\"column\":{},\"compared\":{}",
+        "{{\"title\":{},\"column\":{},\"compared\":{},\"memory\":{},\"sampling\":{}",
         json::embedded(&title(context)),
         chosen.unwrap_or(0),
-        page.compared
+        page.compared,
+        profile.is_of_memory(),
+        json::embedded(&sampling(profile)),
     );
-    for Data { key, json } in TABS.iter().filter_map(|tab| tab.data.as_ref()) {
+    let tabs = tabs(profile);
+    for Data { key, json } in tabs.filter_map(|tab| tab.data.as_ref()) {
         // Writing to a string cannot fail.
         let _ = write!(out, ",\n\"{key}\":{}", json(page));
     }
@@ -182,9 +207,17 @@ fn data(page: &PageContext) -> String {
     out
 }
 
+/// How a CPU profile was taken, for people.
+fn sampling(profile: &Profile) -> Vec<(&'static str, Cow<'static, str>)> {
+    let facts = super::sampling::facts(profile).into_iter();
+    facts
+        .map(|(name, text)| (name, Cow::Owned(printable(&text).into_owned())))
+        .collect()
+}
+
 /// The page's own script.
-fn script() -> String {
-    let tabs: String = TABS.iter().map(|tab| tab.script).collect();
+fn script(profile: &Profile) -> String {
+    let tabs: String = tabs(profile).map(|tab| tab.script).collect();
     let flame = super::flame::SCRIPT;
     format!(
         "\n{flame}{}{}{SHARED}{tabs}{START}",

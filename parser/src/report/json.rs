@@ -6,7 +6,7 @@
 //! - `version`: 1
 //! - `program`, `dumps`: paths
 //! - `format`: of the first dump
-//! - `interval`: bytes between samples on average; 1 when exact
+//! - `interval`: bytes between samples on average; 1 when exact; nanoseconds in CPU profiles
 //! - `columns`: `[{kind, unit}]`; `column`: index of the one shown; `total` in it
 //! - `functions`: `[{name, file, line, flat, cum, flat_error?, cum_error?}]`,
 //!   largest first; errors with `--ci`: half of the width of the interval at 95 %
@@ -18,7 +18,8 @@
 //! - `mappings`: `[{start, end, offset, build_id, path, past}]`, numbers in hex
 //! - `facts`: what the dump says about itself; `intervals`, where the interval
 //!   changed: `[{from_unix_ns, interval, overhead?}]` in order of time, the
-//!   overhead as a share of the CPU time
+//!   overhead as a share of the CPU time; `cpu`, of CPU profiles: engine, mode, samples per second,
+//!   and what is lost, truncated, not sampled or without a name
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -30,6 +31,7 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::format::{Format, Needs};
+use super::sampling::Quality;
 use crate::graph::{Graph, Node};
 use crate::json;
 
@@ -305,6 +307,8 @@ struct Facts<'a> {
     counters: &'a BTreeMap<String, u64>,
     allocator: &'a BTreeMap<String, u64>,
     memory: &'a BTreeMap<String, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<Cpu<'a>>,
 }
 
 #[derive(Serialize)]
@@ -313,6 +317,40 @@ struct Interval {
     interval: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     overhead: Option<f64>,
+}
+
+/// How a CPU profile was taken. The parts of its time are missing in a comparison.
+#[derive(Serialize)]
+struct Cpu<'a> {
+    engine: &'a str,
+    mode: &'static str,
+    rate: u32,
+    process_ns: Option<u64>,
+    lost: u64,
+    kernel_hidden: Option<&'a str>,
+    fallbacks: &'a [String],
+    samples: Option<i64>,
+    truncated_ns: Option<i64>,
+    not_sampled_ns: Option<i64>,
+    unnamed_ns: Option<i64>,
+}
+
+fn cpu(profile: &Profile) -> Option<Cpu<'_>> {
+    let sampling = profile.facts.cpu.as_ref()?;
+    let quality = Quality::new(profile);
+    Some(Cpu {
+        engine: &sampling.engine,
+        mode: sampling.mode.name(),
+        rate: sampling.rate,
+        process_ns: sampling.process_ns,
+        lost: sampling.lost,
+        kernel_hidden: sampling.kernel_hidden.as_deref(),
+        fallbacks: &sampling.fallbacks,
+        samples: quality.map(|q| q.samples),
+        truncated_ns: quality.map(|q| q.truncated_ns),
+        not_sampled_ns: quality.map(|q| q.not_sampled_ns),
+        unnamed_ns: quality.map(|q| q.unnamed_ns),
+    })
 }
 
 fn facts(profile: &Profile) -> Facts<'_> {
@@ -340,6 +378,7 @@ fn facts(profile: &Profile) -> Facts<'_> {
         counters: &facts.counters,
         allocator: &facts.allocator,
         memory: &facts.memory,
+        cpu: cpu(profile),
     }
 }
 

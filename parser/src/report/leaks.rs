@@ -18,6 +18,7 @@ pub const FORMAT: Format = Format {
     needs: Needs {
         variance: true,
         dumps: Dumps::Series,
+        memory: true,
         ..Needs::TABLE
     },
     ..Format::report(

@@ -23,6 +23,7 @@ pub const FORMAT: Format = Format {
         variance: true,
         symbols: Symbols::Unused,
         dumps: Dumps::Single,
+        memory: true,
         ..Needs::TABLE
     },
     ..Format::report(

@@ -15,7 +15,8 @@ pub const FORMAT: Format = Format::breakdown(
     "sizes",
     "How large the objects are: a histogram of all, and the sizes of each function's",
     render,
-);
+)
+.of_memory();
 
 /// Functions shown by default.
 const MOST: usize = 20;

@@ -1,7 +1,7 @@
 //! The dump itself with symbols inside.
 
 use anyhow::Result;
-use heap_format::{Profile, dump};
+use heap_format::{Profile, cpu, dump};
 
 use super::format::{Format, Needs, Symbols};
 
@@ -20,6 +20,9 @@ pub const FORMAT: Format = Format {
 
 fn render(profile: &Profile) -> Result<Vec<u8>> {
     let mut out = Vec::new();
-    dump::write(profile, &mut out)?;
+    match profile.facts.cpu {
+        Some(_) => cpu::write(profile, &mut out)?,
+        None => dump::write(profile, &mut out)?,
+    }
     Ok(out)
 }

@@ -15,7 +15,8 @@ pub const FORMAT: Format = Format::breakdown(
     "temporary",
     "Who allocates what is freed within some milliseconds",
     render,
-);
+)
+.of_memory();
 
 /// Functions shown by default.
 const MOST: usize = 40;

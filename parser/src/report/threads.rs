@@ -13,7 +13,7 @@ use crate::measure::percentage;
 /// `--threads`.
 pub const FORMAT: Format = Format::breakdown(
     "threads",
-    "Which threads allocated it (by name; --tagfocus thread=NAME shows one)",
+    "Which threads it is of (by name; --tagfocus thread=NAME shows one)",
     render,
 );
 
@@ -34,8 +34,12 @@ fn render(context: &Context) -> Result<String> {
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(
         out,
-        "{:>13}    share  thread, and the functions that allocated most",
-        context.view.kind()
+        "{:>13}    share  thread, and the functions {}",
+        context.view.kind(),
+        match context.view.profile().is_of_memory() {
+            true => "that allocated most",
+            false => "with most of it",
+        }
     );
     for (name, thread) in &threads {
         let value = thread.all.values[column];

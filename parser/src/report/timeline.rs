@@ -20,6 +20,7 @@ pub const FORMAT: Format = Format {
     style: Style::Own,
     needs: Needs {
         dumps: Dumps::BaseApart,
+        memory: true,
         ..Needs::TABLE
     },
     ..Format::report(

@@ -115,9 +115,11 @@ pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) ->
         .map(|&node| printable(context.nodes.name(node)))
         .collect();
     let places = places(&Places::new(context.view, context.nodes), &nodes);
+    let tint =
+        |(name, &node): (&Cow<str>, &u32)| style::tint(name, context.nodes.info(node).origin);
     let column = |(at, column)| self::column(context, tree, at, column);
     json::embedded(&FlameData {
-        tints: names.iter().map(|name| style::tint(name)).collect(),
+        tints: names.iter().zip(&nodes).map(tint).collect(),
         names,
         places,
         parent: tree.frames.iter().map(|f| f.parent).collect(),

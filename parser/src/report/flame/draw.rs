@@ -8,6 +8,7 @@ use super::size::{ROWS, WIDTH};
 use super::style;
 use super::tree::{Frame, ROOT, SMALL, Tree};
 use crate::measure::percentage;
+use crate::nodes::Origin;
 use crate::places::Places;
 use crate::report::context::Context;
 use callgraph::help;
@@ -153,11 +154,26 @@ impl<'a> Picture<'a> {
         if self.compared {
             lines.push("Colours: red is more than in the base, green is less".to_owned());
         }
+        lines.extend(self.origins().map(|text| format!("Colours: {text}")));
         if self.widths[0] == 0 {
             lines.push("Nothing to show: the profile has no samples in this view.".to_owned());
         }
         lines.extend(self.left_out());
         lines
+    }
+
+    /// What the colours of origins mean, if there are others than the program's.
+    fn origins(&self) -> Option<String> {
+        let nodes = self.tree.frames.iter().map(|f| f.node);
+        let known = nodes.filter(|&node| node != ROOT && node != SMALL);
+        let seen: Vec<Origin> = known.map(|n| self.context.nodes.info(n).origin).collect();
+        let parts = [
+            (Origin::Kernel, "blue is the kernel"),
+            (Origin::Jit, "green is code that the program made"),
+        ];
+        let parts = parts.iter().filter(|(origin, _)| seen.contains(origin));
+        let parts: Vec<&str> = parts.map(|(_, text)| *text).collect();
+        (!parts.is_empty() && !self.compared).then(|| parts.join(", "))
     }
 
     fn left_out(&self) -> Vec<String> {
@@ -238,7 +254,7 @@ impl<'a> Picture<'a> {
         } else if frame.node == ROOT || frame.node == SMALL {
             style::PLAIN.to_owned()
         } else {
-            style::tint(name)
+            style::tint(name, self.context.nodes.info(frame.node).origin)
         }
     }
 

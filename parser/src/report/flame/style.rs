@@ -8,6 +8,8 @@ use std::fmt::Write;
 
 use callgraph::help;
 
+use crate::nodes::Origin;
+
 /// Hues of names, and shades of each.
 const HUES: u32 = 8;
 const SHADES: u32 = 2;
@@ -19,9 +21,19 @@ const STEPS: u32 = 8;
 /// merged small ones and the root.
 pub const PLAIN: &str = "g";
 
-/// The class of a frame, by its name. Names that begin alike (the same
+/// Colours of the kernel's functions, and of those that a JIT has made.
+const KERNEL: [&str; SHADES as usize] = ["k0", "k1"];
+const JIT: [&str; SHADES as usize] = ["j0", "j1"];
+
+/// The class of a frame, by its name and its origin. Names that begin alike (the same
 /// namespace or module) have the same hue.
-pub fn tint(name: &str) -> String {
+pub fn tint(name: &str, origin: Origin) -> String {
+    let shade = (hash(name) % SHADES) as usize;
+    match origin {
+        Origin::Kernel => return KERNEL[shade].to_owned(),
+        Origin::Jit => return JIT[shade].to_owned(),
+        Origin::Program => {}
+    }
     if name.starts_with(['[', '<']) {
         return PLAIN.to_owned();
     }
@@ -66,6 +78,18 @@ fn fills() -> Vec<(String, String, String)> {
         hex(40.0, 0.08, 0.86),
         hex(220.0, 0.06, 0.27),
     )];
+    for (shade, (kernel, jit)) in KERNEL.iter().zip(JIT).enumerate() {
+        let lift = 0.05 * shade as f64;
+        let mut add = |class: &str, hue, vivid: f64| {
+            let (light, dark) = (
+                hex(hue, vivid, 0.74 + lift),
+                hex(hue, vivid * 0.7, 0.29 + lift),
+            );
+            fills.push((class.to_owned(), light, dark));
+        };
+        add(kernel, 214.0, 0.55);
+        add(jit, 128.0, 0.40);
+    }
     for hue in 0..HUES {
         for shade in 0..SHADES {
             let at = 8.0 + 46.0 * f64::from(hue) / f64::from(HUES - 1);
@@ -134,6 +158,7 @@ mod tests {
 
     #[test]
     fn names_of_one_namespace_share_a_hue() {
+        let tint = |name: &str| tint(name, Origin::Program);
         let hue = |name: &str| tint(name)[1..].parse::<u32>().unwrap() / SHADES;
         assert_eq!(hue("alloc::vec::push"), hue("alloc::raw::grow"));
         assert_eq!(hue("_PyEval_Frame"), hue("PyEval_Call"));
@@ -160,8 +185,9 @@ mod tests {
                 "{class}"
             );
         }
-        for i in 0..200 {
-            let class = tint(&format!("name{i}::x{i}"));
+        for i in 0..600 {
+            let origin = [Origin::Program, Origin::Kernel, Origin::Jit][i % 3];
+            let class = tint(&format!("name{i}::x{i}"), origin);
             assert!(
                 sheet.contains(&format!(".flame .{class} rect{{")),
                 "{class}"

@@ -236,7 +236,7 @@ const flameGraph = (() => {
       this.what.replaceChildren(html("b", model.signed(model.tree.sum[0])), ` ${model.column.kind}`);
       this.what.title = lines.join("\n");
       // What fits on a line; all of them are in its tooltip.
-      const first = /^(File|Dump|Filter|Merged|Colours|[0-9])/;
+      const first = /^(File|Dump|Engine|Samples|Kernel|Filter|Merged|Colours|[0-9])/;
       this.note.textContent = lines.filter((line) => first.test(line)).join("  ·  ");
       this.note.title = lines.join("\n");
     }

@@ -1,15 +1,17 @@
 //! Facts of the dump itself.
 
-use heap_format::Profile;
 use heap_format::printable::printable;
+use heap_format::{Format, Profile};
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, Of, PageContext, Tab};
 use crate::json;
 use crate::report::interval::history;
+use crate::report::sampling;
 
 /// The tab of facts.
 pub const TAB: Tab = Tab {
     script: include_str!("about.js"),
+    of: Of::All,
     data: Some(Data {
         key: "about",
         json: facts,
@@ -40,6 +42,9 @@ fn facts(page: &PageContext) -> String {
     );
     add("Build id", Some(facts.exe_build_id.to_string()));
     add("Command line", Some(facts.command_line.join(" ")));
+    for (name, text) in sampling::facts(profile) {
+        add(name, Some(text));
+    }
     add("Interval", interval(profile));
     add("Intervals", history(facts));
     add(
@@ -78,5 +83,5 @@ fn interval(profile: &Profile) -> Option<String> {
             profile.period_text()
         )
     };
-    (profile.period > 0).then(each)
+    (profile.period > 0 && profile.format != Format::Cpu).then(each)
 }

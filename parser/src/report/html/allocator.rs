@@ -5,12 +5,13 @@ use std::borrow::Cow;
 use heap_format::printable::printable;
 use serde::Serialize;
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, Of, PageContext, Tab};
 use crate::json;
 
 /// The tab of the allocator.
 pub const TAB: Tab = Tab {
     script: include_str!("allocator.js"),
+    of: Of::Memory,
     data: Some(Data {
         key: "allocator",
         json: figures,

@@ -7,7 +7,8 @@ function flameTab(page, panel) {
   svg.setAttribute("font-family", "Helvetica, Arial, 'Liberation Sans', sans-serif");
   panel.append(svg);
   const merged = data.flame.pruned;
-  const note = merged ? [`${merged} branches too small to be seen are merged into grey frames`] : [];
+  const note = data.sampling.map(([name, text]) => `${name}: ${text}`);
+  if (merged) note.push(`${merged} branches too small to be seen are merged into grey frames`);
   const graph = flameGraph(svg, data.flame, { title: note });
   let attached = false;
   page.find = (text) => {

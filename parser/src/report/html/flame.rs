@@ -1,6 +1,6 @@
 //! The flame graph, of all columns at once.
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, Of, PageContext, Tab};
 use crate::report::flame::data::{self, Column, Totals};
 use crate::report::flame::tree::Tree;
 use crate::report::flame::{self, Rule};
@@ -8,6 +8,7 @@ use crate::report::flame::{self, Rule};
 /// The tab of the flame graph.
 pub const TAB: Tab = Tab {
     script: include_str!("flame.js"),
+    of: Of::All,
     data: Some(Data {
         key: "flame",
         json: tree,

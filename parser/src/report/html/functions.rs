@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, Of, PageContext, Tab};
 use super::weights::Weights;
 use crate::json;
 use crate::places::Places;
@@ -14,6 +14,7 @@ use serde::Serialize;
 /// The tab of functions.
 pub const TAB: Tab = Tab {
     script: include_str!("functions.js"),
+    of: Of::All,
     data: Some(Data {
         key: "functions",
         json: object,

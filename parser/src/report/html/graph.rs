@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::tab::{PageContext, Tab};
+use super::tab::{Of, PageContext, Tab};
 use crate::graph::Graph;
 use crate::json;
 use crate::report::context::Context;
@@ -12,6 +12,7 @@ use crate::report::svg;
 /// The tab of the call graph. Its pictures are large, and stand in an element of their own.
 pub const TAB: Tab = Tab {
     script: include_str!("graph.js"),
+    of: Of::All,
     data: None,
 };
 

@@ -8,6 +8,7 @@ const RULES = [
 const KINDS = {
   inuse_space: "In-use bytes", inuse_objects: "In-use objects",
   alloc_space: "Allocated bytes", alloc_objects: "Allocated objects",
+  cpu: "CPU time", wall: "Wall time", offcpu: "Time off CPU", samples: "Samples",
 };
 // Of the dump of a check for leaks.
 const LOST_KINDS = { inuse_space: "Lost bytes", inuse_objects: "Lost objects" };

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, Tab, share};
+use super::tab::{Data, Of, PageContext, Tab, share};
 use crate::json;
 use crate::report::context::Context;
 use crate::suspects::{self, Suspect};
@@ -12,6 +12,7 @@ use serde::Serialize;
 /// The tab of leak suspects.
 pub const TAB: Tab = Tab {
     script: include_str!("leaks.js"),
+    of: Of::Memory,
     data: Some(Data {
         key: "suspects",
         json: object,

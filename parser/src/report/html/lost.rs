@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, Of, PageContext, Tab};
 use crate::json;
 use crate::report::context::Context;
 use crate::suspects::site::{Own, Site};
@@ -16,6 +16,7 @@ use serde::Serialize;
 
 /// The tab of a leak check.
 pub const TAB: Tab = Tab {
+    of: Of::Memory,
     script: include_str!("lost.js"),
     data: Some(Data {
         key: "lost",

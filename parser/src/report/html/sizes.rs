@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, Tab, share};
+use super::tab::{Data, Of, PageContext, Tab, share};
 use crate::breakdown::{self, BySize, class_name};
 use crate::json;
 use heap_format::printable::printable;
@@ -11,6 +11,7 @@ use serde::Serialize;
 /// The tab of sizes.
 pub const TAB: Tab = Tab {
     script: include_str!("sizes.js"),
+    of: Of::Memory,
     data: Some(Data {
         key: "sizes",
         json: object,

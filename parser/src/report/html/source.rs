@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, Of, PageContext, Tab};
 use super::weights::Weights;
 use crate::json;
 use crate::nodes::{Granularity, Nodes, clean};
@@ -17,6 +17,7 @@ use serde::Serialize;
 /// The tab of source lines.
 pub const TAB: Tab = Tab {
     script: include_str!("source.js"),
+    of: Of::All,
     data: Some(Data {
         key: "sources",
         json: all,

@@ -6,12 +6,14 @@ function threadsTab(page, panel) {
     panel.append(remark("The dump does not tell threads apart; only those of this profiler's newer versions do."));
     return () => {};
   }
-  panel.append(remark("By the thread that allocated, under the name that it had last; whoever frees an object, it is counted there. For the other views of one thread: mem_parser --tagfocus thread=NAME."));
+  panel.append(remark(data.memory
+    ? "By the thread that allocated, under the name that it had last; whoever frees an object, it is counted there. For the other views of one thread: mem_parser --tagfocus thread=NAME."
+    : "By the name of the thread. For the other views of one thread: mem_parser --tagfocus thread=NAME."));
   const value = (r) => r.values[values.column];
   const heads = [
     { key: "value", label: "Value", title: "in the chosen column", value, cell: (td, r) => bar(values, td, value(r), values.total()) },
     { key: "share", label: "Share", soft: true, value, text: (r) => share(value(r), values.total()) },
-    { key: "short", label: "Short-lived", title: "share of its objects that were freed within 4 to 8 ms", soft: true, value: (r) => r.short, text: (r) => share(r.short, 1) },
+    ...(data.memory ? [{ key: "short", label: "Short-lived", title: "share of its objects that were freed within 4 to 8 ms", soft: true, value: (r) => r.short, text: (r) => share(r.short, 1) }] : []),
     { key: "name", label: "Thread", words: true, narrow: true, value: (r) => r.name, text: (r) => r.name },
     {
       key: "functions", label: "Most by", words: true, value: (r) => (r.functions[0] || { name: "" }).name,

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, Tab, share};
+use super::tab::{Data, Of, PageContext, Tab, share};
 use crate::breakdown::{self, Owner, Sums};
 use crate::json;
 use heap_format::printable::printable;
@@ -11,6 +11,7 @@ use serde::Serialize;
 /// The tab of threads.
 pub const TAB: Tab = Tab {
     script: include_str!("threads.js"),
+    of: Of::All,
     data: Some(Data {
         key: "threads",
         json: object,

@@ -8,7 +8,7 @@ use heap_format::Moment;
 use heap_format::printable::printable;
 use serde::Serialize;
 
-use super::tab::{Data, PageContext, Tab};
+use super::tab::{Data, Of, PageContext, Tab};
 use crate::json;
 use crate::report::context::Context;
 use crate::timeline::{Stack, Timeline};
@@ -16,6 +16,7 @@ use crate::timeline::{Stack, Timeline};
 /// The tab of memory over time.
 pub const TAB: Tab = Tab {
     script: include_str!("time.js"),
+    of: Of::Memory,
     data: Some(Data {
         key: "time",
         json: object,

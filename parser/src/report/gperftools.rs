@@ -1,0 +1,27 @@
+//! gperftools' binary CPU profile, for google-pprof.
+
+use anyhow::Result;
+use heap_format::Profile;
+use heap_format::cpu::gperftools;
+
+use super::format::{Format, Needs, Symbols};
+
+/// `--gperftools`.
+pub const FORMAT: Format = Format {
+    ending: Some("prof"),
+    needs: Needs {
+        symbols: Symbols::Unused,
+        ..Needs::TABLE
+    },
+    ..Format::conversion(
+        "gperftools",
+        "gperftools' binary CPU profile, for google-pprof",
+        render,
+    )
+};
+
+fn render(profile: &Profile) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    gperftools::write(profile, &mut out)?;
+    Ok(out)
+}

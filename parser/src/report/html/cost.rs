@@ -1,0 +1,310 @@
+//! What allocation costs: of each function its CPU time, how much of it goes to the allocator, and,
+//! beside a heap profile, what it allocates and holds.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use heap_format::printable::printable;
+use heap_format::{Mapping, Profile};
+use regex::Regex;
+use serde::Serialize;
+
+use super::tab::{Data, Of, PageContext, Tab};
+use crate::json;
+use crate::nodes::Nodes;
+use crate::view::without_parameters;
+
+/// The tab of costs.
+pub const TAB: Tab = Tab {
+    script: include_str!("cost.js"),
+    of: Of::Time,
+    data: Some(Data {
+        key: "cost",
+        json: object,
+    }),
+};
+
+/// More rows than anybody reads.
+const MOST: usize = 20_000;
+
+/// The functions by which programs allocate and free, and those inside allocators for stacks in
+/// which nothing of the program is left.
+static ALLOCATOR: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    let c = "(malloc|calloc|realloc|reallocarray|free|cfree|free_sized|free_aligned_sized|memalign\
+        |aligned_alloc|posix_memalign|valloc|pvalloc|mallocx|rallocx|xallocx|dallocx|sdallocx)";
+    let inside = r"_int_(malloc|free|realloc|memalign)|malloc_(consolidate|trim)|sysmalloc|systrim|tc_(new|delete)\w*|tcmalloc::.*";
+    let cpp = r"operator (new|delete)(\[\])?";
+    let rust = "(__r(ust|dl|g)_|alloc::alloc::)(alloc|dealloc|realloc|alloc_zeroed)";
+    let suffix = r"(\.(part|cold|isra|constprop|lto_priv)(\.\d+)*|@.*)*";
+    Regex::new(&format!(
+        "^((__libc_|__|_|je_|_rjem_|tc_|mi_|rp|scalable_)?{c}|{inside}|{cpp}|{rust}){suffix}$"
+    ))
+    .ok()
+});
+
+/// Whether a function is one of an allocator.
+fn is_allocator(name: &str) -> bool {
+    let name = without_parameters(name);
+    ALLOCATOR.as_ref().is_some_and(|names| names.is_match(name))
+}
+
+/// Sums over a function itself, and with what it called.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    flat: i128,
+    cum: i128,
+}
+
+/// Sums of a function.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    time: Sum,
+    /// Of the time, that in functions of the allocator: `flat` where the function called them
+    /// itself.
+    allocator: Sum,
+    bytes: Sum,
+    objects: Sum,
+    live: Sum,
+}
+
+/// Columns of the profile.
+struct Columns {
+    time: usize,
+    bytes: Option<usize>,
+    objects: Option<usize>,
+    live: Option<usize>,
+}
+
+impl Columns {
+    fn new(profile: &Profile) -> Option<Self> {
+        Some(Self {
+            time: profile.time_column()?,
+            bytes: profile.type_index("alloc_space"),
+            objects: profile.type_index("alloc_objects"),
+            live: profile.type_index("inuse_space"),
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct Cost<'a> {
+    /// Nanoseconds of all stacks that are shown, and of these in the allocator.
+    time: i128,
+    allocator: i128,
+    /// Length of the heap's session; `None` if there is none.
+    seconds: Option<f64>,
+    left_out: usize,
+    names: Vec<Cow<'a, str>>,
+    flat: Values,
+    cum: Values,
+}
+
+/// One for each name.
+#[derive(Serialize, Default)]
+struct Values {
+    time: Vec<i128>,
+    allocator: Vec<i128>,
+    bytes: Vec<i128>,
+    objects: Vec<i128>,
+    live: Vec<i128>,
+}
+
+fn object(page: &PageContext) -> String {
+    let profile = page.context.view.profile();
+    let cost = Columns::new(profile).map(|columns| cost(page, &columns));
+    json::embedded(&cost)
+}
+
+fn cost<'a>(page: &PageContext<'a>, columns: &Columns) -> Cost<'a> {
+    let context = page.context;
+    let (rows, all) = rows(page, columns);
+    let mut ranked = ranked(&rows, context.nodes);
+    let left_out = ranked.len().saturating_sub(MOST);
+    ranked.truncate(MOST);
+    let facts = &context.view.profile().facts;
+    let of_memory = columns.bytes.is_some();
+    let length = facts.duration_ns.filter(|&ns| of_memory && ns > 0);
+    let name = |&entry: &u32| printable(context.nodes.name(entry));
+    Cost {
+        time: all.time.flat,
+        allocator: all.allocator.flat,
+        seconds: length.map(|ns| ns as f64 / 1e9),
+        left_out,
+        names: ranked.iter().map(name).collect(),
+        flat: values(&rows, &ranked, |sum| sum.flat),
+        cum: values(&rows, &ranked, |sum| sum.cum),
+    }
+}
+
+fn values(rows: &[Row], ranked: &[u32], part: fn(Sum) -> i128) -> Values {
+    let mut values = Values::default();
+    for row in ranked.iter().map(|&entry| rows[entry as usize]) {
+        values.time.push(part(row.time));
+        values.allocator.push(part(row.allocator));
+        values.bytes.push(part(row.bytes));
+        values.objects.push(part(row.objects));
+        values.live.push(part(row.live));
+    }
+    values
+}
+
+/// The sums of each entry, and of everything.
+fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
+    let (view, nodes) = (page.context.view, page.context.nodes);
+    let allocators: Vec<bool> = (0..nodes.count() as u32)
+        .map(|entry| is_allocator(&nodes.info(entry).name))
+        .collect();
+    let agents: Vec<bool> = view.profile().mappings.iter().map(is_agent).collect();
+    let mut rows = vec![Row::default(); nodes.count()];
+    let mut all = Row::default();
+    let mut seen = vec![usize::MAX; nodes.count()];
+    for (stack, _, frames) in view.stacks() {
+        let own = view.profile().values_of(stack);
+        let value = |column: Option<usize>| column.map_or(0, |c| i128::from(own[c]));
+        let stack_values = [
+            value(Some(columns.time)),
+            value(columns.bytes),
+            value(columns.objects),
+            value(columns.live),
+        ];
+        let in_agent = calls_of_agent((view.profile(), &agents), nodes, frames);
+        let shown = frames.iter().zip(in_agent);
+        let entries: Vec<(u32, bool)> = shown
+            .filter(|(f, _)| !view.is_hidden(**f))
+            .flat_map(|(&f, own)| nodes.of_location(f).iter().map(move |&e| (e, own)))
+            .collect();
+        // The outermost function of the allocator: all that it called is its doing.
+        let is_inside = |&(e, own): &(u32, bool)| own || allocators[e as usize];
+        let inside = match stack_values[0] {
+            0 => None,
+            _ => entries.iter().rposition(is_inside),
+        };
+        all.time.flat += stack_values[0];
+        all.allocator.flat += inside.map_or(0, |_| stack_values[0]);
+        for (depth, &(entry, _)) in entries.iter().enumerate() {
+            let row = &mut rows[entry as usize];
+            let first = std::mem::replace(&mut seen[entry as usize], stack) != stack;
+            row.add(stack_values, depth == 0, first);
+            if inside.is_some_and(|inside| depth > inside) {
+                let next = inside.is_some_and(|inside| depth == inside + 1);
+                row.allocator.flat += if next { stack_values[0] } else { 0 };
+                row.allocator.cum += if first { stack_values[0] } else { 0 };
+            }
+        }
+    }
+    (rows, all)
+}
+
+/// Which frames are the agent's, where it is the allocator: its entry point may have jumped to an
+/// inner function, so that no frame has the name `malloc`. Its other entry points (`dlopen`, …)
+/// are no allocation.
+fn calls_of_agent(
+    (profile, agents): (&Profile, &[bool]),
+    nodes: &Nodes,
+    frames: &[u32],
+) -> Vec<bool> {
+    let is_of_agent = |&frame: &u32| {
+        let mapping = profile.locations[frame as usize].mapping;
+        agents.get(mapping as usize).is_some_and(|&is| is)
+    };
+    let mut own: Vec<bool> = frames.iter().map(is_of_agent).collect();
+    let mut end = own.len();
+    while let Some(outermost) = own[..end].iter().rposition(|&own| own) {
+        let run = own[..=outermost].iter().rposition(|&own| !own);
+        let start = run.map_or(0, |before| before + 1);
+        let entry = nodes.of_location(frames[outermost]).last();
+        let name = entry.map_or("", |&entry| nodes.info(entry).name.as_str());
+        let allocates = name.is_empty()
+            || is_allocator(name)
+            || name.contains("mem_agent::") && !name.contains("::loader::");
+        own[start..=outermost].fill(allocates);
+        end = start;
+    }
+    own
+}
+
+fn is_agent(mapping: &Mapping) -> bool {
+    let name = mapping.path.file_name();
+    name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"libmem_agent"))
+}
+
+impl Row {
+    /// Adds a stack's time, bytes, objects and live bytes, as the innermost function of it or as one
+    /// that is met for the first time in it.
+    fn add(&mut self, values: [i128; 4], innermost: bool, first: bool) {
+        let sums = [
+            &mut self.time,
+            &mut self.bytes,
+            &mut self.objects,
+            &mut self.live,
+        ];
+        for (sum, value) in sums.into_iter().zip(values) {
+            sum.flat += if innermost { value } else { 0 };
+            sum.cum += if first { value } else { 0 };
+        }
+    }
+}
+
+/// The entries with anything, by how large they are where they are largest.
+fn ranked(rows: &[Row], nodes: &Nodes) -> Vec<u32> {
+    let parts = |row: &Row| [row.time, row.allocator, row.bytes, row.live].map(|sum| sum.cum.abs());
+    let mut most = [1i128; 4];
+    for row in rows {
+        for (most, part) in most.iter_mut().zip(parts(row)) {
+            *most = part.max(*most);
+        }
+    }
+    let rank = |row: &Row| {
+        let shares = parts(row).into_iter().zip(most);
+        shares
+            .map(|(part, most)| part as f64 / most as f64)
+            .fold(0.0, f64::max)
+    };
+    let mut ranked: Vec<(f64, u32)> = rows.iter().map(rank).zip(0..).collect();
+    ranked.retain(|(rank, _)| *rank > 0.0);
+    ranked.sort_by(|a, b| {
+        let name = |entry: u32| nodes.name(entry);
+        (b.0.total_cmp(&a.0)).then_with(|| name(a.1).cmp(name(b.1)))
+    });
+    ranked.into_iter().map(|(_, entry)| entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_of_allocators_are_known_by_name() {
+        let known = [
+            "malloc",
+            "free",
+            "__libc_calloc",
+            "je_mallocx",
+            "_rjem_sdallocx",
+            "operator new(unsigned long)",
+            "operator delete[](void*, unsigned long)",
+            "_int_malloc",
+            "_int_free.part.0",
+            "tcmalloc::allocate_full_malloc_oom(unsigned long)",
+            "__rust_dealloc",
+            "alloc::alloc::alloc",
+            "mi_free",
+        ];
+        for name in known {
+            assert!(is_allocator(name), "{name}");
+        }
+        let others = [
+            "",
+            "mallocator",
+            "my_malloc",
+            "freedom",
+            "operator()",
+            "Arena::allocate(int)",
+            "free_list",
+            "arena_new",
+        ];
+        for name in others {
+            assert!(!is_allocator(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! How a CPU profile was taken, and what it does not tell: by its engine, and by its stacks.
+
+use heap_format::cpu::Sampling;
+use heap_format::merge::BASE_LABEL;
+use heap_format::{NOT_SAMPLED_ADDRESS, Profile, TRUNCATED_ADDRESS, marker_at};
+
+use crate::measure::{self, percentage};
+
+/// What the stacks of a CPU profile tell of its quality, whatever the filters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quality {
+    /// Samples.
+    pub samples: i64,
+    /// Nanoseconds of all stacks.
+    pub ns: i64,
+    /// Of these, in stacks that could not be unwound to their end.
+    pub truncated_ns: i64,
+    /// Of these, without a sample.
+    pub not_sampled_ns: i64,
+    /// Of these, in functions without a name.
+    pub unnamed_ns: i64,
+}
+
+impl Quality {
+    /// Of a CPU profile of this project; `None` for others, and for the difference of two.
+    pub fn new(profile: &Profile) -> Option<Self> {
+        let sampling = profile.facts.cpu.as_ref()?;
+        let samples = profile.type_index("samples")?;
+        let time = profile.type_index(sampling.mode.name())?;
+        let compared = profile.labels.iter().any(|l| l.key == BASE_LABEL);
+        let mut quality = Self::default();
+        for (stack, frames) in profile.stacks.iter().enumerate() {
+            let values = profile.values_of(stack);
+            let (n, ns) = (values[samples], values[time]);
+            if compared || n < 0 || ns < 0 {
+                return None;
+            }
+            let add = |sum: &mut i64, part: bool| {
+                *sum = sum.saturating_add(if part { ns } else { 0 });
+            };
+            quality.samples = quality.samples.saturating_add(n);
+            add(&mut quality.ns, true);
+            let is = |frame: Option<&u32>, marker: u64| {
+                frame.is_some_and(|&f| profile.locations[f as usize].address == marker - 1)
+            };
+            add(
+                &mut quality.truncated_ns,
+                is(frames.last(), TRUNCATED_ADDRESS),
+            );
+            add(
+                &mut quality.not_sampled_ns,
+                is(frames.first(), NOT_SAMPLED_ADDRESS),
+            );
+            add(&mut quality.unnamed_ns, is_unnamed(profile, frames.first()));
+        }
+        Some(quality)
+    }
+
+    /// A part of the time, as a percentage.
+    fn share(&self, ns: i64) -> String {
+        percentage(ns, self.ns).trim().to_owned()
+    }
+}
+
+fn is_unnamed(profile: &Profile, leaf: Option<&u32>) -> bool {
+    leaf.is_none_or(|&leaf| {
+        let location = &profile.locations[leaf as usize];
+        location.line_count == 0 && marker_at(location.address).is_none()
+    })
+}
+
+/// What there is to say of it: names and texts, in the order of their importance.
+pub fn facts(profile: &Profile) -> Vec<(&'static str, String)> {
+    let Some(sampling) = &profile.facts.cpu else {
+        return Vec::new();
+    };
+    let mut facts = vec![("Engine", engine(sampling))];
+    if let Some(quality) = Quality::new(profile) {
+        facts.push(("Samples", samples(&quality, sampling)));
+        facts.extend(clock(&quality, sampling).map(|text| ("Process clock", text)));
+    }
+    let hidden = sampling.kernel_hidden.as_ref();
+    facts.extend(hidden.map(|why| ("Kernel", format!("hidden: {why}"))));
+    let fallbacks = sampling.fallbacks.iter();
+    facts.extend(fallbacks.map(|why| ("Not used", why.clone())));
+    facts
+}
+
+fn engine(sampling: &Sampling) -> String {
+    let Sampling {
+        engine, mode, rate, ..
+    } = sampling;
+    format!("{engine}, {rate} samples per second of {mode}")
+}
+
+fn samples(quality: &Quality, sampling: &Sampling) -> String {
+    let due = quality.samples.saturating_add_unsigned(sampling.lost);
+    let lost = i64::try_from(sampling.lost).unwrap_or(i64::MAX);
+    let lost = match lost {
+        0 => "0".to_owned(),
+        lost => format!("{lost} ({})", percentage(lost, due).trim()),
+    };
+    format!(
+        "{}, lost {lost}; of the time {} truncated, {} not sampled, {} without a name",
+        quality.samples,
+        quality.share(quality.truncated_ns),
+        quality.share(quality.not_sampled_ns),
+        quality.share(quality.unnamed_ns),
+    )
+}
+
+/// The CPU time by the clock of the process, beside which the sum of the samples can be checked.
+fn clock(quality: &Quality, sampling: &Sampling) -> Option<String> {
+    let ns = i64::try_from(sampling.process_ns?).unwrap_or(i64::MAX);
+    let used = measure::Style::Own.label(ns, "nanoseconds", "auto");
+    Some(match sampling.mode {
+        heap_format::cpu::Mode::Cpu => {
+            format!(
+                "{used} of CPU time, the stacks have {}",
+                percentage(quality.ns, ns).trim()
+            )
+        }
+        _ => format!("{used} of CPU time"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heap_format::cpu::{CpuBuilder, Frame};
+
+    fn profile(lost: u64) -> Profile {
+        let mut builder = CpuBuilder::new(Sampling {
+            engine: "ptrace".into(),
+            rate: 99,
+            process_ns: Some(1_010_000_000),
+            lost,
+            kernel_hidden: Some("perf_event_paranoid is 2".into()),
+            fallbacks: vec!["perf_event: not permitted".into()],
+            ..Sampling::default()
+        });
+        let stacks: [(&[Frame], u64, u64); 4] = [
+            (
+                &[Frame::Kernel("read"), Frame::User(0x1000)],
+                60,
+                600_000_000,
+            ),
+            (&[Frame::User(0x1000), Frame::Truncated], 30, 300_000_000),
+            (&[Frame::NotSampled], 0, 50_000_000),
+            (&[], 9, 50_000_000),
+        ];
+        for (frames, samples, ns) in stacks {
+            let stack: Vec<_> = frames.iter().map(|&f| builder.location(f)).collect();
+            builder.stack(&stack, samples, ns, 0);
+        }
+        builder.finish()
+    }
+
+    #[test]
+    fn what_is_missing_is_told() {
+        let text = |lost| {
+            let lines = facts(&profile(lost));
+            let lines = lines.iter().map(|(name, text)| format!("{name}: {text}"));
+            lines.collect::<Vec<_>>()
+        };
+        let expected = [
+            "Engine: ptrace, 99 samples per second of CPU time",
+            "Samples: 99, lost 1 (1.00%); of the time 30.00% truncated, 5.00% not sampled, \
+             35.00% without a name",
+            "Process clock: 1.01 s of CPU time, the stacks have 99.01%",
+            "Kernel: hidden: perf_event_paranoid is 2",
+            "Not used: perf_event: not permitted",
+        ];
+        assert_eq!(text(1), expected);
+        assert!(text(0)[1].starts_with("Samples: 99, lost 0; "));
+    }
+
+    #[test]
+    fn a_difference_has_no_quality_of_its_own() {
+        let mut profile = profile(0);
+        profile.values[1] = -1;
+        assert_eq!(Quality::new(&profile), None);
+        assert_eq!(facts(&profile).len(), 3);
+        assert!(facts(&Profile::default()).is_empty());
+    }
+}

@@ -1,0 +1,409 @@
+//! CPU profiles in every output: units, what the headings say, and CPU and heap on one page.
+//!
+//! `tests/data/shop.cpu` is made by hand: a CPU profile of the process of `shop.heap`, with two
+//! threads, functions of the kernel, a truncated stack, and time without samples.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+mod browser;
+mod expected;
+
+/// Runs the parser in the directory with the data.
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .current_dir(expected::data(""))
+        .args(arguments)
+        .args(["--source_path", "."])
+        .env("TZ", "UTC")
+        .output()
+        .unwrap()
+}
+
+fn output(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What is said where something is refused.
+fn refusal(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn check(name: &str, arguments: &[&str]) {
+    let shop = ["-f", "shop.cpu"];
+    expected::compare(name, &output(&[&shop, arguments].concat()));
+}
+
+#[test]
+fn tables_have_times_and_say_how_they_came_about() {
+    check("cpu_top.txt", &["-t"]);
+    check(
+        "cpu_top_samples.txt",
+        &["-t", "--sample_index", "samples", "--cum"],
+    );
+    check("cpu_tree.txt", &["--tree"]);
+    check("cpu_peek.txt", &["--peek", "^malloc$"]);
+    check("cpu_list.txt", &["--list", "visit|count"]);
+    check("cpu_threads.txt", &["--threads"]);
+    check("cpu_top_thread.txt", &["-t", "--tagfocus", "thread=till"]);
+    check("cpu_top_change.txt", &["-t", "--diff_base", "shop.cpu"]);
+}
+
+#[test]
+fn formats_for_other_programs_have_times() {
+    check("cpu_folded.txt", &["--folded"]);
+    check("cpu_callgrind.out", &["--callgrind"]);
+    check("cpu_table.csv", &["--csv"]);
+    check("cpu_raw.txt", &["--raw"]);
+    let json = output(&["-f", "shop.cpu", "--json"]);
+    let facts = json
+        .split("\"cpu\":{")
+        .nth(1)
+        .expect("facts of the sampling");
+    let facts = facts.split('}').next().unwrap();
+    let expected = [
+        "\"engine\":\"perf_event\"",
+        "\"mode\":\"cpu\"",
+        "\"rate\":99",
+        "\"process_ns\":3038000000",
+        "\"lost\":2",
+        "\"kernel_hidden\":null",
+        "\"samples\":297",
+        "\"not_sampled_ns\":19242972",
+    ];
+    for fact in expected {
+        assert!(facts.contains(fact), "{fact} in {facts}");
+    }
+}
+
+/// A picture without our scripts and styles.
+fn own_part(svg: &str) -> &str {
+    let from = svg.find("<g class=\"plain\">").unwrap();
+    let to = svg.find("<script><![CDATA[").unwrap();
+    &svg[from..to]
+}
+
+#[test]
+fn the_flame_graph_tells_kernel_from_program() {
+    let svg = output(&["-f", "shop.cpu", "--flame"]);
+    expected::compare("cpu_flame.svg", own_part(&svg));
+    let class = |name: &str| {
+        let at = svg.find(&format!("<title>{name}\n")).expect(name);
+        let start = svg[..at].rfind("class=\"frame ").unwrap();
+        svg[start + 13..].split('"').next().unwrap().to_owned()
+    };
+    assert!(class("clear_page_erms_[k]").starts_with('k'));
+    assert!(class("malloc").starts_with('w'));
+    assert_eq!(class("[not sampled]"), "g");
+    assert!(svg.contains("Colours: blue is the kernel<"), "{svg}");
+}
+
+#[test]
+fn a_symbolized_profile_is_the_profile() {
+    let once = output(&["-f", "shop.cpu", "--symbolize"]);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("again.cpu");
+    fs::write(&file, &once).unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(output(&["-f", file, "--symbolize"]), once);
+    assert_eq!(
+        output(&["-f", file, "-t"]),
+        output(&["-f", "shop.cpu", "-t"])
+    );
+}
+
+#[test]
+fn outputs_of_memory_are_refused_by_name() {
+    for flag in ["--leaks", "--sizes", "--temporary", "--timeline", "--rss"] {
+        let said = refusal(&["-f", "shop.cpu", flag]);
+        let expected = format!("{flag} is of memory, and this is a profile of CPU time");
+        assert!(said.contains(&expected), "{said}");
+    }
+    let said = refusal(&["-f", "shop.cpu", "-t", "--inuse_space"]);
+    assert!(said.contains("only samples, cpu"), "{said}");
+    let said = refusal(&["-f", "shop.heap", "--gperftools"]);
+    assert!(said.contains("no column of nanoseconds"), "{said}");
+}
+
+/// Rows of a table: name, flat and cum in nanoseconds; without what marks the kernel's functions.
+fn rows(table: &str) -> Vec<(String, i64, i64)> {
+    let rows = table.lines().skip_while(|line| !line.contains("flat%"));
+    rows.skip(1)
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let ns = |word: &str| word.trim_end_matches("ns").parse().unwrap();
+            let name = words[5..].join(" ").replace("_[k]", "");
+            (name, ns(words[0]), ns(words[3]))
+        })
+        .collect()
+}
+
+#[test]
+fn pprof_has_our_numbers() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("shop.pb.gz");
+    let file = file.to_str().unwrap();
+    output(&["-f", "shop.cpu", "--proto", "-o", file]);
+    let arguments = [
+        "tool",
+        "pprof",
+        "-top",
+        "-unit=ns",
+        "-nodefraction=0",
+        "-symbolize=none",
+        file,
+    ];
+    let theirs = Command::new("go").args(arguments).output();
+    let theirs = theirs.expect("go cannot be run: install golang-go");
+    assert!(theirs.status.success());
+    let theirs = String::from_utf8(theirs.stdout).unwrap();
+    let ours = output(&[
+        "-f",
+        "shop.cpu",
+        "-t",
+        "--unit",
+        "ns",
+        "--nodefraction",
+        "0",
+    ]);
+    let (mut a, mut b) = (rows(&ours), rows(&theirs));
+    a.sort();
+    b.sort();
+    assert!(a.len() > 20, "{ours}");
+    assert_eq!(a, b);
+}
+
+/// A page with the data of the profiles.
+fn page(files: &[&str]) -> String {
+    output(&[files, &["--html"]].concat())
+}
+
+/// The labels of the tabs, as their scripts add them.
+fn tabs(page: &str) -> Vec<&str> {
+    let labels = page.split("TABS.push({ key: \"").skip(1);
+    labels.map(|rest| rest.split('"').next().unwrap()).collect()
+}
+
+#[test]
+fn a_page_has_the_tabs_of_its_kind() {
+    let cpu = [
+        "flame",
+        "graph",
+        "functions",
+        "source",
+        "threads",
+        "cost",
+        "about",
+    ];
+    assert_eq!(tabs(&page(&["shop.cpu"])), cpu);
+    let heap = tabs(&page(&["shop.heap"])).join(" ");
+    assert!(heap.contains("leaks") && !heap.contains("cost"), "{heap}");
+    let both = page(&["shop.heap", "shop.cpu"]);
+    let all = tabs(&both).join(" ");
+    assert!(all.contains("leaks") && all.contains("cost"), "{all}");
+    assert!(both.contains("<title>shop - heap and CPU profile</title>"));
+    assert!(page(&["shop.cpu"]).contains("<title>shop - CPU profile</title>"));
+}
+
+#[test]
+fn heap_and_cpu_stand_beside_each_other_on_a_page_alone() {
+    let said = refusal(&["shop.heap", "shop.cpu", "-t"]);
+    assert!(
+        said.contains("shop.heap is of memory and shop.cpu of time: only --html"),
+        "{said}"
+    );
+    let said = refusal(&[
+        "shop.cpu",
+        "shop.heap",
+        "--html",
+        "--base",
+        "shop_before.heap",
+    ]);
+    assert!(said.contains("only without a base"), "{said}");
+    let (_directory, other) = of_another_process();
+    let other = other.to_str().unwrap();
+    let said = refusal(&["shop.heap", other, "--html"]);
+    assert!(said.contains("not of one process: processes "), "{said}");
+    page(&["shop.heap", other, "--force"]);
+}
+
+fn of_another_process() -> (tempfile::TempDir, PathBuf) {
+    let text = fs::read_to_string(expected::data("shop.cpu")).unwrap();
+    let pid = text.lines().find(|l| l.starts_with("# pid ")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("other.cpu");
+    fs::write(&file, text.replace(pid, "# pid 99")).unwrap();
+    (directory, file)
+}
+
+/// The heap's own numbers on the page that also has a CPU profile.
+#[test]
+fn a_cpu_profile_beside_it_changes_nothing_of_the_heap() {
+    let part = |page: &str, key: &str| {
+        let start = format!("\n\"{key}\":");
+        let rest = page
+            .split(&start)
+            .nth(1)
+            .unwrap_or_else(|| panic!("no {key}"));
+        rest.split('\n')
+            .next()
+            .unwrap()
+            .trim_end_matches(',')
+            .to_owned()
+    };
+    let (heap, both) = (page(&["shop.heap"]), page(&["shop.heap", "shop.cpu"]));
+    for key in ["suspects", "allocator", "time"] {
+        assert_eq!(part(&heap, key), part(&both, key), "{key}");
+    }
+}
+
+/// Sorts, filters and switches the tab of costs.
+const COST_PROBE: &str = r##"
+const state = {};
+const $ = (s) => document.querySelector(s);
+$("#to-cost").click();
+state.sum = $("#cost-sum").textContent;
+const heads = [...document.querySelectorAll("#cost th button")];
+state.heads = heads.map((b) => b.textContent).join("|");
+const rows = () => [...document.querySelectorAll("#cost tbody tr")].map((tr) => [...tr.children].map((td) => td.textContent));
+const row = (name) => (rows().find((r) => r[r.length - 1] === name) || []).join("|");
+state.first = rows()[0].join("|");
+state.visit = row("visit");
+heads[heads.length - 1].click();
+state.sorted = rows()[0][heads.length - 1];
+[...document.querySelectorAll("#cost .group button")].find((b) => b.textContent === "With callees").click();
+state.main = row("main");
+const field = $("#cost input");
+field.value = "^Room";
+field.dispatchEvent(new Event("input"));
+state.found = rows().length;
+[...document.querySelectorAll("#cost tbody button")][0].click();
+state.flame = !$("#flame").hidden && $("#flame input").value;
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+fn probe(page: &str, script: &str) -> String {
+    let page = browser::open_page(page);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("probe.html");
+    fs::write(&path, browser::with_probe(&page, script, "</body>")).unwrap();
+    browser::state(&path, "")
+}
+
+#[test]
+fn the_cost_of_malloc_is_told_by_caller() {
+    let state = probe(&page(&["shop.heap", "shop.cpu"]), COST_PROBE);
+    let text = |key: &str, text: &str| browser::assert_state(&state, key, &format!("\"{text}\""));
+    text(
+        "sum",
+        "malloc, free and what they call: 994.17 ms, 32.81% of 3.03 s.",
+    );
+    text(
+        "heads",
+        "CPU time|CPU%|In malloc|In malloc%|Allocated|Objects|Live|Function",
+    );
+    assert!(
+        state.contains("\"visit\":\"606.06 ms|20.00%|192.47 ms|6.35%|"),
+        "{state}"
+    );
+    assert!(state.contains("|994.17 ms|32.81%|"), "{state}");
+    text("flame", "^Room::Room$");
+    let cpu = probe(&page(&["shop.cpu"]), COST_PROBE);
+    browser::assert_state(
+        &cpu,
+        "heads",
+        "\"CPU time|CPU%|In malloc|In malloc%|Function\"",
+    );
+}
+
+/// Where the agent is the allocator, no frame may have the name of `malloc`.
+#[test]
+fn the_agents_own_functions_are_malloc() {
+    let profile = fs::read_to_string(expected::data("shop.cpu")).unwrap();
+    let profile = profile.replace("\toperator ", "\tmake ");
+    let directory = tempfile::tempdir().unwrap();
+    let sum = |module: &str, function: &str| {
+        let mut text = profile.replace("/libc.so.6", module);
+        for name in ["malloc", "free", "_int_malloc"] {
+            let renamed = format!("# function 0\t{}\t", function.replace("NAME", name));
+            text = text.replace(&format!("# function 0\t{name}\t"), &renamed);
+        }
+        let path = directory.path().join("shop.cpu");
+        fs::write(&path, text).unwrap();
+        let state = probe(&page(&[path.to_str().unwrap()]), COST_PROBE);
+        let (_, sum) = state
+            .split_once("malloc, free and what they call: ")
+            .unwrap();
+        let digits = sum.find(|c: char| !c.is_ascii_digit()).unwrap();
+        sum[..digits].parse::<u64>().unwrap()
+    };
+    let expected = sum("/libc.so.6", "NAME");
+    assert!(expected > 900, "{expected}");
+    let agent = "/libmem_agent.so";
+    assert_eq!(sum(agent, "mem_agent::sample::NAME"), expected);
+    // Modules that the program loads do what they like.
+    assert_eq!(sum(agent, "mem_agent::entry::loader::NAME"), 0);
+    assert_eq!(sum("/libc.so.6", "mem_agent::sample::NAME"), 0);
+}
+
+#[test]
+fn the_page_says_how_the_samples_were_taken() {
+    let script = r##"
+const state = {};
+const note = document.querySelector(".flame-note").title;
+state.engine = note.includes("Engine: perf_event, 99 samples per second of CPU time");
+state.samples = note.includes("Samples: 297, lost 2 (");
+state.columns = [...document.querySelectorAll("header .group button")].map((b) => b.textContent).join("|");
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+    let state = probe(&page(&["shop.cpu"]), script);
+    browser::assert_state(&state, "engine", "true");
+    browser::assert_state(&state, "samples", "true");
+    browser::assert_state(&state, "columns", "\"CPU time|Samples\"");
+}
+
+/// The output of `perf script` of a program under `cpu-clock`.
+const PERF: &str = "prog 7 [000] 12.5:   10101010 cpu-clock:uhpppH: \n\
+    \tffffffff81000010 do_fault+0x10 ([kernel.kallsyms])\n\
+    \t  55d0 work+0x1 (/usr/bin/prog)\n\
+    \t  55e0 main+0x1 (/usr/bin/prog)\n\n\
+    prog 7 [000] 12.6:   10101010 cpu-clock:uhpppH: \n\
+    \t  55e0 main+0x1 (/usr/bin/prog)\n\n";
+
+#[test]
+fn what_perf_recorded_is_a_cpu_profile() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("perf.txt");
+    fs::write(&file, PERF).unwrap();
+    let file = file.to_str().unwrap();
+    let top = output(&[file, "-t"]);
+    assert!(top.contains("Type: cpu"), "{top}");
+    assert!(top.contains("100% of 20.20ms total"), "{top}");
+    assert!(top.contains(" do_fault_[k]"), "{top}");
+    let folded = output(&[file, "--folded", "--sample_index", "samples"]);
+    assert_eq!(folded, "prog;main 1\nprog;main;work;do_fault_[k] 1\n");
+    let said = refusal(&[file, "--gperftools"]);
+    assert!(said.contains("names without addresses"), "{said}");
+}
+
+#[test]
+fn a_written_gperftools_file_is_read_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("shop.prof");
+    let path = file.to_str().unwrap();
+    output(&["-f", "shop.cpu", "--gperftools", "-o", path]);
+    // That format has no build ids: the program must be named, and any will do here.
+    let raw = output(&["-p", env!("CARGO_BIN_EXE_mem_parser"), "-f", path, "--raw"]);
+    assert!(
+        raw.contains("PeriodType: cpu nanoseconds\nPeriod: 10101000\n"),
+        "{raw}"
+    );
+    assert!(Path::new(path).metadata().unwrap().len() < 20_000);
+}
