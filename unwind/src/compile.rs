@@ -8,7 +8,7 @@ use crate::elf::{Module, Section};
 use crate::row::{Bytes, Row, Rows};
 use crate::rule::{Kind, Rule};
 use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, Expression,
+    BaseAddresses, CfaRule, CieOrFde, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, Expression,
     FrameDescriptionEntry, LittleEndian, Operation, ParsedEhFrameHdr, Register, RegisterRule,
     UnwindExpression, UnwindSection,
 };
@@ -65,6 +65,33 @@ fn signal_return<'a, A: Machine>(module: &impl Module<'a>, ip: u64) -> Option<Ru
     let frame = A::LINKED?;
     let instructions = [module.instruction(ip)?, module.instruction(ip + 4)?];
     A::is_signal_return(instructions).then(|| Rule::signal(frame))
+}
+
+/// The first address of the function that `ip` returns to, if it has an entry in the tables.
+#[must_use]
+pub fn function<'a>(module: &impl Module<'a>, ip: u64) -> Option<u64> {
+    let entry = Tables::of::<Native>(module)
+        .ok()?
+        .entry(ip.wrapping_sub(1))
+        .ok()?;
+    Some(entry.initial_address())
+}
+
+/// Shows where each function begins that `.eh_frame` describes, and the address of its entry there,
+/// up to the first that is damaged.
+pub fn entries(section: &Section<'_>, mut visit: impl FnMut(u64, u64)) {
+    let bases = BaseAddresses::default().set_eh_frame(section.address);
+    let frames = eh_frame::<Native>(section);
+    let mut entries = frames.entries(&bases);
+    while let Ok(Some(entry)) = entries.next() {
+        let CieOrFde::Fde(partial) = entry else {
+            continue;
+        };
+        if let Ok(entry) = partial.parse(EhFrame::cie_from_offset) {
+            let place = section.address.wrapping_add(entry.offset() as u64);
+            visit(entry.initial_address(), place);
+        }
+    }
 }
 
 /// Most bytes from a program's entry point to where its first call returns: glibc's takes 40.

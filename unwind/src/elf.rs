@@ -8,11 +8,16 @@ use crate::fingerprint::Fingerprint;
 use crate::probe;
 use core::slice::from_raw_parts;
 
-pub(crate) const PT_LOAD: u32 = 1;
-pub(crate) const PT_NOTE: u32 = 4;
-const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
-const PF_X: u32 = 1;
-const PF_R: u32 = 4;
+/// Kind of a segment that is loaded.
+pub const PT_LOAD: u32 = 1;
+/// Kind of a segment that holds notes.
+pub const PT_NOTE: u32 = 4;
+/// Kind of the segment that is `.eh_frame_hdr`.
+pub const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
+/// Flag of a segment that may be executed.
+pub const PF_X: u32 = 1;
+/// Flag of a segment that may be read.
+pub const PF_R: u32 = 4;
 const NT_GNU_BUILD_ID: u32 = 3;
 const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
@@ -102,12 +107,17 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// One program header.
 #[derive(Clone, Copy)]
-pub(crate) struct Segment {
-    pub(crate) kind: u32,
-    flags: u32,
-    pub(crate) offset: u64,
-    address: u64,
-    pub(crate) file_size: u64,
+pub struct Segment {
+    /// Its kind.
+    pub kind: u32,
+    /// What may be done with its memory.
+    pub flags: u32,
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// The address that the file gives to it.
+    pub address: u64,
+    /// Its bytes in the file.
+    pub file_size: u64,
     memory_size: u64,
 }
 
@@ -147,7 +157,8 @@ pub fn extent(page: &[u8], pc: u64, offset: u64) -> Option<(u64, u64)> {
 }
 
 /// The program headers, if the page is the first of an ELF file.
-pub(crate) fn program_headers(page: &[u8]) -> Option<&[u8]> {
+#[must_use]
+pub fn program_headers(page: &[u8]) -> Option<&[u8]> {
     if page.len() < HEADER_BYTES || !page.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
@@ -161,7 +172,8 @@ pub(crate) fn program_headers(page: &[u8]) -> Option<&[u8]> {
     page.get(offset..offset.checked_add(bytes)?)
 }
 
-pub(crate) fn segments<'a>(headers: &'a [u8]) -> impl Iterator<Item = Segment> + use<'a> {
+/// Program headers one by one.
+pub fn segments<'a>(headers: &'a [u8]) -> impl Iterator<Item = Segment> + use<'a> {
     headers.chunks_exact(PROGRAM_HEADER_BYTES).filter_map(|h| {
         Some(Segment {
             kind: u32_at(h, 0)?,
@@ -311,7 +323,9 @@ impl Module<'static> for Image {
     }
 }
 
-pub(crate) fn find_build_id(mut notes: &[u8]) -> Option<&[u8]> {
+/// The build id among notes (`NT_GNU_BUILD_ID`).
+#[must_use]
+pub fn find_build_id(mut notes: &[u8]) -> Option<&[u8]> {
     let aligned = |n: u32| (n as usize).checked_add(3).map(|n| n & !3);
     while notes.len() >= 12 {
         let name_len = u32_at(notes, 0)?;

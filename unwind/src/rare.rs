@@ -47,6 +47,13 @@ where
                 Err(cause) => Step::Truncated(cause),
             }
         }
+        // The innermost function may have been interrupted before it saved its return address.
+        (Some(_), None) if rule.is_leaf() && inner.count == 0 => {
+            match inner.live.get(usize::from(A::NUMBERS.ra.0)) {
+                Some(&link) => rule::leaf_step::<A>(rule, at, link, memory),
+                None => rule::step_on::<A>(rule, at, memory),
+            }
+        }
         // Whether a function that was interrupted has made its record yet cannot be told.
         (_, None) if A::HAS_FRAME_RECORDS && rule.is_missing() => {
             let Inner {

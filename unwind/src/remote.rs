@@ -2,7 +2,7 @@
 //! the modules that it runs.
 //!
 //! The rules, and the slow path, are those of the running thread's stack; there is no memo and
-//! no cache.
+//! no cache. A caller that keeps rules goes step by step.
 
 use crate::arch::{Machine, Native};
 use crate::compile::{Scratch, compile_on};
@@ -13,6 +13,38 @@ use crate::slow;
 use crate::stack::Memory;
 use crate::{Cause, Registers};
 use core::marker::PhantomData;
+
+/// The step from the last of `frames`, which are the innermost first, by its rule and that of the
+/// frame directly further in. `live`: the registers of the innermost frame by their DWARF numbers,
+/// as far as they are known: a function that was interrupted may hold in them what others find on
+/// the stack. `rules` gives the rule of another return address.
+pub fn step<'a, M: Module<'a>>(
+    (rule, callee): (Rule, Option<Rule>),
+    (frames, live): (&[Registers], &[u64]),
+    (module, rules): (
+        impl Fn(u64) -> Option<M>,
+        impl Fn(u64, &mut Scratch) -> Rule,
+    ),
+    memory: &mut impl Memory,
+    scratch: &mut Scratch,
+) -> Step {
+    let Some((at, inner)) = frames.split_last() else {
+        return Step::Truncated(Cause::BadFrame);
+    };
+    if !rule.is_rare::<Native>() {
+        return step_on::<Native>(rule, at, memory);
+    }
+    let callee = callee.zip(inner.last().map(|frame| frame.sp));
+    let mut inner = slow::Inner {
+        frame: |index: usize| inner[index],
+        count: inner.len(),
+        module,
+        scratch,
+        machine: PhantomData::<Native>,
+        live,
+    };
+    rare::step(&rare::Frame { rule, at, callee }, memory, &mut inner, rules)
+}
 
 /// Walks from `start` to the end of the stack in `memory`, and writes the registers of each
 /// frame, innermost first, to `frames`. `module` gives the module that holds a return address.
@@ -67,6 +99,7 @@ pub fn walk_on<'a, A: Machine, M: Module<'a>>(
                 module: &module,
                 scratch: &mut *scratch,
                 machine: PhantomData::<A>,
+                live: &[],
             };
             let at = &at;
             let rules = |ip, scratch: &mut Scratch| match module(ip) {

@@ -254,6 +254,13 @@ impl Rule {
         }
     }
 
+    /// Whether a step by this rule needs the frame pointer to find the caller.
+    #[inline]
+    #[must_use]
+    pub fn needs_fp(self) -> bool {
+        self.base() == Base::Fp
+    }
+
     /// Whether a step by this rule does not depend on the frame pointer.
     #[inline]
     #[must_use]

@@ -45,6 +45,8 @@ pub(crate) struct Inner<'a, A, F, I> {
     pub(crate) module: I,
     pub(crate) scratch: &'a mut Scratch,
     pub(crate) machine: PhantomData<A>,
+    /// The innermost frame's registers by number, as far as they are known.
+    pub(crate) live: &'a [u64],
 }
 
 /// The part of a row that says how to find the caller.
@@ -149,9 +151,10 @@ where
         let count = self.count;
         match rule {
             // The link register holds a return address in the innermost frame only, and
-            // that one called malloc.
+            // one that called malloc has saved it.
             RegisterRule::SameValue | RegisterRule::Undefined if of == A::NUMBERS.ra => {
-                Err(Cause::Unsupported)
+                let live = self.live.get(usize::from(of.0)).filter(|_| count == 0);
+                live.copied().ok_or(Cause::Unsupported)
             }
             RegisterRule::SameValue | RegisterRule::Undefined => {
                 self.register(of, at, count, stack)
@@ -217,7 +220,10 @@ where
             }
             outer = inner;
         }
-        Err(Cause::Unsupported)
+        // None has saved it: it is what it was in the innermost, if all were asked.
+        let live = self.live.get(usize::from(register.0));
+        let live = live.filter(|_| number <= MOST_ASKED).copied();
+        live.ok_or(Cause::Unsupported)
     }
 
     fn evaluate(

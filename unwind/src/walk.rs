@@ -391,6 +391,7 @@ impl Walker {
             // SAFETY: `init` wrote it.
             scratch: unsafe { self.scratch.assume_init_mut() },
             machine: PhantomData::<Native>,
+            live: &[],
         };
         let from = rare::Frame {
             rule,
