@@ -29,6 +29,8 @@
 //!   that memory, so nothing in it is believed. The target's memory and the copy's own stay as they
 //!   are.
 //!
+//! A single thread can be stopped for as long as its registers take ([`Glimpses`]).
+//!
 //! # Caller's duties
 //! - keep a [`Stopped`] short: the target stands still, and so does everyone who waits for it;
 //! - do not wait for the target, or for any child whatever (`waitpid(-1)`), in another thread
@@ -65,6 +67,7 @@ mod choice;
 mod code;
 mod copying;
 mod frames;
+mod glimpse;
 mod image;
 mod patience;
 mod process;
@@ -77,7 +80,9 @@ mod worker;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use glimpse::Glimpses;
 pub use refusal::Refusal;
+pub use request::{read as read_memory, read_error as read_memory_error};
 pub use worker::{Failure, Work, Worker};
 
 use code::Code;

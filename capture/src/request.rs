@@ -91,7 +91,12 @@ pub fn proceed_to_call(tid: i32, signal: i32) -> Result<()> {
 
 /// Ends tracing; the thread runs on.
 pub fn detach(tid: i32) -> Result<()> {
-    plain(libc::PTRACE_DETACH, tid, 0, 0)
+    detach_with(tid, 0)
+}
+
+/// The same; it receives a signal.
+pub fn detach_with(tid: i32, signal: i32) -> Result<()> {
+    plain(libc::PTRACE_DETACH, tid, 0, signal)
 }
 
 /// Sets what is traced, and what happens when the tracer ends.
@@ -276,6 +281,21 @@ pub fn read(pid: i32, address: u64, bytes: &mut [u8]) -> usize {
     // SAFETY: the kernel writes at most `bytes`, and checks the other side itself.
     let got = unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) };
     usize::try_from(got).unwrap_or(0)
+}
+
+/// Why a process's memory may not be read, as the kernel's error number; `None`: it may.
+pub fn read_error(pid: i32) -> Option<i32> {
+    let mut byte = 0u8;
+    let here = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    let there = remote(0, 1);
+    // SAFETY: one byte of ours, which the kernel may fill.
+    let got = unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) };
+    let error = Error::last_os_error().raw_os_error();
+    // Nothing is at address 0.
+    error.filter(|error| got < 0 && *error != libc::EFAULT)
 }
 
 /// Writes another process's memory, all of it or it is an error.

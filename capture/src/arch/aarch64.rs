@@ -60,6 +60,11 @@ impl General {
         self.0[PC]
     }
 
+    /// The registers by DWARF's numbers: x0 to x30, sp.
+    pub fn by_number(&self) -> [u64; 32] {
+        std::array::from_fn(|at| self.0[at])
+    }
+
     /// Moves the program counter.
     pub fn set_pc(&mut self, pc: u64) {
         self.0[PC] = pc;

@@ -66,6 +66,12 @@ impl General {
         self.0[RIP]
     }
 
+    /// The registers by DWARF's numbers (x86-64 psABI, figure 3.36).
+    pub fn by_number(&self) -> [u64; 16] {
+        // rax rdx rcx rbx rsi rdi rbp rsp, r8 to r15
+        [10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0].map(|at| self.0[at])
+    }
+
     /// Moves the program counter.
     pub fn set_pc(&mut self, pc: u64) {
         self.0[RIP] = pc;

@@ -1,0 +1,449 @@
+//! One thread, stopped for some microseconds: its registers, and what the caller reads meanwhile.
+//!
+//! The thread is traced only for that long, so that signals take their usual way, and it runs on
+//! by itself whenever this process is killed. A stop of its whole process (`SIGSTOP`) goes on.
+//!
+//! A thread of ours traces. What it cannot let go by a request (a thread that does not stop soon,
+//! that was killed while it was stopped, or that must not be interrupted any more), the kernel
+//! lets go when our thread ends. So it ends then, and the next glimpse has another one.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use crate::arch::General;
+use crate::patience::Patience;
+use crate::request::{self, Event};
+use crate::seizure::reap_dead_threads;
+use crate::tracer::Tracer;
+
+/// Takes glimpses at threads, one after another.
+#[derive(Default)]
+pub struct Glimpses {
+    /// Traces nothing between two glimpses.
+    tracer: Option<Tracer>,
+}
+
+/// What came of one.
+struct Taken<R> {
+    seen: io::Result<Option<R>>,
+    /// Whether the thread is not traced any more.
+    is_free: bool,
+}
+
+impl<R> Taken<R> {
+    fn nothing(is_free: bool) -> Self {
+        let seen = Ok(None);
+        Self { seen, is_free }
+    }
+}
+
+impl Glimpses {
+    /// Stops a thread of a process if it runs, and lets it run on. `look` gets its general
+    /// registers by their DWARF numbers, and its program counter. `None`: it sleeps, did not stop
+    /// within `limit`, has ended, or runs code of 32 bits.
+    ///
+    /// Whatever comes of it, afterwards the kernel does not know the thread as traced by us,
+    /// or is about to forget it.
+    ///
+    /// # Errors
+    /// The kernel's, which forbids it to trace the thread, or to start one that traces.
+    pub fn take<R: Send + 'static>(
+        &mut self,
+        (pid, tid): (i32, i32),
+        limit: Duration,
+        look: impl FnOnce(&[u64], u64) -> R + Send + 'static,
+    ) -> io::Result<Option<R>> {
+        let Some(state) = State::open(pid, tid) else {
+            return Ok(None);
+        };
+        let tracer = match self.tracer.take() {
+            Some(tracer) => tracer,
+            None => Tracer::start()?,
+        };
+        let job = move || take(tid, limit, || state.is_running(), look);
+        // If the process executes a program meanwhile, its other threads are killed, and the
+        // kernel lets nobody trace or read the process until they have been waited for.
+        let taken = tracer.run_while(job, || reap_dead_threads(pid));
+        let taken = taken.unwrap_or(Taken::nothing(false));
+        self.tracer = taken.is_free.then_some(tracer);
+        taken.seen
+    }
+}
+
+/// `runs` is asked twice: before the thread is traced, and at the last moment. A sleeper's system
+/// call could end with `EINTR`; one that is traced and was not interrupted does not notice.
+fn take<R>(
+    tid: i32,
+    limit: Duration,
+    runs: impl Fn() -> bool,
+    look: impl FnOnce(&[u64], u64) -> R,
+) -> Taken<R> {
+    if !runs() {
+        return Taken::nothing(true);
+    }
+    match request::seize(tid, 0) {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Taken::nothing(true),
+        Err(error) => {
+            let seen = Err(error);
+            return Taken {
+                seen,
+                is_free: true,
+            };
+        }
+    }
+    // If it died just now, its interruption fails, and its end remains until our thread's.
+    if !runs() || request::interrupt(tid).is_err() {
+        return Taken::nothing(false);
+    }
+    let mut patience = Patience::new(limit);
+    loop {
+        // Its end is left alone: when our thread ends, the kernel tells whoever is to be told.
+        match request::poll(tid, true) {
+            Ok(None) if patience.wait() => {}
+            Ok(None | Some(Event::End)) | Err(_) => return Taken::nothing(false),
+            Ok(Some(Event::None)) => return Taken::nothing(true),
+            Ok(Some(event)) => {
+                let registers = request::general(tid).ok().flatten();
+                let seen = registers.map(|registers| seen(&registers, look));
+                return Taken {
+                    seen: Ok(seen),
+                    is_free: release(tid, event),
+                };
+            }
+        }
+    }
+}
+
+fn seen<R>(regs: &General, look: impl FnOnce(&[u64], u64) -> R) -> R {
+    look(&regs.by_number(), regs.pc())
+}
+
+/// Lets a thread run on, with the signal that it was about to receive. False if it was killed
+/// meanwhile.
+fn release(tid: i32, event: Event) -> bool {
+    let signal = match event {
+        Event::Signal(signal) => signal,
+        _ => 0,
+    };
+    request::detach_with(tid, signal).is_ok()
+}
+
+/// `/proc/PID/task/TID/stat`, opened in advance: at the last moment, a read is quicker.
+struct State(File);
+
+impl State {
+    fn open(pid: i32, tid: i32) -> Option<Self> {
+        File::open(format!("/proc/{pid}/task/{tid}/stat"))
+            .ok()
+            .map(Self)
+    }
+
+    /// Whether it runs, or waits for nothing but a processor.
+    fn is_running(&self) -> bool {
+        let mut text = [0; 128];
+        let read = self.0.read_at(&mut text, 0).unwrap_or(0);
+        let text = &text[..read];
+        // The name may contain anything.
+        let name = text.iter().rposition(|b| *b == b')');
+        name.and_then(|at| text.get(at + 2)) == Some(&b'R')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::path::PathBuf;
+    use std::process::{Child, Command, Stdio};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Instant;
+
+    const LONG: Duration = Duration::from_secs(60);
+    /// Makes threads that run for a moment, until it reads something; then says so.
+    const SHORT_THREADS: &str = r#"
+        #include <poll.h>
+        #include <pthread.h>
+        #include <stdio.h>
+        static void *run(void *count) {
+            for (volatile long i = 0; i < (long)count; i++) {}
+            return 0;
+        }
+        int main(void) {
+            struct pollfd end = {0, POLLIN, 0};
+            while (poll(&end, 1, 0) == 0) {
+                pthread_t threads[8];
+                for (long i = 0; i < 8; i++)
+                    pthread_create(&threads[i], 0, run, (void *)(100000 * (i + 1)));
+                for (int i = 0; i < 8; i++) pthread_join(threads[i], 0);
+            }
+            puts("done");
+            fflush(stdout);
+            getchar();
+            getchar();
+        }"#;
+    /// Waits for a child of vfork, and does not stop meanwhile; says so.
+    const VFORK: &str = r#"
+        #include <stdio.h>
+        #include <unistd.h>
+        int main(void) {
+            puts("ready");
+            fflush(stdout);
+            char byte;
+            if (vfork() == 0) {
+                read(0, &byte, 1);
+                _exit(0);
+            }
+            puts("done");
+            fflush(stdout);
+            read(0, &byte, 1);
+        }"#;
+    /// Says how epoll_wait ended.
+    const EPOLL: &str = r#"
+        #include <errno.h>
+        #include <stdio.h>
+        #include <sys/epoll.h>
+        int main(void) {
+            struct epoll_event event = {.events = EPOLLIN};
+            int epoll = epoll_create1(0);
+            epoll_ctl(epoll, EPOLL_CTL_ADD, 0, &event);
+            puts("ready");
+            fflush(stdout);
+            int got = epoll_wait(epoll, &event, 1, -1);
+            puts(got == 1 ? "done" : errno == EINTR ? "interrupted" : "failed");
+            fflush(stdout);
+            getchar();
+        }"#;
+
+    /// A child that is killed at the latest with this, and the lines that it writes.
+    struct Running(Child, Receiver<String>);
+
+    impl Running {
+        fn start(command: &mut Command) -> Self {
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let (line, lines) = channel();
+            let output = BufReader::new(child.stdout.take().unwrap());
+            std::thread::spawn(move || {
+                output
+                    .lines()
+                    .map_while(Result::ok)
+                    .try_for_each(|text| line.send(text))
+            });
+            Self(child, lines)
+        }
+
+        fn of_c(source: &str) -> Self {
+            let program = compile(source);
+            let running = Self::start(&mut Command::new(&program));
+            std::fs::remove_file(program).unwrap();
+            running
+        }
+
+        fn pid(&self) -> i32 {
+            self.0.id().cast_signed()
+        }
+
+        fn hear(&self) -> String {
+            self.1.recv_timeout(LONG).expect("a line")
+        }
+
+        fn say(&mut self) {
+            let input = self.0.stdin.as_mut().unwrap();
+            input.write_all(b"x").unwrap();
+        }
+    }
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn compile(source: &str) -> PathBuf {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("glimpse-{}-{number}", std::process::id());
+        let program = std::env::temp_dir().join(name);
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O1", "-w", "-pthread", "-x", "c", "-", "-o"])
+            .arg(&program);
+        let mut gcc = gcc.stdin(Stdio::piped()).spawn().expect("gcc");
+        let mut input = gcc.stdin.take().unwrap();
+        input.write_all(source.as_bytes()).unwrap();
+        drop(input);
+        assert!(gcc.wait().unwrap().success());
+        program
+    }
+
+    fn until(what: &str, is_so: impl Fn() -> bool) {
+        let end = Instant::now() + LONG;
+        while !is_so() {
+            assert!(Instant::now() < end, "waited {LONG:?} for {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn state(pid: i32) -> Option<char> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit(')').next()?.trim_start().chars().next()
+    }
+
+    fn is_traced(pid: i32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        !status.contains("TracerPid:\t0\n")
+    }
+
+    /// In a thread that ends, as that of [`Glimpses`].
+    fn take_alone(tid: i32, limit: Duration, runs: impl Fn() -> bool + Send + 'static) -> bool {
+        let take = move || take(tid, limit, runs, |_, _| ());
+        let tracer = Tracer::start().unwrap();
+        let taken = tracer.run(take).unwrap();
+        assert!(taken.seen.unwrap().is_none());
+        taken.is_free
+    }
+
+    fn busy() -> Running {
+        let running = Running::start(Command::new("sh").args(["-c", "while :; do :; done"]));
+        until("it to run", || state(running.pid()) == Some('R'));
+        running
+    }
+
+    #[test]
+    fn a_thread_is_seen_and_runs_on() {
+        let running = busy();
+        let pid = running.pid();
+        let mut glimpses = Glimpses::default();
+        let mut seen = 0;
+        let end = Instant::now() + LONG;
+        while seen < 20 {
+            assert!(Instant::now() < end, "seen {seen} times in {LONG:?}");
+            let look = |registers: &[u64], pc| (registers.len(), pc);
+            // It is not running for a moment while it is being let go.
+            if let Some((count, pc)) = glimpses.take((pid, pid), LONG, look).unwrap() {
+                assert!(count >= 16 && pc != 0);
+                assert!(!is_traced(pid));
+                seen += 1;
+            }
+        }
+        drop(running);
+        assert!(matches!(
+            glimpses.take((pid, pid), LONG, |_, _| ()),
+            Ok(None)
+        ));
+    }
+
+    #[test]
+    fn a_stopped_process_stays_stopped() {
+        let running = busy();
+        let pid = running.pid();
+        // SAFETY: takes numbers only.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+        until("the stop", || state(pid) == Some('T'));
+        let tracer = Tracer::start().unwrap();
+        // As if it had stopped at the last moment.
+        let taken = tracer.run(move || take(pid, LONG, || true, |_, _| ()));
+        assert!(matches!(taken.unwrap().seen, Ok(Some(()))));
+        // On its way from our stop to the other one it is awake for a moment, in the kernel.
+        until("the stop", || state(pid) == Some('T'));
+        let mut glimpses = Glimpses::default();
+        assert!(
+            glimpses
+                .take((pid, pid), LONG, |_, _| ())
+                .unwrap()
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn a_thread_that_is_killed_meanwhile_ends_for_its_parent() {
+        let script = "sh -c 'while :; do :; done' & echo $!; wait $!; echo ended $?";
+        let parent = Running::start(Command::new("sh").args(["-c", script]));
+        let pid: i32 = parent.hear().parse().unwrap();
+        until("it to run", || state(pid) == Some('R'));
+        let mut glimpses = Glimpses::default();
+        // SAFETY: takes numbers only.
+        let kill = move |_: &[u64], _| unsafe { libc::kill(pid, libc::SIGKILL) };
+        let end = Instant::now() + LONG;
+        while glimpses.take((pid, pid), LONG, kill).unwrap().is_none() {
+            assert!(Instant::now() < end, "it was never seen");
+        }
+        // While the other end of this still stands.
+        assert_eq!(parent.hear(), "ended 137");
+        drop(glimpses);
+    }
+
+    #[test]
+    fn our_own_child_that_is_killed_meanwhile_is_left_for_its_waiter() {
+        let mut running = busy();
+        let pid = running.pid();
+        let mut glimpses = Glimpses::default();
+        // SAFETY: takes numbers only.
+        let kill = move |_: &[u64], _| unsafe { libc::kill(pid, libc::SIGKILL) };
+        let end = Instant::now() + LONG;
+        while glimpses.take((pid, pid), LONG, kill).unwrap().is_none() {
+            assert!(Instant::now() < end, "it was never seen");
+        }
+        let status = running.0.wait().unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(libc::SIGKILL)
+        );
+    }
+
+    #[test]
+    fn threads_that_come_and_go_leave_no_zombies() {
+        let mut running = Running::of_c(SHORT_THREADS);
+        let pid = running.pid();
+        let mut glimpses = Glimpses::default();
+        let (mut seen, end) = (0, Instant::now() + LONG);
+        while seen < 200 && Instant::now() < end {
+            for tid in crate::process::threads(pid) {
+                let limit = Duration::from_millis(2);
+                let taken = glimpses.take((pid, tid), limit, |_, _| ());
+                // One that is not let go by the last glimpse's tracer yet is refused.
+                seen += u32::from(matches!(taken, Ok(Some(()))));
+            }
+        }
+        assert!(seen > 0);
+        running.say();
+        assert_eq!(running.hear(), "done");
+        until("the last thread to be gone", || {
+            crate::process::threads(pid) == [pid]
+        });
+        drop(glimpses);
+    }
+
+    #[test]
+    fn a_thread_that_does_not_stop_is_let_go() {
+        let mut running = Running::of_c(VFORK);
+        assert_eq!(running.hear(), "ready");
+        let pid = running.pid();
+        until("vfork", || state(pid) == Some('D'));
+        assert!(!take_alone(pid, Duration::from_millis(5), || true));
+        until("it to be let go", || !is_traced(pid));
+        running.say();
+        // It stops nowhere on its way.
+        assert_eq!(running.hear(), "done");
+    }
+
+    #[test]
+    fn a_thread_that_has_gone_to_sleep_meanwhile_is_not_interrupted() {
+        let mut running = Running::of_c(EPOLL);
+        assert_eq!(running.hear(), "ready");
+        let pid = running.pid();
+        until("it to sleep", || state(pid) == Some('S'));
+        for _ in 0..10 {
+            let asked = AtomicU32::new(0);
+            let runs_at_first = move || asked.fetch_add(1, Ordering::Relaxed) == 0;
+            assert!(!take_alone(pid, LONG, runs_at_first));
+            until("it to be let go", || !is_traced(pid));
+        }
+        running.say();
+        assert_eq!(running.hear(), "done");
+    }
+}
