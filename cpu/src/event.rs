@@ -1,0 +1,196 @@
+//! `perf_event_open(2)` by hand: what is asked of the kernel, and how it is opened.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+const TYPE_SOFTWARE: u32 = 1;
+const TASK_CLOCK: u64 = 1;
+const DUMMY: u64 = 9;
+
+const SAMPLE_IP: u64 = 1;
+const SAMPLE_TID: u64 = 1 << 1;
+const SAMPLE_TIME: u64 = 1 << 2;
+pub(crate) const SAMPLE_READ: u64 = 1 << 4;
+pub(crate) const SAMPLE_CALLCHAIN: u64 = 1 << 5;
+const SAMPLE_REGS_USER: u64 = 1 << 12;
+const SAMPLE_STACK_USER: u64 = 1 << 13;
+const SAMPLE_IDENTIFIER: u64 = 1 << 16;
+/// What every sample has.
+pub(crate) const SAMPLE_ALWAYS: u64 =
+    SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_REGS_USER | SAMPLE_STACK_USER;
+
+/// Flags of the attribute, by their bits.
+mod flag {
+    pub const INHERIT: u64 = 1 << 1;
+    pub const EXCLUDE_KERNEL: u64 = 1 << 5;
+    pub const EXCLUDE_HV: u64 = 1 << 6;
+    pub const MMAP: u64 = 1 << 8;
+    pub const COMM: u64 = 1 << 9;
+    pub const INHERIT_STAT: u64 = 1 << 11;
+    pub const ENABLE_ON_EXEC: u64 = 1 << 12;
+    pub const DISABLED: u64 = 1;
+    pub const TASK: u64 = 1 << 13;
+    pub const WATERMARK: u64 = 1 << 14;
+    pub const SAMPLE_ID_ALL: u64 = 1 << 18;
+    pub const EXCLUDE_CALLCHAIN_USER: u64 = 1 << 22;
+    pub const MMAP2: u64 = 1 << 23;
+    pub const COMM_EXEC: u64 = 1 << 24;
+    pub const INHERIT_THREAD: u64 = 1 << 35;
+}
+
+const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
+const IOC_SET_OUTPUT: libc::c_ulong = 0x2405;
+/// `_IOR('$', 7, __u64 *)`
+const IOC_ID: libc::c_ulong = 0x8008_2407;
+
+/// `struct perf_event_attr`, as of Linux 3.19 (`PERF_ATTR_SIZE_VER4`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Attributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup: u32,
+    breakpoint: u32,
+    config1: u64,
+    config2: u64,
+    branches: u64,
+    registers: u64,
+    stack_bytes: u32,
+    clock: i32,
+    interrupt_registers: u64,
+}
+
+/// How threads are sampled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attribute {
+    /// CPU time between samples, in nanoseconds.
+    pub period: u64,
+    /// Bytes of stack that are copied.
+    pub stack_bytes: u32,
+    /// Whether the kernel is sampled too.
+    pub kernel: bool,
+    /// Whether each sample comes with its thread's clock.
+    pub clock: bool,
+    /// Whether children of the process are sampled too, and not its threads only.
+    pub children: bool,
+    /// Whether the kernel can tell the two apart.
+    pub threads_only: bool,
+    /// Whether nothing is counted before the thread executes a program.
+    pub from_exec: bool,
+}
+
+impl Attribute {
+    /// What samples have, besides what all of them have.
+    pub(crate) fn sample_type(&self) -> u64 {
+        let kernel = if self.kernel { SAMPLE_CALLCHAIN } else { 0 };
+        let clock = if self.clock { SAMPLE_READ } else { 0 };
+        SAMPLE_ALWAYS | kernel | clock
+    }
+
+    fn for_kernel(&self) -> Attributes {
+        let when = |is: bool, flags: u64| if is { flags } else { 0 };
+        Attributes {
+            kind: TYPE_SOFTWARE,
+            size: size_of::<Attributes>() as u32,
+            config: TASK_CLOCK,
+            period: self.period,
+            sample_type: self.sample_type(),
+            flags: flag::INHERIT
+                | flag::INHERIT_STAT
+                | flag::MMAP
+                | flag::MMAP2
+                | flag::COMM
+                | flag::COMM_EXEC
+                | flag::TASK
+                | flag::SAMPLE_ID_ALL
+                | flag::EXCLUDE_CALLCHAIN_USER
+                | when(!self.kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HV)
+                | when(!self.children && self.threads_only, flag::INHERIT_THREAD)
+                | when(self.from_exec, flag::DISABLED | flag::ENABLE_ON_EXEC),
+            wakeup: 0,
+            registers: crate::registers::MASK,
+            stack_bytes: self.stack_bytes,
+            ..Attributes::default()
+        }
+    }
+
+    /// Samples a thread on a processor.
+    pub(crate) fn open(&self, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
+        open(&self.for_kernel(), tid, cpu)
+    }
+}
+
+/// An event of our own that never happens: it owns a processor's ring, which thereby outlives
+/// all threads that write to it. `wakeup`: bytes after which the ring becomes readable.
+pub(crate) fn dummy(cpu: u32, wakeup: u32) -> io::Result<OwnedFd> {
+    let attributes = Attributes {
+        kind: TYPE_SOFTWARE,
+        size: size_of::<Attributes>() as u32,
+        config: DUMMY,
+        flags: flag::WATERMARK | flag::EXCLUDE_KERNEL | flag::EXCLUDE_HV,
+        wakeup,
+        ..Attributes::default()
+    };
+    open(&attributes, 0, cpu)
+}
+
+fn open(attributes: &Attributes, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
+    let none: libc::c_int = -1;
+    let attributes: *const Attributes = attributes;
+    // SAFETY: a struct of the size that it names itself, which the kernel only reads; a
+    // descriptor that is returned is ours alone.
+    unsafe {
+        let number = libc::SYS_perf_event_open;
+        let fd = libc::syscall(number, attributes, tid, cpu, none, FLAG_FD_CLOEXEC);
+        match fd {
+            0.. => Ok(OwnedFd::from_raw_fd(fd as RawFd)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Makes an event write to the ring of another one.
+pub(crate) fn redirect(event: &OwnedFd, ring: &OwnedFd) -> io::Result<()> {
+    // SAFETY: two open descriptors; no memory is passed.
+    let done = unsafe { libc::ioctl(event.as_raw_fd(), IOC_SET_OUTPUT as _, ring.as_raw_fd()) };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The number by which records name an event.
+pub(crate) fn id(event: &OwnedFd) -> io::Result<u64> {
+    let mut id = 0u64;
+    // SAFETY: the kernel writes a word to `id`.
+    match unsafe { libc::ioctl(event.as_raw_fd(), IOC_ID as _, &raw mut id) } {
+        0 => Ok(id),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// What an event has counted, with those that were inherited from it.
+pub(crate) fn value(event: &OwnedFd) -> io::Result<u64> {
+    let mut word = 0u64;
+    // SAFETY: a word of ours, and its size.
+    let read = unsafe { libc::read(event.as_raw_fd(), (&raw mut word).cast(), size_of::<u64>()) };
+    match read {
+        8 => Ok(word),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_attribute_has_the_size_that_the_kernel_knows() {
+        assert_eq!(size_of::<Attributes>(), 104);
+    }
+}

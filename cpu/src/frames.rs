@@ -1,0 +1,232 @@
+//! The unwind tables of a file: `.eh_frame`, and the index by which its entries are found
+//! (`.eh_frame_hdr`; LSB core, 10.6). Programs that are linked statically by gcc have no index:
+//! one is made.
+//!
+//! Of what lies behind the tables in their segment nothing is read.
+
+use unwind::compile::entries;
+use unwind::elf::{self, PT_GNU_EH_FRAME, PT_LOAD, Section, Segment};
+
+use crate::source::{Source, bytes};
+
+/// Most bytes of an index and of entries: programs of gigabytes have some tens of megabytes.
+const MOST_INDEX: u64 = 32 << 20;
+const MOST_ENTRIES: u64 = 128 << 20;
+/// Most sections of a file, and bytes of their names.
+const MOST_SECTIONS: u64 = 1 << 14;
+const MOST_NAMES: u64 = 1 << 20;
+/// Bytes of a section's header.
+const SECTION_BYTES: u64 = 64;
+/// Bytes of an index before its rows, and of a row.
+const HEAD_BYTES: usize = 12;
+const ROW_BYTES: usize = 8;
+/// How an index begins: version 1; pointers of four bytes relative to their own place, a count of
+/// four bytes, rows of four bytes twice, relative to the index. What all linkers write.
+const USUAL: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+
+/// Bytes, and the address that the file gives to them.
+#[derive(Default)]
+pub struct Part {
+    /// Of the first byte.
+    pub address: u64,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// The unwind tables of a file.
+#[derive(Default)]
+pub struct Frames {
+    /// `.eh_frame_hdr`.
+    pub index: Part,
+    /// `.eh_frame`.
+    pub entries: Part,
+}
+
+/// Reads them. `page`: the file's first bytes; `headers`: the program headers.
+pub fn read(source: &(impl Source + ?Sized), page: &[u8], headers: &[u8]) -> Option<Frames> {
+    let header = elf::segments(headers).find(|s| s.kind == PT_GNU_EH_FRAME);
+    match header {
+        Some(header) => indexed(source, headers, &header),
+        None => made(source, page),
+    }
+}
+
+/// Bytes at an address.
+fn at(
+    source: &(impl Source + ?Sized),
+    headers: &[u8],
+    (address, len): (u64, u64),
+    most: u64,
+) -> Option<Vec<u8>> {
+    let holds = |s: &Segment| {
+        let from = address.checked_sub(s.address);
+        from.is_some_and(|from| from.checked_add(len).is_some_and(|end| end <= s.file_size))
+    };
+    let mut loaded = elf::segments(headers).filter(|s| s.kind == PT_LOAD);
+    let segment = loaded.find(holds)?;
+    let offset = segment.offset.checked_add(address - segment.address)?;
+    bytes(source, offset, len, most).filter(|bytes| bytes.len() as u64 == len)
+}
+
+fn indexed(source: &(impl Source + ?Sized), headers: &[u8], header: &Segment) -> Option<Frames> {
+    let place = (header.address, header.file_size);
+    let index = Part {
+        address: header.address,
+        bytes: at(source, headers, place, MOST_INDEX)?,
+    };
+    let relative = |at: usize, base: u64| {
+        let word = index.bytes.get(at..at + 4)?.try_into().ok()?;
+        base.checked_add_signed(i64::from(i32::from_le_bytes(word)))
+    };
+    if !index.bytes.starts_with(&USUAL) {
+        return None;
+    }
+    let start = relative(4, index.address.checked_add(4)?)?;
+    let rows = index.bytes.get(HEAD_BYTES..)?.len() / ROW_BYTES;
+    let count = u32::from_le_bytes(index.bytes.get(8..12)?.try_into().ok()?);
+    let count = rows.min(usize::try_from(count).ok()?);
+    let row = |n: usize| relative(HEAD_BYTES + n * ROW_BYTES + 4, index.address);
+    // The entry that comes last in the file ends what can be found.
+    let last = (0..count).filter_map(row).max()?;
+    let len = u32::from_le_bytes(at(source, headers, (last, 4), 4)?.try_into().ok()?);
+    let end = last.checked_add(4)?.checked_add(u64::from(len))?;
+    let len = end.checked_sub(start)?;
+    let entries = Part {
+        address: start,
+        bytes: at(source, headers, (start, len), MOST_ENTRIES)?,
+    };
+    Some(Frames { index, entries })
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    let word = bytes.get(at..at.checked_add(8)?)?;
+    Some(u64::from_le_bytes(word.try_into().ok()?))
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u64> {
+    let half = bytes.get(at..at.checked_add(4)?)?;
+    Some(u64::from(u32::from_le_bytes(half.try_into().ok()?)))
+}
+
+/// Tables of a file without an index, which is made of what its section `.eh_frame` holds.
+fn made(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
+    let (address, offset, len) = section(source, page, b".eh_frame\0")?;
+    let bytes = bytes(source, offset, len, MOST_ENTRIES)?;
+    let entries = Part { address, bytes };
+    let index = index_of(&entries)?;
+    Some(Frames { index, entries })
+}
+
+/// Address, offset and size of a section.
+fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Option<(u64, u64, u64)> {
+    let numbers = word(page, 58)?.to_le_bytes();
+    let [size, count, names] =
+        [0, 2, 4].map(|at| u64::from(u16::from_le_bytes([numbers[at], numbers[at + 1]])));
+    if size != SECTION_BYTES || count > MOST_SECTIONS {
+        return None;
+    }
+    let most = MOST_SECTIONS * SECTION_BYTES;
+    let headers = bytes(source, word(page, 40)?, count * SECTION_BYTES, most)?;
+    let headers: Vec<&[u8]> = headers.chunks_exact(SECTION_BYTES as usize).collect();
+    let table = headers.get(usize::try_from(names).ok()?)?;
+    let table = bytes(source, word(table, 24)?, word(table, 32)?, MOST_NAMES)?;
+    let is_it = |header: &&&[u8]| {
+        let name = half(header, 0).and_then(|name| table.get(usize::try_from(name).ok()?..));
+        name.is_some_and(|name| name.starts_with(wanted))
+    };
+    let header = headers.iter().find(is_it)?;
+    Some((word(header, 16)?, word(header, 24)?, word(header, 32)?))
+}
+
+/// The index of entries, as a linker would write it, right behind them.
+fn index_of(frames: &Part) -> Option<Part> {
+    let address = frames
+        .address
+        .checked_add(frames.bytes.len() as u64)?
+        .checked_next_multiple_of(4)?;
+    let section = Section {
+        bytes: &frames.bytes,
+        address: frames.address,
+    };
+    let mut rows: Vec<(i32, i32)> = Vec::new();
+    let from_index = |to: u64| i32::try_from(to.wrapping_sub(address).cast_signed()).ok();
+    entries(&section, |start, entry| {
+        rows.extend(from_index(start).zip(from_index(entry)));
+    });
+    rows.sort_unstable();
+    let begin = frames.address.wrapping_sub(address + 4).cast_signed();
+    let mut bytes = USUAL.to_vec();
+    bytes.extend(i32::try_from(begin).ok()?.to_le_bytes());
+    bytes.extend(u32::try_from(rows.len()).ok()?.to_le_bytes());
+    for (start, entry) in rows {
+        bytes.extend(start.to_le_bytes());
+        bytes.extend(entry.to_le_bytes());
+    }
+    Some(Part { address, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    /// This program's own file, which a linker gave an index.
+    fn own() -> (File, Vec<u8>) {
+        let file = File::open(std::env::current_exe().unwrap()).unwrap();
+        let page = bytes(&file, 0, 4096, 4096).unwrap();
+        (file, page)
+    }
+
+    /// Where functions begin, and their entries.
+    fn rows(index: &Part) -> Vec<(u64, u64)> {
+        let part = |row: &[u8], at: usize| {
+            let distance = i32::from_le_bytes(row[at..at + 4].try_into().unwrap());
+            index.address.wrapping_add_signed(i64::from(distance))
+        };
+        let rows = index.bytes[HEAD_BYTES..].chunks_exact(ROW_BYTES);
+        rows.map(|row| (part(row, 0), part(row, 4))).collect()
+    }
+
+    #[test]
+    fn a_made_index_is_the_linkers() {
+        let (file, page) = own();
+        let headers = elf::program_headers(&page).unwrap();
+        let linked = read(&file, &page, headers).unwrap();
+        let made = made(&file, &page).unwrap();
+        assert_eq!(linked.entries.address, made.entries.address);
+        assert!(made.entries.bytes.starts_with(&linked.entries.bytes));
+        let (linked, made) = (rows(&linked.index), rows(&made.index));
+        assert!(linked.len() > 1000);
+        // Linkers leave out what begins where another one does.
+        let missing: Vec<_> = linked
+            .iter()
+            .filter(|row| !made.contains(row))
+            .take(3)
+            .collect();
+        assert!(missing.is_empty(), "{missing:x?}");
+        assert!(made.is_sorted() && made.len() - linked.len() < 16 + made.len() / 100);
+    }
+
+    #[test]
+    fn damage_gives_no_tables() {
+        let (file, page) = own();
+        let headers = elf::program_headers(&page).unwrap();
+        let header = elf::segments(headers).find(|s| s.kind == PT_GNU_EH_FRAME);
+        let header = header.unwrap();
+        for wild in [0, 1, 1 << 31, 1 << 47, u64::MAX - 3, u64::MAX] {
+            let (mut moved, mut longer) = (header, header);
+            moved.address = wild;
+            longer.file_size = wild.max(1 << 31);
+            for damaged in [moved, longer] {
+                assert!(indexed(&file, headers, &damaged).is_none(), "{wild:x}");
+            }
+        }
+        for at in [40, 58, 60, 62] {
+            let mut page = page.clone();
+            page[at..at + 2].fill(0xff);
+            // Whatever is found there is bounded.
+            let _ = made(&file, &page);
+        }
+        assert!(made(&file, &page[..60]).is_none());
+    }
+}

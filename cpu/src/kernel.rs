@@ -1,0 +1,115 @@
+//! Names of the kernel's functions, from `/proc/kallsyms`.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+
+/// Most symbols, and the longest line, that are read.
+const MOST_SYMBOLS: usize = 1 << 21;
+const LONGEST: usize = 1024;
+
+/// The functions of the running kernel and its modules.
+#[derive(Default)]
+pub struct Symbols {
+    /// Address, and where in `names` its name ends; by address.
+    starts: Vec<(u64, u32)>,
+    names: String,
+    first: Vec<u32>,
+}
+
+impl Symbols {
+    /// Reads them. None are known where the kernel hides their addresses (`kptr_restrict`).
+    pub fn read() -> Self {
+        match File::open("/proc/kallsyms") {
+            Ok(file) => Self::from(BufReader::with_capacity(1 << 16, file)),
+            Err(_) => Self::default(),
+        }
+    }
+
+    fn from(mut text: impl BufRead) -> Self {
+        let mut found = Vec::new();
+        let mut names = String::new();
+        let mut line = Vec::new();
+        while found.len() < MOST_SYMBOLS {
+            line.clear();
+            match text.read_until(b'\n', &mut line) {
+                Ok(count) if count > 0 => {}
+                _ => break,
+            }
+            if let Some((address, name)) = symbol(&line) {
+                found.push((address, names.len() as u32, name.len() as u32));
+                names.push_str(name);
+            }
+        }
+        // The first name of an address is kept.
+        found.sort_by_key(|(address, ..)| *address);
+        found.dedup_by_key(|(address, ..)| *address);
+        Self {
+            starts: found
+                .iter()
+                .map(|(address, _, len)| (*address, *len))
+                .collect(),
+            first: found.iter().map(|(_, first, _)| *first).collect(),
+            names,
+        }
+    }
+
+    /// Whether no address is known.
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// Where the function begins that holds an address.
+    pub fn start(&self, address: u64) -> Option<u64> {
+        let after = self.starts.partition_point(|(start, _)| *start <= address);
+        Some(self.starts.get(after.checked_sub(1)?)?.0)
+    }
+
+    /// Where a function of this name begins.
+    pub fn find(&self, name: &str) -> Option<u64> {
+        let is = |at: &usize| {
+            let first = self.first[*at] as usize;
+            self.names.get(first..first + self.starts[*at].1 as usize) == Some(name)
+        };
+        let found = (0..self.starts.len()).find(is)?;
+        Some(self.starts[found].0)
+    }
+
+    /// Name of the function that begins at an address.
+    pub fn name(&self, start: u64) -> Option<&str> {
+        let index = self
+            .starts
+            .binary_search_by_key(&start, |(at, _)| *at)
+            .ok()?;
+        let first = self.first[index] as usize;
+        self.names.get(first..first + self.starts[index].1 as usize)
+    }
+}
+
+/// The address and name of a function on a line: `ffffffff81000000 T _stext`.
+fn symbol(line: &[u8]) -> Option<(u64, &str)> {
+    let line = std::str::from_utf8(line.get(..LONGEST.min(line.len()))?).ok()?;
+    let mut fields = line.split_ascii_whitespace();
+    let address = u64::from_str_radix(fields.next()?, 16).ok()?;
+    let kind = fields.next()?;
+    let name = fields.next()?;
+    let is_function = matches!(kind, "t" | "T" | "w" | "W");
+    (is_function && address != 0).then_some((address, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_the_name_of_the_function_that_it_is_in() {
+        let text = b"ffff0010 T second\nffff0000 t first\nffff0008 d data\nffff0010 t alias\n\
+            0000 T hidden\nbroken\nffff0100 W third [module]\n";
+        let symbols = Symbols::from(&text[..]);
+        let name = |at| symbols.start(at).and_then(|start| symbols.name(start));
+        assert_eq!(name(0xffff_000f), Some("first"));
+        assert_eq!(name(0xffff_0010), Some("second"));
+        assert_eq!(name(0xffff_0fff), Some("third"));
+        assert_eq!(name(1), None);
+        assert!(Symbols::from(&b"0 T a\n0 T b\n"[..]).is_empty());
+    }
+}

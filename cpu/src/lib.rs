@@ -1,0 +1,47 @@
+//! Samples the CPU time of other processes, and unwinds their stacks from outside.
+//!
+//! # Promises
+//! - Nothing runs in the target, nothing is loaded into it, and no signal is sent to it.
+//! - Stacks are unwound here, by the tables of the files that the target maps ([`unwind`]), and
+//!   counted at once ([`stacks`]): what is kept grows with the code that ran, not with time.
+//! - Each sample stands for the CPU time that its thread used since its last one, by the thread's
+//!   own clock. What no sample stands for is known too ([`recording::Process::unsampled_ns`]).
+//! - A [`Refusal`] says what is missing, and leaves nothing behind.
+//!
+//! # Caller's duties
+//! - call [`Perf::collect`] when a descriptor becomes readable, and within [`Perf::due`] besides;
+//! - choose the engine, and say which it was: there is no policy here.
+//!
+//! # Limits
+//! x86-64 and aarch64, 64-bit programs, Linux 4.11 and later. Before Linux 6.13, samples come
+//! without their thread's clock, and each stands for one period.
+
+mod clocks;
+mod event;
+mod frame_pointer;
+mod frames;
+pub mod kernel;
+mod memory;
+mod mixer;
+mod module;
+pub mod perf;
+pub mod proc;
+mod programs;
+pub mod ptrace;
+mod record;
+pub mod recording;
+mod refusal;
+mod registers;
+mod ring;
+mod source;
+pub mod space;
+pub mod stacks;
+mod waiting;
+mod walk;
+
+pub use perf::{Perf, Sampling};
+pub use ptrace::Ptrace;
+pub use recording::{Counts, Process, Recording};
+pub use refusal::Refusal;
+pub use registers::Live;
+pub use waiting::Waiting;

@@ -1,0 +1,74 @@
+//! A copy of a part of a thread's stack.
+
+use unwind::Cause;
+use unwind::stack::Memory;
+
+/// Distance within which what lies behind a copy would have been found in a longer one.
+const REACH: u64 = 1 << 20;
+
+/// Bytes of a stack, from an address on.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied<'a> {
+    low: u64,
+    bytes: &'a [u8],
+    /// Whether something was looked for behind the end.
+    pub is_short: bool,
+}
+
+impl<'a> Copied<'a> {
+    /// These bytes from `low` on.
+    #[must_use]
+    pub fn new(low: u64, bytes: &'a [u8]) -> Self {
+        Self {
+            low,
+            bytes,
+            is_short: false,
+        }
+    }
+}
+
+impl Memory for Copied<'_> {
+    fn read(&mut self, address: u64) -> Result<u64, Cause> {
+        let offset = address.wrapping_sub(self.low);
+        let end = offset.saturating_add(8);
+        let (Ok(from), Ok(to)) = (usize::try_from(offset), usize::try_from(end)) else {
+            return Err(Cause::OutOfStack);
+        };
+        let Some(word) = self
+            .bytes
+            .get(from..to)
+            .filter(|_| address.is_multiple_of(8))
+        else {
+            let behind = end.wrapping_sub(self.bytes.len() as u64);
+            self.is_short |= address >= self.low && behind < REACH;
+            return Err(Cause::OutOfStack);
+        };
+        Ok(u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+    }
+
+    fn read_inner(&mut self, _: u64, address: u64) -> Result<u64, Cause> {
+        self.read(address)
+    }
+
+    fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
+        self.read(sp & !7).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_copied_is_read() {
+        let bytes: Vec<u8> = [1u64, 2, 3].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        let mut memory = Copied::new(0x1000, &bytes);
+        assert_eq!(memory.read(0x1010), Ok(3));
+        for wild in [0xff8, 0x1004, 0, u64::MAX, u64::MAX - 7] {
+            assert_eq!(memory.read(wild), Err(Cause::OutOfStack), "{wild:x}");
+        }
+        assert!(!memory.is_short);
+        assert_eq!(memory.read(0x1018), Err(Cause::OutOfStack));
+        assert!(memory.is_short);
+    }
+}

@@ -1,0 +1,132 @@
+//! The unwind tables of a module, read from its file or from memory.
+//!
+//! Files are hostile: each size is bounded, and what cannot be read has no tables.
+
+use std::cell::RefCell;
+
+use unwind::elf::{self, Module, PF_X, PT_LOAD, PT_NOTE, Section, Segment};
+use unwind::rule::Rule;
+
+use crate::frames::{self, Frames};
+use crate::mixer::ByAddress;
+use crate::source::{Source, bytes};
+
+/// Headers are looked for in so many bytes.
+const HEADER_BYTES: usize = 4096;
+const MOST_NOTES: u64 = 1 << 16;
+/// Most rules that are kept of a module.
+const MOST_RULES: usize = 1 << 20;
+
+/// What is known of a module's file.
+#[derive(Default)]
+pub struct Tables {
+    loaded: Vec<Segment>,
+    entry: u64,
+    frames: Frames,
+    build_id: Vec<u8>,
+    /// Rules by address in the file: they are the same wherever it is loaded.
+    rules: RefCell<ByAddress<u64, Rule>>,
+}
+
+impl Tables {
+    /// The rule of an address in the file, which is compiled once.
+    pub fn rule(&self, address: u64, compile: impl FnOnce() -> Rule) -> Rule {
+        if let Some(rule) = self.rules.borrow().get(&address) {
+            return *rule;
+        }
+        let rule = compile();
+        let mut rules = self.rules.borrow_mut();
+        if rules.len() >= MOST_RULES {
+            rules.clear();
+        }
+        rules.insert(address, rule);
+        rule
+    }
+
+    /// Reads them; empty where there are none.
+    pub fn read(source: &(impl Source + ?Sized)) -> Self {
+        Self::try_read(source).unwrap_or_default()
+    }
+
+    fn try_read(source: &(impl Source + ?Sized)) -> Option<Self> {
+        let page = bytes(source, 0, HEADER_BYTES as u64, HEADER_BYTES as u64)?;
+        let headers = elf::program_headers(&page)?;
+        let of = |kind| elf::segments(headers).filter(move |s: &Segment| s.kind == kind);
+        let mut tables = Self {
+            loaded: of(PT_LOAD).collect(),
+            entry: u64::from_le_bytes(page.get(24..32)?.try_into().ok()?),
+            ..Self::default()
+        };
+        tables.build_id = of(PT_NOTE)
+            .find_map(|s| {
+                let notes = bytes(source, s.offset, s.file_size, MOST_NOTES)?;
+                elf::find_build_id(&notes).map(<[u8]>::to_vec)
+            })
+            .unwrap_or_default();
+        // What does not fit has no tables, but is a module all the same.
+        tables.frames = frames::read(source, &page, headers).unwrap_or_default();
+        Some(tables)
+    }
+
+    /// The same without unwind tables.
+    pub fn without_frames(self) -> Self {
+        Self {
+            frames: Frames::default(),
+            ..self
+        }
+    }
+
+    /// The difference between addresses in memory and in the file, where `offset` of the file is
+    /// mapped at `start`.
+    pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
+        let holds = |s: &&Segment| {
+            s.flags & PF_X != 0
+                && s.offset & !4095 <= offset
+                && offset < s.offset.saturating_add(s.file_size.max(1))
+        };
+        let code = self.loaded.iter().find(holds)?;
+        let address = code.address.wrapping_add(offset.wrapping_sub(code.offset));
+        Some(start.wrapping_sub(address))
+    }
+
+    /// The build id; empty: none.
+    pub fn build_id(&self) -> &[u8] {
+        &self.build_id
+    }
+
+    /// The bytes that are kept.
+    pub fn size(&self) -> usize {
+        self.frames.index.bytes.len() + self.frames.entries.bytes.len()
+    }
+}
+
+/// A module's tables at the addresses that it is loaded at.
+#[derive(Clone, Copy)]
+pub struct Loaded<'a> {
+    /// The tables.
+    pub tables: &'a Tables,
+    /// See [`Tables::bias`].
+    pub bias: u64,
+}
+
+impl<'a> Module<'a> for Loaded<'a> {
+    fn eh_frame_hdr(&self) -> Option<Section<'a>> {
+        let index = &self.tables.frames.index;
+        Some(Section {
+            bytes: Some(&index.bytes[..]).filter(|bytes| !bytes.is_empty())?,
+            address: self.bias.wrapping_add(index.address),
+        })
+    }
+
+    fn bytes_from(&self, address: u64) -> Option<Section<'a>> {
+        let entries = &self.tables.frames.entries;
+        let offset = address.wrapping_sub(self.bias.wrapping_add(entries.address));
+        let bytes = entries.bytes.get(usize::try_from(offset).ok()?..)?;
+        Some(Section { bytes, address })
+    }
+
+    fn entry(&self) -> Option<u64> {
+        let entry = self.tables.entry;
+        (entry != 0).then(|| self.bias.wrapping_add(entry))
+    }
+}

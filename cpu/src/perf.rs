@@ -1,0 +1,546 @@
+//! The first engine: the kernel takes the samples (`perf_event_open`), and copies registers and
+//! stack of each.
+//!
+//! Each thread has an event for each processor, all of which write to the ring of theirs. New
+//! threads inherit them. Each sample comes with its event's clock, so that it is known what it
+//! stands for, whatever was lost before it.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use crate::clocks::{At, Clocks, Share};
+use crate::event::{self, Attribute};
+use crate::memory::Copied;
+use crate::proc;
+use crate::record::{self, Mapped, Record};
+use crate::recording::{self, Recording};
+use crate::refusal::Refusal;
+use crate::ring::Ring;
+use crate::space::Range;
+
+/// Bytes of a ring: what an unprivileged user may lock for each processor.
+const RING_BYTES: usize = 512 << 10;
+/// The least that is worth having: some samples.
+const LEAST_RING: usize = 128 << 10;
+/// Stack that is copied at first.
+const FIRST_STACK: u32 = 16 << 10;
+/// The most that the kernel copies.
+const MOST_STACK: u32 = 65_528;
+/// Copies grow when so many of them are too short, and more than one in [`TOLERATED`].
+const ENOUGH: u64 = 3;
+const TOLERATED: u64 = 100;
+/// For so long, what was copied is looked at soon: until copies grow, deep stacks are truncated.
+const START: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_millis(10);
+/// Time between looks at the processes.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What is sampled, and how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    /// Samples in a second of CPU time.
+    pub rate: u32,
+    /// Whether children of the processes are sampled too.
+    pub children: bool,
+}
+
+/// A processor.
+struct Processor {
+    number: u32,
+    ring: Ring,
+    /// The event that owns the ring.
+    owner: OwnedFd,
+}
+
+/// An event, and whose it is.
+struct Event {
+    fd: OwnedFd,
+    pid: i32,
+    id: u64,
+}
+
+/// The engine.
+pub struct Perf {
+    attribute: Attribute,
+    processors: Vec<Processor>,
+    events: Vec<Event>,
+    processes: Vec<i32>,
+    /// What the events have counted.
+    clocks: Clocks,
+    /// CPU time of processes before their events were opened anew.
+    counted: HashMap<i32, u64>,
+    /// Records of which earlier ones may come, and room for those that come next.
+    bytes: (Vec<u8>, Vec<u8>),
+    /// Samples, and those whose copy was too short, since the copies have this size.
+    judged: (u64, u64),
+    /// Records that were lost.
+    pub lost: u64,
+    /// Whether the copies grew.
+    grown: bool,
+    /// When the newest process was added, or the copies grew.
+    started: Instant,
+    /// When the processes were looked at.
+    looked: Instant,
+}
+
+impl Perf {
+    /// Finds out what is allowed, and maps the rings.
+    pub fn open(sampling: Sampling) -> Result<Self, Refusal> {
+        let attribute = Attribute {
+            period: 1_000_000_000 / u64::from(sampling.rate.max(1)),
+            stack_bytes: FIRST_STACK,
+            kernel: true,
+            clock: true,
+            children: sampling.children,
+            threads_only: true,
+            from_exec: false,
+        };
+        let numbers = proc::processors();
+        let attribute = allowed(attribute, &numbers)?;
+        let mut processors: Vec<Processor> = Vec::new();
+        let mut bytes = RING_BYTES;
+        for &number in &numbers {
+            match processor(number, &mut bytes) {
+                Ok(processor) => processors.push(processor),
+                // Switched off meanwhile.
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                Err(error) => return Err(Refusal::of_rings(error)),
+            }
+        }
+        Ok(Self {
+            clocks: Clocks::new(attribute.period, !attribute.kernel),
+            attribute,
+            processors,
+            events: Vec::new(),
+            processes: Vec::new(),
+            counted: HashMap::new(),
+            bytes: (Vec::new(), Vec::new()),
+            judged: (0, 0),
+            lost: 0,
+            grown: false,
+            started: Instant::now(),
+            looked: Instant::now(),
+        })
+    }
+
+    /// Whether the kernel's part is sampled.
+    #[must_use]
+    pub fn sees_kernel(&self) -> bool {
+        self.attribute.kernel
+    }
+
+    /// Bytes of stack that are copied.
+    #[must_use]
+    pub fn stack_bytes(&self) -> u32 {
+        self.attribute.stack_bytes
+    }
+
+    /// The longest time until samples should be collected.
+    #[must_use]
+    pub fn due(&self) -> Duration {
+        let may_grow = self.attribute.stack_bytes < MOST_STACK;
+        match may_grow && self.started.elapsed() < START {
+            true => SOON,
+            false => LOOK,
+        }
+    }
+
+    /// Whether copies grew meanwhile.
+    #[must_use]
+    pub fn has_grown(&self) -> bool {
+        self.grown
+    }
+
+    /// Samples a process from now on.
+    pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
+        self.started = Instant::now();
+        let opened = self.open_threads(pid);
+        match opened {
+            Ok(()) => self.processes.push(pid),
+            Err(_) => self.close(pid),
+        }
+        opened
+    }
+
+    /// Samples what this thread starts from now on, from when it executes a program.
+    pub fn attach_children(&mut self) -> Result<(), Refusal> {
+        // SAFETY: no memory is passed.
+        let own = unsafe { libc::gettid() };
+        self.attribute.from_exec = true;
+        let opened = self.open_thread(own, own);
+        self.attribute.from_exec = false;
+        opened.map(drop)
+    }
+
+    /// Until no thread is new: one that was born of a thread without events has none.
+    fn open_threads(&mut self, pid: i32) -> Result<(), Refusal> {
+        proc::allow_files();
+        let mut tried: HashSet<i32> = HashSet::new();
+        let mut any = false;
+        loop {
+            let mut new = proc::threads(pid);
+            new.retain(|tid| !self.clocks.has_own(*tid) && tried.insert(*tid));
+            if new.is_empty() {
+                return if any {
+                    Ok(())
+                } else {
+                    Err(Refusal::Gone { pid })
+                };
+            }
+            for tid in new {
+                any |= self.open_thread(pid, tid)?;
+            }
+        }
+    }
+
+    /// Whether the thread was still there.
+    fn open_thread(&mut self, pid: i32, tid: i32) -> Result<bool, Refusal> {
+        let group = self.clocks.begin(pid, tid);
+        let before = self.events.len();
+        for processor in &self.processors {
+            let opened = self.attribute.open(tid, processor.number).and_then(|fd| {
+                event::redirect(&fd, &processor.owner)?;
+                Ok((event::id(&fd)?, fd))
+            });
+            match opened {
+                Ok((id, fd)) => {
+                    self.clocks.opened(id, group);
+                    self.events.push(Event { fd, pid, id });
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::ESRCH) => {
+                        if self.events.len() == before {
+                            // What it inherited counts.
+                            self.clocks.cancel(tid);
+                        }
+                        return Ok(false);
+                    }
+                    Some(libc::ENODEV) => {}
+                    _ => return Err(Refusal::of_thread(pid, error, self.events.len())),
+                },
+            }
+        }
+        Ok(true)
+    }
+
+    /// Closes the events of a process.
+    fn close(&mut self, pid: i32) {
+        for event in self.events.extract_if(.., |event| event.pid == pid) {
+            self.clocks.closed(event.id);
+        }
+        self.clocks.forget(&[pid]);
+    }
+
+    /// What becomes readable when much was written.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.processors
+            .iter()
+            .map(|processor| processor.owner.as_fd())
+    }
+
+    /// Records what was written since the last time.
+    pub fn collect(&mut self, recording: &mut Recording) {
+        self.drain(recording);
+        self.judge(recording);
+        if self.looked.elapsed() >= LOOK {
+            self.looked = Instant::now();
+            self.bury(recording);
+        }
+    }
+
+    /// The last time: what has no sample by now will have none. Nothing is collected after this.
+    pub fn finish(&mut self, recording: &mut Recording) {
+        self.drain(recording);
+        self.bury(recording);
+        for pid in recording.pids() {
+            self.hide(pid, recording);
+        }
+    }
+
+    /// Lets those go that have ended.
+    fn bury(&mut self, recording: &mut Recording) {
+        let mut over = recording.look();
+        if over.is_empty() {
+            return;
+        }
+        // What they wrote to their end is in the rings by now.
+        self.drain(recording);
+        // A number may be another one's already.
+        over.retain(|pid| proc::is_over(*pid));
+        for &pid in &over {
+            self.settle(pid, recording);
+            recording.ended(pid);
+        }
+        self.processes.retain(|pid| !over.contains(pid));
+        self.clocks.forget(&over);
+    }
+
+    /// Applies all records that were written until now, in their order.
+    ///
+    /// Rings are read one after another: what a later one has may follow what was written
+    /// meanwhile to one that was read before. So they are read twice: no record is missing that
+    /// is older than the newest of the first time. The others wait for the next time.
+    fn drain(&mut self, recording: &mut Recording) {
+        let sample_type = self.attribute.sample_type();
+        let (mut early, mut late) = std::mem::take(&mut self.bytes);
+        let ends = self.take(&mut early);
+        let mut records = record::all(&early, &ends, sample_type);
+        let newest = records.iter().map(|(time, ..)| *time).max().unwrap_or(0);
+        late.clear();
+        let ends = self.take(&mut late);
+        let mut rest = Vec::new();
+        for (time, bytes, record) in record::all(&late, &ends, sample_type) {
+            match time <= newest {
+                true => records.push((time, bytes, record)),
+                false => rest.extend_from_slice(bytes),
+            }
+        }
+        records.sort_by_key(|(time, ..)| *time);
+        for (time, _, record) in records {
+            self.apply(time, record, recording);
+        }
+        self.clocks.end_round();
+        early.clear();
+        early.extend_from_slice(&rest);
+        self.bytes = (early, late);
+    }
+
+    /// Appends what the rings have; where that of each ends.
+    fn take(&self, bytes: &mut Vec<u8>) -> Vec<usize> {
+        let mut ends = vec![bytes.len()];
+        for processor in &self.processors {
+            processor.ring.take(bytes);
+            ends.push(bytes.len());
+        }
+        ends
+    }
+
+    fn apply(&mut self, time: u64, record: Record<'_>, recording: &mut Recording) {
+        match record {
+            Record::Sample(sample) => self.sample(time, &sample, recording),
+            Record::Clock {
+                pid,
+                tid,
+                id,
+                count,
+            } => {
+                let at = At { time, pid, tid, id };
+                if let Some(rest) = self.clocks.read(at, count)
+                    && self.is_recorded(pid, rest, recording)
+                    && let Some(process) = recording.process(pid)
+                {
+                    process.counts.rest_ns += rest.ns;
+                    process.counts.hidden_ns += rest.hidden;
+                }
+            }
+            Record::Fork {
+                pid,
+                tid,
+                parent,
+                parent_tid,
+            } => {
+                self.clocks.born(time, (pid, tid), parent_tid);
+                recording.forked(pid, parent);
+            }
+            Record::Exit { pid, tid } => {
+                if let Some(process) = recording.process(pid) {
+                    process.thread_ended(tid);
+                }
+                self.clocks.exit(time, pid, tid);
+            }
+            Record::Exec { pid } => {
+                self.clocks.executed(pid);
+                recording.executed(pid);
+            }
+            Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
+            Record::Lost(count) => self.lost += count,
+        }
+    }
+
+    /// Whether the process of this time is recorded, from now on if need be: the record of its
+    /// birth may be lost.
+    fn is_recorded(&self, pid: i32, share: Share, recording: &mut Recording) -> bool {
+        let ns = share.ns.saturating_add(share.hidden);
+        if recording.process(pid).is_some() {
+            return true;
+        }
+        if !self.attribute.children || ns == 0 {
+            return false;
+        }
+        // All that write to the rings are descendants then.
+        let is_there = recording.adopt(pid);
+        if !is_there {
+            recording.missed(ns);
+        }
+        is_there
+    }
+
+    fn sample(&mut self, time: u64, sample: &record::Sample<'_>, recording: &mut Recording) {
+        let at = At {
+            time,
+            pid: sample.pid,
+            tid: sample.tid,
+            id: sample.id,
+        };
+        let Some(share) = self.clocks.sample(at, sample.count) else {
+            return;
+        };
+        if !self.is_recorded(sample.pid, share, recording) {
+            return;
+        }
+        let Some(process) = recording.process(sample.pid) else {
+            return;
+        };
+        process.counts.hidden_ns += share.hidden;
+        let sp = sample.registers.map_or(0, |live| live.followed().sp);
+        let mut memory = Copied::new(sp, sample.stack);
+        let taken = recording::Sample {
+            pid: sample.pid,
+            tid: sample.tid,
+            live: sample.registers.as_ref(),
+            kernel: &mut record::kernel_addresses(sample.kernel),
+            ns: share.ns,
+            time: recording::Time::Running,
+        };
+        let is_cut = recording
+            .sample(taken, &mut memory)
+            .is_some_and(|taken| taken.cut == Some(unwind::Cause::OutOfStack));
+        let is_short = is_cut && memory.is_short;
+        self.judged.0 += 1;
+        self.judged.1 += u64::from(is_short && sample.stack_is_full);
+    }
+
+    /// Copies more of the stacks when too many are too short.
+    fn judge(&mut self, recording: &mut Recording) {
+        let (samples, short) = self.judged;
+        let is_bad = short >= ENOUGH && short * TOLERATED > samples;
+        if !is_bad || self.attribute.stack_bytes >= MOST_STACK {
+            return;
+        }
+        self.attribute.stack_bytes = (self.attribute.stack_bytes * 2).min(MOST_STACK);
+        self.reopen(recording);
+    }
+
+    /// Opens all events anew. The time between is not sampled, but it is counted.
+    fn reopen(&mut self, recording: &mut Recording) {
+        self.drain(recording);
+        self.judged = (0, 0);
+        self.grown = true;
+        self.started = Instant::now();
+        for pid in self.processes.clone() {
+            self.hide(pid, recording);
+            if let Some(process) = recording.process(pid) {
+                // Events that count the same thread cannot be told apart while it runs.
+                self.counted.insert(pid, process.elapsed_ns());
+            }
+        }
+        self.events.clear();
+        self.clocks.clear();
+        let mut known: HashSet<i32> = HashSet::new();
+        loop {
+            // A child that was born meanwhile has no events, unless its parent had some by then.
+            let processes = match self.attribute.children {
+                true => recording.family(),
+                false => self.processes.clone(),
+            };
+            let new: Vec<i32> = processes
+                .into_iter()
+                .filter(|pid| known.insert(*pid))
+                .collect();
+            if new.is_empty() {
+                return;
+            }
+            for pid in new {
+                // One that is gone has nothing more to sample.
+                let _ = self.open_threads(pid);
+            }
+        }
+    }
+
+    /// Whether the events of a process count nothing of its children.
+    fn counts_apart(&self) -> bool {
+        !self.attribute.children && self.attribute.threads_only
+    }
+
+    /// What the events of a process have counted, and what of it was hidden since its threads'
+    /// last samples.
+    fn conclude(&mut self, pid: i32) -> Share {
+        let mut sum = Share::default();
+        for event in self.events.iter().filter(|event| event.pid == pid) {
+            let value = event::value(&event.fd).unwrap_or(0);
+            let share = self.clocks.conclude(event.id, value);
+            sum.ns = sum.ns.saturating_add(share.ns);
+            sum.hidden = sum.hidden.saturating_add(share.hidden);
+        }
+        sum
+    }
+
+    /// Tells the recording what was hidden of a process that runs.
+    fn hide(&mut self, pid: i32, recording: &mut Recording) {
+        if self.attribute.kernel || !self.counts_apart() {
+            return;
+        }
+        let hidden = self.conclude(pid).hidden;
+        if let Some(process) = recording.process(pid) {
+            process.elapsed_ns();
+            process.hide(hidden);
+        }
+    }
+
+    /// Tells the recording what the kernel has counted of a process that ended.
+    fn settle(&mut self, pid: i32, recording: &mut Recording) {
+        if !self.counts_apart() {
+            return;
+        }
+        let sum = self.conclude(pid);
+        let before = self.counted.remove(&pid).unwrap_or(0);
+        if let Some(process) = recording.process(pid) {
+            process.counted(before.saturating_add(sum.ns));
+            process.hide(sum.hidden);
+        }
+        self.close(pid);
+    }
+}
+
+/// The attribute that the kernel accepts from us, of the best one.
+fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<Attribute, Refusal> {
+    let first = processors.first().copied().unwrap_or(0);
+    loop {
+        // Of this thread, which may always be asked for.
+        let Err(error) = attribute.open(0, first) else {
+            return Ok(attribute);
+        };
+        match error.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) if attribute.kernel => attribute.kernel = false,
+            Some(libc::EINVAL) if attribute.clock => attribute.clock = false,
+            Some(libc::EINVAL) if attribute.threads_only => attribute.threads_only = false,
+            _ => return Err(Refusal::of_kernel(error)),
+        }
+    }
+}
+
+/// A processor with a ring of at most this many bytes, which become less where that is too much.
+fn processor(number: u32, bytes: &mut usize) -> io::Result<Processor> {
+    loop {
+        let owner = event::dummy(number, (*bytes / 4) as u32)?;
+        match Ring::map(&owner, *bytes) {
+            Ok(ring) => {
+                return Ok(Processor {
+                    number,
+                    ring,
+                    owner,
+                });
+            }
+            Err(error) if *bytes <= LEAST_RING => return Err(error),
+            Err(_) => *bytes /= 2,
+        }
+    }
+}
+
+fn range(mapped: &Mapped<'_>) -> Range {
+    let end = mapped.start.saturating_add(mapped.len);
+    let file = (mapped.device, mapped.inode);
+    Range::new((mapped.start, end), mapped.offset, file, mapped.path)
+}

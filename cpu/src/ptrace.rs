@@ -1,0 +1,351 @@
+//! The second engine: threads are stopped one by one for some microseconds (`ptrace`).
+//!
+//! Only a thread that runs, and has used the CPU time that a sample stands for since its last
+//! one, is stopped: a sleeper's system call could be interrupted. One that goes to sleep in the
+//! very microsecond is stopped all the same, and if it sleeps in `epoll_wait` or another of the
+//! calls that no kernel starts again, that returns `EINTR`.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+use capture::Glimpses;
+
+use crate::memory::Copied;
+use crate::perf::Sampling;
+use crate::proc::{self, Reread};
+use crate::programs::{Change, Programs};
+use crate::recording::{Recording, Sample, Time};
+use crate::refusal::Refusal;
+use crate::registers::Live;
+
+/// Stack that is copied at first, and at most.
+const FIRST_STACK: usize = 16 << 10;
+const MOST_STACK: usize = 1 << 20;
+/// How long a thread may take to stop.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// Time between looks for new threads.
+const SEARCH: Duration = Duration::from_millis(50);
+
+/// A thread that may be sampled.
+struct Thread {
+    pid: i32,
+    /// Its CPU time.
+    clock: Reread,
+    /// That at its last sample.
+    last: u64,
+    /// Its stack's copies have this size.
+    stack: usize,
+}
+
+/// The engine. Between two calls, no thread is stopped or traced.
+pub struct Ptrace {
+    period: Duration,
+    threads: HashMap<i32, Thread>,
+    programs: Programs,
+    glimpses: Glimpses,
+    next: Instant,
+    searched: Option<Instant>,
+    buffer: Vec<u8>,
+}
+
+impl Thread {
+    /// `is_first`: it may be old. What it ran before is not sampled then.
+    fn new(pid: i32, tid: i32, is_first: bool) -> io::Result<Self> {
+        let file = Reread::new(format!("/proc/{pid}/task/{tid}/schedstat"))?;
+        let last = if is_first { clock(&file)? } else { 0 };
+        Ok(Self {
+            pid,
+            clock: file,
+            last,
+            stack: FIRST_STACK,
+        })
+    }
+
+    /// Its CPU time, and what of it came since its last sample.
+    fn used(&mut self) -> io::Result<(u64, u64)> {
+        let now = clock(&self.clock)?;
+        if now < self.last {
+            // Another thread has its number.
+            self.last = 0;
+        }
+        Ok((now, now - self.last))
+    }
+}
+
+impl Ptrace {
+    /// Nothing is traced yet.
+    #[must_use]
+    pub fn new(sampling: Sampling) -> Self {
+        Self {
+            period: Duration::from_secs(1) / sampling.rate.max(1),
+            threads: HashMap::new(),
+            programs: Programs::new(sampling.children),
+            glimpses: Glimpses::default(),
+            next: Instant::now(),
+            searched: None,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Samples a process from now on, if that is allowed.
+    pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
+        if let Some(refusal) = proc::tracing_obstacle(pid) {
+            return Err(refusal);
+        }
+        self.search(pid, true).map_err(|error| {
+            let threads = self.threads.len();
+            self.leave(pid);
+            match proc::is_full(&error) {
+                true => Refusal::Files { threads },
+                false => Refusal::of_proc(pid, error),
+            }
+        })
+    }
+
+    /// When [`collect`](Self::collect) is due.
+    #[must_use]
+    pub fn due(&self) -> Duration {
+        self.next.saturating_duration_since(Instant::now())
+    }
+
+    /// Looks at all threads, and samples those that are due.
+    pub fn collect(&mut self, recording: &mut Recording) {
+        if Instant::now() < self.next {
+            return;
+        }
+        // What is late is not made up for: the weights do.
+        self.next = Instant::now() + self.period;
+        if self.searched.is_none_or(|at| at.elapsed() >= SEARCH) {
+            self.searched = Some(Instant::now());
+            self.look(recording);
+        }
+        let due = self.due_threads(recording);
+        let mut pids: Vec<i32> = due.iter().map(|&(pid, ..)| pid).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        for pid in pids {
+            self.check(pid, recording);
+        }
+        for (_, tid, now) in due {
+            self.sample(tid, now, recording);
+        }
+    }
+
+    /// Looks for new processes and threads, and for those that are no more.
+    fn look(&mut self, recording: &mut Recording) {
+        self.programs.search(recording);
+        for pid in recording.pids() {
+            self.check(pid, recording);
+            // What cannot be read now may be the next time.
+            let _ = self.search(pid, false);
+        }
+        for pid in recording.look() {
+            self.leave(pid);
+            recording.ended(pid);
+        }
+    }
+
+    /// Finds out whether a process still runs the same program.
+    fn check(&mut self, pid: i32, recording: &mut Recording) {
+        match self.programs.look(pid, recording) {
+            Change::None => {}
+            Change::Executed => {
+                // Its first thread may have been another one before.
+                self.leave(pid);
+                let _ = self.search(pid, true);
+            }
+            Change::Ended => self.leave(pid),
+        }
+    }
+
+    fn leave(&mut self, pid: i32) {
+        self.threads.retain(|_, thread| thread.pid != pid);
+    }
+
+    /// Those that have used enough time since their last sample, with their processes and clocks.
+    fn due_threads(&mut self, recording: &mut Recording) -> Vec<(i32, i32, u64)> {
+        let mut due = Vec::new();
+        let period = self.period.as_nanos() as u64;
+        self.threads.retain(|&tid, thread| {
+            // Or another process has its number, which nobody has asked for.
+            let Some(process) = recording.process(thread.pid) else {
+                return false;
+            };
+            match thread.used() {
+                Ok((now, ns)) if ns >= period => due.push((thread.pid, tid, now)),
+                Err(error) if proc::is_gone(&error) => {
+                    process.thread_ended(tid);
+                    return false;
+                }
+                _ => {}
+            }
+            true
+        });
+        due
+    }
+
+    /// Takes in the threads of a process that are new. `is_first`: they may be old.
+    fn search(&mut self, pid: i32, is_first: bool) -> io::Result<()> {
+        for tid in proc::try_threads(pid)? {
+            if self.threads.contains_key(&tid) {
+                continue;
+            }
+            match Thread::new(pid, tid, is_first) {
+                Ok(thread) => {
+                    self.threads.insert(tid, thread);
+                }
+                Err(error) if proc::is_gone(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, tid: i32, now: u64, recording: &mut Recording) {
+        let Some(thread) = self.threads.get_mut(&tid) else {
+            return;
+        };
+        let ns = now.saturating_sub(thread.last);
+        if Duration::from_nanos(ns) < self.period {
+            // It has begun another program since.
+            return;
+        }
+        let pid = thread.pid;
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(thread.stack, 0);
+        let look = move |registers: &[u64], pc: u64| {
+            let live = Live::of_all(registers, pc);
+            let read = capture::read_memory(pid, live.followed().sp, &mut buffer);
+            (live, buffer, read)
+        };
+        let seen = self.glimpses.take((pid, tid), PATIENCE, look);
+        let Ok(Some((live, buffer, read))) = seen else {
+            return;
+        };
+        let mut memory = Copied::new(live.followed().sp, &buffer[..read]);
+        thread.last = now;
+        let sample = Sample {
+            pid,
+            tid,
+            live: Some(&live),
+            kernel: &mut std::iter::empty(),
+            ns,
+            time: Time::Running,
+        };
+        recording.sample(sample, &mut memory);
+        // The next time there is enough of it.
+        if memory.is_short && read == thread.stack {
+            thread.stack = (thread.stack * 2).min(MOST_STACK);
+        }
+        self.buffer = buffer;
+    }
+}
+
+/// The CPU time of a thread: the first number of its `schedstat`.
+fn clock(file: &Reread) -> io::Result<u64> {
+    let mut text = [0; 64];
+    let read = file.read(&mut text)?;
+    let text = String::from_utf8_lossy(&text[..read]);
+    let number = text
+        .split_ascii_whitespace()
+        .next()
+        .and_then(|n| n.parse().ok());
+    number.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    const LONG: Duration = Duration::from_secs(60);
+    const SAMPLING: Sampling = Sampling {
+        rate: 1000,
+        children: true,
+    };
+
+    /// Killed at the latest with this.
+    struct Running(Child);
+
+    impl Running {
+        fn start(script: &str) -> Self {
+            let mut command = Command::new("sh");
+            let child = command.args(["-c", script]).stdin(Stdio::piped()).spawn();
+            Self(child.unwrap())
+        }
+
+        fn pid(&self) -> i32 {
+            self.0.id().cast_signed()
+        }
+    }
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Samples until it is so.
+    fn until(
+        what: &str,
+        (ptrace, recording): (&mut Ptrace, &mut Recording),
+        is_so: impl Fn(&Recording) -> bool,
+    ) {
+        let end = Instant::now() + LONG;
+        while !is_so(recording) {
+            assert!(Instant::now() < end, "waited {LONG:?} for {what}");
+            std::thread::sleep(ptrace.due());
+            ptrace.collect(recording);
+        }
+    }
+
+    fn is_traced(pid: i32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        !status.contains("TracerPid:\t0\n")
+    }
+
+    #[test]
+    fn a_program_is_kept_apart_from_the_one_that_it_executes() {
+        let busy = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+        let running = Running::start(&format!("{busy}; exec sh -c 'while :; do :; done'"));
+        let pid = running.pid();
+        let mut recording = Recording::new(false);
+        recording.add(pid);
+        let mut ptrace = Ptrace::new(Sampling {
+            children: false,
+            ..SAMPLING
+        });
+        ptrace.attach(pid).unwrap();
+        until("both", (&mut ptrace, &mut recording), |recording| {
+            let mut processes = recording.running();
+            processes.any(|p| p.serial > 1 && p.counts.samples > 10)
+        });
+        drop(ptrace);
+        let end = Instant::now() + LONG;
+        while is_traced(pid) {
+            assert!(Instant::now() < end, "it is still traced");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn children_are_sampled_and_end_for_their_parents() {
+        let burn = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+        let mut running = Running::start(&format!("sh -c '{burn}' & wait $!; exit 7"));
+        let pid = running.pid();
+        let mut recording = Recording::new(true);
+        recording.add_newborn(pid);
+        let mut ptrace = Ptrace::new(SAMPLING);
+        ptrace.attach(pid).unwrap();
+        until("a child", (&mut ptrace, &mut recording), |recording| {
+            let mut processes = recording.running();
+            processes.any(|p| p.pid != pid && p.counts.samples > 0)
+        });
+        until("the end", (&mut ptrace, &mut recording), |recording| {
+            recording.running().next().is_none()
+        });
+        assert_eq!(running.0.wait().unwrap().code(), Some(7));
+    }
+}

@@ -1,0 +1,426 @@
+//! The kernel's records, read from bytes. Each size is checked: a record that does not fit is
+//! none.
+
+use crate::event::{SAMPLE_CALLCHAIN, SAMPLE_READ};
+use crate::registers::{Live, MASK};
+
+const MMAP: u32 = 1;
+const LOST: u32 = 2;
+const COMM: u32 = 3;
+const EXIT: u32 = 4;
+const FORK: u32 = 7;
+const READ: u32 = 8;
+const SAMPLE: u32 = 9;
+const MMAP2: u32 = 10;
+const LOST_SAMPLES: u32 = 13;
+
+/// `PERF_RECORD_MISC_COMM_EXEC`
+const MISC_EXEC: u16 = 1 << 13;
+/// Values from here on are no kernel addresses but change the context (`PERF_CONTEXT_MAX`).
+const CONTEXTS: u64 = (-4095i64).cast_unsigned();
+/// `PERF_SAMPLE_REGS_ABI_64`
+const ABI_64: u64 = 2;
+const PROT_EXEC: u32 = 4;
+
+/// A record.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Record<'a> {
+    /// A sample.
+    Sample(Sample<'a>),
+    /// The last of a thread's clock.
+    Clock {
+        pid: i32,
+        tid: i32,
+        id: u64,
+        count: u64,
+    },
+    /// A thread or process was born of a thread of another one, or the same.
+    Fork {
+        pid: i32,
+        tid: i32,
+        parent: i32,
+        parent_tid: i32,
+    },
+    /// A thread ended.
+    Exit { pid: i32, tid: i32 },
+    /// A process executes another program.
+    Exec { pid: i32 },
+    /// Code was mapped.
+    Mapped(Mapped<'a>),
+    /// Records were lost for want of room.
+    Lost(u64),
+}
+
+/// A sample as it was taken.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Sample<'a> {
+    pub pid: i32,
+    pub tid: i32,
+    /// The event, which is a thread's or was inherited from it.
+    pub id: u64,
+    /// The thread's clock by this event.
+    pub count: Option<u64>,
+    /// Addresses in the kernel, innermost first.
+    pub kernel: &'a [u8],
+    /// `None`: the thread has none, as those of the kernel's own, or runs code of 32 bits.
+    pub registers: Option<Live>,
+    /// The stack from its pointer on.
+    pub stack: &'a [u8],
+    /// Whether more of the stack was asked for than there was room.
+    pub stack_is_full: bool,
+}
+
+/// An executable mapping.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Mapped<'a> {
+    pub pid: i32,
+    pub start: u64,
+    pub len: u64,
+    pub offset: u64,
+    pub device: (u32, u32),
+    pub inode: u64,
+    pub path: &'a [u8],
+}
+
+/// Bytes that are read from the front.
+#[derive(Clone, Copy)]
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn bytes(&mut self, count: u64) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(usize::try_from(count).ok()?)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn word(&mut self) -> Option<u64> {
+        Some(u64::from_ne_bytes(self.bytes(8)?.try_into().ok()?))
+    }
+
+    fn half(&mut self) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.bytes(4)?.try_into().ok()?))
+    }
+
+    /// A process or thread number.
+    fn number(&mut self) -> Option<i32> {
+        Some(self.half()?.cast_signed())
+    }
+}
+
+/// A record and when it was written.
+type Timed<'a> = (u64, Record<'a>);
+
+/// The first record in `bytes` (`None`: one that is not of interest, or damaged), its time, and
+/// the rest. `sample_type`: what samples have.
+pub(crate) fn next(bytes: &[u8], sample_type: u64) -> Option<(Option<Timed<'_>>, &[u8])> {
+    let mut cursor = Cursor(bytes);
+    let kind = cursor.half()?;
+    let rest = cursor.half()?.to_ne_bytes();
+    let misc = u16::from_ne_bytes([rest[0], rest[1]]);
+    let size = usize::from(u16::from_ne_bytes([rest[2], rest[3]]));
+    if size < 8 || size > bytes.len() {
+        return None;
+    }
+    let (record, rest) = bytes.split_at(size);
+    Some((body(kind, misc, &record[8..], sample_type), rest))
+}
+
+/// The records of several rings, which end at `ends` in `bytes`, with their times and bytes.
+pub(crate) fn all<'a>(
+    bytes: &'a [u8],
+    ends: &[usize],
+    sample_type: u64,
+) -> Vec<(u64, &'a [u8], Record<'a>)> {
+    let mut records = Vec::new();
+    let mut start = 0;
+    for &end in ends {
+        let mut rest = bytes.get(start..end).unwrap_or_default();
+        while let Some((record, after)) = next(rest, sample_type) {
+            let size = rest.len() - after.len();
+            records.extend(record.map(|(time, record)| (time, &rest[..size], record)));
+            rest = after;
+        }
+        start = end;
+    }
+    records
+}
+
+fn body(kind: u32, misc: u16, bytes: &[u8], sample_type: u64) -> Option<(u64, Record<'_>)> {
+    let mut at = Cursor(bytes);
+    if kind == SAMPLE {
+        return sample(at, sample_type);
+    }
+    // All others end with: pid, tid; time; id.
+    let mut trailer = Cursor(at.0.get(at.0.len().checked_sub(24)?..)?);
+    trailer.word()?;
+    let (time, id) = (trailer.word()?, trailer.word()?);
+    let record = match kind {
+        READ => Record::Clock {
+            pid: at.number()?,
+            tid: at.number()?,
+            id,
+            count: at.word()?,
+        },
+        FORK => Record::Fork {
+            pid: at.number()?,
+            parent: at.number()?,
+            tid: at.number()?,
+            parent_tid: at.number()?,
+        },
+        EXIT => {
+            let pid = at.number()?;
+            let _parent = at.number()?;
+            let tid = at.number()?;
+            Record::Exit { pid, tid }
+        }
+        COMM if misc & MISC_EXEC != 0 => Record::Exec { pid: at.number()? },
+        MMAP | MMAP2 => Record::Mapped(mapped(at, kind)?),
+        LOST => {
+            at.word()?;
+            Record::Lost(at.word()?)
+        }
+        LOST_SAMPLES => Record::Lost(at.word()?),
+        _ => return None,
+    };
+    Some((time, record))
+}
+
+fn sample(mut at: Cursor<'_>, sample_type: u64) -> Option<(u64, Record<'_>)> {
+    let id = at.word()?;
+    let _ip = at.word()?;
+    let (pid, tid) = (at.number()?, at.number()?);
+    let time = at.word()?;
+    let count = match sample_type & SAMPLE_READ {
+        0 => None,
+        _ => Some(at.word()?),
+    };
+    let kernel = match sample_type & SAMPLE_CALLCHAIN {
+        0 => &[][..],
+        _ => {
+            let count = at.word()?;
+            at.bytes(count.checked_mul(8)?)?
+        }
+    };
+    let abi = at.word()?;
+    let registers = match abi {
+        0 => None,
+        _ => {
+            let mut values = [0; MASK.count_ones() as usize];
+            for value in &mut values {
+                *value = at.word()?;
+            }
+            Live::of_perf(&values).filter(|_| abi == ABI_64)
+        }
+    };
+    let room = at.word()?;
+    let stack = at.bytes(room)?;
+    let used = if room > 0 { at.word()? } else { 0 };
+    let stack = stack.get(..usize::try_from(used).ok()?)?;
+    let sample = Sample {
+        pid,
+        tid,
+        id,
+        count,
+        kernel,
+        registers,
+        stack,
+        stack_is_full: used == room,
+    };
+    Some((time, Record::Sample(sample)))
+}
+
+fn mapped(mut at: Cursor<'_>, kind: u32) -> Option<Mapped<'_>> {
+    let pid = at.number()?;
+    at.half()?;
+    let (start, len, offset) = (at.word()?, at.word()?, at.word()?);
+    let (mut device, mut inode) = ((0, 0), 0);
+    if kind == MMAP2 {
+        device = (at.half()?, at.half()?);
+        inode = at.word()?;
+        at.word()?;
+        if at.half()? & PROT_EXEC == 0 {
+            return None;
+        }
+        at.half()?;
+    }
+    let path = at.0.get(..at.0.len().checked_sub(24)?)?;
+    let end = path.iter().position(|b| *b == 0).unwrap_or(path.len());
+    Some(Mapped {
+        pid,
+        start,
+        len,
+        offset,
+        device,
+        inode,
+        path: &path[..end],
+    })
+}
+
+/// The addresses of a kernel's stack, innermost first.
+pub(crate) fn kernel_addresses(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let words = bytes.as_chunks().0.iter();
+    words
+        .map(|word| u64::from_ne_bytes(*word))
+        .filter(|word| *word < CONTEXTS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::SAMPLE_ALWAYS;
+
+    const REGISTERS: usize = MASK.count_ones() as usize;
+
+    /// A record of words behind its header.
+    fn record(kind: u32, misc: u16, words: &[u64]) -> Vec<u8> {
+        let size = (8 + words.len() * 8) as u16;
+        let mut bytes = kind.to_ne_bytes().to_vec();
+        bytes.extend(misc.to_ne_bytes());
+        bytes.extend(size.to_ne_bytes());
+        bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+        bytes
+    }
+
+    /// Two numbers in one word.
+    fn pair(first: u32, second: u32) -> u64 {
+        let [first, second] = [first, second].map(u32::to_ne_bytes);
+        u64::from_ne_bytes([first, second].concat().try_into().unwrap())
+    }
+
+    fn only(bytes: &[u8], sample_type: u64) -> Option<(u64, Record<'_>)> {
+        let (record, rest) = next(bytes, sample_type).expect("a record");
+        assert!(rest.is_empty());
+        record
+    }
+
+    fn sample_words(room: u64, used: u64) -> Vec<u64> {
+        let mut words = vec![
+            77,
+            0x1000,
+            pair(5, 6),
+            123,
+            456,
+            2,
+            (-128i64) as u64,
+            0xffff_8000,
+        ];
+        words.push(ABI_64);
+        words.extend(0..REGISTERS as u64);
+        words.push(room);
+        words.extend((0..room / 8).map(|n| 100 + n));
+        words.push(used);
+        words
+    }
+
+    const ALL: u64 = SAMPLE_ALWAYS | SAMPLE_READ | SAMPLE_CALLCHAIN;
+
+    #[test]
+    fn a_sample_is_read() {
+        let bytes = record(SAMPLE, 0, &sample_words(32, 16));
+        let Some((123, Record::Sample(sample))) = only(&bytes, ALL) else {
+            panic!("no sample")
+        };
+        assert_eq!((sample.pid, sample.tid, sample.id), (5, 6, 77));
+        assert_eq!(sample.count, Some(456));
+        let kernel: Vec<u64> = kernel_addresses(sample.kernel).collect();
+        assert_eq!(kernel, [0xffff_8000]);
+        assert_eq!(sample.stack.len(), 16);
+        assert!(!sample.stack_is_full && sample.registers.is_some());
+    }
+
+    #[test]
+    fn a_sample_cut_anywhere_is_none_and_never_more_than_its_bytes() {
+        let words = sample_words(32, 32);
+        for len in 0..words.len() {
+            let bytes = record(SAMPLE, 0, &words[..len]);
+            assert_eq!(only(&bytes, ALL), None, "{len} words");
+        }
+        // Sizes that claim more than there is.
+        for place in [5, 9 + REGISTERS, words.len() - 1] {
+            for wild in [33u64, 1 << 20, 1 << 61, u64::MAX] {
+                let mut words = words.clone();
+                words[place] = wild;
+                let bytes = record(SAMPLE, 0, &words);
+                assert_eq!(only(&bytes, ALL), None, "{place}: {wild}");
+            }
+        }
+    }
+
+    #[test]
+    fn headers_that_lie_end_the_reading() {
+        let good = record(LOST, 0, &[1, 2, 3, 4, 5]);
+        for size in [0u16, 7, 49, u16::MAX] {
+            let mut bytes = good.clone();
+            bytes[6..8].copy_from_slice(&size.to_ne_bytes());
+            assert!(next(&bytes, ALL).is_none(), "{size}");
+        }
+        assert!(next(&good[..7], ALL).is_none() && next(&[], ALL).is_none());
+    }
+
+    #[test]
+    fn rings_are_read_one_by_one_and_damage_ends_its_ring_only() {
+        let lost = |time| record(LOST, 0, &[1, 2, pair(5, 6), time, 77]);
+        let (first, second) = (lost(1), lost(2));
+        let mut damaged = lost(3);
+        damaged[6] = 0;
+        let bytes = [&first[..], &damaged, &first, &second].concat();
+        let ends = [2 * first.len(), bytes.len()];
+        let all = all(&bytes, &ends, ALL);
+        let times: Vec<u64> = all.iter().map(|(time, ..)| *time).collect();
+        assert_eq!(times, [1, 1, 2]);
+        assert_eq!(all[2].1, second);
+    }
+
+    #[test]
+    fn the_other_records_are_read() {
+        // What all end with: pid and tid, time, id.
+        let end = [pair(5, 6), 99, 77];
+        let with_end = |kind, misc, words: &[u64]| record(kind, misc, &[words, &end[..]].concat());
+        let read = |bytes: &[u8]| match only(bytes, ALL) {
+            Some((99, record)) => format!("{record:?}"),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            read(&with_end(READ, 0, &[pair(5, 6), 1000])),
+            "Clock { pid: 5, tid: 6, id: 77, count: 1000 }"
+        );
+        let fork = with_end(FORK, 0, &[pair(5, 4), pair(6, 3), 0]);
+        assert_eq!(
+            read(&fork),
+            "Fork { pid: 5, tid: 6, parent: 4, parent_tid: 3 }"
+        );
+        let exit = with_end(EXIT, 0, &[pair(5, 4), pair(6, 4), 0]);
+        assert_eq!(read(&exit), "Exit { pid: 5, tid: 6 }");
+        let name = u64::from_ne_bytes(*b"program\0");
+        let exec = with_end(COMM, MISC_EXEC, &[pair(5, 6), name]);
+        assert_eq!(read(&exec), "Exec { pid: 5 }");
+        assert_eq!(only(&with_end(COMM, 0, &[pair(5, 6), name]), ALL), None);
+        assert_eq!(read(&with_end(LOST, 0, &[77, 3])), "Lost(3)");
+        let words = [
+            pair(5, 6),
+            0x1000,
+            0x2000,
+            0x3000,
+            pair(8, 1),
+            42,
+            0,
+            pair(PROT_EXEC, 0),
+            name,
+        ];
+        let mapped = with_end(MMAP2, 0, &words);
+        let Some((99, Record::Mapped(mapped))) = only(&mapped, ALL) else {
+            panic!("no mapping")
+        };
+        assert_eq!(
+            (mapped.start, mapped.len, mapped.offset),
+            (0x1000, 0x2000, 0x3000)
+        );
+        assert_eq!(
+            (mapped.device, mapped.inode, mapped.path),
+            ((8, 1), 42, &b"program"[..])
+        );
+        for len in 0..words.len() - 1 {
+            assert_eq!(only(&with_end(MMAP2, 0, &words[..len]), ALL), None);
+        }
+    }
+}

@@ -1,0 +1,585 @@
+//! What was sampled, process by process and program by program.
+
+use std::collections::HashMap;
+
+use unwind::Cause;
+use unwind::stack::Memory;
+
+use crate::kernel::Symbols;
+use crate::mixer::ByAddress;
+use crate::proc;
+use crate::registers::Live;
+use crate::space::{Range, Space};
+use crate::stacks::{Count, Stacks};
+use crate::walk::Unwinder;
+
+/// Stands outermost in a stack that could not be followed to its end.
+pub const TRUNCATED: u64 = 0x100;
+/// Stands for the kernel's stack where its functions are not known.
+pub const KERNEL: u64 = u64::MAX;
+/// Most threads of a process whose stacks are kept apart.
+const MOST_THREADS: usize = 1000;
+/// From here on, addresses are the kernel's.
+pub const FIRST_OF_KERNEL: u64 = 1 << 63;
+
+/// What is known of a program's run besides its stacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Samples.
+    pub samples: u64,
+    /// The CPU time that they stand for, in nanoseconds.
+    pub ns: u64,
+    /// Samples whose stack could not be followed to its end, by [`Cause`].
+    pub truncated: [u64; 6],
+    /// Samples without a stack: of code of 32 bits.
+    pub without_stack: u64,
+    /// Samples whose stack had no room in the table.
+    pub table_full: u64,
+    /// Time of threads that ended without another sample.
+    pub rest_ns: u64,
+    /// Time that threads waited.
+    pub waiting_ns: u64,
+    /// Time that they waited without a sample.
+    pub waited_ns: u64,
+    /// Time in the kernel, where that may not be sampled.
+    pub hidden_ns: u64,
+    /// Samples that were taken and thrown away: their stack changed while it was read.
+    pub dropped: u64,
+}
+
+impl Counts {
+    fn add(&mut self, time: Time, ns: u64) {
+        self.samples += 1;
+        match time {
+            Time::Running => self.ns += ns,
+            Time::Waiting => self.waiting_ns += ns,
+        }
+    }
+
+    /// All samples whose stack is not complete.
+    #[must_use]
+    pub fn all_truncated(&self) -> u64 {
+        self.truncated.iter().sum()
+    }
+}
+
+/// One program in one process.
+pub struct Process {
+    /// The process.
+    pub pid: i32,
+    /// Its number among all programs that were recorded.
+    pub serial: u64,
+    /// Its code.
+    pub space: Space,
+    /// Its stacks: lookup addresses of the user's frames, and of the kernel's functions. Their
+    /// threads are numbered from 1 by their places in `threads`.
+    pub stacks: Stacks,
+    /// Its threads that were sampled, with their names as they were then.
+    pub threads: Vec<(i32, Vec<u8>)>,
+    numbers: ByAddress<u64, u32>,
+    /// Counts.
+    pub counts: Counts,
+    /// Whether the process has ended, or executes another program.
+    pub is_over: bool,
+    /// CPU time of the process when this program began to be sampled, and when it was last read.
+    clock: (u64, u64),
+    /// The same when the process began to be sampled, be it with another program.
+    origin: u64,
+    /// CPU time that the engine itself has counted.
+    pub counted_ns: Option<u64>,
+    /// Whether it was asked for by its number.
+    is_named: bool,
+    /// Whether an earlier program of the process is kept.
+    was_kept: bool,
+}
+
+impl Process {
+    fn new(pid: i32, space: Space, clock: u64) -> Self {
+        Self {
+            pid,
+            serial: 0,
+            space,
+            stacks: Stacks::default(),
+            threads: Vec::new(),
+            numbers: ByAddress::default(),
+            counts: Counts::default(),
+            is_over: false,
+            clock: (clock, clock),
+            origin: clock,
+            counted_ns: None,
+            is_named: false,
+            was_kept: false,
+        }
+    }
+
+    /// The CPU time that it used meanwhile, in nanoseconds.
+    #[must_use]
+    pub fn cpu_ns(&self) -> u64 {
+        let read = self.clock.1.saturating_sub(self.clock.0);
+        read.max(self.counted_ns.unwrap_or(0)).max(self.known_ns())
+    }
+
+    /// The number of a thread; 0 for those that are too many.
+    fn thread(&mut self, tid: i32) -> u32 {
+        let key = u64::from(tid.cast_unsigned());
+        if let Some(known) = self.numbers.get(&key) {
+            return *known;
+        }
+        if self.threads.len() >= MOST_THREADS {
+            return 0;
+        }
+        let name = proc::thread_name(self.pid, tid).unwrap_or_default();
+        self.threads.push((tid, name));
+        let number = self.threads.len() as u32;
+        self.numbers.insert(key, number);
+        number
+    }
+
+    /// A thread ended: another one may get its number.
+    pub(crate) fn thread_ended(&mut self, tid: i32) {
+        self.numbers.remove(&u64::from(tid.cast_unsigned()));
+    }
+
+    fn is_kept(&self) -> bool {
+        self.is_named || self.counts.samples > 0
+    }
+
+    /// Whether nothing was recorded of it, nor asked for.
+    fn is_empty(&self) -> bool {
+        !self.is_named && self.counts == Counts::default()
+    }
+
+    /// Takes what the engine has counted of the process since it began to be sampled.
+    pub(crate) fn counted(&mut self, ns: u64) {
+        // Its earlier programs had their part.
+        let before = self.clock.0.saturating_sub(self.origin);
+        self.counted_ns = Some(ns.saturating_sub(before));
+    }
+
+    /// Takes a guess at time in the kernel, which may not be more than there is.
+    pub(crate) fn hide(&mut self, ns: u64) {
+        self.counts.hidden_ns += ns.min(self.cpu_ns() - self.known_ns());
+    }
+
+    /// Reads its clock: the CPU time that it used since it began to be sampled, in all programs.
+    pub(crate) fn elapsed_ns(&mut self) -> u64 {
+        if let Some(now) = proc::cpu_ns(self.pid) {
+            self.clock.1 = self.clock.1.max(now);
+        }
+        self.clock.1.saturating_sub(self.origin)
+    }
+
+    fn known_ns(&self) -> u64 {
+        self.counts.ns + self.counts.rest_ns + self.counts.hidden_ns
+    }
+
+    /// The part of it that no sample stands for, and that was not hidden.
+    #[must_use]
+    pub fn unsampled_ns(&self) -> u64 {
+        self.cpu_ns() - self.counts.ns - self.counts.hidden_ns
+    }
+}
+
+/// A sample, whoever took it.
+pub struct Sample<'a> {
+    /// The process.
+    pub pid: i32,
+    /// The thread.
+    pub tid: i32,
+    /// The thread's registers; `None`: there are none that can be used.
+    pub live: Option<&'a Live>,
+    /// The kernel's frames, innermost first.
+    pub kernel: &'a mut dyn Iterator<Item = u64>,
+    /// The time that it stands for.
+    pub ns: u64,
+    /// Which time that is.
+    pub time: Time,
+}
+
+/// What a thread did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Time {
+    /// It ran.
+    Running,
+    /// It waited.
+    Waiting,
+}
+
+/// What became of a sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// The program's number, and the stack's place among its stacks.
+    pub place: (u64, u32),
+    /// Why the stack is cut off, if it is.
+    pub cut: Option<Cause>,
+}
+
+/// Processes of which there is no sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unsampled {
+    /// How many.
+    pub processes: u64,
+    /// Their CPU time, and that of programs without a sample in other processes, in nanoseconds.
+    pub ns: u64,
+}
+
+/// What there is in the end.
+pub struct Ended {
+    /// The programs that were sampled or named, those that ended first.
+    pub processes: Vec<Process>,
+    /// All others.
+    pub unsampled: Unsampled,
+    /// The kernel's functions.
+    pub symbols: Symbols,
+}
+
+/// All that was sampled.
+#[derive(Default)]
+pub struct Recording {
+    processes: HashMap<i32, Process>,
+    over: Vec<Process>,
+    unsampled: Unsampled,
+    /// The numbers of programs that are in no list any more.
+    dropped: Vec<u64>,
+    unwinder: Unwinder,
+    symbols: Symbols,
+    frames: Vec<u64>,
+    /// The number of programs so far.
+    serial: u64,
+    /// Whether the children of a process are recorded too.
+    children: bool,
+}
+
+impl Recording {
+    /// Nothing yet. `children`: those of recorded processes are recorded too.
+    #[must_use]
+    pub fn new(children: bool) -> Self {
+        Self {
+            symbols: Symbols::read(),
+            children,
+            ..Self::default()
+        }
+    }
+
+    /// The kernel's functions.
+    #[must_use]
+    pub fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+
+    /// Records a process that somebody named from now on: it is kept, sampled or not.
+    pub fn add(&mut self, pid: i32) {
+        if !self.processes.contains_key(&pid) {
+            let clock = proc::cpu_ns(pid).unwrap_or(0);
+            let mut process = Process::new(pid, Space::of(pid), clock);
+            process.is_named = true;
+            self.insert(process);
+        }
+    }
+
+    /// Records a process that was born after the engine began.
+    pub fn add_newborn(&mut self, pid: i32) {
+        self.insert(Process::new(pid, Space::of(pid), 0));
+    }
+
+    /// Records a process whose birth was missed. Whether it is still there.
+    pub(crate) fn adopt(&mut self, pid: i32) -> bool {
+        let space = Space::of(pid);
+        let is_there = !space.ranges().is_empty();
+        if is_there {
+            self.insert(Process::new(pid, space, 0));
+        }
+        is_there
+    }
+
+    /// Counts CPU time of a process of which nothing is known.
+    pub(crate) fn missed(&mut self, ns: u64) {
+        self.unsampled.ns = self.unsampled.ns.saturating_add(ns);
+    }
+
+    /// The processes without a sample that have ended so far.
+    #[must_use]
+    pub fn unsampled(&self) -> Unsampled {
+        self.unsampled
+    }
+
+    /// The serial numbers of programs that are forgotten since the last time.
+    pub fn take_dropped(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.dropped)
+    }
+
+    fn insert(&mut self, mut process: Process) {
+        self.serial += 1;
+        process.serial = self.serial;
+        self.processes.insert(process.pid, process);
+    }
+
+    /// The processes that are recorded and have not ended.
+    pub fn running(&self) -> impl Iterator<Item = &Process> {
+        self.processes.values()
+    }
+
+    /// Their pids, in no order.
+    pub fn pids(&self) -> Vec<i32> {
+        self.processes.keys().copied().collect()
+    }
+
+    /// The same process, to change it.
+    pub fn process(&mut self, pid: i32) -> Option<&mut Process> {
+        self.processes.get_mut(&pid)
+    }
+
+    /// Counts a sample, if its process is recorded.
+    pub fn sample(&mut self, sample: Sample<'_>, memory: &mut impl Memory) -> Option<Taken> {
+        let process = self.processes.get_mut(&sample.pid)?;
+        let counts = &mut process.counts;
+        self.frames.clear();
+        let known = !self.symbols.is_empty();
+        for address in sample.kernel {
+            match self.symbols.start(address).filter(|_| known) {
+                Some(start) => self.frames.push(start),
+                None if self.frames.last() == Some(&KERNEL) => {}
+                None => self.frames.push(KERNEL),
+            }
+        }
+        let mut cut = None;
+        if let Some(live) = sample.live {
+            let walked = self.unwinder.walk(&mut process.space, live, memory);
+            let lookup = walked.frames.iter().map(|frame| frame.ip.wrapping_sub(1));
+            self.frames.extend(lookup);
+            cut = walked.cut;
+        } else {
+            counts.without_stack += 1;
+        }
+        if let Some(cause) = cut {
+            counts.truncated[cause as usize] += 1;
+            self.frames.push(TRUNCATED);
+        }
+        let count = Count {
+            samples: 1,
+            ns: sample.ns,
+        };
+        counts.add(sample.time, sample.ns);
+        let thread = process.thread(sample.tid);
+        let frames = self.frames.iter().rev().copied();
+        let (place, fits) = process.stacks.add(thread, frames, count);
+        process.counts.table_full += u64::from(!fits);
+        let place = (process.serial, place);
+        Some(Taken { place, cut })
+    }
+
+    /// Counts a thread that still waits where it was the last time. Whether its process is there.
+    pub(crate) fn again(&mut self, pid: i32, (serial, place): (u64, u32), ns: u64) -> bool {
+        let process = self.processes.get_mut(&pid);
+        let process = process.filter(|process| process.serial == serial);
+        process.is_some_and(|process| {
+            process.counts.add(Time::Waiting, ns);
+            process.stacks.again(place, Count { samples: 1, ns });
+            true
+        })
+    }
+
+    /// The processes that are recorded, and their descendants, which are recorded from now on.
+    pub(crate) fn family(&mut self) -> Vec<i32> {
+        let mut parents: Vec<(i32, i32)> = proc::parents();
+        // Parents first: a child has the larger number, mostly; the rest comes the next time.
+        parents.sort_unstable();
+        for (pid, parent) in parents {
+            if !self.processes.contains_key(&pid) {
+                self.forked(pid, parent);
+            }
+        }
+        self.processes.keys().copied().collect()
+    }
+
+    /// Records it no longer, and not what was recorded.
+    pub fn forget(&mut self, pid: i32) {
+        let process = self.processes.remove(&pid);
+        self.dropped.extend(process.map(|process| process.serial));
+    }
+
+    /// A process mapped code.
+    pub fn mapped(&mut self, pid: i32, range: Range) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.space.map(range);
+        }
+    }
+
+    /// A process was born.
+    pub fn forked(&mut self, pid: i32, parent: i32) {
+        if !self.children || pid == parent {
+            return;
+        }
+        if let Some(of) = self.processes.get(&parent) {
+            let process = Process::new(pid, of.space.inherited(pid), 0);
+            match self.processes.get(&pid) {
+                // Two events of its parent have told of it.
+                Some(old) if old.is_empty() => self.forget(pid),
+                // Another one had this number a moment ago.
+                _ => self.ended(pid),
+            }
+            self.insert(process);
+        }
+    }
+
+    /// A process executes another program.
+    pub fn executed(&mut self, pid: i32) {
+        let Some(mut old) = self.processes.remove(&pid) else {
+            return;
+        };
+        // What is not counted by then is found out with the new program.
+        old.clock.1 = old.clock.0.saturating_add(old.known_ns());
+        let mut new = Process::new(pid, Space::empty(pid), old.clock.1);
+        new.origin = old.origin;
+        // What is said of one of its programs is enough.
+        new.was_kept = old.was_kept || old.counts.samples > 0;
+        new.is_named = old.is_named && old.counts.samples == 0;
+        old.is_named &= !new.is_named;
+        old.is_over = true;
+        self.put_away(old);
+        self.insert(new);
+    }
+
+    /// A process ended.
+    pub fn ended(&mut self, pid: i32) {
+        if let Some(mut process) = self.processes.remove(&pid) {
+            process.is_over = true;
+            self.unsampled.processes += u64::from(!process.is_kept() && !process.was_kept);
+            self.put_away(process);
+        }
+    }
+
+    /// Shells start thousands that do nothing themselves: only their time is kept.
+    fn put_away(&mut self, process: Process) {
+        if process.is_kept() {
+            self.over.push(process);
+        } else {
+            self.missed(process.cpu_ns());
+            self.dropped.push(process.serial);
+        }
+    }
+
+    /// Reads the clocks of all processes; returns those that have ended.
+    pub fn look(&mut self) -> Vec<i32> {
+        let mut over = Vec::new();
+        for process in self.processes.values_mut() {
+            if let Some(now) = proc::cpu_ns(process.pid) {
+                process.clock.1 = process.clock.1.max(now);
+            }
+            if proc::is_over(process.pid) {
+                over.push(process.pid);
+            }
+            process.space.age();
+        }
+        over
+    }
+
+    /// Ends it: what was recorded, those that ended first.
+    #[must_use]
+    pub fn end(self) -> (Vec<Process>, Symbols) {
+        let ended = self.finish();
+        (ended.processes, ended.symbols)
+    }
+
+    /// The same, with the sum of what has no sample.
+    #[must_use]
+    pub fn finish(mut self) -> Ended {
+        self.look();
+        let mut running: Vec<Process> =
+            self.processes.drain().map(|(_, process)| process).collect();
+        running.sort_by_key(|process| process.pid);
+        for process in running {
+            self.unsampled.processes += u64::from(!process.is_kept() && !process.was_kept);
+            self.put_away(process);
+        }
+        Ended {
+            processes: self.over,
+            unsampled: self.unsampled,
+            symbols: self.symbols,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Processes beyond what any kernel numbers.
+    const FIRST: i32 = (1 << 28) + 1;
+
+    fn recording(named: &[i32]) -> Recording {
+        let mut recording = Recording {
+            children: true,
+            ..Recording::default()
+        };
+        named.iter().for_each(|pid| recording.add(*pid));
+        recording
+    }
+
+    fn count(recording: &mut Recording, pid: i32, samples: u64, rest_ns: u64) {
+        let process = recording.process(pid).expect("a process");
+        process.counts.samples += samples;
+        process.counts.ns += samples * 10;
+        process.counts.rest_ns += rest_ns;
+    }
+
+    #[test]
+    fn processes_without_a_sample_become_a_sum_unless_they_were_named() {
+        let mut recording = recording(&[FIRST]);
+        for child in 1..=3 {
+            recording.forked(FIRST + child, FIRST);
+            // The second record of the same.
+            recording.forked(FIRST + child, FIRST);
+            count(&mut recording, FIRST + child, u64::from(child == 2), 5);
+        }
+        recording.ended(FIRST + 1);
+        recording.ended(FIRST + 2);
+        let one = Unsampled {
+            processes: 1,
+            ns: 5,
+        };
+        assert_eq!(recording.unsampled(), one);
+        assert_eq!(recording.take_dropped(), [2, 4, 6, 3]);
+        let ended = recording.finish();
+        let pids: Vec<i32> = ended.processes.iter().map(|process| process.pid).collect();
+        assert_eq!(pids, [FIRST + 2, FIRST]);
+        let two = Unsampled {
+            processes: 2,
+            ns: 10,
+        };
+        assert_eq!(ended.unsampled, two);
+    }
+
+    #[test]
+    fn a_named_process_is_kept_once_whatever_it_executes() {
+        let mut recording = recording(&[FIRST, FIRST + 1]);
+        count(&mut recording, FIRST, 0, 7);
+        count(&mut recording, FIRST + 1, 2, 0);
+        recording.executed(FIRST);
+        recording.executed(FIRST + 1);
+        let ended = recording.finish();
+        let kept: Vec<_> = (ended.processes.iter())
+            .map(|process| (process.pid, process.counts.samples))
+            .collect();
+        assert_eq!(kept, [(FIRST + 1, 2), (FIRST, 0)]);
+        let rest = Unsampled {
+            processes: 0,
+            ns: 7,
+        };
+        assert_eq!(ended.unsampled, rest);
+    }
+
+    #[test]
+    fn what_the_engine_counted_is_shared_by_a_process_s_programs() {
+        let mut recording = recording(&[FIRST]);
+        count(&mut recording, FIRST, 3, 0);
+        recording.executed(FIRST);
+        count(&mut recording, FIRST, 1, 0);
+        let process = recording.process(FIRST).expect("a process");
+        process.counted(100);
+        assert_eq!(process.cpu_ns(), 70);
+        // Not more than there is.
+        process.hide(80);
+        assert_eq!((process.counts.hidden_ns, process.unsampled_ns()), (60, 0));
+    }
+}

@@ -1,0 +1,160 @@
+//! Why an engine cannot be used, for people.
+
+use std::io;
+
+use crate::proc;
+
+/// Why an engine does not work here.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The setting forbids it.
+    #[error(
+        "the kernel does not allow perf events (kernel.perf_event_paranoid is {0}): run as root or \
+         with CAP_PERFMON, or set it to 2 or less"
+    )]
+    Paranoid(i64),
+    /// Something else forbids it: a container's filter, for one.
+    #[error(
+        "perf events are forbidden here, as containers do (seccomp): allow perf_event_open, or run \
+         mem_profiler outside"
+    )]
+    Forbidden,
+    /// The kernel has no perf events.
+    #[error("this kernel has no perf events")]
+    Missing,
+    /// Another user's process.
+    #[error("no right to observe process {pid}: run as its user or as root")]
+    Foreign {
+        /// The process.
+        pid: i32,
+    },
+    /// Too few descriptors.
+    #[error(
+        "mem_profiler may not open enough files: the limit (ulimit -n) was reached after {threads} \
+         threads; raise it, or sample fewer processes at a time"
+    )]
+    Files {
+        /// Threads whose files could be opened.
+        threads: usize,
+    },
+    /// Too little memory may be locked.
+    #[error(
+        "no memory may be locked for perf's buffers: raise kernel.perf_event_mlock_kb or ulimit -l"
+    )]
+    Locked,
+    /// Somebody else traces it.
+    #[error("process {pid} is traced by process {tracer} (a debugger?): end that first")]
+    Traced {
+        /// The process.
+        pid: i32,
+        /// Who traces it.
+        tracer: i32,
+    },
+    /// The setting forbids to trace.
+    #[error(
+        "process {pid} may not be traced (kernel.yama.ptrace_scope): run as root, or set it to 0"
+    )]
+    Yama {
+        /// The process.
+        pid: i32,
+    },
+    /// The process is gone.
+    #[error("process {pid} has ended")]
+    Gone {
+        /// The process.
+        pid: i32,
+    },
+    /// It has no code of its own.
+    #[error(
+        "process {pid} is a thread of the kernel, which has no memory of its own to look at: only \
+         perf events can sample it (--engine perf, as root)"
+    )]
+    OfKernel {
+        /// The thread.
+        pid: i32,
+    },
+    /// Its files in `/proc` cannot be read, and it is there.
+    #[error("/proc/{pid} cannot be read: {error}")]
+    Proc {
+        /// The process.
+        pid: i32,
+        /// Why.
+        error: io::Error,
+    },
+    /// Anything else.
+    #[error("perf events do not work: {0}")]
+    Kernel(io::Error),
+}
+
+impl Refusal {
+    /// Whether it is the engine that does not work, and not the process that is refused.
+    #[must_use]
+    pub fn is_of_engine(&self) -> bool {
+        !matches!(
+            self,
+            Self::Foreign { .. }
+                | Self::Gone { .. }
+                | Self::OfKernel { .. }
+                | Self::Proc { .. }
+                | Self::Traced { .. }
+                | Self::Yama { .. }
+        )
+    }
+
+    /// Of an event of our own.
+    pub(crate) fn of_kernel(error: io::Error) -> Self {
+        let paranoid = proc::setting("perf_event_paranoid");
+        match (error.raw_os_error(), paranoid) {
+            (Some(libc::ENOSYS), _) | (_, None) => Self::Missing,
+            (Some(libc::EACCES | libc::EPERM), Some(level)) if level > 2 => Self::Paranoid(level),
+            (Some(libc::EACCES | libc::EPERM), _) => Self::Forbidden,
+            _ => Self::Kernel(error),
+        }
+    }
+
+    /// Of an event of a process's thread, when we had so many.
+    pub(crate) fn of_thread(pid: i32, error: io::Error, events: usize) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => Self::Foreign { pid },
+            Some(libc::EMFILE | libc::ENFILE) => Self::Files {
+                threads: events / proc::processors().len().max(1),
+            },
+            _ => Self::Kernel(error),
+        }
+    }
+
+    /// Of a process's file in `/proc`.
+    pub(crate) fn of_proc(pid: i32, error: io::Error) -> Self {
+        match error.raw_os_error() {
+            _ if proc::is_gone(&error) => Self::Gone { pid },
+            Some(libc::EACCES | libc::EPERM) => Self::Foreign { pid },
+            _ if proc::is_full(&error) => Self::Files { threads: 0 },
+            _ => Self::Proc { pid, error },
+        }
+    }
+
+    /// Of a ring.
+    pub(crate) fn of_rings(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => Self::Locked,
+            _ => Self::of_kernel(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_a_descriptor_is_no_end_of_a_process() {
+        let of = |number| Refusal::of_proc(7, io::Error::from_raw_os_error(number));
+        assert!(matches!(of(libc::ESRCH), Refusal::Gone { pid: 7 }));
+        assert!(matches!(of(libc::ENOENT), Refusal::Gone { pid: 7 }));
+        assert!(matches!(of(libc::EACCES), Refusal::Foreign { pid: 7 }));
+        assert!(matches!(of(libc::EMFILE), Refusal::Files { .. }));
+        assert!(matches!(of(libc::EIO), Refusal::Proc { pid: 7, .. }));
+        assert!(of(libc::EMFILE).is_of_engine() && !of(libc::EIO).is_of_engine());
+        assert!(of(libc::EMFILE).to_string().contains("ulimit -n"));
+    }
+}

@@ -1,0 +1,138 @@
+//! The registers of an interrupted thread, in the kernel's order and in DWARF's.
+
+use unwind::Registers;
+
+/// A thread's registers by their DWARF numbers, and its program counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Registers by DWARF number.
+    by_number: [u64; COUNT],
+    /// Address of the instruction that comes next.
+    pc: u64,
+    /// Whether only the stack pointer and the program counter are known.
+    is_sparse: bool,
+}
+
+impl Live {
+    /// All of them, by their DWARF numbers.
+    #[must_use]
+    pub fn of_all(registers: &[u64], pc: u64) -> Self {
+        let mut live = Self {
+            pc,
+            ..Self::default()
+        };
+        let count = COUNT.min(registers.len());
+        live.by_number[..count].copy_from_slice(&registers[..count]);
+        live
+    }
+
+    /// A sleeper's: nothing else is known.
+    #[must_use]
+    pub fn of_sleeper(sp: u64, pc: u64) -> Self {
+        let mut live = Self {
+            pc,
+            is_sparse: true,
+            ..Self::default()
+        };
+        live.by_number[SP] = sp;
+        live
+    }
+
+    /// The registers by number, as far as they are known.
+    #[must_use]
+    pub fn known(&self) -> &[u64] {
+        match self.is_sparse {
+            true => &[],
+            false => &self.by_number,
+        }
+    }
+
+    /// Whether the frame pointer is not known.
+    #[must_use]
+    pub fn lacks_fp(&self) -> bool {
+        self.is_sparse
+    }
+
+    /// Those that are followed. The pc is exact: one more makes it look like a return address.
+    #[must_use]
+    pub fn followed(&self) -> Registers {
+        Registers {
+            ip: self.pc.wrapping_add(1),
+            sp: self.by_number[SP],
+            fp: self.by_number[FP],
+        }
+    }
+
+    /// From the values that perf gives for [`MASK`].
+    pub(crate) fn of_perf(values: &[u64]) -> Option<Self> {
+        let mut live = Self::default();
+        let bits = (0..u64::BITS).filter(|bit| MASK >> bit & 1 != 0);
+        for (bit, &value) in bits.zip(values) {
+            match number(bit) {
+                Some(number) => live.by_number[number] = value,
+                None => live.pc = value,
+            }
+        }
+        (values.len() == MASK.count_ones() as usize).then_some(live)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    /// Registers that DWARF numbers: x86-64 psABI, figure 3.36, without the return address.
+    pub const COUNT: usize = 16;
+    pub const SP: usize = 7;
+    pub const FP: usize = 6;
+    /// `PERF_REG_X86_*`: ax, bx, cx, dx, si, di, bp, sp, ip, and r8 to r15.
+    pub const MASK: u64 = 0xff << 16 | 0x1ff;
+
+    /// The DWARF number of the kernel's register; `None`: the program counter.
+    pub fn number(bit: u32) -> Option<usize> {
+        const ORDER: [usize; 8] = [0, 3, 2, 1, 4, 5, 6, 7];
+        match bit {
+            0..8 => Some(ORDER[bit as usize]),
+            16..24 => Some(bit as usize - 8),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod machine {
+    /// Registers that DWARF numbers: x0 to x30, and sp.
+    pub const COUNT: usize = 32;
+    pub const SP: usize = 31;
+    pub const FP: usize = 29;
+    /// `PERF_REG_ARM64_*`: x0 to x30, sp, pc.
+    pub const MASK: u64 = (1 << 33) - 1;
+
+    /// The DWARF number of the kernel's register; `None`: the program counter.
+    pub fn number(bit: u32) -> Option<usize> {
+        (bit < 32).then_some(bit as usize)
+    }
+}
+
+pub use machine::COUNT;
+pub(crate) use machine::MASK;
+use machine::{FP, SP, number};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_order_becomes_dwarfs() {
+        let bits: Vec<u64> = (0..64).filter(|bit| MASK >> bit & 1 != 0).collect();
+        let live = Live::of_perf(&bits).unwrap();
+        #[cfg(target_arch = "x86_64")]
+        {
+            // ax, dx, cx, bx, si, di, bp, sp, r8 to r15.
+            let expected = [0, 3, 2, 1, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23];
+            assert_eq!(live.by_number[..16], expected);
+            assert_eq!(live.pc, 8);
+        }
+        #[cfg(target_arch = "aarch64")]
+        assert_eq!((live.by_number[31], live.pc), (31, 32));
+        assert_eq!(Live::of_perf(&bits[1..]), None);
+    }
+}

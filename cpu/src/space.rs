@@ -1,0 +1,273 @@
+//! The code of a process: what is mapped where, and the unwind rules found so far.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::rc::Rc;
+
+use heap_format::maps::Entry;
+use heap_format::opening;
+use unwind::compile::{Scratch, compile};
+use unwind::rule::Rule;
+
+use crate::module::{Loaded, Tables};
+use crate::proc;
+use crate::source::Source;
+
+/// Most mappings of code that a process is believed to have.
+const MOST_MAPPED: usize = 1 << 16;
+/// Most bytes of tables that are kept of all modules.
+const MOST_BYTES: usize = 512 << 20;
+
+/// A range of executable memory.
+#[derive(Clone)]
+pub struct Range {
+    /// First address.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// Device and inode of the file; inode 0: there is none.
+    pub file: ((u32, u32), u64),
+    /// The file, or the kernel's name in brackets.
+    pub path: Rc<[u8]>,
+    /// Its tables and bias, once they were asked for.
+    tables: Option<(Rc<Tables>, u64)>,
+}
+
+impl Range {
+    /// Memory at these addresses, of this file.
+    pub fn new(
+        (start, end): (u64, u64),
+        offset: u64,
+        file: ((u32, u32), u64),
+        path: &[u8],
+    ) -> Self {
+        Self {
+            start,
+            end,
+            offset,
+            file,
+            path: path.into(),
+            tables: None,
+        }
+    }
+
+    /// The build id of its file, if that was read; empty: none.
+    pub fn build_id(&self) -> &[u8] {
+        let tables = self.tables.as_ref();
+        tables.map_or(&[], |(tables, _)| tables.build_id())
+    }
+}
+
+/// Tables of all files that were read, for the processes that share them.
+#[derive(Default)]
+pub struct Library {
+    files: HashMap<((u32, u32), u64), Rc<Tables>>,
+    vdso: Option<Rc<Tables>>,
+    bytes: usize,
+}
+
+impl Library {
+    /// The tables of a range of a process; none are known where its file cannot be read.
+    fn tables(&mut self, pid: i32, range: &Range) -> Rc<Tables> {
+        if &*range.path == b"[vdso]" {
+            let vdso = self.vdso.get_or_insert_with(|| Rc::new(own_vdso()));
+            return Rc::clone(vdso);
+        }
+        if range.file.1 == 0 {
+            return Rc::default();
+        }
+        if let Some(tables) = self.files.get(&range.file) {
+            return Rc::clone(tables);
+        }
+        let mut tables = open(pid, range).map_or_else(Tables::default, |file| Tables::read(&file));
+        if self.bytes + tables.size() > MOST_BYTES {
+            // What is there already is in use. Its stacks end where this code is.
+            tables = tables.without_frames();
+        }
+        self.bytes += tables.size();
+        let tables = Rc::new(tables);
+        self.files.insert(range.file, Rc::clone(&tables));
+        tables
+    }
+}
+
+/// The file of a range: as the process has it mapped where that is allowed, else by its name.
+fn open(pid: i32, range: &Range) -> Option<File> {
+    let mapped = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
+    if let Ok(file) = opening::regular(mapped.as_ref()) {
+        return Some(file);
+    }
+    let path = Path::new(OsStr::from_bytes(&range.path));
+    let inside = path.strip_prefix("/").ok()?;
+    let roots = [format!("/proc/{pid}/root"), "/".to_owned()];
+    let is_it = |file: &File| file.metadata().is_ok_and(|m| m.ino() == range.file.1);
+    let mut files = roots
+        .iter()
+        .filter_map(|root| opening::regular(&Path::new(root).join(inside)).ok());
+    files.find(is_it)
+}
+
+/// The kernel maps the same one into every process, this one included.
+fn own_vdso() -> Tables {
+    let text = std::fs::read("/proc/self/maps").unwrap_or_default();
+    let vdso = Entry::all(&text).find(|entry| entry.path == b"[vdso]");
+    let read = vdso.and_then(|vdso| {
+        let size = usize::try_from(vdso.end.checked_sub(vdso.start)?).ok()?;
+        let mut bytes = vec![0; size.min(1 << 20)];
+        let read = File::open("/proc/self/mem")
+            .ok()?
+            .read_at(vdso.start, &mut bytes);
+        bytes.truncate(read);
+        Some(Tables::read(&bytes[..]))
+    });
+    read.unwrap_or_default()
+}
+
+/// The executable memory of a process.
+#[derive(Clone, Default)]
+pub struct Space {
+    pid: i32,
+    /// By address; none overlap.
+    ranges: Vec<Range>,
+    /// Whether the maps were read since anything changed.
+    is_fresh: bool,
+}
+
+impl Space {
+    /// That of a process, as it is now.
+    pub fn of(pid: i32) -> Self {
+        let mut space = Self {
+            pid,
+            ..Self::default()
+        };
+        space.refresh();
+        space
+    }
+
+    /// Nothing yet: of a process that has just begun to run a program.
+    pub fn empty(pid: i32) -> Self {
+        Self {
+            pid,
+            ..Self::default()
+        }
+    }
+
+    /// The same for a process that was just born of this one.
+    pub fn inherited(&self, pid: i32) -> Self {
+        Self {
+            pid,
+            is_fresh: false,
+            ..self.clone()
+        }
+    }
+
+    /// The ranges, by address.
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// Reads what is mapped now, if the process is still there.
+    fn refresh(&mut self) {
+        self.is_fresh = true;
+        let text = proc::maps(self.pid).unwrap_or_default();
+        let entries = Entry::all(&text).filter(|entry| entry.permissions.contains(&b'x'));
+        for entry in entries.take(MOST_MAPPED) {
+            let addresses = (entry.start, entry.end);
+            let range = Range::new(
+                addresses,
+                entry.file_offset,
+                (entry.device, entry.inode),
+                entry.path,
+            );
+            self.map(range);
+        }
+    }
+
+    /// Something was mapped.
+    pub fn map(&mut self, range: Range) {
+        if range.start >= range.end || self.ranges.len() >= MOST_MAPPED {
+            return;
+        }
+        let first = self
+            .ranges
+            .partition_point(|known| known.end <= range.start);
+        let last = self.ranges.partition_point(|known| known.start < range.end);
+        if let [known] = &self.ranges[first..last]
+            && (known.start, known.end) == (range.start, range.end)
+            && (known.offset, known.file) == (range.offset, range.file)
+        {
+            return;
+        }
+        self.is_fresh = false;
+        self.ranges.splice(first..last, [range]);
+    }
+
+    /// The index of the range that holds an address. A miss makes it look anew, once.
+    pub fn find(&mut self, address: u64) -> Option<usize> {
+        let found = self.position(address);
+        if found.is_some() || self.is_fresh {
+            return found;
+        }
+        self.refresh();
+        self.is_fresh = true;
+        self.position(address)
+    }
+
+    fn position(&self, address: u64) -> Option<usize> {
+        let index = self.ranges.partition_point(|range| range.end <= address);
+        let range = self.ranges.get(index)?;
+        (range.start <= address).then_some(index)
+    }
+
+    /// Lets the next miss look anew: some time has gone by.
+    pub fn age(&mut self) {
+        self.is_fresh = false;
+    }
+
+    /// The bytes before an address; zero where they cannot be read.
+    pub fn before(&self, address: u64) -> [u8; 5] {
+        let mut bytes = [0; 5];
+        capture::read_memory(self.pid, address.wrapping_sub(5), &mut bytes);
+        bytes
+    }
+
+    /// Makes sure that the tables of a range are there.
+    fn load(&mut self, index: usize, library: &mut Library) {
+        let pid = self.pid;
+        let range = &mut self.ranges[index];
+        if range.tables.is_none() {
+            let tables = library.tables(pid, range);
+            let bias = tables
+                .bias(range.start, range.offset)
+                .unwrap_or(range.start);
+            range.tables = Some((tables, bias));
+        }
+    }
+
+    /// The module that holds a return address, if its tables are loaded.
+    pub fn module(&self, ip: u64) -> Option<Loaded<'_>> {
+        let range = &self.ranges[self.position(ip.wrapping_sub(1))?];
+        let (tables, bias) = range.tables.as_ref()?;
+        Some(Loaded {
+            tables,
+            bias: *bias,
+        })
+    }
+
+    /// The rule of a return address; `None`: no code is mapped there.
+    pub fn rule(&mut self, ip: u64, library: &mut Library, scratch: &mut Scratch) -> Option<Rule> {
+        let index = self.find(ip.wrapping_sub(1))?;
+        self.load(index, library);
+        let module = self.module(ip)?;
+        let rule = module.tables.rule(ip.wrapping_sub(module.bias), || {
+            compile(&module, ip, scratch)
+        });
+        Some(rule)
+    }
+}

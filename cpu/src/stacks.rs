@@ -1,0 +1,135 @@
+//! Stacks with what was counted for each, as a tree for each thread: its size is that of the code
+//! that ran, not of the time that it ran for.
+
+use crate::mixer::ByAddress;
+
+/// Most nodes: 64 MiB. What does not fit counts for the longest part that does.
+const MOST_NODES: usize = 1 << 20;
+
+/// What was counted for a stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Samples.
+    pub samples: u64,
+    /// The time that they stand for, in nanoseconds.
+    pub ns: u64,
+}
+
+/// A tree of stacks: below the root are the threads, below them the outermost frames.
+pub struct Stacks {
+    nodes: Vec<Node>,
+    children: ByAddress<(u32, u64), u32>,
+}
+
+struct Node {
+    parent: u32,
+    frame: u64,
+    count: Count,
+}
+
+impl Default for Stacks {
+    fn default() -> Self {
+        let root = Node {
+            parent: 0,
+            frame: 0,
+            count: Count::default(),
+        };
+        Self {
+            nodes: vec![root],
+            children: ByAddress::default(),
+        }
+    }
+}
+
+impl Stacks {
+    /// Counts for the stack of these frames, outermost first, of a thread. Its place in the tree,
+    /// and whether there was room for all of it.
+    pub fn add(
+        &mut self,
+        thread: u32,
+        frames: impl Iterator<Item = u64>,
+        count: Count,
+    ) -> (u32, bool) {
+        let mut at = 0;
+        let mut fits = true;
+        for frame in std::iter::once(u64::from(thread)).chain(frames) {
+            let known = self.children.get(&(at, frame)).copied();
+            let Some(next) = known.or_else(|| self.grow(at, frame)) else {
+                fits = false;
+                break;
+            };
+            at = next;
+        }
+        self.again(at, count);
+        (at, fits)
+    }
+
+    /// Counts for the stack at a place that [`add`](Self::add) gave.
+    pub fn again(&mut self, place: u32, count: Count) {
+        let sum = &mut self.nodes[place as usize].count;
+        sum.samples += count.samples;
+        sum.ns += count.ns;
+    }
+
+    fn grow(&mut self, parent: u32, frame: u64) -> Option<u32> {
+        if self.nodes.len() >= MOST_NODES {
+            return None;
+        }
+        let index = self.nodes.len() as u32;
+        let count = Count::default();
+        self.nodes.push(Node {
+            parent,
+            frame,
+            count,
+        });
+        self.children.insert((parent, frame), index);
+        Some(index)
+    }
+
+    /// The threads and stacks for which something was counted, innermost frame first.
+    pub fn each(&self, mut visit: impl FnMut(u32, &[u64], Count)) {
+        let mut frames = Vec::new();
+        for node in self.nodes.iter().filter(|node| node.count.samples > 0) {
+            frames.clear();
+            let mut at = node;
+            // Parents are older than their children: this ends.
+            while !std::ptr::eq(at, &raw const self.nodes[0]) {
+                frames.push(at.frame);
+                at = &self.nodes[at.parent as usize];
+            }
+            let thread = frames.pop().unwrap_or(0) as u32;
+            visit(thread, &frames, node.count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_add_up() {
+        let mut stacks = Stacks::default();
+        let count = Count { samples: 1, ns: 10 };
+        for (thread, frames) in [
+            (5, &[1u64, 2, 3][..]),
+            (5, &[1, 2]),
+            (5, &[1, 2, 3]),
+            (6, &[]),
+        ] {
+            assert!(stacks.add(thread, frames.iter().copied(), count).1);
+        }
+        let mut seen = Vec::new();
+        let see = |thread, frames: &[u64], count: Count| {
+            seen.push((thread, frames.to_vec(), count.samples, count.ns));
+        };
+        stacks.each(see);
+        seen.sort();
+        let expected = [
+            (5, vec![2, 1], 1, 10),
+            (5, vec![3, 2, 1], 2, 20),
+            (6, vec![], 1, 10),
+        ];
+        assert_eq!(seen, expected);
+    }
+}
