@@ -1,6 +1,7 @@
 //! The command line: what is valid, and what it says about itself. Completions and man
 //! pages are made from these definitions.
 
+mod cpu;
 mod leaks;
 mod self_check;
 mod self_profile;
@@ -27,6 +28,7 @@ use crate::top::view::Sort;
 use crate::triggers::{Threshold, Triggers};
 
 pub use clap_complete::Shell;
+pub use cpu::{CpuArgs, CpuCommand, CpuSamplingArgs, EngineName};
 pub use leaks::{KnownArgs, LeakMode, LeaksArgs, SearchArgs};
 
 /// Profile the heap of running processes that carry the agent.
@@ -83,6 +85,13 @@ pub enum Command {
     /// For the agent: what a program asks for by gperftools' functions
     #[command(hide = true)]
     SelfProfile(SelfProfileArgs),
+    /// Sample where processes spend CPU time; any process, with the agent or without
+    ///
+    /// Stacks are unwound outside of the process, with its files' tables: nothing is loaded into
+    /// it. Only where the kernel's perf events may not be used, its running threads are stopped,
+    /// for some microseconds each. Each process gets a file, of which mem_parser makes tables,
+    /// flame graphs and pages.
+    Cpu(CpuArgs),
     /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age
     Top(TopArgs),
     /// Print completions for a shell
@@ -414,7 +423,7 @@ pub struct CleanArgs {
 }
 
 /// No program is called like an option: this one is misspelt.
-fn refuse_option(program: &OsStr) {
+pub fn refuse_option(program: &OsStr) {
     if program.as_encoded_bytes().starts_with(b"-") {
         let message = format!("run has no option {}", text::path(program));
         Cli::command()

@@ -2,6 +2,7 @@
 //! here, by `terminal`, and nowhere else.
 
 mod clean;
+mod cpu;
 mod docs;
 mod dump;
 mod leaks;
@@ -63,6 +64,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::SelfCheck(args)) => self_check::execute(args),
         Some(Command::SelfProfile(args)) => self_profile::execute(args),
         Some(Command::Why(args)) => why::execute(args),
+        Some(Command::Cpu(args)) => cpu::execute(args),
         Some(Command::Top(args)) => top::execute(args),
         Some(Command::Completions { shell }) => Ok(docs::completions(shell)),
         Some(Command::Man { directory }) => docs::man(&directory),

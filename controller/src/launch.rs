@@ -52,10 +52,8 @@ impl Launched {
         directory: &Path,
         (dump_signal, leak_check): (Option<Signal>, Option<(String, bool)>),
     ) -> io::Result<Self> {
-        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut command = Command::new(program);
+        let mut command = program(command)?;
         command
-            .args(arguments)
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_START", "1")
             .env("MEM_PROFILER_INTERVAL", density.interval.to_string())
@@ -67,6 +65,16 @@ impl Launched {
         if leak_check.is_some_and(|(_, waits)| waits) {
             command.env("MEM_PROFILER_LEAK_CHECK", std::process::id().to_string());
         }
+        Self::spawn(command, dump_signal)
+    }
+
+    /// Starts `command` as it is.
+    pub fn start_plain(command: &[OsString]) -> io::Result<Self> {
+        Self::spawn(program(command)?, None)
+    }
+
+    fn spawn(mut command: Command, dump_signal: Option<Signal>) -> io::Result<Self> {
+        hear_of_ends_only();
         // SAFETY: only an async-signal-safe system call.
         unsafe { command.pre_exec(unblock_all) };
         Ok(Self {
@@ -83,7 +91,10 @@ impl Launched {
 
     /// Asks whether the program has ended.
     pub fn ask(&mut self) {
-        self.status = self.status.or_else(|| self.child.try_wait().ok().flatten());
+        // If a thread of ours traces it, waiting would take its stops from that, and for its end.
+        if self.status.is_none() && has_ended(self.pid()) {
+            self.status = self.child.try_wait().ok().flatten();
+        }
     }
 
     /// Passes a signal on, or notes that the program has ended.
@@ -99,6 +110,34 @@ impl Launched {
             let _ = nix::sys::signal::kill(pid, received.signal);
         }
     }
+}
+
+/// `SIGCHLD` comes when a child ends, and not whenever it is stopped to be looked at.
+fn hear_of_ends_only() {
+    // By default, and not ignored, whoever started us: how a child ended would be lost.
+    let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
+    // SAFETY: no handler is installed, and none of ours is replaced.
+    let _ = unsafe { nix::sys::signal::sigaction(Signal::SIGCHLD, &action) };
+}
+
+/// Whether a child has ended. Nothing is taken from those who wait for it, nor from those who
+/// trace it: the kernel tells of a traced child's stops even when asked for ends only.
+fn has_ended(pid: i32) -> bool {
+    // SAFETY: plain numbers and a union of them, all of which may be zero.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `info` is ours to fill.
+    let got = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options) };
+    let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
+    got == 0 && ends.contains(&info.si_code)
+}
+
+/// The program and its arguments.
+fn program(command: &[OsString]) -> io::Result<Command> {
+    let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    Ok(command)
 }
 
 /// Our agent before what is preloaded anyway.
@@ -208,4 +247,82 @@ fn die_of(signal: Signal) {
     let _ = unsafe { nix::sys::signal::sigaction(signal, &default) };
     let _ = nix::sys::signal::raise(signal);
     let _ = unblock_all();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Waits for a stop of a child; `options`: how.
+    fn is_stopped(pid: i32, options: i32) -> bool {
+        // SAFETY: plain numbers and a union of them, all of which may be zero.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let options = libc::WSTOPPED | libc::WNOHANG | libc::__WALL | options;
+        // SAFETY: `info` is ours to fill.
+        let got = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options) };
+        got == 0 && info.si_code == libc::CLD_TRAPPED
+    }
+
+    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let end = Instant::now() + LONG;
+        while !is_so() {
+            assert!(Instant::now() < end, "waited {LONG:?} for {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Stops a process until something comes; then says whether that could still be seen.
+    fn stop(pid: i32, stopped: &Sender<bool>, go_on: &Receiver<()>) {
+        let none = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: both requests take numbers only.
+        let is_ours = unsafe {
+            libc::ptrace(libc::PTRACE_SEIZE, pid, none, none) == 0
+                && libc::ptrace(libc::PTRACE_INTERRUPT, pid, none, none) == 0
+        };
+        assert!(is_ours, "{}", io::Error::last_os_error());
+        until("the stop", || is_stopped(pid, libc::WNOWAIT));
+        stopped.send(true).unwrap();
+        go_on.recv_timeout(LONG).unwrap();
+        stopped.send(is_stopped(pid, 0)).unwrap();
+    }
+
+    #[test]
+    fn a_stop_by_ptrace_is_no_end_and_is_left_for_the_tracer() {
+        let mut child = Launched::start_plain(&["sleep".into(), "1000".into()]).unwrap();
+        let pid = child.pid();
+        let (stopped, was_stopped) = channel();
+        let (go, go_on) = channel();
+        let tracer = std::thread::spawn(move || stop(pid, &stopped, &go_on));
+        assert!(was_stopped.recv_timeout(LONG).unwrap());
+        for _ in 0..3 {
+            child.ask();
+            assert_eq!(child.status, None);
+        }
+        go.send(()).unwrap();
+        assert!(was_stopped.recv_timeout(LONG).unwrap());
+        tracer.join().unwrap();
+        // SAFETY: takes numbers only.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+        until("its end", || {
+            child.ask();
+            child.status.is_some()
+        });
+        assert_eq!(child.status.and_then(|s| s.signal()), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn an_exit_code_is_asked_for() {
+        let command = ["sh", "-c", "exit 7"].map(OsString::from);
+        let mut child = Launched::start_plain(&command).unwrap();
+        until("its end", || {
+            child.ask();
+            child.status.is_some()
+        });
+        assert_eq!(child.status.and_then(|s| s.code()), Some(7));
+    }
 }

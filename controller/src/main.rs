@@ -15,6 +15,7 @@ mod cli;
 mod clock;
 mod collect;
 mod commands;
+mod cpu_session;
 mod discovery;
 mod dump;
 mod ended;

@@ -22,8 +22,10 @@ use crate::text;
 
 /// Space that the output directory must have before a session starts.
 const MIN_FREE: u64 = 1 << 20;
-/// Suffix of a dump's name.
-const SUFFIX: &str = ".heap";
+/// Suffix of a heap dump's name.
+const HEAP: &str = ".heap";
+/// Suffix of a CPU profile's name.
+pub const CPU: &str = ".cpu";
 
 /// The directory and the prefix of the dumps' names.
 #[derive(Debug)]
@@ -33,6 +35,7 @@ pub struct Output {
     path: PathBuf,
     /// Prefix of the names, with its separating dot.
     stem: OsString,
+    suffix: &'static str,
     named_files_only: bool,
 }
 
@@ -45,6 +48,11 @@ enum Pending {
 impl Output {
     /// Opens the prefix's directory and makes sure that a dump can be written there.
     pub fn open(prefix: &Path) -> io::Result<Self> {
+        Self::open_for(prefix, HEAP)
+    }
+
+    /// The same for files of another kind.
+    pub fn open_for(prefix: &Path, suffix: &'static str) -> io::Result<Self> {
         let mut bytes = prefix.as_os_str().as_bytes().to_vec();
         // An existing directory means files inside it, not next to it.
         if prefix.is_dir() && bytes.last() != Some(&b'/') {
@@ -68,6 +76,7 @@ impl Output {
             directory,
             path,
             stem: OsString::from_vec(stem),
+            suffix,
             named_files_only: false,
         };
         output.probe().map_err(|e| explain(&output.path, e))?;
@@ -111,7 +120,7 @@ impl Output {
             return Err(explain(&self.path, error));
         }
         loop {
-            let target = numbered(&base, number);
+            let target = numbered(&base, number, self.suffix);
             match self.publish(&pending, &target) {
                 Ok(()) => {
                     nix::unistd::fsync(&self.directory)?;
@@ -144,7 +153,7 @@ impl Output {
         let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))?;
         let number = |name: OsString| {
             let rest = name.as_bytes().strip_prefix(base.as_bytes())?;
-            let digits = rest.strip_suffix(SUFFIX.as_bytes())?;
+            let digits = rest.strip_suffix(self.suffix.as_bytes())?;
             let digits = std::str::from_utf8(digits).ok().filter(|d| d.len() <= 15)?;
             digits.parse::<u64>().ok()
         };
@@ -243,9 +252,9 @@ fn rename_if_free(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), E
     Errno::result(done).map(drop)
 }
 
-fn numbered(base: &OsStr, number: u64) -> OsString {
+fn numbered(base: &OsStr, number: u64, suffix: &str) -> OsString {
     let mut name = base.to_owned();
-    name.push(format!("{number:04}{SUFFIX}"));
+    name.push(format!("{number:04}{suffix}"));
     name
 }
 

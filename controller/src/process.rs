@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+pub use cpu::proc::cpu_ns;
 use heap_format::maps::Entry;
 
 use crate::text;
@@ -74,22 +75,6 @@ impl Stat {
     pub fn is_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x')
     }
-}
-
-/// CPU time that a process has used in all its threads, including those that ended. `None`
-/// if there is no such process.
-pub fn cpu_ns(pid: i32) -> Option<u64> {
-    let mut clock: libc::clockid_t = 0;
-    // SAFETY: all zero is a valid timespec.
-    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: both calls write to locals of the type that they expect.
-    let known = unsafe {
-        libc::clock_getcpuclockid(pid, &raw mut clock) == 0
-            && libc::clock_gettime(clock, &raw mut time) == 0
-    };
-    let seconds = u64::try_from(time.tv_sec).ok()?;
-    let ns = u64::try_from(time.tv_nsec).ok()?;
-    known.then_some(seconds.checked_mul(1_000_000_000)?.checked_add(ns)?)
 }
 
 /// Whether a debugger or the like traces the process.

@@ -207,7 +207,8 @@ fn explain_process(pid: i32, title: &str) -> String {
     format!("{title}: the process runs without the agent: {HOW}")
 }
 
-fn processes_called(name: &str) -> BTreeSet<i32> {
+/// The processes of a name or pattern, but for this one.
+pub fn processes_called(name: &str) -> BTreeSet<i32> {
     let is = |pid: &i32| {
         let Some(stat) = Stat::of(*pid).filter(|s| !s.is_dead()) else {
             return false;

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::session::Tally;
 use crate::text;
 
 /// Whether somebody looks at the results.
@@ -98,7 +97,7 @@ struct Board {
 struct News {
     lines: VecDeque<Line>,
     /// The bar's last state: older ones are not worth printing.
-    state: Option<(Duration, Tally)>,
+    state: Option<(Duration, String)>,
     over: bool,
 }
 
@@ -161,10 +160,11 @@ impl Progress {
         }
     }
 
-    /// Shows how far the session is.
-    pub fn show(&self, gone: Duration, tally: &Tally) {
+    /// Shows how far the session is, and what it has.
+    pub fn show(&self, gone: Duration, state: impl FnOnce() -> String) {
         if let Some((_, board)) = self.printer.as_ref().filter(|_| self.has_bar) {
-            board.post(|news| news.state = Some((gone, *tally)));
+            let state = state();
+            board.post(|news| news.state = Some((gone, state)));
         }
     }
 
@@ -194,8 +194,8 @@ fn work(board: &Board, bar: Option<Bar>) {
             Some(bar) if !news.lines.is_empty() => bar.bar.suspend(write),
             _ => write(),
         }
-        if let (Some(bar), Some((gone, tally))) = (&bar, &news.state) {
-            bar.show(*gone, tally);
+        if let (Some(bar), Some((gone, state))) = (&bar, &news.state) {
+            bar.show(*gone, state);
         }
         if news.over {
             if let Some(bar) = &bar {
@@ -225,22 +225,12 @@ impl Bar {
         Self { bar, total }
     }
 
-    fn show(&self, gone: Duration, tally: &Tally) {
+    fn show(&self, gone: Duration, state: &str) {
         let time = match self.total {
             Some(total) => format!("{} left", text::duration(total.saturating_sub(gone))),
             None => format!("{} (Ctrl-C ends it)", text::duration(gone)),
         };
         self.bar.set_position(gone.as_millis() as u64);
-        self.bar.set_message(format!(
-            "{time}, {} samples, {} sampled, {} {}",
-            tally.samples,
-            text::bytes(tally.bytes),
-            tally.processes,
-            if tally.processes == 1 {
-                "process"
-            } else {
-                "processes"
-            }
-        ));
+        self.bar.set_message(format!("{time}, {state}"));
     }
 }

@@ -135,6 +135,16 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
+/// A time that may be short, to three digits: `12.3 s`, `45.0 ms`.
+pub fn short_time(time: Duration) -> String {
+    let s = time.as_secs_f64();
+    match s {
+        0.0..0.9995 => format!("{:.1} ms", s * 1e3),
+        0.0..99.95 => format!("{s:.2} s"),
+        _ => duration(time),
+    }
+}
+
 /// Lines of a table whose columns are as wide as their widest cell. `right` names the
 /// columns that are flush right.
 pub fn table(head: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Vec<String> {

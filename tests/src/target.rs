@@ -72,6 +72,13 @@ impl Target {
         }
     }
 
+    /// The rest of its output, once it has ended by itself.
+    pub fn finish_output(&mut self) -> String {
+        self.input = None;
+        let lines: Vec<String> = self.lines.iter().collect();
+        lines.join("\n")
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: our own child, not yet waited for.

@@ -1,12 +1,13 @@
 //! Migration from other profilers: each command of the guide's tables, as it stands there,
 //! does on a real process what the table says.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use heap_format::Profile;
+use heap_format::{Format, Profile};
 use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
 
 /// A line of a table: the first command of its second column.
@@ -35,6 +36,11 @@ fn examples() -> Vec<Example> {
     section.lines().filter_map(line).collect()
 }
 
+/// Whether a line is of CPU time.
+fn is_of_cpu(here: &str) -> bool {
+    here.contains(" cpu ") || here.contains("CPU")
+}
+
 /// A program that runs, in a session where the line needs one, and a dump of it.
 struct Stage {
     scratch: Scratch,
@@ -44,10 +50,33 @@ struct Stage {
     dump: PathBuf,
 }
 
+/// Compiles a program whose source everybody may read, as root reads no other for `--list`.
+fn compile_readable(scratch: &Scratch, source: &str) -> PathBuf {
+    let original = artifacts::source(source);
+    let copy = scratch.file(source);
+    fs::copy(&original, &copy).expect("a source");
+    let directory = copy.parent().expect("its directory");
+    for (path, mode) in [(copy.as_path(), 0o644), (directory, 0o755)] {
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect("rights");
+    }
+    let programs = original.parent().expect("its directory");
+    let map = format!(
+        "-ffile-prefix-map={}={}",
+        programs.display(),
+        directory.display()
+    );
+    scratch.compile_as(source, "app", &[&map])
+}
+
 impl Stage {
     fn new(here: &str) -> Self {
         let scratch = Scratch::new();
-        let program = scratch.compile_as("migration.c", "app", &[]);
+        let source = if is_of_cpu(here) {
+            "burn.c"
+        } else {
+            "migration.c"
+        };
+        let program = compile_readable(&scratch, source);
         let script = "keep = [bytes(1000) for _ in range(20000)]\n";
         fs::write(scratch.file("app.py"), script).expect("a script");
         let mut stage = Self {
@@ -65,7 +94,13 @@ impl Stage {
             );
         }
         if here.contains("DUMP") {
-            stage.make_dump();
+            stage.make(&["run", "-o", "made_", "--", "./app"], ".heap");
+        }
+        if here.contains("CPU") {
+            stage.make(
+                &["cpu", "run", "-F", "999", "-o", "made_", "--", "./app"],
+                ".cpu",
+            );
         }
         stage
     }
@@ -91,22 +126,24 @@ impl Stage {
         outcome.profile().total(1) > 1 << 20
     }
 
-    fn make_dump(&mut self) {
-        let mut command = self.scratch.profiler();
-        command.args(["run", "-o", "made_", "--", "./app"]);
-        let made = run(&mut command);
+    fn make(&mut self, arguments: &[&str], ending: &str) {
+        let made = run(self.scratch.profiler().args(arguments));
         assert_eq!(made.code, Some(0), "{made:?}");
-        self.dump = self.dumps("made_").pop().expect("a dump");
+        self.dump = self.files("made_", ending).pop().expect("a profile");
     }
 
     fn dumps(&self, prefix: &str) -> Vec<PathBuf> {
+        self.files(prefix, ".heap")
+    }
+
+    fn files(&self, prefix: &str, ending: &str) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.scratch.files())
             .expect("our own")
             .flatten();
         let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
         let ours = |path: &PathBuf| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with(prefix) && name.ends_with(".heap")
+            name.starts_with(prefix) && name.ends_with(ending)
         };
         paths.retain(ours);
         paths.sort();
@@ -129,6 +166,7 @@ impl Stage {
             .replace("--every 10s", "--every 100ms")
             .replace("PID", &pid)
             .replace("DUMP", "\u{1}")
+            .replace("CPU", "\u{1}")
             .replace("/tmp/", "\u{2}")
             .replace("/usr/local/lib/libmem_agent.so", &text(&artifacts::agent()))
             .replace("mem_profiler ", &(text(&artifacts::profiler()) + " "))
@@ -260,6 +298,14 @@ fn check(example: &Example) {
             stage.scratch.segments().is_empty(),
             "{example:?}: it left nothing"
         );
+    } else if example.here.contains(" cpu ") {
+        let files = stage.files("p_", ".cpu");
+        let profile = heap_format::open(files.first().expect("a profile")).expect("a whole one");
+        assert_eq!(profile.format, Format::Cpu, "{example:?}");
+        assert!(profile.total(0) > 0, "{example:?}: {outcome:?}");
+        let rate = profile.facts.cpu.map(|sampling| sampling.rate);
+        let asked = example.here.contains("-F 100").then_some(100).or(Some(99));
+        assert_eq!(rate, asked, "{example:?}");
     } else {
         let prefix = if example.here.contains("/tmp/jeprof") {
             "jeprof."
@@ -291,6 +337,8 @@ fn each_line_of_the_guides_tables_does_what_it_says() {
         "heaptrack ",
         "memray run",
         "HEAPCHECK",
+        "perf record",
+        "CPUPROFILE",
     ] {
         assert!(
             examples.iter().any(|example| example.there.contains(word)),

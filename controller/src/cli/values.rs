@@ -78,6 +78,21 @@ pub fn interval(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Most samples in a second: each comes with a copy of 16 KiB of stack or more.
+const MOST_RATE: u32 = 10_000;
+
+/// Samples in a second of CPU time.
+pub fn rate(text: &str) -> Result<u32, String> {
+    match text.parse::<u64>() {
+        Ok(0) => Err("must be at least 1: one sample in a second".to_owned()),
+        Ok(rate) if rate > u64::from(MOST_RATE) => Err(format!(
+            "at most {MOST_RATE}: more would measure the sampling; 99 to 999 is usual"
+        )),
+        Ok(rate) => Ok(rate as u32),
+        Err(_) => Err("expected a whole number of samples in a second, such as 99".to_owned()),
+    }
+}
+
 /// The share of CPU time that sampling may take, 0 to 1, from a percentage.
 pub fn overhead(text: &str) -> Result<f64, String> {
     let percent = text.strip_suffix('%').unwrap_or(text).trim();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::dump::Written;
 use crate::session::{Reporter, Tally};
 use crate::terminal::{self, Progress};
+use crate::text;
 
 /// Prints the reports of a session.
 pub struct Printer {
@@ -40,7 +41,7 @@ impl Reporter for Printer {
     }
 
     fn progress(&mut self, elapsed: Duration, tally: &Tally) {
-        self.progress.show(elapsed, tally);
+        self.progress.show(elapsed, || state(tally));
     }
 
     fn written(&mut self, dump: &Written) {
@@ -67,4 +68,17 @@ impl Reporter for Printer {
     fn end(&mut self) {
         self.progress.finish();
     }
+}
+
+fn state(tally: &Tally) -> String {
+    let processes = match tally.processes {
+        1 => "process",
+        _ => "processes",
+    };
+    format!(
+        "{} samples, {} sampled, {} {processes}",
+        tally.samples,
+        text::bytes(tally.bytes),
+        tally.processes
+    )
 }

@@ -106,6 +106,30 @@ pub const REDIS: Performed = &[
     ),
 ];
 
+/// On a redis-server under load.
+pub const CPU: Performed = &[
+    (
+        "mem_profiler cpu -p redis-server -s 30 -o /tmp/cpu_",
+        "of stacks complete",
+    ),
+    (
+        "mem_parser -f /tmp/cpu_redis-server.18140.0001.cpu -t -n 8",
+        "Process clock",
+    ),
+    (
+        "mem_parser -f /tmp/cpu_redis-server.18140.0001.cpu --flame -o cpu.svg",
+        "processCommand",
+    ),
+    (
+        "mem_parser redis.heap /tmp/cpu_redis-server.18140.0001.cpu --html -o both.html",
+        "Cost of malloc",
+    ),
+    (
+        "mem_parser -f /tmp/cpu_redis-server.18140.0001.cpu --gperftools -o redis.prof",
+        "",
+    ),
+];
+
 /// On a series of dumps of the server.
 pub const SERVER: Performed = &[
     (

@@ -51,6 +51,7 @@ fn each_command_is_performed_or_listed_with_a_reason() {
         SESSIONS,
         WITHIN,
         REDIS,
+        CPU,
         SERVER,
         POST_MORTEM,
         UNPACKING,
@@ -98,6 +99,9 @@ fn each_command_does_what_the_guide_shows() {
     assert_eq!(session.wait().code, Some(0));
     stage.profile_redis();
     stage.perform(REDIS);
+    let load = stage.load_redis();
+    stage.perform(CPU);
+    drop(load);
     stage.perform(SERVER);
     let job = stage.start(BACKGROUND[1]);
     stage.is_listed(&job, "sampling");

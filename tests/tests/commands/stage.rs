@@ -73,6 +73,7 @@ impl Stage {
             ("-s 11 --every 2s", "-s 4 --every 250ms".to_owned()),
             ("-s 5 ", "-s 1 ".to_owned()),
             ("-s 60 ", "-s 1 ".to_owned()),
+            ("-s 30 ", "-s 2 ".to_owned()),
             ("-s 8 ", "-s 1 ".to_owned()),
         ];
         let groups = Vec::new();
@@ -221,6 +222,13 @@ impl Stage {
             .expect("a dump");
         }
         assert_eq!(session.stop().code, Some(0));
+    }
+
+    /// Keeps redis-server busy until this is dropped.
+    pub fn load_redis(&self) -> Group {
+        let mut load = Command::new("redis-benchmark");
+        load.args(["-p", &self.port, "-q", "-l", "-r", "2000", "-t", "set,zadd"]);
+        Group::start(load.stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
     /// A dump of the server with a prefix.

@@ -1,0 +1,85 @@
+//! Options of `cpu`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::values;
+
+/// Options of `cpu`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct CpuArgs {
+    /// What is sampled, if not processes that run
+    #[command(subcommand)]
+    pub command: Option<CpuCommand>,
+
+    /// Process, by pid, name or pattern (redis*), or the path of a control group; may be given
+    /// several times
+    #[arg(short, long = "process", value_name = "PID|NAME|CGROUP", value_parser = values::process)]
+    pub processes: Vec<String>,
+
+    #[command(flatten)]
+    pub sampling: CpuSamplingArgs,
+}
+
+/// What `cpu` does besides sampling processes that run.
+#[derive(Debug, Subcommand)]
+pub enum CpuCommand {
+    /// Start a program and sample it and its children; the exit code is the program's
+    Run {
+        #[command(flatten)]
+        sampling: CpuSamplingArgs,
+
+        /// The program and its arguments
+        #[arg(
+            required = true,
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "COMMAND"
+        )]
+        command: Vec<OsString>,
+    },
+}
+
+/// How to sample CPU time.
+#[derive(Clone, Debug, Args)]
+pub struct CpuSamplingArgs {
+    /// How long to sample: seconds, or with a unit (90s, 5m, 2h); without it, until Ctrl-C or the
+    /// end of the processes
+    #[arg(short, long, value_name = "SECONDS", allow_negative_numbers = true,
+          value_parser = values::seconds)]
+    pub seconds: Option<Duration>,
+
+    /// Samples in each second of CPU time, 1 to 10000
+    #[arg(short = 'F', long, value_name = "HZ", allow_negative_numbers = true,
+          default_value = "99", value_parser = values::rate)]
+    pub frequency: u32,
+
+    /// How profiles are named: PREFIX<name>.<pid>.<number>.cpu
+    #[arg(short, long, value_name = "PREFIX", default_value = "./cpu_")]
+    pub output: PathBuf,
+
+    /// Sample threads that wait too: all the time that goes by
+    #[arg(long, conflicts_with = "offcpu")]
+    pub wall: bool,
+
+    /// Sample only threads that wait: what for, and who waits
+    #[arg(long, conflicts_with = "engine")]
+    pub offcpu: bool,
+
+    /// Sample by this alone, or not at all [default: the best that is allowed]
+    #[arg(long, value_enum)]
+    pub engine: Option<EngineName>,
+}
+
+/// The ways to sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineName {
+    /// The kernel's perf events: exact, and with the kernel's own functions where that is allowed
+    Perf,
+    /// Each thread is stopped for some microseconds when it has run long enough
+    Ptrace,
+}

@@ -1,0 +1,423 @@
+//! A session that samples CPU time: chooses the engine, follows processes to the end of the time,
+//! or to theirs, and writes a profile of each.
+
+mod description;
+mod engine;
+mod profile;
+mod targets;
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use cpu::kernel::Symbols;
+use cpu::proc::{self, FileLimit};
+use cpu::recording::Ended;
+use cpu::{Process, Recording, Refusal, Sampling};
+use engine::Engine;
+use heap_format::cpu::{self as format, Mode};
+use nix::sys::signal::Signal;
+
+use crate::cli::EngineName;
+
+use crate::launch::{FORWARDED, Launched};
+use crate::output::{self, Output};
+use crate::terminal::{self, Progress};
+use crate::text;
+use crate::waiting::{Received, Signals};
+pub use description::Description;
+pub use profile::{Session, Times};
+pub use targets::{Targets, find};
+
+/// Longest time between looks at what was sampled.
+const ROUND: Duration = Duration::from_millis(100);
+
+/// Descriptors that are kept for reads of `/proc` while engines open theirs, and afterwards: the
+/// difference is for the files of programs.
+const RESERVE: (usize, usize) = (24, 4);
+
+/// Settings of a session.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Length; if `None`, until a signal or the end of the processes.
+    pub length: Option<Duration>,
+    /// Samples in a second of CPU time.
+    pub rate: u32,
+    /// Directory and name prefix of the profiles.
+    pub prefix: PathBuf,
+    /// What is to take the samples, if not the best that is allowed.
+    pub engine: Option<EngineName>,
+    /// Which time is sampled.
+    pub mode: Mode,
+}
+
+/// What a session led to.
+#[derive(Default)]
+pub struct Outcome {
+    /// Files that were written.
+    pub written: Vec<Written>,
+    /// Processes or files that failed.
+    pub failures: usize,
+    /// What has no profile, as nothing of it was sampled.
+    pub silent: Silent,
+    /// Which time was sampled.
+    pub mode: Mode,
+    /// How the program that we started ended.
+    pub status: Option<ExitStatus>,
+}
+
+/// Programs of which nothing was sampled, that nobody has named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Silent {
+    /// How many.
+    pub processes: u64,
+    /// Their CPU time, and that of unsampled programs in processes that have profiles of others.
+    pub cpu_ns: u64,
+}
+
+/// A profile that was written.
+pub struct Written {
+    /// The file.
+    pub path: PathBuf,
+    /// The process.
+    pub title: String,
+    /// Its samples.
+    pub samples: u64,
+    /// Its time of the kind that was sampled, in nanoseconds.
+    pub ns: u64,
+    /// What should be known of it.
+    pub remark: String,
+}
+
+/// A session.
+pub struct Run {
+    settings: Settings,
+    output: Output,
+    signals: Signals,
+    engine: Engine,
+    recording: Recording,
+    /// By the programs' serial numbers.
+    descriptions: HashMap<u64, Description>,
+    /// The processes that were asked for, with their titles.
+    named: Vec<(i32, String)>,
+    child: Option<Launched>,
+    /// The limit that a program which is started should have.
+    files: Option<FileLimit>,
+    start: Instant,
+    start_unix_ns: u64,
+    outcome: Outcome,
+}
+
+impl Run {
+    /// Makes sure that profiles can be written, and finds an engine. `launches`: children of what
+    /// is sampled are sampled too.
+    pub fn new(settings: Settings, launches: bool) -> anyhow::Result<Self> {
+        let output = Output::open_for(&settings.prefix, output::CPU)?;
+        let files = proc::allow_files();
+        let mut signals = Vec::new();
+        if launches {
+            signals.extend(FORWARDED);
+            signals.push(Signal::SIGCHLD);
+        }
+        let sampling = Sampling {
+            rate: settings.rate,
+            children: launches,
+        };
+        Ok(Self {
+            engine: Engine::choose((settings.engine, settings.mode), sampling)?,
+            recording: Recording::new(launches),
+            signals: Signals::block(&signals)?,
+            descriptions: HashMap::new(),
+            named: Vec::new(),
+            child: None,
+            files,
+            start: Instant::now(),
+            start_unix_ns: shm_protocol::clock::unix_ns(),
+            outcome: Outcome {
+                mode: settings.mode,
+                ..Outcome::default()
+            },
+            output,
+            settings,
+        })
+    }
+
+    /// Samples processes that run already.
+    pub fn attach(mut self, targets: Targets) -> anyhow::Result<Outcome> {
+        for failure in &targets.failures {
+            self.fail(failure);
+        }
+        for &pid in &targets.pids {
+            self.recording.add(pid);
+            let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
+            self.named.push((pid, title));
+        }
+        for (pid, refusal) in self.attach_engine(&targets.pids) {
+            let at = self.named.iter().position(|(named, _)| *named == pid);
+            let title = at.map(|at| self.named.remove(at).1);
+            let title = title.unwrap_or_else(|| pid.to_string());
+            self.fail(&format!("{title}: {refusal}"));
+        }
+        self.warn_of_fallbacks();
+        if self.recording.running().next().is_some() {
+            let mut progress = Progress::start(self.settings.length);
+            let watched = self.watch(&progress);
+            progress.finish();
+            watched?;
+            self.finish();
+        }
+        Ok(self.outcome)
+    }
+
+    /// Starts a program, and samples it and its children to its end.
+    pub fn follow(mut self, command: &[OsString]) -> anyhow::Result<io::Result<Outcome>> {
+        let needs_attaching = self.engine.attach_children()?;
+        let child = match Launched::start_plain(command) {
+            Ok(child) => child,
+            Err(error) => return Ok(Err(error)),
+        };
+        let pid = child.pid();
+        if let Some(files) = self.files {
+            files.restore(pid);
+        }
+        self.child = Some(child);
+        self.recording.add_newborn(pid);
+        if needs_attaching {
+            self.attach_child(pid);
+        }
+        self.warn_of_fallbacks();
+        let progress = Progress::without_bar();
+        self.watch(&progress)?;
+        self.finish();
+        drop(progress);
+        // The program may outlive the session: how it ends is passed on all the same.
+        while self
+            .child
+            .as_ref()
+            .is_some_and(|child| child.status.is_none())
+        {
+            let came = self.signals.wait(&[], Duration::from_secs(3600))?;
+            self.receive(&came);
+        }
+        self.outcome.status = self.child.take().and_then(|child| child.status);
+        Ok(Ok(self.outcome))
+    }
+
+    /// Has processes sampled, and forgets those that are refused.
+    fn attach_engine(&mut self, pids: &[i32]) -> Vec<(i32, Refusal)> {
+        proc::reserve_files(RESERVE.0);
+        let refused = self.engine.attach(pids);
+        proc::reserve_files(RESERVE.1);
+        refused
+            .iter()
+            .for_each(|(pid, _)| self.recording.forget(*pid));
+        refused
+    }
+
+    /// Has the program sampled that we started.
+    fn attach_child(&mut self, pid: i32) {
+        let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
+        for (_, refusal) in self.attach_engine(&[pid]) {
+            match refusal {
+                // A short program is none that failed.
+                Refusal::Gone { .. } => self.outcome.silent.processes += 1,
+                refusal => self.fail(&format!(
+                    "{title}: {refusal}; it runs without being sampled"
+                )),
+            }
+        }
+    }
+
+    fn fail(&mut self, message: &str) {
+        self.outcome.failures += 1;
+        terminal::diagnostic(message);
+    }
+
+    fn warn_of_fallbacks(&self) {
+        self.engine
+            .fallbacks
+            .iter()
+            .for_each(|reason| terminal::warning(reason));
+    }
+
+    fn time_left(&self) -> Option<Duration> {
+        let length = self.settings.length;
+        length.map(|length| length.saturating_sub(self.start.elapsed()))
+    }
+
+    /// Until the time is over, a signal arrives, or no process is left.
+    fn watch(&mut self, progress: &Progress) -> anyhow::Result<()> {
+        self.start = Instant::now();
+        loop {
+            let left = self.time_left();
+            let pause = self.engine.pause();
+            let pause = left.map_or(pause, |left| left.min(pause));
+            let came = self.signals.wait(&self.engine.descriptors(), pause)?;
+            self.engine.collect(&mut self.recording);
+            self.describe();
+            let is_over = self.receive(&came) || self.recording.running().next().is_none();
+            if is_over || left.is_some_and(|left| left.is_zero()) {
+                return Ok(());
+            }
+            progress.show(self.start.elapsed(), || self.state());
+        }
+    }
+
+    /// Handles signals. Whether the session should end.
+    fn receive(&mut self, came: &[Received]) -> bool {
+        let Some(child) = &mut self.child else {
+            return came.iter().any(|received| received.ends_session());
+        };
+        if came
+            .iter()
+            .any(|received| received.signal == Signal::SIGCHLD)
+        {
+            // Once we have asked how it ended, it has no clock any more.
+            self.recording.look();
+        }
+        came.iter().for_each(|received| child.signal(*received));
+        child.status.is_some()
+    }
+
+    /// Reads who the processes are that are new.
+    fn describe(&mut self) {
+        for serial in self.recording.take_dropped() {
+            self.descriptions.remove(&serial);
+        }
+        for process in self.recording.running() {
+            let known = self.descriptions.contains_key(&process.serial);
+            if let Some(read) = (!known).then(|| Description::read(process.pid)).flatten()
+                && read.fits(process)
+            {
+                self.descriptions.insert(process.serial, read);
+            }
+        }
+    }
+
+    fn state(&self) -> String {
+        let (mut processes, mut samples, mut ns) = (0, 0, 0);
+        for process in self.recording.running() {
+            processes += 1;
+            samples += process.counts.samples;
+            ns += Times::of(process, self.settings.mode).all;
+        }
+        let time = text::short_time(Duration::from_nanos(ns));
+        let what = if processes == 1 {
+            "process"
+        } else {
+            "processes"
+        };
+        let mode = self.settings.mode;
+        format!("{samples} samples, {time} of {mode}, {processes} {what}")
+    }
+
+    /// Writes what was sampled.
+    fn finish(&mut self) {
+        self.engine.finish(&mut self.recording);
+        // Writing may take a while, and needs files: nothing of the processes is held by then.
+        self.engine.close();
+        proc::reserve_files(0);
+        let session = self.session();
+        let Ended {
+            processes,
+            unsampled,
+            symbols,
+        } = std::mem::take(&mut self.recording).finish();
+        self.outcome.silent.processes += unsampled.processes;
+        self.outcome.silent.cpu_ns += unsampled.ns;
+        let mut told = HashSet::new();
+        for process in &processes {
+            let known = self.descriptions.remove(&process.serial);
+            let description = known.unwrap_or_else(|| Description::by_code(process));
+            if process.counts.samples > 0 {
+                self.write((process, &description), &session, &symbols);
+                told.insert(process.pid);
+            }
+        }
+        for process in processes.iter().filter(|p| p.counts.samples == 0) {
+            let is_named = self.named.iter().any(|(pid, _)| *pid == process.pid);
+            if !is_named {
+                self.outcome.silent.processes += 1;
+                self.outcome.silent.cpu_ns += process.cpu_ns();
+            } else if told.insert(process.pid) {
+                let title = self.title(process.pid);
+                self.fail(&format!(
+                    "{title}: {}",
+                    nothing(process, self.settings.mode)
+                ));
+            }
+        }
+        for (pid, title) in std::mem::take(&mut self.named) {
+            if told.insert(pid) {
+                self.fail(&format!(
+                    "{title}: no sample: it has ended. Sample more often (-F), or start it with \
+                     mem_profiler cpu run"
+                ));
+            }
+        }
+    }
+
+    fn title(&self, pid: i32) -> String {
+        let named = self.named.iter().find(|(named, _)| *named == pid);
+        named.map_or_else(|| pid.to_string(), |(_, title)| title.clone())
+    }
+
+    fn session(&self) -> Session {
+        Session {
+            sampling: format::Sampling {
+                engine: self.engine.name(),
+                mode: self.settings.mode,
+                rate: self.settings.rate,
+                process_ns: None,
+                lost: self.engine.lost(),
+                kernel_hidden: self.engine.kernel_hidden(),
+                fallbacks: self.engine.fallbacks.clone(),
+            },
+            start_unix_ns: self.start_unix_ns,
+            length: self.start.elapsed(),
+        }
+    }
+
+    fn write(
+        &mut self,
+        (process, description): (&Process, &Description),
+        session: &Session,
+        symbols: &Symbols,
+    ) {
+        let title = description.title(process.pid);
+        let written = self
+            .output
+            .write(&description.name, process.pid, |number, file| {
+                session.write((process, description), symbols, number, file)
+            });
+        match written {
+            Ok(path) => self.outcome.written.push(Written {
+                path,
+                title,
+                samples: process.counts.samples,
+                ns: Times::of(process, self.settings.mode).all,
+                remark: session.remark(process),
+            }),
+            Err(error) => self.fail(&format!("{title}: {error}")),
+        }
+    }
+}
+
+/// Why there is no sample of a process that was asked for.
+fn nothing(process: &Process, mode: Mode) -> String {
+    let time = Duration::from_nanos(Times::of(process, mode).all);
+    let time = text::short_time(time);
+    let end = if process.is_over {
+        "; it has ended"
+    } else {
+        ""
+    };
+    let when = match mode {
+        Mode::Cpu => ", or when it is busy",
+        Mode::Wall | Mode::OffCpu => "",
+    };
+    format!("no sample of {time} of {mode}{end}. Sample for longer (-s), or more often (-F){when}")
+}

@@ -1,0 +1,67 @@
+//! What a process is called, read while it is there.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use cpu::Process;
+
+use crate::process::{self, Stat};
+use crate::text;
+
+/// A process as people know it.
+#[derive(Clone, Debug, Default)]
+pub struct Description {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Its executable.
+    pub exe: Option<PathBuf>,
+    /// Its command line.
+    pub command_line: Vec<Vec<u8>>,
+}
+
+impl Description {
+    /// Reads it; `None` if it is gone.
+    pub fn read(pid: i32) -> Option<Self> {
+        let stat = Stat::of(pid)?;
+        let exe = process::exe(pid);
+        let command_line = process::command_line(pid);
+        let name = match &exe {
+            Some(exe) => process::display_name(&stat.comm, exe, &command_line),
+            // A thread of the kernel, or nobody whom we may look at.
+            None => stat.comm,
+        };
+        Some(Self {
+            name,
+            exe: exe.map(|exe| std::ffi::OsStr::from_bytes(&exe).into()),
+            command_line,
+        })
+    }
+
+    /// Of a process that ended before it could be read: by its first mapping, which is its
+    /// executable's.
+    pub fn by_code(process: &Process) -> Self {
+        let path = process.space.ranges().iter().map(|range| &range.path[..]);
+        let exe = path.into_iter().find(|path| path.starts_with(b"/"));
+        let exe = exe.unwrap_or_default();
+        Self {
+            name: match text::base_name(exe) {
+                b"" => b"process".to_vec(),
+                name => name.to_vec(),
+            },
+            exe: (!exe.is_empty()).then(|| std::ffi::OsStr::from_bytes(exe).into()),
+            command_line: Vec::new(),
+        }
+    }
+
+    /// Whether it is of this program: the process may execute another one meanwhile.
+    pub fn fits(&self, process: &Process) -> bool {
+        let ranges = process.space.ranges();
+        let exe = self.exe.as_ref().map(|exe| exe.as_os_str().as_bytes());
+        ranges.is_empty() || exe.is_none_or(|exe| ranges.iter().any(|range| &*range.path == exe))
+    }
+
+    /// `NAME (PID)`
+    pub fn title(&self, pid: i32) -> String {
+        format!("{} ({pid})", text::escape(&self.name))
+    }
+}

@@ -1,0 +1,238 @@
+//! What takes the samples: the best that is allowed, tried for real.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
+use heap_format::cpu::Mode;
+
+use crate::cli::EngineName;
+
+/// What takes the samples, and why nothing better does.
+pub struct Engine {
+    taker: Taker,
+    /// What sees threads that wait, if they are asked for.
+    waiting: Option<Waiting>,
+    sampling: Sampling,
+    /// Why better ones are not used, and what that costs.
+    pub fallbacks: Vec<String>,
+    may_change: bool,
+    /// When the processes were looked at, if nothing else does.
+    looked: Option<Instant>,
+    /// What is still known of it after its end.
+    closed: Option<Closed>,
+}
+
+struct Closed {
+    name: String,
+    lost: u64,
+    kernel_hidden: Option<String>,
+}
+
+enum Taker {
+    Perf(Box<Perf>),
+    Ptrace(Box<Ptrace>),
+    /// Only what waits is sampled.
+    Nothing,
+}
+
+impl Engine {
+    /// The one that was asked for, or the best that is allowed.
+    pub fn choose(
+        (wanted, mode): (Option<EngineName>, Mode),
+        sampling: Sampling,
+    ) -> Result<Self, Refusal> {
+        let mut engine = Self {
+            taker: Taker::Ptrace(Box::new(Ptrace::new(sampling))),
+            waiting: (mode != Mode::Cpu).then(|| Waiting::new(sampling)),
+            sampling,
+            fallbacks: Vec::new(),
+            may_change: wanted.is_none(),
+            looked: None,
+            closed: None,
+        };
+        if mode == Mode::OffCpu {
+            engine.taker = Taker::Nothing;
+            return Ok(engine);
+        }
+        if wanted == Some(EngineName::Ptrace) {
+            return Ok(engine);
+        }
+        match Perf::open(sampling) {
+            Ok(perf) => engine.taker = Taker::Perf(Box::new(perf)),
+            Err(refusal) if engine.may_change => engine.fallbacks.push(instead(&refusal)),
+            Err(refusal) => return Err(refusal),
+        }
+        Ok(engine)
+    }
+
+    /// Samples these processes; returns those that cannot be, with the reason.
+    pub fn attach(&mut self, pids: &[i32]) -> Vec<(i32, Refusal)> {
+        let mut refused = Vec::new();
+        for &pid in pids {
+            let attached = match &mut self.taker {
+                Taker::Perf(perf) => perf.attach(pid),
+                Taker::Ptrace(ptrace) => ptrace.attach(pid),
+                Taker::Nothing => Ok(()),
+            };
+            let waiting = self.waiting.as_mut();
+            let attached = attached.and_then(|()| waiting.map_or(Ok(()), |w| w.attach(pid)));
+            match attached {
+                Ok(()) => {}
+                Err(refusal) if self.may_change && refusal.is_of_engine() => {
+                    self.fallbacks.push(instead(&refusal));
+                    self.taker = Taker::Ptrace(Box::new(Ptrace::new(self.sampling)));
+                    self.may_change = false;
+                    return self.attach(pids);
+                }
+                Err(refusal) => refused.push((pid, refusal)),
+            }
+        }
+        refused
+    }
+
+    /// Samples what this thread is about to start. Whether the program must be attached once it
+    /// runs.
+    pub fn attach_children(&mut self) -> Result<bool, Refusal> {
+        match &mut self.taker {
+            Taker::Perf(perf) => perf.attach_children().map(|()| false),
+            Taker::Ptrace(_) | Taker::Nothing => Ok(true),
+        }
+    }
+
+    /// Its name in profiles.
+    pub fn name(&self) -> String {
+        if let Some(closed) = &self.closed {
+            return closed.name.clone();
+        }
+        let name = match self.taker {
+            Taker::Perf(_) => "perf_event",
+            Taker::Ptrace(_) => "ptrace",
+            Taker::Nothing => return "/proc".to_owned(),
+        };
+        match self.waiting {
+            Some(_) => format!("{name} + /proc"),
+            None => name.to_owned(),
+        }
+    }
+
+    /// Why the kernel's part is not seen, if it is not.
+    pub fn kernel_hidden(&self) -> Option<String> {
+        if let Some(closed) = &self.closed {
+            return closed.kernel_hidden.clone();
+        }
+        match &self.taker {
+            Taker::Perf(perf) if perf.sees_kernel() => None,
+            Taker::Perf(_) => Some(format!(
+                "kernel.perf_event_paranoid is {}: run as root or with CAP_PERFMON, or set it to 1",
+                cpu::proc::setting("perf_event_paranoid").unwrap_or(2)
+            )),
+            Taker::Ptrace(_) => Some("ptrace shows the process only".to_owned()),
+            Taker::Nothing => None,
+        }
+    }
+
+    /// Samples that the kernel had no room for.
+    pub fn lost(&self) -> u64 {
+        if let Some(closed) = &self.closed {
+            return closed.lost;
+        }
+        match &self.taker {
+            Taker::Perf(perf) => perf.lost,
+            Taker::Ptrace(_) | Taker::Nothing => 0,
+        }
+    }
+
+    /// What becomes readable before [`collect`](Self::collect) is due.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        match &self.taker {
+            Taker::Perf(perf) => perf.descriptors().collect(),
+            Taker::Ptrace(_) | Taker::Nothing => Vec::new(),
+        }
+    }
+
+    /// The longest time until it is due.
+    pub fn pause(&self) -> Duration {
+        let pause = match &self.taker {
+            Taker::Perf(perf) => perf.due(),
+            Taker::Nothing => super::ROUND,
+            Taker::Ptrace(ptrace) => ptrace.due(),
+        };
+        let waiting = self.waiting.as_ref();
+        waiting.map_or(pause, |waiting| waiting.due().min(pause))
+    }
+
+    /// Records what was sampled since the last time.
+    pub fn collect(&mut self, recording: &mut Recording) {
+        match &mut self.taker {
+            Taker::Perf(perf) => perf.collect(recording),
+            Taker::Ptrace(ptrace) => ptrace.collect(recording),
+            Taker::Nothing => {
+                if self.looked.is_none_or(|at| at.elapsed() >= super::ROUND) {
+                    self.looked = Some(Instant::now());
+                    for pid in recording.look() {
+                        recording.ended(pid);
+                    }
+                }
+            }
+        }
+        if let Some(waiting) = &mut self.waiting {
+            waiting.collect(recording);
+        }
+    }
+
+    /// Ends it: counts what has no sample yet, and lets go of the processes.
+    pub fn finish(&mut self, recording: &mut Recording) {
+        if let Taker::Perf(perf) = &mut self.taker {
+            perf.finish(recording);
+        }
+        if let Some(waiting) = &mut self.waiting {
+            waiting.finish(recording);
+        }
+        self.close();
+    }
+
+    /// Closes all events, and lets go of all threads: profiles take time to write, and a program
+    /// may run on for long. What is known of the engine can still be asked for.
+    pub fn close(&mut self) {
+        let closed = Closed {
+            name: self.name(),
+            lost: self.lost(),
+            kernel_hidden: self.kernel_hidden(),
+        };
+        self.closed = Some(closed);
+        self.taker = Taker::Nothing;
+        self.waiting = None;
+    }
+}
+
+fn instead(refusal: &Refusal) -> String {
+    format!(
+        "{refusal}; instead its running threads are stopped for some microseconds each (ptrace): \
+         what they do in the kernel is not seen, and now and then a call that waits (epoll_wait \
+         and the like) may return EINTR"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_engine_is_known_and_samples_nothing() {
+        let sampling = Sampling {
+            rate: 99,
+            children: false,
+        };
+        let wanted = (Some(EngineName::Ptrace), Mode::Cpu);
+        let mut engine = Engine::choose(wanted, sampling).unwrap();
+        let known = |engine: &Engine| (engine.name(), engine.lost(), engine.kernel_hidden());
+        let before = known(&engine);
+        assert_eq!(before.0, "ptrace");
+        assert!(before.2.is_some());
+        engine.close();
+        engine.close();
+        assert_eq!(known(&engine), before);
+        assert!(matches!(engine.taker, Taker::Nothing) && engine.descriptors().is_empty());
+    }
+}

@@ -1,0 +1,211 @@
+//! From what was sampled of a process to its profile.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use cpu::kernel::Symbols;
+use cpu::recording::{FIRST_OF_KERNEL, TRUNCATED};
+use cpu::{Process, Waiting};
+use heap_format::cpu::{CpuBuilder, Frame, Mode, Sampling};
+use heap_format::{BuildId, Facts, Mapping, Thread};
+
+use super::Description;
+use crate::process;
+
+/// Part of the time from which on its lack of samples is worth advice, in percent.
+const MUCH: f64 = 10.0;
+/// What the time that threads stand in the queue of a processor is called.
+const QUEUE: &str = "[waits for a processor]";
+/// Most samples in a second that may be asked for.
+const MOST_RATE: u32 = 10_000;
+
+/// The time that a session is about, of one process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// All of it, in nanoseconds.
+    pub all: u64,
+    /// The part that no sample stands for.
+    pub unsampled: u64,
+}
+
+impl Times {
+    /// In this mode.
+    pub fn of(process: &Process, mode: Mode) -> Self {
+        let counts = &process.counts;
+        let waited = Self {
+            all: counts.waiting_ns.saturating_add(counts.waited_ns),
+            unsampled: counts.waited_ns,
+        };
+        let ran = Self {
+            all: process.cpu_ns(),
+            unsampled: process.unsampled_ns(),
+        };
+        match mode {
+            Mode::Cpu => ran,
+            Mode::OffCpu => waited,
+            Mode::Wall => Self {
+                all: ran.all.saturating_add(waited.all),
+                unsampled: ran.unsampled.saturating_add(waited.unsampled),
+            },
+        }
+    }
+}
+
+/// How all processes of a session were sampled.
+pub struct Session {
+    /// What all profiles say of it.
+    pub sampling: Sampling,
+    /// When it began.
+    pub start_unix_ns: u64,
+    /// How long it took.
+    pub length: Duration,
+}
+
+impl Session {
+    /// Writes the profile of a process, the `number`th file of it.
+    pub fn write(
+        &self,
+        (process, description): (&Process, &Description),
+        symbols: &Symbols,
+        number: u64,
+        file: &mut File,
+    ) -> io::Result<()> {
+        let mut builder = CpuBuilder::new(self.sampling(process));
+        for range in process.space.ranges() {
+            builder.module(Mapping {
+                start: range.start,
+                end: range.end,
+                file_offset: range.offset,
+                build_id: BuildId(range.build_id().to_vec()),
+                path: OsStr::from_bytes(&range.path).into(),
+                past: false,
+            });
+        }
+        builder.facts(self.facts(process, description, number));
+        stacks(process, self.sampling.mode, symbols, &mut builder);
+        let mut out = BufWriter::new(file);
+        heap_format::cpu::write(&builder.finish(), &mut out)?;
+        out.flush()
+    }
+
+    fn sampling(&self, process: &Process) -> Sampling {
+        let mut sampling = self.sampling.clone();
+        sampling.process_ns = Some(process.cpu_ns());
+        sampling.lost += process.counts.dropped;
+        sampling
+    }
+
+    fn facts(&self, process: &Process, description: &Description, number: u64) -> Facts {
+        let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let length = self.length.as_nanos() as u64;
+        let thread = |(tid, name): &(i32, Vec<u8>)| Thread {
+            tid: tid.cast_unsigned(),
+            name: shown(name),
+        };
+        Facts {
+            pid: u32::try_from(process.pid).ok(),
+            process: Some(shown(&description.name)),
+            exe: description.exe.clone(),
+            command_line: description.command_line.iter().map(|a| shown(a)).collect(),
+            boot_id: process::boot_id().map(|(_, text)| text),
+            start_unix_ns: Some(self.start_unix_ns),
+            end_unix_ns: Some(self.start_unix_ns + length),
+            duration_ns: Some(length),
+            threads: process.threads.iter().map(thread).collect(),
+            sequence: Some(number),
+            ..Facts::default()
+        }
+    }
+
+    /// What should be known of a profile, in a line.
+    pub fn remark(&self, process: &Process) -> String {
+        let counts = &process.counts;
+        let mut parts = Vec::new();
+        let share = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
+        let complete = counts.samples - counts.all_truncated().min(counts.samples);
+        parts.push(format!(
+            "{:.1} % of stacks complete",
+            share(complete, counts.samples)
+        ));
+        let times = Times::of(process, self.sampling.mode);
+        let unsampled = share(times.unsampled, times.all);
+        if unsampled >= 0.1 {
+            parts.push(format!("{unsampled:.1} % of the time not sampled"));
+        }
+        let short = share(counts.rest_ns.min(times.unsampled), times.all);
+        let mode = self.sampling.mode;
+        if short >= MUCH && mode != Mode::OffCpu && self.sampling.rate < MOST_RATE {
+            parts.push(more_often(self.sampling.rate));
+        }
+        if counts.hidden_ns > 0 {
+            let hidden = share(counts.hidden_ns, times.all);
+            parts.push(format!("{hidden:.1} % in the kernel, which is hidden"));
+        }
+        parts.join(", ")
+    }
+}
+
+/// What helps where much of the time is that of threads that ended before a sample was due.
+fn more_often(rate: u32) -> String {
+    let more = rate.saturating_mul(10).min(MOST_RATE);
+    format!("many threads end before a sample is due: sample more often (-F {more})")
+}
+
+fn stacks(process: &Process, mode: Mode, symbols: &Symbols, builder: &mut CpuBuilder) {
+    let mut stack = Vec::new();
+    process.stacks.each(|thread, frames, count| {
+        stack.clear();
+        for &frame in frames {
+            let frame = match frame {
+                TRUNCATED => Frame::Truncated,
+                Waiting::QUEUE => Frame::Kernel(QUEUE),
+                kernel if kernel >= FIRST_OF_KERNEL => {
+                    Frame::Kernel(symbols.name(kernel).unwrap_or_default())
+                }
+                user => Frame::User(user),
+            };
+            stack.push(builder.location(frame));
+        }
+        builder.stack(&stack, count.samples, count.ns, thread);
+    });
+    let mut alone = |frame, ns: u64| {
+        if ns > 0 {
+            let stack = [builder.location(frame)];
+            builder.stack(&stack, 0, ns, 0);
+        }
+    };
+    alone(Frame::Kernel(""), process.counts.hidden_ns);
+    alone(Frame::NotSampled, Times::of(process, mode).unsampled);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mode_is_about_its_own_time() {
+        let mut recording = cpu::Recording::new(false);
+        recording.add_newborn(i32::MAX);
+        let process = recording.process(i32::MAX).expect("a process");
+        process.counts.ns = 10;
+        process.counts.rest_ns = 5;
+        process.counts.waiting_ns = 300;
+        process.counts.waited_ns = 100;
+        let of = |mode| {
+            let times = Times::of(process, mode);
+            (times.all, times.unsampled)
+        };
+        assert_eq!(of(Mode::Cpu), (15, 5));
+        assert_eq!(of(Mode::OffCpu), (400, 100));
+        assert_eq!(of(Mode::Wall), (415, 105));
+    }
+
+    #[test]
+    fn the_advice_is_a_rate_that_is_accepted() {
+        assert!(more_often(99).ends_with("(-F 990)"));
+        assert!(more_often(5000).ends_with("(-F 10000)"));
+    }
+}

@@ -1,0 +1,111 @@
+//! Which processes are sampled, and why others cannot be.
+
+use std::path::Path;
+
+use crate::cgroup;
+use crate::process::{self, Stat, Status};
+use crate::select;
+use crate::text;
+
+/// Where control groups are mounted.
+const GROUPS: &str = "/sys/fs/cgroup";
+
+/// Processes that were asked for, and complaints about those that are none.
+#[derive(Debug, Default)]
+pub struct Targets {
+    /// The processes, each once.
+    pub pids: Vec<i32>,
+    /// One message for each name that led nowhere.
+    pub failures: Vec<String>,
+}
+
+/// The processes of these pids, names, patterns and control groups.
+pub fn find(names: &[String]) -> Targets {
+    let mut targets = Targets::default();
+    for name in names {
+        match of_name(name) {
+            Ok(pids) => targets.pids.extend(pids),
+            Err(failure) => targets.failures.push(failure),
+        }
+    }
+    targets.pids.sort_unstable();
+    targets.pids.dedup();
+    targets
+}
+
+fn of_name(name: &str) -> Result<Vec<i32>, String> {
+    let shown = text::escape(name.as_bytes());
+    if let Ok(pid) = name.parse::<i32>() {
+        return of_pid(pid).map(|pid| vec![pid]);
+    }
+    let (pids, what) = match name.starts_with('/') {
+        true => {
+            let path = Path::new(name);
+            let inside = path.strip_prefix(GROUPS).unwrap_or(path);
+            let inside = inside.strip_prefix("/").unwrap_or(inside);
+            if !Path::new(GROUPS).join(inside).is_dir() {
+                return Err(format!(
+                    "{shown}: there is no such control group below {GROUPS}"
+                ));
+            }
+            let own = std::process::id() as i32;
+            let all = process::all().into_iter();
+            let pids = all.filter(|pid| *pid != own && cgroup::contains(path, *pid));
+            (pids.collect(), "no process is in this control group")
+        }
+        false => (
+            select::processes_called(name).into_iter().collect(),
+            "no process has this name",
+        ),
+    };
+    let pids: Vec<i32> = pids;
+    match pids.is_empty() {
+        true => Err(format!("{shown}: {what}")),
+        false => Ok(pids),
+    }
+}
+
+fn of_pid(pid: i32) -> Result<i32, String> {
+    let Some(stat) = Stat::of(pid) else {
+        return Err(format!("{pid}: there is no such process"));
+    };
+    if let Some(process) = Status::of(pid).map(|s| s.tgid).filter(|tgid| *tgid != pid) {
+        return Err(format!(
+            "{pid} is a thread of process {process}: give that pid"
+        ));
+    }
+    if stat.is_dead() && process::threads(pid).len() < 2 {
+        return Err(format!(
+            "{pid}: the process has ended, and waits for its parent ({}) to notice",
+            stat.parent
+        ));
+    }
+    if pid == std::process::id() as i32 {
+        return Err(format!("{pid} is mem_profiler itself"));
+    }
+    Ok(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_process_is_explained() {
+        let own = std::process::id();
+        for (name, why) in [
+            (i32::MAX.to_string(), "there is no such process"),
+            (own.to_string(), "is mem_profiler itself"),
+            ("/no/such/group".to_owned(), "no such control group"),
+            (
+                "no-such-name-anywhere".to_owned(),
+                "no process has this name",
+            ),
+        ] {
+            let targets = find(&[name]);
+            assert!(targets.pids.is_empty(), "{targets:?}");
+            assert!(targets.failures[0].contains(why), "{targets:?}");
+        }
+        assert!(find(&["1".to_owned(), "1".to_owned()]).pids.len() <= 1);
+    }
+}

@@ -1,0 +1,24 @@
+// Uses half a second of CPU time in one function. With STAYS set it goes on until it is killed.
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static volatile unsigned long sink;
+
+__attribute__((noinline, noclone)) void site_migration(void) {
+    for (unsigned long i = 0; i < 2000000; i++) sink += i * i;
+}
+
+static double used(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+int main(void) {
+    printf("ready\n");
+    fflush(stdout);
+    while (getenv("STAYS") || used() < 0.5)
+        site_migration();
+    return 0;
+}
