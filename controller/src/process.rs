@@ -294,6 +294,16 @@ pub fn maps_name(maps: &[u8], inode: u64, name: &[u8]) -> bool {
     lines.any(|line| Entry::parse(line).is_some_and(|m| m.inode == inode))
 }
 
+/// Bytes of the largest mapping of a file with this inode and name.
+pub fn mapped_bytes(maps: &[u8], inode: u64, name: &[u8]) -> u64 {
+    let lines = maps
+        .split(|b| *b == b'\n')
+        .filter(|line| line_ends(line, name));
+    let entries = lines.filter_map(Entry::parse).filter(|m| m.inode == inode);
+    let bytes = entries.map(|m| m.end.saturating_sub(m.start));
+    bytes.max().unwrap_or(0)
+}
+
 fn line_ends(line: &[u8], name: &[u8]) -> bool {
     let path = line.strip_suffix(b" (deleted)").unwrap_or(line);
     path.strip_suffix(name)
@@ -530,6 +540,8 @@ mod tests {
         assert!(!maps_file(maps, (0, 0x1b), 4711, b"mem_profiler.1.2.1"));
         assert!(!maps_file(maps, (0, 0x1b), 4711, b"profiler.1.2.0"));
         assert!(maps_name(maps, 4711, name));
+        assert_eq!(mapped_bytes(maps, 4711, name), 0x1);
+        assert_eq!(mapped_bytes(maps, 471, name), 0);
         let deleted = b"7f0-7f1 rw-s 00000000 08:1b 4711    /dev/shm/mem_profiler.1.2.0 (deleted)";
         assert!(maps_file(deleted, (8, 0x1b), 4711, name));
         let private = b"1-2 rw-p 00000000 08:1b 9 /x\n3-4 rw-s 00000000 00:01 8 /y z\n";

@@ -268,7 +268,7 @@ impl Target {
         let mut head = Head::new();
         let header = segment.head(&mut head)?;
         let last = header.session().map_or(0, |s| s.number);
-        check_willing(&header, self.agent.pid, segment.view().has_tables())?;
+        obstacle(&self.agent, &header).map_or(Ok(()), Err)?;
         self.session.range_limit = process::address_space_left(self.agent.pid).map_or(0, |left| {
             // 0 would be no limit.
             (left / RANGE_SHARE).max(1)
@@ -476,15 +476,22 @@ fn segment_bytes(agent: &Agent) -> Result<usize, Refusal> {
     }
 }
 
-/// Whether a session is safe for its process, as far as can be seen from here.
-fn check_willing(header: &Header<'_>, pid: i32, has_tables: bool) -> Result<(), Error> {
+/// Why no session of a process can sample it, as far as can be seen from here; asked before a
+/// session it says whether that would be safe.
+pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
+    let has_tables = || {
+        let mapped = agent.maps_tables();
+        mapped.unwrap_or_else(|| agent.segment.view().has_tables())
+    };
     match header.refuses() {
-        (REFUSES_SANITIZER, _) => Err(Error::Sanitizer),
-        (REFUSES_MUSL, _) => Err(Error::Musl),
-        (REFUSES_SECCOMP, _) => Err(Error::Sandboxed),
-        // A filter that was installed in a way that the agent does not see.
-        _ if process::seccomp(pid) > header.seccomp() && !has_tables => Err(Error::Sandboxed),
-        _ => Ok(()),
+        (REFUSES_SANITIZER, _) => Some(Error::Sanitizer),
+        (REFUSES_MUSL, _) => Some(Error::Musl),
+        (REFUSES_SECCOMP, _) => Some(Error::Sandboxed),
+        // A filter that was installed in a way that the agent does not see, or has not met yet.
+        _ if process::seccomp(agent.pid) > header.seccomp() && !has_tables() => {
+            Some(Error::Sandboxed)
+        }
+        _ => None,
     }
 }
 

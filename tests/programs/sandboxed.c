@@ -84,7 +84,12 @@ int main(int count, char **arguments) {
     }
     say("ready");
     while (fgets(line, sizeof line, stdin)) {
-        site_work();
+        if (!strncmp(line, "filter ", 7)) {
+            line[strcspn(line, "\n")] = 0;
+            install(0, line + 7, 0);
+        } else {
+            site_work();
+        }
         say("ok");
     }
     return 0;

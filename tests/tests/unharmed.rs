@@ -448,6 +448,41 @@ fn a_sandbox_that_allows_sysinfo_as_well_in_a_session() {
     sampled_in_a_sandbox(2);
 }
 
+/// A filter that comes between a session's start and its first sample: the agent may make no call
+/// any more, and whoever asks is told so, not that all is well.
+#[test]
+fn a_sandbox_that_closes_in_a_session_is_told() {
+    for way in WAYS {
+        let scratch = Scratch::new();
+        let program = scratch.compile("sandboxed.c", &[]);
+        let mut target = Target::start(&mut scratch.preloaded(&program));
+        assert_eq!(target.hear(), "ready");
+        work(&mut target);
+        let pid = target.pid().to_string();
+        let list = || run(scratch.profiler().args(["list", "-p", &pid]));
+        let session = Session::of(&scratch, target.pid(), "1");
+        let outcome = list();
+        assert!(outcome.stdout.contains("sampling"), "{way}: {outcome:?}");
+        target.say(&format!("filter {way}"));
+        assert_eq!(target.hear(), "ok");
+        for _ in 0..2 {
+            let outcome = list();
+            let told = outcome.stdout.contains("not sampled: seccomp");
+            assert!(told, "{way}: {outcome:?}");
+            let outcome = run(scratch.profiler().args(["leaks", "-p", &pid]));
+            assert_eq!(outcome.code, Some(1), "{way}: {outcome:?}");
+            let told = outcome.stderr.contains("under a seccomp filter");
+            assert!(told, "{way}: {outcome:?}");
+            work(&mut target);
+        }
+        let outcome = session.stop();
+        let told = outcome.stderr.contains("under a seccomp filter");
+        assert!(told, "{way}: {outcome:?}");
+        let status = target.finish();
+        assert!(status.success(), "{way}: {status}");
+    }
+}
+
 // ---- children
 
 /// Children that free what they inherited and make objects of their own, in a session

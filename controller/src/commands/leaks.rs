@@ -16,6 +16,7 @@ use crate::output::Output;
 use crate::parallel_writer;
 use crate::segment::Head;
 use crate::select::Selection;
+use crate::target::obstacle;
 use crate::terminal::{diagnostic, json, result, warning};
 use crate::text;
 
@@ -100,6 +101,8 @@ fn one(
         );
         return Ok(None);
     };
+    // Of a process that nothing is known of, it would be said that it has lost nothing.
+    obstacle(agent, &header).map_or(Ok(()), Err)?;
     let check = leaks::check(agent, &header, &session, plan)?;
     let mut report = leaks::report(agent, &header, &session, &check, (most, plan.base));
     report.dump = output

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
-use shm_protocol::layout::{BANK_HEADER_BYTES, REFUSES_MUSL, REFUSES_SANITIZER};
+use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::Header;
 
 use crate::allocator;
@@ -14,7 +14,7 @@ use crate::preload;
 use crate::process;
 use crate::segment::{Head, Refusal};
 use crate::select::Selection;
-use crate::target::{Deadline, is_running, uncollected};
+use crate::target::{Deadline, Error, is_running, obstacle, uncollected};
 use crate::terminal::{diagnostic, json, result, warning};
 use crate::text;
 use crate::triggers::rss_bytes;
@@ -187,9 +187,11 @@ fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
 
 fn state(agent: &Agent, header: &Header<'_>, running: bool) -> &'static str {
     let kept = uncollected(agent, header).is_some();
-    match (agent.life, header.refuses().0) {
-        (Life::Running, REFUSES_MUSL) => return "not sampled: musl",
-        (Life::Running, REFUSES_SANITIZER) => return "not sampled: sanitizer",
+    let alive = agent.life == Life::Running;
+    match alive.then(|| obstacle(agent, header)).flatten() {
+        Some(Error::Musl) => return "not sampled: musl",
+        Some(Error::Sanitizer) => return "not sampled: sanitizer",
+        Some(Error::Sandboxed) => return "not sampled: seccomp",
         _ => {}
     }
     match (agent.life, running, kept) {

@@ -9,6 +9,7 @@ use crate::process;
 use crate::process_end::ProcessEnd;
 use crate::segment::{Directory, Entry, Refusal, Segment};
 use crate::text;
+use shm_protocol::layout::CONTROL_BYTES;
 
 /// Whether the process that made a segment still uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +132,17 @@ impl Agent {
             seems.then(shown).flatten().and_then(is_mapped)
         });
         mapped.ok_or_else(|| Unconfirmed::NotMapped(self.segment.path()))
+    }
+}
+
+impl Agent {
+    /// Whether the process has the tables of sessions mapped, without which it samples nothing.
+    /// `None` where its maps cannot be read.
+    pub fn maps_tables(&self) -> Option<bool> {
+        let maps = process::maps(self.pid)?;
+        let name = self.segment.name.to_string();
+        let inode = self.segment.inode;
+        Some(process::mapped_bytes(&maps, inode, name.as_bytes()) > CONTROL_BYTES as u64)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::segment::{Head, io_error};
 use crate::select;
 use crate::session::member::Member;
 use crate::snapshot::Gone;
-use crate::target::{Target, uncollected};
+use crate::target::{Target, obstacle, uncollected};
 use crate::text;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
@@ -252,6 +252,14 @@ impl Run {
             return;
         }
         let (none, few) = (written.threads == 0, written.alloc_bytes < FEW_BYTES);
+        let mut head = Head::new();
+        let header = target.agent.segment.head(&mut head).ok();
+        let obstacle = header.and_then(|header| obstacle(&target.agent, &header));
+        if let Some(why) = obstacle.filter(|_| none) {
+            self.reporter
+                .warning(&format!("{}: 0 calls seen: {why}", written.title));
+            return;
+        }
         let other = allocator::of_process(pid, few).filter(|other| none || !other.takes_all());
         let why = match other {
             Some(other) if none => format!("0 calls seen: {other}"),
