@@ -305,13 +305,10 @@ impl Run {
             ns += Times::of(process, self.settings.mode).all;
         }
         let time = text::short_time(Duration::from_nanos(ns));
-        let what = if processes == 1 {
-            "process"
-        } else {
-            "processes"
-        };
         let mode = self.settings.mode;
-        format!("{samples} samples, {time} of {mode}, {processes} {what}")
+        let samples = text::count(samples, "sample", "samples");
+        let processes = text::count(processes, "process", "processes");
+        format!("{samples}, {time} of {mode}, {processes}")
     }
 
     /// Writes what was sampled.

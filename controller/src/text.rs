@@ -105,6 +105,11 @@ pub fn shell_word(path: impl AsRef<OsStr>) -> String {
     }
 }
 
+/// A number of things, in the singular or the plural.
+pub fn count(n: u64, one: &str, more: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { more })
+}
+
 /// Bytes in the unit that suits them.
 pub fn bytes(n: f64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

@@ -30,8 +30,8 @@ pub enum Refusal {
     },
     /// Too few descriptors.
     #[error(
-        "mem_profiler may not open enough files: the limit (ulimit -n) was reached after {threads} \
-         threads; raise it, or sample fewer processes at a time"
+        "mem_profiler may not open enough files: the limit (ulimit -n) was reached{}; raise it, or \
+         sample fewer processes at a time", after(*threads)
     )]
     Files {
         /// Threads whose files could be opened.
@@ -84,6 +84,15 @@ pub enum Refusal {
     /// Anything else.
     #[error("perf events do not work: {0}")]
     Kernel(io::Error),
+}
+
+/// When the limit of open files was reached.
+fn after(threads: usize) -> String {
+    match threads {
+        0 => String::new(),
+        1 => " after 1 thread".to_owned(),
+        n => format!(" after {n} threads"),
+    }
 }
 
 impl Refusal {

@@ -156,7 +156,7 @@ fn leaks_say_what_they_need() {
     tell(&mut target, "go 10", "gone");
     let outcome = check(&scratch, target.pid(), &[]);
     if cfg!(target_arch = "x86_64") {
-        let summary = "100 B lost in 1 objects";
+        let summary = "100 B lost in 1 object,";
         assert!(outcome.stdout.contains(summary), "{outcome:?}");
         assert!(
             outcome.stderr.contains("keeps its own allocator, so"),

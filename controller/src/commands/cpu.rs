@@ -72,11 +72,12 @@ fn report(outcome: &Outcome, say: fn(&str)) {
     for written in &outcome.written {
         let time = text::short_time(Duration::from_nanos(written.ns));
         let mode = outcome.mode;
-        let (path, samples) = (text::path(&written.path), written.samples);
+        let path = text::path(&written.path);
+        let samples = text::count(written.samples, "sample", "samples");
         let title = &written.title;
         say(&path);
         diagnostic(&format!(
-            "{title}: {samples} samples of {time} of {mode}; {}",
+            "{title}: {samples} of {time} of {mode}; {}",
             written.remark
         ));
     }
@@ -105,8 +106,10 @@ fn silence(outcome: &Outcome) -> Option<String> {
     };
     let which = match processes {
         0 => String::new(),
-        1 => format!("1 process without a sample{time}"),
-        n => format!("{n} processes without a sample{time}"),
+        n => {
+            let processes = text::count(n as u64, "process", "processes");
+            format!("{processes} without a sample{time}")
+        }
     };
     let advice = "sample more often (-F) to see what is short";
     match (

@@ -71,14 +71,10 @@ impl Reporter for Printer {
 }
 
 fn state(tally: &Tally) -> String {
-    let processes = match tally.processes {
-        1 => "process",
-        _ => "processes",
-    };
     format!(
-        "{} samples, {} sampled, {} {processes}",
-        tally.samples,
+        "{}, {} sampled, {}",
+        text::count(tally.samples, "sample", "samples"),
         text::bytes(tally.bytes),
-        tally.processes
+        text::count(tally.processes as u64, "process", "processes")
     )
 }

@@ -297,10 +297,11 @@ impl Report {
         match self.lost_samples {
             0 => format!("{title}: no leaks, {since}"),
             _ => format!(
-                "{title}: {}{} lost in {} objects, {since}; {} is live",
+                "{title}: {}{} lost in {} {}, {since}; {} is live",
                 text::bytes(self.lost_bytes),
                 margin(self.lost_bytes_margin, self.interval == 1),
                 count(self.lost_objects),
+                objects_word(self.lost_objects),
                 text::bytes(self.live_bytes),
             ),
         }
@@ -311,21 +312,18 @@ impl Report {
         let report = self;
         let bytes = text::bytes;
         let title = format!("{} ({})", report.name, report.pid);
+        let threads = text::count(report.threads as u64, "thread", "threads");
+        let searched = bytes(report.searched_bytes as f64);
         if let Some(times) = report.running_searches {
             return format!(
-                "{title}: not stopped ({} threads); searched {times} times in {:.1} s, {} the last \
-                 time",
-                report.threads,
+                "{title}: not stopped ({threads}); searched {} in {:.1} s, {searched} the last time",
+                text::count(times.into(), "time", "times"),
                 report.search_seconds,
-                bytes(report.searched_bytes as f64)
             );
         }
         format!(
-            "{title}: stopped for {:.1} ms ({} threads); {} searched in {:.2} s",
-            report.pause_ms,
-            report.threads,
-            bytes(report.searched_bytes as f64),
-            report.search_seconds
+            "{title}: stopped for {:.1} ms ({threads}); {searched} searched in {:.2} s",
+            report.pause_ms, report.search_seconds
         )
     }
 }
@@ -349,10 +347,10 @@ impl Entry {
         };
         let (size, objects) = (text::bytes(self.bytes), count(self.objects));
         let margin = margin(self.margin, is_exact);
-        let plural = if self.objects == 1.0 { "" } else { "s" };
+        let what = objects_word(self.objects);
         lines.push(String::new());
         lines.push(format!(
-            "{kind}: {size}{margin} in {objects} object{plural}{kept}, from"
+            "{kind}: {size}{margin} in {objects} {what}{kept}, from"
         ));
         let frames = self.stack.iter().take(FRAMES);
         lines.extend(frames.map(|frame| format!("    {frame}")));
@@ -368,6 +366,14 @@ fn margin(bytes: f64, is_exact: bool) -> String {
     match is_exact {
         true => String::new(),
         false => format!(" ± {}", text::bytes(bytes)),
+    }
+}
+
+/// The word behind [`count`].
+fn objects_word(objects: f64) -> &'static str {
+    match count(objects).as_str() {
+        "1" => "object",
+        _ => "objects",
     }
 }
 
