@@ -28,7 +28,7 @@ use crate::top::view::Sort;
 use crate::triggers::{Threshold, Triggers};
 
 pub use clap_complete::Shell;
-pub use cpu::{CpuArgs, CpuCommand, CpuSamplingArgs, EngineName};
+pub use cpu::{BothArgs, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, EngineName};
 pub use leaks::{KnownArgs, LeakMode, LeaksArgs, SearchArgs};
 
 /// Profile the heap of running processes that carry the agent.
@@ -92,6 +92,12 @@ pub enum Command {
     /// for some microseconds each. Each process gets a file, of which mem_parser makes tables,
     /// flame graphs and pages.
     Cpu(CpuArgs),
+    /// Sample the heap and the CPU time of processes with the agent, for one page of both
+    ///
+    /// Each process gets a dump (.heap) and a CPU profile (.cpu) of the same time. On their page,
+    /// each function has its CPU time, its share of it in malloc and free, what it allocates, and
+    /// what it holds.
+    Both(BothArgs),
     /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age
     Top(TopArgs),
     /// Print completions for a shell

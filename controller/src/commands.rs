@@ -1,6 +1,7 @@
 //! The commands, one file each, which return the exit code. What they find out is printed
 //! here, by `terminal`, and nowhere else.
 
+mod both;
 mod clean;
 mod cpu;
 mod docs;
@@ -65,6 +66,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::SelfProfile(args)) => self_profile::execute(args),
         Some(Command::Why(args)) => why::execute(args),
         Some(Command::Cpu(args)) => cpu::execute(args),
+        Some(Command::Both(args)) => both::execute(args),
         Some(Command::Top(args)) => top::execute(args),
         Some(Command::Completions { shell }) => Ok(docs::completions(shell)),
         Some(Command::Man { directory }) => docs::man(&directory),

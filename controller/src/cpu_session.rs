@@ -21,8 +21,7 @@ use engine::Engine;
 use heap_format::cpu::{self as format, Mode};
 use nix::sys::signal::Signal;
 
-use crate::cli::EngineName;
-
+use crate::cli::{CpuFormat, EngineName};
 use crate::launch::{FORWARDED, Launched};
 use crate::output::{self, Output};
 use crate::terminal::{self, Progress};
@@ -52,6 +51,8 @@ pub struct Settings {
     pub engine: Option<EngineName>,
     /// Which time is sampled.
     pub mode: Mode,
+    /// What the profiles are written as.
+    pub format: CpuFormat,
 }
 
 /// What a session led to.
@@ -83,6 +84,8 @@ pub struct Written {
     /// The file.
     pub path: PathBuf,
     /// The process.
+    pub pid: i32,
+    /// Its name and pid, for people.
     pub title: String,
     /// Its samples.
     pub samples: u64,
@@ -108,6 +111,8 @@ pub struct Run {
     files: Option<FileLimit>,
     start: Instant,
     start_unix_ns: u64,
+    /// Whether it has the terminal for itself.
+    is_alone: bool,
     outcome: Outcome,
 }
 
@@ -115,13 +120,29 @@ impl Run {
     /// Makes sure that profiles can be written, and finds an engine. `launches`: children of what
     /// is sampled are sampled too.
     pub fn new(settings: Settings, launches: bool) -> anyhow::Result<Self> {
-        let output = Output::open_for(&settings.prefix, output::CPU)?;
-        let files = proc::allow_files();
         let mut signals = Vec::new();
         if launches {
             signals.extend(FORWARDED);
             signals.push(Signal::SIGCHLD);
         }
+        Self::by(Signals::block(&signals)?, settings, launches)
+    }
+
+    /// A session in a thread beside another session, which shows the progress. It ends when it is
+    /// asked to.
+    pub fn beside(settings: Settings, signals: Signals) -> anyhow::Result<Self> {
+        let mut run = Self::by(signals, settings, false)?;
+        run.is_alone = false;
+        Ok(run)
+    }
+
+    fn by(signals: Signals, settings: Settings, launches: bool) -> anyhow::Result<Self> {
+        let suffix = match settings.format {
+            CpuFormat::Cpu => output::CPU,
+            CpuFormat::Gperftools => output::GPERFTOOLS,
+        };
+        let output = Output::open_for(&settings.prefix, suffix)?;
+        let files = proc::allow_files();
         let sampling = Sampling {
             rate: settings.rate,
             children: launches,
@@ -129,13 +150,14 @@ impl Run {
         Ok(Self {
             engine: Engine::choose((settings.engine, settings.mode), sampling)?,
             recording: Recording::new(launches),
-            signals: Signals::block(&signals)?,
+            signals,
             descriptions: HashMap::new(),
             named: Vec::new(),
             child: None,
             files,
             start: Instant::now(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
+            is_alone: true,
             outcome: Outcome {
                 mode: settings.mode,
                 ..Outcome::default()
@@ -163,7 +185,10 @@ impl Run {
         }
         self.warn_of_fallbacks();
         if self.recording.running().next().is_some() {
-            let mut progress = Progress::start(self.settings.length);
+            let mut progress = match self.is_alone {
+                true => Progress::start(self.settings.length),
+                false => Progress::silent(),
+            };
             let watched = self.watch(&progress);
             progress.finish();
             watched?;
@@ -373,6 +398,7 @@ impl Run {
                 kernel_hidden: self.engine.kernel_hidden(),
                 fallbacks: self.engine.fallbacks.clone(),
             },
+            format: self.settings.format,
             start_unix_ns: self.start_unix_ns,
             length: self.start.elapsed(),
         }
@@ -393,6 +419,7 @@ impl Run {
         match written {
             Ok(path) => self.outcome.written.push(Written {
                 path,
+                pid: process.pid,
                 title,
                 samples: process.counts.samples,
                 ns: Times::of(process, self.settings.mode).all,

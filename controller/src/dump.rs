@@ -42,7 +42,9 @@ pub enum Error {
 pub struct Written {
     /// The file.
     pub path: PathBuf,
-    /// Process, as people know it.
+    /// The process.
+    pub pid: i32,
+    /// Its name and pid, for people.
     pub title: String,
     /// How the session stood.
     pub ended: Ended,
@@ -177,6 +179,7 @@ pub fn write_snapshot(
     })?;
     Ok(Written {
         path,
+        pid: agent.pid,
         title: agent.title(),
         ended,
         samples: snapshot.totals.samples,

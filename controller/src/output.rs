@@ -26,6 +26,8 @@ const MIN_FREE: u64 = 1 << 20;
 const HEAP: &str = ".heap";
 /// Suffix of a CPU profile's name.
 pub const CPU: &str = ".cpu";
+/// Suffix of the name of a CPU profile in gperftools' format.
+pub const GPERFTOOLS: &str = ".prof";
 
 /// The directory and the prefix of the dumps' names.
 #[derive(Debug)]

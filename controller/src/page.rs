@@ -20,6 +20,11 @@ fn parser() -> PathBuf {
 
 /// Makes the page of a dump, next to it.
 pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
+    make_of(dump, None)
+}
+
+/// Makes the page of a dump and of a CPU profile of the same process, next to the dump.
+pub fn make_of(dump: &Path, cpu: Option<&Path>) -> anyhow::Result<PathBuf> {
     let page = dump.with_extension("html");
     let parser = parser();
     let mut command = Command::new(&parser);
@@ -27,6 +32,7 @@ pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
         .arg("--html")
         .arg("-f")
         .arg(dump)
+        .args(cpu)
         .arg("-o")
         .arg(&page);
     let status = command.stdin(Stdio::null()).status();

@@ -1,6 +1,8 @@
 //! Waiting for events that end or change a session: signals to us, ends of processes, time.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -29,8 +31,17 @@ impl Received {
 
 /// Receives signals as data.
 pub struct Signals {
-    fd: SignalFd,
+    source: Source,
 }
+
+enum Source {
+    Kernel(SignalFd),
+    /// Its end is the request.
+    Request(UnixStream),
+}
+
+/// Asks a session of another thread to end, when it is dropped.
+pub struct Request(#[expect(dead_code, reason = "it is held open")] UnixStream);
 
 impl Signals {
     /// Blocks the ending signals, and `more`, and receives them from now on.
@@ -40,14 +51,26 @@ impl Signals {
         set.thread_block()?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         Ok(Self {
-            fd: SignalFd::with_flags(&set, flags)?,
+            source: Source::Kernel(SignalFd::with_flags(&set, flags)?),
         })
+    }
+
+    /// No signals, for a session beside one that has them: what it receives is an ending signal,
+    /// once the request is dropped.
+    pub fn by_request() -> io::Result<(Self, Request)> {
+        let (held, heard) = UnixStream::pair()?;
+        let source = Source::Request(heard);
+        Ok((Self { source }, Request(held)))
     }
 
     /// Waits until a signal comes, a descriptor of `others` becomes readable, or time is
     /// over. Returns the signals that came.
     pub fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> nix::Result<Vec<Received>> {
-        let mut fds = vec![PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        let own = match &self.source {
+            Source::Kernel(fd) => fd.as_fd(),
+            Source::Request(stream) => stream.as_fd(),
+        };
+        let mut fds = vec![PollFd::new(own, PollFlags::POLLIN)];
         fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)));
         // Rounded up, so that the last millisecond of a session is not spent polling.
         let ms = timeout.as_micros().div_ceil(1000);
@@ -56,8 +79,16 @@ impl Signals {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error),
         }
+        let has_come = fds[0].any().unwrap_or(false);
         let mut came = Vec::new();
-        while let Ok(Some(info)) = self.fd.read_signal() {
+        let Source::Kernel(fd) = &self.source else {
+            came.extend(has_come.then_some(Received {
+                signal: Signal::SIGINT,
+                from_terminal: false,
+            }));
+            return Ok(came);
+        };
+        while let Ok(Some(info)) = fd.read_signal() {
             if let Ok(signal) = Signal::try_from(info.ssi_signo as i32) {
                 let from_terminal = info.ssi_code == libc::SI_KERNEL;
                 came.push(Received {
@@ -92,6 +123,17 @@ pub fn unblock_all() -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_ends_the_waiting_again_and_again() {
+        let (signals, request) = Signals::by_request().unwrap();
+        assert_eq!(signals.wait(&[], Duration::ZERO).unwrap(), []);
+        drop(request);
+        for _ in 0..2 {
+            let came = signals.wait(&[], Duration::from_secs(60)).unwrap();
+            assert!(came.len() == 1 && came[0].ends_session());
+        }
+    }
 
     #[test]
     fn a_signal_ends_the_waiting() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::values;
+use super::{IntervalArgs, SelectArgs, values};
 
 /// Options of `cpu`.
 #[derive(Debug, Args)]
@@ -73,6 +73,53 @@ pub struct CpuSamplingArgs {
     /// Sample by this alone, or not at all [default: the best that is allowed]
     #[arg(long, value_enum)]
     pub engine: Option<EngineName>,
+
+    /// What the profiles are written as; gperftools: PREFIX<name>.<pid>.<number>.prof, for
+    /// google-pprof and go tool pprof
+    #[arg(long, value_enum, default_value_t)]
+    pub format: CpuFormat,
+}
+
+/// Formats of CPU profiles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CpuFormat {
+    /// mem_profiler's own: with times, threads, the kernel's functions and the engine
+    #[default]
+    Cpu,
+    /// gperftools' binary CPU profile: whole samples, addresses only
+    Gperftools,
+}
+
+/// Options of `both`.
+#[derive(Debug, Args)]
+pub struct BothArgs {
+    /// How long to sample: seconds, or with a unit (90s, 5m, 2h); without it, until Ctrl-C
+    #[arg(short, long, value_name = "SECONDS", allow_negative_numbers = true,
+          value_parser = values::seconds)]
+    pub seconds: Option<Duration>,
+
+    #[command(flatten)]
+    pub interval: IntervalArgs,
+
+    /// Samples in each second of CPU time, 1 to 10000
+    #[arg(short = 'F', long, value_name = "HZ", allow_negative_numbers = true,
+          default_value = "99", value_parser = values::rate)]
+    pub frequency: u32,
+
+    /// How the files are named: PREFIX<name>.<pid>.<number>.heap and .cpu
+    #[arg(short, long, value_name = "PREFIX", default_value = "./both_")]
+    pub output: PathBuf,
+
+    /// Sample CPU time by this alone [default: the best that is allowed]
+    #[arg(long, value_enum)]
+    pub engine: Option<EngineName>,
+
+    #[command(flatten)]
+    pub select: SelectArgs,
+
+    /// Make the page of each process as well, with mem_parser: FILE.html for FILE.heap
+    #[arg(long)]
+    pub html: bool,
 }
 
 /// The ways to sample.

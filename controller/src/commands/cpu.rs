@@ -59,6 +59,7 @@ fn settings(sampling: CpuSamplingArgs) -> Settings {
         rate: sampling.frequency,
         prefix: sampling.output,
         engine: sampling.engine,
+        format: sampling.format,
         mode: match (sampling.wall, sampling.offcpu) {
             (_, true) => Mode::OffCpu,
             (true, _) => Mode::Wall,
@@ -69,6 +70,18 @@ fn settings(sampling: CpuSamplingArgs) -> Settings {
 
 /// Names the files, and says what comes next.
 fn report(outcome: &Outcome, say: fn(&str)) {
+    name_files(outcome, say);
+    let largest = outcome.written.iter().max_by_key(|written| written.ns);
+    if let Some(largest) = largest {
+        let path = text::shell_word(&largest.path);
+        diagnostic(&format!(
+            "next: mem_parser {path} (a table; --flame -o flame.svg: a flame graph; --html: a page)"
+        ));
+    }
+}
+
+/// Names the files, and says what should be known of them.
+pub fn name_files(outcome: &Outcome, say: fn(&str)) {
     for written in &outcome.written {
         let time = text::short_time(Duration::from_nanos(written.ns));
         let mode = outcome.mode;
@@ -83,13 +96,6 @@ fn report(outcome: &Outcome, say: fn(&str)) {
     }
     if let Some(silent) = silence(outcome) {
         diagnostic(&silent);
-    }
-    let largest = outcome.written.iter().max_by_key(|written| written.ns);
-    if let Some(largest) = largest {
-        let path = text::shell_word(&largest.path);
-        diagnostic(&format!(
-            "next: mem_parser {path} (a table; --flame -o flame.svg: a flame graph; --html: a page)"
-        ));
     }
 }
 
@@ -107,7 +113,7 @@ fn silence(outcome: &Outcome) -> Option<String> {
     let which = match processes {
         0 => String::new(),
         n => {
-            let processes = text::count(n as u64, "process", "processes");
+            let processes = text::count(n, "process", "processes");
             format!("{processes} without a sample{time}")
         }
     };

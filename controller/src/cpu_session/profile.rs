@@ -13,6 +13,7 @@ use heap_format::cpu::{CpuBuilder, Frame, Mode, Sampling};
 use heap_format::{BuildId, Facts, Mapping, Thread};
 
 use super::Description;
+use crate::cli::CpuFormat;
 use crate::process;
 
 /// Part of the time from which on its lack of samples is worth advice, in percent.
@@ -58,6 +59,8 @@ impl Times {
 pub struct Session {
     /// What all profiles say of it.
     pub sampling: Sampling,
+    /// What they are written as.
+    pub format: CpuFormat,
     /// When it began.
     pub start_unix_ns: u64,
     /// How long it took.
@@ -87,7 +90,11 @@ impl Session {
         builder.facts(self.facts(process, description, number));
         stacks(process, self.sampling.mode, symbols, &mut builder);
         let mut out = BufWriter::new(file);
-        heap_format::cpu::write(&builder.finish(), &mut out)?;
+        let profile = builder.finish();
+        match self.format {
+            CpuFormat::Cpu => heap_format::cpu::write(&profile, &mut out)?,
+            CpuFormat::Gperftools => heap_format::cpu::gperftools::write(&profile, &mut out)?,
+        }
         out.flush()
     }
 

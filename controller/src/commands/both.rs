@@ -1,0 +1,124 @@
+//! `both`: heap and CPU time of the same processes in the same time.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+
+use anyhow::{anyhow, bail};
+use heap_format::cpu::Mode;
+
+use super::cpu::name_files;
+use super::reporting::Printer;
+use crate::cli::{BothArgs, CpuFormat};
+use crate::cpu_session::{self, Targets};
+use crate::discovery::Discovery;
+use crate::page;
+use crate::select::Selection;
+use crate::session::{Outcome, Run, Settings, Worth};
+use crate::terminal::{diagnostic, result};
+use crate::text;
+use crate::triggers::Triggers;
+use crate::waiting::Signals;
+
+/// Runs a session of each kind, side by side.
+pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
+    let selection = Selection::from(args.select.clone());
+    let targets = targets(&selection)?;
+    // The signals are blocked from here on, and so they are in the other thread.
+    let reporter = Box::new(Printer::attached());
+    let heap = Run::new(
+        heap_settings(&args, selection),
+        Discovery::new(),
+        false,
+        reporter,
+    )?;
+    let (signals, request) = Signals::by_request()?;
+    let settings = cpu_settings(&args);
+    let cpu = thread::Builder::new()
+        .name("cpu".to_owned())
+        .spawn(move || cpu_session::Run::beside(settings, signals)?.attach(targets))?;
+    let heap = heap.run();
+    // CPU time is sampled for as long as the heap.
+    drop(request);
+    let cpu = cpu
+        .join()
+        .map_err(|_| anyhow!("the thread that samples CPU time has failed"))?;
+    if let Ok(cpu) = &cpu {
+        name_files(cpu, result);
+    }
+    let (heap, cpu) = (heap?, cpu?);
+    super::summary(&heap.written);
+    let well = follow_up(&heap, &cpu, args.html);
+    let all = heap.failures == 0 && cpu.failures == 0 && !cpu.written.is_empty() && well;
+    Ok(match all {
+        true => super::conclude(&heap),
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// The processes whose heap can be sampled.
+fn targets(selection: &Selection) -> anyhow::Result<Targets> {
+    let chosen = selection.choose(Discovery::new().scan());
+    if chosen.agents.is_empty() {
+        let why = chosen.failures.first();
+        let why = why.map_or("no process carries the agent", String::as_str);
+        bail!("{why}; CPU time alone can be sampled without it: mem_profiler cpu -p PID");
+    }
+    Ok(Targets {
+        pids: chosen.agents.iter().map(|agent| agent.pid).collect(),
+        failures: Vec::new(),
+    })
+}
+
+fn heap_settings(args: &BothArgs, selection: Selection) -> Settings {
+    Settings {
+        leak_check: None,
+        density: args.interval.first(),
+        max_overhead: args.interval.max_overhead,
+        length: args.seconds,
+        prefix: args.output.clone(),
+        selection,
+        triggers: Triggers::default(),
+        worth: Worth::default(),
+    }
+}
+
+fn cpu_settings(args: &BothArgs) -> cpu_session::Settings {
+    cpu_session::Settings {
+        length: None,
+        rate: args.frequency,
+        prefix: args.output.clone(),
+        engine: args.engine,
+        mode: Mode::Cpu,
+        format: CpuFormat::Cpu,
+    }
+}
+
+/// Makes the pages, or says how to make the one of the largest heap. Whether all went well.
+fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: bool) -> bool {
+    let of_process = |pid: i32| {
+        let mut profiles = cpu.written.iter().filter(|written| written.pid == pid);
+        profiles.next_back().map(|written| &*written.path)
+    };
+    let dumps = heap.written.iter().filter(|dump| dump.is_last);
+    let mut pairs: Vec<(&Path, Option<&Path>)> = Vec::new();
+    for dump in dumps.clone() {
+        pairs.push((&dump.path, of_process(dump.pid)));
+    }
+    if wanted {
+        // Where one cannot be made, the next would fail alike.
+        let made = pairs.iter().try_for_each(|(dump, cpu)| {
+            result(&text::path(page::make_of(dump, *cpu)?));
+            anyhow::Ok(())
+        });
+        return super::report_failure(made);
+    }
+    let largest = dumps.max_by(|a, b| a.live_bytes.total_cmp(&b.live_bytes));
+    if let Some((dump, cpu)) = largest.and_then(|dump| Some((dump, of_process(dump.pid)?))) {
+        let (dump, cpu) = (text::shell_word(&dump.path), text::shell_word(cpu));
+        diagnostic(&format!(
+            "next: mem_parser {dump} {cpu} --html -o both.html"
+        ));
+    }
+    true
+}
