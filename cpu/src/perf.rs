@@ -167,7 +167,7 @@ impl Perf {
     /// Samples what this thread starts from now on, from when it executes a program.
     pub fn attach_children(&mut self) -> Result<(), Refusal> {
         // SAFETY: no memory is passed.
-        let own = unsafe { libc::gettid() };
+        let own = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
         self.attribute.from_exec = true;
         let opened = self.open_thread(own, own);
         self.attribute.from_exec = false;

@@ -147,7 +147,7 @@ mod tests {
         let (end, ended) = channel::<()>();
         let thread = std::thread::spawn(move || {
             // SAFETY: takes nothing.
-            let tid = unsafe { libc::gettid() };
+            let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
             tell.send((tid, &raw const tid as u64)).expect("heard");
             let _ = ended.recv();
         });

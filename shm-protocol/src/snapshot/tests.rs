@@ -206,8 +206,9 @@ fn other_versions_are_refused_with_both_numbers() {
 fn intervals_are_read_as_they_were_written_and_no_further() {
     use crate::layout::INTERVALS_KEPT;
     use crate::segment::{IntervalPeriod, SegmentFile};
-    // SAFETY: plain calls with a terminated name.
-    let file = unsafe { libc::memfd_create(c"intervals".as_ptr(), libc::MFD_CLOEXEC) };
+    let name = c"intervals".as_ptr();
+    // SAFETY: takes a terminated name, which it copies.
+    let file = unsafe { libc::syscall(libc::SYS_memfd_create, name, libc::MFD_CLOEXEC) } as i32;
     // SAFETY: a descriptor of our own.
     assert_eq!(unsafe { libc::ftruncate(file, SEGMENT as libc::off_t) }, 0);
     let segment = SegmentFile::new(file, SEGMENT as u64).unwrap();
