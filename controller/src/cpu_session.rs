@@ -66,6 +66,8 @@ pub struct Outcome {
     pub silent: Silent,
     /// Which time was sampled.
     pub mode: Mode,
+    /// What the profiles are written as.
+    pub format: CpuFormat,
     /// How the program that we started ended.
     pub status: Option<ExitStatus>,
 }
@@ -160,6 +162,7 @@ impl Run {
             is_alone: true,
             outcome: Outcome {
                 mode: settings.mode,
+                format: settings.format,
                 ..Outcome::default()
             },
             output,

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use heap_format::cpu::Sampling;
 use heap_format::{Profile, TRUNCATED_ADDRESS};
 use mem_tests::code::{self, Code};
-use mem_tests::{Outcome, Scratch, Session, Target, run, wait};
+use mem_tests::{Outcome, Scratch, Session, Target, run, sums, wait};
 
 /// Profiles that a session named, in its order.
 fn files(outcome: &Outcome) -> Vec<PathBuf> {
@@ -504,4 +504,87 @@ fn waiting_children_and_executed_programs_are_told_apart() {
     assert_eq!(reads.len() - named("sleep"), 1, "{outcome:?}");
     assert!(outcome.stderr.contains("time off CPU"), "{outcome:?}");
     assert!(!outcome.stderr.contains("of CPU time"), "{outcome:?}");
+}
+
+/// Dump and CPU profile are of the same process and time, and their page is made.
+#[test]
+fn heap_and_cpu_time_are_sampled_side_by_side() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("turnover.cpp", &["-pthread"]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    target.say("begin");
+    target.hear();
+    let mut command = scratch.profiler();
+    command.args(["both", "-p", &target.pid().to_string(), "--html", "-o"]);
+    let session = Session::start(command.arg(scratch.file("p_")));
+    scratch.wait_for_sampling(target.pid());
+    // Events of CPU time are opened meanwhile.
+    let directory = format!("/proc/{}/fd", session.pid());
+    wait::until("events of two threads and more", || {
+        let links = std::fs::read_dir(&directory).ok()?.flatten();
+        let links = links.filter_map(|file| std::fs::read_link(file.path()).ok());
+        let events = links.filter(|link| link.to_string_lossy().contains("perf_event"));
+        (events.count() > 2).then_some(())
+    });
+    let before = cpu_seconds(target.pid());
+    wait::until("half a second of CPU time", || {
+        (cpu_seconds(target.pid()) > before + 0.5).then_some(())
+    });
+    let outcome = session.stop();
+    assert!(outcome.stdout.ends_with("succeeded in collecting memory data!\n"));
+    let read = Read::only(&outcome);
+    let heap = outcome.profile();
+    let facts = [&read.profile.facts, &heap.facts];
+    assert_eq!(facts.map(|facts| facts.pid), [Some(target.pid()); 2]);
+    // One after the other would not overlap.
+    assert!(facts[0].start_unix_ns < facts[1].end_unix_ns, "{facts:?}");
+    assert!(facts[1].start_unix_ns < facts[0].end_unix_ns, "{facts:?}");
+    assert!(read.total() > 0.4e9, "{outcome:?}");
+    read.assert_complete(COMPLETE);
+    let found = sums(&heap, &[&program], "site_");
+    assert!(found["site_turnover"].detail.alloc_bytes > 0.0, "{found:?}");
+    let page = outcome.dumps()[0].with_extension("html");
+    let page = std::fs::read_to_string(page).expect("a page");
+    assert!(page.contains("Cost of malloc") && page.contains("site_turnover"));
+}
+
+/// Where there is no heap to sample, CPU time alone is offered.
+#[test]
+fn both_need_the_agent() {
+    let scratch = Scratch::new();
+    let mut sleeper = Command::new("sleep").arg("60").spawn().expect("sleep");
+    let pid = sleeper.id().to_string();
+    let outcome = run(scratch.profiler().args(["both", "-s", "1", "-p", &pid]));
+    sleeper.kill().expect("a child");
+    sleeper.wait().expect("a child");
+    outcome.refused(1, &["without the agent", "mem_profiler cpu -p"]);
+}
+
+/// gperftools' format holds the same time, to within its whole samples.
+#[test]
+fn the_format_of_gperftools_is_written_at_once() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    let options = ["--engine", "perf", "-F", "999", "--format", "gperftools"];
+    let outcome = sampled_run(&scratch, &program, &options, &["1", "two"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let mut files = std::fs::read_dir(scratch.file("")).expect("a directory");
+    let file = files.find_map(|file| {
+        let path = file.ok()?.path();
+        path.extension().is_some_and(|e| e == "prof").then_some(path)
+    });
+    let profile = heap_format::open(&file.expect("a profile")).expect("it can be read");
+    let said = truth(&outcome.stdout)["cpu"];
+    let found = profile.total(1) as f64;
+    assert!((found - said).abs() <= 0.02 * said, "{found} of {said}");
+}
+
+/// CPU time that a process has used, by its clock of ticks.
+fn cpu_seconds(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its stat");
+    let (_, fields) = stat.rsplit_once(") ").expect("a name");
+    let fields: Vec<&str> = fields.split(' ').collect();
+    let ticks: [f64; 2] = [fields[11], fields[12]].map(|field| field.parse().expect("ticks"));
+    ticks.iter().sum::<f64>() / 100.0
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use heap_format::cpu::Mode;
 
-use crate::cli::{self, CpuArgs, CpuCommand, CpuSamplingArgs};
+use crate::cli::{self, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs};
 use crate::cpu_session::{self, Outcome, Run, Settings, Silent};
 use crate::launch;
 use crate::terminal::{diagnostic, result};
@@ -74,9 +74,16 @@ fn report(outcome: &Outcome, say: fn(&str)) {
     let largest = outcome.written.iter().max_by_key(|written| written.ns);
     if let Some(largest) = largest {
         let path = text::shell_word(&largest.path);
-        diagnostic(&format!(
-            "next: mem_parser {path} (a table; --flame -o flame.svg: a flame graph; --html: a page)"
-        ));
+        diagnostic(&match outcome.format {
+            CpuFormat::Cpu => format!(
+                "next: mem_parser {path} (a table; --flame -o flame.svg: a flame graph; --html: a \
+                 page)"
+            ),
+            // The format has no build ids, by which the files would be known.
+            CpuFormat::Gperftools => {
+                format!("next: google-pprof BINARY {path}, or mem_parser -p BINARY -f {path}")
+            }
+        });
     }
 }
 

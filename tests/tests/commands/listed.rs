@@ -121,6 +121,10 @@ pub const CPU: Performed = &[
         "processCommand",
     ),
     (
+        "mem_profiler both -p redis-server -s 30 -o /tmp/both_ --html",
+        "both_redis-server",
+    ),
+    (
         "mem_parser redis.heap /tmp/cpu_redis-server.18140.0001.cpu --html -o both.html",
         "Cost of malloc",
     ),
