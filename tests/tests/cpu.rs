@@ -532,7 +532,11 @@ fn heap_and_cpu_time_are_sampled_side_by_side() {
         (cpu_seconds(target.pid()) > before + 0.5).then_some(())
     });
     let outcome = session.stop();
-    assert!(outcome.stdout.ends_with("succeeded in collecting memory data!\n"));
+    assert!(
+        outcome
+            .stdout
+            .ends_with("succeeded in collecting memory data!\n")
+    );
     let read = Read::only(&outcome);
     let heap = outcome.profile();
     let facts = [&read.profile.facts, &heap.facts];
@@ -572,7 +576,9 @@ fn the_format_of_gperftools_is_written_at_once() {
     let mut files = std::fs::read_dir(scratch.file("")).expect("a directory");
     let file = files.find_map(|file| {
         let path = file.ok()?.path();
-        path.extension().is_some_and(|e| e == "prof").then_some(path)
+        path.extension()
+            .is_some_and(|e| e == "prof")
+            .then_some(path)
     });
     let profile = heap_format::open(&file.expect("a profile")).expect("it can be read");
     let said = truth(&outcome.stdout)["cpu"];
