@@ -98,7 +98,8 @@ pub enum Command {
     /// each function has its CPU time, its share of it in malloc and free, what it allocates, and
     /// what it holds.
     Both(BothArgs),
-    /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age
+    /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age; or
+    /// where CPU time goes now
     Top(TopArgs),
     /// Print completions for a shell
     Completions {
@@ -372,9 +373,22 @@ pub struct TopArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Order of the rows, largest first
-    #[arg(long, value_enum, default_value_t)]
-    pub sort: Sort,
+    /// Show CPU time instead of the heap; needs no agent
+    #[arg(long, conflicts_with_all = ["interval", "max_overhead", "thin", "cgroup", "user"])]
+    pub cpu: bool,
+
+    /// Samples in each second of CPU time, 1 to 10000
+    #[arg(short = 'F', long, value_name = "HZ", allow_negative_numbers = true,
+          default_value = "99", value_parser = values::rate, requires = "cpu")]
+    pub frequency: u32,
+
+    /// Sample CPU time by this alone, or not at all [default: the best that is allowed]
+    #[arg(long, value_enum, requires = "cpu")]
+    pub engine: Option<EngineName>,
+
+    /// Order of the rows, largest first [default: live; of CPU time: now]
+    #[arg(long, value_enum)]
+    pub sort: Option<Sort>,
 
     /// Only functions whose names contain this
     #[arg(
@@ -398,10 +412,22 @@ impl ValueEnum for Sort {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let (name, help) = match self {
             Self::Live => ("live", "Live bytes, with what was called"),
-            Self::Flat => ("flat", "Live bytes of the function itself"),
+            Self::Flat => (
+                "flat",
+                "Live bytes of the function itself; with --cpu its CPU time",
+            ),
             Self::Growth => ("growth", "Growth of the live bytes"),
             Self::Rate => ("rate", "Rate of allocation"),
             Self::Age => ("age", "Mean age of the live objects"),
+            Self::Now => (
+                "now",
+                "With --cpu: CPU time since the last refresh, with what was called",
+            ),
+            Self::FlatNow => ("flat-now", "With --cpu: the same of the function itself"),
+            Self::Cpu => (
+                "cpu",
+                "With --cpu: CPU time since the beginning, with what was called",
+            ),
         };
         Some(PossibleValue::new(name).help(help))
     }

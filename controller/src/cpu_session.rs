@@ -17,8 +17,7 @@ use cpu::kernel::Symbols;
 use cpu::proc::{self, FileLimit};
 use cpu::recording::Ended;
 use cpu::{Process, Recording, Refusal, Sampling};
-use engine::Engine;
-use heap_format::cpu::{self as format, Mode};
+use heap_format::cpu::Mode;
 use nix::sys::signal::Signal;
 
 use crate::cli::{CpuFormat, EngineName};
@@ -28,7 +27,8 @@ use crate::terminal::{self, Progress};
 use crate::text;
 use crate::waiting::{Received, Signals};
 pub use description::Description;
-pub use profile::{Session, Times};
+pub use engine::Engine;
+pub use profile::{Session, Times, modules};
 pub use targets::{Targets, find};
 
 /// Longest time between looks at what was sampled.
@@ -392,15 +392,7 @@ impl Run {
 
     fn session(&self) -> Session {
         Session {
-            sampling: format::Sampling {
-                engine: self.engine.name(),
-                mode: self.settings.mode,
-                rate: self.settings.rate,
-                process_ns: None,
-                lost: self.engine.lost(),
-                kernel_hidden: self.engine.kernel_hidden(),
-                fallbacks: self.engine.fallbacks.clone(),
-            },
+            sampling: self.engine.facts(self.settings.mode),
             format: self.settings.format,
             start_unix_ns: self.start_unix_ns,
             length: self.start.elapsed(),

@@ -1,10 +1,14 @@
 //! The live view: what the terminal shows of a session while it runs.
 //!
-//! `model` turns snapshots into rows, `symbols` names addresses outside the target, `view`
-//! keeps what the user chose, `screen` draws, and `help` over it. A refresh copies the table and
-//! adds up stacks whose functions are resolved already: its cost does not depend on their depth.
+//! `heap` and `cpu` count stacks, `model` turns them into rows of what `numbers` asks for, `names`
+//! names addresses outside the target, `view` keeps what the user chose, `screen` draws, and `help`
+//! over it. A refresh copies the table and adds up stacks whose functions are resolved already: its
+//! cost does not depend on their depth.
 
+pub mod cpu;
+pub mod heap;
 pub mod help;
 pub mod model;
+pub mod numbers;
 pub mod screen;
 pub mod view;

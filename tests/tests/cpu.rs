@@ -586,6 +586,44 @@ fn the_format_of_gperftools_is_written_at_once() {
     assert!((found - said).abs() <= 0.02 * said, "{found} of {said}");
 }
 
+/// The live table: the one function that works has all the time there is, and each engine sees it.
+#[test]
+fn top_shows_what_works_now() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("burn.c", &["-O1"]);
+    let mut command = Command::new(&program);
+    command.env("STAYS", "1").stdout(Stdio::piped());
+    let target = Target::start(command.stdin(Stdio::piped()));
+    let pid = target.pid().to_string();
+    for engine in ["perf", "ptrace"] {
+        let mut command = scratch.profiler();
+        command.args(["top", "--cpu", "--json", "--engine", engine, "-p", &pid]);
+        let outcome = run(command.args(["--delay", "2s", "--filter", "site_"]));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let table: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+        let first = &table["functions"][0];
+        assert_eq!(first["name"], "site_migration", "{table}");
+        let all = table["total"]["cpu_seconds"].as_f64().expect("a number");
+        let own = first["numbers"]["flat_seconds"].as_f64().expect("a number");
+        assert!(
+            all > 0.0 && own > 0.8 * all && own <= 1.001 * all,
+            "{table}"
+        );
+    }
+    for (options, said) in [
+        (&["top", "--cpu", "--once"][..], "name a process"),
+        (
+            &["top", "--cpu", "--sort", "live", "-p", &pid],
+            "sorted by now",
+        ),
+        (&["top", "--sort", "now", "-p", &pid], "need --cpu"),
+        (&["top", "-F", "50", "-p", &pid], "--cpu"),
+        (&["top", "--cpu", "-c", "1", "-p", &pid], "--interval"),
+    ] {
+        run(scratch.profiler().args(options)).refused(2, &[said]);
+    }
+}
+
 /// CPU time that a process has used, by its clock of ticks.
 fn cpu_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its stat");

@@ -1,174 +1,137 @@
-//! `top`: a session as a live table. Uses the session that runs; starts one, for as long as
-//! it is looked at, where none does.
+//! `top`: a session as a live table, of the heap or of CPU time.
+
+mod cpu;
+mod heap;
 
 use std::io::{self, IsTerminal};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde_json::json;
 
-use crate::cli::{IntervalArgs, TopArgs};
-use crate::discovery::{Agent, Discovery};
-use crate::dump;
-use crate::ended::Ended;
-use crate::output::Output;
-use crate::segment::Head;
-use crate::select::Selection;
-use crate::target::{Deadline, RENEWAL, Target, is_running};
-use crate::terminal::{self, diagnostic, result, warning};
+use crate::cli::{self, TopArgs};
+use crate::terminal::{self, result, warning};
 use crate::text;
 use crate::top::model::Model;
+use crate::top::numbers::Numbers;
 use crate::top::screen::{self, Title};
-use crate::top::view::{Row, View};
-use crate::triggers::rss_bytes;
-use crate::waiting::Signals;
+use crate::top::view::{Page, Row, View};
+use crate::waiting::{Received, Signals};
+use cpu::CpuFeed;
+use heap::HeapFeed;
 
 /// Time between refreshes.
 const REFRESH: Duration = Duration::from_secs(1);
 /// Rows that `--once` and `--json` print.
 const ROWS: usize = 40;
 
-/// The session that is shown.
-enum Source {
-    /// A session of ours.
-    Own(Box<Target>),
-    /// Somebody else's.
-    Theirs(Box<Agent>),
-}
+/// Where the numbers come from.
+trait Feed {
+    type Numbers: Numbers;
 
-impl Source {
-    fn agent(&self) -> &Agent {
-        match self {
-            Self::Own(target) => &target.agent,
-            Self::Theirs(agent) => agent,
-        }
+    /// The pid, and the name for people.
+    fn process(&self) -> (i32, String);
+
+    /// Brings the rows up to date; false once the session or the process is over.
+    fn refresh(
+        &mut self,
+        model: &mut Model<Self::Numbers>,
+        title: &mut Title,
+        at_once: bool,
+    ) -> anyhow::Result<bool>;
+
+    /// Waits until a signal comes, a descriptor of `others` becomes readable, or time is over.
+    fn wait(
+        &mut self,
+        signals: &Signals,
+        others: &[BorrowedFd<'_>],
+        until: Instant,
+    ) -> nix::Result<Vec<Received>> {
+        signals.wait(others, until.saturating_duration_since(Instant::now()))
     }
+
+    /// Writes what was counted to a file; says where, or why not.
+    fn write(&mut self) -> String;
 }
 
-struct Top {
-    source: Source,
-    model: Model,
+struct Top<F: Feed> {
+    feed: F,
+    model: Model<F::Numbers>,
     view: View,
     title: Title,
     args: TopArgs,
-    renewal: Instant,
     /// Rows that the terminal shows.
     height: usize,
 }
 
 /// Shows the table until the user leaves it.
-pub fn execute(mut args: TopArgs) -> anyhow::Result<ExitCode> {
-    let selection = Selection::from(std::mem::take(&mut args.select));
-    let agent = only_one(&selection)?;
-    let interactive = !args.once && !args.json && io::stdout().is_terminal();
+pub fn execute(args: TopArgs) -> anyhow::Result<ExitCode> {
     let signals = Signals::block(&[])?;
-    let source = look_at(agent, &args.interval)?;
-    let agent = source.agent();
+    match args.cpu {
+        true => show(CpuFeed::open(&args), args, &signals),
+        false => show(HeapFeed::open(&args), args, &signals),
+    }
+}
+
+/// Shows it. `opened`: the numbers, and the process's title.
+fn show<F: Feed>(
+    opened: anyhow::Result<(F, String)>,
+    args: TopArgs,
+    signals: &Signals,
+) -> anyhow::Result<ExitCode> {
+    let sort = args.sort.unwrap_or(F::Numbers::SORTS[0]);
+    if F::Numbers::column(sort).is_none() {
+        cli::refuse(match args.cpu {
+            true => "CPU time is sorted by now, flat-now, cpu or flat",
+            false => "the heap is sorted by live, flat, growth, rate or age: the others need --cpu",
+        });
+    }
+    let (feed, process) = opened?;
+    let interactive = !args.once && !args.json && io::stdout().is_terminal();
     let mut top = Top {
-        model: Model::new(agent.pid),
+        model: Model::new(feed.process().0),
         view: View {
-            sort: args.sort,
+            sort,
             filter: args.filter.clone(),
             ..View::default()
         },
         title: Title {
-            process: agent.title(),
+            process,
             session: String::new(),
             rss_bytes: None,
             message: String::new(),
         },
-        source,
+        feed,
         args,
-        renewal: Instant::now() + RENEWAL,
         height: 0,
     };
     let done = if interactive {
-        top.interact(&signals)
+        top.interact(signals)
     } else {
-        top.once(&signals)
+        top.once(signals)
     };
     done.map(|()| ExitCode::SUCCESS)
 }
 
-fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
-    let mut chosen = selection.choose(Discovery::new().scan());
-    if let Some(failure) = chosen.failures.first() {
-        bail!("{failure}");
-    }
-    let Some(agent) = chosen.agents.pop() else {
-        bail!("no process carries the agent")
-    };
-    if !chosen.agents.is_empty() {
-        let mut titles: Vec<String> = chosen
-            .agents
-            .iter()
-            .take(10)
-            .map(|agent| agent.title())
-            .collect();
-        titles.push(agent.title());
-        bail!(
-            "several processes carry the agent, choose one with -p: {}",
-            titles.join(", ")
-        );
-    }
-    Ok(agent)
-}
-
-/// Looks at the running session, or starts one.
-fn look_at(agent: Agent, interval: &IntervalArgs) -> anyhow::Result<Source> {
-    let mut head = Head::new();
-    if is_running(&agent.segment.head(&mut head)?) {
-        return Ok(Source::Theirs(Box::new(agent)));
-    }
-    let title = agent.title();
-    let target = Target::take(agent).map_err(|e| anyhow::anyhow!("{title}: {e}"))?;
-    let mut target = target.limited(interval.max_overhead);
-    let started = target
-        .prepare(interval.first())
-        .and_then(|()| target.publish(Deadline::ns_after(None)));
-    started.map_err(|e| anyhow::anyhow!("{title}: {e}"))?;
-    Ok(Source::Own(Box::new(target)))
-}
-
-impl Top {
-    /// Takes a new snapshot; false once the session or the process is over.
+impl<F: Feed> Top<F> {
+    /// Brings the rows up to date; false once the session or the process is over.
     fn refresh(&mut self, at_once: bool) -> anyhow::Result<bool> {
-        if let Source::Own(target) = &mut self.source {
-            let looked = target.look();
-            target.take_warnings().iter().for_each(|line| warning(line));
-            looked?;
-            if Instant::now() >= self.renewal {
-                self.renewal = Instant::now() + RENEWAL;
-                target.publish(Deadline::ns_after(None))?;
-            }
-        }
-        let agent = self.source.agent();
-        let mut head = Head::new();
-        let header = agent.segment.full_head(&mut head)?;
-        let session = header.session().context("there is no session")?;
-        let running = is_running(&header);
-        let left = if running {
-            Deadline::of(session.deadline_ns).left()
-        } else {
-            "ended".to_owned()
-        };
-        self.title.session = format!("every {} bytes, {left}", session.interval);
-        self.title.rss_bytes = rss_bytes(agent.pid);
-        let snapshot = dump::snapshot(agent, &session, &header)?;
-        self.model.update(&snapshot, &header, at_once);
+        let goes_on = self
+            .feed
+            .refresh(&mut self.model, &mut self.title, at_once)?;
         if let Some(trouble) = self.model.symbols.trouble() {
             self.title.message = trouble;
         }
-        Ok(running && self.title.rss_bytes.is_some())
+        Ok(goes_on)
     }
 
     /// Prints one table: with a session of our own, of its first second.
     fn once(&mut self, signals: &Signals) -> anyhow::Result<()> {
         self.refresh(false)?;
-        signals.wait(&[], self.args.delay.unwrap_or(REFRESH))?;
+        let until = Instant::now() + self.args.delay.unwrap_or(REFRESH);
+        self.feed.wait(signals, &[], until)?;
         self.refresh(true)?;
         if !self.title.message.is_empty() {
             warning(&format!("{}: {}", self.title.process, self.title.message));
@@ -176,12 +139,12 @@ impl Top {
         let mut rows = self.view.rows(&self.model);
         rows.truncate(ROWS);
         if self.args.json {
-            let name = |row: &Row| row.name(self.view.page, &self.model);
-            let row = |row: &Row| json!({ "name": name(row), "numbers": row.numbers });
-            let agent = self.source.agent();
+            let name = |row: &Row<F::Numbers>| row.name(self.view.page, &self.model);
+            let row = |row: &Row<F::Numbers>| json!({ "name": name(row), "numbers": row.numbers });
+            let (pid, process) = self.feed.process();
             terminal::json(&json!({
-                "pid": agent.pid,
-                "name": text::escape(&agent.name),
+                "pid": pid,
+                "name": process,
                 "samples": self.model.samples,
                 "total": self.model.total,
                 "functions": rows.iter().map(row).collect::<Vec<_>>(),
@@ -192,14 +155,15 @@ impl Top {
                 let mut cells = row
                     .numbers
                     .as_ref()
-                    .map(screen::values)
-                    .unwrap_or_default()
-                    .to_vec();
+                    .map(F::Numbers::cells)
+                    .unwrap_or_default();
                 cells.push(row.name(self.view.page, &self.model));
                 cells
             });
-            let head = ["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE", "FUNCTION"];
-            for line in text::table(&head, &[0, 1, 2, 3, 4], cells.collect()) {
+            let mut head = F::Numbers::HEADS.to_vec();
+            let numbers: Vec<usize> = (0..head.len()).collect();
+            head.push(screen::name_head(Page::Functions));
+            for line in text::table(&head, &numbers, cells.collect()) {
                 result(&line);
             }
         }
@@ -237,8 +201,7 @@ impl Top {
             terminal.draw(|frame| {
                 screen::draw(frame, &self.title, &self.model, &self.view, &rows);
             })?;
-            let pause = next.saturating_duration_since(Instant::now());
-            let came = signals.wait(&[stdin.as_fd()], pause)?;
+            let came = self.feed.wait(signals, &[stdin.as_fd()], next)?;
             if came.iter().any(|received| received.ends_session()) {
                 return Ok(());
             }
@@ -254,7 +217,7 @@ impl Top {
     }
 
     /// Acts on a key; whether it ends the view.
-    fn press(&mut self, key: KeyEvent, rows: &[Row]) -> bool {
+    fn press(&mut self, key: KeyEvent, rows: &[Row<F::Numbers>]) -> bool {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         if control && key.code == KeyCode::Char('c') {
             return true;
@@ -280,11 +243,11 @@ impl Top {
             KeyCode::Enter => self.view.open(&self.model, rows),
             KeyCode::Esc | KeyCode::Backspace => self.view.close(),
             KeyCode::Tab => self.view.switch(),
-            KeyCode::Char('s') => self.view.sort = self.view.sort.next(),
+            KeyCode::Char('s') => self.view.sort = self.view.sort.next::<F::Numbers>(),
             KeyCode::Char('/') => self.view.editing = true,
             KeyCode::Char('?') => self.view.help = true,
             KeyCode::Char('p') => self.view.paused = !self.view.paused,
-            KeyCode::Char('w') => self.title.message = self.write(),
+            KeyCode::Char('w') => self.title.message = self.feed.write(),
             _ => {}
         }
         false
@@ -301,42 +264,5 @@ impl Top {
             KeyCode::Enter => self.view.editing = false,
             _ => {}
         }
-    }
-
-    /// Writes a dump; says where, or why not.
-    fn write(&self) -> String {
-        let agent = self.source.agent();
-        let mut head = Head::new();
-        let mut write = || {
-            let output = Output::open(&self.args.output.output)?;
-            let header = agent.segment.head(&mut head)?;
-            let session = header.session();
-            let session = session.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            dump::write(&output, agent, (&session, None), ("on demand", Ended::Not))
-        };
-        match write() {
-            Ok(written) => {
-                written.warning.iter().for_each(|line| warning(line));
-                format!("wrote {}", written.line())
-            }
-            Err(error) => error.to_string(),
-        }
-    }
-}
-
-impl Drop for Top {
-    fn drop(&mut self) {
-        let Source::Own(target) = &self.source else {
-            return;
-        };
-        if target.stop().is_err() {
-            diagnostic("the session could not be stopped: it ends by itself within a minute");
-        }
-        // It was looked at, which was all it was for: nobody need recover it.
-        let _ = target
-            .agent
-            .segment
-            .view()
-            .mark_collected(target.session.number);
     }
 }

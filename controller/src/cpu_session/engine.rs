@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
-use heap_format::cpu::Mode;
+use heap_format::cpu::{self as format, Mode};
 
 use crate::cli::EngineName;
 
@@ -113,6 +113,19 @@ impl Engine {
         match self.waiting {
             Some(_) => format!("{name} + /proc"),
             None => name.to_owned(),
+        }
+    }
+
+    /// What profiles say of it.
+    pub fn facts(&self, mode: Mode) -> format::Sampling {
+        format::Sampling {
+            engine: self.name(),
+            mode,
+            rate: self.sampling.rate,
+            process_ns: None,
+            lost: self.lost(),
+            kernel_hidden: self.kernel_hidden(),
+            fallbacks: self.fallbacks.clone(),
         }
     }
 

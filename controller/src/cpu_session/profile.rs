@@ -77,16 +77,7 @@ impl Session {
         file: &mut File,
     ) -> io::Result<()> {
         let mut builder = CpuBuilder::new(self.sampling(process));
-        for range in process.space.ranges() {
-            builder.module(Mapping {
-                start: range.start,
-                end: range.end,
-                file_offset: range.offset,
-                build_id: BuildId(range.build_id().to_vec()),
-                path: OsStr::from_bytes(&range.path).into(),
-                past: false,
-            });
-        }
+        modules(process).for_each(|module| builder.module(module));
         builder.facts(self.facts(process, description, number));
         stacks(process, self.sampling.mode, symbols, &mut builder);
         let mut out = BufWriter::new(file);
@@ -159,6 +150,18 @@ impl Session {
 fn more_often(rate: u32) -> String {
     let more = rate.saturating_mul(10).min(MOST_RATE);
     format!("many threads end before a sample is due: sample more often (-F {more})")
+}
+
+/// The code of a process.
+pub fn modules(process: &Process) -> impl Iterator<Item = Mapping> {
+    process.space.ranges().iter().map(|range| Mapping {
+        start: range.start,
+        end: range.end,
+        file_offset: range.offset,
+        build_id: BuildId(range.build_id().to_vec()),
+        path: OsStr::from_bytes(&range.path).into(),
+        past: false,
+    })
 }
 
 fn stacks(process: &Process, mode: Mode, symbols: &Symbols, builder: &mut CpuBuilder) {

@@ -17,14 +17,11 @@ pub const KEYS: [(&str, &str); 12] = [
     ),
     ("Esc  Backspace", "go back"),
     ("Tab", "functions, or whole stacks"),
-    (
-        "s",
-        "sort by the next column: live, flat, growth, alloc, age",
-    ),
+    ("s", "sort by the next column"),
     ("/", "filter by a part of the name: Enter keeps it,"),
     ("", "Esc removes it"),
     ("p", "pause, and go on"),
-    ("w", "write a dump"),
+    ("w", "write a dump, or a CPU profile"),
     ("?", "these keys: any key closes them"),
 ];
 

@@ -8,8 +8,9 @@ use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table, TableState};
 
 use crate::text;
 use crate::top::help;
-use crate::top::model::{Model, Numbers};
-use crate::top::view::{Page, Row, Sort, View};
+use crate::top::model::Model;
+use crate::top::numbers::Numbers;
+use crate::top::view::{Page, Row, View};
 
 /// The lines above the table, and the message below.
 pub struct Title {
@@ -24,7 +25,13 @@ pub struct Title {
 }
 
 /// Draws everything.
-pub fn draw(frame: &mut Frame<'_>, title: &Title, model: &Model, view: &View, rows: &[Row]) {
+pub fn draw<N: Numbers>(
+    frame: &mut Frame<'_>,
+    title: &Title,
+    model: &Model<N>,
+    view: &View,
+    rows: &[Row<N>],
+) {
     let areas = Layout::vertical([
         Constraint::Length(2),
         Constraint::Min(2),
@@ -40,31 +47,30 @@ pub fn draw(frame: &mut Frame<'_>, title: &Title, model: &Model, view: &View, ro
     }
 }
 
-fn header(title: &Title, model: &Model, view: &View, width: usize) -> Vec<Line<'static>> {
+fn header<N: Numbers>(
+    title: &Title,
+    model: &Model<N>,
+    view: &View,
+    width: usize,
+) -> Vec<Line<'static>> {
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let total = &model.total;
     let rss = title
         .rss_bytes
         .map_or("-".to_owned(), |rss| text::bytes(rss as f64));
     let paused = if view.paused { "  PAUSED" } else { "" };
+    let mut sums = model.total.summary();
+    sums.extend([
+        format!("RSS {rss}"),
+        text::count(model.samples, "sample", "samples"),
+        text::count(model.stacks.len() as u64, "stack", "stacks"),
+    ]);
     vec![
         Line::from(vec![
             Span::styled(title.process.clone(), bold),
             Span::raw(format!("  {}", title.session)),
             Span::styled(paused, bold.fg(Color::Yellow)),
         ]),
-        Line::raw(fitting(
-            &[
-                format!("live {}", text::bytes(total.live_bytes)),
-                format!("{}/s", signed(total.growth_per_second)),
-                format!("allocating {}/s", text::bytes(total.alloc_per_second)),
-                format!("age {}", age(total.age_seconds)),
-                format!("RSS {rss}"),
-                format!("{} samples", model.samples),
-                format!("{} stacks", model.stacks.len()),
-            ],
-            width,
-        )),
+        Line::raw(fitting(&sums, width)),
     ]
 }
 
@@ -74,15 +80,19 @@ pub fn row_count(height: u16) -> usize {
     usize::from(height.saturating_sub(4))
 }
 
-fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[Row]) {
+fn table<N: Numbers>(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    model: &Model<N>,
+    view: &View,
+    rows: &[Row<N>],
+) {
     // Narrow terminals keep the name and drop what is least asked for.
-    let sorted = sorted_column(view.sort);
-    let columns: &[usize] = match (area.width, sorted) {
-        (0..60, _) => &[sorted],
-        (60..90, 0) => &[0, 1, 2],
-        (60..90, 4) => &[1, 2, 4],
-        (60..90, _) => &[1, 2, 3],
-        _ => &[0, 1, 2, 3, 4],
+    let sorted = N::column(view.sort).unwrap_or(0);
+    let columns: Vec<usize> = match area.width {
+        0..60 => vec![sorted],
+        60..90 => N::medium(sorted).to_vec(),
+        _ => (0..N::HEADS.len()).collect(),
     };
     let taken = columns.len() * (COLUMN + 1);
     let name_width = usize::from(area.width).saturating_sub(taken);
@@ -90,10 +100,10 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
     let first = view.first.min(rows.len());
     let shown = rows[first..].iter().take(usize::from(area.height));
     let cells = shown.map(|row| {
-        let numbers = row.numbers.as_ref().map(values).unwrap_or_default();
+        let numbers = row.numbers.as_ref().map(N::cells).unwrap_or_default();
         let numbers = columns
             .iter()
-            .map(|c| Cell::from(format!("{:>10}", numbers[*c])));
+            .map(|c| Cell::from(format!("{:>10}", numbers.get(*c).map_or("", |n| n))));
         Cells::new(
             numbers
                 .chain([Cell::from(short(row.name(view.page, model), name_width))])
@@ -105,7 +115,7 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, rows: &[
         .map(|_| Constraint::Length(COLUMN as u16))
         .chain([Constraint::Min(10)]);
     let table = Table::new(cells, widths)
-        .header(table_head(view, columns))
+        .header(table_head::<N>(view, &columns))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let selected = view.selected.saturating_sub(first);
     let mut state = TableState::new().with_selected(Some(selected));
@@ -158,52 +168,27 @@ fn cut(rest: &str, width: usize) -> String {
     }
 }
 
-/// The column that the rows are sorted by.
-fn sorted_column(sort: Sort) -> usize {
-    match sort {
-        Sort::Flat => 0,
-        Sort::Live => 1,
-        Sort::Growth => 2,
-        Sort::Rate => 3,
-        Sort::Age => 4,
-    }
-}
-
 /// The heads of the columns shown, that which the rows are sorted by underlined.
-fn table_head(view: &View, columns: &[usize]) -> Cells<'static> {
-    let sorted = sorted_column(view.sort);
+fn table_head<N: Numbers>(view: &View, columns: &[usize]) -> Cells<'static> {
+    let sorted = N::column(view.sort).unwrap_or(0);
     let style = |column: usize| match column == sorted {
         true => Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
         false => Style::new().add_modifier(Modifier::BOLD),
     };
     let head = columns
         .iter()
-        .map(|c| Cell::from(format!("{:>10}", HEADS[*c])).style(style(*c)));
+        .map(|c| Cell::from(format!("{:>10}", N::HEADS[*c])).style(style(*c)));
     let name = Cell::from(name_head(view.page)).style(style(usize::MAX));
     Cells::new(head.chain([name]))
 }
 
-/// Heads of the columns of numbers.
-const HEADS: [&str; 5] = ["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE"];
-
 /// Head of the column of names.
-fn name_head(page: Page) -> &'static str {
+pub fn name_head(page: Page) -> &'static str {
     match page {
         Page::Functions => "FUNCTION",
         Page::Stacks | Page::Through(_) => "STACK, innermost function first",
         Page::Frames(_) => "FRAME",
     }
-}
-
-/// The numbers of a row, by column.
-pub fn values(numbers: &Numbers) -> [String; 5] {
-    [
-        text::bytes(numbers.flat_bytes),
-        text::bytes(numbers.live_bytes),
-        signed(numbers.growth_per_second),
-        text::bytes(numbers.alloc_per_second),
-        age(numbers.age_seconds),
-    ]
 }
 
 fn footer(title: &Title, view: &View, width: usize) -> Line<'static> {
@@ -257,25 +242,10 @@ fn fitting(parts: &[String], width: usize) -> String {
     line
 }
 
-/// Bytes with their sign.
-fn signed(bytes: f64) -> String {
-    match bytes {
-        b if b >= 0.5 => format!("+{}", text::bytes(b)),
-        b if b <= -0.5 => format!("-{}", text::bytes(-b)),
-        _ => "0 B".to_owned(),
-    }
-}
-
-fn age(seconds: f64) -> String {
-    match seconds {
-        s if s < 10.0 => format!("{s:.2} s"),
-        s => text::duration(std::time::Duration::from_secs_f64(s.min(1e9))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::top::heap::Live;
     use crate::top::model::tests::example;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -346,14 +316,17 @@ q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w w
 
     #[test]
     fn the_column_that_rows_are_sorted_by_is_always_shown() {
-        for sort in Sort::ALL {
+        for &sort in Live::SORTS {
             let view = View {
                 sort,
                 ..View::default()
             };
             for (width, height) in [(40, 10), (80, 24), (160, 50)] {
                 let text = drawn(width, height, &view);
-                assert!(text.contains(HEADS[sorted_column(sort)]), "{width}: {text}");
+                assert!(
+                    text.contains(Live::HEADS[Live::column(sort).unwrap()]),
+                    "{width}: {text}"
+                );
             }
         }
     }

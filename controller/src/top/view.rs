@@ -1,7 +1,8 @@
 //! The user's choices, and the rows to show for them. No terminal here.
 
 use crate::names::FunctionId;
-use crate::top::model::{Model, Numbers};
+use crate::top::model::Model;
+use crate::top::numbers::Numbers;
 
 /// Order of the rows, largest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,7 +10,7 @@ pub enum Sort {
     /// Live bytes, with what was called.
     #[default]
     Live,
-    /// Live bytes of the function itself.
+    /// What the function itself holds or used.
     Flat,
     /// Growth of the live bytes.
     Growth,
@@ -17,26 +18,31 @@ pub enum Sort {
     Rate,
     /// Mean age of the live objects.
     Age,
+    /// CPU time since the last refresh, with what was called.
+    Now,
+    /// The same of the function itself.
+    FlatNow,
+    /// CPU time since the beginning, with what was called.
+    Cpu,
 }
 
 impl Sort {
-    /// All of them, in the order of [`Sort::next`].
-    pub const ALL: [Self; 5] = [Self::Live, Self::Flat, Self::Growth, Self::Rate, Self::Age];
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Live,
+        Self::Flat,
+        Self::Growth,
+        Self::Rate,
+        Self::Age,
+        Self::Now,
+        Self::FlatNow,
+        Self::Cpu,
+    ];
 
-    /// The next one, round and round.
-    pub fn next(self) -> Self {
-        let at = Self::ALL.iter().position(|s| *s == self).unwrap_or(0);
-        Self::ALL[(at + 1) % Self::ALL.len()]
-    }
-
-    fn value(self, numbers: &Numbers) -> f64 {
-        match self {
-            Self::Live => numbers.live_bytes,
-            Self::Flat => numbers.flat_bytes,
-            Self::Growth => numbers.growth_per_second,
-            Self::Rate => numbers.alloc_per_second,
-            Self::Age => numbers.age_seconds,
-        }
+    /// The next one of a table, round and round.
+    pub fn next<N: Numbers>(self) -> Self {
+        let at = N::SORTS.iter().position(|s| *s == self).unwrap_or(0);
+        N::SORTS[(at + 1) % N::SORTS.len()]
     }
 }
 
@@ -53,19 +59,19 @@ pub enum Key {
 
 /// A row. Its name is made where it is shown: [`Row::name`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Row {
+pub struct Row<N> {
     /// The subject.
     pub key: Key,
     /// The numbers; a frame has none.
-    pub numbers: Option<Numbers>,
+    pub numbers: Option<N>,
     /// Whether it only leads into the program: such rows come last.
     pub is_entry: bool,
 }
 
-impl Row {
+impl<N: Numbers> Row<N> {
     /// The name on a page: the function's, those of a stack from the innermost one on, or
     /// a frame's with its depth.
-    pub fn name(&self, page: Page, model: &Model) -> String {
+    pub fn name(&self, page: Page, model: &Model<N>) -> String {
         let named = |function: &FunctionId| model.symbols.name(*function);
         match self.key {
             Key::Function(function) => named(&function).to_owned(),
@@ -124,7 +130,7 @@ pub struct View {
 
 impl View {
     /// The rows of the page, in order.
-    pub fn rows(&self, model: &Model) -> Vec<Row> {
+    pub fn rows<N: Numbers>(&self, model: &Model<N>) -> Vec<Row<N>> {
         let wanted = self.wanted(model);
         let mut rows = match self.page {
             Page::Functions => functions(model, &wanted),
@@ -132,7 +138,7 @@ impl View {
             Page::Through(function) => stacks(model, &wanted, Some(function)),
             Page::Frames(leaf) => return frames(model, leaf),
         };
-        let value = |row: &Row| row.numbers.as_ref().map_or(0.0, |n| self.sort.value(n));
+        let value = |row: &Row<N>| row.numbers.as_ref().map_or(0.0, |n| n.value(self.sort));
         rows.sort_by(|a, b| {
             let by_value = value(b).total_cmp(&value(a));
             let by_value = a.is_entry.cmp(&b.is_entry).then(by_value);
@@ -142,7 +148,7 @@ impl View {
     }
 
     /// For each function whether its name passes the filter; empty: all do.
-    fn wanted(&self, model: &Model) -> Vec<bool> {
+    fn wanted<N: Numbers>(&self, model: &Model<N>) -> Vec<bool> {
         let wanted = self.filter.to_lowercase();
         let passes = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&wanted);
         match wanted.is_empty() {
@@ -158,7 +164,7 @@ impl View {
     }
 
     /// Opens the selected row: a function's stacks, a stack's frames.
-    pub fn open(&mut self, model: &Model, rows: &[Row]) {
+    pub fn open<N: Numbers>(&mut self, model: &Model<N>, rows: &[Row<N>]) {
         let next = match rows.get(self.selected).map(|row| row.key) {
             Some(Key::Function(function)) => Page::Through(function),
             Some(Key::Stack(at)) => Page::Frames(model.stacks[at].leaf),
@@ -196,7 +202,7 @@ impl View {
 }
 
 /// The names by which rows of equal values are ordered.
-fn names(key: Key, model: &Model) -> impl Iterator<Item = &str> {
+fn names<N: Numbers>(key: Key, model: &Model<N>) -> impl Iterator<Item = &str> {
     let frames = match &key {
         Key::Stack(at) => &model.stacks[*at].frames[..],
         _ => &[],
@@ -213,7 +219,7 @@ fn passes(wanted: &[bool], function: FunctionId) -> bool {
     wanted.is_empty() || wanted.get(function as usize) == Some(&true)
 }
 
-fn functions(model: &Model, wanted: &[bool]) -> Vec<Row> {
+fn functions<N: Numbers>(model: &Model<N>, wanted: &[bool]) -> Vec<Row<N>> {
     let rows = model.functions.iter();
     rows.filter(|row| passes(wanted, row.function))
         .map(|row| Row {
@@ -225,7 +231,11 @@ fn functions(model: &Model, wanted: &[bool]) -> Vec<Row> {
 }
 
 /// The stacks, or those through a function, that have a frame which passes the filter.
-fn stacks(model: &Model, wanted: &[bool], through: Option<FunctionId>) -> Vec<Row> {
+fn stacks<N: Numbers>(
+    model: &Model<N>,
+    wanted: &[bool],
+    through: Option<FunctionId>,
+) -> Vec<Row<N>> {
     let stacks = model.stacks.iter().enumerate();
     stacks
         .filter(|(_, s)| through.is_none_or(|f| s.frames.contains(&f)))
@@ -238,7 +248,7 @@ fn stacks(model: &Model, wanted: &[bool], through: Option<FunctionId>) -> Vec<Ro
         .collect()
 }
 
-fn frames(model: &Model, leaf: u32) -> Vec<Row> {
+fn frames<N: Numbers>(model: &Model<N>, leaf: u32) -> Vec<Row<N>> {
     let Some(stack) = model.stacks.iter().find(|stack| stack.leaf == leaf) else {
         return Vec::new();
     };
@@ -253,9 +263,11 @@ fn frames(model: &Model, leaf: u32) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::top::cpu::Used;
+    use crate::top::heap::Live;
     use crate::top::model::tests::example;
 
-    fn names(view: &View, model: &Model) -> Vec<String> {
+    fn names(view: &View, model: &Model<Live>) -> Vec<String> {
         let rows = view.rows(model);
         rows.iter().map(|row| row.name(view.page, model)).collect()
     }
@@ -319,6 +331,13 @@ mod tests {
         assert_eq!(view.selected, 2);
         view.select(1, 0);
         assert_eq!(view.selected, 0);
-        assert_eq!((0..5).fold(Sort::Live, |sort, _| sort.next()), Sort::Live);
+        assert_eq!(
+            (0..5).fold(Sort::Live, |sort, _| sort.next::<Live>()),
+            Sort::Live
+        );
+        assert_eq!(
+            (0..4).fold(Sort::Now, |sort, _| sort.next::<Used>()),
+            Sort::Now
+        );
     }
 }

@@ -1,0 +1,194 @@
+//! CPU time: sampled for as long as it is looked at.
+
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::bail;
+use cpu::{Recording, Sampling};
+use heap_format::cpu::Mode;
+
+use super::Feed;
+use crate::cli::{self, CpuFormat, TopArgs};
+use crate::cpu_session::{Description, Engine, Session, find};
+use crate::output::{self, Output};
+use crate::terminal::warning;
+use crate::text;
+use crate::top::cpu::{Cpu, Used};
+use crate::top::model::Model;
+use crate::top::screen::Title;
+use crate::triggers::rss_bytes;
+use crate::waiting::{Received, Signals};
+
+/// Samples a process.
+pub struct CpuFeed {
+    pid: i32,
+    description: Description,
+    engine: Engine,
+    recording: Recording,
+    rate: u32,
+    cpu: Cpu,
+    start: Instant,
+    start_unix_ns: u64,
+    refreshed: Instant,
+    /// Prefix of the profiles' names.
+    output: PathBuf,
+}
+
+impl CpuFeed {
+    /// Of the process that was asked for, and its title.
+    pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
+        let pid = only_one(&args.select.processes)?;
+        let Some(description) = Description::read(pid) else {
+            bail!("{pid}: the process has ended");
+        };
+        let title = description.title(pid);
+        let sampling = Sampling {
+            rate: args.frequency,
+            children: false,
+        };
+        let mut engine = Engine::choose((args.engine, Mode::Cpu), sampling)?;
+        let mut recording = Recording::new(false);
+        recording.add(pid);
+        if let Some((_, refusal)) = engine.attach(&[pid]).pop() {
+            bail!("{title}: {refusal}");
+        }
+        engine.fallbacks.iter().for_each(|reason| warning(reason));
+        let now = Instant::now();
+        let feed = Self {
+            pid,
+            description,
+            engine,
+            recording,
+            rate: args.frequency,
+            cpu: Cpu::default(),
+            start: now,
+            start_unix_ns: shm_protocol::clock::unix_ns(),
+            refreshed: now,
+            output: args.output.output.clone(),
+        };
+        Ok((feed, title))
+    }
+}
+
+fn only_one(names: &[String]) -> anyhow::Result<i32> {
+    if names.is_empty() {
+        cli::refuse("what is to be sampled? name a process with -p PID or NAME");
+    }
+    let found = find(names);
+    if let Some(failure) = found.failures.first() {
+        bail!("{failure}");
+    }
+    let [pid] = found.pids[..] else {
+        let pids: Vec<String> = found.pids.iter().take(10).map(i32::to_string).collect();
+        bail!(
+            "several processes are called so, choose one with -p: {}",
+            pids.join(", ")
+        );
+    };
+    Ok(pid)
+}
+
+impl Feed for CpuFeed {
+    type Numbers = Used;
+
+    fn process(&self) -> (i32, String) {
+        (self.pid, text::escape(&self.description.name))
+    }
+
+    fn refresh(
+        &mut self,
+        model: &mut Model<Used>,
+        title: &mut Title,
+        at_once: bool,
+    ) -> anyhow::Result<bool> {
+        self.engine.collect(&mut self.recording);
+        let seconds = self.refreshed.elapsed().as_secs_f64();
+        self.refreshed = Instant::now();
+        let hidden = match self.engine.kernel_hidden() {
+            Some(_) => ", kernel hidden",
+            None => "",
+        };
+        title.session = format!(
+            "{}, {} samples per second of CPU time{hidden}, {}",
+            self.engine.name(),
+            self.rate,
+            text::duration(self.start.elapsed())
+        );
+        title.rss_bytes = rss_bytes(self.pid);
+        let Some(process) = self
+            .recording
+            .running()
+            .find(|process| process.pid == self.pid)
+        else {
+            return Ok(false);
+        };
+        if !self.description.fits(process) {
+            let executed = Description::read(self.pid).filter(|known| known.fits(process));
+            self.description = executed.unwrap_or_else(|| Description::by_code(process));
+            title.process = self.description.title(self.pid);
+        }
+        let kernel = self.recording.symbols();
+        self.cpu.update(model, (process, kernel), seconds, at_once);
+        Ok(true)
+    }
+
+    /// Collects meanwhile: the kernel's buffers are small.
+    fn wait(
+        &mut self,
+        signals: &Signals,
+        others: &[BorrowedFd<'_>],
+        until: Instant,
+    ) -> nix::Result<Vec<Received>> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let pause = self.engine.pause().min(left);
+            let mut descriptors = self.engine.descriptors();
+            descriptors.extend(others);
+            let came = signals.wait(&descriptors, pause)?;
+            self.engine.collect(&mut self.recording);
+            if !came.is_empty() || is_readable(others)? || Instant::now() >= until {
+                return Ok(came);
+            }
+        }
+    }
+
+    fn write(&mut self) -> String {
+        let session = Session {
+            sampling: self.engine.facts(Mode::Cpu),
+            format: CpuFormat::Cpu,
+            start_unix_ns: self.start_unix_ns,
+            length: self.start.elapsed(),
+        };
+        let Some(process) = self
+            .recording
+            .running()
+            .find(|process| process.pid == self.pid)
+        else {
+            return "the process has ended".to_owned();
+        };
+        let of = (process, &self.description);
+        let symbols = self.recording.symbols();
+        let written = Output::open_for(&self.output, output::CPU).and_then(|output| {
+            output.write(&self.description.name, self.pid, |number, file| {
+                session.write(of, symbols, number, file)
+            })
+        });
+        match written {
+            Ok(path) => format!("wrote {}", text::path(path)),
+            Err(error) => error.to_string(),
+        }
+    }
+}
+
+/// Whether one of these can be read at once.
+fn is_readable(descriptors: &[BorrowedFd<'_>]) -> nix::Result<bool> {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let of = |fd: &BorrowedFd<'_>| -> nix::Result<bool> {
+        let mut fds = [PollFd::new(*fd, PollFlags::POLLIN)];
+        Ok(poll(&mut fds, PollTimeout::ZERO)? > 0)
+    };
+    descriptors
+        .iter()
+        .try_fold(false, |any, fd| Ok(any || of(fd)?))
+}

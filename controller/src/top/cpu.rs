@@ -1,0 +1,301 @@
+//! CPU time: from what has been sampled, rows of functions and of stacks, and what they use now.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use cpu::Process;
+use cpu::kernel;
+use cpu::recording::{FIRST_OF_KERNEL, TRUNCATED};
+use heap_format::cpu::{CpuBuilder, Frame, Sampling};
+use heap_format::{Facts, Profile};
+use serde::Serialize;
+
+use crate::cpu_session::modules;
+use crate::names::{FunctionId, Symbols};
+use crate::process;
+use crate::text;
+use crate::top::model::{Model, StackRow};
+use crate::top::numbers::Numbers;
+use crate::top::view::Sort;
+
+/// The CPU time of a function or a stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Used {
+    /// Processors in use since the last refresh by the function itself.
+    pub flat_cpus: f64,
+    /// The same by it and all it called.
+    pub cpus: f64,
+    /// CPU time of the function itself since the beginning, in seconds.
+    pub flat_seconds: f64,
+    /// The same of it and all it called.
+    pub cpu_seconds: f64,
+}
+
+/// What is kept from one refresh to the next.
+#[derive(Default)]
+pub struct Cpu {
+    /// Numbers of the stacks.
+    ids: HashMap<Rc<[u64]>, u32>,
+    stacks: Vec<Stack>,
+    /// Of the program that the process runs.
+    serial: u64,
+}
+
+struct Stack {
+    addresses: Rc<[u64]>,
+    /// Once they are known.
+    functions: Option<Rc<[FunctionId]>>,
+    /// CPU time in nanoseconds, at the last refresh and now.
+    ns: [u64; 2],
+}
+
+impl Cpu {
+    /// Takes in what has been sampled of a process, `seconds` after the last time; names what is
+    /// new `at_once`, or when it is time.
+    pub fn update(
+        &mut self,
+        model: &mut Model<Used>,
+        (process, kernel): (&Process, &kernel::Symbols),
+        seconds: f64,
+        at_once: bool,
+    ) {
+        if self.serial != process.serial {
+            *self = Self::default();
+            self.serial = process.serial;
+            model.symbols = Symbols::new(process.pid);
+        }
+        self.count(process);
+        self.name_stacks(model, (process, kernel), at_once);
+        self.fill_stacks(model, seconds.max(0.001));
+        model.samples = process.counts.samples;
+        model.fill_functions();
+    }
+
+    /// Adds up the threads.
+    fn count(&mut self, process: &Process) {
+        for stack in &mut self.stacks {
+            stack.ns = [stack.ns[1], 0];
+        }
+        process.stacks.each(|_, addresses, count| {
+            let id = match self.ids.get(addresses) {
+                Some(id) => *id,
+                None => {
+                    let addresses: Rc<[u64]> = addresses.into();
+                    let id = self.stacks.len() as u32;
+                    self.ids.insert(addresses.clone(), id);
+                    self.stacks.push(Stack {
+                        addresses,
+                        functions: None,
+                        ns: [0; 2],
+                    });
+                    id
+                }
+            };
+            self.stacks[id as usize].ns[1] += count.ns;
+        });
+    }
+
+    /// Names the functions of stacks that are new.
+    fn name_stacks(
+        &mut self,
+        model: &mut Model<Used>,
+        (process, kernel): (&Process, &kernel::Symbols),
+        at_once: bool,
+    ) {
+        let new = self.stacks.iter().filter(|stack| stack.functions.is_none());
+        let new: Vec<u64> = new.flat_map(|stack| user(&stack.addresses)).collect();
+        let profile = |addresses: &[u64]| code(process, addresses);
+        model.symbols.resolve(new.into_iter(), at_once, profile);
+        for stack in &mut self.stacks {
+            if stack.functions.is_none() {
+                // Where not all are known yet, the next refresh asks again.
+                stack.functions = functions(&mut model.symbols, kernel, &stack.addresses);
+            }
+        }
+    }
+
+    fn fill_stacks(&self, model: &mut Model<Used>, seconds: f64) {
+        let unknown: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[not named yet]")]);
+        model.stacks.clear();
+        model.total = Used::default();
+        // Of one function, addresses differ: it is one row.
+        let mut rows: HashMap<Rc<[FunctionId]>, usize> = HashMap::new();
+        for (leaf, stack) in (0..).zip(&self.stacks) {
+            let [before, now] = stack.ns.map(|ns| ns as f64 / 1e9);
+            let cpus = (now - before).max(0.0) / seconds;
+            let numbers = Used {
+                flat_cpus: cpus,
+                cpus,
+                flat_seconds: now,
+                cpu_seconds: now,
+            };
+            model.total.add(&numbers, true);
+            let frames = stack.functions.as_ref().unwrap_or(&unknown).clone();
+            let row = *rows.entry(frames.clone()).or_insert(model.stacks.len());
+            match model.stacks.get_mut(row) {
+                Some(known) => known.numbers.add(&numbers, true),
+                None => model.stacks.push(StackRow {
+                    leaf,
+                    frames,
+                    numbers,
+                }),
+            }
+        }
+    }
+}
+
+/// The part of a stack in the process itself.
+fn user(addresses: &[u64]) -> impl Iterator<Item = u64> {
+    let is_user = |address: &u64| *address < FIRST_OF_KERNEL && *address != TRUNCATED;
+    addresses.iter().copied().filter(is_user)
+}
+
+/// The functions of a stack, innermost first; `None` while not all are known.
+fn functions(
+    symbols: &mut Symbols,
+    kernel: &kernel::Symbols,
+    addresses: &[u64],
+) -> Option<Rc<[FunctionId]>> {
+    let inner: Vec<u64> = user(addresses).collect();
+    let inner = symbols.frames(&inner)?;
+    let mut all = Vec::new();
+    for address in addresses.iter().filter(|a| **a >= FIRST_OF_KERNEL) {
+        let name = kernel.name(*address).map(|name| format!("{name}_[k]"));
+        all.push(symbols.intern(name.as_deref().unwrap_or("[kernel]")));
+    }
+    all.extend(inner);
+    if addresses.last() == Some(&TRUNCATED) || all.is_empty() {
+        all.push(symbols.intern("[truncated]"));
+    }
+    Some(all.into())
+}
+
+/// A profile of one stack for each address, by which their functions are found.
+fn code(process: &Process, addresses: &[u64]) -> Profile {
+    let mut builder = CpuBuilder::new(Sampling::default());
+    modules(process).for_each(|module| builder.module(module));
+    builder.facts(Facts {
+        pid: u32::try_from(process.pid).ok(),
+        boot_id: process::boot_id().map(|(_, text)| text),
+        ..Facts::default()
+    });
+    for &address in addresses {
+        let location = builder.location(Frame::User(address));
+        builder.stack(&[location], 1, 1, 0);
+    }
+    builder.finish()
+}
+
+impl Numbers for Used {
+    const HEADS: &'static [&'static str] = &["FLAT NOW", "NOW", "FLAT", "CPU"];
+    const SORTS: &'static [Sort] = &[Sort::Now, Sort::FlatNow, Sort::Cpu, Sort::Flat];
+
+    fn column(sort: Sort) -> Option<usize> {
+        match sort {
+            Sort::FlatNow => Some(0),
+            Sort::Now => Some(1),
+            Sort::Flat => Some(2),
+            Sort::Cpu => Some(3),
+            Sort::Live | Sort::Growth | Sort::Rate | Sort::Age => None,
+        }
+    }
+
+    fn medium(sorted: usize) -> [usize; 3] {
+        match sorted {
+            2 => [0, 1, 2],
+            _ => [0, 1, 3],
+        }
+    }
+
+    fn value(&self, sort: Sort) -> f64 {
+        match sort {
+            Sort::FlatNow => self.flat_cpus,
+            Sort::Flat => self.flat_seconds,
+            Sort::Cpu => self.cpu_seconds,
+            _ => self.cpus,
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let time = |seconds| text::short_time(Duration::from_secs_f64(seconds));
+        vec![
+            percent(self.flat_cpus),
+            percent(self.cpus),
+            time(self.flat_seconds),
+            time(self.cpu_seconds),
+        ]
+    }
+
+    fn summary(&self) -> Vec<String> {
+        let all = Duration::from_secs_f64(self.cpu_seconds);
+        vec![
+            format!("{} of a CPU now", percent(self.cpus)),
+            format!("{} in all", text::short_time(all)),
+        ]
+    }
+
+    fn add(&mut self, stack: &Self, is_leaf: bool) {
+        if is_leaf {
+            self.flat_cpus += stack.cpus;
+            self.flat_seconds += stack.cpu_seconds;
+        }
+        self.cpus += stack.cpus;
+        self.cpu_seconds += stack.cpu_seconds;
+    }
+
+    fn finished(self) -> Self {
+        self
+    }
+
+    fn is_any(&self) -> bool {
+        self.cpu_seconds > 0.0
+    }
+}
+
+fn percent(cpus: f64) -> String {
+    format!("{:.1} %", 100.0 * cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stack_has_the_kernel_inside_and_its_lack_of_an_end_outside() {
+        let mut symbols = Symbols::new(0);
+        let kernel = kernel::Symbols::default();
+        let stack = [FIRST_OF_KERNEL + 5, TRUNCATED];
+        let found = functions(&mut symbols, &kernel, &stack).expect("none is looked up");
+        let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
+        assert_eq!(names, ["[kernel]", "[truncated]"]);
+        assert_eq!(functions(&mut symbols, &kernel, &[0x4000]), None);
+        assert_eq!(user(&[FIRST_OF_KERNEL, 7, TRUNCATED]).count(), 1);
+    }
+
+    #[test]
+    fn stacks_of_the_same_functions_are_one_row_and_what_is_new_is_now() {
+        let mut recording = cpu::Recording::new(false);
+        recording.add_newborn(i32::MAX);
+        let mut cpu = Cpu::default();
+        let mut model = Model::new(0);
+        let kernel = kernel::Symbols::default();
+        let count = |ns| cpu::stacks::Count { samples: 1, ns };
+        for round in 1..=2 {
+            let process = recording.process(i32::MAX).expect("a process");
+            for thread in [1, 2] {
+                let stack = [FIRST_OF_KERNEL + u64::from(thread)].into_iter();
+                process.stacks.add(thread, stack, count(500_000_000));
+            }
+            cpu.update(&mut model, (process, &kernel), 2.0, true);
+            assert_eq!(model.stacks.len(), 1);
+            let used = model.total;
+            assert_eq!((used.cpus, used.cpu_seconds), (0.5, f64::from(round)));
+            assert_eq!(used.flat_seconds, used.cpu_seconds);
+        }
+        assert_eq!(
+            model.total.cells(),
+            ["50.0 %", "50.0 %", "2.00 s", "2.00 s"]
+        );
+    }
+}

@@ -1,0 +1,241 @@
+//! The heap: from one snapshot to the next, rows of functions and of stacks, and how fast they grow.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde::Serialize;
+use shm_protocol::clock::TICK_NS;
+use shm_protocol::snapshot::{Header, RecordView};
+use shm_protocol::tree::NodeId;
+
+use crate::names::FunctionId;
+use crate::snapshot::Snapshot;
+use crate::text;
+use crate::top::model::{Model, StackRow};
+use crate::top::numbers::Numbers;
+use crate::top::view::Sort;
+
+/// The live objects of a function or a stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Live {
+    /// Live bytes allocated by the function itself.
+    pub flat_bytes: f64,
+    /// Live bytes allocated by it and all it called.
+    pub live_bytes: f64,
+    /// Live objects, likewise.
+    pub live_objects: f64,
+    /// Change of the live bytes per second.
+    pub growth_per_second: f64,
+    /// Bytes allocated per second.
+    pub alloc_per_second: f64,
+    /// Mean age of the live objects, seconds.
+    pub age_seconds: f64,
+    /// Bytes allocated since the session's start.
+    #[serde(skip)]
+    pub alloc_bytes: f64,
+    /// Sum of the ages of the live objects.
+    #[serde(skip)]
+    pub age_sum: f64,
+}
+
+/// What is kept from one snapshot to the next.
+#[derive(Default)]
+pub struct Heap {
+    frames: HashMap<NodeId, Rc<[FunctionId]>>,
+    before: HashMap<NodeId, (f64, f64)>,
+    session: u64,
+    taken_ns: u64,
+}
+
+impl Heap {
+    /// Takes a new snapshot in; names what is new `at_once`, or when it is time.
+    pub fn update(
+        &mut self,
+        model: &mut Model<Live>,
+        (snapshot, header): (&Snapshot, &Header<'_>),
+        at_once: bool,
+    ) {
+        if self.session != snapshot.session.number {
+            self.session = snapshot.session.number;
+            self.frames.clear();
+            self.before.clear();
+            self.taken_ns = snapshot.session.start_ns;
+        }
+        let seconds = snapshot.end_ns.saturating_sub(self.taken_ns) as f64 / 1e9;
+        self.taken_ns = snapshot.end_ns;
+        model.samples = snapshot.totals.samples;
+        let stacks = snapshot.stacks();
+        self.name_stacks(model, &stacks, (snapshot, header), at_once);
+        self.fill_stacks(model, &stacks, snapshot, seconds.max(0.001));
+        model.fill_functions();
+    }
+
+    /// Resolves the functions of stacks that are new.
+    fn name_stacks(
+        &mut self,
+        model: &mut Model<Live>,
+        stacks: &[RecordView],
+        (snapshot, header): (&Snapshot, &Header<'_>),
+        at_once: bool,
+    ) {
+        let mut addresses = Vec::new();
+        let mut new = Vec::new();
+        let mut all = Vec::new();
+        for record in stacks {
+            if !self.frames.contains_key(&record.node) {
+                let whole = snapshot.addresses(record.node, &mut addresses);
+                all.extend_from_slice(&addresses);
+                new.push((record.node, addresses.clone(), whole));
+            }
+        }
+        let pid = model.symbols.pid();
+        let profile = |addresses: &[u64]| crate::collect::code(header, pid, addresses);
+        model.symbols.resolve(all.into_iter(), at_once, profile);
+        for (leaf, addresses, whole) in new {
+            // Where not all are known yet, the next refresh asks again.
+            let Some(mut frames) = model.symbols.frames(&addresses) else {
+                continue;
+            };
+            if !whole {
+                frames.push(model.symbols.intern("[truncated]"));
+            }
+            self.frames.insert(leaf, frames.into());
+        }
+    }
+
+    fn fill_stacks(
+        &mut self,
+        model: &mut Model<Live>,
+        stacks: &[RecordView],
+        snapshot: &Snapshot,
+        seconds: f64,
+    ) {
+        let now = snapshot.end_tick();
+        let unknown: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[not named yet]")]);
+        let full: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[table full]")]);
+        let mut before = std::mem::take(&mut self.before);
+        model.stacks.clear();
+        model.total = Live::default();
+        let rest = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
+        for record in stacks.iter().chain(rest) {
+            let sums = record.sums(now);
+            let live = (sums.alloc_bytes - sums.free_bytes).max(0.0);
+            let (live_before, alloc_before) = before.remove(&record.node).unwrap_or((0.0, 0.0));
+            let numbers = Live {
+                flat_bytes: live,
+                live_bytes: live,
+                live_objects: (sums.alloc_objects - sums.free_objects).max(0.0),
+                growth_per_second: (live - live_before) / seconds,
+                alloc_per_second: ((sums.alloc_bytes - alloc_before) / seconds).max(0.0),
+                age_seconds: 0.0,
+                alloc_bytes: sums.alloc_bytes,
+                age_sum: sums.live_age_ticks * TICK_NS as f64 / 1e9,
+            };
+            let frames = match self.frames.get(&record.node) {
+                _ if std::ptr::eq(record, &raw const snapshot.table_full) => full.clone(),
+                Some(frames) => frames.clone(),
+                None => unknown.clone(),
+            };
+            model.total.add(&numbers, true);
+            self.before.insert(record.node, (live, sums.alloc_bytes));
+            model.stacks.push(StackRow {
+                leaf: record.node,
+                frames,
+                numbers: numbers.finished(),
+            });
+        }
+        model.total = model.total.finished();
+    }
+}
+
+impl Numbers for Live {
+    const HEADS: &'static [&'static str] = &["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE"];
+    const SORTS: &'static [Sort] = &[Sort::Live, Sort::Flat, Sort::Growth, Sort::Rate, Sort::Age];
+
+    fn column(sort: Sort) -> Option<usize> {
+        match sort {
+            Sort::Flat => Some(0),
+            Sort::Live => Some(1),
+            Sort::Growth => Some(2),
+            Sort::Rate => Some(3),
+            Sort::Age => Some(4),
+            Sort::Now | Sort::FlatNow | Sort::Cpu => None,
+        }
+    }
+
+    fn medium(sorted: usize) -> [usize; 3] {
+        match sorted {
+            0 => [0, 1, 2],
+            4 => [1, 2, 4],
+            _ => [1, 2, 3],
+        }
+    }
+
+    fn value(&self, sort: Sort) -> f64 {
+        match sort {
+            Sort::Flat => self.flat_bytes,
+            Sort::Growth => self.growth_per_second,
+            Sort::Rate => self.alloc_per_second,
+            Sort::Age => self.age_seconds,
+            _ => self.live_bytes,
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            text::bytes(self.flat_bytes),
+            text::bytes(self.live_bytes),
+            signed(self.growth_per_second),
+            text::bytes(self.alloc_per_second),
+            age(self.age_seconds),
+        ]
+    }
+
+    fn summary(&self) -> Vec<String> {
+        vec![
+            format!("live {}", text::bytes(self.live_bytes)),
+            format!("{}/s", signed(self.growth_per_second)),
+            format!("allocating {}/s", text::bytes(self.alloc_per_second)),
+            format!("age {}", age(self.age_seconds)),
+        ]
+    }
+
+    fn add(&mut self, stack: &Self, is_leaf: bool) {
+        if is_leaf {
+            self.flat_bytes += stack.live_bytes;
+        }
+        self.live_bytes += stack.live_bytes;
+        self.live_objects += stack.live_objects;
+        self.growth_per_second += stack.growth_per_second;
+        self.alloc_per_second += stack.alloc_per_second;
+        self.alloc_bytes += stack.alloc_bytes;
+        self.age_sum += stack.age_sum;
+    }
+
+    fn finished(mut self) -> Self {
+        let live = self.live_objects;
+        self.age_seconds = if live > 0.0 { self.age_sum / live } else { 0.0 };
+        self
+    }
+
+    fn is_any(&self) -> bool {
+        self.alloc_bytes > 0.0
+    }
+}
+
+/// Bytes with their sign.
+fn signed(bytes: f64) -> String {
+    match bytes {
+        b if b >= 0.5 => format!("+{}", text::bytes(b)),
+        b if b <= -0.5 => format!("-{}", text::bytes(-b)),
+        _ => "0 B".to_owned(),
+    }
+}
+
+fn age(seconds: f64) -> String {
+    match seconds {
+        s if s < 10.0 => format!("{s:.2} s"),
+        s => text::duration(Duration::from_secs_f64(s.min(1e9))),
+    }
+}
