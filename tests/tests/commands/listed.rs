@@ -113,11 +113,11 @@ pub const CPU: Performed = &[
         "of stacks complete",
     ),
     (
-        "mem_parser -f /tmp/cpu_redis-server.18140.0001.cpu -t -n 8",
+        "mem_parser -f /tmp/cpu_redis-server.9910.0001.cpu -t -n 8",
         "Process clock",
     ),
     (
-        "mem_parser -f /tmp/cpu_redis-server.18140.0001.cpu --flame -o cpu.svg",
+        "mem_parser -f /tmp/cpu_redis-server.9910.0001.cpu --flame -o cpu.svg",
         "processCommand",
     ),
     (
@@ -125,11 +125,11 @@ pub const CPU: Performed = &[
         "both_redis-server",
     ),
     (
-        "mem_parser redis.heap /tmp/cpu_redis-server.18140.0001.cpu --html -o both.html",
+        "mem_parser redis.heap /tmp/cpu_redis-server.9910.0001.cpu --html -o both.html",
         "Cost of malloc",
     ),
     (
-        "mem_parser -f /tmp/cpu_redis-server.18140.0001.cpu --gperftools -o redis.prof",
+        "mem_parser -f /tmp/cpu_redis-server.9910.0001.cpu --gperftools -o redis.prof",
         "",
     ),
 ];

@@ -186,7 +186,9 @@ impl Stage {
         self.compile("server");
         let server = self.start("LD_PRELOAD=/usr/local/lib/libmem_agent.so ./server &");
         self.is_listed(&server, "idle");
-        self.names.push(("18140", redis));
+        for pid in ["18140", "9910"] {
+            self.names.push((pid, redis.clone()));
+        }
         for pid in ["4849", "12476", "20028", "17618", "19893"] {
             self.names.push((pid, server.clone()));
         }
@@ -203,7 +205,7 @@ impl Stage {
 
     /// early.heap and redis.heap, of one session.
     pub fn profile_redis(&self) {
-        let pid = self.pid("18140");
+        let pid = self.pid("9910");
         let session = Session::of(&self.scratch, pid, "64");
         for (load, name) in [("set", "early.heap"), ("hset,zadd,sadd", "redis.heap")] {
             let load = [
