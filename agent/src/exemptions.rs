@@ -4,7 +4,7 @@
 //! Without a lock: each entry is claimed by one exchange. Objects made by a thread that ignores
 //! what it allocates are not listed, their headers say so ([`crate::object`]).
 
-use crate::sys;
+use crate::own;
 use core::mem::size_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -121,7 +121,7 @@ fn entries() -> Option<&'static [Exemption]> {
 fn entries_or_new() -> Option<&'static [Exemption]> {
     if LIST.entries.load(Ordering::Acquire).is_null() {
         let bytes = MOST * size_of::<Exemption>();
-        let made: *mut Exemption = sys::map_private(bytes).cast();
+        let made: *mut Exemption = own::map(bytes).cast();
         if made.is_null() {
             return None;
         }
@@ -131,7 +131,7 @@ fn entries_or_new() -> Option<&'static [Exemption]> {
             .compare_exchange(null_mut(), made, first.0, first.1);
         if set.is_err() {
             // SAFETY: the mapping just made, which no other thread knows.
-            unsafe { libc::munmap(made.cast(), bytes) };
+            unsafe { own::unmap(made.cast(), bytes) };
         }
     }
     entries()

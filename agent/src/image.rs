@@ -3,7 +3,7 @@
 
 use crate::local::Local;
 use crate::thread::Thread;
-use crate::{arch, exemptions, library, thread};
+use crate::{arch, exemptions, library, own, thread};
 use core::mem::{offset_of, size_of};
 use shm_protocol::layout::AgentMemory;
 
@@ -22,5 +22,7 @@ pub fn memory() -> AgentMemory {
         spare: thread::spare().addr() as u64,
         spare_count: thread::SPARES as u64,
         exemptions: exemptions::place(),
+        own: own::place().addr() as u64,
+        own_count: own::CAPACITY as u64,
     }
 }

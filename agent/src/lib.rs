@@ -64,6 +64,7 @@ mod local;
 mod module;
 mod musl;
 mod object;
+mod own;
 mod range;
 mod sample;
 mod sampler;

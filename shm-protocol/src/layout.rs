@@ -21,7 +21,7 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -156,6 +156,10 @@ pub struct AgentMemory {
     /// Address of the pointer to the [`Exemption`]s, null before the first; and of their number,
     /// the next word.
     pub exemptions: u64,
+    /// Address of its [`OwnMapping`]s.
+    pub own: u64,
+    /// Number of those, used or not.
+    pub own_count: u64,
 }
 
 impl AgentMemory {
@@ -170,7 +174,19 @@ impl AgentMemory {
         spare: 0,
         spare_count: 0,
         exemptions: 0,
+        own: 0,
+        own_count: 0,
     };
+}
+
+/// Memory that the agent has mapped for itself: in the process's own memory.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct OwnMapping {
+    /// First address; 0: the entry is free.
+    pub start: AtomicU64,
+    /// Its bytes.
+    pub bytes: AtomicU64,
 }
 
 /// What a program says is no leak, or may hold pointers: in the process's own memory.
@@ -526,8 +542,9 @@ mod tests {
         assert_eq!(size_of::<Params>(), 64);
         assert_eq!(size_of::<Control>(), 192);
         assert_eq!(offset_of!(Control, epoch), 0);
-        assert_eq!(size_of::<Identity>(), 1320);
-        assert_eq!(size_of::<AgentMemory>(), 72);
+        assert_eq!(size_of::<Identity>(), 1336);
+        assert_eq!(size_of::<AgentMemory>(), 88);
+        assert_eq!(size_of::<OwnMapping>(), 16);
         assert_eq!(size_of::<Exemption>(), 24);
         assert_eq!(offset_of!(Identity, exe), 176);
         assert_eq!(size_of::<AllocatorStats>(), 56);

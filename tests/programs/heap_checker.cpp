@@ -197,7 +197,8 @@ int main(int count, char **arguments) {
     } else if (!strcmp(name, "quiet")) {
         // What a program can see of a check, besides the time that it takes.
         signal(SIGCHLD, child_ended);
-        sigset_t before, after;
+        // The C library fills in only the part that the kernel knows.
+        sigset_t before = {}, after = {};
         sigprocmask(SIG_SETMASK, NULL, &before);
         int open = descriptors();
         errno = ERANGE;

@@ -78,6 +78,27 @@ fn a_large_heap_has_the_same_leaks() {
     }
 }
 
+/// The agent's tables are full of numbers, and so many large blocks are at the address of some.
+#[test]
+fn what_the_agent_remembers_holds_no_object() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("vast.c", &[]);
+    let mut command = scratch.preloaded(program);
+    command.env("MEM_PROFILER_START", "1");
+    command.env("MEM_PROFILER_INTERVAL", "1");
+    let mut target = Target::start(command.arg("1000"));
+    assert_eq!(target.hear(), "lost");
+    for means in [
+        &["--json"][..],
+        &["--json", "--stop"],
+        &["--json", "--gentle"],
+    ] {
+        let report = report(&check(&scratch, target.pid(), means));
+        let lost = report["lost_bytes"].as_f64();
+        assert_eq!(lost, Some(f64::from(1000 << 20) * 10.0), "{means:?}");
+    }
+}
+
 #[test]
 fn the_dump_of_a_check_holds_what_is_lost() {
     let scratch = Scratch::new();

@@ -8,7 +8,7 @@
 //! Where the program keeps its allocator, that is asked, if it has these functions.
 
 use crate::checks::{self, Style, WHOLE_PROGRAM};
-use crate::{arch, backend, exemptions, session, sys};
+use crate::{arch, backend, exemptions, own, session, sys};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::size_of;
 use core::ptr::{null, null_mut};
@@ -272,7 +272,7 @@ unsafe fn begin(this: *mut Checker, name: *const c_char) {
     };
     let (name, losses) = (name.to_bytes_with_nul(), found.losses());
     let bytes = size_of::<Start>() + name.len() + losses.len();
-    let start: *mut Start = sys::map_private(bytes).cast();
+    let start: *mut Start = own::map(bytes).cast();
     if start.is_null() {
         return;
     }
@@ -301,7 +301,7 @@ unsafe fn end(this: *mut Checker) {
     unsafe {
         let start = core::mem::replace(&mut (*this).start, null_mut());
         if !start.is_null() {
-            libc::munmap(start.cast(), (*start).bytes);
+            own::unmap(start.cast(), (*start).bytes);
         }
     }
 }

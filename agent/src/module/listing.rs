@@ -7,7 +7,7 @@
 
 use super::find::Found;
 use super::maps::{self, Filter, by_header, path_of, runs, search_text};
-use crate::sys;
+use crate::own;
 use core::mem::size_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -198,7 +198,7 @@ pub fn forget_gone() {
 fn listing() -> Option<&'static mut Listing> {
     let mut at = LISTING.load(Ordering::Relaxed);
     if at.is_null() {
-        at = sys::map_private(size_of::<Listing>()).cast();
+        at = own::map(size_of::<Listing>()).cast();
         LISTING.store(at, Ordering::Relaxed);
     }
     // SAFETY: null, or a mapping of this size that is never unmapped, and nobody else's while it

@@ -2,7 +2,7 @@
 //! that is never profiled does not pay for it, not even in address space.
 
 use super::Slot;
-use crate::sys;
+use crate::own;
 use core::mem::size_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -35,7 +35,7 @@ pub fn map() -> bool {
         return true;
     }
     let bytes = size_of::<Tables>();
-    let made = sys::map_private(bytes);
+    let made = own::map(bytes);
     if made.is_null() {
         return false;
     }
@@ -43,7 +43,7 @@ pub fn map() -> bool {
     let first = TABLES.compare_exchange(none, made.cast(), Ordering::AcqRel, Ordering::Relaxed);
     if first.is_err() {
         // SAFETY: the mapping just made, which nobody else knows.
-        unsafe { libc::munmap(made, bytes) };
+        unsafe { own::unmap(made, bytes) };
     }
     true
 }

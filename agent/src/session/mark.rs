@@ -2,7 +2,8 @@
 //! in every copy.
 
 use super::LIFE;
-use crate::sys::{self, PAGE};
+use crate::own;
+use crate::sys::PAGE;
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -15,7 +16,7 @@ static MARK: AtomicPtr<Mark> = AtomicPtr::new(null_mut());
 
 /// Makes the mark. At start-up.
 pub fn start() {
-    let page = sys::map_private(PAGE);
+    let page = own::map(PAGE);
     if page.is_null() {
         return;
     }

@@ -4,12 +4,13 @@
 //! itself, and what the kernel keeps for it ([`super::kernel`]). The allocator's own memory and the
 //! agent's are none.
 
+use std::mem::offset_of;
 use std::ops::Range;
 
 use capture::Thread;
 use heap_format::maps::Entry;
 use reachability::{Heap, Memory, Pointers, mark};
-use shm_protocol::layout::AgentMemory;
+use shm_protocol::layout::{AgentMemory, OwnMapping};
 
 use super::control_blocks;
 use super::exemptions::{self, Exemptions};
@@ -23,9 +24,11 @@ use crate::text;
 const RED_ZONE: u64 = if cfg!(target_arch = "x86_64") { 128 } else { 0 };
 /// Most of a mapping that is searched for the end of a dead thread's stack.
 const MOST_STACK: u64 = 1 << 20;
-/// Most bytes of one part of the agent's memory, and most pointers to unused parts.
+/// Most bytes of one part of the agent's memory, most pointers to unused parts, and most mappings.
 const MOST_AGENT: u64 = 1 << 24;
 const MOST_SPARE: u64 = 1 << 12;
+const MOST_OWN: u64 = 1 << 10;
+
 /// Roots, each with a name for people.
 #[derive(Debug, Default)]
 pub struct Roots {
@@ -229,7 +232,7 @@ fn dead_stack(process: &Process<'_>, region: &Region) -> Option<u64> {
 }
 
 /// The agent's own memory, by address: its library, its thread-local variables with jemalloc's,
-/// which point to free memory, and what it remembers of each thread's stack.
+/// which point to free memory, its tables, and what it remembers of each thread's stack.
 fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
     let own = &process.agent;
     let pages = |bytes: u64| bytes.min(MOST_AGENT).next_multiple_of(4096);
@@ -249,6 +252,14 @@ fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
     let memories = memories.filter(|at| *at != 0);
     ranges.extend(memories.map(|at| range(at, pages(own.thread_bytes))));
     ranges.extend(exemptions::memory(process.memory, own.exemptions));
+    let listed = (0..own.own_count.min(MOST_OWN)).filter_map(|n| {
+        let at = own.own.wrapping_add(n * size_of::<OwnMapping>() as u64);
+        let word = |field: usize| process.memory.word(at.wrapping_add(field as u64));
+        let (start, bytes) = (offset_of!(OwnMapping, start), offset_of!(OwnMapping, bytes));
+        let bytes = word(bytes).filter(|bytes| *bytes > 0)?;
+        Some(range(word(start)?, pages(bytes)))
+    });
+    ranges.extend(listed);
     joined(ranges)
 }
 

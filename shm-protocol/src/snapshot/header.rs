@@ -194,6 +194,8 @@ impl<'a> Header<'a> {
             spare: field(offset_of!(AgentMemory, spare)),
             spare_count: field(offset_of!(AgentMemory, spare_count)),
             exemptions: field(offset_of!(AgentMemory, exemptions)),
+            own: field(offset_of!(AgentMemory, own)),
+            own_count: field(offset_of!(AgentMemory, own_count)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Facts of a module: read once, when it is registered, into memory of our own.
 
 use crate::module::find::Found;
-use crate::sys;
+use crate::{own, sys};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -96,7 +96,7 @@ fn names() -> Option<*mut u8> {
     if !known.is_null() {
         return Some(known);
     }
-    let new = sys::map_private(NAMES_BYTES);
+    let new = own::map(NAMES_BYTES);
     if new.is_null() {
         return None;
     }
@@ -104,7 +104,7 @@ fn names() -> Option<*mut u8> {
         Ok(_) => Some(new.cast()),
         Err(other) => {
             // SAFETY: our own mapping, which nobody has seen.
-            unsafe { libc::munmap(new, NAMES_BYTES) };
+            unsafe { own::unmap(new, NAMES_BYTES) };
             Some(other)
         }
     }

@@ -1,0 +1,92 @@
+//! Memory that the agent keeps for itself, listed: who searches the process from outside for the
+//! program's pointers leaves it out. Its tables are dense with numbers, some of which look like
+//! addresses of objects.
+//!
+//! The memory of threads is not here but found through them ([`crate::thread`]).
+
+use crate::sys;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU64, Ordering};
+use shm_protocol::layout::OwnMapping;
+
+/// Most mappings that are listed. Beyond, they are the program's for who searches.
+pub const CAPACITY: usize = 64;
+
+static LIST: [OwnMapping; CAPACITY] = [const {
+    OwnMapping {
+        start: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+    }
+}; CAPACITY];
+
+/// Where the list is.
+pub fn place() -> *const OwnMapping {
+    LIST.as_ptr()
+}
+
+/// New private memory as of [`sys::map_private`], listed.
+pub fn map(bytes: usize) -> *mut c_void {
+    let at = sys::map_private(bytes);
+    if at.is_null() {
+        return at;
+    }
+    let start = at.addr() as u64;
+    let free = LIST.iter().find(|entry| {
+        let claim = (Ordering::Relaxed, Ordering::Relaxed);
+        let claimed = entry.start.compare_exchange(0, start, claim.0, claim.1);
+        claimed.is_ok()
+    });
+    if let Some(entry) = free {
+        entry.bytes.store(bytes as u64, Ordering::Relaxed);
+    }
+    at
+}
+
+/// Unmaps what [`map`] returned, and takes it off the list.
+///
+/// # Safety
+/// Nobody uses the mapping any more; `bytes` are as many as were mapped.
+pub unsafe fn unmap(at: *mut c_void, bytes: usize) {
+    let start = at.addr() as u64;
+    let is_it = |entry: &&OwnMapping| entry.start.load(Ordering::Relaxed) == start;
+    if let Some(entry) = LIST.iter().find(is_it) {
+        entry.bytes.store(0, Ordering::Relaxed);
+        entry.start.store(0, Ordering::Relaxed);
+    }
+    // SAFETY: the caller's.
+    unsafe { libc::munmap(at, bytes) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(at: *mut c_void) -> Option<u64> {
+        let start = at.addr() as u64;
+        let entry = LIST
+            .iter()
+            .find(|e| e.start.load(Ordering::Relaxed) == start)?;
+        Some(entry.bytes.load(Ordering::Relaxed))
+    }
+
+    /// The one list of the process: one test.
+    #[test]
+    fn what_is_kept_is_listed_as_long_as_there_is_room() {
+        let (first, second) = (map(5000), map(100_000));
+        assert_eq!((listed(first), listed(second)), (Some(5000), Some(100_000)));
+        // SAFETY: mapped above, and used by nobody.
+        unsafe { unmap(first, 5000) };
+        assert_eq!((listed(first), listed(second)), (None, Some(100_000)));
+        let more: std::vec::Vec<_> = (0..CAPACITY + 3).map(|_| map(4096)).collect();
+        assert!(more.iter().all(|at| !at.is_null()));
+        assert!(more.iter().any(|at| listed(*at).is_none()));
+        for at in more {
+            // SAFETY: mapped above, and used by nobody.
+            unsafe { unmap(at, 4096) };
+            assert_eq!(listed(at), None);
+        }
+        // SAFETY: the same.
+        unsafe { unmap(second, 100_000) };
+        assert_eq!(listed(second), None);
+    }
+}
