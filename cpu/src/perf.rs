@@ -78,7 +78,6 @@ pub struct Perf {
     /// Records that were lost.
     pub lost: u64,
     /// Whether the copies grew.
-    grown: bool,
     /// When the newest process was added, or the copies grew.
     started: Instant,
     /// When the processes were looked at.
@@ -119,7 +118,6 @@ impl Perf {
             bytes: (Vec::new(), Vec::new()),
             judged: (0, 0),
             lost: 0,
-            grown: false,
             started: Instant::now(),
             looked: Instant::now(),
         })
@@ -131,12 +129,6 @@ impl Perf {
         self.attribute.kernel
     }
 
-    /// Bytes of stack that are copied.
-    #[must_use]
-    pub fn stack_bytes(&self) -> u32 {
-        self.attribute.stack_bytes
-    }
-
     /// The longest time until samples should be collected.
     #[must_use]
     pub fn due(&self) -> Duration {
@@ -145,12 +137,6 @@ impl Perf {
             true => SOON,
             false => LOOK,
         }
-    }
-
-    /// Whether copies grew meanwhile.
-    #[must_use]
-    pub fn has_grown(&self) -> bool {
-        self.grown
     }
 
     /// Samples a process from now on.
@@ -427,7 +413,6 @@ impl Perf {
     fn reopen(&mut self, recording: &mut Recording) {
         self.drain(recording);
         self.judged = (0, 0);
-        self.grown = true;
         self.started = Instant::now();
         for pid in self.processes.clone() {
             self.hide(pid, recording);

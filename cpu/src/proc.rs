@@ -182,12 +182,6 @@ pub fn wchan(pid: i32, tid: i32) -> Option<String> {
     String::from_utf8(text).ok().filter(|name| name != "0")
 }
 
-/// Whether a thread runs, or waits for nothing but a processor.
-pub fn is_running(pid: i32, tid: i32) -> bool {
-    let text = read(&format!("/proc/{pid}/task/{tid}/stat"), MOST_BYTES).unwrap_or_default();
-    field(&text, 3) == Some("R")
-}
-
 /// Why a process cannot be traced, as far as can be told without doing it.
 pub fn tracing_obstacle(pid: i32) -> Option<Refusal> {
     let text = match try_read(&format!("/proc/{pid}/status"), MOST_BYTES) {

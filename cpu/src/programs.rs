@@ -97,17 +97,22 @@ impl Programs {
         if !self.children || began < self.next {
             return;
         }
-        let mut parents = proc::parents();
-        // Parents first: a child has the larger number, mostly; the rest comes the next time.
-        parents.sort_unstable();
-        for (pid, parent) in parents {
-            let is_new = recording.process(pid).is_none() && recording.process(parent).is_some();
-            // One that has ended stays in the list until its parent asks for it.
-            if is_new && !proc::is_over(pid) {
-                recording.add_newborn(pid);
-            }
-        }
+        add_children(recording);
         self.next = Instant::now() + SEARCH.max(began.elapsed() * SHARE);
+    }
+}
+
+/// Records the children of recorded processes that are not recorded yet, and theirs.
+pub fn add_children(recording: &mut Recording) {
+    let mut parents = proc::parents();
+    // Parents first: a child has the larger number, mostly; the rest comes the next time.
+    parents.sort_unstable();
+    for (pid, parent) in parents {
+        let is_new = recording.process(pid).is_none() && recording.process(parent).is_some();
+        // One that has ended stays in the list until its parent asks for it.
+        if is_new && !proc::is_over(pid) {
+            recording.add_newborn(pid);
+        }
     }
 }
 

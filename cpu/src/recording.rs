@@ -474,14 +474,7 @@ impl Recording {
         over
     }
 
-    /// Ends it: what was recorded, those that ended first.
-    #[must_use]
-    pub fn end(self) -> (Vec<Process>, Symbols) {
-        let ended = self.finish();
-        (ended.processes, ended.symbols)
-    }
-
-    /// The same, with the sum of what has no sample.
+    /// Ends it: what was recorded, those that ended first, and the sum of what has no sample.
     #[must_use]
     pub fn finish(mut self) -> Ended {
         self.look();

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::memory::Copied;
 use crate::perf::Sampling;
 use crate::proc::{self, Program, Reread};
+use crate::programs::add_children;
 use crate::recording::{Recording, Sample, Time};
 use crate::refusal::Refusal;
 use crate::registers::Live;
@@ -291,20 +292,6 @@ impl Waiting {
             }
             stays
         });
-    }
-}
-
-/// Records the children of recorded processes that are not recorded yet, and theirs.
-fn add_children(recording: &mut Recording) {
-    let mut parents = proc::parents();
-    // Parents first: a child has the larger number, mostly; the rest comes the next time.
-    parents.sort_unstable();
-    for (pid, parent) in parents {
-        let is_new = recording.process(pid).is_none() && recording.process(parent).is_some();
-        // One that has ended stays in the list until its parent asks for it.
-        if is_new && !proc::is_over(pid) {
-            recording.add_newborn(pid);
-        }
     }
 }
 
