@@ -565,6 +565,23 @@ fn both_need_the_agent() {
     outcome.refused(1, &["without the agent", "mem_profiler cpu -p"]);
 }
 
+/// Where another session has the heap, nothing is sampled, and nothing else is said.
+#[test]
+fn both_are_refused_together() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("turnover.cpp", &["-pthread"]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1024");
+    let pid = target.pid().to_string();
+    let mut command = scratch.profiler();
+    command.args(["both", "-s", "1", "-p", &pid, "-o"]);
+    let outcome = run(command.arg(scratch.file("p_")));
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    outcome.refused(1, &["a session of mem_profiler", "is running"]);
+    session.stop();
+}
+
 /// gperftools' format holds the same time, to within its whole samples.
 #[test]
 fn the_format_of_gperftools_is_written_at_once() {

@@ -1,8 +1,11 @@
 //! `both`: heap and CPU time of the same processes in the same time.
 
+use std::cell::OnceCell;
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
-use std::thread;
+use std::rc::Rc;
+use std::thread::{self, JoinHandle};
 
 use anyhow::{anyhow, bail};
 use heap_format::cpu::Mode;
@@ -20,27 +23,38 @@ use crate::text;
 use crate::triggers::Triggers;
 use crate::waiting::Signals;
 
+/// The session beside the heap's.
+type Beside = JoinHandle<anyhow::Result<cpu_session::Outcome>>;
+
 /// Runs a session of each kind, side by side.
 pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     let selection = Selection::from(args.select.clone());
     let targets = targets(&selection)?;
-    // The signals are blocked from here on, and so they are in the other thread.
-    let reporter = Box::new(Printer::attached());
+    let (signals, request) = Signals::by_request()?;
+    let settings = cpu_settings(&args);
+    // Where the heap is refused, nothing is sampled.
+    let thread: Rc<OnceCell<io::Result<Beside>>> = Rc::default();
+    let begun = thread.clone();
+    let reporter = Printer::attached().at_beginning(move || {
+        let session = move || cpu_session::Run::beside(settings, signals)?.attach(targets);
+        // It begins once.
+        let _ = begun.set(thread::Builder::new().name("cpu".to_owned()).spawn(session));
+    });
+    // The signals are blocked from here on, and so they will be in the other thread.
     let heap = Run::new(
         heap_settings(&args, selection),
         Discovery::new(),
         false,
-        reporter,
+        Box::new(reporter),
     )?;
-    let (signals, request) = Signals::by_request()?;
-    let settings = cpu_settings(&args);
-    let cpu = thread::Builder::new()
-        .name("cpu".to_owned())
-        .spawn(move || cpu_session::Run::beside(settings, signals)?.attach(targets))?;
     let heap = heap.run();
     // CPU time is sampled for as long as the heap.
     drop(request);
-    let cpu = cpu
+    let Some(cpu) = Rc::into_inner(thread).and_then(OnceCell::into_inner) else {
+        heap?;
+        return Ok(ExitCode::FAILURE);
+    };
+    let cpu = cpu?
         .join()
         .map_err(|_| anyhow!("the thread that samples CPU time has failed"))?;
     if let Ok(cpu) = &cpu {

@@ -12,6 +12,8 @@ pub struct Printer {
     progress: Progress,
     /// Whether a program that we started writes to the same stdout, which is then its own.
     shares_stdout: bool,
+    /// What is to be done when sampling begins.
+    at_beginning: Option<Box<dyn FnOnce()>>,
 }
 
 impl Printer {
@@ -20,7 +22,14 @@ impl Printer {
         Self {
             progress: Progress::silent(),
             shares_stdout: false,
+            at_beginning: None,
         }
+    }
+
+    /// Does something more when sampling begins, if it does.
+    pub fn at_beginning(mut self, action: impl FnOnce() + 'static) -> Self {
+        self.at_beginning = Some(Box::new(action));
+        self
     }
 
     /// For a session of a program that we start.
@@ -38,6 +47,9 @@ impl Reporter for Printer {
             true => Progress::without_bar(),
             false => Progress::start(length),
         };
+        if let Some(action) = self.at_beginning.take() {
+            action();
+        }
     }
 
     fn progress(&mut self, elapsed: Duration, tally: &Tally) {

@@ -136,6 +136,12 @@ impl<F: Feed> Top<F> {
         if !self.title.message.is_empty() {
             warning(&format!("{}: {}", self.title.process, self.title.message));
         }
+        if self.args.cpu && self.model.samples == 0 {
+            warning(&format!(
+                "{}: no sample yet: it was idle, or needs a longer look (--delay)",
+                self.title.process
+            ));
+        }
         let mut rows = self.view.rows(&self.model);
         rows.truncate(ROWS);
         if self.args.json {

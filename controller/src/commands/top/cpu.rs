@@ -184,11 +184,9 @@ impl Feed for CpuFeed {
 /// Whether one of these can be read at once.
 fn is_readable(descriptors: &[BorrowedFd<'_>]) -> nix::Result<bool> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    let of = |fd: &BorrowedFd<'_>| -> nix::Result<bool> {
-        let mut fds = [PollFd::new(*fd, PollFlags::POLLIN)];
-        Ok(poll(&mut fds, PollTimeout::ZERO)? > 0)
-    };
-    descriptors
+    let mut fds: Vec<PollFd<'_>> = descriptors
         .iter()
-        .try_fold(false, |any, fd| Ok(any || of(fd)?))
+        .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
+        .collect();
+    Ok(poll(&mut fds, PollTimeout::ZERO)? > 0)
 }
