@@ -64,7 +64,7 @@ impl Answer {
 }
 
 /// Runs the controller with these arguments, followed by the number of its socket, and gives it
-/// `question`. Waits for its end. Changes `errno`.
+/// `question`. Waits for its answer, after which it may go on. Changes `errno`.
 pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     if seccomp::is_installed() {
         return Err(Failure::Filtered);
@@ -83,6 +83,12 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     drop(allowed);
     started.reap();
     answer
+}
+
+/// Takes the end note of a controller that has ended, where this process is the one that adopts
+/// orphans. Changes `errno`.
+pub fn reap(pid: c_int) {
+    Started { pid }.reap();
 }
 
 /// The process's one question at a time: two checks would be in each other's way. A program's own

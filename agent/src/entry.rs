@@ -20,6 +20,7 @@ use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 
+mod cpu_profiler;
 mod cxx;
 mod gperftools;
 mod heap_profiler;

@@ -50,6 +50,7 @@ mod atfork;
 mod backend;
 mod checks;
 mod controller;
+mod cpu_profile;
 mod cycles;
 mod ends;
 mod entry;

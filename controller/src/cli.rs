@@ -4,10 +4,12 @@
 mod cpu;
 mod leaks;
 mod self_check;
+mod self_cpu;
 mod self_profile;
 pub mod values;
 
 pub use self_check::{SelfCheckArgs, Style};
+pub use self_cpu::{CpuAction, SelfCpuArgs};
 pub use self_profile::{Action, SelfProfileArgs};
 
 use std::ffi::{OsStr, OsString};
@@ -82,6 +84,9 @@ pub enum Command {
     /// For the agent: the leak check that a program asks for itself
     #[command(hide = true)]
     SelfCheck(SelfCheckArgs),
+    /// For the agent: the CPU profile that a program asks for itself
+    #[command(hide = true)]
+    SelfCpu(SelfCpuArgs),
     /// For the agent: what a program asks for by gperftools' functions
     #[command(hide = true)]
     SelfProfile(SelfProfileArgs),

@@ -13,6 +13,7 @@ mod recover;
 mod reporting;
 mod run;
 mod self_check;
+mod self_cpu;
 mod self_profile;
 mod session;
 mod top;
@@ -63,6 +64,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Clean(args)) => Ok(clean::execute(args)),
         Some(Command::Leaks(args)) => leaks::execute(args),
         Some(Command::SelfCheck(args)) => self_check::execute(args),
+        Some(Command::SelfCpu(args)) => self_cpu::execute(args),
         Some(Command::SelfProfile(args)) => self_profile::execute(args),
         Some(Command::Why(args)) => why::execute(args),
         Some(Command::Cpu(args)) => cpu::execute(args),

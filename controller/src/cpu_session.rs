@@ -115,6 +115,8 @@ pub struct Run {
     start_unix_ns: u64,
     /// Whether it has the terminal for itself.
     is_alone: bool,
+    /// What is to be done when sampling has begun.
+    begun: Option<Box<dyn FnOnce()>>,
     outcome: Outcome,
 }
 
@@ -135,6 +137,15 @@ impl Run {
     pub fn beside(settings: Settings, signals: Signals) -> anyhow::Result<Self> {
         let mut run = Self::by(signals, settings, false)?;
         run.is_alone = false;
+        Ok(run)
+    }
+
+    /// A session that says nothing while it runs, and calls `begun` when sampling has begun, if it
+    /// does.
+    pub fn unseen(settings: Settings, begun: Box<dyn FnOnce()>) -> anyhow::Result<Self> {
+        let mut run = Self::by(Signals::block(&[])?, settings, false)?;
+        run.is_alone = false;
+        run.begun = Some(begun);
         Ok(run)
     }
 
@@ -160,6 +171,7 @@ impl Run {
             start: Instant::now(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
             is_alone: true,
+            begun: None,
             outcome: Outcome {
                 mode: settings.mode,
                 format: settings.format,
@@ -188,6 +200,9 @@ impl Run {
         }
         self.warn_of_fallbacks();
         if self.recording.running().next().is_some() {
+            if let Some(begun) = self.begun.take() {
+                begun();
+            }
             let mut progress = match self.is_alone {
                 true => Progress::start(self.settings.length),
                 false => Progress::silent(),

@@ -17,7 +17,7 @@ pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
     let is_socket = target.to_string_lossy().starts_with("socket:");
     ensure!(
         number > 2 && is_socket,
-        "self-check is for the agent: use mem_profiler leaks -p PID"
+        "this command is for the agent: use mem_profiler leaks or mem_profiler cpu"
     );
     // SAFETY: a socket that is open, as was just seen, and that nothing else in this program
     // knows of: it came with the start.

@@ -1,5 +1,6 @@
 //! A process under test that talks in lines.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus};
@@ -117,4 +118,16 @@ impl Drop for Target {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// CPU time of a process.
+#[must_use]
+pub fn cpu_seconds(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");
+    let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
+    let times = fields.split(' ').skip(11).take(2);
+    let ticks: u64 = times.map(|t| t.parse::<u64>().expect("a number")).sum();
+    // SAFETY: a plain call.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    ticks as f64 / per_second as f64
 }

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use heap_format::cpu::Sampling;
 use heap_format::{Profile, TRUNCATED_ADDRESS};
 use mem_tests::code::{self, Code};
+use mem_tests::target::cpu_seconds;
 use mem_tests::{Outcome, Scratch, Session, Target, run, sums, wait};
 
 /// Profiles that a session named, in its order.
@@ -639,13 +640,4 @@ fn top_shows_what_works_now() {
     ] {
         run(scratch.profiler().args(options)).refused(2, &[said]);
     }
-}
-
-/// CPU time that a process has used, by its clock of ticks.
-fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its stat");
-    let (_, fields) = stat.rsplit_once(") ").expect("a name");
-    let fields: Vec<&str> = fields.split(' ').collect();
-    let ticks: [f64; 2] = [fields[11], fields[12]].map(|field| field.parse().expect("ticks"));
-    ticks.iter().sum::<f64>() / 100.0
 }

@@ -123,6 +123,19 @@ const GPERFTOOLS: [&str; 28] = [
     "_ZNK15HeapLeakChecker13ObjectsLeakedEv",
 ];
 
+/// gperftools' CPU profiler, likewise.
+const CPU_PROFILER: [&str; 9] = [
+    "ProfilerDisable",
+    "ProfilerEnable",
+    "ProfilerFlush",
+    "ProfilerGetCurrentState",
+    "ProfilerRegisterThread",
+    "ProfilerStart",
+    "ProfilerStartWithOptions",
+    "ProfilerStop",
+    "ProfilingIsEnabledForAllThreads",
+];
+
 /// LeakSanitizer's interface, likewise.
 const SANITIZER: [&str; 7] = [
     "__lsan_disable",
@@ -185,7 +198,10 @@ fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
     let ours = exports(&artifacts::agent());
     let own = FAMILY.iter().chain(&C23).chain(&JEMALLOC);
     let own = own.chain(&OWN_NAMES).chain(&PASSED_ON);
-    let own = own.chain(&GPERFTOOLS).chain(&SANITIZER);
+    let own = own
+        .chain(&GPERFTOOLS)
+        .chain(&CPU_PROFILER)
+        .chain(&SANITIZER);
     let mut expected: BTreeSet<_> = own.map(|name| (*name).to_owned()).collect();
     expected.extend(operators());
     // Made as the C library makes them; the agent must know of seccomp filters.
@@ -198,7 +214,13 @@ fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
     let lsan = exports(Path::new(
         tool("gcc", ["-print-file-name=liblsan.so"]).trim(),
     ));
-    for (names, theirs) in [(&GPERFTOOLS[..], tcmalloc), (&SANITIZER, lsan)] {
+    let profiler = tool("g++", ["-print-file-name=libprofiler.so.0"]);
+    let profiler = exports(Path::new(profiler.trim()));
+    for (names, theirs) in [
+        (&GPERFTOOLS[..], tcmalloc),
+        (&CPU_PROFILER, profiler),
+        (&SANITIZER, lsan),
+    ] {
         let missing = names.iter().find(|name| !theirs.contains(**name));
         assert_eq!(missing, None);
     }

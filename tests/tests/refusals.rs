@@ -7,23 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use mem_tests::session::copy_program;
+use mem_tests::target::cpu_seconds;
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::truth::assert_exact;
 use mem_tests::wait;
 use mem_tests::{Scratch, Session, Steps, Target, artifacts, run, sums};
 use shm_protocol::ABI_VERSION;
 use shm_protocol::layout::{IDENTITY_OFFSET, Identity};
-
-/// CPU time that a process has used.
-fn cpu_seconds(pid: u32) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");
-    let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
-    let times = fields.split(' ').skip(11).take(2);
-    let ticks: u64 = times.map(|t| t.parse::<u64>().expect("a number")).sum();
-    // SAFETY: a plain call.
-    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-    ticks as f64 / per_second as f64
-}
 
 /// A process without the agent.
 fn bystander() -> Target {

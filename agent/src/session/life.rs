@@ -5,7 +5,7 @@ use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
 use crate::sys::{self, variable};
-use crate::{backend, checks, hooks, musl, seccomp, thinning};
+use crate::{backend, checks, cpu_profile, hooks, musl, seccomp, thinning};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::ptr::null_mut;
@@ -297,6 +297,9 @@ fn wait_for_check(status: &Status) {
 /// may forbid to remove it. What stays is removed by programs that start later, or by the
 /// controller.
 extern "C" fn destructor() {
+    if !cfg!(test) {
+        cpu_profile::at_exit();
+    }
     if cfg!(test) || mark::is_copy() || !LIFE.is_own() {
         return;
     }

@@ -1,0 +1,38 @@
+//! Options of `self-cpu`, which the agent starts.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+/// Options of `self-cpu`.
+#[derive(Debug, Args)]
+pub struct SelfCpuArgs {
+    /// The process that asks
+    #[arg(long)]
+    pub pid: i32,
+
+    /// What it asks for
+    #[arg(long, value_enum)]
+    pub action: CpuAction,
+
+    /// The profile's name
+    #[arg(long, required_if_eq("action", "start"), allow_hyphen_values = true)]
+    pub file: Option<PathBuf>,
+
+    /// The process that samples it
+    #[arg(long, required_if_eq("action", "stop"))]
+    pub sampler: Option<i32>,
+
+    /// Descriptor of the socket for the result
+    #[arg(long)]
+    pub socket: i32,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CpuAction {
+    /// A profile from now on
+    Start,
+    /// Its end
+    Stop,
+}
