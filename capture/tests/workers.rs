@@ -6,7 +6,7 @@ mod common;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use capture::Failure;
+use capture::{Copy, Failure, Worker};
 use common::{PATIENCE, Target, memory, until};
 
 /// Sums words: the first shared word counts, the next two say which ones, the fourth gets the sum.
@@ -31,6 +31,13 @@ fn place(pid: i32) -> u64 {
     let line = text.lines().find(|line| line.contains(" rw-p "));
     let start = line.and_then(|line| line.split_once('-')).expect("one").0;
     u64::from_str_radix(start, 16).expect("a number")
+}
+
+/// Drops the copy; the target must go on undisturbed, and end well.
+fn let_go(target: Target, copy: Copy, worker: Worker) {
+    drop((worker, copy));
+    target.until_left_alone();
+    target.finish().assert_clean();
 }
 
 #[test]
@@ -67,26 +74,23 @@ fn a_copy_reads_its_own_memory() {
     second.words()[2].store(COUNT, Relaxed);
     assert_eq!(second.run(PATIENCE), Ok(()));
     assert_eq!(second.words()[3].load(Relaxed), expected);
-    drop((second, copy));
-    target.until_left_alone();
-    target.finish().assert_clean();
+    let_go(target, copy, second);
 }
 
 #[test]
 fn work_that_reads_what_is_not_there_fails_and_harms_nobody() {
     let target = Target::start(&["spin", "2", "8"]);
     let (copy, _) = target.capture();
+    let at = place(copy.pid());
+    let before = memory(copy.pid(), at, 64);
     let worker = copy.worker(sum, 8).expect("a worker");
     worker.words()[1].store(8, Relaxed);
     worker.words()[2].store(1, Relaxed);
     assert_eq!(worker.run(PATIENCE), Err(Failure::Signal(libc::SIGSEGV)));
     // Its memory is still there to be read.
     assert!(copy.is_whole());
-    let at = place(copy.pid());
-    assert_eq!(memory(copy.pid(), at, 64), memory(target.pid(), at, 64));
-    drop((worker, copy));
-    target.until_left_alone();
-    target.finish().assert_clean();
+    assert_eq!(memory(copy.pid(), at, 64), before);
+    let_go(target, copy, worker);
 }
 
 /// Signals are not for it: it has none of the program's handlers, and need not end.
@@ -104,9 +108,7 @@ fn signals_do_not_disturb_the_work() {
         assert_eq!(worker.run(PATIENCE), Ok(()), "{signal}");
         assert_eq!(worker.words()[0].load(Relaxed), 512);
     }
-    drop((worker, copy));
-    target.until_left_alone();
-    target.finish().assert_clean();
+    let_go(target, copy, worker);
 }
 
 /// Never ends, and says that it gets on.
@@ -131,6 +133,8 @@ unsafe extern "C" fn trap(_words: *mut u64) {
 fn work_that_does_not_end_is_stopped() {
     let target = Target::start(&["spin", "2", "8"]);
     let (copy, _) = target.capture();
+    let at = place(copy.pid());
+    let before = memory(copy.pid(), at, 64);
     let worker = copy.worker(count, 8).expect("a worker");
     let limit = Duration::from_millis(50);
     assert_eq!(worker.run(limit), Err(Failure::Deadline(limit)));
@@ -138,12 +142,9 @@ fn work_that_does_not_end_is_stopped() {
     assert!(copy.is_whole());
     // It rests, and its memory is as it was.
     let last = worker.words()[0].load(Relaxed);
-    let at = place(copy.pid());
-    assert_eq!(memory(copy.pid(), at, 64), memory(target.pid(), at, 64));
+    assert_eq!(memory(copy.pid(), at, 64), before);
     assert_eq!(worker.words()[0].load(Relaxed), last);
-    drop((worker, copy));
-    target.until_left_alone();
-    target.finish().assert_clean();
+    let_go(target, copy, worker);
 }
 
 #[test]
@@ -153,9 +154,7 @@ fn a_trap_that_is_not_the_end_is_a_failure() {
     let worker = copy.worker(trap, 8).expect("a worker");
     let done = worker.run(PATIENCE);
     assert_eq!(done, Err(Failure::Signal(libc::SIGTRAP)));
-    drop((worker, copy));
-    target.until_left_alone();
-    target.finish().assert_clean();
+    let_go(target, copy, worker);
 }
 
 /// As the kernel does for lack of memory, or the target's user whenever he likes.
@@ -178,7 +177,5 @@ fn a_copy_that_is_killed_at_work_is_known_to_be_gone() {
     assert_eq!(worker.run(PATIENCE), Err(Failure::Ended));
     let another = copy.worker(sum, 8).err();
     assert_eq!(another, Some(Failure::Unprepared));
-    drop((worker, copy));
-    target.until_left_alone();
-    target.finish().assert_clean();
+    let_go(target, copy, worker);
 }
