@@ -8,7 +8,7 @@
 
 mod start;
 
-use crate::sys::{self, Pages};
+use crate::sys::{self, Pages, Text};
 use crate::{environment, library, seccomp};
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::zeroed;
@@ -83,6 +83,28 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     drop(allowed);
     started.reap();
     answer
+}
+
+/// Lets the controller do something with this process: `mem_profiler COMMAND --pid PID --action
+/// WHAT`. Says so if it cannot, as the lack of `outcome`. Keeps `errno`.
+pub fn act(command: &CStr, what: &[&CStr], outcome: &str) -> Option<Answer> {
+    let saved = sys::errno();
+    let mut pid = Text::<16>::new();
+    pid.push_number(u64::from(sys::pid()));
+    let pid = pid.as_c_str().unwrap_or_default();
+    let mut arguments = [c""; MOST_ARGUMENTS];
+    let own = [command, c"--pid", pid, c"--action"];
+    let count = own.len() + what.len();
+    let all = own.iter().chain(what).chain([&c"--socket"]);
+    for (place, argument) in arguments.iter_mut().zip(all) {
+        *place = argument;
+    }
+    let answer = ask(&arguments[..=count], b"");
+    if let Err(failure) = &answer {
+        complain(outcome, *failure);
+    }
+    sys::set_errno(saved);
+    answer.ok()
 }
 
 /// Takes the end note of a controller that has ended, where this process is the one that adopts

@@ -116,21 +116,5 @@ fn text() -> *mut c_char {
 
 /// Lets the controller do it; says so if it cannot. Keeps `errno`.
 fn ask(what: &[&CStr]) -> Option<Answer> {
-    let saved = sys::errno();
-    let mut pid = sys::Text::<16>::new();
-    pid.push_number(u64::from(sys::pid()));
-    let pid = pid.as_c_str().unwrap_or_default();
-    let mut arguments = [c""; controller::MOST_ARGUMENTS];
-    let own = [c"self-profile", c"--pid", pid, c"--action"];
-    let count = own.len() + what.len();
-    let all = own.iter().chain(what).chain([&c"--socket"]);
-    for (place, argument) in arguments.iter_mut().zip(all) {
-        *place = argument;
-    }
-    let answer = controller::ask(&arguments[..=count], b"");
-    if let Err(failure) = &answer {
-        controller::complain("no heap profile", *failure);
-    }
-    sys::set_errno(saved);
-    answer.ok()
+    controller::act(c"self-profile", what, "no heap profile")
 }
