@@ -15,6 +15,7 @@ pub mod artifacts;
 pub mod cgroup;
 pub mod code;
 pub mod container;
+pub mod cpu;
 pub mod crash_target;
 pub mod group;
 pub mod leaks;

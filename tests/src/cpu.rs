@@ -1,0 +1,128 @@
+//! CPU profiles that `mem_profiler cpu` wrote, and `split`, the program that knows its own shares.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use heap_format::cpu::Sampling;
+use heap_format::{Profile, TRUNCATED_ADDRESS};
+
+use crate::code::{self, Code};
+use crate::{Outcome, Target};
+
+/// Profiles that a session named, in its order.
+pub fn files(outcome: &Outcome) -> Vec<PathBuf> {
+    let lines = outcome.stdout.lines().chain(outcome.stderr.lines());
+    let files = lines.filter_map(|line| Some(&line[..line.find(".cpu")? + 4]));
+    let path = |text: &str| PathBuf::from(text.trim_start_matches("mem_profiler: "));
+    let mut files: Vec<PathBuf> = files.map(path).filter(|path| path.exists()).collect();
+    files.dedup();
+    files
+}
+
+/// A profile, and sums over it.
+pub struct Read {
+    /// Its stacks and names.
+    pub profile: Profile,
+    /// How it was made.
+    pub sampling: Sampling,
+}
+
+impl Read {
+    /// Reads a file, which must be a CPU profile.
+    pub fn of(path: &Path) -> Self {
+        let profile = heap_format::open(path).expect("a profile that can be read");
+        let sampling = profile.facts.cpu.clone().expect("facts of its sampling");
+        Self { profile, sampling }
+    }
+
+    /// The one profile of a session that ended well.
+    pub fn only(outcome: &Outcome) -> Self {
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let files = files(outcome);
+        assert_eq!(files.len(), 1, "{outcome:?}");
+        Self::of(&files[0])
+    }
+
+    /// Stacks with their samples and nanoseconds.
+    pub fn stacks(&self) -> impl Iterator<Item = (&[u32], i64, i64)> {
+        let stacks = self.profile.stacks.iter().enumerate();
+        stacks.map(|(at, stack)| {
+            let values = self.profile.values_of(at);
+            (stack, values[0], values[1])
+        })
+    }
+
+    /// Nanoseconds of all stacks.
+    pub fn total(&self) -> f64 {
+        self.profile.total(1) as f64
+    }
+
+    /// The share of stacks with samples that are followed to their end, by samples.
+    pub fn complete(&self) -> f64 {
+        let (mut all, mut whole) = (0, 0);
+        for (stack, samples, _) in self.stacks() {
+            let last = stack
+                .last()
+                .map(|id| self.profile.locations[*id as usize].address);
+            all += samples;
+            if last != Some(TRUNCATED_ADDRESS - 1) {
+                whole += samples;
+            }
+        }
+        assert!(all > 0, "samples");
+        whole as f64 / all as f64
+    }
+
+    /// At least this share of samples must be of stacks that are followed to their end.
+    pub fn assert_complete(&self, least: f64) {
+        let complete = self.complete();
+        assert!(complete >= least, "{complete} are complete");
+    }
+
+    /// Nanoseconds of the functions of a program whose name starts so, the nearest to the leaf.
+    pub fn by_function(&self, program: &Path, start: &str) -> BTreeMap<String, f64> {
+        let binaries = [Code::of(program)];
+        let mut sums = BTreeMap::new();
+        for (stack, _, ns) in self.stacks() {
+            let names = code::names(&self.profile, stack, &binaries);
+            let name = names.iter().find(|name| name.starts_with(start));
+            *sums
+                .entry(name.copied().unwrap_or_default().to_owned())
+                .or_default() += ns as f64;
+        }
+        sums
+    }
+
+    /// How many samples there are.
+    pub fn samples(&self) -> i64 {
+        self.profile.total(0)
+    }
+}
+
+/// What `split` says of itself: nanoseconds by name.
+pub fn truth(lines: &str) -> BTreeMap<String, f64> {
+    let line = |line: &str| {
+        let (name, ns) = line.split_once(' ')?;
+        Some((name.to_owned(), ns.parse().ok()?))
+    };
+    lines.lines().filter_map(line).collect()
+}
+
+/// The least share of complete stacks.
+pub const COMPLETE: f64 = 0.99;
+/// The same of short runs with stacks so deep that their copies have to grow first: the time until
+/// that is noticed depends on the machine's load.
+pub const COMPLETE_DEEP: f64 = 0.85;
+
+/// A running `split`, which waits for a line of input before it works.
+pub fn waiting_split(program: &Path, arguments: &[&str]) -> Target {
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut target = Target::start(&mut command);
+    assert_eq!(target.hear(), "ready");
+    target
+}

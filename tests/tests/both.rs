@@ -1,0 +1,88 @@
+//! `mem_profiler both`: heap and CPU time of one process at the same time.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use mem_tests::cpu::{COMPLETE, Read};
+use mem_tests::target::cpu_seconds;
+use mem_tests::{Scratch, Session, Target, run, sums, wait};
+
+/// A running `turnover` under the agent, which waits for a line of input before it works.
+fn turnover(scratch: &Scratch) -> (Target, PathBuf) {
+    let program = scratch.compile("turnover.cpp", &["-pthread"]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    (target, program)
+}
+
+/// Dump and CPU profile are of the same process and time, and their page is made.
+#[test]
+fn heap_and_cpu_time_are_sampled_side_by_side() {
+    let scratch = Scratch::new();
+    let (mut target, program) = turnover(&scratch);
+    target.say("begin");
+    target.hear();
+    let mut command = scratch.profiler();
+    command.args(["both", "-p", &target.pid().to_string(), "--html", "-o"]);
+    let session = Session::start(command.arg(scratch.file("p_")));
+    scratch.wait_for_sampling(target.pid());
+    // Events of CPU time are opened meanwhile.
+    let directory = format!("/proc/{}/fd", session.pid());
+    wait::until("events of two threads and more", || {
+        let links = std::fs::read_dir(&directory).ok()?.flatten();
+        let links = links.filter_map(|file| std::fs::read_link(file.path()).ok());
+        let events = links.filter(|link| link.to_string_lossy().contains("perf_event"));
+        (events.count() > 2).then_some(())
+    });
+    let before = cpu_seconds(target.pid());
+    wait::until("half a second of CPU time", || {
+        (cpu_seconds(target.pid()) > before + 0.5).then_some(())
+    });
+    let outcome = session.stop();
+    assert!(
+        outcome
+            .stdout
+            .ends_with("succeeded in collecting memory data!\n")
+    );
+    let read = Read::only(&outcome);
+    let heap = outcome.profile();
+    let facts = [&read.profile.facts, &heap.facts];
+    assert_eq!(facts.map(|facts| facts.pid), [Some(target.pid()); 2]);
+    // One after the other would not overlap.
+    assert!(facts[0].start_unix_ns < facts[1].end_unix_ns, "{facts:?}");
+    assert!(facts[1].start_unix_ns < facts[0].end_unix_ns, "{facts:?}");
+    assert!(read.total() > 0.4e9, "{outcome:?}");
+    read.assert_complete(COMPLETE);
+    let found = sums(&heap, &[&program], "site_");
+    assert!(found["site_turnover"].detail.alloc_bytes > 0.0, "{found:?}");
+    let page = outcome.dumps()[0].with_extension("html");
+    let page = std::fs::read_to_string(page).expect("a page");
+    assert!(page.contains("Cost of malloc") && page.contains("site_turnover"));
+}
+
+/// Where there is no heap to sample, CPU time alone is offered.
+#[test]
+fn both_need_the_agent() {
+    let scratch = Scratch::new();
+    let mut sleeper = Command::new("sleep").arg("60").spawn().expect("sleep");
+    let pid = sleeper.id().to_string();
+    let outcome = run(scratch.profiler().args(["both", "-s", "1", "-p", &pid]));
+    sleeper.kill().expect("a child");
+    sleeper.wait().expect("a child");
+    outcome.refused(1, &["without the agent", "mem_profiler cpu -p"]);
+}
+
+/// Where another session has the heap, nothing is sampled, and nothing else is said.
+#[test]
+fn both_are_refused_together() {
+    let scratch = Scratch::new();
+    let (target, _) = turnover(&scratch);
+    let session = Session::of(&scratch, target.pid(), "1024");
+    let pid = target.pid().to_string();
+    let mut command = scratch.profiler();
+    command.args(["both", "-s", "1", "-p", &pid, "-o"]);
+    let outcome = run(command.arg(scratch.file("p_")));
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    outcome.refused(1, &["a session of mem_profiler", "is running"]);
+    session.stop();
+}

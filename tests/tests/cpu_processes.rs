@@ -1,0 +1,196 @@
+//! Which processes `mem_profiler cpu` samples: children, executed programs, those that end at once,
+//! and what it says of those that it cannot sample.
+
+use std::process::Command;
+
+use mem_tests::cpu::{COMPLETE_DEEP, Read, files, waiting_split};
+use mem_tests::{Outcome, Scratch, Session, run, wait};
+
+#[test]
+fn what_cannot_be_sampled_is_explained() {
+    let scratch = Scratch::new();
+    let cpu = |args: &[&str]| run(scratch.profiler().arg("cpu").args(args));
+    cpu(&[]).refused(2, &["name processes with -p"]);
+    for bad in ["0", "1000000", "-5", "x"] {
+        cpu(&["-p", "1", "-F", bad]).refused(2, &["--frequency"]);
+    }
+    for bad in ["0", "x", "-1", "nan"] {
+        cpu(&["-p", "1", "-s", bad]).refused(2, &["--seconds"]);
+    }
+    cpu(&["-p", "2147483647"]).refused(1, &["2147483647: there is no such process"]);
+    cpu(&["-p", "no-such-program"]).refused(1, &["no process has this name"]);
+    cpu(&["-p", "/no/such/group"]).refused(1, &["there is no such control group"]);
+    cpu(&["-p", "1", "-o", "/nonexistent/p_"]).refused(1, &["does not exist"]);
+    cpu(&["run", "--", "/no/such/program"]).refused(127, &["/no/such/program"]);
+    let mut zombie = Command::new("true").spawn().expect("true");
+    wait::until("it to end", || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", zombie.id())).ok()?;
+        stat.contains(") Z ").then_some(())
+    });
+    cpu(&["-p", &zombie.id().to_string()]).refused(1, &["the process has ended"]);
+    zombie.wait().expect("a child");
+    // It does nothing: nothing was collected.
+    let mut sleeper = Command::new("sleep").arg("1000").spawn().expect("sleep");
+    cpu(&["-s", "0.3", "-p", &sleeper.id().to_string()]).refused(1, &["no sample"]);
+    sleeper.kill().expect("a child");
+    sleeper.wait().expect("a child");
+}
+
+/// A shell that executes a program after another, and ends with its code: one profile for each
+/// process and program that used time, in the program's own words.
+#[test]
+fn children_and_executed_programs_have_their_own_profiles() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    let script = format!(
+        "{0} 0.3 two; {0} 0.3 four & wait; exec {0} 0.3 deep",
+        program.display()
+    );
+    let outcome = run(scratch
+        .profiler()
+        .args(["cpu", "run", "-F", "499", "-o"])
+        .arg(scratch.file("p_"))
+        .args(["--", "sh", "-c", &format!("{script}; exit 7")]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let reads: Vec<Read> = files(&outcome).iter().map(|path| Read::of(path)).collect();
+    let of_split: Vec<&Read> = reads
+        .iter()
+        .filter(|read| read.profile.facts.process.as_deref() == Some("split"))
+        .collect();
+    assert_eq!(of_split.len(), 3, "{outcome:?}");
+    for read in of_split {
+        let parts: f64 = read.by_function(&program, "part_").values().sum();
+        assert!(parts >= 0.29e9, "{parts}");
+        read.assert_complete(COMPLETE_DEEP);
+    }
+    let outcome = run(scratch
+        .profiler()
+        .args(["cpu", "run", "-o"])
+        .arg(scratch.file("q_"))
+        .args(["--", "sh", "-c"])
+        .arg(format!("{} 0.2 two; exit 7", program.display())));
+    assert_eq!(outcome.code, Some(7), "{outcome:?}");
+}
+
+/// What is executed, and what is born, has its own profile where only `/proc` tells of it.
+#[test]
+fn waiting_children_and_executed_programs_are_told_apart() {
+    let scratch = Scratch::new();
+    let script = "sleep 1 & wait; exec sleep 1.5";
+    let mut command = scratch.profiler();
+    command.args(["cpu", "run", "--offcpu", "-o"]);
+    command.arg(scratch.file("p_"));
+    let outcome = run(command.args(["--", "sh", "-c", script]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let reads: Vec<Read> = files(&outcome).iter().map(|path| Read::of(path)).collect();
+    let named = |name: &str| {
+        let process = |read: &&Read| read.profile.facts.process.as_deref() == Some(name);
+        reads.iter().filter(process).count()
+    };
+    assert_eq!(named("sleep"), 2, "{outcome:?}");
+    assert_eq!(reads.len() - named("sleep"), 1, "{outcome:?}");
+    assert!(outcome.stderr.contains("time off CPU"), "{outcome:?}");
+    assert!(!outcome.stderr.contains("of CPU time"), "{outcome:?}");
+}
+
+/// A program that is too short for a sample is no failure: its code is passed on.
+#[test]
+fn a_program_without_a_sample_ends_as_it_would() {
+    let scratch = Scratch::new();
+    for options in [&[][..], &["--engine", "ptrace"], &["--offcpu"]] {
+        for (program, code) in [("true", 0), ("false", 1)] {
+            let mut command = scratch.profiler();
+            // One sample in a second: hardly ever is there one.
+            command.args(["cpu", "run", "-F", "1", "-o"]);
+            command.arg(scratch.file("p_")).args(options);
+            let outcome = run(command.args(["--", program]));
+            assert_eq!(outcome.code, Some(code), "{outcome:?}");
+            if files(&outcome).is_empty() {
+                let said = outcome.stderr.matches("nothing was sampled").count();
+                assert_eq!(said, 1, "{outcome:?}");
+            }
+        }
+    }
+}
+
+/// Short programs are counted, not listed.
+#[test]
+fn many_short_programs_are_one_line() {
+    let scratch = Scratch::new();
+    let mut command = scratch.profiler();
+    command.args(["cpu", "run", "-F", "1", "-o"]);
+    command.arg(scratch.file("p_"));
+    let script = "i=0; while [ $i -lt 50 ]; do /bin/true; i=$((i+1)); done; exit 3";
+    let outcome = run(command.args(["--", "sh", "-c", script]));
+    assert_eq!(outcome.code, Some(3), "{outcome:?}");
+    // A file and its remark for what was sampled by chance, a line for the rest.
+    let lines = outcome.stderr.lines().count();
+    let most = 2 * files(&outcome).len() + 5;
+    assert!(lines <= most, "{lines} lines: {outcome:?}");
+    let silent = outcome.stderr.matches("without a sample").count();
+    assert!(silent <= 1, "{outcome:?}");
+}
+
+/// Whoever names a process is told of it, also when it ends before anything was sampled.
+#[test]
+fn a_named_process_that_ends_at_once_is_named() {
+    let scratch = Scratch::new();
+    for options in [&["--engine", "perf"][..], &["--engine", "ptrace"], &[]] {
+        let mut sleeper = Command::new("sleep").arg("0.7").spawn().expect("sleep");
+        let pid = sleeper.id().to_string();
+        let mut command = scratch.profiler();
+        command.args(["cpu", "-F", "1", "-p", &pid, "-o"]);
+        command.arg(scratch.file("p_"));
+        let session = Session::start(command.args(options));
+        sleeper.wait().expect("a child");
+        session.wait().refused(1, &[&pid]);
+    }
+}
+
+/// A profiler of `split` with 300 sleeping threads that may open so many files.
+fn with_few_files(scratch: &Scratch, limit: &str, options: &[&str]) -> Outcome {
+    let program = scratch.compile("split.cpp", &[]);
+    let mut target = waiting_split(&program, &["1", "idle", "300", "wait"]);
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--nofile={limit}"));
+    command.arg(mem_tests::artifacts::profiler());
+    command.args(["cpu", "-p", &target.pid().to_string(), "-o"]);
+    command.arg(scratch.file("p_")).args(["-s", "1"]);
+    let session = Session::start(command.args(options));
+    target.say("go");
+    let outcome = session.wait();
+    target.finish_output();
+    outcome
+}
+
+/// Without descriptors there is a profile or a true reason; the process has not ended.
+#[test]
+fn few_descriptors_are_no_end_of_a_process() {
+    let scratch = Scratch::new();
+    for options in [&[][..], &["--engine", "ptrace"], &["--engine", "perf"]] {
+        let outcome = with_few_files(&scratch, "64:64", options);
+        assert!(!outcome.stderr.contains("has ended"), "{outcome:?}");
+        if outcome.code != Some(0) {
+            outcome.refused(1, &["ulimit -n"]);
+        }
+    }
+    for limit in ["64:64", "200:1000"] {
+        let outcome = with_few_files(&scratch, limit, &["--offcpu"]);
+        let read = Read::only(&outcome);
+        assert!(read.samples() > 0, "{outcome:?}");
+    }
+}
+
+/// The program that is started has the limit of open files that it would have without us.
+#[test]
+fn a_started_program_keeps_its_limit_of_files() {
+    let scratch = Scratch::new();
+    let mut command = Command::new("prlimit");
+    command.arg("--nofile=200:1000");
+    command.arg(mem_tests::artifacts::profiler());
+    command.args(["cpu", "run", "-o"]).arg(scratch.file("p_"));
+    // The limit is given back just after the start.
+    let outcome = run(command.args(["--", "sh", "-c", "sleep 0.5; ulimit -Sn"]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(outcome.stdout.starts_with("200\n"), "{outcome:?}");
+}
