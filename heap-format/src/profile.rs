@@ -253,6 +253,17 @@ pub struct Function {
     pub start_line: u32,
 }
 
+impl Function {
+    /// Whether it has no symbol, and is called after its file and where it begins there:
+    /// `cc1plus+0x5a1230`.
+    pub fn is_unnamed(&self) -> bool {
+        let start = self.name.rsplit_once("+0x").map(|(_, start)| start);
+        let is_hex =
+            |start: &str| !start.is_empty() && start.bytes().all(|b| b.is_ascii_hexdigit());
+        self.system_name.is_empty() && self.file.is_empty() && start.is_some_and(is_hex)
+    }
+}
+
 /// A label on a stack, as pprof profiles carry them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Label {
@@ -444,6 +455,13 @@ impl Profile {
     pub fn is_kernels(&self, location: &Location) -> bool {
         let mapping = self.mappings.get(location.mapping as usize);
         mapping.is_some_and(|m| m.path == Path::new(KERNEL))
+    }
+
+    /// Whether a location has no name from a symbol: none at all, or one that tells where its
+    /// function begins.
+    pub fn is_unnamed(&self, location: &Location) -> bool {
+        let mut lines = self.lines_of(location).iter();
+        lines.all(|line| self.functions[line.function as usize].is_unnamed())
     }
 
     /// The source-level frames of a location, innermost first.

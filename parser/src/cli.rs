@@ -130,6 +130,10 @@ pub struct SymbolOptions {
     /// Names of JIT code, instead of /tmp/perf-PID.map
     #[arg(long, value_name = "FILE", alias = "perf_map")]
     pub perf_map: Option<PathBuf>,
+
+    /// Call code without a symbol after its file alone, not also after where its function begins
+    #[arg(long, alias = "module_names")]
+    pub module_names: bool,
 }
 
 /// The column to show.
@@ -343,6 +347,7 @@ impl Cli {
             symbol_directories: self.symbols.symbol_path.clone(),
             debuginfod: self.symbols.debuginfod,
             perf_map: self.symbols.perf_map.clone(),
+            module_names: self.symbols.module_names,
         }
     }
 

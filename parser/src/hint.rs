@@ -1,46 +1,113 @@
-//! What to do about a program whose functions have no names.
+//! How much of a profile lies in code without names, and what to do about it.
 
-use std::path::Path;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heap_format::{Profile, maps, printable};
+use heap_format::{Location, Profile, maps, marker_at, printable};
 
 use crate::load::Sources;
 use crate::program;
+use crate::view::View;
 
 /// Where Debian's systems tell which package a file is of.
 const DPKG_QUERY: &str = "/usr/bin/dpkg-query";
 
-/// What to do where most places in the program's own code have no names, unless a warning
-/// says why already.
-pub fn unnamed(profile: &Profile, sources: &Sources, warnings: &[String]) -> Option<String> {
-    let main = program::main(profile)?;
-    let counted = program::counted(profile, |mapping| mapping.path == main.path);
-    if sources.force || counted.all == 0 || counted.named * 2 >= counted.all {
+/// One in how many of the values may lie in code without names before there is a hint.
+const LITTLE: i64 = 20;
+/// How many files are named.
+const MOST_FILES: usize = 3;
+
+/// Where most of the values that lie in code without names are, and what would name it: of files
+/// of which no warning says already why they are not read.
+pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<String> {
+    let mut files = files(view);
+    files.retain(|(file, _)| {
+        let shown = printable::path(file);
+        !warnings.iter().any(|warning| warning.contains(&shown))
+    });
+    let all = files.iter().map(|(_, value)| value).sum::<i64>();
+    if sources.force || all == 0 || all < view.total() / LITTLE {
         return None;
     }
-    let recorded = maps::strip_deleted(&main.path).0;
-    let file = sources.binary.as_deref().unwrap_or(recorded);
-    let (shown, name) = (printable::path(file), printable::path(recorded));
-    if warnings
-        .iter()
-        .any(|w| w.contains(&shown) || w.contains(&name))
-    {
-        return None;
+    let share = |value: i64| match value.saturating_mul(100) / view.total().max(1) {
+        0 => "less than 1%".to_owned(),
+        percent => format!("{percent}%"),
+    };
+    let shown = files.iter().take(MOST_FILES);
+    let shown = shown.map(|(file, value)| format!("{} {}", printable::path(file), share(*value)));
+    let mut shown: Vec<String> = shown.collect();
+    if files.len() > MOST_FILES {
+        shown.push(format!("{} more", files.len() - MOST_FILES));
     }
-    let (unnamed, all) = (counted.all - counted.named, counted.all);
+    Some(format!(
+        "{} of the {} lie in code without names ({}); {}",
+        share(all),
+        what(view),
+        shown.join(", "),
+        help(view.profile(), &files[0].0, sources)
+    ))
+}
+
+/// What is counted.
+fn what(view: &View) -> String {
+    match (view.unit(), &view.profile().facts.cpu) {
+        ("bytes", _) => "bytes".to_owned(),
+        (_, Some(sampling)) => sampling.mode.to_string(),
+        _ => "values".to_owned(),
+    }
+}
+
+/// What would name the code of the file that has most of it.
+fn help(profile: &Profile, file: &Path, sources: &Sources) -> String {
+    let main = program::main(profile).map(|main| maps::strip_deleted(&main.path).0);
+    let is_main = main == Some(file);
+    let here = sources.binary.as_deref().filter(|_| is_main);
+    let first = match package(here.unwrap_or(file)) {
+        Some(package) => format!("install {package}-dbgsym"),
+        None => "keep symbols when you build it (no strip, -g for lines)".to_owned(),
+    };
     let servers = match sources.debuginfod {
         true => "",
         false => ", add --debuginfod to ask symbol servers",
     };
-    let first = match package(file) {
-        Some(package) => format!("install {package}-dbgsym"),
-        None => "keep them when you build it (no strip, -g for lines)".to_owned(),
+    let copy = match is_main {
+        true => "or name a copy that has them with -p",
+        false => "or a directory with its debug file with --symbol-path",
     };
-    Some(format!(
-        "{unnamed} of {all} places in the code of {shown} have no names, its symbols are missing: \
-         {first}{servers}, or name a copy that has them with -p"
-    ))
+    format!("{first}{servers}, {copy}")
+}
+
+/// The files with code without names in which values lie, by how much, most first.
+fn files(view: &View) -> Vec<(PathBuf, i64)> {
+    let profile = view.profile();
+    let mut files: HashMap<u32, i64> = HashMap::new();
+    for (_, value, frames) in view.stacks() {
+        let innermost = frames.iter().find(|&&frame| !view.is_hidden(frame));
+        let location = innermost.map(|&frame| &profile.locations[frame as usize]);
+        if let Some(location) = location.filter(|location| is_unnamed(profile, location)) {
+            let sum = files.entry(location.mapping).or_default();
+            *sum = sum.saturating_add(value.saturating_abs());
+        }
+    }
+    // A file has several mappings.
+    let mut paths: HashMap<&Path, i64> = HashMap::new();
+    for (mapping, value) in files {
+        let path = maps::strip_deleted(&profile.mappings[mapping as usize].path).0;
+        let sum = paths.entry(path).or_default();
+        *sum = sum.saturating_add(value);
+    }
+    let paths = paths.into_iter().filter(|(_, value)| *value > 0);
+    let mut files: Vec<(PathBuf, i64)> = paths.map(|(p, v)| (p.to_path_buf(), v)).collect();
+    files.sort_by(|(a, more), (b, less)| less.cmp(more).then_with(|| a.cmp(b)));
+    files
+}
+
+/// Whether a location is in a file's code, and has no name from a symbol.
+fn is_unnamed(profile: &Profile, location: &Location) -> bool {
+    let mapping = profile.mappings.get(location.mapping as usize);
+    let in_file = mapping.is_some_and(|mapping| mapping.path.is_absolute());
+    in_file && marker_at(location.address).is_none() && profile.is_unnamed(location)
 }
 
 /// The package that installed a file. Only of a plain name: others are patterns to that program.

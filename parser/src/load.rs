@@ -12,6 +12,7 @@ use symbols::demangle::Style;
 use crate::combine::{self, Combined};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series;
+use crate::view::View;
 use crate::{hint, nearest, program};
 
 /// Files that a profile is made of.
@@ -35,6 +36,8 @@ pub struct Sources {
     pub debuginfod: bool,
     /// Names of JIT code.
     pub perf_map: Option<PathBuf>,
+    /// Code without a symbol is called after its file alone.
+    pub module_names: bool,
 }
 
 /// Reads the dumps, combines them as the format needs it and finds symbols. Warnings go to
@@ -65,10 +68,40 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     if let Some(error) = missing.into_iter().find(|e| e.holds(&combined.profile)) {
         return Err(error.into());
     }
-    let hint = hint::unnamed(&combined.profile, &sources, &warnings);
-    let hint = hint.filter(|_| needs.symbols == Symbols::Required);
+    let hint = match needs.symbols {
+        Symbols::Required => hinted(&mut combined.profile, &sources, &warnings),
+        _ => None,
+    };
+    if sources.module_names {
+        forget_made(&mut combined.profile);
+    }
     warnings.into_iter().chain(hint).for_each(warn);
     Ok(combined)
+}
+
+/// What to say of code without names.
+fn hinted(profile: &mut Profile, sources: &Sources, warnings: &[String]) -> Option<String> {
+    if profile.sample_types.is_empty() {
+        return None;
+    }
+    let mut view = View::new(std::mem::take(profile), None).ok()?;
+    // A pattern that is malformed is reported where frames are left out.
+    let hint = match view.drop_allocator_frames() {
+        Ok(()) => hint::unnamed(&view, sources, warnings),
+        Err(_) => None,
+    };
+    *profile = view.into_profile();
+    hint
+}
+
+/// Takes away names that tell no more than where a function begins: its code is called after its
+/// file then.
+fn forget_made(profile: &mut Profile) {
+    for number in 0..profile.locations.len() {
+        if profile.is_unnamed(&profile.locations[number]) {
+            profile.locations[number].line_count = 0;
+        }
+    }
 }
 
 /// Finds symbols. Returns warnings for people.

@@ -33,7 +33,11 @@ impl NoProgram {
             return true;
         };
         let own = |mapping: &Mapping| mapping.path == *path && mapping.build_id == *id;
-        counted(profile, own).named == 0
+        let mut locations = profile.locations.iter().filter(|location| {
+            let mapping = profile.mappings.get(location.mapping as usize);
+            mapping.is_some_and(own)
+        });
+        locations.all(|location| location.line_count == 0)
     }
 }
 
@@ -149,25 +153,4 @@ fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
 /// The mapping of the program's code.
 pub(crate) fn main(profile: &Profile) -> Option<&Mapping> {
     Some(&profile.mappings[symbols::main_mapping(profile)?])
-}
-
-/// Places in the code of a program.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counted {
-    /// Those whose function is known.
-    pub named: usize,
-    /// All of them.
-    pub all: usize,
-}
-
-/// Counts the places in these mappings.
-pub(crate) fn counted(profile: &Profile, own: impl Fn(&Mapping) -> bool) -> Counted {
-    let own: Vec<bool> = profile.mappings.iter().map(own).collect();
-    let is_own = |mapping: u32| own.get(mapping as usize).is_some_and(|own| *own);
-    let mut counted = Counted::default();
-    for location in profile.locations.iter().filter(|l| is_own(l.mapping)) {
-        counted.all += 1;
-        counted.named += usize::from(location.line_count > 0);
-    }
-    counted
 }

@@ -76,6 +76,11 @@ impl View {
         &self.profile
     }
 
+    /// The profile by itself again.
+    pub fn into_profile(self) -> Profile {
+        Arc::unwrap_or_clone(self.profile)
+    }
+
     /// Index of the column shown.
     pub fn column(&self) -> usize {
         self.column

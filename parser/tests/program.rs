@@ -264,10 +264,22 @@ fn a_program_without_symbols_gets_a_hint_once() {
     let hinted = parser(&[&dump]);
     assert_eq!(hinted.status.code(), Some(0), "{}", stderr(&hinted));
     let said = stderr(&hinted);
-    for part in ["have no names", text(&built.path), "--debuginfod", "-p"] {
+    let share = format!(
+        "100% of the bytes lie in code without names ({} 100%)",
+        text(&built.path)
+    );
+    for part in [share.as_str(), "--debuginfod", "-p"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(said.lines().count(), 1, "{said}");
+    // Its function is told from others all the same, unless files are enough.
+    let start = format!("keeper+{:#x}", built.address);
+    assert!(stdout(&hinted).contains(&start), "{}", stdout(&hinted));
+    let plain = stdout(&parser(&[&dump, "--module-names"]));
+    assert!(
+        plain.contains("[keeper]") && !plain.contains("keeper+"),
+        "{plain}"
+    );
     let conversion = parser(&[&dump, "--symbolize"]);
     assert_eq!(stderr(&conversion), "");
 }

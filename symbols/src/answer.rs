@@ -48,7 +48,8 @@ pub fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
                 numbers.push(frames.len() as u32);
                 for frame in frames {
                     let (name, file) = (texts.number(&frame.name), texts.number(&frame.file));
-                    numbers.extend([name, file, frame.line, frame.column]);
+                    let is_made = frame.is_made.into();
+                    numbers.extend([name, file, frame.line, frame.column, is_made]);
                 }
             }
             bytes.extend((texts.all.len() as u32).to_le_bytes());
@@ -117,6 +118,7 @@ impl Cursor<'_> {
                     file: text(self.number()?)?,
                     line: self.number()?,
                     column: self.number()?,
+                    is_made: self.number()? != 0,
                 });
             }
             all.push(frames);
@@ -136,9 +138,18 @@ mod tests {
             file: "a/b.c".into(),
             line: 7,
             column: 3,
+            is_made: false,
+        };
+        let made = Frame {
+            is_made: true,
+            ..Frame::named("app+0x10".into())
         };
         let answers = [
-            Ok(vec![vec![], vec![frame.clone(), Frame::default()]]),
+            Ok(vec![
+                vec![],
+                vec![frame.clone(), Frame::default()],
+                vec![made],
+            ]),
             Err(Failure("it is no file".into())),
             Ok(vec![]),
         ];

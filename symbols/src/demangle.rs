@@ -18,10 +18,16 @@ pub enum Style {
     None,
 }
 
+/// What the name of a stub ends in, which jumps to the function before it in another module.
+const STUB: &str = "@plt";
+
 /// The name to show for one in a symbol table.
 pub fn demangle(name: &str, style: Style) -> String {
     if style == Style::None {
         return name.to_owned();
+    }
+    if let Some(target) = name.strip_suffix(STUB) {
+        return demangle(target, style) + STUB;
     }
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         // The alternate form leaves the hash out.

@@ -12,10 +12,12 @@
 //! May panic or be killed where a file lies: a child process is where to call
 //! it.
 
+mod companions;
 mod functions;
 mod image;
 mod lines;
 mod residency;
+pub mod stripped;
 mod table;
 mod units;
 
@@ -38,7 +40,7 @@ pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Op
     if image.has_debug_info() {
         return look_up(&image, addresses);
     }
-    let image = image.separate(debug_directories)?;
+    let image = companions::with_debug_info(&image, debug_directories)?;
     look_up(&image, addresses)
 }
 
@@ -72,7 +74,7 @@ impl<'a> Lookup<'a> {
         image: &'a Image,
         wanted: Vec<u64>,
     ) -> Option<Self> {
-        let units = Units::new(dwarf, Residency::of(image.bytes())).ok()?;
+        let units = Units::new(dwarf, Residency::of(image.map())).ok()?;
         let candidates = units.candidates(&wanted).ok()?;
         let functions = candidates.in_turn(&wanted, |unit, wanted, found| {
             functions::find(&units, unit, wanted, found)
@@ -166,15 +168,12 @@ struct SourceLocation {
 
 fn framed(name: Rc<str>, source: Option<SourceLocation>) -> Frame {
     let Some(SourceLocation { file, line, column }) = source else {
-        return Frame {
-            name,
-            ..Frame::default()
-        };
+        return Frame::named(name);
     };
     Frame {
-        name,
         file,
         line,
         column,
+        ..Frame::named(name)
     }
 }

@@ -80,10 +80,11 @@ pub struct Source {
 }
 
 impl Source {
-    /// The addresses to look up in it, and their locations.
-    pub fn request(&self, module: &Module) -> (Request, Vec<usize>) {
+    /// The addresses to look up in it, and their locations: those of the module that `wants` them.
+    pub fn request(&self, module: &Module, wants: impl Fn(usize) -> bool) -> (Request, Vec<usize>) {
         let (mut addresses, mut locations) = (Vec::new(), Vec::new());
-        for at in &module.addresses {
+        let wanted = module.addresses.iter().filter(|at| wants(at.location));
+        for at in wanted {
             let address = match &self.code {
                 Some(code) => code.address_of(at.offset),
                 None if self.debug => self.elf.address_in_code(at.distance, at.mapped),
@@ -94,8 +95,13 @@ impl Source {
                 locations.push(at.location);
             }
         }
-        let path = self.path.clone();
-        (Request { path, addresses }, locations)
+        let request = Request {
+            path: self.path.clone(),
+            module: Some(module.name()),
+            addresses,
+            tables_only: false,
+        };
+        (request, locations)
     }
 }
 

@@ -13,6 +13,18 @@ pub struct Frame {
     pub line: u32,
     /// Column; 0 when unknown.
     pub column: u32,
+    /// Whether the name was made from where the function begins, for there is no symbol.
+    pub is_made: bool,
+}
+
+impl Frame {
+    /// A function of which nothing but its name is known.
+    pub fn named(name: Rc<str>) -> Self {
+        Self {
+            name,
+            ..Self::default()
+        }
+    }
 }
 
 /// For each address its frames, innermost first; none where nothing is known.

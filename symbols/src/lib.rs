@@ -1,5 +1,6 @@
 //! Names for addresses: from files that the profile's mappings refer to, with
-//! inlined functions.
+//! inlined functions. Code without a symbol is called after its file and where its function
+//! begins there ([`Profile::is_unnamed`]), the same in each run of a build.
 //!
 //! Each distinct address is looked up once, together with the others of its module.
 //! A file that is missing, or whose build id differs from the profiled one, is
@@ -28,7 +29,7 @@ mod reader;
 mod variables;
 mod vdso;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use heap_format::{BuildId, Mapping, Profile, maps, marker_at};
@@ -36,10 +37,12 @@ use heap_format::{BuildId, Mapping, Profile, maps, marker_at};
 pub use definitions::{Definition, Definitions, contained, definitions};
 pub use elf::Elf;
 use files::{Files, Source};
+use frame::Frame;
 use module::Module;
 use names::Names;
 pub use options::Options;
 pub use program::{WrongBinary, check_binary, doubt_binary, main_mapping};
+use reader::Request;
 pub use variables::{Variable, variable};
 
 /// Names every location of `profile` that has no names yet, as far as names can be
@@ -51,7 +54,8 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
     // JIT code and what the kernel provides.
     let mut without_file: Vec<usize> = Vec::new();
     for (number, location) in profile.locations.iter().enumerate() {
-        if location.line_count > 0 || location.address == 0 {
+        let is_named = location.line_count > 0 && !profile.is_unnamed(location);
+        if is_named || location.address == 0 {
             continue;
         }
         let mapping = profile.mappings.get(location.mapping as usize);
@@ -96,46 +100,100 @@ fn has_file(mapping: &Mapping) -> bool {
     !special
 }
 
-/// Looks up all modules, each in the first of its files that names anything.
-fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mut Vec<String>) {
-    struct Open {
-        module: Module,
-        sources: std::vec::IntoIter<Source>,
-        failed: Option<String>,
+/// A module that is looked up.
+struct Open {
+    module: Module,
+    sources: std::vec::IntoIter<Source>,
+    /// Whether one of its files has named any of its code.
+    is_named: bool,
+    /// Locations that have names from a symbol.
+    done: HashSet<usize>,
+    /// Names that were made for the others.
+    made: HashMap<usize, Vec<Frame>>,
+    failed: Option<String>,
+}
+
+impl Open {
+    fn new(module: Module, sources: Vec<Source>) -> Self {
+        Self {
+            module,
+            sources: sources.into_iter(),
+            is_named: false,
+            done: HashSet::new(),
+            made: HashMap::new(),
+            failed: None,
+        }
     }
+
+    /// What to ask next, if anything is left.
+    fn request(&mut self) -> Option<(Request, Vec<usize>)> {
+        if self.done.len() == self.module.addresses.len() {
+            return None;
+        }
+        let source = self.sources.next()?;
+        let (request, locations) = source.request(&self.module, |l| !self.done.contains(&l));
+        let request = Request {
+            tables_only: self.is_named,
+            ..request
+        };
+        Some((request, locations))
+    }
+
+    fn take(&mut self, locations: &[usize], frames: Vec<Vec<Frame>>, names: &mut Names) {
+        for (&location, frames) in locations.iter().zip(frames) {
+            match frames.first() {
+                Some(frame) if frame.is_made => {
+                    self.made.entry(location).or_insert(frames);
+                }
+                Some(_) => {
+                    names.add(location, &frames);
+                    self.done.insert(location);
+                    self.is_named = true;
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// What is left when all of its files were asked. Returns a warning if none named anything.
+    fn end(self, names: &mut Names) -> Option<String> {
+        let is_named = self.is_named || !self.made.is_empty();
+        let left = |location: &usize| !self.done.contains(location);
+        let left = self.made.iter().filter(|(location, _)| left(location));
+        // In the order of locations, so that the same profile has the same functions.
+        let left: BTreeMap<_, _> = left.collect();
+        left.into_iter()
+            .for_each(|(&location, frames)| names.add(location, frames));
+        self.failed.filter(|_| !is_named)
+    }
+}
+
+/// Looks up all modules, each in its files until all of its code is named: the first that names any
+/// has the say, and the others add what it has no symbols for.
+fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mut Vec<String>) {
     let mut open: Vec<Open> = Vec::new();
     for module in modules {
         match files.sources_of(&module.mapping) {
-            Ok(sources) => open.push(Open {
-                module,
-                sources: sources.into_iter(),
-                failed: None,
-            }),
+            Ok(sources) => open.push(Open::new(module, sources)),
             Err(none) => warnings.push(none.to_string()),
         }
     }
     while !open.is_empty() {
-        let mut requests = Vec::new();
-        let mut asked = Vec::new();
+        let (mut requests, mut asked) = (Vec::new(), Vec::new());
         for mut item in open {
-            let Some(source) = item.sources.next() else {
-                warnings.extend(item.failed);
-                continue;
-            };
-            let (request, locations) = source.request(&item.module);
-            requests.push(request);
-            asked.push((item, locations));
+            match item.request() {
+                Some((request, locations)) => {
+                    requests.push(request);
+                    asked.push((item, locations));
+                }
+                None => warnings.extend(item.end(names)),
+            }
         }
         let answers = reader::read(&requests, &files.debug_directories);
         open = Vec::new();
         for ((mut item, locations), answer) in asked.into_iter().zip(answers) {
             match answer {
-                Ok(frames) if frames.iter().any(|f| !f.is_empty()) => {
-                    let found = locations.iter().zip(&frames).filter(|(_, f)| !f.is_empty());
-                    found.for_each(|(&location, frames)| names.add(location, frames));
-                    continue;
-                }
-                Ok(_) => {}
+                Ok(frames) => item.take(&locations, frames, names),
                 Err(error) => item.failed = Some(error.to_string()),
             }
             open.push(item);

@@ -59,7 +59,7 @@ impl Names {
 
     /// Gives a location one frame that is only a name.
     pub fn add_name(&mut self, number: usize, name: &str) {
-        let function = self.function(&name.into(), &Rc::default());
+        let function = self.function(&name.into(), &Rc::default(), false);
         self.ranges[number] = (self.lines.len() as u32, 1);
         self.lines.push(Line {
             function,
@@ -71,7 +71,7 @@ impl Names {
     pub fn add(&mut self, number: usize, frames: &[Frame]) {
         let first = self.lines.len() as u32;
         for frame in frames {
-            let function = self.shared(&frame.name, &frame.file);
+            let function = self.shared(frame);
             self.lines.push(Line {
                 function,
                 line: frame.line,
@@ -81,25 +81,34 @@ impl Names {
         self.ranges[number] = (first, self.lines.len() as u32 - first);
     }
 
-    fn shared(&mut self, name: &Rc<str>, file: &Rc<str>) -> u32 {
+    fn shared(&mut self, frame: &Frame) -> u32 {
+        let Frame { name, file, .. } = frame;
         let key = (Same(Rc::clone(name)), Same(Rc::clone(file)));
         if let Some(&number) = self.seen.get(&key) {
             return number;
         }
-        let number = self.function(name, file);
+        let number = self.function(name, file, frame.is_made);
         self.seen.insert(key, number);
         number
     }
 
-    fn function(&mut self, system_name: &Rc<str>, file: &Rc<str>) -> u32 {
+    fn function(&mut self, system_name: &Rc<str>, file: &Rc<str>, is_made: bool) -> u32 {
         let key = (Rc::clone(system_name), Rc::clone(file));
         if let Some(&number) = self.known.get(&key) {
             return number;
         }
         let number = self.functions.len() as u32;
+        // A name that was made is none of a table of symbols.
+        let (name, system_name) = match is_made {
+            true => (system_name.as_ref().to_owned(), String::new()),
+            false => (
+                demangle(system_name, self.style),
+                system_name.as_ref().to_owned(),
+            ),
+        };
         self.functions.push(Function {
-            name: demangle(system_name, self.style),
-            system_name: system_name.as_ref().to_owned(),
+            name,
+            system_name,
             file: file.as_ref().to_owned(),
             start_line: 0,
         });

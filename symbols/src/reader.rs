@@ -23,8 +23,9 @@ use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
 use super::answer::{Answer, Failure, receive, send};
+use super::dwarf::{self, stripped};
 use super::frame::{Frame, Frames};
-use super::{dwarf, links};
+use super::links;
 
 /// Memory that a child may use in addition to what it has and what its files need.
 const MEMORY: u64 = 4 << 30;
@@ -35,8 +36,12 @@ const SECONDS: u64 = 120;
 pub struct Request {
     /// The file with the symbols.
     pub path: PathBuf,
+    /// What code without symbols is named after, if it is to have names.
+    pub module: Option<String>,
     /// Addresses in the file's own address space.
     pub addresses: Vec<u64>,
+    /// Whether another file has told all that debug information does.
+    pub tables_only: bool,
 }
 
 /// Why the symbols of a file could not be read.
@@ -180,8 +185,17 @@ fn answer_all(
         .set_debug_dirs(Some(debug_directories))
         .build();
     for request in requests {
-        let found = dwarf::read(&request.path, &request.addresses, debug_directories);
-        let found = found.map_or_else(|| answer(&symbolizer, request, debug_directories), Ok);
+        let mut found = by_debug_info(&symbolizer, request, debug_directories);
+        if let Ok(frames) = &mut found {
+            let Request {
+                path,
+                module,
+                addresses,
+                ..
+            } = request;
+            let file = (path.as_path(), debug_directories);
+            stripped::complete(file, module.as_deref(), addresses, frames);
+        }
         send(&mut to, &found)?;
         // Results so far survive if the next file kills this process.
         to.flush()?;
@@ -231,6 +245,23 @@ fn restrain(requests: &[Request]) {
     }
 }
 
+/// What debug information says, or else the library: not of a program without any, whose symbols
+/// are looked up with what belongs to it.
+fn by_debug_info(
+    symbolizer: &Symbolizer,
+    request: &Request,
+    debug_directories: &[PathBuf],
+) -> Answer {
+    let Request {
+        path, addresses, ..
+    } = request;
+    if request.tables_only || stripped::lacks_debug_info(path, debug_directories) {
+        return Ok(vec![Vec::new(); addresses.len()]);
+    }
+    let found = dwarf::read(path, addresses, debug_directories);
+    found.map_or_else(|| answer(symbolizer, request, debug_directories), Ok)
+}
+
 fn answer(symbolizer: &Symbolizer, request: &Request, debug_directories: &[PathBuf]) -> Answer {
     let shown = printable::path(&request.path);
     opening::regular(&request.path).map_err(|error| Failure(format!("{shown} {error}")))?;
@@ -262,6 +293,7 @@ fn frame(name: &str, code: Option<&CodeInfo>) -> Frame {
         file: code.map_or_else(Rc::default, |c| c.to_path().to_string_lossy().into()),
         line: code.and_then(|c| c.line).unwrap_or(0),
         column: code.and_then(|c| c.column).unwrap_or(0).into(),
+        is_made: false,
     }
 }
 
@@ -275,6 +307,15 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+
+    fn request(path: PathBuf, addresses: Vec<u64>) -> Request {
+        Request {
+            path,
+            module: Some("program".to_owned()),
+            addresses,
+            tables_only: false,
+        }
+    }
 
     /// Addresses all over the code of a program.
     fn spread(path: &Path) -> Vec<u64> {
@@ -309,7 +350,7 @@ mod tests {
         let path = std::env::current_exe().unwrap();
         let addresses = spread(&path);
         let many = dwarf::read(&path, &addresses, &[]).expect("it has debug information");
-        let request = Request { path, addresses };
+        let request = request(path, addresses);
         let symbolizer = Symbolizer::builder().enable_demangling(false).build();
         let library = answer(&symbolizer, &request, &[]).unwrap();
         let symbols = symbols(&request.path);
@@ -365,8 +406,7 @@ mod tests {
                         .for_each(|b| *b ^= 0x55);
                 }
                 std::fs::write(&path, bytes).unwrap();
-                let addresses = addresses.clone();
-                Request { path, addresses }
+                request(path, addresses.clone())
             })
             .collect();
         // Whatever each is, it has an answer, and the next one too.

@@ -45,7 +45,9 @@ pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option
         };
         let request = Request {
             path: own.path.clone(),
+            module: None,
             addresses: inside.iter().map(address).collect(),
+            tables_only: false,
         };
         match reader::read(&[request], &[]).pop() {
             Some(Ok(frames)) => found = frames,

@@ -65,7 +65,7 @@ impl Quality {
 fn is_unnamed(profile: &Profile, leaf: Option<&u32>) -> bool {
     leaf.is_none_or(|&leaf| {
         let location = &profile.locations[leaf as usize];
-        location.line_count == 0 && marker_at(location.address).is_none()
+        profile.is_unnamed(location) && marker_at(location.address).is_none()
     })
 }
 

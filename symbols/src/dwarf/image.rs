@@ -2,14 +2,13 @@
 
 use std::borrow::Cow;
 use std::io::Read;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use flate2::read::ZlibDecoder;
 use gimli::{DwarfSections, SectionId};
 use heap_format::opening;
 use memmap2::Mmap;
-
-use super::super::elf::Elf;
 
 const EXEC: u64 = 2;
 const DYN: u64 = 3;
@@ -50,14 +49,44 @@ pub struct Section {
     flags: u64,
     offset: u64,
     size: u64,
+    /// The address that the file gives to it.
+    pub address: u64,
+    /// Bytes of one of its entries; 0 where it has none.
+    pub entry: u64,
     /// Number of the section that it refers to.
     pub link: usize,
 }
 
-/// A mapped file and the table of its sections.
+impl Section {
+    /// Whether the section, as it is in memory, holds an address.
+    pub fn holds(&self, address: u64) -> bool {
+        let distance = address.checked_sub(self.address);
+        distance.is_some_and(|distance| distance < self.size)
+    }
+}
+
+/// What a file consists of.
+enum Bytes {
+    Mapped(Mmap),
+    /// Unpacked from a section of another file.
+    Unpacked(Vec<u8>),
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Unpacked(bytes) => bytes,
+        }
+    }
+}
+
+/// A file's bytes and the table of its sections.
 pub struct Image {
     path: PathBuf,
-    bytes: Mmap,
+    bytes: Bytes,
     sections: Vec<(String, Section)>,
 }
 
@@ -71,7 +100,15 @@ pub fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
 impl Image {
     /// Maps a 64-bit little-endian program or library.
     pub fn open(path: &Path) -> Option<Self> {
-        let bytes = Self::bytes_of(path)?;
+        Self::of(path, Bytes::Mapped(Self::bytes_of(path)?))
+    }
+
+    /// The same of a program that lay packed in the file at `path`.
+    pub fn unpacked(path: &Path, bytes: Vec<u8>) -> Option<Self> {
+        Self::of(path, Bytes::Unpacked(bytes))
+    }
+
+    fn of(path: &Path, bytes: Bytes) -> Option<Self> {
         let mut image = Self {
             path: path.to_path_buf(),
             bytes,
@@ -79,6 +116,24 @@ impl Image {
         };
         image.sections = image.table()?;
         Some(image)
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The mapping, unless its bytes were unpacked.
+    pub fn map(&self) -> Option<&Mmap> {
+        match &self.bytes {
+            Bytes::Mapped(map) => Some(map),
+            Bytes::Unpacked(_) => None,
+        }
+    }
+
+    /// The architecture: `e_machine`.
+    pub fn machine(&self) -> u16 {
+        number(&self.bytes, 18, 2).unwrap_or_default() as u16
     }
 
     /// Maps any file.
@@ -108,6 +163,8 @@ impl Image {
                 flags: number(header, 8, 8)?,
                 offset: number(header, 24, 8)?,
                 size: number(header, 32, 8)?,
+                address: number(header, 16, 8)?,
+                entry: number(header, 56, 8)?,
                 link: number(header, 40, 4)? as usize,
             })
         };
@@ -132,11 +189,6 @@ impl Image {
         let start = usize::try_from(section.offset).ok()?;
         let size = usize::try_from(section.size).ok()?;
         self.bytes.get(start..start.checked_add(size)?)
-    }
-
-    /// The whole file.
-    pub fn bytes(&self) -> &Mmap {
-        &self.bytes
     }
 
     /// The section of this name.
@@ -173,20 +225,6 @@ impl Image {
     pub fn has_debug_info(&self) -> bool {
         let info = self.section(".debug_info");
         info.is_some_and(|s| s.kind != NOBITS && s.size > 0)
-    }
-
-    /// The separate debug file, found by build id.
-    pub fn separate(&self, directories: &[PathBuf]) -> Option<Self> {
-        let id = Elf::open(&self.path).ok()?.build_id;
-        let hex = id.to_string();
-        let (first, rest) = hex.split_at_checked(2).filter(|_| hex.len() >= 8)?;
-        let inside = format!(".build-id/{first}/{rest}.debug");
-        let path = directories
-            .iter()
-            .map(|f| f.join(&inside))
-            .find(|p| p.is_file())?;
-        let same = Elf::open(&path).is_ok_and(|elf| elf.build_id == id);
-        Self::open(&path).filter(|found| same && found.has_debug_info())
     }
 
     /// The debug information, if all of it is here.

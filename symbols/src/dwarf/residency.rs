@@ -21,15 +21,16 @@ const JUMP: u32 = BETWEEN / 16;
 
 /// What is in memory of a mapped file.
 pub struct Residency<'a> {
-    map: &'a Mmap,
+    /// `None`: there is nothing to give back.
+    map: Option<&'a Mmap>,
     /// `/proc/self/statm`; `None`: nothing is known, and nothing given back.
     source: Option<File>,
     passed: Cell<u32>,
 }
 
 impl<'a> Residency<'a> {
-    /// Of this mapping.
-    pub fn of(map: &'a Mmap) -> Self {
+    /// Of this mapping, if it is one.
+    pub fn of(map: Option<&'a Mmap>) -> Self {
         Self {
             map,
             source: File::open("/proc/self/statm").ok(),
@@ -60,11 +61,12 @@ impl<'a> Residency<'a> {
     #[cold]
     fn look(&self) {
         self.passed.set(0);
+        let Some(map) = self.map else { return };
         if self.resident().is_some_and(|bytes| bytes > MOST) {
             // SAFETY: a mapping of a file that is only read: what is given back is read from the
             // file again when it is touched. Whoever made the mapping accepts that the bytes
             // change with the file, which they do with or without this.
-            let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+            let _ = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
         }
     }
 

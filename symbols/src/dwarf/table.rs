@@ -29,7 +29,9 @@ pub fn names(
 ) -> Option<HashMap<u64, Rc<str>>> {
     let mut names = HashMap::new();
     let mut rest = wanted.to_vec();
-    for (table, sparse) in [(".symtab", false), (".dynsym", true)] {
+    // What is packed in a program are the functions that its other tables do not have.
+    let is_packed = image.map().is_none();
+    for (table, sparse) in [(".symtab", is_packed), (".dynsym", true)] {
         if !rest.is_empty() && image.section(table).is_some() {
             in_table((image, table, sparse), &rest, &mut names, residency)?;
             rest.retain(|address| !names.contains_key(address));

@@ -1,0 +1,37 @@
+//! Stripped programs, whose functions the parser names by other tables, in its child.
+#![no_main]
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+
+/// The reader alone, which the library keeps to itself.
+#[allow(dead_code, unused_imports)]
+#[path = "../../symbols/src"]
+mod symbols {
+    pub mod dwarf;
+    pub mod elf;
+    pub mod frame;
+}
+
+/// Where stubs and code are asked for, in a small program.
+const ADDRESSES: [std::ops::Range<u64>; 2] = [0x300..0x380, 0x1000..0x1400];
+
+/// Where the program lies: it is mapped, so it has to be a file.
+static PLACE: LazyLock<PathBuf> =
+    LazyLock::new(|| PathBuf::from(format!("/dev/shm/mem-fuzz.{}", std::process::id())));
+
+fuzz_target!(|data: &[u8]| {
+    let mut file = std::fs::File::create(&*PLACE).expect("room in /dev/shm");
+    file.write_all(data).expect("room in /dev/shm");
+    let addresses: Vec<u64> = ADDRESSES.into_iter().flatten().step_by(3).collect();
+    let mut frames = vec![Vec::new(); addresses.len()];
+    let place = (PLACE.as_path(), &[][..]);
+    mem_fuzz::bounded(data.len(), || {
+        symbols::dwarf::stripped::lacks_debug_info(place.0, place.1);
+        symbols::dwarf::stripped::complete(place, Some("app"), &addresses, &mut frames);
+    });
+    assert!(frames.iter().all(|own| own.len() < 2));
+});

@@ -1,0 +1,130 @@
+//! Stubs that jump into other modules, by way of a table of addresses that the loader fills in
+//! (PLT and GOT).
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::super::image::{Image, Section, number};
+use super::super::residency::Residency;
+
+const X86_64: u16 = 62;
+const AARCH64: u16 = 183;
+/// Bytes of an entry of a relocation table, and of a table of symbols.
+const RELOCATION: usize = 24;
+const SYMBOL: usize = 24;
+/// Kinds of relocations that put a symbol's address into a slot: of x86-64, then of aarch64.
+const INTO_SLOTS: [(u16, u64); 4] = [(X86_64, 6), (X86_64, 7), (AARCH64, 1025), (AARCH64, 1026)];
+/// Sections that stubs are in.
+const SECTIONS: [&str; 4] = [".plt", ".plt.sec", ".plt.got", ".iplt"];
+/// Bytes of the largest stub.
+const LARGEST: u64 = 32;
+
+/// Names of those of the addresses, which are sorted, that lie in a stub.
+pub fn names(image: &Image, wanted: &[u64]) -> HashMap<u64, Rc<str>> {
+    let sections = SECTIONS.iter().filter_map(|name| image.section(name));
+    let mut slots = HashMap::new();
+    for section in sections {
+        let first = wanted.partition_point(|&address| address < section.address);
+        let inside = wanted[first..].iter().take_while(|&&a| section.holds(a));
+        let Some(code) = image.data(section) else {
+            continue;
+        };
+        for &address in inside {
+            if let Some(slot) = slot(image.machine(), section, &code, address) {
+                slots.insert(address, slot);
+            }
+        }
+    }
+    if slots.is_empty() {
+        return HashMap::new();
+    }
+    let symbols = symbols(image, &slots).unwrap_or_default();
+    let name = |(address, slot)| Some((address, Rc::clone(symbols.get(&slot)?)));
+    slots.into_iter().filter_map(name).collect()
+}
+
+/// Address of the slot that the stub at an address jumps through.
+fn slot(machine: u16, section: &Section, code: &[u8], address: u64) -> Option<u64> {
+    match machine {
+        X86_64 => of_x86(section, code, address),
+        AARCH64 => of_aarch64(section, code, address),
+        _ => None,
+    }
+}
+
+/// `jmp *DISTANCE(%rip)`, behind an `endbr64` or a load of the slot's number.
+fn of_x86(section: &Section, code: &[u8], address: u64) -> Option<u64> {
+    let size = match section.entry {
+        8 => 8,
+        _ => 16,
+    };
+    let start = (address - section.address) / size * size;
+    let stub = code.get(usize::try_from(start).ok()?..)?;
+    let stub = &stub[..stub.len().min(size as usize)];
+    let jump = stub
+        .windows(6)
+        .position(|bytes| bytes[..2] == [0xff, 0x25])?;
+    let distance = number(stub, jump + 2, 4)? as u32 as i32;
+    let behind = section.address.checked_add(start + jump as u64 + 6)?;
+    behind.checked_add_signed(distance.into())
+}
+
+/// `adrp x16, PAGE` and `ldr x17, [x16, OFFSET]`.
+fn of_aarch64(section: &Section, code: &[u8], address: u64) -> Option<u64> {
+    let distance = (address - section.address) & !3;
+    let words = (0..LARGEST)
+        .step_by(4)
+        .map_while(|back| distance.checked_sub(back));
+    for at in words {
+        let word = |at: u64| number(code, usize::try_from(at).ok()?, 4);
+        let first = word(at)?;
+        if first & 0x9f00_001f != 0x9000_0010 {
+            continue;
+        }
+        let second = word(at + 4).filter(|second| second & 0xffc0_03ff == 0xf940_0211)?;
+        let pages = (first >> 5 & 0x7_ffff) << 2 | (first >> 29 & 3);
+        // 21 bits with a sign.
+        let pages = ((pages as i64) << 43) >> 43;
+        let page = section.address.checked_add(at)? & !0xfff;
+        let offset = (second >> 10 & 0xfff) * 8;
+        return page.checked_add_signed(pages << 12)?.checked_add(offset);
+    }
+    None
+}
+
+/// The name of the symbol whose address is put into each of the slots.
+fn symbols(image: &Image, slots: &HashMap<u64, u64>) -> Option<HashMap<u64, Rc<str>>> {
+    let mut numbers: HashMap<u64, u64> = slots.values().map(|&slot| (slot, 0)).collect();
+    let residency = Residency::of(image.map());
+    for table in [".rela.plt", ".rela.dyn"] {
+        let table = image.section(table).and_then(|section| image.data(section));
+        for entry in table
+            .as_deref()
+            .unwrap_or_default()
+            .chunks_exact(RELOCATION)
+        {
+            residency.pass();
+            let (slot, info) = (number(entry, 0, 8)?, number(entry, 8, 8)?);
+            let kind = (image.machine(), info & 0xffff_ffff);
+            if let Some(known) = numbers
+                .get_mut(&slot)
+                .filter(|_| INTO_SLOTS.contains(&kind))
+            {
+                *known = info >> 32;
+            }
+        }
+    }
+    let table = image.section(".dynsym")?;
+    let symbols = image.data(table)?;
+    let strings = image.data(image.numbered(table.link)?)?;
+    let name = |(slot, symbol): (u64, u64)| {
+        let entry = usize::try_from(symbol).ok()?.checked_mul(SYMBOL)?;
+        let at = number(&symbols, entry, 4).filter(|_| symbol > 0)? as usize;
+        let name = strings.get(at..)?.split(|&byte| byte == 0).next()?;
+        let name = std::str::from_utf8(name)
+            .ok()
+            .filter(|name| !name.is_empty())?;
+        Some((slot, format!("{name}@plt").into()))
+    };
+    Some(numbers.into_iter().filter_map(name).collect())
+}

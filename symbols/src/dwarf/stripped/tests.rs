@@ -1,0 +1,348 @@
+//! Stripped programs against what binutils say of the same programs unstripped. Needs g++,
+//! binutils and xz.
+
+use std::collections::HashSet;
+use std::fs;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::super::super::elf::Elf;
+use super::*;
+
+fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Functions of all kinds: of one file, of templates, cold parts, without symbols in the dynamic table.
+const SOURCE: &str = r#"
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+namespace {
+struct Shape { virtual ~Shape() = default; virtual double area() const = 0; };
+struct Square : Shape { double side; explicit Square(double s) : side(s) {}
+    double area() const override { return side * side; } };
+__attribute__((noinline)) int parsed(const std::string &text) {
+    if (text.empty()) throw std::invalid_argument("nothing");
+    return std::stoi(text);
+}
+template <typename T> __attribute__((noinline)) T sum(const std::vector<T> &all) {
+    T sum{}; for (const T &one : all) sum += one; return sum;
+}
+__attribute__((noinline)) void store(std::map<std::string, int> &all, const std::string &key) {
+    all[key] += parsed(key);
+}
+}
+__attribute__((noinline)) int exported(int n) { return n * 3 + 1; }
+int main(int argc, char **argv) {
+    std::map<std::string, int> all;
+    std::vector<double> areas;
+    for (int i = 1; i < argc; i++) { store(all, argv[i]); Square s(i); areas.push_back(s.area()); }
+    std::sort(areas.begin(), areas.end());
+    std::string text = std::to_string(sum(areas)) + std::to_string(exported(argc));
+    return static_cast<int>(text.size() + all.size());
+}
+"#;
+
+struct Built {
+    directory: TempDir,
+    program: PathBuf,
+}
+
+impl Built {
+    fn make(flags: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("app.cpp");
+        let program = directory.path().join("whole/app");
+        fs::create_dir(directory.path().join("whole")).unwrap();
+        fs::write(&source, SOURCE).unwrap();
+        let files = ["-O2", "-o", text(&program), text(&source)];
+        tool("g++", &[&files[..], flags].concat());
+        Self { directory, program }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn stripped(&self) -> PathBuf {
+        let stripped = self.at("app");
+        tool("strip", &["-o", text(&stripped), text(&self.program)]);
+        stripped
+    }
+
+    /// Start, size and name of each function of the unstripped program.
+    fn functions(&self) -> Vec<(u64, u64, String)> {
+        let table = tool("nm", &["-S", "--defined-only", text(&self.program)]);
+        let function = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [start, size, kind, name] = words[..] else {
+                return None;
+            };
+            let hex = |word| u64::from_str_radix(word, 16).unwrap();
+            let is_code = ["t", "T", "W", "w", "i"].contains(&kind);
+            is_code.then(|| (hex(start), hex(size), name.to_owned()))
+        };
+        table.lines().filter_map(function).collect()
+    }
+}
+
+/// The names of addresses; empty where there is none.
+fn named(program: &Path, directories: &[PathBuf], addresses: &[u64]) -> Vec<Frame> {
+    let mut frames = vec![Vec::new(); addresses.len()];
+    complete((program, directories), Some("app"), addresses, &mut frames);
+    let only = |mut frames: Vec<Frame>| {
+        assert!(frames.len() < 2);
+        frames.pop().unwrap_or_default()
+    };
+    frames.into_iter().map(only).collect()
+}
+
+/// First, middle and last byte of each function.
+fn spread(functions: &[(u64, u64, String)]) -> Vec<u64> {
+    let bytes =
+        |(start, size, _): &(u64, u64, String)| [*start, start + size / 2, start + size - 1];
+    functions.iter().flat_map(bytes).collect()
+}
+
+#[test]
+fn functions_without_symbols_begin_where_their_symbols_said() {
+    for flags in [
+        &[][..],
+        &["-no-pie"],
+        &["-static"],
+        &["-fuse-ld=lld"],
+        // Without the index: the entries are passed through.
+        &["-Wl,--no-eh-frame-hdr", "-static"],
+    ] {
+        let built = Built::make(flags);
+        let functions = built.functions();
+        // What is written in assembly may have no entry, or none of its own.
+        let image = Image::open(&built.program).unwrap();
+        let frames = tool("objdump", &["--dwarf=frames", text(&built.program)]);
+        let described: HashSet<u64> = frames.lines().filter_map(start_of).collect();
+        let functions: Vec<_> = functions
+            .into_iter()
+            .filter(|(start, ..)| described.contains(start))
+            .collect();
+        assert!(functions.len() > 15, "{flags:?}: {}", functions.len());
+        let addresses = spread(&functions);
+        let stripped = built.stripped();
+        assert!(Image::open(&stripped).unwrap().section(".symtab").is_none());
+        assert!(image.section(".symtab").is_some());
+        let found = named(&stripped, &[], &addresses);
+        let exported = tool("nm", &["-D", "--defined-only", text(&stripped)]);
+        for (at, frame) in found.iter().enumerate() {
+            let (start, _, name) = &functions[at / 3];
+            let expected = format!("app+{start:#x}");
+            let is_exported = exported.contains(name) && !frame.is_made;
+            assert!(
+                is_exported || *frame.name == *expected && frame.is_made,
+                "{flags:?} {name}: {frame:?}, not {expected}"
+            );
+        }
+        // Each gets back its own name where symbols are.
+        let whole = named(&built.program, &[], &addresses);
+        assert!(
+            whole
+                .iter()
+                .all(|frame| !frame.is_made && !frame.name.is_empty())
+        );
+    }
+}
+
+/// The start of the function that a line of objdump's tables for unwinding is about.
+fn start_of(line: &str) -> Option<u64> {
+    let (_, range) = line.split_once(" pc=")?;
+    u64::from_str_radix(range.split_once("..")?.0, 16).ok()
+}
+
+#[test]
+fn a_big_stripped_compiler_has_the_functions_that_its_tables_list() {
+    let compiler = tool("g++", &["-print-prog-name=cc1plus"]);
+    let compiler = Path::new(compiler.trim());
+    let frames = tool("objdump", &["--dwarf=frames", text(compiler)]);
+    let mut ranges: Vec<(u64, u64)> = frames.lines().filter_map(range_of).collect();
+    ranges.sort_unstable();
+    assert!(ranges.len() > 10_000, "{}", ranges.len());
+    let image = Image::open(compiler).unwrap();
+    let stubs = [".plt", ".plt.got", ".plt.sec"].map(|name| image.section(name));
+    ranges.retain(|(start, _)| !stubs.iter().flatten().any(|stubs| stubs.holds(*start)));
+    let addresses: Vec<u64> = ranges
+        .iter()
+        .map(|(start, end)| start + (end - start) / 2)
+        .collect();
+    let starts = boundaries::starts(&image, &addresses, &Residency::of(image.map()));
+    for ((start, end), address) in ranges.iter().zip(&addresses) {
+        assert_eq!(starts.get(address), Some(start), "{start:x}..{end:x}");
+    }
+}
+
+fn range_of(line: &str) -> Option<(u64, u64)> {
+    let (_, range) = line.split_once(" pc=")?;
+    let (_, end) = range.split_once("..")?;
+    Some((start_of(line)?, u64::from_str_radix(end.trim(), 16).ok()?))
+}
+
+#[test]
+fn stubs_have_the_names_that_a_disassembler_gives_them() {
+    for flags in [
+        &[][..],
+        &["-no-pie"],
+        &["-fcf-protection=full", "-Wl,-z,ibtplt"],
+        &["-Wl,-z,now"],
+        &["-fuse-ld=lld"],
+    ] {
+        let built = Built::make(flags);
+        let stripped = built.stripped();
+        let mut stubs = Vec::new();
+        for section in [".plt", ".plt.sec", ".plt.got"] {
+            let arguments = ["-d", "--no-show-raw-insn", "-j", section, text(&stripped)];
+            let output = Command::new("objdump").args(arguments).output().unwrap();
+            let listing = String::from_utf8(output.stdout).unwrap();
+            stubs.extend(listing.lines().filter_map(stub_of));
+        }
+        assert!(stubs.len() > 10, "{flags:?}: {stubs:?}");
+        let addresses: Vec<u64> = stubs.iter().map(|(address, _)| address + 7).collect();
+        for ((address, name), frame) in stubs.iter().zip(named(&stripped, &[], &addresses)) {
+            assert_eq!(*frame.name, **name, "{flags:?} {address:x}");
+        }
+    }
+}
+
+/// Address and name of a stub, of a line `0000000000001030 <malloc@plt>:`.
+fn stub_of(line: &str) -> Option<(u64, String)> {
+    let (address, name) = line.strip_suffix(">:")?.split_once(" <")?;
+    let name = name.strip_suffix("@plt")?;
+    // Without the version.
+    let name = name.split('@').next()?;
+    let address = u64::from_str_radix(address, 16).ok()?;
+    Some((address, format!("{name}@plt")))
+}
+
+/// Whether each address has the name of a function that starts there.
+fn are_named(built: &Built, program: &Path, directories: &[PathBuf]) -> bool {
+    let functions = built.functions();
+    let found = named(program, directories, &spread(&functions));
+    let starts = |name: &str| -> HashSet<u64> {
+        let own = functions.iter().filter(|(.., other)| other == name);
+        own.map(|(start, ..)| *start).collect()
+    };
+    let mut found = found.iter().enumerate();
+    found.all(|(at, frame)| !frame.is_made && starts(&frame.name).contains(&functions[at / 3].0))
+}
+
+#[test]
+fn symbols_are_found_by_the_debug_link_if_the_checksum_is_right() {
+    let built = Built::make(&["-Wl,--build-id=none"]);
+    let debug = built.at("app.debug");
+    tool(
+        "objcopy",
+        &["--only-keep-debug", text(&built.program), text(&debug)],
+    );
+    let stripped = built.stripped();
+    assert!(!are_named(&built, &stripped, &[]));
+    tool(
+        "objcopy",
+        &["--add-gnu-debuglink", text(&debug), text(&stripped)],
+    );
+    assert!(are_named(&built, &stripped, &[]));
+    let elsewhere = built.at("debug");
+    fs::create_dir(&elsewhere).unwrap();
+    let moved = elsewhere.join("app.debug");
+    fs::rename(&debug, &moved).unwrap();
+    assert!(!are_named(&built, &stripped, &[]));
+    assert!(are_named(
+        &built,
+        &stripped,
+        std::slice::from_ref(&elsewhere)
+    ));
+    let mut bytes = fs::read(&moved).unwrap();
+    bytes.push(0);
+    fs::write(&moved, bytes).unwrap();
+    assert!(!are_named(&built, &stripped, &[elsewhere]));
+}
+
+#[test]
+fn symbols_are_found_by_the_build_id() {
+    let built = Built::make(&["-Wl,--build-id=sha1"]);
+    let stripped = built.stripped();
+    let id = Elf::open(&stripped).unwrap().build_id.to_string();
+    let own = built.at("debug").join(".build-id").join(&id[..2]);
+    fs::create_dir_all(&own).unwrap();
+    let debug = own.join(format!("{}.debug", &id[2..]));
+    tool(
+        "objcopy",
+        &["--only-keep-debug", text(&built.program), text(&debug)],
+    );
+    assert!(!are_named(&built, &stripped, &[]));
+    assert!(are_named(&built, &stripped, &[built.at("debug")]));
+}
+
+/// As Fedora packs symbols into its programs.
+#[test]
+fn symbols_are_unpacked() {
+    let built = Built::make(&["-rdynamic"]);
+    let stripped = built.stripped();
+    let (debug, mini) = (built.at("debug"), built.at("mini"));
+    let names: Vec<String> = built.functions().into_iter().map(|f| f.2).collect();
+    let dynamic = tool(
+        "nm",
+        &["-D", "--defined-only", "--format=posix", text(&stripped)],
+    );
+    let dynamic: HashSet<&str> = dynamic
+        .lines()
+        .filter_map(|l| l.split(' ').next())
+        .collect();
+    let (exported, own): (Vec<_>, Vec<_>) = names
+        .iter()
+        .partition(|name| dynamic.contains(name.as_str()));
+    assert!(exported.len() > 5 && own.len() > 5);
+    let keep = built.at("keep");
+    fs::write(
+        &keep,
+        own.into_iter()
+            .map(|n| format!("{n}\n"))
+            .collect::<String>(),
+    )
+    .unwrap();
+    tool(
+        "objcopy",
+        &["--only-keep-debug", text(&built.program), text(&debug)],
+    );
+    let kept = format!("--keep-symbols={}", text(&keep));
+    tool(
+        "objcopy",
+        &[
+            "-S",
+            "--remove-section=.comment",
+            &kept,
+            text(&debug),
+            text(&mini),
+        ],
+    );
+    tool("xz", &["-k", text(&mini)]);
+    assert!(!are_named(&built, &stripped, &[]));
+    let section = format!(".gnu_debugdata={}.xz", text(&mini));
+    tool("objcopy", &["--add-section", &section, text(&stripped)]);
+    assert!(are_named(&built, &stripped, &[]));
+    // One that unpacks to too much is not used.
+    let zeros = built.at("zeros");
+    fs::write(&zeros, vec![0; 1 << 20]).unwrap();
+    tool("xz", &["-k", text(&zeros)]);
+    let bomb = built.stripped();
+    let section = format!(".gnu_debugdata={}.xz", text(&zeros));
+    tool("objcopy", &["--add-section", &section, text(&bomb)]);
+    assert!(companions::packed(&Image::open(&bomb).unwrap()).is_none());
+    assert!(!are_named(&built, &bomb, &[]));
+}
