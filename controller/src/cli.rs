@@ -106,6 +106,28 @@ pub enum Command {
     /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age; or
     /// where CPU time goes now
     Top(TopArgs),
+    /// Serve the processes' profiles over HTTP: a live page, pprof, Prometheus; by mem_server
+    #[command(disable_help_flag = true, hide = true)]
+    Serve {
+        /// The options of mem_server serve
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "OPTIONS"
+        )]
+        args: Vec<OsString>,
+    },
+    /// Send the processes' profiles to Pyroscope, Parca or an OTLP receiver; by mem_server
+    #[command(disable_help_flag = true, hide = true)]
+    Push {
+        /// The options of mem_server push
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "OPTIONS"
+        )]
+        args: Vec<OsString>,
+    },
     /// Print completions for a shell
     Completions {
         /// The shell

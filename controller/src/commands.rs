@@ -15,6 +15,7 @@ mod run;
 mod self_check;
 mod self_cpu;
 mod self_profile;
+mod server;
 mod session;
 mod top;
 mod why;
@@ -70,6 +71,8 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Cpu(args)) => cpu::execute(args),
         Some(Command::Both(args)) => both::execute(args),
         Some(Command::Top(args)) => top::execute(args),
+        Some(Command::Serve { args }) => server::execute("serve", &args),
+        Some(Command::Push { args }) => server::execute("push", &args),
         Some(Command::Completions { shell }) => Ok(docs::completions(shell)),
         Some(Command::Man { directory }) => docs::man(&directory),
     }

@@ -20,7 +20,7 @@ use cpu::{Process, Recording, Refusal, Sampling};
 use heap_format::cpu::Mode;
 use nix::sys::signal::Signal;
 
-use crate::cli::{CpuFormat, EngineName};
+pub use crate::cli::{CpuFormat, EngineName};
 use crate::launch::{FORWARDED, Launched};
 use crate::output::{self, Output};
 use crate::terminal::{self, Progress};

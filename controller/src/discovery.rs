@@ -12,7 +12,7 @@ pub mod spaces;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::Arc;
 
 pub use found::{Agent, Found, Life, Refusals, Refused, Unconfirmed};
 use spaces::{Process, Spaces};
@@ -65,6 +65,12 @@ struct Search<'a> {
     images: HashMap<i32, usize>,
     left: HashMap<u32, usize>,
     scan: Scan,
+}
+
+impl Default for Discovery {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Discovery {
@@ -129,7 +135,7 @@ impl Discovery {
 
     /// The shared directory, those of `run` in it, and directories of that name in other mount
     /// namespaces.
-    fn directories(&self, spaces: &Spaces) -> Vec<Rc<Directory>> {
+    fn directories(&self, spaces: &Spaces) -> Vec<Arc<Directory>> {
         let mut directories = Vec::new();
         let mut seen = HashSet::new();
         let own = Directory::open(&self.path);
@@ -147,7 +153,7 @@ impl Discovery {
         directories
     }
 
-    fn look_at_live(&self, directory: &Rc<Directory>, entry: Entry, search: &mut Search<'_>) {
+    fn look_at_live(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let images = search.images.entry(entry.name.pid).or_default();
         *images += 1;
         match *images <= MOST_IMAGES {
@@ -158,7 +164,7 @@ impl Discovery {
 
     /// Examines a segment without a live process. Files that cannot be segments, or are not ours,
     /// are not opened.
-    fn look_at_left(&self, directory: &Rc<Directory>, entry: Entry, search: &mut Search<'_>) {
+    fn look_at_left(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let Ok(kind) = directory.kind(entry.name) else {
             return;
         };
@@ -179,7 +185,7 @@ impl Discovery {
         search.refuse(directory, entry, refusal, kind.is_young());
     }
 
-    fn look_at(&self, directory: &Rc<Directory>, entry: Entry, search: &mut Search<'_>) {
+    fn look_at(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let mut young = false;
         let looked = Segment::open(directory, entry.name).and_then(|segment| {
             young = is_young(segment.modified_unix_ns);
@@ -204,7 +210,7 @@ impl Discovery {
     /// whether it is one.
     fn keep_unfinished(
         &self,
-        directory: &Rc<Directory>,
+        directory: &Arc<Directory>,
         entry: Entry,
         kind: &Kind,
         search: &mut Search<'_>,
@@ -351,7 +357,7 @@ fn mark_replaced(all: &mut [Found]) {
 
 /// The directories that `run` made inside a shared one; inner ones before outer ones. At most
 /// [`MOST_RUNS`] per owner are used: anybody can make any number of them.
-pub fn run_directories(directory: &Directory) -> Vec<Rc<Directory>> {
+pub fn run_directories(directory: &Directory) -> Vec<Arc<Directory>> {
     let mut directories = Vec::new();
     let mut owners: HashMap<u32, usize> = HashMap::new();
     let names = directory.entries(RUN_PREFIX).unwrap_or_default();

@@ -5,18 +5,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
+use crate::beside;
 use crate::text;
 
 const PARSER: &str = "mem_parser";
-
-/// The parser next to this program, or else the one in the search path.
-fn parser() -> PathBuf {
-    let beside = std::env::current_exe().ok();
-    let beside = beside.map(|exe| exe.with_file_name(PARSER));
-    beside
-        .filter(|path| path.is_file())
-        .unwrap_or_else(|| PARSER.into())
-}
 
 /// Makes the page of a dump, next to it.
 pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
@@ -26,7 +18,7 @@ pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
 /// Makes the page of a dump and of a CPU profile of the same process, next to the dump.
 pub fn make_of(dump: &Path, cpu: Option<&Path>) -> anyhow::Result<PathBuf> {
     let page = dump.with_extension("html");
-    let parser = parser();
+    let parser = beside::program(PARSER);
     let mut command = Command::new(&parser);
     command
         .arg("--html")

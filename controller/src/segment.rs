@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
@@ -32,6 +32,12 @@ use directory::{is_regular, modified_unix_ns};
 /// The head of a segment, in private memory.
 pub struct Head {
     bytes: Vec<u8>,
+}
+
+impl Default for Head {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Head {
@@ -52,7 +58,7 @@ pub struct Segment {
     /// File name.
     pub name: SegmentName,
     /// Where it is.
-    pub directory: Rc<Directory>,
+    pub directory: Arc<Directory>,
     /// Owner of the file.
     pub owner: u32,
     /// Device of the file.
@@ -65,7 +71,7 @@ pub struct Segment {
 
 impl Segment {
     /// Opens a segment for reading and commanding. The content is not checked yet.
-    pub fn open(directory: &Rc<Directory>, name: SegmentName) -> Result<Self, Refusal> {
+    pub fn open(directory: &Arc<Directory>, name: SegmentName) -> Result<Self, Refusal> {
         let text = name.to_string();
         // Opening a device may act on it: first it is looked at.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;

@@ -142,8 +142,9 @@ fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Re
     answer::send(&mut to, &Ok(frames.collect()))
 }
 
-/// Sets limits, ends with the parent, and says nothing.
-fn restrain() {
+/// Readies a process for reading files of others: sets limits, makes it leader of a group of its
+/// own, has it end with its parent, and silences it.
+pub fn restrain() {
     std::panic::set_hook(Box::new(|_| {}));
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').next().and_then(|n| n.parse::<u64>().ok());

@@ -8,6 +8,7 @@ use crate::cli::DumpArgs;
 use crate::discovery::{Agent, Discovery};
 use crate::dump::{self, Written};
 use crate::ended::Ended;
+use crate::live;
 use crate::output::Output;
 use crate::segment::{Head, io_error};
 use crate::select::Selection;
@@ -72,10 +73,8 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
 fn session_of(agent: &Agent) -> Option<(Session, bool)> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head).ok()?;
-    let session = header.session()?;
-    let mut buffer = [0; shm_protocol::layout::BANK_HEADER_BYTES];
-    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
-    (bank.session() == session.number).then(|| (session, is_running(&header)))
+    let session = live::session_of(agent, &header)?;
+    Some((session, is_running(&header)))
 }
 
 fn one(

@@ -4,14 +4,13 @@ mod holders;
 
 use std::process::ExitCode;
 
-use shm_protocol::layout::BANK_HEADER_BYTES;
-use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use crate::cli::LeaksArgs;
 use crate::collect::{self, Metadata};
 use crate::discovery::{Agent, Discovery};
 use crate::leaks::{self, Base, Check, Earlier, Means, Options, Plan, Report, Scope, Suppressions};
+use crate::live::session_of;
 use crate::output::Output;
 use crate::parallel_writer;
 use crate::segment::Head;
@@ -117,14 +116,6 @@ fn means(args: &LeaksArgs) -> Means {
         (None, true) => Means::Stopped,
         (None, false) => Means::Copied,
     }
-}
-
-/// The last session, if its table is there.
-pub fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
-    let session = header.session()?;
-    let mut buffer = [0; BANK_HEADER_BYTES];
-    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
-    (bank.session() == session.number).then_some(session)
 }
 
 /// Writes what is lost as a dump.

@@ -17,11 +17,12 @@ use std::process::ExitCode;
 use anyhow::Context;
 use shm_protocol::NodeId;
 
-use super::leaks::{session_of, write};
+use super::leaks::write;
 use crate::cli::{KnownArgs, SelfCheckArgs, Style};
 use crate::leaks::{
     self, Amount, Check, Earlier, Leaks, LsanOptions, Means, Plan, Report, Scope, Variables,
 };
+use crate::live::session_of;
 use crate::output::Output;
 use crate::question;
 use crate::segment::Head;

@@ -11,11 +11,10 @@ use anyhow::Context;
 use heap_format::Profile;
 use heap_format::dump::Text;
 
-use super::leaks::session_of;
 use crate::cli::values;
 use crate::cli::{Action, SelfProfileArgs};
-use crate::collect::{self, Metadata};
 use crate::discovery::Agent;
+use crate::live::{self, session_of};
 use crate::parallel_writer;
 use crate::question;
 use crate::segment::Head;
@@ -63,16 +62,12 @@ fn stop(agent: &Agent) -> anyhow::Result<()> {
 }
 
 fn profile(agent: &Agent, reason: &str) -> anyhow::Result<Profile> {
-    let mut head = Head::new();
-    let header = agent.segment.full_head(&mut head)?;
-    let session = session_of(agent, &header).context("there is no session")?;
-    let snapshot = crate::dump::snapshot(agent, &session, &header)?;
-    let mut metadata = Metadata::of_live(agent.pid, &agent.name);
-    metadata.trigger = match reason {
+    let trigger = match reason {
         "" => "the program".to_owned(),
         reason => format!("the program: {}", text::escape(reason.as_bytes())),
     };
-    Ok(collect::profile(&snapshot, &header, &metadata).0)
+    let live = live::profile(agent, &trigger)?;
+    Ok(live.context("there is no session")?.profile)
 }
 
 /// Writes a dump of this very name. Whoever reads it meets the old one or the whole new one.

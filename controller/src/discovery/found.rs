@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::process;
 use crate::process_end::ProcessEnd;
@@ -49,7 +49,7 @@ pub struct Found {
     /// The segment's entry in the directory.
     pub entry: Entry,
     /// The directory.
-    pub directory: Rc<Directory>,
+    pub directory: Arc<Directory>,
     /// Owner of the segment's file.
     pub owner: u32,
     /// Device and inode of the segment's file.

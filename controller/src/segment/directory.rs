@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
@@ -37,7 +37,7 @@ pub struct Directory {
 
 impl Directory {
     /// Opens a directory of our own mount namespace.
-    pub fn open(path: &Path) -> io::Result<Rc<Self>> {
+    pub fn open(path: &Path) -> io::Result<Arc<Self>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let fd = nix::fcntl::open(path, flags, Mode::empty())?;
         Self::of(fd, path.to_owned())
@@ -45,7 +45,7 @@ impl Directory {
 
     /// Opens the directory `path` as the process sees it. Links on the way lead where the
     /// process's root is, never into our own files.
-    pub fn open_in(pid: i32, path: &Path) -> io::Result<Rc<Self>> {
+    pub fn open_in(pid: i32, path: &Path) -> io::Result<Arc<Self>> {
         let root = format!("/proc/{pid}/root");
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let root_fd = nix::fcntl::open(root.as_str(), flags, Mode::empty())?;
@@ -54,9 +54,9 @@ impl Directory {
         Self::of(fd, Path::new(&root).join(inside))
     }
 
-    fn of(fd: OwnedFd, path: PathBuf) -> io::Result<Rc<Self>> {
+    fn of(fd: OwnedFd, path: PathBuf) -> io::Result<Arc<Self>> {
         let stat = fstat(&fd)?;
-        Ok(Rc::new(Self {
+        Ok(Arc::new(Self {
             fd,
             path,
             identity: (stat.st_dev, stat.st_ino),
@@ -99,7 +99,7 @@ impl Directory {
     }
 
     /// Opens a directory inside it.
-    pub fn directory(&self, name: &OsStr) -> io::Result<Rc<Self>> {
+    pub fn directory(&self, name: &OsStr) -> io::Result<Arc<Self>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         let fd = openat(&self.fd, name, flags, Mode::empty())?;
         Self::of(fd, self.path.join(name))

@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use serde::Serialize;
 use shm_protocol::NodeId;
 
-use super::{means, session_of};
+use super::means;
 use crate::cli::LeaksArgs;
 use crate::discovery::Agent;
 use crate::dump;
 use crate::leaks::{self, Chain, Holder, Link, Options, Wanted, names};
+use crate::live::session_of;
 use crate::segment::Head;
 use crate::select::Chosen;
 use crate::terminal::{diagnostic, json, result, warning};

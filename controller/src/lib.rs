@@ -1,0 +1,69 @@
+//! The controller as a library: what finds agents, runs sessions and reads segments, for
+//! `mem_profiler`, whose commands [`run`] executes, and for programs that serve or send profiles.
+//!
+//! Promises: [`discovery`] finds only processes whose segments this user may use; [`live`] makes a
+//! profile of a session as it is now; [`target`] starts and stops one, alone: another controller
+//! that tries is told. Nothing here stops, signals or waits for a process, but [`cpu_session`] by
+//! the engine `ptrace`.
+//!
+//! The caller must look at its own targets ([`target::Target::look`]) several times a second, so
+//! that their tables grow in time, and prolong their sessions.
+//!
+//! Limits: Linux. Errors and warnings of commands are printed; the modules that are public return
+//! them.
+
+mod allocator;
+mod allocator_stats;
+pub mod beside;
+mod cgroup;
+mod claims;
+mod cleaning;
+mod cli;
+pub mod clock;
+pub mod collect;
+mod commands;
+pub mod cpu_session;
+pub mod discovery;
+pub mod dump;
+pub mod ended;
+mod family;
+pub mod governor;
+mod helper;
+pub mod launch;
+mod leaks;
+pub mod listing;
+pub mod live;
+mod names;
+pub mod output;
+mod page;
+mod parallel_writer;
+mod preload;
+pub mod process;
+pub mod process_end;
+mod program;
+mod python;
+mod question;
+mod resolved_tree;
+pub mod segment;
+pub mod select;
+mod session;
+mod smaps;
+pub mod snapshot;
+mod stack_groups;
+pub mod target;
+pub mod terminal;
+pub mod text;
+mod threads;
+mod timeline;
+mod top;
+pub mod triggers;
+pub mod waiting;
+
+use std::process::ExitCode;
+
+pub use cli::{IntervalArgs, SelectArgs, values};
+
+/// Executes the command line of `mem_profiler`.
+pub fn run() -> ExitCode {
+    commands::execute(cli::parse())
+}

@@ -1,0 +1,21 @@
+//! Profiles as bytes.
+
+use std::io;
+
+use heap_format::{Profile, merge, pprof};
+
+/// Gzipped `profile.proto`: equal stacks are one sample, and allocators' frames stay, which readers
+/// leave out by the profile's own `drop_frames`.
+pub fn pprof(profile: Profile) -> io::Result<Vec<u8>> {
+    let merged = merge::merge(&[profile]).map_err(io::Error::other)?;
+    let mut out = Vec::new();
+    pprof::write(&merged, &mut out)?;
+    Ok(out)
+}
+
+/// The text that jeprof, google-pprof and `go tool pprof` read: a dump.
+pub fn text(profile: &Profile) -> io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    heap_format::dump::write(profile, &mut out)?;
+    Ok(out)
+}
