@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heap_format::{Location, Profile, maps, marker_at, printable};
+use heap_format::{Profile, maps, marker_at, printable};
 
 use crate::load::Sources;
 use crate::program;
@@ -13,36 +13,57 @@ use crate::view::View;
 /// Where Debian's systems tell which package a file is of.
 const DPKG_QUERY: &str = "/usr/bin/dpkg-query";
 
-/// One in how many of the values may lie in code without names before there is a hint.
-const LITTLE: i64 = 20;
+/// Shares of the values, one in so many, from which on there is a hint: of those in code without
+/// names, and of those in what such code called.
+const IN: i64 = 20;
+const BELOW: i64 = 5;
 /// How many files are named.
 const MOST_FILES: usize = 3;
+/// Beginnings of the names of files in which all threads and programs start.
+const STARTING: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
 
-/// Where most of the values that lie in code without names are, and what would name it: of files
-/// of which no warning says already why they are not read.
+/// How much lies in code without names.
+#[derive(Default)]
+struct Unnamed {
+    /// In such code itself.
+    within: i64,
+    /// In it, or in what it called.
+    below: i64,
+    /// The same of each file, most first.
+    files: Vec<(PathBuf, i64)>,
+}
+
+/// How many of the values lie in code without names, in which files, and what would name it: of
+/// files of which no warning says already why they are not read.
 pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<String> {
-    let mut files = files(view);
-    files.retain(|(file, _)| {
+    let is_explained = |file: &Path| {
         let shown = printable::path(file);
-        !warnings.iter().any(|warning| warning.contains(&shown))
-    });
-    let all = files.iter().map(|(_, value)| value).sum::<i64>();
-    if sources.force || all == 0 || all < view.total() / LITTLE {
+        warnings.iter().any(|warning| warning.contains(&shown))
+    };
+    let unnamed = Unnamed::count(view, is_explained);
+    let total = view.total().max(1);
+    let is_much = |value: i64, part: i64| value > 0 && value >= total / part;
+    if sources.force || !(is_much(unnamed.within, IN) || is_much(unnamed.below, BELOW)) {
         return None;
     }
-    let share = |value: i64| match value.saturating_mul(100) / view.total().max(1) {
-        0 => "less than 1%".to_owned(),
+    let share = |value: i64| match value.saturating_mul(100) / total {
+        0 if value > 0 => "less than 1%".to_owned(),
         percent => format!("{percent}%"),
     };
+    let files = &unnamed.files;
     let shown = files.iter().take(MOST_FILES);
     let shown = shown.map(|(file, value)| format!("{} {}", printable::path(file), share(*value)));
     let mut shown: Vec<String> = shown.collect();
     if files.len() > MOST_FILES {
         shown.push(format!("{} more", files.len() - MOST_FILES));
     }
+    let below = match unnamed.below == unnamed.within {
+        true => String::new(),
+        false => format!(", {} in or below it", share(unnamed.below)),
+    };
     Some(format!(
-        "{} of the {} lie in code without names ({}); {}",
-        share(all),
+        "{} of the {} lie in code without names{below} ({}); {}",
+        share(unnamed.within),
         what(view),
         shown.join(", "),
         help(view.profile(), &files[0].0, sources)
@@ -78,36 +99,56 @@ fn help(profile: &Profile, file: &Path, sources: &Sources) -> String {
     format!("{first}{servers}, {copy}")
 }
 
-/// The files with code without names in which values lie, by how much, most first.
-fn files(view: &View) -> Vec<(PathBuf, i64)> {
-    let profile = view.profile();
-    let mut files: HashMap<u32, i64> = HashMap::new();
-    for (_, value, frames) in view.stacks() {
-        let innermost = frames.iter().find(|&&frame| !view.is_hidden(frame));
-        let location = innermost.map(|&frame| &profile.locations[frame as usize]);
-        if let Some(location) = location.filter(|location| is_unnamed(profile, location)) {
-            let sum = files.entry(location.mapping).or_default();
-            *sum = sum.saturating_add(value.saturating_abs());
+impl Unnamed {
+    fn count(view: &View, is_explained: impl Fn(&Path) -> bool) -> Self {
+        let profile = view.profile();
+        let paths = profile.mappings.iter().map(|mapping| {
+            let path = maps::strip_deleted(&mapping.path).0;
+            (path.is_absolute() && !is_explained(path)).then_some(path)
+        });
+        let paths: Vec<Option<&Path>> = paths.collect();
+        let file = |&frame: &u32| {
+            let location = &profile.locations[frame as usize];
+            let path = paths.get(location.mapping as usize).copied().flatten();
+            let known = marker_at(location.address).is_some() || !profile.is_unnamed(location);
+            path.filter(|_| !known && !view.is_hidden(frame))
+        };
+        let files: Vec<Option<&Path>> = (0..profile.locations.len() as u32)
+            .map(|frame| file(&frame))
+            .collect();
+        let mut unnamed = Self::default();
+        let mut sums: HashMap<&Path, i64> = HashMap::new();
+        for (_, value, frames) in view.stacks() {
+            let value = value.saturating_abs();
+            let add = |sum: &mut i64| *sum = sum.saturating_add(value);
+            let shown = frames.iter().filter(|&&frame| !view.is_hidden(frame));
+            let mut own: Vec<&Path> = shown.clone().filter_map(|&f| files[f as usize]).collect();
+            let innermost = shown
+                .clone()
+                .next()
+                .and_then(|&frame| files[frame as usize]);
+            // What starts a thread is of no interest to what it does.
+            own.retain(|path| innermost == Some(path) || !is_starting(path));
+            own.sort_unstable();
+            own.dedup();
+            innermost.iter().for_each(|_| add(&mut unnamed.within));
+            own.first().iter().for_each(|_| add(&mut unnamed.below));
+            own.iter()
+                .for_each(|path| add(sums.entry(path).or_default()));
         }
+        let sums = sums.into_iter().filter(|(_, value)| *value > 0);
+        unnamed.files = sums
+            .map(|(path, value)| (path.to_path_buf(), value))
+            .collect();
+        let files = &mut unnamed.files;
+        files.sort_by(|(a, more), (b, less)| less.cmp(more).then_with(|| a.cmp(b)));
+        unnamed
     }
-    // A file has several mappings.
-    let mut paths: HashMap<&Path, i64> = HashMap::new();
-    for (mapping, value) in files {
-        let path = maps::strip_deleted(&profile.mappings[mapping as usize].path).0;
-        let sum = paths.entry(path).or_default();
-        *sum = sum.saturating_add(value);
-    }
-    let paths = paths.into_iter().filter(|(_, value)| *value > 0);
-    let mut files: Vec<(PathBuf, i64)> = paths.map(|(p, v)| (p.to_path_buf(), v)).collect();
-    files.sort_by(|(a, more), (b, less)| less.cmp(more).then_with(|| a.cmp(b)));
-    files
 }
 
-/// Whether a location is in a file's code, and has no name from a symbol.
-fn is_unnamed(profile: &Profile, location: &Location) -> bool {
-    let mapping = profile.mappings.get(location.mapping as usize);
-    let in_file = mapping.is_some_and(|mapping| mapping.path.is_absolute());
-    in_file && marker_at(location.address).is_none() && profile.is_unnamed(location)
+fn is_starting(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    STARTING.iter().any(|start| name.starts_with(start))
 }
 
 /// The package that installed a file. Only of a plain name: others are patterns to that program.

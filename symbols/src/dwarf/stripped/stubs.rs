@@ -16,6 +16,8 @@ const SYMBOL: usize = 24;
 const INTO_SLOTS: [(u16, u64); 4] = [(X86_64, 6), (X86_64, 7), (AARCH64, 1025), (AARCH64, 1026)];
 /// Sections that stubs are in.
 const SECTIONS: [&str; 4] = [".plt", ".plt.sec", ".plt.got", ".iplt"];
+/// `bti c`.
+const LANDING_PAD: u64 = 0xd503_245f;
 /// Bytes of the largest stub.
 const LARGEST: u64 = 32;
 
@@ -71,12 +73,14 @@ fn of_x86(section: &Section, code: &[u8], address: u64) -> Option<u64> {
 
 /// `adrp x16, PAGE` and `ldr x17, [x16, OFFSET]`.
 fn of_aarch64(section: &Section, code: &[u8], address: u64) -> Option<u64> {
-    let distance = (address - section.address) & !3;
+    let word = |at: u64| number(code, usize::try_from(at).ok()?, 4);
+    let mut distance = (address - section.address) & !3;
+    // A stub may begin with a landing pad.
+    distance += 4 * u64::from(word(distance) == Some(LANDING_PAD));
     let words = (0..LARGEST)
         .step_by(4)
         .map_while(|back| distance.checked_sub(back));
     for at in words {
-        let word = |at: u64| number(code, usize::try_from(at).ok()?, 4);
         let first = word(at)?;
         if first & 0x9f00_001f != 0x9000_0010 {
             continue;

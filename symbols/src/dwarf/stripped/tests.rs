@@ -230,6 +230,62 @@ fn stub_of(line: &str) -> Option<(u64, String)> {
     Some((address, format!("{name}@plt")))
 }
 
+/// Entries of the table are in the order of their relocations. Needs clang and lld.
+#[test]
+fn stubs_of_aarch64_have_the_names_of_their_relocations() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let code = "int puts(const char *); char *getenv(const char *); void free(void *);\n\
+                void keep(void) { puts(getenv(\"x\")); free(keep); }\n";
+    let source = at("a.c");
+    fs::write(&source, code).unwrap();
+    // Stubs of 16 bytes, and of 24 with a landing pad.
+    for (protection, size) in [
+        ("-mbranch-protection=none", 16),
+        ("-mbranch-protection=bti", 24),
+    ] {
+        let library = at("a.so");
+        let target = [
+            "--target=aarch64-linux-gnu",
+            "-fuse-ld=lld",
+            "-shared",
+            "-nostdlib",
+        ];
+        let rest = ["-fPIC", protection, "-o", text(&library), text(&source)];
+        tool("clang", &[&target[..], &rest].concat());
+        let headers = tool("readelf", &["-SW", text(&library)]);
+        let plt = headers
+            .lines()
+            .find(|line| line.contains(" .plt "))
+            .unwrap();
+        let mut plt = plt
+            .split_whitespace()
+            .skip_while(|word| *word != "PROGBITS")
+            .skip(1);
+        let hex = |word: Option<&str>| u64::from_str_radix(word.unwrap(), 16).unwrap();
+        let (start, bytes) = (hex(plt.next()), hex(plt.nth(1)));
+        let relocations = tool("readelf", &["-rW", text(&library)]);
+        let slots = relocations
+            .lines()
+            .filter(|line| line.contains("JUMP_SLOT"));
+        let names: Vec<&str> = slots
+            .map(|line| line.split_whitespace().nth(4).unwrap())
+            .collect();
+        assert_eq!(names.len(), 3);
+        assert_eq!(bytes, 32 + 3 * size);
+        let addresses: Vec<u64> = (start..start + bytes).step_by(4).collect();
+        for (address, frame) in addresses.iter().zip(named(&library, &[], &addresses)) {
+            match (address - start).checked_sub(32) {
+                None => assert!(!frame.name.ends_with("@plt"), "{frame:?}"),
+                Some(at) => {
+                    let name = format!("{}@plt", names[(at / size) as usize]);
+                    assert_eq!(*frame.name, *name, "{address:x}");
+                }
+            }
+        }
+    }
+}
+
 /// Whether each address has the name of a function that starts there.
 fn are_named(built: &Built, program: &Path, directories: &[PathBuf]) -> bool {
     let functions = built.functions();
