@@ -128,7 +128,9 @@ fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
             NO_MAPPING => NO_MAPPING,
             number => mappings[number as usize],
         };
-        if let Some(&number) = places.get(&(mapping, location.address)) {
+        let known = places.get(&(mapping, location.address));
+        // A line of Python is known by its names alone.
+        if let Some(&number) = known.filter(|_| !cpu.is_python(location)) {
             numbers.push(number);
             continue;
         }

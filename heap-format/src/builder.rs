@@ -1,12 +1,15 @@
 //! Building a heap profile stack by stack.
 
+use std::collections::HashMap;
+
 use crate::detail::Detail;
 use crate::intern::Interner;
 use crate::leaks::Lost;
 use crate::maps;
 use crate::profile::{
-    Facts, Format, Location, Mapping, NO_MAPPING, Profile, ValueType, heap_sample_types,
+    Facts, Format, Function, Location, Mapping, NO_MAPPING, Profile, ValueType, heap_sample_types,
 };
+use crate::python::python_mapping;
 use crate::scan::Scan;
 
 /// Builds a heap [`Profile`] from stacks of return addresses.
@@ -20,8 +23,12 @@ use crate::scan::Scan;
 /// assert_eq!(profile.values_of(0), [1, 4096, 1, 4096]);
 /// ```
 pub struct ProfileBuilder {
-    profile: Profile,
-    interner: Interner,
+    pub(crate) profile: Profile,
+    pub(crate) interner: Interner,
+    /// Functions that came with a name.
+    pub(crate) functions: HashMap<Function, u32>,
+    /// Lines of Python by function and line.
+    pub(crate) python: HashMap<(u32, u32), LocationId>,
 }
 
 /// Number of a location in one [`ProfileBuilder`].
@@ -45,6 +52,8 @@ impl ProfileBuilder {
         Self {
             profile,
             interner: Interner::new(),
+            functions: HashMap::new(),
+            python: HashMap::new(),
         }
     }
 
@@ -119,6 +128,9 @@ impl ProfileBuilder {
         if !profile.facts.maps_text.is_empty() {
             let modules = std::mem::take(&mut profile.mappings);
             profile.mappings = maps::with_modules(maps::parse(&profile.facts.maps_text), modules);
+        }
+        if !self.python.is_empty() {
+            profile.mappings.push(python_mapping());
         }
         maps::assign(&mut profile);
         if !profile.threads.is_empty() {

@@ -41,6 +41,7 @@ mod perf;
 pub mod pprof;
 pub mod printable;
 mod profile;
+mod python;
 pub mod resident;
 mod scale;
 mod scan;
@@ -61,6 +62,7 @@ pub use profile::{
     Mapping, Marker, NO_MAPPING, NOT_SAMPLED_ADDRESS, OTHER_THREADS, Profile, TABLE_FULL_ADDRESS,
     THREAD_LABEL, TRUNCATED_ADDRESS, Thread, ValueType, heap_sample_types, marker_at,
 };
+pub use python::{PYTHON, PYTHON_START, python_mapping, script_name};
 pub use scale::unsample;
 pub use stacks::Stacks;
 

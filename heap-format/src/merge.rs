@@ -10,6 +10,7 @@ use crate::profile::{
     BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
     Profile, ValueType,
 };
+use crate::python::PYTHON_START;
 
 /// Key of the label that marks the stacks of a base, as pprof marks them.
 pub const BASE_LABEL: &str = "pprof::base";
@@ -155,6 +156,8 @@ struct Merger {
     functions: HashMap<Function, u32>,
     locations: HashMap<(u32, u64, Vec<Line>), u32>,
     stacks: HashMap<StackKey, u32>,
+    /// How many of the locations are lines of Python.
+    python: u64,
 }
 
 /// For the parts of another profile, their indices in the merged profile.
@@ -198,6 +201,7 @@ impl Merger {
             functions: HashMap::new(),
             locations: HashMap::new(),
             stacks: HashMap::new(),
+            python: 0,
         })
     }
 
@@ -317,7 +321,12 @@ impl Merger {
             NO_MAPPING => (NO_MAPPING, 0),
             i => numbers.mappings[i as usize],
         };
-        let address = location.address.wrapping_add(shift);
+        // Each dump numbers lines of Python in its own way.
+        let is_python = profile.is_python(location);
+        let address = match is_python {
+            true => PYTHON_START,
+            false => location.address.wrapping_add(shift),
+        };
         let renumber = |l: &Line| Line {
             function: numbers.functions[l.function as usize],
             ..*l
@@ -331,6 +340,11 @@ impl Merger {
                 let first_line = self.out.lines.len() as u32;
                 let line_count = lines.len() as u32;
                 self.out.lines.extend_from_slice(lines);
+                self.python += u64::from(is_python);
+                let address = match is_python {
+                    true => PYTHON_START + self.python,
+                    false => address,
+                };
                 self.out.locations.push(Location {
                     address,
                     mapping,

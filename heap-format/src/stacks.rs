@@ -32,6 +32,22 @@ impl Stacks {
         (0..self.len()).map(|i| self.get(i))
     }
 
+    /// As many stacks as these, each with the frames that `of` makes of one.
+    pub fn rewritten(&self, mut of: impl FnMut(&[u32], &mut Vec<u32>)) -> Self {
+        let mut stacks = Self::default();
+        let mut before = None;
+        for span in &self.spans {
+            if before == Some(span) {
+                stacks.repeat_last();
+                continue;
+            }
+            of(&self.frames[span.clone()], &mut stacks.frames);
+            stacks.close();
+            before = Some(span);
+        }
+        stacks
+    }
+
     /// Appends one frame to the stack under construction.
     pub(crate) fn push_frame(&mut self, location: u32) {
         self.frames.push(location);

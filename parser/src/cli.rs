@@ -18,6 +18,7 @@ use mem_parser::filters::{Filters, TagFilter, pattern};
 use mem_parser::graph::Order;
 use mem_parser::load::{Missing, Sources};
 use mem_parser::nodes::Granularity;
+use mem_parser::python::Shown;
 use symbols::demangle::Style;
 
 use report::Report;
@@ -191,9 +192,9 @@ pub struct ViewOptions {
           num_args = 0..=1, default_missing_value = "true")]
     pub trim: bool,
 
-    /// What becomes one entry
-    #[arg(long, value_parser = granularities(), default_value = "functions")]
-    pub granularity: Granularity,
+    /// What becomes one entry [default: functions; of Python, lines]
+    #[arg(long, value_parser = granularities())]
+    pub granularity: Option<Granularity>,
 
     /// Same as --granularity=functions
     #[arg(long, group = "grain", conflicts_with = "granularity")]
@@ -214,6 +215,14 @@ pub struct ViewOptions {
     /// Count inlined functions for the function they were inlined into
     #[arg(long)]
     pub noinlines: bool,
+
+    /// Show all native frames beside Python's, the interpreter's too
+    #[arg(long, group = "python")]
+    pub native: bool,
+
+    /// Show Python's frames alone
+    #[arg(long, group = "python", alias = "python-only")]
+    pub python_only: bool,
 
     /// Show how far each value may be off, at 95 %
     #[arg(long)]
@@ -348,6 +357,11 @@ impl Cli {
             debuginfod: self.symbols.debuginfod,
             perf_map: self.symbols.perf_map.clone(),
             module_names: self.symbols.module_names,
+            python: match (self.view.native, self.view.python_only) {
+                (true, _) => Shown::Native,
+                (_, true) => Shown::PythonOnly,
+                _ => Shown::Usual,
+            },
         }
     }
 
@@ -411,7 +425,7 @@ impl ViewOptions {
             Self {
                 addresses: true, ..
             } => Granularity::Addresses,
-            Self { granularity, .. } => *granularity,
+            Self { granularity, .. } => granularity.unwrap_or_default(),
         }
     }
 }

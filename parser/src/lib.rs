@@ -58,6 +58,7 @@ pub mod nodes;
 mod options;
 mod places;
 pub mod program;
+pub mod python;
 pub mod report;
 pub mod series;
 pub mod sources;

@@ -10,10 +10,11 @@ use heap_format::{Profile, ReadError, beside, maps, printable};
 use symbols::demangle::Style;
 
 use crate::combine::{self, Combined};
+use crate::python::Shown;
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series;
 use crate::view::View;
-use crate::{hint, nearest, program};
+use crate::{hint, nearest, program, python};
 
 /// Files that a profile is made of.
 #[derive(Clone, Debug)]
@@ -38,6 +39,8 @@ pub struct Sources {
     pub perf_map: Option<PathBuf>,
     /// Code without a symbol is called after its file alone.
     pub module_names: bool,
+    /// Which frames of stacks with Python are shown.
+    pub python: Shown,
 }
 
 /// Reads the dumps, combines them as the format needs it and finds symbols. Warnings go to
@@ -75,7 +78,17 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     if sources.module_names {
         forget_made(&mut combined.profile);
     }
-    warnings.into_iter().chain(hint).for_each(warn);
+    let python = match needs.symbols {
+        Symbols::Required => {
+            python::narrow(&mut combined.profile, sources.python, needs.merged_stacks)
+        }
+        _ => None,
+    };
+    warnings
+        .into_iter()
+        .chain(hint)
+        .chain(python)
+        .for_each(warn);
     Ok(combined)
 }
 

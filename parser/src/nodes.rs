@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use std::os::unix::ffi::OsStrExt;
 
-use heap_format::{Function, Line, Location, NO_MAPPING, Profile, marker_at};
+use heap_format::{Function, Line, Location, NO_MAPPING, Profile, marker_at, script_name};
 
 use crate::view::View;
 
@@ -15,8 +15,10 @@ pub const KERNEL_MARK: &str = "_[k]";
 /// Grouping of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Granularity {
-    /// By the name of the function.
+    /// By the name of the function; Python's by line.
     #[default]
+    Usual,
+    /// By the name of the function.
     Functions,
     /// By function, file and line.
     Lines,
@@ -36,12 +38,20 @@ pub enum Origin {
     Kernel,
     /// The program has made it while it ran.
     Jit,
+    /// It is a line of Python.
+    Python,
 }
 
+/// What a function's name in the map of a Python that writes one begins with.
+const TRAMPOLINE: &str = "py::";
+
 /// The origin of a location that has names.
-fn origin(profile: &Profile, location: &Location) -> Origin {
+pub fn origin(profile: &Profile, location: &Location) -> Origin {
     if profile.is_kernels(location) {
         return Origin::Kernel;
+    }
+    if profile.is_python(location) {
+        return Origin::Python;
     }
     if location.address == 0 || marker_at(location.address).is_some() {
         return Origin::Program;
@@ -52,9 +62,17 @@ fn origin(profile: &Profile, location: &Location) -> Origin {
     };
     let path = mapping.path.as_os_str().as_bytes();
     let made = ["//anon", "[anon", "/memfd:"];
-    match path.is_empty() || made.iter().any(|start| path.starts_with(start.as_bytes())) {
-        true => Origin::Jit,
-        false => Origin::Program,
+    if !path.is_empty() && !made.iter().any(|start| path.starts_with(start.as_bytes())) {
+        return Origin::Program;
+    }
+    let mut lines = profile.lines_of(location).iter();
+    let is_trampoline = |line: &Line| {
+        let function = &profile.functions[line.function as usize];
+        function.system_name.starts_with(TRAMPOLINE)
+    };
+    match lines.any(is_trampoline) {
+        true => Origin::Python,
+        false => Origin::Jit,
     }
 }
 
@@ -76,8 +94,22 @@ pub struct Info {
 }
 
 impl Info {
-    /// The entry's text, composed as pprof composes it.
+    /// Whether it is of a language whose names mean little without their file.
+    pub fn is_script(&self) -> bool {
+        matches!(self.origin, Origin::Python | Origin::Jit)
+            && !self.name.is_empty()
+            && !self.file.is_empty()
+    }
+
+    /// The entry's text, composed as pprof composes it; of scripts as their own tools compose it.
     pub fn printable(&self) -> String {
+        if self.is_script() {
+            let name = script_name(&self.name, &self.file, self.line);
+            return match self.address {
+                0 => name,
+                address => format!("{address:016x} {name}"),
+            };
+        }
         let mut parts = Vec::new();
         if self.address != 0 {
             parts.push(format!("{:016x}", self.address));
@@ -174,7 +206,8 @@ fn infos(
     let profile = view.profile();
     let frame = &profile.locations[location as usize];
     let address = match granularity {
-        Granularity::Addresses => frame.address,
+        // A line of Python has none.
+        Granularity::Addresses if !profile.is_python(frame) => frame.address,
         _ => 0,
     };
     let object = || match frame.mapping {
@@ -198,9 +231,10 @@ fn infos(
     };
     let info = |line: &Line| {
         let function = &profile.functions[line.function as usize];
-        let mut info = of_line(function, line.line, granularity);
+        let origin = origin(profile, frame);
+        let mut info = of_line(function, line.line, (granularity, origin));
         info.address = address;
-        info.origin = origin(profile, frame);
+        info.origin = origin;
         if info.name.is_empty() || objects {
             info.object = object();
         }
@@ -210,16 +244,25 @@ fn infos(
 }
 
 /// The entry of a line of a function, without address and object file.
-fn of_line(function: &Function, line: u32, granularity: Granularity) -> Info {
+fn of_line(function: &Function, line: u32, (granularity, origin): (Granularity, Origin)) -> Info {
     let mut info = Info::default();
     if granularity != Granularity::Files {
         info.name = function.name.clone();
     }
-    if granularity != Granularity::Functions {
+    let is_script = matches!(origin, Origin::Python | Origin::Jit);
+    let by_name = matches!(granularity, Granularity::Usual | Granularity::Functions);
+    if !by_name || is_script {
         info.file = clean(&function.file);
     }
-    if matches!(granularity, Granularity::Lines | Granularity::Addresses) {
-        info.line = line;
+    // What a JIT has made is known by the line where it begins.
+    let line = match line {
+        0 if is_script => function.start_line,
+        line => line,
+    };
+    match granularity {
+        Granularity::Lines | Granularity::Addresses => info.line = line,
+        Granularity::Usual if is_script => info.line = line,
+        _ => {}
     }
     info
 }

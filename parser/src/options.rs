@@ -53,7 +53,7 @@ impl Default for Options {
             column: None,
             filters: Filters::default(),
             relative_percentages: false,
-            granularity: Granularity::Functions,
+            granularity: Granularity::Usual,
             inlines: true,
             order: Order::Flat,
             trim: true,

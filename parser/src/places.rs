@@ -50,7 +50,9 @@ impl<'a> Places<'a> {
 
     /// `file:line` of an entry; `None` where it is unknown, or part of the entry's name.
     pub fn of(&self, id: u32) -> Option<String> {
-        if !self.nodes.info(id).file.is_empty() {
+        let info = self.nodes.info(id);
+        // A script's file is named without its directories.
+        if !info.file.is_empty() && !info.is_script() {
             return None;
         }
         let (function, line) = self.best[id as usize]?;

@@ -110,8 +110,10 @@ pub fn find(
 
 /// Whether a profile holds names of functions.
 pub(crate) fn is_symbolized(profile: &Profile) -> bool {
-    // Functions of the kernel come with names.
-    let named = |l: &heap_format::Location| l.line_count > 0 && !profile.is_kernels(l);
+    // Functions of the kernel and of Python come with names.
+    let named = |l: &heap_format::Location| {
+        l.line_count > 0 && !profile.is_kernels(l) && !profile.is_python(l)
+    };
     profile.locations.iter().any(named)
 }
 

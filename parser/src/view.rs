@@ -264,9 +264,18 @@ impl View {
         }
     }
 
-    /// The locations that are not of a CPU profile beside the heap profile alone: in that one the
-    /// time of the allocator is what counts.
+    /// The locations that may be the allocator's. Not those of a CPU profile beside the heap
+    /// profile alone: in that one the time of the allocator is what counts. Nor Python's, where a
+    /// function called `allocate` is the program's own.
     fn locations_of_heap(&self) -> Vec<bool> {
+        let mut locations = self.locations_of_stacks();
+        for (of_heap, location) in locations.iter_mut().zip(&self.profile.locations) {
+            *of_heap &= !self.profile.is_python(location);
+        }
+        locations
+    }
+
+    fn locations_of_stacks(&self) -> Vec<bool> {
         if self.beside.is_empty() {
             return vec![true; self.ranges.len()];
         }

@@ -293,7 +293,7 @@ fn code_made_at_run_time_has_the_names_of_its_list() {
     let empty = text(directory.path()).to_owned();
     let arguments = ["--symbol-path", &empty, "--perf-map", text(&list)];
     let (line, _) = named(&dump, &arguments);
-    assert!(line.ends_with("JS:*render a.js:7"), "{line}");
+    assert!(line.ends_with("render (a.js:7)"), "{line}");
     let missing = [
         "--symbol-path",
         &empty,

@@ -67,9 +67,18 @@ pub fn names(
     patience: Duration,
     stops: impl Fn() -> bool,
 ) -> Result<Vec<Vec<String>>, Error> {
+    // Python comes with names, and its lines are told apart.
+    let locations = profile.locations.iter();
+    let python: Vec<Option<String>> = locations.map(|l| profile.python_name(l)).collect();
     let frames = frames(profile, options, patience, stops)?;
     let name = |frame: &Frame| frame.name.as_ref().to_owned();
-    let names = frames.iter().map(|f| f.iter().map(name).collect());
+    let names = frames
+        .iter()
+        .zip(python)
+        .map(|(frames, python)| match python {
+            Some(line) => vec![line],
+            None => frames.iter().map(name).collect(),
+        });
     Ok(names.collect())
 }
 

@@ -67,6 +67,22 @@ impl Names {
         });
     }
 
+    /// Gives a location one frame, of this function at no known line.
+    pub fn add_function(&mut self, number: usize, function: Function) {
+        let name: Rc<str> = function.system_name.as_str().into();
+        let file: Rc<str> = function.file.as_str().into();
+        let next = self.functions.len() as u32;
+        let known = *self.known.entry((name, file)).or_insert(next);
+        if known == next {
+            self.functions.push(function);
+        }
+        self.ranges[number] = (self.lines.len() as u32, 1);
+        self.lines.push(Line {
+            function: known,
+            ..Line::default()
+        });
+    }
+
     /// Gives a location its frames, innermost first.
     pub fn add(&mut self, number: usize, frames: &[Frame]) {
         let first = self.lines.len() as u32;

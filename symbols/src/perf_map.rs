@@ -62,10 +62,55 @@ pub fn name(
         let behind = functions.partition_point(|f| f.start <= address);
         let found = functions[..behind].iter().next_back();
         if let Some(f) = found.filter(|f| address - f.start < f.size) {
-            names.add_name(number, f.name);
+            match function(f.name) {
+                Some(function) => names.add_function(number, function),
+                None => names.add_name(number, f.name),
+            }
         }
     }
     None
+}
+
+/// What the name of a script's function says besides: its file, and the line where it begins.
+fn function(name: &str) -> Option<heap_format::Function> {
+    let (shown, file, start_line) = python(name).or_else(|| javascript(name))?;
+    Some(heap_format::Function {
+        name: shown.to_owned(),
+        system_name: name.to_owned(),
+        file: file.to_owned(),
+        start_line,
+    })
+}
+
+/// As Python writes it (`-X perf`): `py::work:/srv/app.py`.
+fn python(name: &str) -> Option<(&str, &str, u32)> {
+    let (shown, file) = name.strip_prefix("py::")?.split_once(':')?;
+    (!shown.is_empty() && !file.is_empty()).then_some((shown, file, 0))
+}
+
+/// As node writes it (`--perf-basic-prof`): `JS:*render /srv/a.js:7:12`, with a mark of how far it
+/// is optimized.
+fn javascript(name: &str) -> Option<(&str, &str, u32)> {
+    let kinds = ["JS:", "LazyCompile:", "Function:", "Script:", "Eval:"];
+    let rest = kinds.iter().find_map(|kind| name.strip_prefix(kind))?;
+    let rest = rest.trim_start_matches(['*', '~', '^', '+']);
+    // Neither may a path hold blanks as a rule, nor a name, but for those of accessors.
+    let starts = [" /", " file:", " node:"];
+    let at = starts.iter().filter_map(|start| rest.find(start)).min();
+    let (shown, place) = rest.split_at(at.or_else(|| rest.rfind(' '))?);
+    let mut parts = place.trim_start().rsplitn(3, ':');
+    let (last, middle, first) = (parts.next()?, parts.next()?, parts.next());
+    let number = |text: &str| text.parse::<u32>().ok();
+    let (file, line) = match (first, number(middle), number(last)) {
+        (Some(file), Some(line), Some(_)) => (file, line),
+        (_, _, Some(line)) => (place.trim_start().rsplit_once(':')?.0, line),
+        _ => return None,
+    };
+    let shown = match shown.is_empty() {
+        true => "(anonymous)",
+        false => shown,
+    };
+    (!file.is_empty()).then_some((shown, file, line))
 }
 
 /// The list of the profiled process: in its own `/tmp` while it lives, which
@@ -128,6 +173,41 @@ fn parse(line: &str) -> Option<Function<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_scripts_say_where_they_are() {
+        let said = |name| function(name).map(|f| (f.name, f.file, f.start_line));
+        for (name, (shown, file, line)) in [
+            ("py::Cache.put:/srv/app.py", ("Cache.put", "/srv/app.py", 0)),
+            ("JS:*render /srv/a.js:7:12", ("render", "/srv/a.js", 7)),
+            (
+                "LazyCompile:~ /srv/a.js:9:1",
+                ("(anonymous)", "/srv/a.js", 9),
+            ),
+            (
+                "JS:^get size /srv/my app/a.js:7:1",
+                ("get size", "/srv/my app/a.js", 7),
+            ),
+            ("JS:+emit node:events:508:44", ("emit", "node:events", 508)),
+            ("JS:*render a.js:7", ("render", "a.js", 7)),
+            ("JS:f file:///srv/m.mjs:1:2", ("f", "file:///srv/m.mjs", 1)),
+        ] {
+            let expected = (shown.to_owned(), file.to_owned(), line);
+            assert_eq!(said(name), Some(expected), "{name}");
+        }
+        for name in [
+            "Builtin:ArrayMap",
+            "py::",
+            "py::f",
+            "JS:",
+            "JS:f",
+            "JS:f x",
+            "Lcom/A;::b",
+            "JS:f :1:2",
+        ] {
+            assert_eq!(said(name), None, "{name}");
+        }
+    }
 
     #[test]
     fn lines_are_those_that_perf_reads() {

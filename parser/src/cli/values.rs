@@ -15,7 +15,7 @@ const GRANULARITIES: [(&str, Granularity); 4] = [
 pub fn granularities() -> impl TypedValueParser<Value = Granularity> {
     PossibleValuesParser::new(GRANULARITIES.map(|(name, _)| name)).map(|name| {
         let found = GRANULARITIES.iter().find(|g| g.0 == name);
-        found.map_or(Granularity::Functions, |g| g.1)
+        found.map_or(Granularity::Usual, |g| g.1)
     })
 }
 

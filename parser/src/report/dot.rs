@@ -120,7 +120,7 @@ fn arrow(context: &Context, out: &mut String, graph: &Graph, edge: u32, unit: &s
 /// The parts of a name, a line each.
 fn name(info: &Info) -> String {
     let mut info = info.clone();
-    if let Some(base) = info.file.rsplit('/').next() {
+    if let Some(base) = info.file.rsplit('/').next().filter(|_| !info.is_script()) {
         info.file = base.to_owned();
     }
     info.name = info.name.replace("::", "\n");

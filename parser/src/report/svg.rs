@@ -113,7 +113,7 @@ fn boxed(
 /// The name in the box: without the directories of its file.
 fn short(info: &Info) -> String {
     let mut info = info.clone();
-    if let Some(base) = info.file.rsplit('/').next() {
+    if let Some(base) = info.file.rsplit('/').next().filter(|_| !info.is_script()) {
         info.file = base.to_owned();
     }
     info.printable()

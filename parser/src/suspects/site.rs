@@ -21,11 +21,15 @@ pub struct Site {
 /// Beginnings of names that no user has written, whatever file they were instantiated in.
 const LIBRARY_NAMES: [&str; 2] = ["std::", "__gnu_cxx::"];
 /// Parts of paths at which headers and libraries of systems and compilers are.
-const LIBRARY_PATHS: [&str; 4] = [
+const LIBRARY_PATHS: [&str; 8] = [
     "/usr/include/",
     "/include/c++/",
     "/rustc/",
     "/library/alloc/src/",
+    "/lib/python3",
+    "/site-packages/",
+    "/dist-packages/",
+    "<frozen ",
 ];
 /// Parts of paths below which each package has a directory, and how many components lead to it.
 const PACKAGE_PATHS: [(&str, usize); 3] = [
@@ -166,6 +170,13 @@ mod tests {
         assert!(own.has("core::Engine::start", "/home/you/engine.cpp"));
         assert!(!own.has("std::string::append", "/home/you/server.cpp"));
         assert!(!own.has("grow", "/usr/include/c++/12/bits/stl_vector.h"));
+        assert!(own.has("make_thumbnail", "/srv/app.py"));
+        assert!(!own.has("loads", "/usr/lib/python3.11/json/__init__.py"));
+        assert!(!own.has(
+            "fit",
+            "/srv/venv/lib/python3.11/site-packages/xgboost/core.py"
+        ));
+        assert!(!own.has("_find_and_load", "<frozen importlib._bootstrap>"));
         assert!(!own.has("finish_grow", "/rustc/4d/library/alloc/src/raw_vec.rs"));
     }
 

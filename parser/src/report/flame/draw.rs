@@ -170,6 +170,7 @@ impl<'a> Picture<'a> {
         let parts = [
             (Origin::Kernel, "blue is the kernel"),
             (Origin::Jit, "green is code that the program made"),
+            (Origin::Python, "violet is Python"),
         ];
         let parts = parts.iter().filter(|(origin, _)| seen.contains(origin));
         let parts: Vec<&str> = parts.map(|(_, text)| *text).collect();

@@ -21,9 +21,10 @@ const STEPS: u32 = 8;
 /// merged small ones and the root.
 pub const PLAIN: &str = "g";
 
-/// Colours of the kernel's functions, and of those that a JIT has made.
+/// Colours of the kernel's functions, of those that a JIT has made, and of Python's.
 const KERNEL: [&str; SHADES as usize] = ["k0", "k1"];
 const JIT: [&str; SHADES as usize] = ["j0", "j1"];
+const PYTHON: [&str; SHADES as usize] = ["y0", "y1"];
 
 /// The class of a frame, by its name and its origin. Names that begin alike (the same
 /// namespace or module) have the same hue.
@@ -32,6 +33,7 @@ pub fn tint(name: &str, origin: Origin) -> String {
     match origin {
         Origin::Kernel => return KERNEL[shade].to_owned(),
         Origin::Jit => return JIT[shade].to_owned(),
+        Origin::Python => return PYTHON[shade].to_owned(),
         Origin::Program => {}
     }
     if name.starts_with(['[', '<']) {
@@ -78,7 +80,7 @@ fn fills() -> Vec<(String, String, String)> {
         hex(40.0, 0.08, 0.86),
         hex(220.0, 0.06, 0.27),
     )];
-    for (shade, (kernel, jit)) in KERNEL.iter().zip(JIT).enumerate() {
+    for shade in 0..SHADES as usize {
         let lift = 0.05 * shade as f64;
         let mut add = |class: &str, hue, vivid: f64| {
             let (light, dark) = (
@@ -87,8 +89,9 @@ fn fills() -> Vec<(String, String, String)> {
             );
             fills.push((class.to_owned(), light, dark));
         };
-        add(kernel, 214.0, 0.55);
-        add(jit, 128.0, 0.40);
+        add(KERNEL[shade], 214.0, 0.55);
+        add(JIT[shade], 128.0, 0.40);
+        add(PYTHON[shade], 276.0, 0.50);
     }
     for hue in 0..HUES {
         for shade in 0..SHADES {
@@ -186,7 +189,7 @@ mod tests {
             );
         }
         for i in 0..600 {
-            let origin = [Origin::Program, Origin::Kernel, Origin::Jit][i % 3];
+            let origin = [Origin::Program, Origin::Kernel, Origin::Jit, Origin::Python][i % 4];
             let class = tint(&format!("name{i}::x{i}"), origin);
             assert!(
                 sheet.contains(&format!(".flame .{class} rect{{")),

@@ -1,0 +1,119 @@
+//! Frames of Python's interpreter, among the native ones of a stack.
+//!
+//! A Python frame is a location of the mapping [`PYTHON`]: a line of a function, under a
+//! pseudo-address that stands for nothing but it. Its function has the qualified name, the file
+//! as Python has it, and the line where it begins. It stands on the inner side of the frame of
+//! `_PyEval_EvalFrameDefault` that runs it; one such frame may run several.
+
+use std::path::Path;
+
+use crate::builder::{LocationId, ProfileBuilder, intern};
+use crate::profile::{Function, Line, Location, Mapping, Profile};
+
+/// Path of the mapping that Python's frames are in.
+pub const PYTHON: &str = "[python]";
+
+/// First pseudo-address, which no program can have.
+pub const PYTHON_START: u64 = 1 << 61;
+
+/// How many there are.
+const LENGTH: u64 = 1 << 32;
+
+/// The mapping that Python's frames are in.
+pub fn python_mapping() -> Mapping {
+    Mapping {
+        start: PYTHON_START,
+        end: PYTHON_START + LENGTH,
+        path: PYTHON.into(),
+        ..Mapping::default()
+    }
+}
+
+/// A function of a script and a line of it (0: not known) as Python's tools show them:
+/// `make_thumbnail (app.py:41)`.
+pub fn script_name(name: &str, file: &str, line: u32) -> String {
+    let file = short(file);
+    match line {
+        0 => format!("{name} ({file})"),
+        line => format!("{name} ({file}:{line})"),
+    }
+}
+
+/// A file without directories, but for one whose name says nothing without.
+fn short(file: &str) -> &str {
+    let mut slashes = file.rmatch_indices('/').map(|(at, _)| at + 1);
+    let last = slashes.next().unwrap_or(0);
+    let says_little = file[last..].starts_with("__") || file[last..].starts_with("index.");
+    match says_little {
+        true => &file[slashes.next().unwrap_or(0)..],
+        false => &file[last..],
+    }
+}
+
+impl Profile {
+    /// What a location is called if it is a line of Python.
+    pub fn python_name(&self, location: &Location) -> Option<String> {
+        let [line] = self.lines_of(location) else {
+            return None;
+        };
+        let function = &self.functions[line.function as usize];
+        let is_python = self.is_python(location);
+        is_python.then(|| script_name(&function.name, &function.file, line.line))
+    }
+
+    /// Whether a location is a line of Python.
+    pub fn is_python(&self, location: &Location) -> bool {
+        let mapping = self.mappings.get(location.mapping as usize);
+        mapping.is_some_and(|m| m.path == Path::new(PYTHON))
+    }
+}
+
+impl ProfileBuilder {
+    /// The location of a line of a Python function, for [`ProfileBuilder::stack_of`]; made on
+    /// first sight.
+    pub fn python_location(&mut self, function: Function, line: u32) -> LocationId {
+        let next = self.profile.functions.len() as u32;
+        let number = *self.functions.entry(function.clone()).or_insert(next);
+        if number == next {
+            self.profile.functions.push(function);
+        }
+        if let Some(&known) = self.python.get(&(number, line)) {
+            return known;
+        }
+        let address = PYTHON_START + self.python.len() as u64;
+        let location = intern(&mut self.profile, &mut self.interner, address);
+        let place = &mut self.profile.locations[location as usize];
+        place.first_line = self.profile.lines.len() as u32;
+        place.line_count = 1;
+        self.profile.lines.push(Line {
+            function: number,
+            line,
+            column: 0,
+        });
+        self.python.insert((number, line), LocationId(location));
+        LocationId(location)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_are_named_without_directories_that_say_nothing() {
+        for (file, line, shown) in [
+            ("/srv/app.py", 41, "load (app.py:41)"),
+            ("/srv/app.py", 0, "load (app.py)"),
+            ("/lib/numpy/__init__.py", 7, "load (numpy/__init__.py:7)"),
+            ("/srv/web/index.js", 7, "load (web/index.js:7)"),
+            ("__main__.py", 7, "load (__main__.py:7)"),
+            (
+                "<frozen importlib._bootstrap>",
+                3,
+                "load (<frozen importlib._bootstrap>:3)",
+            ),
+        ] {
+            assert_eq!(script_name("load", file, line), shown);
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Which frames are shown of stacks that hold Python: a person who writes Python wants its lines, and
+//! of the native code what they called, not the interpreter between them.
+//!
+//! The native frames that are left out are those of the interpreter's module, between Python's
+//! frames and outside the outermost one. That module is known by where it stands: the frame around
+//! a Python frame runs it. What the innermost line called stays, whosever code it is, and so do
+//! modules that call back, and a garbage collection.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use heap_format::{Function, Line, Location, NO_MAPPING, Profile, marker_at, merge};
+
+use crate::nodes::{Origin, origin};
+
+/// Which frames of stacks with Python are shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shown {
+    /// Python's, with the native ones that matter.
+    #[default]
+    Usual,
+    /// Both kinds, all of them.
+    Native,
+    /// Python's alone.
+    PythonOnly,
+}
+
+/// Name of what is in no Python function, where only Python is shown.
+const NATIVE: &str = "[native]";
+
+/// What the interpreter's function is called that runs code; compilers add to the name.
+const EVALUATION: &str = "_PyEval_EvalFrame";
+
+/// The function of the interpreter that matters although no line of Python has called it.
+const COLLECTION: &str = "gc_collect_main";
+
+/// Beginnings of the names of files in which threads and programs start.
+const STARTING: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
+
+/// Leaves out of the stacks what is not to be shown. `merged`: equal stacks become one. Returns a
+/// warning for people.
+pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<String> {
+    let python: Vec<bool> = profile
+        .locations
+        .iter()
+        .map(|location| origin(profile, location) == Origin::Python)
+        .collect();
+    if !python.contains(&true) {
+        let nothing = shown == Shown::PythonOnly;
+        return nothing.then(|| "--python-only: there are no frames of Python".to_owned());
+    }
+    let frames = match shown {
+        Shown::Native => return None,
+        Shown::PythonOnly => only(profile, &python),
+        Shown::Usual => Roles::of(profile, &python).usual(profile),
+    };
+    profile.stacks = frames;
+    forget_unused(profile);
+    // The columns are its own, so there is no error.
+    if merged && let Ok(merged) = merge::merge(std::slice::from_ref(profile)) {
+        *profile = merged;
+    }
+    None
+}
+
+/// Takes away the locations that are in no stack any more.
+fn forget_unused(profile: &mut Profile) {
+    let mut used = vec![false; profile.locations.len()];
+    let frames = profile.stacks.iter().flatten();
+    frames.for_each(|&frame| used[frame as usize] = true);
+    let mut numbers = Vec::with_capacity(used.len());
+    let mut kept = 0;
+    for &is_used in &used {
+        numbers.push(kept);
+        kept += u32::from(is_used);
+    }
+    let mut used = used.iter();
+    profile.locations.retain(|_| used.next() == Some(&true));
+    let renumbered = profile.stacks.rewritten(|frames, out| {
+        out.extend(frames.iter().map(|&frame| numbers[frame as usize]));
+    });
+    profile.stacks = renumbered;
+}
+
+/// Python's frames alone.
+fn only(profile: &mut Profile, python: &[bool]) -> heap_format::Stacks {
+    let native = profile.locations.len() as u32;
+    let function = profile.functions.len() as u32;
+    profile.functions.push(Function {
+        name: NATIVE.to_owned(),
+        ..Function::default()
+    });
+    profile.locations.push(Location {
+        address: 0,
+        mapping: NO_MAPPING,
+        first_line: profile.lines.len() as u32,
+        line_count: 1,
+    });
+    profile.lines.push(Line {
+        function,
+        ..Line::default()
+    });
+    profile.stacks.rewritten(|frames, out| {
+        let before = out.len();
+        out.extend(frames.iter().filter(|&&frame| python[frame as usize]));
+        if out.len() == before {
+            out.push(native);
+        }
+    })
+}
+
+/// What a location is to a reader of Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// A line of Python.
+    Python,
+    /// The interpreter's name for one, where there are Python's own frames as well.
+    Trampoline,
+    /// The function of the interpreter that runs code.
+    Evaluation,
+    /// Other code of the interpreter.
+    Interpreter,
+    /// Where programs and threads start.
+    Start,
+    /// Anything else.
+    Other,
+}
+
+struct Roles {
+    of: Vec<Role>,
+}
+
+impl Roles {
+    fn of(profile: &Profile, python: &[bool]) -> Self {
+        let modules = interpreters(profile, python);
+        let locations = profile.locations.iter().zip(python);
+        // Two kinds of frames for the same lines, of which the interpreter's own are exact.
+        let has_own = locations.clone().any(|(l, _)| profile.is_python(l));
+        let role = |(location, &python): (&Location, &bool)| match python {
+            true if has_own && !profile.is_python(location) => Role::Trampoline,
+            true => Role::Python,
+            false => native(profile, location, &modules),
+        };
+        Self {
+            of: locations.map(role).collect(),
+        }
+    }
+
+    fn is(&self, frame: u32, roles: &[Role]) -> bool {
+        roles.contains(&self.of[frame as usize])
+    }
+
+    fn usual(&self, profile: &Profile) -> heap_format::Stacks {
+        profile.stacks.rewritten(|frames, out| {
+            let is_python = |&frame: &u32| self.is(frame, &[Role::Python]);
+            let (Some(first), Some(last)) = (
+                frames.iter().position(is_python),
+                frames.iter().rposition(is_python),
+            ) else {
+                out.extend(frames);
+                return;
+            };
+            // A trampoline is outside of the frame that runs its code.
+            let inner = &frames[..first];
+            let runs = |&&frame: &&u32| self.is(frame, &[Role::Evaluation, Role::Trampoline]);
+            let running = inner.iter().rev().take_while(runs).count();
+            out.extend(&inner[..first - running]);
+            let middle = frames[first..=last].iter();
+            let hidden = [Role::Trampoline, Role::Evaluation, Role::Interpreter];
+            out.extend(middle.filter(|&&frame| !self.is(frame, &hidden)));
+            let outer = &frames[last + 1..];
+            let known = [
+                Role::Start,
+                Role::Trampoline,
+                Role::Evaluation,
+                Role::Interpreter,
+            ];
+            let is_python_alone = outer.iter().all(|&frame| {
+                let address = profile.locations[frame as usize].address;
+                self.is(frame, &known) || marker_at(address).is_some()
+            });
+            let hidden = if is_python_alone {
+                &known[..]
+            } else {
+                &known[1..]
+            };
+            out.extend(outer.iter().filter(|&&frame| !self.is(frame, hidden)));
+        })
+    }
+}
+
+/// The role of a location that is no Python.
+fn native(profile: &Profile, location: &Location, modules: &HashSet<PathBuf>) -> Role {
+    let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
+        return Role::Other;
+    };
+    let names = profile.lines_of(location).iter();
+    let mut names = names.map(|line| profile.functions[line.function as usize].name.as_str());
+    if modules.contains(&mapping.path) {
+        return match names.next() {
+            Some(name) if name.starts_with(EVALUATION) => Role::Evaluation,
+            Some(name) if name.starts_with(COLLECTION) => Role::Other,
+            _ => Role::Interpreter,
+        };
+    }
+    let file = mapping
+        .path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy();
+    match STARTING.iter().any(|start| file.starts_with(start)) {
+        true => Role::Start,
+        false => Role::Other,
+    }
+}
+
+/// Modules with code of the interpreter: what stands around frames of Python, and a program that is
+/// called `python` where that is a library.
+fn interpreters(profile: &Profile, python: &[bool]) -> HashSet<PathBuf> {
+    let mut modules = HashSet::new();
+    let mut seen = HashSet::new();
+    for frames in profile.stacks.iter() {
+        for pair in frames.windows(2) {
+            let [inner, outer] = [pair[0] as usize, pair[1] as usize];
+            if python[inner] && !python[outer] && seen.insert(pair[1]) {
+                let mapping = profile
+                    .mappings
+                    .get(profile.locations[outer].mapping as usize);
+                modules.extend(mapping.map(|m| m.path.clone()).filter(|p| p.is_absolute()));
+            }
+        }
+    }
+    let main = symbols::main_mapping(profile).map(|at| profile.mappings[at].path.clone());
+    let is_python = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        path.as_path() != Path::new("") && name.starts_with("python")
+    };
+    modules.extend(main.filter(is_python));
+    modules
+}
