@@ -27,7 +27,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `sys` | system calls, memory, text |
-//! | `local`, `arch` | a thread's initial state; assembly |
+//! | `local`, `arch`, `probes` | a thread's initial state; assembly; tracepoints |
 //! | `symbol_table`, `musl` | functions in a library's own tables; what other C libraries lack |
 //! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
 //! | `environment` | what the environment says before libc has started |
@@ -66,6 +66,7 @@ mod module;
 mod musl;
 mod object;
 mod own;
+mod probes;
 mod range;
 mod sample;
 mod sampler;

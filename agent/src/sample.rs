@@ -14,6 +14,7 @@ use crate::backend;
 use crate::fork;
 use crate::local::Local;
 use crate::object::{self, Layout, Object};
+use crate::probes;
 use crate::range::{self, Flags, FreeLists};
 use crate::session::{self, Epoch};
 use crate::stats;
@@ -215,6 +216,7 @@ fn sample(
             clear(at, layout.usable);
         }
         object.write(layout.offset, at);
+        probes::alloc(at, object.bytes, object.weighted_bytes());
         at
     }
 }
@@ -408,6 +410,7 @@ pub unsafe fn free(p: *mut c_void) {
     // SAFETY: the caller's: a live object with its header.
     unsafe {
         let object = Object::read(at);
+        probes::free(p);
         Object::retire(at);
         let done = guarded(|local| {
             count_free(local, &object);

@@ -13,6 +13,7 @@
 use super::calls::{ordinary, request};
 use super::*;
 use crate::backend::NEXT;
+use crate::probes;
 use crate::session::skips_sampling;
 
 /// Usable size of a sampled object.
@@ -149,7 +150,16 @@ fn stay(
         }
         reborn.write(new.offset, at);
     }
+    announce(at, &reborn);
     at
+}
+
+/// Tells tracers of an object that was resized in place.
+#[cold]
+#[inline(never)]
+fn announce(at: *mut u8, reborn: &Object) {
+    probes::free(at.cast());
+    probes::alloc(at, reborn.bytes, reborn.weighted_bytes());
 }
 
 /// Whether an object can have another layout at its address without leaving half of its
@@ -302,6 +312,7 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         return old;
     };
     let new = reborn.layout().usable;
+    announce(at, &reborn);
     // SAFETY: the header did not move, and the memory behind it is there.
     unsafe {
         if zero && new > old {
