@@ -55,6 +55,11 @@ pub fn in_children(child: Handler) {
     register(None, None, Some(child));
 }
 
+/// Asks to be called before a fork, and in the parent after it.
+pub fn around(before: Handler, parent: Handler) {
+    register(Some(before), Some(parent), None);
+}
+
 /// Without success where the C library is not glibc: nothing is sampled there, and no object is
 /// jemalloc's.
 fn register(before: Option<Handler>, parent: Option<Handler>, child: Option<Handler>) -> c_int {

@@ -28,11 +28,15 @@ mod libc_names;
 mod loader;
 mod sanitizer;
 mod seccomp;
+mod signals;
+mod threads;
 
 /// Looks up the functions behind the entry points; at start-up, as later the loader is off limits.
 pub fn find_next() {
     loader::find_next();
     cxx::find_next();
+    signals::find_next();
+    threads::find_next();
 }
 
 mod to {

@@ -4,11 +4,12 @@
 //! first sample, or first free of a sampled object.
 
 use crate::local::Local;
-use crate::{arch, atfork, session, sys, thread};
+use crate::{arch, atfork, session, sys, thread, timers};
 
 /// Registers the handlers that run in children. At start-up.
 pub fn start() {
     atfork::in_children(in_child);
+    atfork::around(timers::before_fork, timers::after_fork);
 }
 
 /// Called before each sample and each free of a sampled object: a child made without
@@ -43,6 +44,7 @@ unsafe extern "C" fn in_child() {
 /// Leaves the parent's session, whose countdown and epoch no longer count.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 fn leave(local: &mut Local, known: bool) {
+    timers::in_child();
     thread::forget_session(local);
     session::leave(local, thread::shard_of(local), known);
 }

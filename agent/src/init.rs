@@ -2,7 +2,7 @@
 //! has one thread and the loader may be called.
 
 use crate::{
-    atfork, backend, checks, cpu_profile, ends, entry, fork, image, library, module, range,
+    atfork, backend, checks, cpu, cpu_profile, ends, entry, fork, image, library, module, range,
     seccomp, session, stats, sys, thread, tid,
 };
 
@@ -32,6 +32,7 @@ extern "C" fn constructor() {
     let samples_all = checks::start();
     let own = image::memory();
     session::start((limits.file, limits.address_space), samples_all, own);
+    cpu::start();
     cpu_profile::start();
     sys::set_errno(saved);
 }

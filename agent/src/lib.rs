@@ -11,6 +11,8 @@
 //!   program asks for by a profiler's own functions, or by `HEAPCHECK` at its exit, is done by the
 //!   controller, which is started for it while the calling thread waits, and others that ask wait
 //!   for it; one line is printed if it cannot be.
+//! - Only a session that asks for CPU time installs a signal handler, and timers that send it
+//!   signals; both are gone once it is over, or the program wants the signal or a seccomp filter.
 //! - Failing to profile is acceptable: without a segment, without address space or
 //!   without a rule for a frame it counts less, says so in the segment's counters, and
 //!   the program continues.
@@ -34,10 +36,12 @@
 //! | `library` | this library's file, and where it lies |
 //! | `backend`, `object` | the underlying allocator; headers of sampled objects |
 //! | `exemptions`, `controller`, `checks` | what the program says is no leak; starting the controller; the program's own leak checks |
+//! | `timers` | timers on threads' CPU time |
 //! | `session` | the segment and its life cycle, epochs |
 //! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
 //! | `stats`, `thread` | work once a second; a thread's memory for sampling |
 //! | `fork`, `sample` | leaving the parent's session; the slow path |
+//! | `cpu` | samples of CPU time |
 //! | `image` | where the agent's own memory is |
 //! | `entry`, `init` | entry points, the fast path; initialisation |
 #![cfg_attr(not(test), no_std)]
@@ -50,6 +54,7 @@ mod atfork;
 mod backend;
 mod checks;
 mod controller;
+mod cpu;
 mod cpu_profile;
 mod cycles;
 mod ends;
@@ -78,6 +83,7 @@ mod sys;
 mod thinning;
 mod thread;
 mod tid;
+mod timers;
 
 /// This library must not panic; if it does, the process cannot continue.
 #[cfg(not(test))]

@@ -11,6 +11,7 @@ pub use resize::*;
 
 use crate::arch;
 use crate::backend;
+use crate::cpu;
 use crate::fork;
 use crate::local::Local;
 use crate::object::{self, Layout, Object};
@@ -21,6 +22,7 @@ use crate::stats;
 use crate::sys;
 use crate::thinning::Key;
 use crate::thread::{self, Thread};
+use crate::timers;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -96,6 +98,9 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
         let Some(thread) = enroll(local, number) else {
             return null_mut();
         };
+        if thread.interval == 0.0 {
+            return null_mut();
+        }
         local.left = thread.gaps.next(thread.interval) - request.bytes as i64;
         if local.left >= 0 {
             return null_mut();
@@ -108,6 +113,11 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
     let thread = unsafe { &mut *thread::of(local) };
     // SAFETY: as above.
     let epoch = unsafe { thread.epoch() };
+    if epoch.interval == 0 {
+        local.left = cpu::COUNTDOWN;
+        cpu::pass(epoch);
+        return null_mut();
+    }
     local.left = thread.gaps.next(thread.interval);
     let mut site = None;
     if epoch.thinning > 0 {
@@ -147,6 +157,9 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
         return None;
     }
     let epoch = epoch?;
+    if epoch.interval == 0 {
+        local.left = cpu::COUNTDOWN;
+    }
     // After the segment: if memory is limited, the largest mapping fails before others exist.
     if !crate::module::prepare() {
         session::refuse_for_memory();
@@ -157,12 +170,9 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     }
     // SAFETY: null or the thread's own memory, mapped as long as the thread lives.
     let thread = unsafe { thread::of(local).as_mut() }?;
-    let new_session = thread.session != epoch.session;
-    thread.enter(epoch);
-    if new_session {
-        let counters = &epoch.bank.header.counters;
-        counters.threads.fetch_add(1, Ordering::Relaxed);
-        crate::module::start_session(epoch.session);
+    thread.meet(epoch);
+    if epoch.cpu.rate != 0 || timers::session() != 0 {
+        cpu::pass(&epoch);
     }
     Some(thread)
 }

@@ -25,6 +25,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
     AgentMemory, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node, REFUSES_MEMORY,
     REFUSES_SECCOMP, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
@@ -185,7 +186,7 @@ pub struct Epoch {
     pub number: u8,
     /// The session's number.
     pub session: u64,
-    /// Mean bytes between samples.
+    /// Mean bytes between samples; 0: none, CPU time alone is sampled.
     pub interval: u64,
     /// End, in ns of this process's coarse clock; 0: none.
     pub deadline_ns: u64,
@@ -197,6 +198,8 @@ pub struct Epoch {
     pub range_limit: u64,
     /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
     pub thinning: u32,
+    /// What is wanted of CPU time.
+    pub cpu: CpuSetting,
     /// Bank of the session.
     pub bank: Bank<'static>,
 }
@@ -231,9 +234,10 @@ pub fn current() -> Option<Epoch> {
         start_tick,
         range_limit: setting.range_limit,
         thinning: match setting.interval {
-            1 => 0,
+            0 | 1 => 0,
             _ => setting.thinning.min(u64::from(thinning::MOST)) as u32,
         },
+        cpu: setting.cpu,
         bank,
     })
 }

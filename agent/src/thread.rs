@@ -4,18 +4,19 @@
 //! space, of which a stack of ordinary depth touches four pages), given back when the
 //! thread ends and used again by the next one.
 
+use crate::arch::Interrupted;
 use crate::local::Local;
 use crate::range::FreeLists;
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
-use crate::{arch, cycles, module, stats, tid};
+use crate::{arch, cycles, module, stats, tid, timers};
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
-use shm_protocol::record::SIZE_CLASSES;
+use shm_protocol::record::CPU_CLASS;
 use shm_protocol::tree::Place;
 use shm_protocol::{Bank, NodeId, RecordId, Tree, tree};
 use unwind::Registers;
@@ -52,7 +53,13 @@ pub struct Thread {
     /// By stack and size class, see [`cache_key`].
     records: [(u32, RecordId); CACHED],
     walker: Walker,
+    handler: HandlerStack,
 }
+
+/// The stack that samples of CPU time are taken on: the one that a signal meets may have little room
+/// left. It takes memory when it is used first.
+#[repr(C, align(16))]
+struct HandlerStack([MaybeUninit<u8>; 64 << 10]);
 
 /// The tree of a bank, as the walker wants it.
 struct Interned<'a> {
@@ -124,18 +131,50 @@ impl Thread {
     /// Walks the stack above `registers` and interns it.
     #[inline]
     pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
+        let tree = self.tree(epoch);
+        self.walker
+            .walk(*registers, arch::thread_pointer(), &tree, module::Modules)
+    }
+
+    /// Meets the epoch, outside of the slow path.
+    pub fn meet(&mut self, epoch: Epoch) {
+        let (session, counters) = (epoch.session, &epoch.bank.header.counters);
+        let is_new = self.session != session;
+        self.enter(epoch);
+        if is_new {
+            counters.threads.fetch_add(1, Ordering::Relaxed);
+            module::start_session(session);
+        }
+    }
+
+    /// The end of the stack for a signal's handler.
+    pub fn stack_end(&mut self) -> *mut u8 {
+        let stack = &raw mut self.handler;
+        // SAFETY: one past the field.
+        unsafe { stack.add(1).cast() }
+    }
+
+    /// Walks the stack of what a signal interrupted, and interns it.
+    pub fn walk_interrupted(&mut self, interrupted: &Interrupted, epoch: &Epoch) -> Walk {
+        let tree = self.tree(epoch);
+        let from = (interrupted.registers, &interrupted.live[..]);
+        self.walker
+            .walk_interrupted(from, arch::thread_pointer(), &tree, module::Modules)
+    }
+
+    /// The session's tree, with a memo of what is still valid.
+    #[inline]
+    fn tree<'e>(&mut self, epoch: &'e Epoch) -> Interned<'e> {
         let generation = module::generation();
         if generation != self.generation {
             self.generation = generation;
             self.walker.forget();
         }
-        let tree = Interned {
+        Interned {
             tree: &epoch.bank.tree,
             limit: epoch.bank.node_limit(),
             roots: self.roots,
-        };
-        self.walker
-            .walk(*registers, arch::thread_pointer(), &tree, module::Modules)
+        }
     }
 
     /// The record of this thread's shard for objects of a size class from a stack.
@@ -184,10 +223,10 @@ impl Thread {
 /// Distance of the size classes of one stack in a thread's cache of records.
 const CLASS_STRIDE: u32 = 37;
 
-/// Names a stack's record of a size class: nodes have 24 bits, size classes 6.
+/// Names a stack's record of a size class: nodes have 24 bits, size classes 7.
 #[inline]
 fn cache_key(leaf: NodeId, class: u32) -> u32 {
-    const { assert!(tree::MAX_NODES < 1 << 24 && SIZE_CLASSES <= 1 << 6) };
+    const { assert!(tree::MAX_NODES < 1 << 24 && CPU_CLASS < 1 << 8) };
     leaf | class << 24
 }
 
@@ -289,6 +328,7 @@ unsafe extern "C" fn ended(value: *mut c_void) {
             free_lists.clear();
         }
         session::release_shard((*thread).shard);
+        timers::thread_ends();
         (*local).busy = 0;
     }
     let put = |slot: &AtomicPtr<Thread>| {

@@ -234,7 +234,7 @@ const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
 /// Modules whose frames are shown at other addresses than they ran at.
 #[derive(Default)]
-struct Relocations {
+pub struct Relocations {
     modules: Vec<Relocated>,
 }
 
@@ -246,7 +246,7 @@ struct Relocated {
 
 impl Relocations {
     /// The address to show for a node's: its own, or the one in its relocated module.
-    fn shown(&self, address: u64) -> u64 {
+    pub fn shown(&self, address: u64) -> u64 {
         if matches!(address, TRUNCATED_ADDRESS | TABLE_FULL_ADDRESS) {
             return address;
         }
@@ -262,7 +262,7 @@ impl Relocations {
 /// The modules, called as the kernel calls them: the loader may know a library by a path
 /// that leads through a link. One that is gone, and whose range another has, is relocated, so
 /// that each address means one thing.
-fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) {
+pub fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) {
     let kernel = heap_format::maps::parse(maps);
     let by_range: HashMap<(u64, u64), &PathBuf> = kernel
         .iter()

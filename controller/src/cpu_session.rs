@@ -3,8 +3,11 @@
 
 mod description;
 mod engine;
+mod inside;
 mod profile;
+mod signals;
 mod targets;
+pub mod timers;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -21,13 +24,15 @@ use heap_format::cpu::Mode;
 use nix::sys::signal::Signal;
 
 pub use crate::cli::{CpuFormat, EngineName};
-use crate::launch::{FORWARDED, Launched};
+use crate::discovery::Discovery;
+use crate::launch::{self, FORWARDED, Launched};
 use crate::output::{self, Output};
+use crate::segment::default_directory;
 use crate::terminal::{self, Progress};
 use crate::text;
 use crate::waiting::{Received, Signals};
 pub use description::Description;
-pub use engine::Engine;
+pub use engine::{Agents, Engine};
 pub use profile::{Session, Times, modules};
 pub use targets::{Targets, find};
 
@@ -129,13 +134,17 @@ impl Run {
             signals.extend(FORWARDED);
             signals.push(Signal::SIGCHLD);
         }
-        Self::by(Signals::block(&signals)?, settings, launches)
+        Self::by(
+            Signals::block(&signals)?,
+            settings,
+            (launches, Agents::Asked),
+        )
     }
 
     /// A session in a thread beside another session, which shows the progress. It ends when it is
     /// asked to.
     pub fn beside(settings: Settings, signals: Signals) -> anyhow::Result<Self> {
-        let mut run = Self::by(signals, settings, false)?;
+        let mut run = Self::by(signals, settings, (false, Agents::Beside))?;
         run.is_alone = false;
         Ok(run)
     }
@@ -143,13 +152,17 @@ impl Run {
     /// A session that says nothing while it runs, and calls `begun` when sampling has begun, if it
     /// does.
     pub fn unseen(settings: Settings, begun: Box<dyn FnOnce()>) -> anyhow::Result<Self> {
-        let mut run = Self::by(Signals::block(&[])?, settings, false)?;
+        let mut run = Self::by(Signals::block(&[])?, settings, (false, Agents::Asked))?;
         run.is_alone = false;
         run.begun = Some(begun);
         Ok(run)
     }
 
-    fn by(signals: Signals, settings: Settings, launches: bool) -> anyhow::Result<Self> {
+    fn by(
+        signals: Signals,
+        settings: Settings,
+        (launches, agents): (bool, Agents),
+    ) -> anyhow::Result<Self> {
         let suffix = match settings.format {
             CpuFormat::Cpu => output::CPU,
             CpuFormat::Gperftools => output::GPERFTOOLS,
@@ -161,7 +174,7 @@ impl Run {
             children: launches,
         };
         Ok(Self {
-            engine: Engine::choose((settings.engine, settings.mode), sampling)?,
+            engine: Engine::choose((settings.engine, settings.mode), sampling, agents)?,
             recording: Recording::new(launches),
             signals,
             descriptions: HashMap::new(),
@@ -192,6 +205,7 @@ impl Run {
             let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
             self.named.push((pid, title));
         }
+        self.engine.limit(self.settings.length);
         for (pid, refusal) in self.attach_engine(&targets.pids) {
             let at = self.named.iter().position(|(named, _)| *named == pid);
             let title = at.map(|at| self.named.remove(at).1);
@@ -218,10 +232,30 @@ impl Run {
     /// Starts a program, and samples it and its children to its end.
     pub fn follow(mut self, command: &[OsString]) -> anyhow::Result<io::Result<Outcome>> {
         let needs_attaching = self.engine.attach_children()?;
-        let child = match Launched::start_plain(command) {
-            Ok(child) => child,
-            Err(error) => return Ok(Err(error)),
+        let directory = match self.engine.is_inside() {
+            true => Some(launch::make_directory(&default_directory())?),
+            false => None,
         };
+        let child = match &directory {
+            Some(directory) => {
+                let agent = launch::find_agent(None)?;
+                let discovery = Discovery::in_directory(directory.clone());
+                self.engine.follow_agents(discovery);
+                Launched::start_timed(command, &agent, self.settings.rate, directory)
+            }
+            None => Launched::start_plain(command),
+        };
+        let followed = match child {
+            Ok(child) => self.follow_child(child, needs_attaching).map(Ok),
+            Err(error) => Ok(Err(error)),
+        };
+        if let Some(directory) = directory {
+            launch::remove_directory(&directory);
+        }
+        followed
+    }
+
+    fn follow_child(mut self, child: Launched, needs_attaching: bool) -> anyhow::Result<Outcome> {
         let pid = child.pid();
         if let Some(files) = self.files {
             files.restore(pid);
@@ -246,7 +280,7 @@ impl Run {
             self.receive(&came);
         }
         self.outcome.status = self.child.take().and_then(|child| child.status);
-        Ok(Ok(self.outcome))
+        Ok(self.outcome)
     }
 
     /// Has processes sampled, and forgets those that are refused.
@@ -279,11 +313,9 @@ impl Run {
         terminal::diagnostic(message);
     }
 
-    fn warn_of_fallbacks(&self) {
-        self.engine
-            .fallbacks
-            .iter()
-            .for_each(|reason| terminal::warning(reason));
+    fn warn_of_fallbacks(&mut self) {
+        let news = self.engine.news();
+        news.iter().for_each(|reason| terminal::warning(reason));
     }
 
     fn time_left(&self) -> Option<Duration> {
@@ -300,6 +332,7 @@ impl Run {
             let pause = left.map_or(pause, |left| left.min(pause));
             let came = self.signals.wait(&self.engine.descriptors(), pause)?;
             self.engine.collect(&mut self.recording);
+            self.warn_of_fallbacks();
             self.describe();
             let is_over = self.receive(&came) || self.recording.running().next().is_none();
             if is_over || left.is_some_and(|left| left.is_zero()) {
@@ -380,14 +413,19 @@ impl Run {
         for process in processes.iter().filter(|p| p.counts.samples == 0) {
             let is_named = self.named.iter().any(|(pid, _)| *pid == process.pid);
             if !is_named {
+                // Short ones are none that failed; those that refused are.
+                if let Some(why) = self.engine.refusal(process.pid) {
+                    let name = self.title(process.pid);
+                    terminal::warning(&format!("{name}: {}", nothing_for(process, why)));
+                }
                 self.outcome.silent.processes += 1;
                 self.outcome.silent.cpu_ns += process.cpu_ns();
             } else if told.insert(process.pid) {
                 let title = self.title(process.pid);
-                self.fail(&format!(
-                    "{title}: {}",
-                    nothing(process, self.settings.mode)
-                ));
+                let why = self.engine.trouble(process.pid);
+                let why = why.map(|why| nothing_for(process, why));
+                let why = why.unwrap_or_else(|| nothing(process, self.settings.mode));
+                self.fail(&format!("{title}: {why}"));
             }
         }
         for (pid, title) in std::mem::take(&mut self.named) {
@@ -438,6 +476,25 @@ impl Run {
             Err(error) => self.fail(&format!("{title}: {error}")),
         }
     }
+}
+
+/// Whether agents take samples at this rate rather than what is outside, as far as can be told
+/// before a process is attached.
+pub fn samples_inside(engine: Option<EngineName>, rate: u32) -> bool {
+    let sampling = Sampling {
+        rate,
+        children: false,
+    };
+    match engine {
+        Some(engine) => engine == EngineName::Timers,
+        None => cpu::Perf::open(sampling).is_err(),
+    }
+}
+
+/// The same where the reason is known.
+fn nothing_for(process: &Process, why: &str) -> String {
+    let time = text::short_time(Duration::from_nanos(process.cpu_ns()));
+    format!("no sample of {time} of CPU time: {why}")
 }
 
 /// Why there is no sample of a process that was asked for.

@@ -68,6 +68,22 @@ impl Launched {
         Self::spawn(command, dump_signal)
     }
 
+    /// Starts `command` with the agent, which samples its CPU time and its children's at this rate
+    /// from its start, with segments in `directory`.
+    pub fn start_timed(
+        command: &[OsString],
+        agent: &Path,
+        rate: u32,
+        directory: &Path,
+    ) -> io::Result<Self> {
+        let mut command = program(command)?;
+        command
+            .env("LD_PRELOAD", preload(agent))
+            .env("MEM_PROFILER_CPU", rate.to_string())
+            .env(DIR_VARIABLE, directory);
+        Self::spawn(command, None)
+    }
+
     /// Starts `command` as it is.
     pub fn start_plain(command: &[OsString]) -> io::Result<Self> {
         Self::spawn(program(command)?, None)

@@ -69,7 +69,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         container: live.then(|| cgroup::container(agent.pid)).flatten(),
         agent_version: text::escape(header.agent_version()),
         state: state(agent, &header, running),
-        interval: session.map(|s| s.interval),
+        interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
         seconds_left: match end {
             Some(Deadline::At(ns)) => Some(ns.saturating_sub(crate::clock::now_ns()) as f64 / 1e9),
             _ => None,

@@ -30,7 +30,8 @@ pub struct Live {
 
 /// The last session of a process, if its table is there.
 pub fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
-    let session = header.session()?;
+    // One of CPU time alone has nothing of the heap.
+    let session = header.session().filter(|session| session.interval != 0)?;
     let mut buffer = [0; BANK_HEADER_BYTES];
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
     (bank.session() == session.number).then_some(session)

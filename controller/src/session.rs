@@ -63,6 +63,8 @@ pub struct Settings {
     pub triggers: Triggers,
     /// Which processes of a program that we start are worth a dump.
     pub worth: Worth,
+    /// Samples of CPU time that the agents take besides, in a second; 0: none.
+    pub cpu_rate: u32,
     /// What is checked at the exit of a program that we start.
     pub leak_check: Option<ExitCheck>,
 }

@@ -4,13 +4,18 @@
 //! name, and a node never changes once a record names it, so every stack is whole; a
 //! record may be read between two of its sums, which is at most the sample in flight.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
 use std::io;
 
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record};
 use shm_protocol::segment::{IntervalPeriod, Session};
-use shm_protocol::snapshot::{BankSummary, RecordView, Table, ThreadView, Totals, thread_of};
+use shm_protocol::snapshot::{
+    BankSummary, CpuView, RecordView, Table, ThreadView, Totals, thread_of,
+};
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
+use crate::resolved_tree::StackEnd;
 use crate::segment::{Refusal, Segment, io_error};
 use crate::stack_groups;
 
@@ -63,6 +68,10 @@ pub struct Snapshot {
     pub segment_bytes: u64,
     /// Samples that found no room in the table.
     pub table_full: RecordView,
+    /// The sums of CPU time of each stack.
+    pub cpu: Vec<RecordView>,
+    /// What was counted of CPU time besides.
+    pub cpu_totals: CpuView,
     nodes: Vec<u8>,
     stacks: Vec<RecordView>,
     groups: Vec<u32>,
@@ -95,6 +104,8 @@ impl Snapshot {
             least_interval: least_interval(session, &bank),
             segment_bytes: segment.memory_bytes()?,
             table_full: merger.table_full,
+            cpu: merger.cpu,
+            cpu_totals: bank.cpu(),
             nodes,
             stacks: merger.stacks,
             groups,
@@ -163,6 +174,24 @@ impl Snapshot {
         Table::new(&self.nodes, &[]).node(node).ok().flatten()
     }
 
+    /// The same, with the thread that it is of.
+    pub fn stack(&self, leaf: NodeId, out: &mut Vec<u64>) -> StackEnd {
+        let whole = self.addresses(leaf, out);
+        let table = Table::new(&self.nodes, &[]);
+        let mut thread = None;
+        let mut at = leaf;
+        for _ in 0..MAX_DEPTH {
+            match table.node(at) {
+                Ok(Some((parent, address))) => {
+                    thread = thread_of(address).or(thread);
+                    at = parent;
+                }
+                _ => break,
+            }
+        }
+        StackEnd { whole, thread }
+    }
+
     /// Return addresses of the stack that ends in `leaf`, leaf first, and whether it goes
     /// on to the thread's start.
     pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
@@ -220,9 +249,22 @@ struct Merger {
     /// By index in `stacks`, the entry of the same stack before it, likewise.
     others: Vec<u32>,
     table_full: RecordView,
+    /// Of CPU time, likewise merged.
+    cpu: Vec<RecordView>,
+    cpu_indexes: HashMap<NodeId, usize>,
 }
 
 impl Merger {
+    fn add_cpu(&mut self, record: &RecordView) {
+        match self.cpu_indexes.entry(record.node) {
+            MapEntry::Occupied(at) => self.cpu[*at.get()].merge(record),
+            MapEntry::Vacant(at) => {
+                at.insert(self.cpu.len());
+                self.cpu.push(*record);
+            }
+        }
+    }
+
     fn add(&mut self, record: &RecordView) {
         let leaf = record.node as usize;
         if self.indexes.len() <= leaf {
@@ -261,6 +303,8 @@ fn read_records(
         if !record.is_empty() {
             if number == 0 {
                 merger.table_full = *record;
+            } else if record.cpu().is_some() {
+                merger.add_cpu(record);
             } else if (record.node as usize) < nodes {
                 merger.add(record);
             }

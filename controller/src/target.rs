@@ -3,11 +3,13 @@
 mod deadline;
 mod error;
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use shm_protocol::Geometry;
 use shm_protocol::clock::unix_ns;
+use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
     BANK_HEADER_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Node, REFUSES_MUSL,
     REFUSES_SANITIZER, REFUSES_SECCOMP, RESERVE_STEPS, Record,
@@ -148,6 +150,7 @@ impl Target {
             controller_pid: u64::from(std::process::id()),
             range_limit: 0,
             thinning: 0,
+            cpu: CpuSetting::default(),
         };
         let segment_bytes = segment_bytes(&agent)?;
         let target = Self::new(agent, session, pidfd, segment_bytes);
@@ -182,6 +185,34 @@ impl Target {
             steps: bank.reserved_steps(),
             ..Self::new(agent, session, pidfd, segment_bytes)
         }))
+    }
+
+    /// Looks at a session that somebody else of this program has begun and looks after.
+    pub fn share(agent: Agent, session: Session) -> Result<Self, Error> {
+        let pidfd = process::pidfd(agent.pid);
+        let segment_bytes = segment_bytes(&agent)?;
+        let mut target = Self::new(agent, session, pidfd, segment_bytes);
+        // Its table is the other's to enlarge.
+        target.full = true;
+        match target.is_alive() {
+            true => Ok(target),
+            false => Err(Error::Ended),
+        }
+    }
+
+    /// What the session counted is safe: forgets it, and the segment where nobody uses it.
+    pub fn release(&self) -> io::Result<()> {
+        let segment = &self.agent.segment;
+        let done = segment
+            .view()
+            .mark_collected(self.session.number)
+            .map_err(io_error);
+        match self.agent.life {
+            Life::Running => done,
+            // Collected is all that it need be: `clean` removes it later.
+            _ if !self.is_gone() => done,
+            _ => segment.remove().map(drop),
+        }
     }
 
     fn new(agent: Agent, session: Session, pidfd: Option<OwnedFd>, segment_bytes: usize) -> Self {

@@ -15,6 +15,8 @@ use crate::walk::Unwinder;
 
 /// Stands outermost in a stack that could not be followed to its end.
 pub const TRUNCATED: u64 = 0x100;
+/// Alone: stands for samples without room for their stacks.
+pub const TABLE_FULL: u64 = 0x101;
 /// Stands for the kernel's stack where its functions are not known.
 pub const KERNEL: u64 = u64::MAX;
 /// Most threads of a process whose stacks are kept apart.
@@ -133,6 +135,16 @@ impl Process {
         let number = self.threads.len() as u32;
         self.numbers.insert(key, number);
         number
+    }
+
+    /// The number of a thread whose name is known; 0 for those that are too many.
+    pub fn named_thread(&mut self, tid: i32, name: &[u8]) -> u32 {
+        let key = u64::from(tid.cast_unsigned());
+        if !self.numbers.contains_key(&key) && self.threads.len() < MOST_THREADS {
+            self.threads.push((tid, name.to_vec()));
+            self.numbers.insert(key, self.threads.len() as u32);
+        }
+        self.numbers.get(&key).copied().unwrap_or(0)
     }
 
     /// A thread ended: another one may get its number.

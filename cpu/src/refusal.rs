@@ -73,6 +73,14 @@ pub enum Refusal {
         /// The thread.
         pid: i32,
     },
+    /// The agent in it takes no samples.
+    #[error("process {pid} cannot sample itself: {why}")]
+    Agent {
+        /// The process.
+        pid: i32,
+        /// Why.
+        why: String,
+    },
     /// Its files in `/proc` cannot be read, and it is there.
     #[error("/proc/{pid} cannot be read: {error}")]
     Proc {
@@ -101,7 +109,8 @@ impl Refusal {
     pub fn is_of_engine(&self) -> bool {
         !matches!(
             self,
-            Self::Foreign { .. }
+            Self::Agent { .. }
+                | Self::Foreign { .. }
                 | Self::Gone { .. }
                 | Self::OfKernel { .. }
                 | Self::Proc { .. }

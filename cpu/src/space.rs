@@ -37,6 +37,8 @@ pub struct Range {
     pub path: Rc<[u8]>,
     /// Its tables and bias, once they were asked for.
     tables: Option<(Rc<Tables>, u64)>,
+    /// Its file's build id, if somebody else has read it.
+    told: Option<Rc<[u8]>>,
 }
 
 impl Range {
@@ -54,13 +56,24 @@ impl Range {
             file,
             path: path.into(),
             tables: None,
+            told: None,
+        }
+    }
+
+    /// The same of a module whose build id is known.
+    #[must_use]
+    pub fn of_module(addresses: (u64, u64), offset: u64, path: &[u8], build_id: &[u8]) -> Self {
+        Self {
+            told: Some(build_id.into()),
+            ..Self::new(addresses, offset, ((0, 0), 0), path)
         }
     }
 
     /// The build id of its file, if that was read; empty: none.
     pub fn build_id(&self) -> &[u8] {
         let tables = self.tables.as_ref();
-        tables.map_or(&[], |(tables, _)| tables.build_id())
+        let told = self.told.as_deref().unwrap_or_default();
+        tables.map_or(told, |(tables, _)| tables.build_id())
     }
 }
 
@@ -206,6 +219,14 @@ impl Space {
         }
         self.is_fresh = false;
         self.ranges.splice(first..last, [range]);
+    }
+
+    /// Puts what is known for certain in the place of what was there.
+    pub fn replace(&mut self, range: Range) {
+        let reach = (range.start, range.end);
+        self.ranges
+            .retain(|known| known.end <= reach.0 || reach.1 <= known.start);
+        self.map(range);
     }
 
     /// The index of the range that holds an address. A miss makes it look anew, once.

@@ -2,7 +2,7 @@
 
 use unwind::compile::{Scratch, compile};
 use unwind::rule::{Rule, Step};
-use unwind::stack::Memory;
+use unwind::stack::{Interrupted, Memory};
 use unwind::{Cause, Registers, remote};
 
 use crate::frame_pointer;
@@ -32,35 +32,6 @@ impl Default for Unwinder {
             lacks_fp: false,
             callee: None,
         }
-    }
-}
-
-/// How far below the stack pointer a function may have its words (x86-64 psABI, 3.2.2).
-const RED_ZONE: u64 = 128;
-
-/// The memory of a thread that was interrupted, of which nothing below the stack pointer was copied.
-/// At a function's end its tables still say that the frame pointer is there, from where it was
-/// taken a moment ago: it is in its register again.
-struct Below<'a, M> {
-    at: Registers,
-    memory: &'a mut M,
-}
-
-impl<M: Memory> Memory for Below<'_, M> {
-    fn read(&mut self, address: u64) -> Result<u64, Cause> {
-        let distance = self.at.sp.wrapping_sub(address);
-        match (1..=RED_ZONE).contains(&distance) {
-            true => Ok(self.at.fp),
-            false => self.memory.read(address),
-        }
-    }
-
-    fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause> {
-        self.memory.read_inner(sp, address)
-    }
-
-    fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
-        self.memory.move_to(sp)
     }
 }
 
@@ -98,7 +69,7 @@ impl Unwinder {
     /// The step from the last frame.
     fn advance(&mut self, space: &mut Space, live: &Live, memory: &mut impl Memory) -> Step {
         match self.frames[..] {
-            [at] => self.step(space, live, &mut Below { at, memory }),
+            [at] => self.step(space, live, &mut Interrupted { at, memory }),
             _ => self.step(space, live, memory),
         }
     }

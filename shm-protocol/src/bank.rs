@@ -229,6 +229,22 @@ impl<'a> Bank<'a> {
         }
     }
 
+    /// Counts a sample of CPU time in its record, and in what the session counts of it; `exclusive` as
+    /// above.
+    pub fn count_cpu(&self, id: RecordId, shard: u32, ns: u64, exclusive: bool) {
+        let cpu = &self.header.cpu;
+        let (samples, sum) = match id {
+            TABLE_FULL => (&cpu.full_samples, &cpu.full_ns),
+            _ => (&cpu.samples, &cpu.ns),
+        };
+        samples.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        sum.fetch_add(ns, core::sync::atomic::Ordering::Relaxed);
+        if id != TABLE_FULL {
+            let owned = exclusive && self.owns(id, shard);
+            self.records.count_cpu(id, ns, owned);
+        }
+    }
+
     /// Counts the free of a sampled object, as [`count_new`](Self::count_new) does its birth.
     #[inline]
     pub fn count_free(&self, id: RecordId, shard: u32, sample: &FreeSample, exclusive: bool) {

@@ -16,12 +16,13 @@
 //! wipes, what a slow thread is still adding to the one before.
 
 use crate::counters::Counters;
+use crate::cpu::{CpuParams, CpuTotals};
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -55,6 +56,8 @@ pub struct Control {
     pub reserved: [u8; 62],
     /// The parameters of even and odd epochs.
     pub params: [Params; 2],
+    /// The same for CPU time.
+    pub cpu: [CpuParams; 2],
 }
 
 /// The parameters of an epoch. Written while no epoch that uses them is published.
@@ -62,7 +65,8 @@ pub struct Control {
 pub struct Params {
     /// Number of the session, from 1. Its lowest bit names the bank.
     pub session: AtomicU64,
-    /// Mean bytes between samples; 1 samples every allocation.
+    /// Mean bytes between samples; 1 samples every allocation. 0: none, for a session of CPU time
+    /// alone.
     pub interval: AtomicU64,
     /// End of the session in ns of [`crate::clock::now_ns`]; 0: none.
     pub deadline_ns: AtomicU64,
@@ -384,6 +388,8 @@ pub struct BankHeader {
     pub intervals: IntervalLog,
     /// Threads whose stacks are kept apart.
     pub threads: ThreadTable,
+    /// CPU time.
+    pub cpu: CpuTotals,
 }
 
 impl BankHeader {
@@ -540,7 +546,8 @@ mod tests {
     #[test]
     fn layout_is_pinned() {
         assert_eq!(size_of::<Params>(), 64);
-        assert_eq!(size_of::<Control>(), 192);
+        assert_eq!(size_of::<Control>(), 224);
+        assert_eq!(offset_of!(Control, cpu), 192);
         assert_eq!(offset_of!(Control, epoch), 0);
         assert_eq!(size_of::<Identity>(), 1336);
         assert_eq!(size_of::<AgentMemory>(), 88);
@@ -559,6 +566,7 @@ mod tests {
         assert_eq!(offset_of!(BankHeader, threads), 5440);
         assert_eq!(size_of::<ThreadEntry>(), 24);
         assert_eq!(size_of::<ThreadTable>(), 1544);
+        assert_eq!(offset_of!(BankHeader, cpu), 6984);
         assert!(size_of::<BankHeader>() <= BANK_HEADER_BYTES);
         assert_eq!(size_of::<Node>(), 16);
         assert_eq!(size_of::<Record>(), 128);

@@ -36,6 +36,7 @@ extern crate std;
 pub mod bank;
 pub mod clock;
 pub mod counters;
+pub mod cpu;
 pub mod layout;
 pub mod owner;
 pub mod pattern;

@@ -36,6 +36,9 @@ pub const VARIANCE_ONE: f64 = 1.0 / 256.0;
 pub const SHORT_TICKS: u32 = 1;
 /// Size classes: those of objects of 0 or 1 byte, of 2 or 3, of 4 to 7 and so on.
 pub const SIZE_CLASSES: u32 = 64;
+/// In the place of a size class: the record is of CPU time, and has samples, and nanoseconds instead
+/// of bytes.
+pub const CPU_CLASS: u32 = SIZE_CLASSES;
 
 /// The size class of an object: the logarithm of its size, base 2, rounded down.
 #[inline]
@@ -214,6 +217,15 @@ impl<'a> Records<'a> {
         amounts.bytes
     }
 
+    /// Counts a sample of CPU time, which stands for so many nanoseconds; `exclusive` as above.
+    #[inline]
+    pub fn count_cpu(&self, id: RecordId, ns: u64, exclusive: bool) {
+        if let Some(record) = self.records.get(id as usize) {
+            add(&record.alloc_samples, 1, exclusive);
+            add(&record.alloc_bytes, ns, exclusive);
+        }
+    }
+
     /// The record behind an index.
     #[inline]
     #[must_use]
@@ -224,7 +236,7 @@ impl<'a> Records<'a> {
     fn find(&self, node: &Node, class: u32, shard: u32) -> Option<RecordId> {
         let mut id = node.records.load(Ordering::Acquire);
         // A list longer than one record a shard and class can only be damage: stop.
-        for _ in 0..=SHARED_SHARD * SIZE_CLASSES {
+        for _ in 0..=SHARED_SHARD * (SIZE_CLASSES + 1) {
             let record = self.records.get(id as usize).filter(|_| id != 0)?;
             if record.shard.load(Ordering::Relaxed) == shard
                 && record.size_class.load(Ordering::Relaxed) == class
@@ -351,6 +363,27 @@ mod tests {
         assert_eq!(records.of_shard(&node, (5, 20), 0, 64), Some(large));
         let class = &records.record(others).unwrap().size_class;
         assert_eq!(class.load(Ordering::Relaxed), 20);
+    }
+
+    #[test]
+    fn cpu_time_of_a_stack_is_apart_from_its_objects() {
+        let (records, count, node) = memory(8);
+        let records = Records::new(&records, &count);
+        let objects = records.of_shard(&node, (5, 4), 0, 8).unwrap();
+        let time = records.of_shard(&node, (5, CPU_CLASS), 0, 8).unwrap();
+        assert_ne!(objects, time);
+        for (ns, exclusive) in [(3, true), (5, false)] {
+            records.count_cpu(time, ns, exclusive);
+        }
+        records.count_cpu(99, 7, true);
+        let record = records.record(time).unwrap();
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        assert_eq!(
+            (get(&record.alloc_samples), get(&record.alloc_bytes)),
+            (2, 8)
+        );
+        let record = records.record(objects).unwrap();
+        assert_eq!(get(&record.alloc_samples), 0);
     }
 
     #[test]

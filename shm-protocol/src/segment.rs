@@ -10,6 +10,7 @@ mod store;
 pub use store::{Descriptor, Errno, Store};
 
 use crate::bank::Geometry;
+use crate::cpu::{CpuParams, CpuSetting};
 use crate::layout::{
     AT_EXIT_CHECKED, AT_EXIT_SEEN, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, BANK_HEADER_BYTES, BankHeader,
     CONTROL_BYTES, Control, HEADER_BYTES, INTERVALS_KEPT, IntervalEntry, IntervalLog,
@@ -147,7 +148,7 @@ pub unsafe fn whole(control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
 pub struct Session {
     /// Number, from 1, one more than the last.
     pub number: u64,
-    /// Mean bytes between samples, at least 1.
+    /// Mean bytes between samples, at least 1; 0: none, CPU time alone is sampled.
     pub interval: u64,
     /// End, ns of [`crate::clock::now_ns`]; 0: none.
     pub deadline_ns: u64,
@@ -161,6 +162,8 @@ pub struct Session {
     pub range_limit: u64,
     /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
     pub thinning: u64,
+    /// What is wanted of CPU time.
+    pub cpu: CpuSetting,
 }
 
 /// One interval of a session that had several.
@@ -435,6 +438,9 @@ impl<F: Store> SegmentFile<F> {
         ] {
             self.write_word(at + field, value)?;
         }
+        let cpu = offset_of!(Control, cpu) + usize::from(epoch & 1) * size_of::<CpuParams>();
+        self.write_word(cpu + offset_of!(CpuParams, rate), session.cpu.rate)?;
+        self.write_word(cpu + offset_of!(CpuParams, avoid), session.cpu.avoid)?;
         self.write_at(offset_of!(Control, last_epoch), &[epoch])?;
         self.write_at(offset_of!(Control, epoch), &[epoch])?;
         Ok(epoch)

@@ -10,7 +10,7 @@ mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use bank::{BankSummary, ThreadView, Totals};
+pub use bank::{BankSummary, CpuView, ThreadView, Totals};
 pub use header::{Header, ModuleView};
 pub use table::{RecordView, StackEnd, StackSums, Table, thread_of};
 

@@ -205,7 +205,8 @@ fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
     let mut expected: BTreeSet<_> = own.map(|name| (*name).to_owned()).collect();
     expected.extend(operators());
     // Made as the C library makes them; the agent must know of seccomp filters.
-    expected.extend(["prctl", "syscall"].map(str::to_owned));
+    expected
+        .extend(["prctl", "syscall", "pthread_create", "sigaction", "signal"].map(str::to_owned));
     assert_eq!(ours, expected);
 
     // Programs that are linked with these find ours by the very names.

@@ -18,8 +18,8 @@
 //!   on one stack, not by a switch to another;
 //! - in the first thread: always, because the kernel keeps a gap below a growing stack.
 
-use crate::Cause;
 use crate::probe::{self, PAGE};
+use crate::{Cause, Registers};
 
 /// A stack's memory, from which a step reads.
 pub trait Memory {
@@ -75,6 +75,34 @@ impl Memory for Copied<'_> {
 
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
         self.read(sp).map(|_| ())
+    }
+}
+
+/// The stack of a thread that was interrupted, for the step from its innermost frame: nothing below
+/// its stack pointer is read. At a function's end its tables still say that the frame pointer is
+/// there, from where it was taken a moment ago: it is in its register again.
+pub struct Interrupted<'a, M> {
+    /// The innermost frame.
+    pub at: Registers,
+    /// Its stack.
+    pub memory: &'a mut M,
+}
+
+impl<M: Memory> Memory for Interrupted<'_, M> {
+    fn read(&mut self, address: u64) -> Result<u64, Cause> {
+        let distance = self.at.sp.wrapping_sub(address);
+        match (1..=RED_ZONE).contains(&distance) {
+            true => Ok(self.at.fp),
+            false => self.memory.read(address),
+        }
+    }
+
+    fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause> {
+        self.memory.read_inner(sp, address)
+    }
+
+    fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
+        self.memory.move_to(sp)
     }
 }
 

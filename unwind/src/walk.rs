@@ -19,7 +19,7 @@ use crate::probe::PAGE;
 use crate::rare;
 use crate::rule::{Base, Rule, Step, Word, plain_step, step};
 use crate::slow;
-use crate::stack::{Ends, Stack};
+use crate::stack::{Ends, Interrupted, Stack};
 use crate::{Cause, Registers};
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
@@ -245,16 +245,78 @@ impl Walker {
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
         }
-        let trace = self.trace(start, &code);
+        let trace = self.trace(start, 0, &[], &code);
+        self.complete(&trace, tree)
+    }
+
+    /// The same from a frame that was interrupted, at any of its instructions: `start.ip` is the
+    /// next one's address plus one. `live`: all of its registers by their DWARF numbers.
+    pub fn walk_interrupted<T: Tree>(
+        &mut self,
+        (start, live): (Registers, &[u64]),
+        thread: u64,
+        tree: &T,
+        code: impl Code,
+    ) -> Walk {
+        if !self.stack.stays_on_own(start.sp) {
+            self.enter(start.sp, thread);
+        }
+        // SAFETY: `init` wrote it.
+        let rule = code.rule(start.ip, unsafe { self.scratch.assume_init_mut() });
+        let step = self.interrupted_step(rule, &start, live, &code);
+        // SAFETY: the first of all.
+        unsafe { self.note(0, start, rule, [never(), Word::default()]) };
+        let trace = match step {
+            Step::Caller { registers, .. } => self.trace(registers, 1, live, &code),
+            Step::End { .. } => Trace::ends(1, None),
+            Step::Truncated(cause) => Trace::ends(1, Some(cause)),
+        };
+        self.complete(&trace, tree)
+    }
+
+    /// The step from the innermost frame, which was interrupted.
+    fn interrupted_step(
+        &mut self,
+        rule: Rule,
+        at: &Registers,
+        live: &[u64],
+        code: &impl Code,
+    ) -> Step {
+        let mut memory = Interrupted {
+            at: *at,
+            memory: &mut self.stack,
+        };
+        if !rule.is_rare::<Native>() {
+            return step(rule, at, &mut memory);
+        }
+        let mut inner = slow::Inner {
+            frame: |_: usize| *at,
+            count: 0,
+            module: |ip| code.image(ip),
+            // SAFETY: `init` wrote it.
+            scratch: unsafe { self.scratch.assume_init_mut() },
+            machine: PhantomData::<Native>,
+            live,
+        };
+        let callee = None;
+        let from = rare::Frame { rule, at, callee };
+        let rules = |ip, scratch: &mut Scratch| code.rule(ip, scratch);
+        code.reading(|| rare::step(&from, &mut memory, &mut inner, rules))
+            .unwrap_or(Step::Truncated(Cause::Unsupported))
+    }
+
+    /// Interns what a trace has found.
+    #[inline]
+    fn complete<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
         if let Some(end) = trace.end {
             self.truncated = end;
         }
         if trace.kept + trace.fresh > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
-            let walk = self.intern_deep(&trace, tree);
+            let walk = self.intern_deep(trace, tree);
             self.stack.settle(None, || 0);
             return walk;
         }
-        let walk = self.intern(&trace, tree);
+        let walk = self.intern(trace, tree);
         if !self.stack.is_on_own() || self.stack.moved() {
             self.settle();
         }
@@ -308,12 +370,18 @@ impl Walker {
         sp
     }
 
-    /// Steps outwards until the end or a frame of the memo that is still valid.
+    /// Steps outwards until the end or a frame of the memo that is still valid, with `fresh` frames
+    /// further in; `live` as above.
     #[inline]
-    fn trace(&mut self, start: Registers, code: &impl Code) -> Trace {
+    fn trace(
+        &mut self,
+        start: Registers,
+        mut fresh: usize,
+        live: &[u64],
+        code: &impl Code,
+    ) -> Trace {
         let mut at = start;
         let mut known = self.len;
-        let mut fresh = 0;
         let mut readable = self.stack.known();
         loop {
             let met = self.meet(at, &mut known);
@@ -345,7 +413,7 @@ impl Walker {
             // A copy, so that `at` may stay in registers.
             let here = at;
             let step = if found.is_rare::<Native>() {
-                self.rare_step(found, &here, fresh, code)
+                self.rare_step(found, &here, (fresh, live), code)
             } else {
                 step(found, &here, &mut self.stack)
             };
@@ -379,7 +447,13 @@ impl Walker {
     /// Steps from `at`, whose rule needs more than the followed registers, with `fresh`
     /// frames further in.
     #[cold]
-    fn rare_step(&mut self, rule: Rule, at: &Registers, fresh: usize, code: &impl Code) -> Step {
+    fn rare_step(
+        &mut self,
+        rule: Rule,
+        at: &Registers,
+        (fresh, live): (usize, &[u64]),
+        code: &impl Code,
+    ) -> Step {
         let frames = &self.fresh;
         // SAFETY: `trace` wrote the first `fresh` ones, and only those are requested.
         let frame = |index: usize| unsafe { frames[index].assume_init_ref() };
@@ -391,7 +465,7 @@ impl Walker {
             // SAFETY: `init` wrote it.
             scratch: unsafe { self.scratch.assume_init_mut() },
             machine: PhantomData::<Native>,
-            live: &[],
+            live,
         };
         let from = rare::Frame {
             rule,

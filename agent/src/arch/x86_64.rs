@@ -67,6 +67,137 @@ pub fn thread_pointer() -> u64 {
     at
 }
 
+/// Registers that DWARF numbers, without the return address (x86-64 psABI, figure 3.36).
+const NUMBERED: usize = 16;
+
+/// A function that a signal interrupted.
+pub struct Interrupted {
+    /// Where it was; the instruction's address plus one, as if it were a return address.
+    pub registers: Registers,
+    /// All registers by their DWARF numbers.
+    pub live: [u64; NUMBERED],
+}
+
+/// The registers that the kernel has saved for a signal's handler.
+pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
+    /// The numbers of the kernel's registers, in the order of DWARF's.
+    const ORDER: [libc::c_int; NUMBERED] = [
+        libc::REG_RAX,
+        libc::REG_RDX,
+        libc::REG_RCX,
+        libc::REG_RBX,
+        libc::REG_RSI,
+        libc::REG_RDI,
+        libc::REG_RBP,
+        libc::REG_RSP,
+        libc::REG_R8,
+        libc::REG_R9,
+        libc::REG_R10,
+        libc::REG_R11,
+        libc::REG_R12,
+        libc::REG_R13,
+        libc::REG_R14,
+        libc::REG_R15,
+    ];
+    let of = |register: libc::c_int| context.uc_mcontext.gregs[register as usize] as u64;
+    Interrupted {
+        registers: Registers {
+            ip: of(libc::REG_RIP).wrapping_add(1),
+            sp: of(libc::REG_RSP),
+            fp: of(libc::REG_RBP),
+        },
+        live: ORDER.map(of),
+    }
+}
+
+/// Whether the calling thread has a thread pointer, and so memory of its own: one that the program
+/// has made without the C library may have none. A system call. Changes `errno`.
+pub fn has_locals() -> bool {
+    /// `ARCH_GET_FS` of asm/prctl.h.
+    const GET: usize = 0x1003;
+    let mut at = 0u64;
+    let result: i64;
+    // SAFETY: arch_prctl(2) by hand, for the C library's function stores `errno` in that memory; it
+    // writes one word, and changes the two registers besides the result's.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") libc::SYS_arch_prctl => result,
+            in("rdi") GET,
+            in("rsi") &raw mut at,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0 && at != 0
+}
+
+/// Defines the signal handler `$name` (as of `SA_SIGINFO`): calls `$enter(info, context)`, and, if
+/// that returns the end of a stack, `$work(info, context)` on it.
+macro_rules! on_own_stack {
+    ($(#[$doc:meta])* $name:ident, $enter:path, $work:path) => {
+        $(#[$doc])*
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+            naked_asm!(
+                ".cfi_startproc",
+                "push rbp",
+                ".cfi_def_cfa_offset 16",
+                ".cfi_offset rbp, -16",
+                "mov rbp, rsp",
+                ".cfi_def_cfa_register rbp",
+                "push rsi",
+                "push rdx",
+                "mov rdi, rsi",
+                "mov rsi, rdx",
+                "call {enter}",
+                "pop rsi",
+                "pop rdi",
+                "test rax, rax",
+                "je 2f",
+                "mov rsp, rax",
+                "call {work}",
+                "2:",
+                "mov rsp, rbp",
+                "pop rbp",
+                ".cfi_def_cfa rsp, 8",
+                "ret",
+                ".cfi_endproc",
+                enter = sym $enter,
+                work = sym $work,
+            )
+        }
+    };
+}
+pub(crate) use on_own_stack;
+
+/// Defines what a thread runs first, `$name`: calls `$arrive(argument, &mut [routine, argument])`,
+/// and goes on with that routine by a jump, so that no frame of ours is below the thread's.
+macro_rules! starting_thread {
+    ($(#[$doc:meta])* $name:ident, $arrive:path) => {
+        $(#[$doc])*
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(argument: *mut c_void) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "sub rsp, 24",
+                ".cfi_adjust_cfa_offset 24",
+                "mov rsi, rsp",
+                "call {arrive}",
+                "mov rax, qword ptr [rsp]",
+                "mov rdi, qword ptr [rsp + 8]",
+                "add rsp, 24",
+                ".cfi_adjust_cfa_offset -24",
+                "jmp rax",
+                ".cfi_endproc",
+                arrive = sym $arrive,
+            )
+        }
+    };
+}
+pub(crate) use starting_thread;
+
 /// A cycle counter of constant rate.
 #[inline(always)]
 pub fn cycles() -> u64 {

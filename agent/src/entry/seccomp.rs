@@ -6,7 +6,7 @@
 //! constructor has run, so they need nothing of the C library but `errno`.
 
 use crate::arch::{noting_prctl, noting_syscall};
-use crate::{cycles, seccomp};
+use crate::{cpu, cycles, seccomp};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
 
@@ -19,8 +19,13 @@ const PR_SET_TSC: usize = 26;
 fn note(option: usize) {
     match option {
         PR_SET_TSC => cycles::forbid(),
-        _ => seccomp::note_installation(),
+        _ => note_installation(),
     }
+}
+
+fn note_installation() {
+    seccomp::note_installation();
+    cpu::end_for_filter();
 }
 
 /// Notes a call of prctl(2) with these first arguments.
@@ -32,7 +37,7 @@ extern "C" fn note_prctl(option: c_int) {
 extern "C" fn note_syscall(number: c_long, option: c_int) {
     match number {
         libc::SYS_prctl => note(option as usize),
-        _ => seccomp::note_installation(),
+        _ => note_installation(),
     }
 }
 

@@ -26,6 +26,7 @@ struct Pending {
     /// 0: none.
     session: AtomicU64,
     interval: AtomicU64,
+    cpu_rate: AtomicU64,
     thinning: AtomicU64,
     deadline_ns: AtomicU64,
     parent: AtomicU64,
@@ -34,6 +35,7 @@ struct Pending {
 static PENDING: Pending = Pending {
     session: AtomicU64::new(0),
     interval: AtomicU64::new(0),
+    cpu_rate: AtomicU64::new(0),
     thinning: AtomicU64::new(0),
     deadline_ns: AtomicU64::new(0),
     parent: AtomicU64::new(0),
@@ -82,16 +84,24 @@ fn remember(control: &Control) {
     put(&PENDING.parent, u64::from(OWNER.load(Ordering::Relaxed)));
     let epoch = control.epoch.load(Ordering::Acquire);
     let params = &control.params[usize::from(epoch & 1)];
+    // A session of CPU time that a controller has begun is one of this process alone.
+    let is_own = params.controller_pid.load(Ordering::Relaxed) == 0;
+    let cpu_rate = match is_own {
+        true => control.cpu[usize::from(epoch & 1)]
+            .rate
+            .load(Ordering::Relaxed),
+        false => 0,
+    };
+    let interval = params.interval.load(Ordering::Relaxed);
     let session = match epoch {
         0 => 0,
+        _ if interval == 0 && cpu_rate == 0 => 0,
         _ => params.session.load(Ordering::Relaxed).wrapping_add(1),
     };
     put(&PENDING.session, session);
     if session != 0 {
-        put(
-            &PENDING.interval,
-            params.interval.load(Ordering::Relaxed).max(1),
-        );
+        put(&PENDING.interval, interval);
+        put(&PENDING.cpu_rate, cpu_rate);
         put(&PENDING.thinning, params.thinning.load(Ordering::Relaxed));
         put(
             &PENDING.deadline_ns,
@@ -108,6 +118,7 @@ fn pending() -> Option<Start> {
     (session != 0 && !over).then(|| Start {
         session,
         interval: PENDING.interval.load(Ordering::Relaxed),
+        cpu_rate: PENDING.cpu_rate.load(Ordering::Relaxed),
         thinning: PENDING.thinning.load(Ordering::Relaxed),
         deadline_ns,
     })
@@ -130,7 +141,8 @@ fn drop_tables(known: bool) -> bool {
 
 fn begin_countdown(local: &mut Local) {
     let exact = PENDING.session.load(Ordering::Relaxed) != 0
-        && PENDING.interval.load(Ordering::Relaxed) <= 1;
+        && (PENDING.interval.load(Ordering::Relaxed) <= 1
+            || PENDING.cpu_rate.load(Ordering::Relaxed) != 0);
     local.epoch = WAITING_EPOCH;
     local.left = if exact { -1 } else { WORTH_IT };
 }

@@ -11,6 +11,7 @@ use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shm_protocol::clock;
+use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
     AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, CONTROL_BYTES, DEFAULT_SEGMENT_BYTES,
     MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY, REFUSES_MUSL, REFUSES_SANITIZER,
@@ -21,6 +22,9 @@ use shm_protocol::segment::{Errno, Session, Tables};
 
 /// Interval if the environment starts sampling without naming one.
 const DEFAULT_INTERVAL: u64 = 1024;
+
+/// Most samples in a second of CPU time.
+const MOST_RATE: u64 = 10_000;
 
 /// The path of our segment, needed to remove it.
 struct OwnPath(UnsafeCell<Path>);
@@ -56,9 +60,15 @@ pub fn start(file_limit: u64, address_space: u64, samples_all: bool) {
     if samples_all && !is_asked_for {
         OWN_SESSION.store(1, Ordering::Relaxed);
     }
-    let start = (is_asked_for || samples_all).then(|| Start {
+    let cpu_rate = number(c"MEM_PROFILER_CPU").unwrap_or(0).min(MOST_RATE);
+    let samples_heap = is_asked_for || samples_all;
+    let start = (samples_heap || cpu_rate != 0).then(|| Start {
         session: 1,
-        interval: number(c"MEM_PROFILER_INTERVAL").unwrap_or(interval),
+        interval: match samples_heap {
+            true => number(c"MEM_PROFILER_INTERVAL").unwrap_or(interval),
+            false => 0,
+        },
+        cpu_rate,
         thinning: match is_set(c"MEM_PROFILER_THIN") {
             true => u64::from(thinning::MOST),
             false => 0,
@@ -74,6 +84,7 @@ pub fn start(file_limit: u64, address_space: u64, samples_all: bool) {
 pub(super) struct Start {
     pub(super) session: u64,
     pub(super) interval: u64,
+    pub(super) cpu_rate: u64,
     pub(super) thinning: u64,
     pub(super) deadline_ns: u64,
 }
@@ -219,6 +230,10 @@ fn first_session(start: Start) -> Result<Session, Errno> {
         controller_pid: 0,
         range_limit: 0,
         thinning: start.thinning,
+        cpu: CpuSetting {
+            rate: start.cpu_rate,
+            avoid: 0,
+        },
     })
 }
 

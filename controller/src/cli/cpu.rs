@@ -127,6 +127,9 @@ pub struct BothArgs {
 pub enum EngineName {
     /// The kernel's perf events: exact, and with the kernel's own functions where that is allowed
     Perf,
+    /// The agent in the process, by a timer for each thread: for processes that carry it, without
+    /// any right to observe them
+    Timers,
     /// Each thread is stopped for some microseconds when it has run long enough
     Ptrace,
 }

@@ -32,6 +32,8 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     let targets = targets(&selection)?;
     let (signals, request) = Signals::by_request()?;
     let settings = cpu_settings(&args);
+    // Then the agents sample both, in one session.
+    let is_inside = cpu_session::samples_inside(settings.engine, settings.rate);
     // Where the heap is refused, nothing is sampled.
     let thread: Rc<OnceCell<io::Result<Beside>>> = Rc::default();
     let begun = thread.clone();
@@ -42,7 +44,10 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     });
     // The signals are blocked from here on, and so they will be in the other thread.
     let heap = Run::new(
-        heap_settings(&args, selection),
+        Settings {
+            cpu_rate: if is_inside { args.frequency } else { 0 },
+            ..heap_settings(&args, selection)
+        },
         Discovery::new(),
         false,
         Box::new(reporter),
@@ -91,6 +96,7 @@ fn heap_settings(args: &BothArgs, selection: Selection) -> Settings {
         max_overhead: args.interval.max_overhead,
         length: args.seconds,
         prefix: args.output.clone(),
+        cpu_rate: 0,
         selection,
         triggers: Triggers::default(),
         worth: Worth::default(),

@@ -34,6 +34,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let leak_check = at_exit.map(|mode| exit_check(mode, &args));
     let is_checked = leak_check.is_some();
     let settings = Settings {
+        cpu_rate: 0,
         leak_check,
         density,
         max_overhead: args.interval.max_overhead,

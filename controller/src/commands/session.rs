@@ -12,6 +12,7 @@ use crate::terminal;
 pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
     let settings = Settings {
         leak_check: None,
+        cpu_rate: 0,
         density: args.interval.first(),
         max_overhead: args.interval.max_overhead,
         length: args.seconds,

@@ -1,12 +1,27 @@
 //! What takes the samples: the best that is allowed, tried for real.
 
+use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
 use heap_format::cpu::{self as format, Mode};
 
+use super::inside::Inside;
+use super::timers::Trouble;
 use crate::cli::EngineName;
+use crate::discovery::Discovery;
+
+/// What part the agents have that processes carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agents {
+    /// None.
+    Unasked,
+    /// They are asked for samples where nothing better is allowed.
+    Asked,
+    /// The same, in sessions that another session of this program begins.
+    Beside,
+}
 
 /// What takes the samples, and why nothing better does.
 pub struct Engine {
@@ -16,7 +31,10 @@ pub struct Engine {
     sampling: Sampling,
     /// Why better ones are not used, and what that costs.
     pub fallbacks: Vec<String>,
+    /// How many of them were told.
+    told: usize,
     may_change: bool,
+    agents: Agents,
     /// When the processes were looked at, if nothing else does.
     looked: Option<Instant>,
     /// What is still known of it after its end.
@@ -27,11 +45,14 @@ struct Closed {
     name: String,
     lost: u64,
     kernel_hidden: Option<String>,
+    /// Why nothing was sampled of a process.
+    troubles: HashMap<i32, String>,
 }
 
 enum Taker {
     Perf(Box<Perf>),
     Ptrace(Box<Ptrace>),
+    Inside(Box<Inside>),
     /// Only what waits is sampled.
     Nothing,
 }
@@ -41,13 +62,16 @@ impl Engine {
     pub fn choose(
         (wanted, mode): (Option<EngineName>, Mode),
         sampling: Sampling,
+        agents: Agents,
     ) -> Result<Self, Refusal> {
         let mut engine = Self {
             taker: Taker::Ptrace(Box::new(Ptrace::new(sampling))),
             waiting: (mode != Mode::Cpu).then(|| Waiting::new(sampling)),
             sampling,
             fallbacks: Vec::new(),
+            told: 0,
             may_change: wanted.is_none(),
+            agents,
             looked: None,
             closed: None,
         };
@@ -58,12 +82,68 @@ impl Engine {
         if wanted == Some(EngineName::Ptrace) {
             return Ok(engine);
         }
+        if wanted == Some(EngineName::Timers) {
+            engine.taker =
+                Taker::Inside(Box::new(Inside::only(sampling, agents == Agents::Beside)));
+            return Ok(engine);
+        }
         match Perf::open(sampling) {
             Ok(perf) => engine.taker = Taker::Perf(Box::new(perf)),
-            Err(refusal) if engine.may_change => engine.fallbacks.push(instead(&refusal)),
+            Err(refusal) if engine.may_change => engine.fall_back(&refusal),
             Err(refusal) => return Err(refusal),
         }
         Ok(engine)
+    }
+
+    /// Without perf events: the agents, and ptrace where there are none.
+    fn fall_back(&mut self, refusal: &Refusal) {
+        // A program that we start may be traced, and carries no agent unless that was asked for. Who
+        // waits is seen with the rights that it takes to trace.
+        if self.sampling.children || self.waiting.is_some() || self.agents == Agents::Unasked {
+            self.fallbacks.push(format!("{refusal}; {STOPPED}"));
+            self.taker = Taker::Ptrace(Box::new(Ptrace::new(self.sampling)));
+        } else {
+            let inside = Inside::instead(self.sampling, self.agents == Agents::Beside, refusal);
+            self.taker = Taker::Inside(Box::new(inside));
+        }
+    }
+
+    /// What has to be said that was not said yet.
+    pub fn news(&mut self) -> Vec<String> {
+        let news = self.fallbacks[self.told..].to_vec();
+        self.told = self.fallbacks.len();
+        news
+    }
+
+    /// The same where it is not that it never noticed: short programs do not.
+    pub fn refusal(&self, pid: i32) -> Option<&str> {
+        let why = self.trouble(pid);
+        why.filter(|why| Trouble::Unnoticed.reason() != Some(why))
+    }
+
+    /// Why nothing was sampled of a process, if that is known.
+    pub fn trouble(&self, pid: i32) -> Option<&str> {
+        let closed = self.closed.as_ref()?;
+        closed.troubles.get(&pid).map(String::as_str)
+    }
+
+    /// Takes in what the program samples by itself that is about to be started, if that is how.
+    pub fn follow_agents(&mut self, discovery: Discovery) {
+        if let Taker::Inside(inside) = &mut self.taker {
+            inside.timers.follow(discovery);
+        }
+    }
+
+    /// Ends by itself what agents do, some time after this, if nobody is there to end it.
+    pub fn limit(&mut self, length: Option<Duration>) {
+        if let Taker::Inside(inside) = &mut self.taker {
+            inside.timers.limit(length);
+        }
+    }
+
+    /// Whether agents sample.
+    pub fn is_inside(&self) -> bool {
+        matches!(self.taker, Taker::Inside(_))
     }
 
     /// Samples these processes; returns those that cannot be, with the reason.
@@ -73,6 +153,7 @@ impl Engine {
             let attached = match &mut self.taker {
                 Taker::Perf(perf) => perf.attach(pid),
                 Taker::Ptrace(ptrace) => ptrace.attach(pid),
+                Taker::Inside(inside) => inside.attach(pid, &mut self.fallbacks),
                 Taker::Nothing => Ok(()),
             };
             let waiting = self.waiting.as_mut();
@@ -80,8 +161,7 @@ impl Engine {
             match attached {
                 Ok(()) => {}
                 Err(refusal) if self.may_change && refusal.is_of_engine() => {
-                    self.fallbacks.push(instead(&refusal));
-                    self.taker = Taker::Ptrace(Box::new(Ptrace::new(self.sampling)));
+                    self.fall_back(&refusal);
                     self.may_change = false;
                     return self.attach(pids);
                 }
@@ -96,6 +176,8 @@ impl Engine {
     pub fn attach_children(&mut self) -> Result<bool, Refusal> {
         match &mut self.taker {
             Taker::Perf(perf) => perf.attach_children().map(|()| false),
+            // It begins by itself.
+            Taker::Inside(_) => Ok(false),
             Taker::Ptrace(_) | Taker::Nothing => Ok(true),
         }
     }
@@ -105,9 +187,10 @@ impl Engine {
         if let Some(closed) = &self.closed {
             return closed.name.clone();
         }
-        let name = match self.taker {
+        let name = match &self.taker {
             Taker::Perf(_) => "perf_event",
             Taker::Ptrace(_) => "ptrace",
+            Taker::Inside(inside) => inside.name(),
             Taker::Nothing => return "/proc".to_owned(),
         };
         match self.waiting {
@@ -141,6 +224,11 @@ impl Engine {
                 cpu::proc::setting("perf_event_paranoid").unwrap_or(2)
             )),
             Taker::Ptrace(_) => Some("ptrace shows the process only".to_owned()),
+            Taker::Inside(_) => Some(
+                "timers show the process only: what it does in the kernel counts for the calls that \
+                 lead there"
+                    .to_owned(),
+            ),
             Taker::Nothing => None,
         }
     }
@@ -152,7 +240,7 @@ impl Engine {
         }
         match &self.taker {
             Taker::Perf(perf) => perf.lost,
-            Taker::Ptrace(_) | Taker::Nothing => 0,
+            Taker::Ptrace(_) | Taker::Inside(_) | Taker::Nothing => 0,
         }
     }
 
@@ -160,7 +248,7 @@ impl Engine {
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         match &self.taker {
             Taker::Perf(perf) => perf.descriptors().collect(),
-            Taker::Ptrace(_) | Taker::Nothing => Vec::new(),
+            Taker::Ptrace(_) | Taker::Inside(_) | Taker::Nothing => Vec::new(),
         }
     }
 
@@ -170,6 +258,7 @@ impl Engine {
             Taker::Perf(perf) => perf.due(),
             Taker::Nothing => super::ROUND,
             Taker::Ptrace(ptrace) => ptrace.due(),
+            Taker::Inside(inside) => inside.due(),
         };
         let waiting = self.waiting.as_ref();
         waiting.map_or(pause, |waiting| waiting.due().min(pause))
@@ -180,6 +269,7 @@ impl Engine {
         match &mut self.taker {
             Taker::Perf(perf) => perf.collect(recording),
             Taker::Ptrace(ptrace) => ptrace.collect(recording),
+            Taker::Inside(inside) => inside.collect(recording, &mut self.fallbacks),
             Taker::Nothing => {
                 if self.looked.is_none_or(|at| at.elapsed() >= super::ROUND) {
                     self.looked = Some(Instant::now());
@@ -196,13 +286,23 @@ impl Engine {
 
     /// Ends it: counts what has no sample yet, and lets go of the processes.
     pub fn finish(&mut self, recording: &mut Recording) {
-        if let Taker::Perf(perf) = &mut self.taker {
-            perf.finish(recording);
+        match &mut self.taker {
+            Taker::Perf(perf) => perf.finish(recording),
+            Taker::Inside(inside) => inside.timers.finish(recording),
+            Taker::Ptrace(_) | Taker::Nothing => {}
         }
         if let Some(waiting) = &mut self.waiting {
             waiting.finish(recording);
         }
         self.close();
+    }
+
+    fn take_troubles(&mut self) -> HashMap<i32, String> {
+        match (&mut self.taker, &mut self.closed) {
+            (Taker::Inside(inside), _) => inside.timers.take_troubles(),
+            (_, Some(closed)) => std::mem::take(&mut closed.troubles),
+            _ => HashMap::new(),
+        }
     }
 
     /// Closes all events, and lets go of all threads: profiles take time to write, and a program
@@ -212,6 +312,7 @@ impl Engine {
             name: self.name(),
             lost: self.lost(),
             kernel_hidden: self.kernel_hidden(),
+            troubles: self.take_troubles(),
         };
         self.closed = Some(closed);
         self.taker = Taker::Nothing;
@@ -219,13 +320,10 @@ impl Engine {
     }
 }
 
-fn instead(refusal: &Refusal) -> String {
-    format!(
-        "{refusal}; instead its running threads are stopped for some microseconds each (ptrace): \
-         what they do in the kernel is not seen, and now and then a call that waits (epoll_wait \
-         and the like) may return EINTR"
-    )
-}
+/// What ptrace costs.
+pub const STOPPED: &str = "instead its running threads are stopped for some microseconds each (ptrace): \
+                           what they do in the kernel is not seen, and now and then a call that \
+                           waits (epoll_wait and the like) may return EINTR";
 
 #[cfg(test)]
 mod tests {
@@ -238,7 +336,7 @@ mod tests {
             children: false,
         };
         let wanted = (Some(EngineName::Ptrace), Mode::Cpu);
-        let mut engine = Engine::choose(wanted, sampling).unwrap();
+        let mut engine = Engine::choose(wanted, sampling, Agents::Asked).unwrap();
         let known = |engine: &Engine| (engine.name(), engine.lost(), engine.kernel_hidden());
         let before = known(&engine);
         assert_eq!(before.0, "ptrace");

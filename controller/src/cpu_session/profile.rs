@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use cpu::kernel::Symbols;
-use cpu::recording::{FIRST_OF_KERNEL, TRUNCATED};
+use cpu::recording::{FIRST_OF_KERNEL, TABLE_FULL, TRUNCATED};
 use cpu::{Process, Waiting};
 use heap_format::cpu::{CpuBuilder, Frame, Mode, Sampling};
 use heap_format::{BuildId, Facts, Mapping, Thread};
@@ -171,6 +171,7 @@ fn stacks(process: &Process, mode: Mode, symbols: &Symbols, builder: &mut CpuBui
         for &frame in frames {
             let frame = match frame {
                 TRUNCATED => Frame::Truncated,
+                TABLE_FULL => Frame::TableFull,
                 Waiting::QUEUE => Frame::Kernel(QUEUE),
                 kernel if kernel >= FIRST_OF_KERNEL => {
                     Frame::Kernel(symbols.name(kernel).unwrap_or_default())

@@ -9,7 +9,7 @@ use crate::discovery::Life;
 use crate::dump::{self, Written};
 use crate::ended::Ended;
 use crate::process_end::ProcessEnd;
-use crate::segment::{Head, io_error};
+use crate::segment::Head;
 use crate::select;
 use crate::session::member::Member;
 use crate::snapshot::Gone;
@@ -228,19 +228,8 @@ impl Run {
 
     /// The dump is safe: forget the session, and the segment where nobody uses it.
     pub(super) fn release(&mut self, target: &Target) {
-        let segment = &target.agent.segment;
-        let done = segment
-            .view()
-            .mark_collected(target.session.number)
-            .map_err(io_error);
-        let done = match target.agent.life {
-            Life::Running => done,
-            // Collected is all that it need be: `clean` removes it later.
-            _ if !target.is_gone() => done,
-            _ => segment.remove().map(drop),
-        };
-        if let Err(error) = done {
-            let path = text::path(segment.path());
+        if let Err(error) = target.release() {
+            let path = text::path(target.agent.segment.path());
             self.reporter.warning(&format!("{path}: {error}"));
         }
     }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::{GLANCE, Run, SEARCH};
 use crate::cleaning::{Cleaned, remove_unused};
 use crate::clock::now_ns;
+use crate::cpu_session::timers;
 use crate::discovery::{Agent, Found, Life};
 use crate::dump;
 use crate::ended::Ended;
@@ -39,7 +40,11 @@ impl Run {
             let (title, process) = (agent.title(), (agent.pid, agent.entry.name.start_time));
             match Target::take(agent) {
                 Ok(target) => {
-                    let target = target.limited(self.settings.max_overhead);
+                    let mut target = target.limited(self.settings.max_overhead);
+                    if self.settings.cpu_rate != 0 {
+                        let setting = timers::setting(self.settings.cpu_rate, target.agent.pid);
+                        target.session.cpu = setting;
+                    }
                     self.save_leftover(&target);
                     taken.push(target);
                 }

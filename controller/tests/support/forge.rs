@@ -128,6 +128,7 @@ impl Forged {
             controller_pid: 0,
             range_limit: 0,
             thinning: 0,
+            cpu: Default::default(),
         };
         view.publish(&session).unwrap();
         let geometry = view.geometry();

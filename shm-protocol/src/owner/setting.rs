@@ -2,6 +2,7 @@
 
 use super::Sessions;
 use crate::bank::Bank;
+use crate::cpu::CpuSetting;
 use crate::layout::{Control, MAGIC};
 use crate::segment::Session;
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -13,7 +14,7 @@ pub struct Setting {
     pub epoch: u8,
     /// The session's number.
     pub session: u64,
-    /// Mean bytes between samples.
+    /// Mean bytes between samples; 0: none, CPU time alone is sampled.
     pub interval: u64,
     /// End, in ns of the machine's clock; 0: none.
     pub deadline_ns: u64,
@@ -23,6 +24,8 @@ pub struct Setting {
     pub range_limit: u64,
     /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
     pub thinning: u64,
+    /// What is wanted of CPU time.
+    pub cpu: CpuSetting,
 }
 
 impl Setting {
@@ -35,14 +38,17 @@ impl Setting {
         }
         let params = &control.params[usize::from(epoch & 1)];
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let cpu = control.cpu[usize::from(epoch & 1)].read();
+        let least = u64::from(cpu.rate == 0);
         let setting = Self {
             epoch,
             session: read(&params.session),
-            interval: read(&params.interval).max(1),
+            interval: read(&params.interval).max(least),
             deadline_ns: read(&params.deadline_ns),
             start_ns: read(&params.start_ns),
             range_limit: read(&params.range_limit),
             thinning: read(&params.thinning),
+            cpu,
         };
         // A thread may sleep for two sessions between any two of these. Parameters are rewritten
         // only after their epoch is over. It is not over, so they belong to it.
@@ -96,6 +102,7 @@ fn begin(control: &Control, session: &Session) {
     ] {
         word.store(value, Ordering::Relaxed);
     }
+    control.cpu[usize::from(FIRST & 1)].write(session.cpu);
     control.last_epoch.store(FIRST, Ordering::Relaxed);
     control.epoch.store(FIRST, Ordering::Release);
 }

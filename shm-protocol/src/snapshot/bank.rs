@@ -3,6 +3,7 @@
 use super::{Invalid, u32_at, u64_at};
 use crate::bank::Geometry;
 use crate::counters::{self, Counter, Counters};
+use crate::cpu::{CPU_CAUSES, CpuState, CpuTotals};
 use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, RESERVE_STEPS,
     ShardTotals, THREADS_KEPT, ThreadEntry, ThreadTable,
@@ -92,6 +93,29 @@ impl<'a> BankSummary<'a> {
             .map(|counter| (*counter, self.counter(counter.offset)))
     }
 
+    /// What was counted of CPU time.
+    #[must_use]
+    pub fn cpu(&self) -> CpuView {
+        let at = offset_of!(BankHeader, cpu);
+        let word = |field: usize| u64_at(self.bytes, at + field);
+        let half = |field: usize| u32_at(self.bytes, at + field);
+        let truncated = offset_of!(CpuTotals, truncated);
+        CpuView {
+            state: CpuState::from_number(half(offset_of!(CpuTotals, state))),
+            errno: half(offset_of!(CpuTotals, errno)),
+            signal: half(offset_of!(CpuTotals, signal)),
+            threads: word(offset_of!(CpuTotals, threads)),
+            unarmed: word(offset_of!(CpuTotals, unarmed)),
+            samples: word(offset_of!(CpuTotals, samples)),
+            ns: word(offset_of!(CpuTotals, ns)),
+            overruns: word(offset_of!(CpuTotals, overruns)),
+            postponed: word(offset_of!(CpuTotals, postponed)),
+            full_samples: word(offset_of!(CpuTotals, full_samples)),
+            full_ns: word(offset_of!(CpuTotals, full_ns)),
+            truncated: core::array::from_fn(|cause| word(truncated + 8 * cause)),
+        }
+    }
+
     /// The threads whose stacks are kept apart, in the order of their indexes.
     pub fn thread_entries(&self) -> impl Iterator<Item = ThreadView> + use<'a> {
         let table = offset_of!(BankHeader, threads);
@@ -160,6 +184,27 @@ impl<'a> BankSummary<'a> {
         totals.live_bytes = (alloc.wrapping_sub(freed) as i64).max(0) as f64 / BYTE_ONE;
         totals
     }
+}
+
+/// What a process counted of its CPU time in a session, see [`CpuTotals`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(
+    missing_docs,
+    reason = "each is the field of `CpuTotals` with its name"
+)]
+pub struct CpuView {
+    pub state: CpuState,
+    pub errno: u32,
+    pub signal: u32,
+    pub threads: u64,
+    pub unarmed: u64,
+    pub samples: u64,
+    pub ns: u64,
+    pub overruns: u64,
+    pub postponed: u64,
+    pub full_samples: u64,
+    pub full_ns: u64,
+    pub truncated: [u64; CPU_CAUSES],
 }
 
 /// A thread of a session.

@@ -1,6 +1,7 @@
 //! Head of a segment: identity, commands, status, modules.
 
 use super::{Invalid, text_at, u32_at, u64_at};
+use crate::cpu::{CpuParams, CpuSetting};
 use crate::layout::{
     ABI_VERSION, AgentMemory, AllocatorStats, CONTROL_BYTES, Control, HEADER_BYTES, HeapGlobals,
     IDENTITY_OFFSET, Identity, MAGIC, MODULE_CAPACITY, MODULE_PATH_BYTES, MODULES_OFFSET, Module,
@@ -211,6 +212,8 @@ impl<'a> Header<'a> {
         let last = self.bytes[offset_of!(Control, last_epoch)];
         let at = offset_of!(Control, params) + usize::from(last & 1) * size_of::<Params>();
         let field = |field: usize| u64_at(self.bytes, at + field);
+        let at = offset_of!(Control, cpu) + usize::from(last & 1) * size_of::<CpuParams>();
+        let cpu = |field: usize| u64_at(self.bytes, at + field);
         let session = Session {
             number: field(offset_of!(Params, session)),
             interval: field(offset_of!(Params, interval)),
@@ -220,6 +223,10 @@ impl<'a> Header<'a> {
             controller_pid: field(offset_of!(Params, controller_pid)),
             range_limit: field(offset_of!(Params, range_limit)),
             thinning: field(offset_of!(Params, thinning)),
+            cpu: CpuSetting {
+                rate: cpu(offset_of!(CpuParams, rate)),
+                avoid: cpu(offset_of!(CpuParams, avoid)),
+            },
         };
         (last != 0 && session.number != 0).then_some(session)
     }

@@ -2,7 +2,7 @@
 
 use super::{Invalid, u32_at, u64_at};
 use crate::layout::{Node, Record, THREAD_ADDRESS, THREADS_KEPT};
-use crate::record::{BYTE_ONE, OBJECT_ONE, SIZE_CLASSES, TIME_ONE, VARIANCE_ONE};
+use crate::record::{BYTE_ONE, CPU_CLASS, OBJECT_ONE, SIZE_CLASSES, TIME_ONE, VARIANCE_ONE};
 use crate::tree::{FIRST_NODE, NodeId, TRUNCATED};
 use core::mem::{offset_of, size_of};
 
@@ -97,7 +97,7 @@ pub fn thread_of(address: u64) -> Option<u32> {
 pub struct RecordView {
     /// Leaf of the stack; 0 for `[table full]`.
     pub node: NodeId,
-    /// Size class of its objects; see [`crate::record::size_class`].
+    /// Size class of its objects, see [`crate::record::size_class`]; or [`CPU_CLASS`].
     pub size_class: u32,
     sums: [u64; 12],
     /// Variance of the objects allocated, and the part that left with freed ones.
@@ -160,10 +160,17 @@ impl RecordView {
         let base = index * size_of::<Record>();
         Self {
             node: u32_at(bytes, base + offset_of!(Record, node)),
-            size_class: u32_at(bytes, base + offset_of!(Record, size_class)) % SIZE_CLASSES,
+            size_class: u32_at(bytes, base + offset_of!(Record, size_class)) % (SIZE_CLASSES + 1),
             sums: FIELDS.map(|field| u64_at(bytes, base + field)),
             object_variances: FLOATS.map(|field| variance(u64_at(bytes, base + field))),
         }
+    }
+
+    /// Samples of CPU time and the nanoseconds that they stand for, if it is of those.
+    #[must_use]
+    pub fn cpu(&self) -> Option<(u64, u64)> {
+        let [samples, _, ns, ..] = self.sums;
+        (self.size_class == CPU_CLASS).then_some((samples, ns))
     }
 
     /// Whether nothing was counted.

@@ -1,8 +1,8 @@
 use super::*;
 use crate::bank::{Bank, Geometry};
 use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
-use crate::layout::{BANK_HEADER_BYTES, RESERVE_STEPS, THREADS_KEPT};
-use crate::record::{FreeSample, NewSample, VARIANCE_ONE};
+use crate::layout::{BANK_HEADER_BYTES, RESERVE_STEPS, Record, THREADS_KEPT};
+use crate::record::{CPU_CLASS, FreeSample, NewSample, TABLE_FULL, VARIANCE_ONE};
 use crate::sync::Ordering;
 use crate::tree::{Place, ROOT, TRUNCATED};
 use proptest::prelude::*;
@@ -23,6 +23,34 @@ fn as_bytes(words: &[u64]) -> &[u8] {
 fn aligned(words: &mut [u64]) -> usize {
     let at = words.as_ptr() as usize;
     (at.next_multiple_of(64) - at) / 8
+}
+
+#[test]
+fn cpu_time_is_read_apart_from_objects() {
+    let geometry = Geometry::of_segment(SEGMENT);
+    let mut words = bank_memory(geometry);
+    let skip = aligned(&mut words);
+    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
+    bank.header
+        .reserved_steps
+        .store(RESERVE_STEPS, core::sync::atomic::Ordering::Relaxed);
+    let limit = bank.node_limit();
+    let leaf = bank.tree.child(Place::root(ROOT), 0x10, limit).unwrap();
+    let record = bank.record_of((leaf.node, CPU_CLASS), 0);
+    bank.count_cpu(record, 0, 1000, true);
+    bank.count_cpu(record, 0, 234, true);
+    bank.count_cpu(TABLE_FULL, 0, 7, true);
+    let bytes = &as_bytes(&words)[skip * 8..][..geometry.bank_bytes];
+    let summary = BankSummary::new(&bytes[..BANK_HEADER_BYTES], geometry).unwrap();
+    let counted = summary.cpu();
+    assert_eq!((counted.samples, counted.ns), (2, 1234));
+    assert_eq!((counted.full_samples, counted.full_ns), (1, 7));
+    assert_eq!(summary.totals().samples, 0);
+    let records = &bytes[geometry.records_offset()..];
+    let table = Table::new(&[], &records[..summary.records() * size_of::<Record>()]);
+    let read: Vec<_> = table.records().filter_map(|record| record.cpu()).collect();
+    assert_eq!(read, [(2, 1234)]);
 }
 
 #[test]

@@ -133,3 +133,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_frame_that_was_interrupted_has_its_frame_pointer_in_the_register() {
+    // The outer frame is found by the frame pointer, which the inner one has just taken back: its
+    // tables still say that it is below the stack pointer.
+    const INNER: u64 = 0x100;
+    let rules = |ip: u64, _: &mut Scratch| match ip {
+        INNER => Rule::new(Kind::Sp, 8, Some(-8), Some(-16)),
+        _ => Rule::new(Kind::Fp, 16, Some(-8), Some(-16)),
+    };
+    let mut memory = vec![0u64; 16];
+    // Below the stack pointer: what another function has left there.
+    (memory[3], memory[4]) = (0xbad, 0x200);
+    (memory[8], memory[9]) = (1, 0);
+    let address = |index: usize| &raw const memory[index] as u64;
+    let start = Registers {
+        ip: INNER,
+        sp: address(4),
+        fp: address(8),
+    };
+    let (mut walker, tree) = (walker(), Interned::default());
+    for _ in 0..2 {
+        let walk = walker.walk_interrupted((start, &[]), 0, &tree, rules);
+        assert_eq!(walk.truncated, None);
+        assert_eq!(tree.path(walk.leaf.unwrap()), (vec![INNER, 0x200], false));
+    }
+    // The memo's outer frame serves both kinds of walks.
+    let caller = Registers {
+        ip: 0x200,
+        sp: address(5),
+        fp: address(8),
+    };
+    let walk = walker.walk(caller, 0, &tree, rules);
+    assert_eq!(tree.path(walk.leaf.unwrap()).0, [0x200]);
+}

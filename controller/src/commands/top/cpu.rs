@@ -9,8 +9,8 @@ use cpu::{Recording, Sampling};
 use heap_format::cpu::Mode;
 
 use super::Feed;
-use crate::cli::{self, CpuFormat, TopArgs};
-use crate::cpu_session::{Description, Engine, Session, find};
+use crate::cli::{self, CpuFormat, EngineName, TopArgs};
+use crate::cpu_session::{Agents, Description, Engine, Session, find};
 use crate::output::{self, Output};
 use crate::terminal::warning;
 use crate::text;
@@ -43,11 +43,17 @@ impl CpuFeed {
             bail!("{pid}: the process has ended");
         };
         let title = description.title(pid);
+        if args.engine == Some(EngineName::Timers) {
+            bail!(
+                "top shows samples as they come, and timers count them in the process until the end: \
+                 mem_profiler cpu --engine timers -p {pid} writes a profile"
+            );
+        }
         let sampling = Sampling {
             rate: args.frequency,
             children: false,
         };
-        let mut engine = Engine::choose((args.engine, Mode::Cpu), sampling)?;
+        let mut engine = Engine::choose((args.engine, Mode::Cpu), sampling, Agents::Unasked)?;
         let mut recording = Recording::new(false);
         recording.add(pid);
         if let Some((_, refusal)) = engine.attach(&[pid]).pop() {

@@ -1,6 +1,7 @@
 //! A segment in memory, of words that the model checker follows.
 
 use crate::bank::{Bank, Geometry};
+use crate::cpu::{CpuParams, CpuSetting};
 use crate::layout::{
     BankHeader, Control, IntervalEntry, IntervalLog, MIN_SEGMENT_BYTES, Node, Params, Record,
     ShardTotals, ThreadEntry, ThreadTable,
@@ -64,6 +65,13 @@ fn totals() -> ShardTotals {
     }
 }
 
+fn cpu_params() -> CpuParams {
+    CpuParams {
+        rate: word(),
+        avoid: word(),
+    }
+}
+
 fn header() -> BankHeader {
     let entry = || IntervalEntry {
         from_ns: word(),
@@ -96,6 +104,8 @@ fn header() -> BankHeader {
                 name: core::array::from_fn(|_| word()),
             }),
         },
+        // SAFETY: as for the counters.
+        cpu: unsafe { core::mem::zeroed() },
     }
 }
 
@@ -188,6 +198,10 @@ pub fn session(number: u64) -> Session {
         controller_pid: 0,
         range_limit: number * 100,
         thinning: number * 1000,
+        cpu: CpuSetting {
+            rate: number,
+            avoid: number * 7,
+        },
     }
 }
 
@@ -199,6 +213,7 @@ impl Segment {
                 last_epoch: AtomicU8::new(0),
                 reserved: [0; 62],
                 params: [params(), params()],
+                cpu: [cpu_params(), cpu_params()],
             },
             banks: [bank_words(), bank_words()],
         }
@@ -274,6 +289,11 @@ impl Segment {
                     Word::Whole(&params.thinning),
                 ),
             ]);
+        }
+        for (index, cpu) in control.cpu.iter().enumerate() {
+            let at = offset_of!(Control, cpu) + index * size_of::<CpuParams>();
+            words.push((at + offset_of!(CpuParams, rate), Word::Whole(&cpu.rate)));
+            words.push((at + offset_of!(CpuParams, avoid), Word::Whole(&cpu.avoid)));
         }
         for (number, bank) in (0..).zip(&self.banks) {
             bank.words(geometry().bank_offset(number), &mut words);

@@ -82,6 +82,7 @@ fn check(met: &Met<'_>) {
         start_ns: published.start_ns,
         range_limit: published.range_limit,
         thinning: published.thinning,
+        cpu: published.cpu,
     };
     assert_eq!(met.setting, expected, "parameters of two sessions");
     assert_eq!(u64::from(met.start_tick), published.start_ns);

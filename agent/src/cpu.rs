@@ -1,0 +1,378 @@
+//! Samples of CPU time, which the process takes of itself for a session that wants them.
+//!
+//! A thread that allocates on the slow path notices the session, and gives each thread of the
+//! process a timer ([`crate::timers`]). When one fires, its signal's handler counts the stack that
+//! it interrupted, with the CPU time that the thread has used since its last sample: whatever was
+//! late or lost, the sum is what the process used.
+//!
+//! The handler takes no lock, allocates nothing and keeps `errno`. It runs on memory of its own,
+//! however small the stack is that it interrupted, and does nothing if that was in the agent. It
+//! also sees to it that new threads get timers, and that all are deleted once the session is over.
+//!
+//! Only a session that asks for it makes these system calls, and none where a seccomp filter may
+//! forbid them.
+
+use crate::arch::{self, on_own_stack};
+use crate::local::Local;
+use crate::session::{self, Epoch};
+use crate::thread::{self, Thread};
+use crate::timers::{self, Armed, Failure, Turn};
+use crate::{fork, module, seccomp, sys};
+use core::arch::naked_asm;
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use shm_protocol::clock;
+use shm_protocol::cpu::{CpuState, CpuTotals};
+use shm_protocol::record::{CPU_CLASS, TABLE_FULL};
+use unwind::walk::Walk;
+
+/// Bytes that a thread may allocate in a session of CPU time alone before it looks whether there
+/// are new threads.
+pub const COUNTDOWN: i64 = 64 << 10;
+/// Time between such looks, by whoever comes first.
+const PERIOD_NS: u64 = 100_000_000;
+
+/// What the session counts.
+static TOTALS: AtomicPtr<CpuTotals> = AtomicPtr::new(null_mut());
+/// When threads were looked for.
+static LOOKED: AtomicU64 = AtomicU64::new(0);
+
+fn totals() -> Option<&'static CpuTotals> {
+    // SAFETY: null, or a bank's, whose mapping stays as long as this process does; a child forgets
+    // it before its own session.
+    unsafe { TOTALS.load(Ordering::Acquire).as_ref() }
+}
+
+fn note(armed: Armed) {
+    if let Some(totals) = totals() {
+        totals.threads.fetch_add(armed.threads, Ordering::Relaxed);
+        totals.unarmed.fetch_add(armed.unarmed, Ordering::Relaxed);
+    }
+}
+
+/// A thread has met an epoch: sees to it that CPU time is sampled if the epoch wants that. Called
+/// with the thread marked busy.
+pub fn meet(epoch: &Epoch) {
+    let wanted = epoch.cpu.rate != 0;
+    if wanted && timers::session() == epoch.session {
+        look_after(clock::now_ns());
+    } else if timers::session() != 0 {
+        end(CpuState::Disarmed);
+    }
+    if wanted && timers::session() == 0 {
+        begin(epoch);
+    }
+}
+
+#[cold]
+fn begin(epoch: &Epoch) {
+    let totals = &epoch.bank.header.cpu;
+    let is_new = totals.state.load(Ordering::Relaxed) == CpuState::Unnoticed as u32;
+    let Some(turn) = Turn::take().filter(|_| is_new) else {
+        return;
+    };
+    if !seccomp::is_absent() {
+        return refuse(totals, CpuState::Filtered, 0);
+    }
+    // What is unwound needs it; other threads' first samples are in a handler.
+    if !module::prepare() {
+        return refuse(totals, CpuState::Failed, sys::errno());
+    }
+    TOTALS.store((&raw const *totals).cast_mut(), Ordering::Release);
+    LOOKED.store(clock::now_ns(), Ordering::Relaxed);
+    let wanted = (epoch.cpu.rate, epoch.cpu.avoid);
+    match timers::begin(&turn, epoch.session, wanted, handler) {
+        Ok(armed) => {
+            note(armed);
+            let state = CpuState::Armed as u32;
+            totals.state.store(state, Ordering::Release);
+        }
+        Err(Failure::NoSignal) => refuse(totals, CpuState::NoSignal, 0),
+        Err(Failure::Errno(errno)) => refuse(totals, CpuState::Failed, errno),
+    }
+}
+
+/// Begins the session that the environment asks for. At start-up.
+pub fn start() {
+    if session::control().epoch.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let local = arch::local();
+    // SAFETY: the thread's own words, which no other code uses while the library is loaded.
+    unsafe { (*local).busy = 1 };
+    if let Some(epoch) = session::current().filter(|epoch| epoch.cpu.rate != 0) {
+        begin(&epoch);
+    }
+    // SAFETY: as above.
+    unsafe { (*local).busy = 0 };
+}
+
+fn refuse(totals: &CpuTotals, state: CpuState, errno: c_int) {
+    totals.errno.store(errno as u32, Ordering::Relaxed);
+    totals.state.store(state as u32, Ordering::Release);
+}
+
+/// Deletes all timers, if it is nobody else's turn; then the next signal tries again.
+#[cold]
+fn end(state: CpuState) {
+    let Some(turn) = Turn::take() else { return };
+    if timers::end(&turn)
+        && let Some(totals) = totals()
+    {
+        totals.state.store(state as u32, Ordering::Release);
+    }
+}
+
+/// The program is about to handle a signal: if it is ours, the timers get another one. Safe in a
+/// signal handler.
+#[inline]
+pub fn give_way(number: c_int) {
+    if timers::session() != 0 && number == timers::number() {
+        change_signal(number);
+    }
+}
+
+#[cold]
+fn change_signal(taken: c_int) {
+    let saved = sys::errno();
+    for _ in 0..100_000 {
+        if let Some(turn) = Turn::take() {
+            let session = timers::session();
+            let epoch = session::current().filter(|epoch| epoch.session == session);
+            if timers::end(&turn) {
+                let wanted = epoch.map(|epoch| (epoch.cpu.rate, epoch.cpu.avoid | bit(taken)));
+                let began = wanted.map(|wanted| timers::begin(&turn, session, wanted, handler));
+                if let (false, Some(totals)) = (matches!(began, Some(Ok(_))), totals()) {
+                    let state = CpuState::SignalTaken as u32;
+                    totals.state.store(state, Ordering::Release);
+                }
+            }
+            break;
+        }
+        core::hint::spin_loop();
+    }
+    sys::set_errno(saved);
+}
+
+fn bit(number: c_int) -> u64 {
+    1u64.checked_shl((number - 1) as u32).unwrap_or(0)
+}
+
+/// A seccomp filter is about to be installed, which may forbid what timers and their signals need.
+/// Safe in a signal handler.
+#[cold]
+pub fn end_for_filter() {
+    if timers::session() == 0 {
+        return;
+    }
+    let saved = sys::errno();
+    // Whoever has the turn needs microseconds for it, unless this thread interrupts it.
+    for _ in 0..100_000 {
+        end(CpuState::Filtered);
+        if timers::session() == 0 {
+            break;
+        }
+        core::hint::spin_loop();
+    }
+    sys::set_errno(saved);
+}
+
+/// Looks for new threads, and whether the program has taken the signal, if that is due.
+fn look_after(now: u64) {
+    let last = LOOKED.load(Ordering::Relaxed);
+    if now.wrapping_sub(last) < PERIOD_NS {
+        return;
+    }
+    let Some(turn) = Turn::take() else { return };
+    if timers::session() == 0 {
+        return;
+    }
+    LOOKED.store(now, Ordering::Relaxed);
+    if timers::is_ours() {
+        note(timers::look_after(&turn));
+    } else {
+        drop(turn);
+        end(CpuState::SignalTaken);
+    }
+}
+
+/// On the slow path in a session of CPU time alone.
+#[cold]
+pub fn pass(epoch: &Epoch) {
+    let now = clock::now_ns();
+    if epoch.deadline_ns != 0 && now >= epoch.deadline_ns {
+        session::expire(epoch, now);
+        end(CpuState::Disarmed);
+    } else {
+        meet(epoch);
+    }
+}
+
+/// A thread begins in which nothing has run yet: gives it a timer.
+pub extern "C" fn thread_begins() {
+    let local = arch::local();
+    // SAFETY: the thread's own words.
+    if unsafe { (*local).busy } != 0 {
+        return;
+    }
+    let saved = sys::errno();
+    // A moment, since threads begin together; the next look finds it otherwise.
+    for _ in 0..1000 {
+        if let Some(turn) = Turn::take() {
+            if timers::session() != 0 {
+                note(timers::arm_own(&turn, true));
+            }
+            break;
+        }
+        core::hint::spin_loop();
+    }
+    sys::set_errno(saved);
+}
+
+on_own_stack! {
+    /// The signal's handler.
+    handler, enter, work
+}
+
+/// `SI_TIMER`, and where a timer's signal says how many it stands for besides, and which it is
+/// (`siginfo_t` of the kernel).
+const SI_TIMER: c_int = -2;
+const OVERRUN: usize = 20;
+const VALUE: usize = 24;
+
+/// Claims the thread for the handler; the end of its stack for [`work`], or null: there is nothing
+/// to do.
+///
+/// # Safety
+/// `info` is a signal's.
+unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
+    // SAFETY: the caller's.
+    if unsafe { (*info).si_code } != SI_TIMER || timers::session() == 0 || !arch::has_locals() {
+        return null_mut();
+    }
+    let local = arch::local();
+    // SAFETY: the thread's own words; while it is not busy nobody else has borrowed them.
+    unsafe {
+        if (*local).busy != 0 {
+            if let Some(totals) = totals() {
+                totals.postponed.fetch_add(1, Ordering::Relaxed);
+            }
+            return null_mut();
+        }
+        (*local).busy = 1;
+        if (*local).thread.is_null() {
+            let saved = sys::errno();
+            (*local).thread = thread::make().cast();
+            sys::set_errno(saved);
+        }
+        match thread::of(&*local).as_mut() {
+            Some(thread) => thread.stack_end(),
+            None => {
+                (*local).busy = 0;
+                null_mut()
+            }
+        }
+    }
+}
+
+/// Takes the sample.
+///
+/// # Safety
+/// What a signal's handler was given; [`enter`] has claimed the thread.
+unsafe extern "C" fn work(info: *const libc::siginfo_t, context: *const libc::ucontext_t) {
+    let saved = sys::errno();
+    // SAFETY: the kernel's words for a timer's signal, within its 128 bytes.
+    let (overrun, index) = unsafe {
+        let bytes: *const u8 = info.cast();
+        (
+            bytes.add(OVERRUN).cast::<c_int>().read(),
+            bytes.add(VALUE).cast::<usize>().read(),
+        )
+    };
+    // SAFETY: the caller's: claimed, and signals are blocked.
+    let local = unsafe { &mut *arch::local() };
+    // SAFETY: the caller's: the kernel's.
+    let context = unsafe { &*context };
+    sample(local, index, overrun, context);
+    local.busy = 0;
+    sys::set_errno(saved);
+}
+
+fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucontext_t) {
+    if !fork::leave_if_unseen(local) {
+        return;
+    }
+    // SAFETY: `enter` has made sure that there is one.
+    let Some(thread) = (unsafe { thread::of(local).as_mut() }) else {
+        return;
+    };
+    let Some(epoch) = epoch_of(thread) else {
+        return;
+    };
+    let now = clock::now_ns();
+    if epoch.deadline_ns != 0 && now >= epoch.deadline_ns {
+        session::expire(epoch, now);
+        return end(CpuState::Disarmed);
+    }
+    if let Some(slot) = timers::slot_of(index) {
+        let ns = slot.take_elapsed();
+        count(thread, epoch, context, ns);
+        let overruns = &epoch.bank.header.cpu.overruns;
+        overruns.fetch_add(overrun.max(0) as u64, Ordering::Relaxed);
+    }
+    look_after(now);
+}
+
+/// The epoch to count in. `None`: the session is over, or its setting changes just now.
+fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
+    let number = session::control().epoch.load(Ordering::Relaxed);
+    // SAFETY: a thread with a session has entered an epoch.
+    let known = thread.session != 0 && {
+        let epoch = unsafe { thread.epoch() };
+        epoch.number == number && session::is_current(epoch)
+    };
+    if !known {
+        let epoch = session::current();
+        let is_meant = |epoch: &Epoch| epoch.session == timers::session() && epoch.cpu.rate != 0;
+        match epoch.filter(is_meant) {
+            Some(epoch) => thread.meet(epoch),
+            None => {
+                // While a controller changes the setting there is none for a moment.
+                if number == 0 || epoch.is_some() {
+                    end(CpuState::Disarmed);
+                }
+                return None;
+            }
+        }
+    }
+    // SAFETY: entered, now or before.
+    let epoch: &Epoch = unsafe { thread.epoch() };
+    if epoch.session != timers::session() || epoch.cpu.rate == 0 {
+        end(CpuState::Disarmed);
+        return None;
+    }
+    Some(epoch)
+}
+
+fn count(thread: &mut Thread, epoch: &Epoch, context: &libc::ucontext_t, ns: u64) {
+    let (mut walk, mut record) = intern(thread, epoch, context);
+    while record == TABLE_FULL && session::grow(epoch) {
+        (walk, record) = intern(thread, epoch, context);
+    }
+    if let Some(cause) = walk.truncated {
+        let causes = &epoch.bank.header.cpu.truncated;
+        causes[cause as usize].fetch_add(1, Ordering::Relaxed);
+    }
+    epoch
+        .bank
+        .count_cpu(record, thread.shard, ns, thread.is_exclusive());
+}
+
+fn intern(thread: &mut Thread, epoch: &Epoch, context: &libc::ucontext_t) -> (Walk, u32) {
+    let walk = thread.walk_interrupted(&arch::interrupted(context), epoch);
+    let record = walk
+        .leaf
+        .map_or(TABLE_FULL, |leaf| thread.record_of(leaf, CPU_CLASS, epoch));
+    (walk, record)
+}

@@ -1,0 +1,423 @@
+//! Timers on the CPU time of single threads, for a session that samples CPU time.
+//!
+//! Each thread that runs is told by a signal of its own when it has used the time that a sample
+//! stands for ([`crate::cpu`] has the handler). The kernel compares clocks at its own tick, so a
+//! signal comes late, by 1 to 10 ms; a thread that sleeps gets none.
+//!
+//! Timers are made and deleted under one lock that is only ever tried, for all of this runs in
+//! signal handlers too. A thread whose turn it is not comes back later.
+//!
+//! A timer never fires while its thread forks: on old kernels (before 4.19) a `fork` that a signal
+//! interrupts starts again, for ever if the time between two signals is shorter than it takes.
+
+mod listing;
+mod signal;
+
+pub use signal::{is_ours, number, restore_in_child};
+
+use crate::{own, sys, tid};
+use core::ffi::c_int;
+use core::mem::{size_of, zeroed};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// Most threads of a process that have timers at a time.
+const CAPACITY: usize = 4096;
+
+/// A thread with a timer. Zeroed memory is a free one.
+pub struct Slot {
+    /// The thread; 0: none.
+    tid: AtomicU32,
+    /// The round of [`look_after`] in which it was last seen to be there.
+    seen: AtomicU32,
+    /// The kernel's number of its timer, plus one; 0: none.
+    timer: AtomicU64,
+    /// Its CPU time at its last sample, in ns.
+    last: AtomicU64,
+    /// What was left of its period when it began to fork, and its CPU time then, in ns.
+    paused: [AtomicU64; 2],
+}
+
+/// All of them, mapped by the first session that needs them.
+static TABLE: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
+/// Slots from here on were never used in this session.
+static USED: AtomicU32 = AtomicU32::new(0);
+/// Number of the session that the timers are for; 0: there are none.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
+static SESSION: AtomicU64 = AtomicU64::new(0);
+/// Time between two samples, in ns.
+static PERIOD: AtomicU64 = AtomicU64::new(0);
+/// See [`listing`].
+static ROUND: AtomicU32 = AtomicU32::new(0);
+
+static LOCK: AtomicBool = AtomicBool::new(false);
+
+/// The right to make and delete timers.
+pub struct Turn(());
+
+impl Turn {
+    /// Takes it, unless somebody else has it.
+    pub fn take() -> Option<Self> {
+        let taken = LOCK.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok().then(|| Self(()))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        LOCK.store(false, Ordering::Release);
+    }
+}
+
+/// Why there are no timers.
+pub enum Failure {
+    /// No signal is free.
+    NoSignal,
+    /// The kernel's reason.
+    Errno(c_int),
+}
+
+/// What became of the threads.
+#[derive(Clone, Copy, Default)]
+pub struct Armed {
+    /// How many got a timer.
+    pub threads: u64,
+    /// How many did not.
+    pub unarmed: u64,
+}
+
+/// The session that the timers are for; 0: there are none.
+#[inline]
+pub fn session() -> u64 {
+    SESSION.load(Ordering::Relaxed)
+}
+
+fn slots() -> &'static [Slot] {
+    let table = TABLE.load(Ordering::Acquire);
+    if table.is_null() {
+        return &[];
+    }
+    // SAFETY: `map` made it for so many, of atomics that are valid when zero, and it stays.
+    unsafe { core::slice::from_raw_parts(table, CAPACITY) }
+}
+
+fn used() -> &'static [Slot] {
+    let slots = slots();
+    &slots[..(USED.load(Ordering::Acquire) as usize).min(slots.len())]
+}
+
+/// The slot that a timer tells of, if it is the calling thread's.
+pub fn slot_of(index: usize) -> Option<&'static Slot> {
+    let slot = slots().get(index)?;
+    let own = tid::own();
+    (own != 0 && slot.tid.load(Ordering::Relaxed) == own).then_some(slot)
+}
+
+impl Slot {
+    /// The CPU time that the calling thread has used since this was last asked.
+    pub fn take_elapsed(&self) -> u64 {
+        let now = own_clock();
+        now.saturating_sub(self.last.swap(now, Ordering::Relaxed))
+    }
+}
+
+/// CPU time of the calling thread, in ns.
+fn own_clock() -> u64 {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
+}
+
+/// A clock's time, in ns. Changes `errno`.
+fn clock(id: libc::clockid_t) -> Option<u64> {
+    // SAFETY: all zero is a timespec.
+    let mut time: libc::timespec = unsafe { zeroed() };
+    // SAFETY: a timespec to fill.
+    let known = unsafe { libc::clock_gettime(id, &mut time) } == 0;
+    known.then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// The clock of a thread of this process (`include/linux/posix-timers.h`): of one thread (4), as
+/// the scheduler counts (2).
+fn clock_of(tid: u32) -> libc::clockid_t {
+    ((!tid) << 3 | 6) as libc::clockid_t
+}
+
+/// Begins a session: gives a timer to each thread that there is. `avoid`: signals that may not be
+/// used. Changes `errno`.
+pub fn begin(
+    _turn: &Turn,
+    session: u64,
+    (rate, avoid): (u64, u64),
+    handler: signal::Handler,
+) -> Result<Armed, Failure> {
+    if slots().is_empty() {
+        let made = own::map(CAPACITY * size_of::<Slot>());
+        if made.is_null() {
+            return Err(Failure::Errno(sys::errno()));
+        }
+        TABLE.store(made.cast(), Ordering::Release);
+    }
+    for slot in slots() {
+        // Those of a parent, after a fork.
+        slot.tid.store(0, Ordering::Relaxed);
+        slot.timer.store(0, Ordering::Relaxed);
+    }
+    USED.store(0, Ordering::Release);
+    signal::install(avoid, handler)?;
+    PERIOD.store(1_000_000_000 / rate.clamp(1, 1_000_000), Ordering::Relaxed);
+    SESSION.store(session, Ordering::SeqCst);
+    Ok(arm_all(true))
+}
+
+/// Gives timers to new threads, and deletes those of threads that have ended. Changes `errno`.
+pub fn look_after(_turn: &Turn) -> Armed {
+    arm_all(false)
+}
+
+/// Ends the session: deletes all timers, and lets the program have its signal back. Whether there
+/// was one. Changes `errno`.
+pub fn end(_turn: &Turn) -> bool {
+    if SESSION.swap(0, Ordering::SeqCst) == 0 {
+        return false;
+    }
+    for slot in used() {
+        slot.clear();
+    }
+    // No timer is left that could send one to the default action, which ends the process.
+    signal::restore();
+    true
+}
+
+/// Gives a timer to the calling thread, if it has none. Changes `errno`.
+pub fn arm_own(_turn: &Turn, is_new: bool) -> Armed {
+    match tid::own() {
+        0 => Armed::default(),
+        own => {
+            // What a thread with its number has left.
+            if let Some(slot) = own_slot().filter(|_| is_new) {
+                slot.clear();
+            }
+            arm(own, !is_new)
+        }
+    }
+}
+
+fn arm_all(is_first: bool) -> Armed {
+    let mut armed = Armed::default();
+    let round = ROUND.load(Ordering::Relaxed).wrapping_add(1);
+    ROUND.store(round, Ordering::Relaxed);
+    let complete = listing::each_thread(|tid| {
+        // What a thread used before the session is not sampled; one that is new began in it.
+        let now = arm(tid, is_first);
+        armed.threads += now.threads;
+        armed.unarmed += now.unarmed;
+    });
+    let is_gone = |slot: &&Slot| {
+        let tid = slot.tid.load(Ordering::Relaxed);
+        tid != 0 && slot.seen.load(Ordering::Relaxed) != round
+    };
+    for slot in used().iter().filter(|_| complete).filter(is_gone) {
+        slot.clear();
+    }
+    armed
+}
+
+/// Gives a thread a timer; `is_old`: it may have run before the session.
+fn arm(tid: u32, is_old: bool) -> Armed {
+    let (round, slots) = (ROUND.load(Ordering::Relaxed), slots());
+    let mut free = None;
+    let used = self::used().len();
+    for (index, slot) in slots[..used].iter().enumerate() {
+        match slot.tid.load(Ordering::Relaxed) {
+            0 => free = free.or(Some(index)),
+            known if known == tid => {
+                slot.seen.store(round, Ordering::Relaxed);
+                return Armed::default();
+            }
+            _ => {}
+        }
+    }
+    let index = free.unwrap_or(used);
+    let Some(slot) = slots.get(index) else {
+        return Armed {
+            threads: 0,
+            unarmed: 1,
+        };
+    };
+    let Some(now) = clock(clock_of(tid)) else {
+        // It has ended.
+        return Armed::default();
+    };
+    slot.last
+        .store(if is_old { now } else { 0 }, Ordering::Relaxed);
+    slot.seen.store(round, Ordering::Relaxed);
+    slot.tid.store(tid, Ordering::Relaxed);
+    let made = make(tid, index).is_some_and(|timer| {
+        slot.timer.store(timer as u64 + 1, Ordering::SeqCst);
+        USED.fetch_max(index as u32 + 1, Ordering::Release);
+        // A phase at random, so that threads that live for less than a period have their share.
+        start(timer, 1 + at_random() % period())
+    });
+    if !made {
+        slot.clear();
+    }
+    Armed {
+        threads: u64::from(made),
+        unarmed: u64::from(!made),
+    }
+}
+
+fn period() -> u64 {
+    PERIOD.load(Ordering::Relaxed).max(1)
+}
+
+/// A number that differs from call to call (Vigna's SplitMix64).
+fn at_random() -> u64 {
+    static STATE: AtomicU64 = AtomicU64::new(0);
+    let seed = crate::cycles::read().unwrap_or_else(shm_protocol::clock::now_ns);
+    let state = STATE.fetch_add(seed | 1, Ordering::Relaxed) ^ seed;
+    let mixed = (state ^ state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ mixed >> 31
+}
+
+/// A timer that does not run yet.
+fn make(tid: u32, index: usize) -> Option<c_int> {
+    // SAFETY: integers and a pointer that is a number here; zero is a value.
+    let mut event: libc::sigevent = unsafe { zeroed() };
+    event.sigev_notify = libc::SIGEV_THREAD_ID;
+    event.sigev_signo = signal::number();
+    event.sigev_notify_thread_id = tid as c_int;
+    event.sigev_value.sival_ptr = core::ptr::without_provenance_mut(index);
+    let mut timer: c_int = 0;
+    // SAFETY: a sigevent to read and a number to write, as the kernel has them.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_timer_create,
+            clock_of(tid),
+            &raw const event,
+            &raw mut timer,
+        )
+    };
+    (result == 0).then_some(timer)
+}
+
+/// Lets a timer fire in `first` ns of CPU time, and then each period. Whether it could.
+fn start(timer: c_int, first: u64) -> bool {
+    set(timer, first, period()).is_some()
+}
+
+fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec {
+        tv_sec: (ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+    }
+}
+
+/// Sets a timer; 0 stops it. What was left, in ns.
+fn set(timer: c_int, first: u64, interval: u64) -> Option<u64> {
+    let setting = libc::itimerspec {
+        it_interval: timespec(interval),
+        it_value: timespec(first),
+    };
+    // SAFETY: zero is a value.
+    let mut old: libc::itimerspec = unsafe { zeroed() };
+    // SAFETY: a timer of ours, a setting to read and one to write.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_timer_settime,
+            timer,
+            0,
+            &raw const setting,
+            &raw mut old,
+        )
+    };
+    let left = old.it_value;
+    (result == 0).then_some(left.tv_sec as u64 * 1_000_000_000 + left.tv_nsec as u64)
+}
+
+impl Slot {
+    fn timer(&self) -> Option<c_int> {
+        let timer = self.timer.load(Ordering::SeqCst);
+        Some((timer.checked_sub(1)?) as c_int)
+    }
+
+    /// Deletes its timer, and frees it.
+    fn clear(&self) {
+        let timer = self.timer.swap(0, Ordering::SeqCst);
+        if let Some(timer) = timer.checked_sub(1) {
+            // SAFETY: a timer of ours, that nobody else deletes.
+            unsafe { libc::syscall(libc::SYS_timer_delete, timer as c_int) };
+        }
+        self.tid.store(0, Ordering::Release);
+    }
+}
+
+/// The slot of the calling thread.
+#[cold]
+fn own_slot() -> Option<&'static Slot> {
+    let own = tid::own();
+    let is_own = |slot: &&Slot| own != 0 && slot.tid.load(Ordering::Relaxed) == own;
+    used().iter().find(is_own)
+}
+
+/// Before the calling thread forks.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
+pub unsafe extern "C" fn before_fork() {
+    if session() != 0 {
+        pause();
+    }
+}
+
+/// In the parent, when it has forked.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
+pub unsafe extern "C" fn after_fork() {
+    if session() != 0 {
+        resume();
+    }
+}
+
+#[cold]
+fn pause() {
+    let saved = sys::errno();
+    if let Some((slot, timer)) = own_slot().and_then(|slot| Some((slot, slot.timer()?))) {
+        let left = set(timer, 0, 0).unwrap_or(0);
+        slot.paused[0].store(left, Ordering::Relaxed);
+        slot.paused[1].store(own_clock(), Ordering::Relaxed);
+    }
+    sys::set_errno(saved);
+}
+
+/// Goes on as if the timer had run meanwhile: what the fork took is sampled right after it.
+#[cold]
+fn resume() {
+    let saved = sys::errno();
+    if let Some((slot, timer)) = own_slot().and_then(|slot| Some((slot, slot.timer()?))) {
+        let [left, since] = &slot.paused;
+        let spent = own_clock().saturating_sub(since.load(Ordering::Relaxed));
+        let left = left.load(Ordering::Relaxed).saturating_sub(spent);
+        start(timer, left.max(1));
+    }
+    sys::set_errno(saved);
+}
+
+/// In a child, which has none of its parent's timers.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
+pub fn in_child() {
+    if session() != 0 {
+        SESSION.store(0, Ordering::Relaxed);
+        LOCK.store(false, Ordering::Relaxed);
+        restore_in_child();
+    }
+}
+
+/// The calling thread ends.
+pub fn thread_ends() {
+    if session() == 0 {
+        return;
+    }
+    let saved = sys::errno();
+    if let (Some(_turn), Some(slot)) = (Turn::take(), own_slot()) {
+        slot.clear();
+    }
+    sys::set_errno(saved);
+}

@@ -1,0 +1,270 @@
+// Uses CPU time in ways that are hard on a profiler which sends signals, and says at the end what it
+// used: "cpu NANOSECONDS".
+//
+// timed SHAPE [wait]: `wait`: says "ready", and begins after a line of input. SHAPE is
+// `signals` (its own SIGPROF and real-time signals), `takes` (as `stays`, but after a line of input
+// it handles all real-time signals itself, and after another says how many came), `forks`,
+// `storm` (2000 short threads that never allocate), `epoll` (a server that must not be
+// interrupted), `stacks` (handlers on small stacks, coroutines), `stays` (until it is killed).
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <thread>
+#include <ucontext.h>
+#include <unistd.h>
+#include <vector>
+
+static volatile unsigned long sink;
+
+static long now(clockid_t clock) {
+    timespec time;
+    clock_gettime(clock, &time);
+    return time.tv_sec * 1000000000L + time.tv_nsec;
+}
+
+extern "C" void __attribute__((noinline)) site_burn(long ns) {
+    long end = now(CLOCK_THREAD_CPUTIME_ID) + ns;
+    while (now(CLOCK_THREAD_CPUTIME_ID) < end)
+        for (unsigned long i = 0; i < 10000; i++)
+            sink += i * i;
+    asm volatile("" ::: "memory");
+}
+
+// Not optimised away.
+static void allocate(size_t bytes) {
+    void *volatile memory = malloc(bytes);
+    free(memory);
+}
+
+static void fail(const char *what) {
+    printf("failed: %s\n", what);
+    _exit(3);
+}
+
+static std::atomic<long> came[65];
+
+static void count(int number) { came[number]++; }
+
+static void handle(int number) {
+    struct sigaction action = {};
+    action.sa_handler = count;
+    sigaction(number, &action, nullptr);
+}
+
+static void signals() {
+    std::vector<int> own;
+    for (int number = SIGRTMIN; number <= SIGRTMIN + 20; number++)
+        own.push_back(number);
+    sigset_t waited;
+    sigemptyset(&waited);
+    sigaddset(&waited, SIGRTMAX);
+    pthread_sigmask(SIG_BLOCK, &waited, nullptr);
+    for (int number : own)
+        handle(number);
+    handle(SIGPROF);
+    itimerval timer = {{0, 10000}, {0, 10000}};
+    setitimer(ITIMER_PROF, &timer, nullptr);
+    for (int round = 0; round < 20; round++) {
+        for (int number : own)
+            raise(number);
+        raise(SIGRTMAX);
+        siginfo_t info;
+        if (sigwaitinfo(&waited, &info) != SIGRTMAX || info.si_code == SI_TIMER)
+            fail("sigwaitinfo");
+        site_burn(50000000);
+    }
+    for (int number : own)
+        if (came[number] != 20)
+            fail("a real-time signal of its own");
+    if (came[SIGPROF] < 10)
+        fail("SIGPROF");
+}
+
+static void stay() {
+    for (;;) {
+        site_burn(1000000);
+        allocate(64 << 10);
+    }
+}
+
+static void takes() {
+    std::thread(stay).detach();
+    char line[16];
+    if (!fgets(line, sizeof line, stdin))
+        return;
+    for (int number = SIGRTMIN; number <= SIGRTMAX; number++)
+        handle(number);
+    puts("taken");
+    long before = -1, sum = 0;
+    // Until none comes for half a second.
+    while (before != sum) {
+        before = sum;
+        site_burn(500000000);
+        sum = 0;
+        for (auto &number : came)
+            sum += number;
+    }
+    struct sigaction action;
+    for (int number = SIGRTMIN; number <= SIGRTMAX; number++)
+        if (sigaction(number, nullptr, &action) || action.sa_handler != count)
+            fail("its handlers");
+}
+
+static void forks() {
+    const size_t bytes = 64 << 20;
+    char *memory = (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memset(memory, 1, bytes);
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+        while (!over)
+            site_burn(1000000);
+    });
+    for (int round = 0; round < 60; round++) {
+        pid_t child = fork();
+        if (child == 0) {
+            struct sigaction action;
+            for (int number = SIGRTMIN; number <= SIGRTMAX; number++)
+                if (sigaction(number, nullptr, &action) || action.sa_handler != SIG_DFL)
+                    _exit(5);
+            // From here on it may have a session of its own.
+            allocate(100);
+            site_burn(3000000);
+            _exit(7);
+        }
+        int status;
+        if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) ||
+            WEXITSTATUS(status) != 7)
+            fail("a child");
+    }
+    over = true;
+    other.join();
+}
+
+static void *one(void *) {
+    site_burn(1000000);
+    return nullptr;
+}
+
+static void storm() {
+    for (int round = 0; round < 100; round++) {
+        pthread_t threads[20];
+        for (auto &thread : threads)
+            if (pthread_create(&thread, nullptr, one, nullptr))
+                fail("a thread");
+        for (auto &thread : threads)
+            pthread_join(thread, nullptr);
+    }
+}
+
+static void epoll() {
+    int pair[2];
+    socketpair(AF_UNIX, SOCK_STREAM, 0, pair);
+    long interrupted = 0, served = 0;
+    std::thread server([&] {
+        int poll = epoll_create1(0);
+        epoll_event event = {};
+        event.events = EPOLLIN;
+        epoll_ctl(poll, EPOLL_CTL_ADD, pair[1], &event);
+        for (;;) {
+            if (epoll_wait(poll, &event, 1, 100) < 0)
+                interrupted++;
+            char byte;
+            if (recv(pair[1], &byte, 1, MSG_DONTWAIT) == 1) {
+                if (byte == 'x')
+                    return;
+                site_burn(500000);
+                allocate(1000);
+                served += send(pair[1], &byte, 1, 0);
+            }
+        }
+    });
+    for (int request = 0; request < 2000; request++) {
+        char byte = 'a';
+        if (send(pair[0], &byte, 1, 0) != 1 || recv(pair[0], &byte, 1, 0) != 1 || byte != 'a')
+            fail("a request");
+    }
+    send(pair[0], "x", 1, 0);
+    server.join();
+    if (interrupted || served != 2000)
+        fail("epoll_wait was interrupted");
+}
+
+static ucontext_t back, inside;
+
+static void coroutine() {
+    for (;;) {
+        site_burn(2000000);
+        swapcontext(&inside, &back);
+    }
+}
+
+// A stack of so many bytes above a page that nobody may touch.
+static char *small(size_t bytes) {
+    char *at = (char *)mmap(nullptr, bytes + 4096, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(at, 4096, PROT_NONE);
+    return at + 4096;
+}
+
+static void on_signal(int) { site_burn(20000000); }
+
+static void stacks() {
+    // Without another stack: on the coroutine's, which has room for the kernel's frame.
+    getcontext(&inside);
+    inside.uc_stack.ss_sp = small(8192);
+    inside.uc_stack.ss_size = 8192;
+    makecontext(&inside, coroutine, 0);
+    for (int round = 0; round < 100; round++)
+        swapcontext(&back, &inside);
+    // With a small one for signals.
+    stack_t other = {};
+    other.ss_size = 8192;
+    other.ss_sp = small(other.ss_size);
+    sigaltstack(&other, nullptr);
+    for (int round = 0; round < 100; round++)
+        swapcontext(&back, &inside);
+    struct sigaction action = {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_ONSTACK;
+    sigaction(SIGUSR1, &action, nullptr);
+    for (int round = 0; round < 10; round++)
+        raise(SIGUSR1);
+}
+
+int main(int count, char **arguments) {
+    const char *shape = count > 1 ? arguments[1] : "";
+    if (count > 2) {
+        puts("ready");
+        fflush(stdout);
+        if (getchar() < 0)
+            return 1;
+        allocate(1 << 20);
+    }
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+    const struct {
+        const char *name;
+        void (*run)();
+    } shapes[] = {{"signals", signals}, {"takes", takes},   {"forks", forks}, {"storm", storm},
+                  {"epoll", epoll},     {"stacks", stacks}, {"stays", stay}};
+    for (auto &known : shapes)
+        if (!strcmp(known.name, shape))
+            known.run();
+    rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    printf("cpu %ld\n", (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000000L +
+                            (used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000L);
+    return 0;
+}

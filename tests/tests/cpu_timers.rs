@@ -1,0 +1,263 @@
+//! `mem_profiler cpu` by the agent's own timers: shares and sums, programs that signals are hard on,
+//! and where nothing else is allowed.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use mem_tests::cpu::{COMPLETE, Read, files, truth};
+use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, target, wait};
+
+/// Runs a program under the engine from its first instruction on.
+fn timed_run(scratch: &Scratch, program: &Path, options: &[&str], arguments: &[&str]) -> Outcome {
+    let mut command = scratch.profiler();
+    command.args(["cpu", "run", "--engine", "timers", "-o"]);
+    command.arg(scratch.file("p_")).args(options);
+    run(command.arg("--").arg(program).args(arguments))
+}
+
+/// The sum is what the process used, and the stacks are whole.
+fn check(read: &Read, cpu: f64, least_sampled: f64) {
+    assert_eq!(read.sampling.engine, "timers");
+    assert!(read.sampling.kernel_hidden.is_some());
+    let total = read.total();
+    assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
+    let sampled: f64 = (read.stacks())
+        .filter(|(_, samples, _)| *samples > 0)
+        .map(|(_, _, ns)| ns as f64)
+        .sum();
+    assert!(sampled >= least_sampled * cpu, "{sampled} of {cpu}");
+    read.assert_complete(COMPLETE);
+}
+
+/// The kernel compares clocks at its tick, 10 ms at most: turns of 200 ms lose or gain two of those,
+/// in 1.5 s four points at worst.
+#[test]
+fn timers_tell_known_shares() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    for shape in ["two", "deep", "threads"] {
+        let outcome = timed_run(&scratch, &program, &["-F", "250"], &["1.5", shape]);
+        let read = Read::only(&outcome);
+        let said = truth(&outcome.stdout);
+        check(&read, said["cpu"], 0.9);
+        let found = read.by_function(&program, "part_");
+        for (name, ns) in said.iter().filter(|(name, _)| name.starts_with("part_")) {
+            let share = 100.0 * found.get(name).unwrap_or(&0.0) / said["cpu"];
+            let expected = 100.0 * ns / said["cpu"];
+            assert!(
+                (share - expected).abs() <= 4.0,
+                "{shape} {name}: {share:.2} % for {expected:.2} %: {found:?} {said:?}"
+            );
+        }
+    }
+}
+
+/// Programs that use signals themselves, fork, start threads by the thousand, serve requests, or run
+/// on small stacks do what they do without us.
+#[test]
+fn programs_are_undisturbed() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    for (shape, least_sampled) in [
+        ("signals", 0.9),
+        ("forks", 0.6),
+        // Each thread's life is shorter than a period: it is sampled by chance, with half of it.
+        ("storm", 0.1),
+        ("epoll", 0.6),
+        ("stacks", 0.9),
+    ] {
+        let outcome = timed_run(&scratch, &program, &["-F", "499"], &[shape]);
+        assert_eq!(outcome.code, Some(0), "{shape}: {outcome:?}");
+        let cpu = truth(&outcome.stdout)["cpu"];
+        let files = files(&outcome);
+        let reads = files.iter().map(|file| Read::of(file));
+        let read = reads.max_by_key(Read::samples).expect("a profile");
+        check(&read, cpu, least_sampled);
+        let burnt = read.by_function(&program, "site_burn")["site_burn"];
+        assert!(
+            burnt > 0.8 * least_sampled * cpu,
+            "{shape}: {burnt} of {cpu}"
+        );
+    }
+}
+
+/// Signals that a process handles, signal N being bit N - 1.
+fn handled(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+const REAL_TIME: u64 = !((1 << 33) - 1);
+
+/// Starts a session, and waits until the process samples itself.
+fn attached(scratch: &Scratch, command: &mut Command, pid: u32) -> Session {
+    command
+        .args(["cpu", "-F", "250", "-p", &pid.to_string(), "-o"])
+        .arg(scratch.file("p_"));
+    let session = Session::start(command);
+    wait::until("the process to have timers", || {
+        (handled(pid) & REAL_TIME != 0).then_some(())
+    });
+    session
+}
+
+fn staying(scratch: &Scratch, program: &Path, shape: &str) -> Target {
+    let mut command = scratch.preloaded(program);
+    command.args([shape, "wait"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut target = Target::start(&mut command);
+    assert_eq!(target.hear(), "ready");
+    target.say("go");
+    target
+}
+
+fn burn(pid: u32, seconds: f64) {
+    let end = target::cpu_seconds(pid) + seconds;
+    wait::until("CPU time", || {
+        (target::cpu_seconds(pid) >= end).then_some(())
+    });
+}
+
+/// Perf events and ptrace are refused: the agent is asked, and that is said. Afterwards the process
+/// has no handler any more.
+#[test]
+fn where_nothing_else_is_allowed_the_agent_samples() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let filter = scratch.compile("unobserving.c", &[]);
+    let refused = |pid: u32| {
+        let mut command = scratch.profiler();
+        let environment: Vec<_> = (command.get_envs())
+            .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())))
+            .collect();
+        command = Command::new(&filter);
+        command.envs(environment).arg(artifacts::profiler());
+        attached(&scratch, &mut command, pid)
+    };
+    let target = staying(&scratch, &program, "stays");
+    let session = refused(target.pid());
+    burn(target.pid(), 1.0);
+    let outcome = session.stop();
+    let read = Read::only(&outcome);
+    assert_eq!(read.sampling.engine, "timers");
+    let reason = &read.sampling.fallbacks[0];
+    assert!(
+        reason.contains("perf events") && reason.contains("agent"),
+        "{reason}"
+    );
+    assert!(outcome.stderr.contains("by timers"), "{outcome:?}");
+    read.assert_complete(COMPLETE);
+    let (total, process) = (read.total(), read.sampling.process_ns.expect("its clock"));
+    assert!(read.samples() > 50 && total <= process as f64 * 1.001);
+    wait::until("the handler to be gone", || {
+        (handled(target.pid()) & REAL_TIME == 0).then_some(())
+    });
+    // Without an agent neither way is open.
+    let mut command = Command::new(&program);
+    command.args(["stays", "wait"]);
+    let mut plain = Target::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    assert_eq!(plain.hear(), "ready");
+    let mut command = Command::new(&filter);
+    command.arg(artifacts::profiler());
+    command.args(["cpu", "-s", "1", "-p", &plain.pid().to_string(), "-o"]);
+    run(command.arg(scratch.file("q_"))).refused(1, &["was not started with the agent"]);
+}
+
+/// The profile is in the segment: it does not matter how the process ends.
+#[test]
+fn a_killed_process_has_its_profile() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let mut target = staying(&scratch, &program, "stays");
+    let mut command = scratch.profiler();
+    command.args(["cpu", "--engine", "timers"]);
+    command.args(["-F", "250", "-p", &target.pid().to_string(), "-o"]);
+    let session = Session::start(command.arg(scratch.file("p_")));
+    wait::until("the process to have timers", || {
+        (handled(target.pid()) & REAL_TIME != 0).then_some(())
+    });
+    burn(target.pid(), 0.5);
+    target.kill();
+    let read = Read::only(&session.wait());
+    assert!(read.samples() > 40, "{}", read.samples());
+    let burnt = read.by_function(&program, "site_burn")["site_burn"];
+    assert!(burnt > 0.8 * read.total(), "{burnt} of {}", read.total());
+    assert!(scratch.segments().is_empty(), "{:?}", scratch.segments());
+}
+
+/// A controller that is killed leaves a session that ends by itself, and the process as it was.
+#[test]
+fn a_killed_controller_leaves_nothing_behind() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let target = staying(&scratch, &program, "stays");
+    let mut command = scratch.profiler();
+    command.args(["cpu", "--engine", "timers", "-s", "1"]);
+    command.args(["-p", &target.pid().to_string(), "-o"]);
+    let session = Session::start(command.arg(scratch.file("p_")));
+    wait::until("the process to have timers", || {
+        (handled(target.pid()) & REAL_TIME != 0).then_some(())
+    });
+    session.signal(libc::SIGKILL);
+    session.wait();
+    wait::until("the handler to be gone", || {
+        (handled(target.pid()) & REAL_TIME == 0).then_some(())
+    });
+    let timers = std::fs::read_to_string(format!("/proc/{}/timers", target.pid()));
+    assert_eq!(timers.unwrap_or_default(), "", "no timer is left");
+}
+
+/// A program that begins to handle every signal gets ours no more, keeps its handlers, and goes on.
+#[test]
+fn a_signal_that_the_program_takes_is_its_own() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let mut target = staying(&scratch, &program, "takes");
+    let mut command = scratch.profiler();
+    command.args(["cpu", "--engine", "timers", "-F", "250"]);
+    command.args(["-p", &target.pid().to_string(), "-o"]);
+    let session = Session::start(command.arg(scratch.file("p_")));
+    wait::until("the process to have timers", || {
+        (handled(target.pid()) & REAL_TIME != 0).then_some(())
+    });
+    target.say("take");
+    assert_eq!(target.hear(), "taken");
+    let said = target.finish_output();
+    assert!(said.starts_with("cpu "), "{said}");
+    session.wait();
+}
+
+/// Heap and CPU time of one process in one session, where agents sample both.
+#[test]
+fn both_are_sampled_by_the_agent() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let target = staying(&scratch, &program, "stays");
+    let mut command = scratch.profiler();
+    command.args(["both", "--engine", "timers", "-s", "1.5", "-c", "4096"]);
+    command.args(["-p", &target.pid().to_string(), "-o"]);
+    let outcome = run(command.arg(scratch.file("b_")));
+    let read = Read::only(&outcome);
+    assert_eq!(read.sampling.engine, "timers");
+    assert!(read.samples() > 20, "{}", read.samples());
+    let heap = heap_format::open(&outcome.dump()).expect("a dump");
+    let allocated: i64 = (0..heap.stacks.len()).map(|at| heap.values_of(at)[0]).sum();
+    assert!(allocated > 0, "{outcome:?}");
+}
+
+/// A process that never allocates does not notice: the reason is said, not an empty profile written.
+#[test]
+fn a_process_that_does_not_notice_is_said() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("burn.c", &["-O1"]);
+    let mut command = scratch.preloaded(&program);
+    command.env("STAYS", "1").stdout(Stdio::piped());
+    let mut target = Target::start(&mut command);
+    assert_eq!(target.hear(), "ready");
+    let mut command = scratch.profiler();
+    command.args(["cpu", "--engine", "timers", "-s", "1"]);
+    command.args(["-p", &target.pid().to_string(), "-o"]);
+    run(command.arg(scratch.file("p_"))).refused(1, &["none of its threads has allocated memory"]);
+}
