@@ -9,7 +9,7 @@
 mod start;
 
 use crate::sys::{self, Pages, Text};
-use crate::{environment, library, seccomp};
+use crate::{environment, library, scratch, seccomp};
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::null_mut;
@@ -262,6 +262,7 @@ fn is_readable(socket: &Descriptor) -> Result<bool, Failure> {
         events: libc::POLLIN,
         revents: 0,
     };
+    scratch::clear();
     // SAFETY: one entry for the call to fill.
     match unsafe { libc::poll(&mut poll, 1, PERIOD_MS) } {
         0 => Ok(false),

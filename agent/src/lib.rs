@@ -75,6 +75,7 @@ mod probes;
 mod range;
 mod sample;
 mod sampler;
+mod scratch;
 mod seccomp;
 mod session;
 mod stats;

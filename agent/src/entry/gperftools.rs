@@ -8,7 +8,7 @@
 //! Where the program keeps its allocator, that is asked, if it has these functions.
 
 use crate::checks::{self, Style, WHOLE_PROGRAM};
-use crate::{arch, backend, exemptions, own, session, sys};
+use crate::{arch, backend, exemptions, own, scratch, session, sys};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::size_of;
 use core::ptr::{null, null_mut};
@@ -106,6 +106,7 @@ exports! {
     /// `HeapLeakChecker::HeapLeakChecker(const char*)`: remembers what is lost already.
     "_ZN15HeapLeakCheckerC1EPKc"
     fn create(this: *mut Checker, name: *const c_char) -> () {
+        clear_stack();
         // SAFETY: the caller's memory for a checker, and its name.
         unsafe { begin(this, name) }
     } else {
@@ -122,6 +123,7 @@ exports! {
     /// `QuickNoLeaks` and so on call: whether nothing was lost since the checker was made.
     "_ZN15HeapLeakChecker9DoNoLeaksENS_15ShouldSymbolizeE"
     fn has_no_leaks(this: *mut Checker, _symbolize: c_int) -> bool {
+        clear_stack();
         // SAFETY: a checker that `create` initialised, or the global one.
         unsafe { look(this) }
     } else { true }
@@ -147,7 +149,10 @@ exports! {
     } else { null() }
     /// `HeapLeakChecker::NoGlobalLeaks()`: checks the whole program now.
     "_ZN15HeapLeakChecker13NoGlobalLeaksEv"
-    fn has_no_global_leaks() -> bool { is_clean() } else { true }
+    fn has_no_global_leaks() -> bool {
+        clear_stack();
+        is_clean()
+    } else { true }
     /// `HeapLeakChecker::CancelGlobalCheck()`: no check at exit.
     "_ZN15HeapLeakChecker17CancelGlobalCheckEv"
     fn cancel_global_check() -> () {
@@ -257,8 +262,18 @@ pub fn ignore(object: *const c_void) {
     }
 }
 
+/// Clears the stack below the exported function, if a check may follow. What makes the check has
+/// frames of its own, there.
+#[inline(always)]
+fn clear_stack() {
+    if checks::is_active() {
+        scratch::clear_stack();
+    }
+}
+
 /// # Safety
 /// Memory for a checker; a terminated name.
+#[inline(never)]
 unsafe fn begin(this: *mut Checker, name: *const c_char) {
     // SAFETY: the caller's.
     unsafe { this.write(Checker::NEW) };
@@ -308,6 +323,7 @@ unsafe fn end(this: *mut Checker) {
 
 /// # Safety
 /// A checker that [`begin`] initialised, or the global one.
+#[inline(never)]
 unsafe fn look(this: *mut Checker) -> bool {
     if is_global(this) {
         return is_clean();
@@ -332,6 +348,7 @@ unsafe fn look(this: *mut Checker) -> bool {
 }
 
 /// Checks the whole program.
+#[inline(never)]
 fn is_clean() -> bool {
     if !checks::is_whole() {
         return true;

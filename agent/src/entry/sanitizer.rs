@@ -7,7 +7,7 @@
 use super::gperftools::{change_ignoring, ignore, is_others};
 use crate::arch::glibc_function;
 use crate::checks::{self, Style};
-use crate::{exemptions, hooks, session, symbol_table};
+use crate::{exemptions, hooks, scratch, session, symbol_table};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -104,6 +104,13 @@ fn check() -> Option<c_int> {
     if is_off || hooks::is_turned_off() {
         return None;
     }
+    scratch::clear_stack();
+    look()
+}
+
+/// The same, with a frame of its own.
+#[inline(never)]
+fn look() -> Option<c_int> {
     let found = checks::check(c"LeakSanitizer", Style::Sanitizer, b"");
     found
         .filter(|found| found.objects > 0)

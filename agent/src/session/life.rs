@@ -5,7 +5,7 @@ use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
 use crate::sys::{self, variable};
-use crate::{backend, checks, cpu_profile, hooks, musl, seccomp, thinning};
+use crate::{backend, checks, cpu_profile, hooks, musl, scratch, seccomp, thinning};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::ptr::null_mut;
@@ -302,6 +302,7 @@ fn wait_for_check(status: &Status) {
             tv_sec: 0,
             tv_nsec: PERIOD_NS,
         };
+        scratch::clear();
         // SAFETY: reads the timespec, which lives; writes nothing.
         unsafe { libc::nanosleep(&pause, null_mut()) };
     }
