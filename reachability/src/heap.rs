@@ -104,11 +104,12 @@ impl Heap {
             let first = heap.regions as usize;
             heap.allocated.grow(first + count as usize);
             match &extent.content {
-                Content::Slab(_, free) => {
+                Content::Slab(_, bits) => {
                     if !heap.pages.enter(extent.pages.clone(), number) {
                         heap.left_out += 1;
                         continue;
                     }
+                    let free = map.free.get(*bits..).unwrap_or_default();
                     let bit = |index: usize| free.get(index / 64).map(|w| w >> (index % 64) & 1);
                     for index in (0..count as usize).filter(|index| bit(*index) == Some(0)) {
                         heap.allocated.set(first + index);

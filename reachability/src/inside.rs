@@ -23,8 +23,10 @@ use layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, ONE, PAGE, PAGE_BITS, Page}
 
 /// Words of the header, and more.
 const FIRST: u64 = 64;
-/// Regions to search next, at most; of more there is a bit each.
-const STACK: u64 = 1 << 15;
+/// Regions to search next, at least and at most; of more there is a bit each.
+const QUEUE: [u64; 2] = [1 << 15, 1 << 22];
+/// Of a large heap as many as a part of its extents: to go through the bits of all takes so long.
+const PART_QUEUED: u64 = 8;
 /// Kinds of slabs, at most: real heaps have a few dozen.
 const MOST_KINDS: usize = 1 << 12;
 /// Bytes of leaves that any heap may have; of most of them a small part is used.
@@ -175,7 +177,7 @@ impl<'a> Plan<'a> {
                 span: end_of(last).checked_sub(low)?,
                 extent_count: heap.extents().len() as u64,
                 range_count: ranges as u64,
-                stack_room: STACK,
+                queue_room: queue_room(heap.extents().len() as u64),
                 ..Header::default()
             },
             leaves: Vec::new(),
@@ -193,7 +195,7 @@ impl<'a> Plan<'a> {
             plan.header.from = plan.table(u64::from(heap.regions()).div_ceil(2));
         }
         plan.header.ranges = plan.table(3 * ranges as u64);
-        plan.header.stack = plan.table(2 * STACK);
+        plan.header.queue = plan.table(2 * plan.header.queue_room);
         plan.find_leaves()?;
         Some(plan)
     }
@@ -331,6 +333,14 @@ impl<'a> Plan<'a> {
             }
         }
     }
+}
+
+/// Room of the queue for so many extents, a power of two.
+fn queue_room(extents: u64) -> u64 {
+    let [least, most] = QUEUE;
+    (extents / PART_QUEUED)
+        .clamp(least, most)
+        .next_power_of_two()
 }
 
 fn end_of(extent: &Extent) -> u64 {

@@ -36,8 +36,9 @@ pub enum Content {
     /// One object: its address, and the bytes from there to the extent's end. Some of the last
     /// page may not be the object's.
     Large(u64, u64),
-    /// Small objects of one size, those whose bit is zero.
-    Slab(u64, Vec<u64>),
+    /// Small objects of one size, those whose bit is zero. The bits begin at a word of
+    /// [`Map::free`].
+    Slab(u64, usize),
 }
 
 /// All that jemalloc manages.
@@ -45,6 +46,8 @@ pub enum Content {
 pub struct Map {
     /// Extents by address; none overlap.
     pub extents: Vec<Extent>,
+    /// Which objects of all slabs are free, of each from a whole word on.
+    pub free: Vec<u64>,
     /// Blocks of metadata.
     pub metadata: Vec<Range<u64>>,
     /// Extents that could not be read, or contradict others.
@@ -194,14 +197,18 @@ impl Reader<'_> {
         for (&(page, _), place) in self.group.iter().zip(places) {
             let descriptor = &bytes[place..place + EDATA_BYTES];
             // An extent of another place, or inside of another one, is none.
-            let found = extent(descriptor, self.page)
+            let before = self.map.free.len();
+            let found = extent(descriptor, self.page, &mut self.map.free)
                 .filter(|extent| extent.pages.start == page && page >= self.end);
             match found {
                 Some(extent) => {
                     self.end = extent.pages.end;
                     self.map.extents.push(extent);
                 }
-                None => self.map.damaged += 1,
+                None => {
+                    self.map.free.truncate(before);
+                    self.map.damaged += 1;
+                }
             }
         }
         self.group.clear();
@@ -321,8 +328,8 @@ fn words(
     });
 }
 
-/// A descriptor's extent, if it makes sense.
-fn extent(descriptor: &[u8], page: u64) -> Option<Extent> {
+/// A descriptor's extent, if it makes sense. A slab's bits are added to `free`.
+fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     let word = |index: usize| word_of(&descriptor[index * 8..]);
     let (bits, address) = (word(0), word(1));
     let bytes = word(2) & !(page - 1);
@@ -336,11 +343,10 @@ fn extent(descriptor: &[u8], page: u64) -> Option<Extent> {
         Content::Unused
     } else {
         match is_slab {
-            true => slab(
-                descriptor,
-                bytes,
-                size::of_class((bits >> 20 & 0xff) as u32)?,
-            )?,
+            true => {
+                let usable = size::of_class((bits >> 20 & 0xff) as u32)?;
+                slab(descriptor, (bytes, usable), free)?
+            }
             false => Content::Large(address, end - address),
         }
     };
@@ -350,14 +356,16 @@ fn extent(descriptor: &[u8], page: u64) -> Option<Extent> {
     })
 }
 
-fn slab(descriptor: &[u8], bytes: u64, usable: u64) -> Option<Content> {
+fn slab(descriptor: &[u8], (bytes, usable): (u64, u64), free: &mut Vec<u64>) -> Option<Content> {
     let count = (bytes / usable) as usize;
     let bitmap = &descriptor[BITMAP_OFFSET..];
     if bytes > MOST_SLAB_BYTES || count == 0 || count.div_ceil(64) > bitmap.len() / 8 {
         return None;
     }
+    let first = free.len();
     let groups = bitmap.chunks_exact(8).take(count.div_ceil(64));
-    Some(Content::Slab(usable, groups.map(word_of).collect()))
+    free.extend(groups.map(word_of));
+    Some(Content::Slab(usable, first))
 }
 
 /// The blocks of memory in which arenas keep their metadata.

@@ -36,7 +36,7 @@ impl Memory for Bytes {
 pub fn slab(at: u64, size: u64) -> Extent {
     Extent {
         pages: at..at + 0x4000,
-        content: Content::Slab(size, vec![0; 8]),
+        content: Content::Slab(size, 0),
     }
 }
 
@@ -52,6 +52,8 @@ pub fn large(at: u64, bytes: u64) -> Extent {
 pub fn map(extents: Vec<Extent>) -> Map {
     Map {
         extents,
+        // The same for all slabs.
+        free: vec![0; 8],
         ..Map::default()
     }
 }

@@ -37,8 +37,9 @@ fn classified(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
     let map = Map {
         extents: vec![Extent {
             pages: BASE..BASE + 4096,
-            content: Content::Slab(SIZE, vec![0]),
+            content: Content::Slab(SIZE, 0),
         }],
+        free: vec![0],
         ..Map::default()
     };
     let heap = Heap::of(&map, BASE..BASE + 4096);

@@ -34,9 +34,9 @@ pub struct Header {
     /// How many.
     pub range_count: u64,
     /// Two words for each region to search next.
-    pub stack: u64,
-    /// Regions that have room there.
-    pub stack_room: u64,
+    pub queue: u64,
+    /// Regions that have room there: a power of two.
+    pub queue_room: u64,
 }
 
 impl Header {
@@ -58,8 +58,8 @@ impl Header {
             self.from,
             self.ranges,
             self.range_count,
-            self.stack,
-            self.stack_room,
+            self.queue,
+            self.queue_room,
         ]
     }
 }

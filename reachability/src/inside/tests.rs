@@ -183,7 +183,8 @@ impl Numbers {
 
 /// A heap of slabs of many sizes, large objects and gaps, in which words point anywhere.
 fn heap_of(numbers: &mut Numbers, memory: &mut Local) -> Heap {
-    let mut extents = Vec::new();
+    let mut all = map(Vec::new());
+    all.free.clear();
     let mut at = BASE + numbers.below(4) * PAGE;
     while at + 0x10_0000 < BASE + LENGTH {
         let (bytes, content) = match numbers.below(8) {
@@ -200,14 +201,15 @@ fn heap_of(numbers: &mut Numbers, memory: &mut Local) -> Heap {
                 let size = crate::size::of_class(numbers.below(30) as u32 + 1).expect("a class");
                 let bytes = PAGE * (1 + numbers.below(8)).max(size.div_ceil(PAGE));
                 let groups = 0..(bytes / size).div_ceil(64);
-                let free = match numbers.below(2) {
-                    0 => groups.map(|_| numbers.below(u64::MAX)).collect(),
-                    _ => groups.map(|_| 0).collect(),
-                };
-                (bytes, jemalloc::Content::Slab(size, free))
+                let first = all.free.len();
+                match numbers.below(2) {
+                    0 => all.free.extend(groups.map(|_| numbers.below(u64::MAX))),
+                    _ => all.free.extend(groups.map(|_| 0)),
+                }
+                (bytes, jemalloc::Content::Slab(size, first))
             }
         };
-        extents.push(jemalloc::Extent {
+        all.extents.push(jemalloc::Extent {
             pages: at..at + bytes,
             content,
         });
@@ -223,7 +225,7 @@ fn heap_of(numbers: &mut Numbers, memory: &mut Local) -> Heap {
         memory.words[index as usize] = word;
     }
     let middle = BASE + numbers.below(LENGTH) / PAGE * PAGE;
-    let heap = Heap::of(&map(extents), BASE..middle);
+    let heap = Heap::of(&all, BASE..middle);
     for extent in heap.extents().iter().filter(|e| heap.is_sampled(e)) {
         for index in 0..u64::from(extent.count) {
             let weight = [0.0, 1.0, 2.5, f32::NAN][numbers.below(4) as usize];
@@ -349,9 +351,9 @@ fn work_that_fails_is_done_from_outside() {
 
 /// One object leads to more than there is room for, by far.
 #[test]
-fn what_does_not_fit_on_the_stack_is_searched_later() {
+fn what_does_not_fit_in_the_queue_is_searched_later() {
     let mut memory = Local::new();
-    let count = 4 * STACK;
+    let count = 4 * QUEUE[0];
     let (table, slabs) = (BASE, BASE + 0x20_0000);
     assert!(8 * count <= 0x20_0000 && 32 * (count + 1) < LENGTH - 0x20_0000);
     let mut extents = vec![crate::synthetic::large(table, 8 * count)];

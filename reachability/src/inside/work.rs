@@ -17,6 +17,8 @@ const WORD: u64 = 8;
 const AHEAD: usize = 16;
 /// Words whose tables are being fetched.
 const MET: usize = 64;
+/// Regions that are searched at once in the order of their addresses.
+const RUN: u64 = 256;
 
 /// A region to search.
 #[derive(Clone, Copy)]
@@ -37,17 +39,23 @@ pub unsafe extern "C" fn work(words: *mut u64) {
     let mut flood = Flood {
         words,
         header,
-        depth: 0,
-        was_full: true,
+        first: 0,
+        count: 0,
+        by_address: false,
+        put_off: 0,
         met: [const { MaybeUninit::uninit() }; MET],
         met_count: 0,
     };
     // SAFETY: as the caller says.
     unsafe {
         flood.search_ranges();
-        while flood.was_full {
-            flood.was_full = false;
+        loop {
             flood.sweep();
+            if flood.put_off == 0 {
+                break;
+            }
+            flood.by_address = flood.put_off >= flood.header.queue_room;
+            flood.put_off = 0;
         }
         flood.tell();
     }
@@ -72,10 +80,15 @@ struct Found {
 struct Flood {
     words: *mut u64,
     header: Header,
-    /// Regions on the stack.
-    depth: u64,
-    /// Whether regions are pending that had no room there.
-    was_full: bool,
+    /// Where the queue begins, and how many regions it has.
+    first: u64,
+    count: u64,
+    /// Whether what is reached is not queued, but put off, to be searched in the order of addresses.
+    /// With many regions that is faster, though it takes as many rounds as a tree is deep: neighbours
+    /// share pages, of which the processor takes long to find where they are.
+    by_address: bool,
+    /// Regions that were put off.
+    put_off: u64,
     /// Words that are noted, the first so many. Not zeros at first: to write them, the compiler would
     /// call `memset`, which is not here.
     met: [MaybeUninit<Met>; MET],
@@ -121,7 +134,7 @@ impl Flood {
         }
     }
 
-    /// Searches what is pending, by address.
+    /// Searches what is pending, by address, and what it leads to as far as that is queued.
     unsafe fn sweep(&mut self) {
         for index in 0..self.header.extent_count {
             // SAFETY: as for all.
@@ -149,14 +162,14 @@ impl Flood {
                         ONE => region | index << 32,
                         _ => region,
                     };
-                    if self.depth == self.header.stack_room {
-                        self.drain();
-                    }
                     self.write(Item {
                         place: at | page.kind() << 48,
                         number,
                     });
-                    self.depth = self.depth.wrapping_add(1);
+                    self.add(1);
+                    if self.by_address && self.count >= RUN {
+                        self.drain();
+                    }
                     region = region.wrapping_add(1);
                 }
             }
@@ -219,7 +232,11 @@ impl Flood {
                 let Some(item) = self.look_up(met.word, Page(*met.page)) else {
                     continue;
                 };
-                fetch(self.at(self.header.taken, (item.number & 0xffff_ffff) / 64));
+                let bits = (item.number & 0xffff_ffff) / 64;
+                fetch(self.at(self.header.taken, bits));
+                if self.by_address {
+                    fetch(self.at(self.header.pending, bits));
+                }
                 let from = met.from;
                 (*found.as_mut_ptr().add(count)).write(Found { item, from });
                 count = count.wrapping_add(1);
@@ -277,28 +294,42 @@ impl Flood {
                 let origins = self.at(self.header.from, 0).cast::<u32>();
                 *origins.add(region as usize) = from as u32;
             }
-            if self.depth == self.header.stack_room {
-                if is_new {
-                    *self.at(self.header.pending, region / 64) |= bit;
-                    self.was_full = true;
-                }
+            if self.by_address {
+                *self.at(self.header.pending, region / 64) |= bit & !old;
+                self.put_off = self.put_off.wrapping_add(u64::from(is_new));
                 return;
             }
             // Written in any case: whether it is new cannot be foreseen.
             self.write(item);
-            self.depth = self.depth.wrapping_add(u64::from(is_new));
+            self.add(u64::from(is_new));
         }
     }
 
-    /// Writes to where the stack ends, below its limit.
+    /// Writes to where the queue ends; it has room for one.
     #[inline(always)]
     unsafe fn write(&mut self, item: Item) {
         // SAFETY: as for all.
         unsafe {
-            let words = self.at(self.header.stack, self.depth.wrapping_mul(2));
+            let words = self.queued(self.count);
             *words = item.place;
             *words.add(1) = item.number;
         }
+    }
+
+    /// Counts what was written. A full queue takes nothing more until it has been searched.
+    #[inline(always)]
+    fn add(&mut self, count: u64) {
+        self.count = self.count.wrapping_add(count);
+        self.by_address |= self.count == self.header.queue_room;
+    }
+
+    /// The words of a region in the queue, whose room is a power of two.
+    #[inline(always)]
+    unsafe fn queued(&self, index: u64) -> *mut u64 {
+        let room = self.header.queue_room;
+        let place = self.first.wrapping_add(index) & room.wrapping_sub(1);
+        // SAFETY: as for all.
+        unsafe { self.at(self.header.queue, place.wrapping_mul(2)) }
     }
 
     #[inline(always)]
@@ -313,22 +344,23 @@ impl Flood {
         }
     }
 
-    /// Searches all regions on the stack and what they lead to. The memory of some is fetched while
+    /// Searches all regions of the queue and what comes to it. The memory of some is fetched while
     /// others are searched.
     unsafe fn drain(&mut self) {
         let mut ahead = [const { MaybeUninit::<Item>::uninit() }; AHEAD];
         let (mut first, mut count) = (0_usize, 0_usize);
         loop {
-            while count < AHEAD && self.depth > 0 {
-                self.depth = self.depth.wrapping_sub(1);
+            while count < AHEAD && self.count > 0 {
                 // SAFETY: as for all.
                 let item = unsafe {
-                    let words = self.at(self.header.stack, self.depth.wrapping_mul(2));
+                    let words = self.queued(0);
                     Item {
                         place: *words,
                         number: *words.add(1),
                     }
                 };
+                self.first = self.first.wrapping_add(1);
+                self.count = self.count.wrapping_sub(1);
                 fetch(self.here(item.place & ((1 << 48) - 1)));
                 ahead[first.wrapping_add(count) % AHEAD].write(item);
                 count = count.wrapping_add(1);
