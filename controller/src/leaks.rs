@@ -308,7 +308,14 @@ fn look(
     let moment = Moment::of(agent, plan.means)?;
     let own = (globals, header.agent_memory());
     let search = Search::of(&moment, own, plan.options, false);
-    let mut search = search.or_else(|error| moment.confirm().and(Err(error)))?;
+    let mut search = search.or_else(|error| {
+        moment.confirm()?;
+        agent.confirm().with_context(|| {
+            let pid = agent.pid;
+            format!("process {pid} executed another program while it was captured; try again")
+        })?;
+        Err(error)
+    })?;
     if plan.scope == Scope::Unfreed {
         search.begin_at_exemptions(&moment.memory, header.agent_memory());
     }

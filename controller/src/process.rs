@@ -77,6 +77,23 @@ impl Stat {
     }
 }
 
+/// Why there is nothing to see of a process of this number.
+pub fn absence(pid: i32) -> Option<String> {
+    let Some(stat) = Stat::of(pid) else {
+        return Some(format!("{pid}: there is no such process"));
+    };
+    match Status::of(pid).map(|status| status.tgid) {
+        Some(process) if process != pid => Some(format!(
+            "{pid} is a thread of process {process}: give that pid"
+        )),
+        _ if stat.is_dead() && threads(pid).len() < 2 => Some(format!(
+            "{pid}: the process has ended, and waits for its parent ({}) to notice",
+            stat.parent
+        )),
+        _ => None,
+    }
+}
+
 /// Whether a debugger or the like traces the process.
 pub fn is_traced(pid: i32) -> bool {
     let status = read(pid, "status", FILE_LIMIT).unwrap_or_default();

@@ -117,10 +117,16 @@ impl Selection {
     /// Why a name has no agent.
     fn explain(&self, name: &str, refused: &[Refused]) -> String {
         let pids = match name.parse::<i32>() {
-            Ok(pid) if Stat::of(pid).is_none_or(|s| s.is_dead()) => {
-                return format!("{pid}: there is no such process");
-            }
-            Ok(pid) => BTreeSet::from([pid]),
+            Ok(pid) => match process::absence(pid) {
+                Some(why) => return why,
+                None if Stat::of(pid).is_some_and(|stat| stat.is_dead()) => {
+                    return format!(
+                        "{pid}: its first thread has ended, and with it the kernel shows nothing of the \
+                         process's memory, though other threads go on: it cannot be profiled any more"
+                    );
+                }
+                None => BTreeSet::from([pid]),
+            },
             Err(_) => processes_called(name),
         };
         let shown = text::escape(name.as_bytes());

@@ -110,7 +110,10 @@ fn a_zombie_is_dumped_once_and_then_not_there() {
     assert!(stat.contains(") Z "), "{stat}");
     let pid = program.pid().to_string();
     let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
-    outcome.refused(1, &[&pid, "no such process"]);
+    outcome.refused(
+        1,
+        &[&pid, "the process has ended, and waits for its parent"],
+    );
 }
 
 #[test]

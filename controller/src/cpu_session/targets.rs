@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::cgroup;
-use crate::process::{self, Stat, Status};
+use crate::process;
 use crate::select;
 use crate::text;
 
@@ -66,19 +66,8 @@ fn of_name(name: &str) -> Result<Vec<i32>, String> {
 }
 
 fn of_pid(pid: i32) -> Result<i32, String> {
-    let Some(stat) = Stat::of(pid) else {
-        return Err(format!("{pid}: there is no such process"));
-    };
-    if let Some(process) = Status::of(pid).map(|s| s.tgid).filter(|tgid| *tgid != pid) {
-        return Err(format!(
-            "{pid} is a thread of process {process}: give that pid"
-        ));
-    }
-    if stat.is_dead() && process::threads(pid).len() < 2 {
-        return Err(format!(
-            "{pid}: the process has ended, and waits for its parent ({}) to notice",
-            stat.parent
-        ));
+    if let Some(why) = process::absence(pid) {
+        return Err(why);
     }
     if pid == std::process::id() as i32 {
         return Err(format!("{pid} is mem_profiler itself"));
