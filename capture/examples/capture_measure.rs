@@ -2,6 +2,7 @@
 //!
 //! - `cargo run --release -p capture --example capture_measure`: processes of 1 GiB with 1, 16 and
 //!   64 threads, on pages of 4 KiB and huge ones; for each, in turns, its own `fork` and our copy.
+//!   An error if a median is above the limit.
 //!   `… -- of 64`: the same with 64 MiB.
 //! - `… -- PID [TIMES]`: a process that runs already.
 
@@ -53,6 +54,7 @@ fn capture(pid: i32) -> Result<capture::Pause, capture::Refusal> {
 
 /// Prints a table of processes, forks and copies.
 fn compare(mib: usize) -> Result<(), Box<dyn Error>> {
+    let mut misses = 0;
     println!("| pages | threads | its own `fork` | it stands still | limit | of that, copying |");
     println!("|---|---|---|---|---|---|");
     for pages in ["4 KiB", "huge"] {
@@ -68,6 +70,7 @@ fn compare(mib: usize) -> Result<(), Box<dyn Error>> {
             }
             let fork = median(&mut forks);
             let limit = fork + Duration::from_micros(1000 + 20 * threads as u64);
+            misses += u32::from(median(&mut pauses) > limit);
             println!(
                 "| {pages} | {threads} | {} | {} | {} | {} |",
                 spread(&mut forks),
@@ -80,7 +83,10 @@ fn compare(mib: usize) -> Result<(), Box<dyn Error>> {
     println!(
         "Milliseconds: the median of {ROUNDS}, and the shortest. The limit: fork + 1 ms + 20 µs a thread."
     );
-    Ok(())
+    match misses {
+        0 => Ok(()),
+        _ => Err(format!("{misses} of the medians are above their limit").into()),
+    }
 }
 
 fn median(times: &mut [Duration]) -> Duration {
