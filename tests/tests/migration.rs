@@ -77,8 +77,12 @@ impl Stage {
             "migration.c"
         };
         let program = compile_readable(&scratch, source);
-        let script = "keep = [bytes(1000) for _ in range(20000)]\n";
-        fs::write(scratch.file("app.py"), script).expect("a script");
+        for (name, text) in [
+            ("app.py", "keep = [bytes(1000) for _ in range(20000)]\n"),
+            ("known.txt", "leak:^nothing_of_this_name$\n"),
+        ] {
+            fs::write(scratch.file(name), text).expect("a file");
+        }
         let mut stage = Self {
             scratch,
             program,
@@ -174,11 +178,9 @@ impl Stage {
             .replace('\u{1}', &text(&self.dump))
             .replace('\u{2}', &(text(self.scratch.files()) + "/"));
         let mut command = Command::new("sh");
-        let exec = if line.starts_with("LD_PRELOAD") {
-            ""
-        } else {
-            "exec "
-        };
+        // Of variables that stand before a command, `exec` would take the first for it.
+        let first = line.split(' ').next().unwrap_or_default();
+        let exec = if first.contains('=') { "" } else { "exec " };
         command
             .args(["-c", &format!("{exec}{line}")])
             .env("MEM_PROFILER_DIR", self.scratch.shared())
@@ -269,6 +271,13 @@ fn check(example: &Example) {
         !checks || outcome.stderr.contains("Direct leak"),
         "{outcome:?}"
     );
+    for (variable, said) in [
+        ("HEAP_CHECK_IDENTIFY_LEAKS", "leaked 1048576 byte object 0x"),
+        ("HEAP_CHECK_TEST_POINTER", "Found leaks without pointer"),
+    ] {
+        let is_asked = example.here.contains(variable);
+        assert_eq!(outcome.stderr.contains(said), is_asked, "{outcome:?}");
+    }
     let pid = stage.target.as_ref().map_or(0, Target::pid).to_string();
     if example.here.starts_with("mem_parser") {
         let drawn = fs::read_to_string(stage.scratch.file("p_.svg")).unwrap_or_default();
@@ -337,6 +346,8 @@ fn each_line_of_the_guides_tables_does_what_it_says() {
         "heaptrack ",
         "memray run",
         "HEAPCHECK",
+        "HEAP_CHECK_IDENTIFY_LEAKS",
+        "LSAN_OPTIONS=suppressions",
         "perf record",
         "CPUPROFILE",
     ] {
