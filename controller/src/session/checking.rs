@@ -1,5 +1,7 @@
 //! The leak check at the exit of a program that we started.
 
+use std::time::Instant;
+
 use shm_protocol::snapshot::Header;
 
 use super::{Member, Run};
@@ -30,20 +32,28 @@ impl Run {
 
     /// Checks a member that waits for it at its exit, and lets it go.
     pub(super) fn check_at_exit(&mut self, at: usize) {
-        let Some(wanted) = &self.settings.leak_check else {
-            return;
-        };
         let waits = |member: &Member| {
             let view = member.target.agent.segment.view();
             view.waits_at_exit().unwrap_or(false)
         };
-        if !waits(&self.members[at]) {
+        if self.settings.leak_check.is_none() || !waits(&self.members[at]) {
             return;
         }
-        // The others learn that they are seen before this one is checked, which takes its time.
+        // The others, new ones too, learn that they are seen before this one is checked, which takes
+        // its time: who is not seen does not wait for long.
+        let pid = self.members[at].target.agent.pid;
+        self.search(Instant::now());
+        // That may have taken members away.
+        let is_it = |member: &Member| member.target.agent.pid == pid;
+        let Some(at) = self.members.iter().position(is_it) else {
+            return;
+        };
         self.members.iter().for_each(|member| {
             waits(member);
         });
+        let Some(wanted) = &self.settings.leak_check else {
+            return;
+        };
         let target = &self.members[at].target;
         let title = target.agent.title();
         match check(target, wanted) {
