@@ -4,7 +4,8 @@
 //! The native frames that are left out are those of the interpreter's module, between Python's
 //! frames and outside the outermost one. That module is known by where it stands: the frame around
 //! a Python frame runs it. What the innermost line called stays, whosever code it is, and so do
-//! modules that call back, and a garbage collection.
+//! modules that call back, and a garbage collection. Functions of the interpreter that only ask for
+//! memory are an allocator's.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,10 @@ const EVALUATION: &str = "_PyEval_EvalFrame";
 /// The function of the interpreter that matters although no line of Python has called it.
 const COLLECTION: &str = "gc_collect_main";
 
+/// The interpreter's functions that do no more than ask for memory, as `malloc`.
+const ALLOCATORS: &str =
+    "_?Py(Mem|Object)_(Raw)?(Malloc|Calloc|Realloc)|_PyMem_(Debug|Raw).*|pymalloc_.*|new_arena";
+
 /// Beginnings of the names of files in which threads and programs start.
 const STARTING: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
 
@@ -54,6 +59,10 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
         Shown::PythonOnly => only(profile, &python),
         Shown::Usual => Roles::of(profile, &python).usual(profile),
     };
+    if shown == Shown::Usual && !profile.drop_frames.is_empty() {
+        profile.drop_frames.push('|');
+        profile.drop_frames.push_str(ALLOCATORS);
+    }
     profile.stacks = frames;
     forget_unused(profile);
     // The columns are its own, so there is no error.
@@ -194,12 +203,18 @@ fn native(profile: &Profile, location: &Location, modules: &HashSet<PathBuf>) ->
     let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
         return Role::Other;
     };
-    let names = profile.lines_of(location).iter();
-    let mut names = names.map(|line| profile.functions[line.function as usize].name.as_str());
     if modules.contains(&mapping.path) {
-        return match names.next() {
-            Some(name) if name.starts_with(EVALUATION) => Role::Evaluation,
-            Some(name) if name.starts_with(COLLECTION) => Role::Other,
+        // Debug information tells what was inlined there, too.
+        let is_in = |start: &str| {
+            let mut lines = profile.lines_of(location).iter();
+            lines.any(|line| {
+                let function = &profile.functions[line.function as usize];
+                function.name.starts_with(start)
+            })
+        };
+        return match (is_in(EVALUATION), is_in(COLLECTION)) {
+            (true, _) => Role::Evaluation,
+            (_, true) => Role::Other,
             _ => Role::Interpreter,
         };
     }

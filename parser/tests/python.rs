@@ -24,8 +24,9 @@ const EVALUATION: Frame = Native(INTERPRETER, "_PyEval_EvalFrameDefault");
 const CALL: Frame = Native(INTERPRETER, "cfunction_call");
 
 /// A thumbnail that a C extension encodes, in a function that another one of Python calls.
-const ENCODED: [Frame; 14] = [
+const ENCODED: [Frame; 15] = [
     Native(LIBC, "malloc"),
+    Native(INTERPRETER, "PyObject_Malloc"),
     Native(INTERPRETER, "PyBytes_FromStringAndSize"),
     Native(EXTENSION, "imaging_encode"),
     CALL,
@@ -201,7 +202,7 @@ fn the_interpreter_is_left_out_between_lines_of_python() {
     let whole = "_start;__libc_start_main;Py_RunMain;PyEval_EvalCode;_PyEval_EvalFrameDefault;\
                  <module> (app.py:11);allocate (app.py:8);_PyEval_Vector;\
                  _PyEval_EvalFrameDefault;make_thumbnail (app.py:4);cfunction_call;\
-                 imaging_encode;PyBytes_FromStringAndSize 4000";
+                 imaging_encode;PyBytes_FromStringAndSize;PyObject_Malloc 4000";
     assert!(native.iter().any(|line| line == whole), "{native:#?}");
 }
 

@@ -32,10 +32,11 @@ const LIBRARY_PATHS: [&str; 8] = [
     "<frozen ",
 ];
 /// Parts of paths below which each package has a directory, and how many components lead to it.
-const PACKAGE_PATHS: [(&str, usize); 3] = [
+const PACKAGE_PATHS: [(&str, usize); 4] = [
     ("cargo/registry/src/", 2),
     ("cargo/git/checkouts/", 2),
     ("/usr/src/debug/", 1),
+    ("/build/reproducible-path/", 1),
 ];
 
 /// Where a system keeps its libraries; a program that is installed there is the user's all the same.
@@ -56,7 +57,9 @@ impl Own {
         let program = symbols::main_mapping(profile).map(|at| &profile.mappings[at].path);
         let program = program.and_then(|path| path.file_name());
         let program = program.map(|name| name.to_string_lossy().replace('_', "-"));
-        let functions = profile.functions.iter();
+        // What an interpreter runs is the user's, and it is not.
+        let is_interpreter = program.as_deref().is_some_and(|p| p.starts_with("python"));
+        let functions = profile.functions.iter().filter(|_| !is_interpreter);
         let packages = functions.filter_map(|function| {
             let package = package(&function.file)?;
             let called = program.as_deref().is_some_and(|p| is_called(p, package));
@@ -202,6 +205,16 @@ mod tests {
         assert!(own.has("subscribe", &db) && !own.has("channel", &channel));
         let other = own_of("/usr/local/bin/mini", functions);
         assert!(!other.has("subscribe", &db) && !other.has("channel", &channel));
+    }
+
+    #[test]
+    fn an_interpreter_is_nobodys_own_and_what_it_runs_is() {
+        let interpreter = "/build/reproducible-path/python3.11-3.11.2/Objects/obmalloc.c";
+        let functions = vec![function("main", interpreter)];
+        let own = own_of("/usr/bin/python3.11", functions.clone());
+        assert!(!own.has("_PyMem_RawMalloc", interpreter));
+        assert!(own.has("make_thumbnail", "/srv/app.py"));
+        assert!(own_of("/usr/bin/tool", functions).has("work", interpreter));
     }
 
     #[test]
