@@ -71,6 +71,22 @@ impl Elf {
         segment.address.checked_add(offset - segment.offset)
     }
 
+    /// The virtual address of the byte at `offset` of the file that was mapped, at this distance from
+    /// the start of a mapping of code, which is `size` bytes long.
+    ///
+    /// The file at hand may be the one that was stripped or not, with the same build id: `strip`
+    /// closes gaps between segments, so that offsets are other ones. Where no segment begins as
+    /// the mapping does, its length tells which it is.
+    pub fn address_in_mapping(&self, offset: u64, distance: u64, size: u64) -> Option<u64> {
+        let start = offset.wrapping_sub(distance);
+        let begins = |s: &Segment| PAGES.iter().any(|page| s.offset & !(page - 1) == start);
+        let by_length = match self.segments.iter().any(begins) {
+            true => None,
+            false => self.address_in_code(distance, size),
+        };
+        by_length.or_else(|| self.address_of(offset))
+    }
+
     /// The virtual address of the byte at this distance from the start of a mapping of code, which
     /// is `size` bytes long. For separate debug files, whose segments hold nothing, so that offsets
     /// say nothing. The mapping is that of the segment that is as long in whole pages, and the
@@ -291,6 +307,34 @@ mod tests {
         assert_eq!(alike.address_in_code(0x10, 0x1000), None);
         let lies = debug_file(&[(u64::MAX - 8, u64::MAX), (u64::MAX - 8, 4)]);
         assert_eq!(lies.address_in_code(0x10, 0x1000), None);
+    }
+
+    #[test]
+    fn a_gap_that_strip_has_closed_moves_no_address() {
+        let segment = |offset, address, memory_size| Segment {
+            offset,
+            address,
+            size: memory_size,
+            memory_size,
+            executable: true,
+        };
+        let whole = Elf {
+            segments: vec![
+                segment(0x76_f000, 0xb6_f000, 0x1e90),
+                segment(0x77_2000, 0xb7_2000, 0x1a8_bca0),
+            ],
+            ..Elf::default()
+        };
+        let mut stripped = whole.clone();
+        stripped.segments[1].offset = 0x77_1000;
+        let address = |elf: &Elf| elf.address_in_mapping(0x77_3123, 0x1123, 0x1a8_c000);
+        assert_eq!(address(&whole), Some(0xb7_3123));
+        assert_eq!(address(&stripped), Some(0xb7_3123));
+        // The other way round, and a part of a segment, as its offset has it.
+        let address = whole.address_in_mapping(0x77_2123, 0x1123, 0x1a8_c000);
+        assert_eq!(address, Some(0xb7_3123));
+        let part = whole.address_in_mapping(0x78_0123, 0x123, 0x5000);
+        assert_eq!(part, Some(0xb8_0123));
     }
 
     #[test]

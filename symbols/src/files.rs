@@ -86,9 +86,9 @@ impl Source {
         let wanted = module.addresses.iter().filter(|at| wants(at.location));
         for at in wanted {
             let address = match &self.code {
-                Some(code) => code.address_of(at.offset),
+                Some(code) => code.address_in_mapping(at.offset, at.distance, at.mapped),
                 None if self.debug => self.elf.address_in_code(at.distance, at.mapped),
-                None => self.elf.address_of(at.offset),
+                None => (self.elf).address_in_mapping(at.offset, at.distance, at.mapped),
             };
             if let Some(address) = address {
                 addresses.push(address);
