@@ -107,7 +107,7 @@ pub enum Command {
     /// where CPU time goes now
     Top(TopArgs),
     /// Serve the processes' profiles over HTTP: a live page, pprof, Prometheus; by mem_server
-    #[command(disable_help_flag = true, hide = true)]
+    #[command(disable_help_flag = true)]
     Serve {
         /// The options of mem_server serve
         #[arg(

@@ -1,6 +1,11 @@
 //! The command line.
 
-use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use mem_controller::{IntervalArgs, SelectArgs};
+
+use crate::serve::Address;
 
 /// Serve and send the profiles of processes that carry the agent.
 #[derive(Debug, Parser)]
@@ -14,7 +19,43 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Serve the processes' profiles over HTTP: a live page, pprof, Prometheus
+    Serve(ServeArgs),
     /// For the server itself: names the code of a profile
     #[command(hide = true)]
     Names,
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages into a directory
+    Man {
+        /// The directory
+        directory: PathBuf,
+    },
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Where to listen: ADDRESS:PORT, or unix:PATH for a socket of this user alone
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:4040")]
+    pub listen: Address,
+
+    /// A file with the token that clients must know; needed on anything but loopback
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// Sample every process all the time; otherwise only while somebody asks for it
+    #[arg(long)]
+    pub sample: bool,
+
+    /// How densely its sessions sample.
+    #[command(flatten)]
+    pub interval: IntervalArgs,
+
+    /// Which processes are served.
+    #[command(flatten)]
+    pub select: SelectArgs,
 }

@@ -4,24 +4,48 @@
 //!
 //! Promises: profiles are made outside of their process, from its segment; nothing ever listens,
 //! connects or computes inside a target. Files of targets are read by a child with limits alone
-//! ([`naming`]).
+//! ([`naming`]). What clients may take is bounded ([`http`]), and who may ask is checked
+//! ([`guard`]).
 //!
-//! Limits: what this user may not profile is not served either.
+//! Limits: what this user may not profile is not served either. TLS is left to a proxy.
 
+pub mod agents;
+mod api;
+mod assets;
+pub mod board;
 pub mod cli;
 pub mod encoding;
+pub mod guard;
+pub mod http;
+mod job;
+mod metrics;
 pub mod naming;
+mod profiles;
+pub mod reply;
+mod report;
+pub mod request;
+pub mod serve;
+pub mod server;
+pub mod sessions;
 
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Command};
 
 /// Executes the command line.
 pub fn run() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Serve(args) => serve::execute(args),
         Command::Names => naming::child(),
+        Command::Completions { shell } => {
+            let mut command = Cli::command();
+            clap_complete::generate(shell, &mut command, "mem_server", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man { directory } => man(&directory),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,4 +54,10 @@ pub fn run() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes a man page for each command into a directory.
+fn man(directory: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    Ok(clap_mangen::generate_to(Cli::command(), directory)?)
 }

@@ -29,6 +29,11 @@ pub fn profiler() -> PathBuf {
     release("mem_profiler")
 }
 
+/// The server.
+pub fn server() -> PathBuf {
+    release("mem_server")
+}
+
 /// The parser.
 pub fn parser() -> PathBuf {
     release("mem_parser")

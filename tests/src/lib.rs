@@ -12,6 +12,7 @@
 //! directory that the tests themselves are built into, as `tests/run` does.
 
 pub mod artifacts;
+pub mod browser;
 pub mod cgroup;
 pub mod code;
 pub mod container;
@@ -24,6 +25,7 @@ pub mod load;
 pub mod package;
 pub mod peers;
 pub mod scratch;
+pub mod server;
 pub mod session;
 pub mod steps;
 pub mod table;
@@ -33,12 +35,14 @@ pub mod tracing;
 pub mod truth;
 pub mod wait;
 
+pub use browser::Browser;
 pub use code::{Sum, sums};
 pub use crash_target::CrashTarget;
 pub use group::Group;
 pub use load::Load;
 pub use package::{Package, SHELLS};
 pub use scratch::Scratch;
+pub use server::Server;
 pub use session::{Outcome, Session, run};
 pub use steps::Steps;
 pub use target::Target;

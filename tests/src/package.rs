@@ -26,6 +26,7 @@ impl Package {
         }
         symlink(artifacts::profiler(), home.join("bin/mem_profiler")).expect("a link");
         symlink(artifacts::parser(), home.join("bin/mem_parser")).expect("a link");
+        symlink(artifacts::server(), home.join("bin/mem_server")).expect("a link");
         // No link: the loader is to find it at this path.
         fs::copy(artifacts::agent(), home.join("lib/libmem_agent.so")).expect("a copy");
         let package = Self { home };

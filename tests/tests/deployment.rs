@@ -56,9 +56,19 @@ fn systemd_takes_the_units_and_their_sandbox() {
         assert_eq!(verify.code, Some(0), "{verify:?}");
         assert_eq!((verify.stdout.as_str(), verify.stderr.as_str()), ("", ""));
     }
-    let security = ["security", "--offline=true", "--threshold=25"].map(str::to_owned);
-    let unit = units[0].display().to_string();
-    tool("systemd-analyze", security.into_iter().chain([unit]));
+    let server = scratch.file("mem-profiler-serve.service");
+    let text = here(&scratch, &read("systemd/mem-profiler-serve.service"));
+    fs::write(&server, text).expect("a unit");
+    let verify = run(Command::new("systemd-analyze")
+        .args(["verify", "--man=no"])
+        .arg(&server));
+    assert_eq!((verify.code, verify.stderr.as_str()), (Some(0), ""));
+    for (unit, threshold) in [(&units[0], 25), (&server, 40)] {
+        let threshold = format!("--threshold={threshold}");
+        let unit = unit.display().to_string();
+        let security = ["security", "--offline=true", &threshold, &unit];
+        tool("systemd-analyze", security);
+    }
 
     // A drop-in is read with its unit: a misspelt one is complained about.
     let drop_in = read("systemd/mem-profiler.conf");
@@ -303,6 +313,53 @@ print(json.dumps(containers["mem-profiler"]["args"]))
     let outcome = session.wait();
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert!(outcome.dump().starts_with(dumps), "{outcome:?}");
+}
+
+#[test]
+fn the_daemonset_serves_with_the_token_that_it_mounts() {
+    let script = r#"
+import json, sys, yaml
+spec = yaml.safe_load(open(sys.argv[1]))
+assert (spec["apiVersion"], spec["kind"]) == ("apps/v1", "DaemonSet")
+template = spec["spec"]["template"]
+labels, chosen = template["metadata"]["labels"], spec["spec"]["selector"]["matchLabels"]
+assert chosen.items() <= labels.items(), (chosen, labels)
+pod = template["spec"]
+assert pod["hostPID"] is True
+container, = pod["containers"]
+mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+assert set(mounts) == {v["name"] for v in pod["volumes"]}
+args, port = container["args"], container["ports"][0]
+assert args[args.index("--token-file") + 1] == mounts["token"] + "/token"
+assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
+assert args[args.index("--listen") + 1].endswith(":%d" % port["containerPort"])
+assert container["livenessProbe"]["tcpSocket"]["port"] == port["name"]
+assert container["securityContext"]["capabilities"]["add"] == ["DAC_OVERRIDE", "SYS_PTRACE"]
+print(json.dumps(args))
+"#;
+    let file = board("container/daemonset.yaml");
+    let printed = tool(
+        "/usr/bin/python3",
+        ["-c", script].map(PathBuf::from).iter().chain([&file]),
+    );
+    let arguments: Vec<String> = serde_json::from_str(&printed).expect("a list");
+
+    // Its command, on a port that is free.
+    let scratch = Scratch::new();
+    let token = scratch.file("token");
+    fs::write(&token, "0123456789abcdef").expect("a file");
+    fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(0o400)).expect("ours");
+    let arguments = arguments.iter().map(|argument| match argument.as_str() {
+        "/etc/mem-profiler/token" => token.to_str().expect("ours"),
+        "0.0.0.0:4040" => "0.0.0.0:0",
+        other => other,
+    });
+    let mut command = scratch.profiler();
+    command.args(arguments).stdout(Stdio::piped());
+    let mut server = mem_tests::Target::start(&mut command);
+    assert!(server.hear().starts_with("serving at http://0.0.0.0:"));
+    server.signal(libc::SIGTERM);
+    assert!(server.ended().success());
 }
 
 /// A package with its manual, as the recipes take it.

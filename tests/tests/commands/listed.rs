@@ -272,6 +272,7 @@ pub const BACKGROUND: &[&str] = &[
 ];
 
 pub const LEAKS: &str = "tests/tests/leak_check.rs does it";
+pub const SERVED: &str = "tests/tests/serve.rs does it, with a port that is free";
 pub const HUNT: &str =
     "the leak hunt: tests/hunt.rs performs it on ujson; the other programs are built for minutes";
 pub const LINE: &str = "needs a board, or a serial line to one";
@@ -281,6 +282,20 @@ pub const PACKAGE: &str =
 /// Commands that are not performed here, and why.
 pub const ELSEWHERE: &[(&str, &str)] = &[
     ("deploy/build", PACKAGE),
+    ("mem_profiler serve", SERVED),
+    (
+        "go tool pprof -top http://127.0.0.1:4040/p/redis-server/debug/pprof/heap",
+        SERVED,
+    ),
+    (
+        "google-pprof --text http://127.0.0.1:4040/p/redis-server/pprof/heap",
+        SERVED,
+    ),
+    (
+        "curl -s -X POST -H 'X-Mem-Profiler: 1' 'http://127.0.0.1:4040/api/start?name=redis-server&interval=4096&seconds=60'",
+        SERVED,
+    ),
+    ("curl -s http://127.0.0.1:4040/metrics", SERVED),
     ("dpkg -i mem-profiler-0.1.0-aarch64.deb", PACKAGE),
     (
         "mem_profiler top -p server",

@@ -1,0 +1,64 @@
+//! The processes that are served: those that this user may profile, among those that were chosen.
+
+use mem_controller::discovery::{Agent, Discovery, Life};
+use mem_controller::select::Selection;
+use mem_controller::values;
+
+use crate::reply::Reply;
+
+/// Most processes that a refusal names.
+const NAMED: usize = 10;
+
+/// Where processes are looked for.
+pub struct Agents {
+    discovery: Discovery,
+    selection: Selection,
+}
+
+impl Agents {
+    /// Those of this selection.
+    pub fn new(selection: Selection) -> Self {
+        Self {
+            discovery: Discovery::new(),
+            selection,
+        }
+    }
+
+    /// All that live. Each is opened when it is its turn: there may be more than descriptors.
+    pub fn all(&self) -> impl Iterator<Item = Agent> {
+        let found = self.discovery.scan().found.into_iter();
+        let live = found.filter(|found| found.life == Life::Running && self.selection.wants(found));
+        live.filter_map(|found| found.open().ok())
+    }
+
+    /// The one of this pid, name or pattern, or the only one there is.
+    pub fn one(&self, name: Option<&str>) -> Result<Agent, Reply> {
+        let name = name.map(values::process).transpose();
+        let name = name.map_err(|why| Reply::refusal(400, format!("the process: {why}")))?;
+        let among = Selection {
+            names: name.clone().into_iter().collect(),
+            cgroup: self.selection.cgroup.clone(),
+            user: self.selection.user,
+        };
+        let mut scan = self.discovery.scan();
+        scan.found.retain(|found| self.selection.wants(found));
+        let mut chosen = among.choose(scan);
+        if chosen.agents.len() > 1 {
+            let titles = chosen.agents.iter().take(NAMED).map(|agent| agent.title());
+            let titles: Vec<String> = titles.collect();
+            return Err(Reply::refusal(
+                400,
+                format!(
+                    "{} processes are meant: choose one with ?pid= or ?name=, or by the path \
+                     /p/PID/…: {}",
+                    chosen.agents.len(),
+                    titles.join(", ")
+                ),
+            ));
+        }
+        chosen.agents.pop().ok_or_else(|| {
+            let why = chosen.failures.first().map(String::as_str);
+            Reply::refusal(404, why.unwrap_or("no process carries the agent"))
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! What the live page shows: the list of processes, and how each has been for some minutes. It is
+//! read anew when somebody looks, at most once a second however many do.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mem_controller::discovery::Agent;
+use mem_controller::listing::{self, Row};
+use mem_controller::live;
+use mem_controller::segment::Head;
+use serde_json::{Value, json};
+
+use crate::server::Server;
+
+/// How old the list may be.
+const AGE: Duration = Duration::from_millis(900);
+/// Points of a process that are kept.
+const POINTS: usize = 300;
+/// Most processes that are shown.
+pub const MOST: usize = 1000;
+
+/// The list.
+#[derive(Default)]
+pub struct Board {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    read: Option<Instant>,
+    rows: Vec<Value>,
+    /// By pid and the time at which its segment was made.
+    histories: HashMap<(i32, u64), VecDeque<Point>>,
+}
+
+/// A process at a time.
+#[derive(Clone, Copy)]
+struct Point {
+    unix_ms: u64,
+    live: Option<u64>,
+    allocated: Option<f64>,
+    rss: Option<u64>,
+    session: u64,
+}
+
+impl Board {
+    /// The list as JSON.
+    pub fn read(&self, server: &Server) -> Value {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.read.is_none_or(|read| read.elapsed() >= AGE) {
+            state.update(server);
+            state.read = Some(Instant::now());
+        }
+        json!({ "processes": state.rows, "interval": server.sessions.settings().density.interval })
+    }
+}
+
+impl State {
+    fn update(&mut self, server: &Server) {
+        let mut head = Head::new();
+        let mut histories = HashMap::new();
+        self.rows.clear();
+        for agent in server.agents.all().take(MOST) {
+            let Some(row) = listing::row(&agent, &mut head) else {
+                continue;
+            };
+            let key = (agent.pid, agent.created_ns);
+            let mut history = self.histories.remove(&key).unwrap_or_default();
+            history.push_back(point(&agent, &row, &mut head));
+            if history.len() > POINTS {
+                history.pop_front();
+            }
+            self.rows.push(shown(&row, &history, server));
+            histories.insert(key, history);
+        }
+        self.histories = histories;
+    }
+}
+
+fn point(agent: &Agent, row: &Row, head: &mut Head) -> Point {
+    let header = agent.segment.head(head).ok();
+    let session = header.and_then(|header| live::session_of(agent, &header));
+    let session = session.filter(|_| row.interval.is_some());
+    let totals = session.and_then(|session| {
+        let mut buffer = [0; shm_protocol::layout::BANK_HEADER_BYTES];
+        let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+        Some((session.number, bank.totals().alloc_bytes))
+    });
+    Point {
+        unix_ms: shm_protocol::clock::unix_ns() / 1_000_000,
+        live: row.live_bytes,
+        allocated: totals.map(|(_, bytes)| bytes),
+        rss: row.rss_bytes,
+        session: totals.map_or(0, |(number, _)| number),
+    }
+}
+
+/// A row with its history; rates are over the last points.
+fn shown(row: &Row, history: &VecDeque<Point>, server: &Server) -> Value {
+    let mut value = json!(row);
+    let points: Vec<Value> = history
+        .iter()
+        .map(|p| json!([p.unix_ms, p.live, p.rss]))
+        .collect();
+    let last = history.back();
+    let first = history.iter().rev().take(6).last();
+    let rates = last.zip(first).and_then(|(last, first)| {
+        let seconds = last.unix_ms.saturating_sub(first.unix_ms) as f64 / 1000.0;
+        let same = last.session == first.session && last.session != 0;
+        (same && seconds > 0.0).then(|| {
+            let growth = last
+                .live
+                .zip(first.live)
+                .map(|(l, f)| (l as f64 - f as f64) / seconds);
+            let rate = last
+                .allocated
+                .zip(first.allocated)
+                .map(|(l, f)| (l - f).max(0.0) / seconds);
+            (growth, rate)
+        })
+    });
+    let (growth, rate) = rates.unwrap_or_default();
+    value["growth_per_second"] = json!(growth);
+    value["alloc_per_second"] = json!(rate);
+    value["ours"] = json!(server.sessions.has(row.pid));
+    value["history"] = json!(points);
+    value
+}

@@ -1,0 +1,229 @@
+//! Who may ask: requests that a web page of somebody else's has its visitor's browser make, and on
+//! anything but loopback those without the token, are refused.
+
+use std::fs;
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use hyper::header::HeaderMap;
+use mem_controller::text;
+
+use crate::reply::Reply;
+
+/// Fewest characters of a token.
+const LEAST_TOKEN: usize = 16;
+/// Most bytes of the file with it.
+const MOST_TOKEN: u64 = 4096;
+
+/// The rules.
+#[derive(Debug, Default)]
+pub struct Guard {
+    /// What a client must know.
+    pub token: Option<String>,
+    /// Whether browsers reach it by a name of this machine alone.
+    pub loopback: bool,
+}
+
+/// Reads a token from a file that nobody else may read.
+pub fn token(path: &Path) -> anyhow::Result<String> {
+    let shown = || text::path(path);
+    let read = || -> io::Result<(u32, String)> {
+        let file = fs::File::open(path)?;
+        let mode = file.metadata()?.mode();
+        let mut content = String::new();
+        file.take(MOST_TOKEN).read_to_string(&mut content)?;
+        Ok((mode, content.trim().to_owned()))
+    };
+    let (mode, token) = read().with_context(shown)?;
+    ensure!(
+        mode & 0o077 == 0,
+        "{}: others may read it: chmod 600",
+        shown()
+    );
+    ensure!(
+        token.len() >= LEAST_TOKEN && token.bytes().all(|b| b.is_ascii_graphic()),
+        "{}: a token has at least {LEAST_TOKEN} letters and digits, such as those of: openssl rand \
+         -hex 32",
+        shown()
+    );
+    Ok(token)
+}
+
+impl Guard {
+    /// Whether a request may be answered; the refusal if not.
+    pub fn check(&self, headers: &HeaderMap, changes: bool) -> Result<(), Reply> {
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let host = header("host").unwrap_or_default();
+        if self.loopback && !is_local(host) {
+            return Err(Reply::refusal(
+                403,
+                "the header Host names another machine: ask for 127.0.0.1, [::1] or localhost",
+            ));
+        }
+        let site = header("sec-fetch-site").unwrap_or("none");
+        if !["none", "same-origin"].contains(&site) {
+            return Err(Reply::refusal(403, "another web page asked for this"));
+        }
+        if let Some(origin) = header("origin") {
+            let own = origin.split_once("://").map(|(_, name)| name);
+            if own != Some(host) {
+                return Err(Reply::refusal(403, "another web page asked for this"));
+            }
+        }
+        // No form can send it, and no script of another origin may.
+        if changes && header("x-mem-profiler").is_none() {
+            return Err(Reply::refusal(
+                403,
+                "a request that changes something needs the header X-Mem-Profiler: 1",
+            ));
+        }
+        let Some(token) = &self.token else {
+            return Ok(());
+        };
+        let given = header("authorization").and_then(credentials);
+        if !given.is_some_and(|given| same(given.as_bytes(), token.as_bytes())) {
+            let refusal = Reply::refusal(
+                401,
+                "the token is missing or wrong: Authorization: Bearer TOKEN, or as the password of \
+                 any user",
+            );
+            return Err(refusal.with("WWW-Authenticate", "Basic realm=\"mem_server\"".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// The token in `Authorization`: a bearer's, or the password of any user, for browsers.
+fn credentials(value: &str) -> Option<String> {
+    let (scheme, rest) = value.split_once(' ')?;
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Some(rest.trim().to_owned());
+    }
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let decoded = String::from_utf8(base64(rest.trim())?).ok()?;
+    decoded
+        .split_once(':')
+        .map(|(_, password)| password.to_owned())
+}
+
+fn base64(text: &str) -> Option<Vec<u8>> {
+    let mut bits = 0u32;
+    let mut count = 0;
+    let mut bytes = Vec::new();
+    for byte in text.trim_end_matches('=').bytes() {
+        let value = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
+        }
+    }
+    Some(bytes)
+}
+
+/// Whether two texts are equal, in a time that does not tell where they differ.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    let differences = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
+    a.len() == b.len() && std::hint::black_box(differences) == 0
+}
+
+/// Whether the header `Host` is a name of loopback, with a port or without.
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name.strip_prefix('[').and_then(|n| n.strip_suffix(']'));
+    name.eq_ignore_ascii_case("localhost")
+        || bare
+            .unwrap_or(name)
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(guard: &Guard, headers: &[(&'static str, &'static str)], changes: bool) -> u16 {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(*name, value.parse().unwrap());
+        }
+        guard
+            .check(&map, changes)
+            .map_or_else(|r| r.status, |()| 200)
+    }
+
+    #[test]
+    fn pages_of_others_are_refused() {
+        let guard = Guard {
+            token: None,
+            loopback: true,
+        };
+        let host = ("host", "127.0.0.1:4040");
+        assert_eq!(check(&guard, &[host], false), 200);
+        for name in ["localhost", "[::1]:80", "LOCALHOST:1", "127.9.9.9"] {
+            assert_eq!(check(&guard, &[("host", name)], false), 200, "{name}");
+        }
+        for name in [
+            "evil.example",
+            "127.0.0.1.evil.example:80",
+            "",
+            "[::1",
+            "1.2.3.4",
+        ] {
+            assert_eq!(check(&guard, &[("host", name)], false), 403, "{name}");
+        }
+        let origin = ("origin", "http://127.0.0.1:4040");
+        let ours = ("x-mem-profiler", "1");
+        assert_eq!(check(&guard, &[host, origin, ours], true), 200);
+        assert_eq!(check(&guard, &[host, origin], true), 403);
+        for origin in ["http://evil.example", "null", "http://127.0.0.1:4041"] {
+            assert_eq!(check(&guard, &[host, ("origin", origin)], false), 403);
+        }
+        for site in ["cross-site", "same-site"] {
+            assert_eq!(check(&guard, &[host, ("sec-fetch-site", site)], false), 403);
+        }
+        assert_eq!(
+            check(&guard, &[host, ("sec-fetch-site", "same-origin")], false),
+            200
+        );
+    }
+
+    #[test]
+    fn the_token_is_a_bearers_or_a_password() {
+        let guard = Guard {
+            token: Some("0123456789abcdef".to_owned()),
+            loopback: false,
+        };
+        let with = |value| check(&guard, &[("authorization", value)], false);
+        assert_eq!(check(&guard, &[], false), 401);
+        assert_eq!(with("Bearer 0123456789abcdef"), 200);
+        // any:0123456789abcdef
+        assert_eq!(with("Basic YW55OjAxMjM0NTY3ODlhYmNkZWY="), 200);
+        for wrong in [
+            "Bearer 0123456789abcdeg",
+            "Bearer 0123456789abcdef0",
+            "Bearer",
+            "Basic !",
+            "Basic YW55",
+            "0123456789abcdef",
+        ] {
+            assert_eq!(with(wrong), 401, "{wrong}");
+        }
+    }
+}

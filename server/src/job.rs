@@ -1,0 +1,98 @@
+//! Work of the other programs of this project, in a directory that is gone afterwards. Dropped, it
+//! is ended.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mem_controller::beside;
+use tempfile::TempDir;
+
+use crate::reply::{Reply, Step};
+
+/// Time between looks at whether it is done.
+const LOOK: Duration = Duration::from_millis(20);
+/// Most of what a program says that is passed on.
+const MOST_SAID: u64 = 2048;
+
+/// A program at work.
+pub struct Job {
+    child: Child,
+    directory: TempDir,
+    deadline: Instant,
+    program: &'static str,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // It may have ended; it is waited for in either case.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Job {
+    /// Starts a program, in its directory.
+    pub fn start(
+        program: &'static str,
+        directory: TempDir,
+        patience: Duration,
+        arguments: impl FnOnce(&mut Command),
+    ) -> Result<Self, Reply> {
+        let failed = |error: std::io::Error| {
+            Reply::refusal(
+                500,
+                format!("{program} cannot be run: {error}; install it beside mem_server"),
+            )
+        };
+        let mut command = Command::new(beside::program(program));
+        command
+            .current_dir(directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(directory.path().join("said")).map_err(failed)?);
+        arguments(&mut command);
+        Ok(Self {
+            child: command.spawn().map_err(failed)?,
+            directory,
+            deadline: Instant::now() + patience,
+            program,
+        })
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Waits `first`, then until it has ended, and goes on with what it has made.
+    pub fn then(
+        mut self,
+        first: Duration,
+        finish: impl FnOnce(&Self) -> Result<Reply, Reply> + Send + 'static,
+    ) -> Step {
+        Step::Later(
+            first,
+            Box::new(move || match self.child.try_wait() {
+                Ok(Some(status)) if status.success() => finish(&self).into(),
+                Ok(None) if Instant::now() < self.deadline => self.then(LOOK, finish),
+                Ok(None) => Reply::refusal(503, format!("{} takes too long", self.program)).into(),
+                _ => Reply::refusal(500, self.said()).into(),
+            }),
+        )
+    }
+
+    /// What it said of its failure.
+    fn said(&self) -> String {
+        let mut said = Vec::new();
+        let file = File::open(self.directory.path().join("said"));
+        // If it cannot be read, nothing was said.
+        let _ = file.and_then(|file| file.take(MOST_SAID).read_to_end(&mut said));
+        match String::from_utf8_lossy(&said).trim() {
+            "" => format!("{} failed", self.program),
+            said => said.to_owned(),
+        }
+    }
+}

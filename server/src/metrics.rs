@@ -1,0 +1,397 @@
+//! `/metrics`: Prometheus' text format 0.0.4, or OpenMetrics 1.0 for who accepts it.
+//!
+//! The number of series is bounded: a fixed number of each process, of at most [`MOST`] processes;
+//! names of functions are no labels. A number that is not known now is left out.
+
+use std::fmt::Write;
+use std::sync::atomic::Ordering;
+
+use heap_format::variance::QUANTILE;
+use mem_controller::clock::now_ns;
+use mem_controller::discovery::Agent;
+use mem_controller::live;
+use mem_controller::process::Stat;
+use mem_controller::segment::Head;
+use mem_controller::snapshot::Snapshot;
+use mem_controller::target::is_running;
+use mem_controller::text;
+use shm_protocol::layout::BANK_HEADER_BYTES;
+
+use crate::board::MOST;
+use crate::reply::Reply;
+use crate::request::Request;
+use crate::server::Server;
+
+/// Age from which on the allocator's own figures are not taken for present.
+const STALE_NS: u64 = 5_000_000_000;
+/// Most characters of a process's name.
+const MOST_NAME: usize = 64;
+
+/// A family of metrics.
+struct Family {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+}
+
+const fn gauge(name: &'static str, help: &'static str) -> Family {
+    Family {
+        name,
+        kind: "gauge",
+        help,
+    }
+}
+
+const fn counter(name: &'static str, help: &'static str) -> Family {
+    Family {
+        name,
+        kind: "counter",
+        help,
+    }
+}
+
+const FAMILIES: &[Family] = &[
+    gauge(
+        "mem_profiler_session_running",
+        "Whether a session samples the process.",
+    ),
+    gauge("mem_profiler_interval_bytes", "Mean bytes between samples."),
+    gauge(
+        "mem_profiler_live_bytes",
+        "Bytes allocated since the session began and not freed, estimated.",
+    ),
+    gauge(
+        "mem_profiler_live_error_bytes",
+        "Half of the 95 % confidence interval of the live bytes.",
+    ),
+    gauge(
+        "mem_profiler_live_objects",
+        "Objects allocated since the session began and not freed, estimated.",
+    ),
+    counter(
+        "mem_profiler_allocated_bytes",
+        "Bytes allocated since the session began, estimated.",
+    ),
+    counter(
+        "mem_profiler_allocated_objects",
+        "Objects allocated since the session began, estimated.",
+    ),
+    gauge("mem_profiler_stacks", "Distinct stacks, by thread."),
+    counter("mem_profiler_samples", "Samples of the session."),
+    counter(
+        "mem_profiler_table_full_samples",
+        "Samples without room for their stack in the table.",
+    ),
+    counter(
+        "mem_profiler_sampling_seconds",
+        "Time that sampling took in the process, estimated.",
+    ),
+    gauge(
+        "mem_profiler_segment_bytes",
+        "Shared memory of the process's tables.",
+    ),
+    gauge(
+        "mem_profiler_resident_memory_bytes",
+        "Resident memory of the process.",
+    ),
+    counter("mem_profiler_cpu_seconds", "CPU time of the process."),
+    gauge(
+        "mem_profiler_allocator_bytes",
+        "The built-in allocator's own figures.",
+    ),
+];
+
+const PROCESSES: Family = gauge("mem_profiler_processes", "Processes that carry the agent.");
+const REQUESTS: Family = counter(
+    "mem_profiler_server_requests",
+    "Requests answered, by class of status.",
+);
+const EVICTED: Family = counter(
+    "mem_profiler_server_evicted_connections",
+    "Connections closed since there were too many.",
+);
+const OWN_CPU: Family = counter("mem_profiler_server_cpu_seconds", "CPU time of the server.");
+const OWN_MEMORY: Family = gauge(
+    "mem_profiler_server_resident_memory_bytes",
+    "Resident memory of the server.",
+);
+const UPTIME: Family = gauge(
+    "mem_profiler_server_uptime_seconds",
+    "Time since the server began.",
+);
+
+/// The metrics, in the format that is accepted.
+pub fn answer(server: &Server, request: &Request) -> Reply {
+    let open = request.accept.contains("application/openmetrics-text");
+    let mut page = Page {
+        open,
+        text: String::new(),
+    };
+    let processes = processes(server);
+    for family in FAMILIES {
+        let of = |samples: &&Sample| samples.family == family.name;
+        let mut samples = processes
+            .iter()
+            .flat_map(|p| {
+                p.samples
+                    .iter()
+                    .filter(of)
+                    .map(move |sample| (&p.labels, sample))
+            })
+            .peekable();
+        if samples.peek().is_none() {
+            continue;
+        }
+        page.head(family);
+        for (labels, sample) in samples {
+            page.sample(family, &format!("{labels}{}", sample.more), sample.value);
+        }
+    }
+    own(server, processes.len(), &mut page);
+    if open {
+        page.text.push_str("# EOF\n");
+        return Reply::of(
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            page.text,
+        );
+    }
+    Reply::of("text/plain; version=0.0.4; charset=utf-8", page.text)
+}
+
+fn own(server: &Server, processes: usize, page: &mut Page) {
+    page.one(&PROCESSES, "", processes as f64);
+    page.head(&REQUESTS);
+    for (class, count) in server.counts.by_status.iter().enumerate().skip(2) {
+        let class = format!("code=\"{class}xx\"");
+        page.sample(&REQUESTS, &class, count.load(Ordering::Relaxed) as f64);
+    }
+    let evicted = server.counts.evicted.load(Ordering::Relaxed);
+    page.one(&EVICTED, "", evicted as f64);
+    if let Some(stat) = Stat::of(std::process::id() as i32) {
+        page.one(&OWN_CPU, "", cpu_seconds(&stat));
+        if let Some(bytes) = stat.rss_bytes() {
+            page.one(&OWN_MEMORY, "", bytes as f64);
+        }
+    }
+    page.one(&UPTIME, "", server.counts.start.elapsed().as_secs_f64());
+}
+
+fn cpu_seconds(stat: &Stat) -> f64 {
+    // SAFETY: a plain call.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    stat.cpu_ticks as f64 / ticks.max(1) as f64
+}
+
+/// The text under construction.
+struct Page {
+    open: bool,
+    text: String,
+}
+
+impl Page {
+    fn head(&mut self, family: &Family) {
+        let Family { name, kind, help } = family;
+        // OpenMetrics names the family, the older format the sample.
+        let total = if !self.open && *kind == "counter" {
+            "_total"
+        } else {
+            ""
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.text, "# HELP {name}{total} {help}");
+        let _ = writeln!(self.text, "# TYPE {name}{total} {kind}");
+    }
+
+    fn sample(&mut self, family: &Family, labels: &str, value: f64) {
+        let total = if family.kind == "counter" {
+            "_total"
+        } else {
+            ""
+        };
+        let name = family.name;
+        let _ = match labels {
+            "" => writeln!(self.text, "{name}{total} {value}"),
+            labels => writeln!(self.text, "{name}{total}{{{labels}}} {value}"),
+        };
+    }
+
+    fn one(&mut self, family: &Family, labels: &str, value: f64) {
+        self.head(family);
+        self.sample(family, labels, value);
+    }
+}
+
+/// A process's numbers.
+struct Process {
+    labels: String,
+    samples: Vec<Sample>,
+}
+
+struct Sample {
+    family: &'static str,
+    more: &'static str,
+    value: f64,
+}
+
+impl Process {
+    fn add(&mut self, family: &'static str, value: f64) {
+        self.samples.push(Sample {
+            family,
+            more: "",
+            value,
+        });
+    }
+}
+
+fn processes(server: &Server) -> Vec<Process> {
+    let mut head = Head::new();
+    let agents = server.agents.all().take(MOST);
+    agents.filter_map(|agent| one(&agent, &mut head)).collect()
+}
+
+/// The labels of a process.
+fn labels(agent: &Agent) -> String {
+    let name: String = text::escape(&agent.name).chars().take(MOST_NAME).collect();
+    format!("pid=\"{}\",process=\"{}\"", agent.pid, escaped(&name))
+}
+
+/// A label's value as both formats have it.
+fn escaped(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+fn one(agent: &Agent, head: &mut Head) -> Option<Process> {
+    let mut process = Process {
+        labels: labels(agent),
+        samples: Vec::new(),
+    };
+    let header = agent.segment.head(head).ok()?;
+    let running = is_running(&header);
+    process.add("mem_profiler_session_running", f64::from(u8::from(running)));
+    if let Some(session) = live::session_of(agent, &header).filter(|_| running) {
+        process.add("mem_profiler_interval_bytes", session.interval as f64);
+        // Another session may have begun, or the process ended: then nothing is said of this one.
+        let _ = of_session(agent, &session, &mut process);
+    }
+    if let Ok(bytes) = agent.segment.memory_bytes() {
+        process.add("mem_profiler_segment_bytes", bytes as f64);
+    }
+    let stat = Stat::of(agent.pid)
+        .filter(|stat| stat.start_time == agent.entry.name.start_time || !stat.is_dead());
+    if let Some(stat) = stat {
+        if let Some(bytes) = stat.rss_bytes() {
+            process.add("mem_profiler_resident_memory_bytes", bytes as f64);
+        }
+        process.add("mem_profiler_cpu_seconds", cpu_seconds(&stat));
+    }
+    let figures = header.allocator_stats();
+    let fresh = figures.filter(|(taken, _)| now_ns().saturating_sub(*taken) < STALE_NS);
+    for (name, bytes) in fresh.into_iter().flat_map(|(_, figures)| figures) {
+        process.samples.push(Sample {
+            family: "mem_profiler_allocator_bytes",
+            more: figure(name),
+            value: bytes as f64,
+        });
+    }
+    Some(process)
+}
+
+/// A figure of the allocator as a label.
+fn figure(name: &str) -> &'static str {
+    match name {
+        "allocated" => ",figure=\"allocated\"",
+        "active" => ",figure=\"active\"",
+        "metadata" => ",figure=\"metadata\"",
+        "resident" => ",figure=\"resident\"",
+        "mapped" => ",figure=\"mapped\"",
+        _ => ",figure=\"retained\"",
+    }
+}
+
+fn of_session(
+    agent: &Agent,
+    session: &shm_protocol::segment::Session,
+    process: &mut Process,
+) -> Option<()> {
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+    let totals = bank.totals();
+    let sums = Snapshot::read_sums(&agent.segment, session).ok()?;
+    let now = shm_protocol::clock::tick_of(now_ns())
+        .wrapping_sub(shm_protocol::clock::tick_of(session.start_ns));
+    let (mut allocated, mut freed, mut variance) = ((0.0, 0.0), (0.0, 0.0), 0.0);
+    for record in &sums {
+        let sums = record.sums(now);
+        allocated = (
+            allocated.0 + sums.alloc_objects,
+            allocated.1 + sums.alloc_bytes,
+        );
+        freed = (freed.0 + sums.free_objects, freed.1 + sums.free_bytes);
+        variance += sums.live_variance;
+    }
+    process.add(
+        "mem_profiler_live_bytes",
+        (allocated.1 - freed.1).max(0.0).round(),
+    );
+    process.add(
+        "mem_profiler_live_error_bytes",
+        (QUANTILE * variance.max(0.0).sqrt()).round(),
+    );
+    process.add(
+        "mem_profiler_live_objects",
+        (allocated.0 - freed.0).max(0.0).round(),
+    );
+    process.add("mem_profiler_allocated_bytes", allocated.1.round());
+    process.add("mem_profiler_allocated_objects", allocated.0.round());
+    // The first is that of samples without room.
+    let stacks = sums
+        .iter()
+        .skip(1)
+        .filter(|record| !record.is_empty())
+        .count();
+    process.add("mem_profiler_stacks", stacks as f64);
+    process.add("mem_profiler_samples", totals.samples as f64);
+    let full = bank
+        .counters()
+        .find(|(counter, _)| counter.name == "table_full");
+    process.add(
+        "mem_profiler_table_full_samples",
+        full.map_or(0, |(_, count)| count) as f64,
+    );
+    if totals.timed > 0 {
+        process.add(
+            "mem_profiler_sampling_seconds",
+            totals.timed_ns as f64 / 1e9,
+        );
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped() {
+        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+    }
+
+    #[test]
+    fn both_formats_name_counters_as_they_must() {
+        for (open, kind) in [
+            (false, "# TYPE a_total counter\n"),
+            (true, "# TYPE a counter\n"),
+        ] {
+            let mut page = Page {
+                open,
+                text: String::new(),
+            };
+            page.one(&counter("a", "Help."), "x=\"1\"", 3.0);
+            assert!(page.text.contains(kind), "{}", page.text);
+            assert!(page.text.ends_with("a_total{x=\"1\"} 3\n"), "{}", page.text);
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Profiles as Go's net/http/pprof serves them (`/debug/pprof/…`), and as gperftools' programs do
+//! (`/pprof/…`).
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use heap_format::{Facts, Profile, ValueType, merge};
+use mem_controller::discovery::Agent;
+use mem_controller::live::{self, Live};
+use mem_controller::segment::Head;
+use mem_controller::{collect, process};
+
+use crate::encoding;
+use crate::job::Job;
+use crate::reply::{Reply, Step};
+use crate::request::{MOST_SECONDS, Request};
+use crate::server::Server;
+
+/// How long a CPU profile takes unless the client says.
+const CPU_SECONDS: u64 = 30;
+/// How long the CPU profiler may take beyond that.
+const CPU_PATIENCE: Duration = Duration::from_secs(60);
+/// Most addresses that are named at a time.
+const MOST_ADDRESSES: usize = 100_000;
+
+/// What a program that asks expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `profile.proto`, with names.
+    Go,
+    /// The formats of gperftools, with addresses.
+    Gperftools,
+}
+
+/// `/debug/pprof/KIND` or `/pprof/KIND`; `None` if there is no such kind.
+pub fn answer(
+    server: &Server,
+    kind: &str,
+    dialect: Dialect,
+    request: &Request,
+) -> Option<Result<Step, Reply>> {
+    let go = dialect == Dialect::Go;
+    Some(match kind {
+        "heap" => heap(server, dialect, request, "inuse_space"),
+        "allocs" if go => heap(server, dialect, request, "alloc_space"),
+        "growth" => growth(server, dialect, request),
+        "profile" => cpu_profile(server, dialect, request),
+        "cmdline" => cmdline(server, dialect, request).map(Step::Done),
+        "symbol" => symbol(server, dialect, request).map(Step::Done),
+        "block" | "mutex" if go => empty(server, kind, request),
+        "goroutine" | "threadcreate" if go => empty(server, kind, request),
+        "contention" if !go => contention(server, request),
+        _ => return None,
+    })
+}
+
+/// What is live, or what was allocated: the default of readers is `column`.
+fn heap(
+    server: &Server,
+    dialect: Dialect,
+    request: &Request,
+    column: &'static str,
+) -> Result<Step, Reply> {
+    let text = dialect == Dialect::Gperftools || request.is_on("debug");
+    let agent = server.agents.one(request.process())?;
+    let Some(seconds) = request.seconds()? else {
+        let live = now(&agent)?;
+        return send(server, live.profile, column, text).map(Step::Done);
+    };
+    if text {
+        return Err(Reply::refusal(
+            400,
+            "seconds and a text do not go together: a difference has no such format",
+        ));
+    }
+    over(server, agent, seconds, move |server, profile| {
+        send(server, profile, column, false)
+    })
+}
+
+/// The profile of the session that runs now.
+fn now(agent: &Agent) -> Result<Live, Reply> {
+    let live = live::profile(agent, "served").map_err(|error| unreadable(agent, &error))?;
+    live.filter(|live| live.running).ok_or_else(|| {
+        Reply::refusal(
+            404,
+            format!(
+                "{}: no session samples it: start one with mem_profiler -p {}, on the live page, or \
+                 with mem_profiler serve --sample; ?seconds=N samples for that time alone",
+                agent.title(),
+                agent.pid
+            ),
+        )
+    })
+}
+
+fn unreadable(agent: &Agent, error: &dyn std::fmt::Display) -> Reply {
+    Reply::refusal(503, format!("{}: {error}", agent.title()))
+}
+
+/// What changes over some time, in a session that runs at least as long.
+fn over(
+    server: &Server,
+    agent: Agent,
+    length: Duration,
+    finish: impl FnOnce(&Server, Profile) -> Result<Reply, Reply> + Send + 'static,
+) -> Result<Step, Reply> {
+    let again = Some(agent.pid.to_string());
+    let lease = server.sessions.lease(agent);
+    let lease = lease.map_err(|why| Reply::refusal(503, why))?;
+    let agent = server.agents.one(again.as_deref())?;
+    let before = now(&agent)?;
+    let server = server.clone();
+    Ok(Step::Later(
+        length,
+        Box::new(move || {
+            let after = now(&agent);
+            drop(lease);
+            let after = match after {
+                Ok(after) if after.session.number == before.session.number => after,
+                Ok(_) => {
+                    let why = format!("{}: another session has begun", agent.title());
+                    return Reply::refusal(503, why).into();
+                }
+                Err(refusal) => return refusal.into(),
+            };
+            let delta =
+                merge::subtract(&[after.profile], &[before.profile], merge::Base::Difference);
+            match delta {
+                Ok(mut delta) => {
+                    delta.facts.start_unix_ns = delta
+                        .facts
+                        .end_unix_ns
+                        .map(|end| end.saturating_sub(after.at_ns.saturating_sub(before.at_ns)));
+                    delta.facts.duration_ns = Some(after.at_ns.saturating_sub(before.at_ns));
+                    finish(&server, delta).into()
+                }
+                Err(error) => unreadable(&agent, &error).into(),
+            }
+        }),
+    ))
+}
+
+fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Result<Reply, Reply> {
+    let failed = |error: std::io::Error| Reply::refusal(500, error.to_string());
+    if text {
+        return Ok(Reply::text(encoding::text(&profile).map_err(failed)?));
+    }
+    server.name(&mut profile);
+    if let Some(index) = profile.type_index(column) {
+        profile.default_type = index;
+    }
+    let name = match column {
+        "alloc_space" => "allocs",
+        "cpu" => "profile",
+        _ => "heap",
+    };
+    Ok(Reply::file(name, encoding::pprof(profile).map_err(failed)?))
+}
+
+/// By how much the heap has grown since the session began, or over some time.
+fn growth(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, Reply> {
+    let agent = server.agents.one(request.process())?;
+    let text = dialect == Dialect::Gperftools || request.is_on("debug");
+    let finish = move |server: &Server, profile: Profile| match text {
+        true => Ok(Reply::text(growth_text(&profile))),
+        false => send(server, profile, "inuse_space", false),
+    };
+    match request.seconds()? {
+        Some(seconds) => over(server, agent, seconds, finish),
+        None => finish(server, now(&agent)?.profile).map(Step::Done),
+    }
+}
+
+/// gperftools' text of a growth profile, with addresses as they are returned to.
+fn growth_text(profile: &Profile) -> String {
+    let column = |kind| profile.type_index(kind).unwrap_or(0);
+    let (objects, bytes) = (column("inuse_objects"), column("inuse_space"));
+    let total = (profile.total(objects), profile.total(bytes));
+    let mut text = String::new();
+    let line = |(o, b): (i64, i64)| format!("{o:6}: {b:8} [{o:6}: {b:8}] @");
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "heap profile: {} growth", line(total));
+    for (number, frames) in profile.stacks.iter().enumerate() {
+        let values = profile.values_of(number);
+        if values[bytes] == 0 && values[objects] == 0 {
+            continue;
+        }
+        text.push_str(&line((values[objects], values[bytes])));
+        for &frame in frames {
+            let address = profile.locations[frame as usize].address;
+            let _ = write!(text, " {:#x}", address.wrapping_add(1));
+        }
+        text.push('\n');
+    }
+    text.push_str("\nMAPPED_LIBRARIES:\n");
+    text.push_str(&String::from_utf8_lossy(&profile.facts.maps_text));
+    text
+}
+
+/// Where CPU time goes, by `mem_profiler cpu`.
+fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, Reply> {
+    let agent = server.agents.one(request.process())?;
+    let seconds = request.seconds()?;
+    let seconds = seconds.unwrap_or(Duration::from_secs(CPU_SECONDS));
+    debug_assert!(seconds.as_secs() <= MOST_SECONDS);
+    let directory = tempfile::tempdir();
+    let directory = directory.map_err(|error| Reply::refusal(500, error.to_string()))?;
+    let job = Job::start(
+        "mem_profiler",
+        directory,
+        seconds + CPU_PATIENCE,
+        |command| {
+            command.args(["cpu", "-p", &agent.pid.to_string(), "-o", "./cpu", "-s"]);
+            command.arg(seconds.as_secs().to_string());
+            if dialect == Dialect::Gperftools {
+                command.args(["--format", "gperftools"]);
+            }
+        },
+    )?;
+    let server = server.clone();
+    Ok(job.then(seconds, move |job| {
+        let file = file_of(job)?;
+        if dialect == Dialect::Gperftools {
+            let read = std::fs::read(&file);
+            let read = read.map_err(|error| Reply::refusal(500, error.to_string()))?;
+            return Ok(Reply::file("profile", read));
+        }
+        let profile = heap_format::open(&file);
+        let profile = profile.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        send(&server, profile, "cpu", false)
+    }))
+}
+
+/// The file that the CPU profiler has written.
+fn file_of(job: &Job) -> Result<std::path::PathBuf, Reply> {
+    let files = std::fs::read_dir(job.path());
+    let files = files.map_err(|error| Reply::refusal(500, error.to_string()))?;
+    let mut files = files.flatten().map(|entry| entry.path());
+    let is_profile = |path: &std::path::PathBuf| {
+        path.extension()
+            .is_some_and(|extension| extension == "cpu" || extension == "prof")
+    };
+    let file = files.find(is_profile);
+    file.ok_or_else(|| Reply::refusal(500, "the CPU profiler has written no profile"))
+}
+
+fn cmdline(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply, Reply> {
+    let agent = server.agents.one(request.process())?;
+    let separator: &[u8] = match dialect {
+        Dialect::Go => b"\0",
+        Dialect::Gperftools => b"\n",
+    };
+    Ok(Reply::text(
+        process::command_line(agent.pid).join(separator),
+    ))
+}
+
+/// `num_symbols`, or the names of the addresses that were sent.
+fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply, Reply> {
+    let agent = server.agents.one(request.process())?;
+    let mut answer = "num_symbols: 1\n".to_owned();
+    let text = String::from_utf8_lossy(&request.body);
+    let asked = match request.is_post {
+        true => text.as_ref(),
+        false => &request.raw_query,
+    };
+    let addresses = asked.split('+').filter_map(|word| {
+        let digits = word.trim().strip_prefix("0x")?;
+        u64::from_str_radix(digits, 16).ok()
+    });
+    let addresses: Vec<u64> = addresses.take(MOST_ADDRESSES).collect();
+    if addresses.is_empty() {
+        return Ok(Reply::text(answer));
+    }
+    if request.is_post && dialect == Dialect::Gperftools {
+        answer.clear();
+    }
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head);
+    let header = header.map_err(|error| unreadable(&agent, &error))?;
+    // They are those of calls, as profiles have them.
+    let returns: Vec<u64> = addresses.iter().map(|a| a.wrapping_add(1)).collect();
+    let mut code = collect::code(&header, agent.pid, &returns);
+    server.name(&mut code);
+    for (number, address) in addresses.iter().enumerate() {
+        let location = code.stacks.get(number).first();
+        let location = location.map(|&location| &code.locations[location as usize]);
+        let lines = location.map(|location| code.lines_of(location));
+        // The innermost function is the first: the name of the code is that of the last.
+        let name = lines.unwrap_or_default().last();
+        if let Some(line) = name {
+            let name = &code.functions[line.function as usize].name;
+            let name = heap_format::printable::printable(name);
+            let gap = if dialect == Dialect::Go { ' ' } else { '\t' };
+            // Writing to a string cannot fail.
+            let _ = writeln!(answer, "{address:#x}{gap}{name}");
+        }
+    }
+    Ok(Reply::text(answer))
+}
+
+/// A profile that Go programs have and this one cannot: valid, and empty.
+fn empty(server: &Server, kind: &str, request: &Request) -> Result<Step, Reply> {
+    let agent = server.agents.one(request.process())?;
+    let seconds = request.seconds()?;
+    if request.is_on("debug") {
+        return Ok(Reply::text(format!("{kind}: not sampled by mem_profiler\n")).into());
+    }
+    let types = match kind {
+        "block" | "mutex" => vec![
+            ValueType::new("contentions", "count"),
+            ValueType::new("delay", "nanoseconds"),
+        ],
+        kind => vec![ValueType::new(kind, "count")],
+    };
+    let profile = Profile {
+        period_type: types.first().cloned(),
+        sample_types: types,
+        period: 1,
+        facts: Facts {
+            start_unix_ns: Some(shm_protocol::clock::unix_ns()),
+            exe: process::exe(agent.pid)
+                .map(|exe| String::from_utf8_lossy(&exe).into_owned().into()),
+            ..Facts::default()
+        },
+        ..Profile::default()
+    };
+    let body = encoding::pprof(profile).map_err(|e| Reply::refusal(500, e.to_string()))?;
+    let reply = Reply::file(kind, body);
+    Ok(match seconds {
+        Some(seconds) => Step::Later(seconds, Box::new(|| reply.into())),
+        None => reply.into(),
+    })
+}
+
+/// gperftools' profile of waiting for locks, of which nothing is known.
+fn contention(server: &Server, request: &Request) -> Result<Step, Reply> {
+    let agent = server.agents.one(request.process())?;
+    let mut text = "--- contention:\ncycles/second=1000000000\nsampling period=1\n\
+                    ms since reset=0\ndiscarded samples=0\n\nMAPPED_LIBRARIES:\n"
+        .to_owned();
+    let maps = process::maps(agent.pid).unwrap_or_default();
+    text.push_str(&String::from_utf8_lossy(&maps));
+    Ok(Reply::text(text).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_growth_profile_is_read_back_with_its_totals() {
+        let mut builder = heap_format::ProfileBuilder::new(1024);
+        let detail = heap_format::Detail {
+            alloc_samples: 2,
+            alloc_objects: 20.0,
+            alloc_bytes: 2000.0,
+            freed_objects: 5.0,
+            freed_bytes: 500.0,
+            ..heap_format::Detail::default()
+        };
+        builder.stack([0x1001, 0x2001], &detail);
+        let profile = builder.finish();
+        let text = growth_text(&profile);
+        assert!(
+            text.starts_with("heap profile:     15:     1500 ["),
+            "{text}"
+        );
+        assert!(text.contains("@ 0x1001 0x2001\n"), "{text}");
+        let read = heap_format::read(text.as_bytes(), "growth").unwrap();
+        let bytes = read.type_index("space").unwrap();
+        assert_eq!(read.total(bytes), 1500);
+    }
+}

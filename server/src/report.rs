@@ -1,0 +1,50 @@
+//! `/report`: the page that `mem_parser --html` makes of a process, now.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::time::Duration;
+
+use mem_controller::live;
+
+use crate::job::Job;
+use crate::reply::{Reply, Step};
+use crate::request::Request;
+use crate::server::Server;
+
+/// How long making a page may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The page has a policy of its own, which allows its scripts alone.
+const POLICY: &str = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'";
+
+/// Of the last session of a process, whether it runs or not.
+pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
+    let agent = server.agents.one(request.process())?;
+    let live = live::profile(&agent, "the live page");
+    let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
+    let live = live.ok_or_else(|| {
+        let why = format!(
+            "{}: nothing was sampled yet: start a session",
+            agent.title()
+        );
+        Reply::refusal(404, why)
+    })?;
+    let mut profile = live.profile;
+    server.name(&mut profile);
+    let failed = |error: std::io::Error| Reply::refusal(500, error.to_string());
+    let directory = tempfile::tempdir().map_err(failed)?;
+    let file = File::create(directory.path().join("now.heap")).map_err(failed)?;
+    let mut out = BufWriter::new(file);
+    heap_format::dump::write(&profile, &mut out).map_err(failed)?;
+    std::io::Write::flush(&mut out).map_err(failed)?;
+    let job = Job::start("mem_parser", directory, PATIENCE, |command| {
+        command.args(["--html", "-f", "now.heap", "-o", "page.html"]);
+    })?;
+    Ok(job.then(Duration::ZERO, |job| {
+        let page = std::fs::read(job.path().join("page.html"));
+        let page = page.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        let reply = Reply::of("text/html; charset=utf-8", page);
+        Ok(reply
+            .with("Content-Security-Policy", POLICY.to_owned())
+            .with("Cache-Control", "no-store".to_owned()))
+    }))
+}

@@ -1,0 +1,145 @@
+//! What a client asks for.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::reply::Reply;
+
+/// Longest time that a request may sample, in seconds.
+pub const MOST_SECONDS: u64 = 600;
+
+/// A request, taken apart.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Whether it may change something.
+    pub is_post: bool,
+    /// The path without its query and without the process in it.
+    pub path: String,
+    /// The process that the path names: `/p/NAME/…`.
+    process: Option<String>,
+    query: HashMap<String, String>,
+    /// The query as it was sent.
+    pub raw_query: String,
+    /// What was sent.
+    pub body: Vec<u8>,
+    /// The header `Accept`.
+    pub accept: String,
+}
+
+impl Request {
+    /// Takes a target apart: path and query, both percent-encoded.
+    pub fn parse(path: &str, query: &str) -> Result<Self, Reply> {
+        let bad = || Reply::refusal(400, "the address is not percent-encoded text");
+        let (process, path) = match path.strip_prefix("/p/") {
+            Some(rest) => {
+                let (name, rest) = rest.split_once('/').unwrap_or((rest, ""));
+                (
+                    Some(decode(name, false).ok_or_else(bad)?),
+                    format!("/{rest}"),
+                )
+            }
+            None => (None, path.to_owned()),
+        };
+        let mut values = HashMap::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let key = decode(key, true).ok_or_else(bad)?;
+            values.insert(key, decode(value, true).ok_or_else(bad)?);
+        }
+        Ok(Self {
+            path,
+            process,
+            query: values,
+            raw_query: query.to_owned(),
+            ..Self::default()
+        })
+    }
+
+    /// A value of the query, if it is there and not empty.
+    pub fn value(&self, key: &str) -> Option<&str> {
+        let value = self.query.get(key).map(String::as_str);
+        value.filter(|value| !value.is_empty())
+    }
+
+    /// The process that is meant, by pid, name or pattern; `None` if that is left open.
+    pub fn process(&self) -> Option<&str> {
+        let named = self.value("pid").or_else(|| self.value("name"));
+        named.or(self.process.as_deref())
+    }
+
+    /// Whether a switch is on: `debug=1`.
+    pub fn is_on(&self, key: &str) -> bool {
+        self.value(key).is_some_and(|value| value != "0")
+    }
+
+    /// `?seconds=N`, as net/http/pprof takes it.
+    pub fn seconds(&self) -> Result<Option<Duration>, Reply> {
+        let Some(text) = self.value("seconds") else {
+            return Ok(None);
+        };
+        match text.parse::<u64>() {
+            Ok(seconds @ 1..=MOST_SECONDS) => Ok(Some(Duration::from_secs(seconds))),
+            _ => Err(Reply::refusal(
+                400,
+                format!("seconds must be a whole number from 1 to {MOST_SECONDS}"),
+            )),
+        }
+    }
+}
+
+/// Percent-decoded text; in a query `+` is a space.
+fn decode(text: &str, is_query: bool) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        rest = after;
+        bytes.push(match first {
+            b'+' if is_query => b' ',
+            b'%' => {
+                let (digits, after) = rest.split_at_checked(2)?;
+                rest = after;
+                let digits = std::str::from_utf8(digits).ok()?;
+                let is_hex = digits.bytes().all(|b| b.is_ascii_hexdigit());
+                u8::from_str_radix(digits, 16).ok().filter(|_| is_hex)?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_in_the_query_or_in_the_path() {
+        let parse = |path, query| Request::parse(path, query).unwrap();
+        let request = parse("/p/my%20app/debug/pprof/heap", "seconds=5&gc=1");
+        assert_eq!(request.path, "/debug/pprof/heap");
+        assert_eq!(request.process(), Some("my app"));
+        assert_eq!(request.seconds().unwrap(), Some(Duration::from_secs(5)));
+        assert!(request.is_on("gc") && !request.is_on("debug"));
+        let request = parse("/pprof/heap", "name=a%2Ab+c&debug=0");
+        assert_eq!(request.process(), Some("a*b c"));
+        assert!(!request.is_on("debug"));
+        assert_eq!(parse("/p/7", "").path, "/");
+        assert_eq!(parse("/", "pid=&&=").process(), None);
+    }
+
+    #[test]
+    fn garbage_is_refused_in_words() {
+        for (path, query) in [
+            ("/", "a=%"),
+            ("/", "%zz=1"),
+            ("/p/%ff/x", ""),
+            ("/", "a=%+1"),
+        ] {
+            assert_eq!(Request::parse(path, query).unwrap_err().status, 400);
+        }
+        for seconds in ["0", "-1", "x", "601", "1.5", "99999999999999999999"] {
+            let request = Request::parse("/", &format!("seconds={seconds}")).unwrap();
+            assert_eq!(request.seconds().unwrap_err().status, 400, "{seconds}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! `serve`: opens the door, and keeps the sessions.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use mem_controller::segment::Head;
+use mem_controller::select::Selection;
+use mem_controller::target::is_running;
+use mem_controller::text;
+use mem_controller::waiting::Signals;
+
+use crate::agents::Agents;
+use crate::cli::ServeArgs;
+use crate::guard::{self, Guard};
+use crate::http::{self, Listener, TICK};
+use crate::naming::Naming;
+use crate::server::Server;
+use crate::sessions::{Sessions, Settings};
+
+/// Time between searches for new processes to be sampled.
+const SEARCH: Duration = Duration::from_secs(5);
+/// Most threads that work.
+const THREADS: usize = 16;
+
+/// Where the server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// An address and a port.
+    Tcp(SocketAddr),
+    /// A socket of this path.
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path.is_empty() {
+                true => Err("unix: needs a path".to_owned()),
+                false => Ok(Self::Unix(path.into())),
+            };
+        }
+        let text = text.replace("localhost:", "127.0.0.1:");
+        text.parse().map(Self::Tcp).map_err(|_| {
+            "expected ADDRESS:PORT, such as 127.0.0.1:4040 or [::1]:4040, or unix:PATH".to_owned()
+        })
+    }
+}
+
+/// Serves until a signal ends it.
+pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
+    let token = args.token_file.as_deref().map(guard::token).transpose()?;
+    let loopback = match &args.listen {
+        Address::Tcp(address) => address.ip().is_loopback(),
+        Address::Unix(_) => true,
+    };
+    ensure!(
+        loopback || token.is_some(),
+        "{} is reached from other machines: whoever is to see profiles needs a token \
+         (--token-file FILE), or listen on 127.0.0.1 or unix:PATH",
+        shown(&args.listen)
+    );
+    raise_files();
+    let signals = Signals::block(&[])?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(THREADS)
+        .thread_stack_size(4 << 20)
+        .build()?;
+    let guard = Guard {
+        token,
+        loopback: matches!(args.listen, Address::Tcp(_)) && loopback,
+    };
+    let settings = Settings {
+        density: args.interval.first(),
+        max_overhead: args.interval.max_overhead,
+    };
+    let sessions = Sessions::new(settings);
+    let agents = Agents::new(Selection::from(args.select));
+    // This very program, also after its file was replaced.
+    let naming = Naming::new("/proc/self/exe".into());
+    let server = Server::new(agents, Arc::clone(&sessions), naming);
+    let _entered = runtime.enter();
+    let (listener, address) = open(&args.listen)?;
+    println!("serving at {address}");
+    let keeper = (server.clone(), args.sample);
+    runtime.block_on(async {
+        let keeping = tokio::task::spawn_blocking(move || keep(&keeper.0, keeper.1, &signals));
+        let end = async {
+            // It ends when a signal came; it cannot be joined if it has panicked, which aborts.
+            let _ = keeping.await;
+        };
+        http::serve(listener, server, guard, end).await;
+    });
+    sessions.end();
+    if let Address::Unix(path) = &args.listen {
+        // Nobody may have left it there.
+        let _ = fs::remove_file(path);
+    }
+    // Clients that wait for their profile are not waited for.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+fn shown(address: &Address) -> String {
+    match address {
+        Address::Tcp(address) => address.to_string(),
+        Address::Unix(path) => format!("unix:{}", text::path(path)),
+    }
+}
+
+/// Listens, and says where.
+fn open(address: &Address) -> anyhow::Result<(Listener, String)> {
+    match address {
+        Address::Tcp(asked) => {
+            let listener = TcpListener::bind(asked).map_err(|error| refused(*asked, error))?;
+            listener.set_nonblocking(true)?;
+            let own = listener.local_addr()?;
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            Ok((Listener::Tcp(listener), format!("http://{own}/")))
+        }
+        Address::Unix(path) => {
+            let listener = bind(path).with_context(|| text::path(path))?;
+            listener.set_nonblocking(true)?;
+            let listener = tokio::net::UnixListener::from_std(listener)?;
+            Ok((Listener::Unix(listener), shown(address)))
+        }
+    }
+}
+
+fn refused(address: SocketAddr, error: io::Error) -> anyhow::Error {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => anyhow::anyhow!(
+            "{address} is in use by another program: choose another port with --listen"
+        ),
+        _ => anyhow::anyhow!("{address}: {error}"),
+    }
+}
+
+/// A socket that only this user can connect to. One that a dead server left is replaced.
+fn bind(path: &Path) -> anyhow::Result<UnixListener> {
+    // From the beginning nobody else can connect; what this program writes is nobody else's either.
+    // SAFETY: a plain call, before other threads are there.
+    unsafe { libc::umask(0o077) };
+    let bound = UnixListener::bind(path);
+    let listener = match bound {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
+            if !is_socket || UnixStream::connect(path).is_ok() {
+                bail!("it is in use: another server listens there, or it is no socket");
+            }
+            fs::remove_file(path)?;
+            UnixListener::bind(path)?
+        }
+        bound => bound?,
+    };
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Looks after the sessions until a signal comes; with `all` has each process sampled.
+fn keep(server: &Server, all: bool, signals: &Signals) {
+    let mut searched: Option<Instant> = None;
+    loop {
+        if all && searched.is_none_or(|searched| searched.elapsed() >= SEARCH) {
+            searched = Some(Instant::now());
+            sample_all(server);
+        }
+        server.sessions.tick();
+        match signals.wait(&[], TICK) {
+            Ok(came) if came.iter().any(|signal| signal.ends_session()) => return,
+            Ok(_) => {}
+            Err(_) => std::thread::sleep(TICK),
+        }
+    }
+}
+
+/// Starts a session in each process that has none.
+fn sample_all(server: &Server) {
+    let mut head = Head::new();
+    for agent in server.agents.all() {
+        let is_idle = |agent: &mem_controller::discovery::Agent, head: &mut Head| {
+            agent
+                .segment
+                .head(head)
+                .is_ok_and(|header| !is_running(&header))
+        };
+        if is_idle(&agent, &mut head) {
+            let settings = server.sessions.settings();
+            // Another controller may have been faster, or the agent cannot sample: `list` says.
+            let _ = server.sessions.start(agent, settings, None);
+        }
+    }
+}
+
+/// As many descriptors as are allowed: connections and segments each take one.
+fn raise_files() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a whole rlimit of ours.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max.min(1 << 16);
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_one_of_the_network_or_a_path() {
+        let tcp = |text: &str| Ok(Address::Tcp(text.parse().unwrap()));
+        assert_eq!("127.0.0.1:1".parse(), tcp("127.0.0.1:1"));
+        assert_eq!("localhost:80".parse(), tcp("127.0.0.1:80"));
+        assert_eq!("[::1]:80".parse(), tcp("[::1]:80"));
+        assert_eq!("unix:/a b".parse(), Ok(Address::Unix("/a b".into())));
+        for wrong in ["", "unix:", "1.2.3.4", "host:80", ":80", "127.0.0.1:99999"] {
+            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
+        }
+    }
+}

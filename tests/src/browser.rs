@@ -1,0 +1,146 @@
+//! Headless Chromium that is driven over a pipe, by its own protocol: pages are used as they are
+//! served, with their policies.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::wait;
+
+/// A browser with one page.
+pub struct Browser {
+    child: Child,
+    to: File,
+    from: BufReader<File>,
+    next: u64,
+    session: Value,
+    _home: tempfile::TempDir,
+}
+
+fn pipe() -> (OwnedFd, OwnedFd) {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors, which are ours from here on.
+    unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+    }
+}
+
+impl Browser {
+    /// Opens a page.
+    pub fn open(url: &str) -> Self {
+        let home = tempfile::tempdir().expect("a directory for the browser's profile");
+        let (theirs_in, to) = pipe();
+        let (from, theirs_out) = pipe();
+        let (read, write) = (theirs_in.as_raw_fd(), theirs_out.as_raw_fd());
+        let mut command = Command::new("chromium");
+        command
+            .args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+            ])
+            .args([
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-extensions",
+            ])
+            .args([
+                "--disable-sync",
+                "--disable-breakpad",
+                "--password-store=basic",
+            ])
+            .args([
+                "--window-size=1200,800",
+                "--remote-debugging-pipe",
+                "about:blank",
+            ])
+            .arg(format!("--user-data-dir={}", home.path().display()))
+            .env("HOME", home.path())
+            .env_remove("DISPLAY")
+            .env_remove("DBUS_SESSION_BUS_ADDRESS")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        // SAFETY: dup2 alone, which is async-signal-safe. First out of the way of 3 and 4.
+        unsafe {
+            command.pre_exec(move || {
+                let read = libc::fcntl(read, libc::F_DUPFD_CLOEXEC, 10);
+                let write = libc::fcntl(write, libc::F_DUPFD_CLOEXEC, 10);
+                match libc::dup2(read, 3) == 3 && libc::dup2(write, 4) == 4 {
+                    true => Ok(()),
+                    false => Err(std::io::Error::last_os_error()),
+                }
+            });
+        }
+        let child = command.spawn().expect("chromium must be installed");
+        drop((theirs_in, theirs_out));
+        let mut browser = Self {
+            child,
+            to: to.into(),
+            from: BufReader::new(from.into()),
+            next: 0,
+            session: Value::Null,
+            _home: home,
+        };
+        let target = browser.call("Target.createTarget", json!({ "url": url }));
+        let attach = json!({ "targetId": target["targetId"], "flatten": true });
+        browser.session = browser.call("Target.attachToTarget", attach)["sessionId"].clone();
+        browser
+    }
+
+    /// A command of the protocol, and its result.
+    fn call(&mut self, method: &str, params: Value) -> Value {
+        self.next += 1;
+        let mut message = json!({ "id": self.next, "method": method, "params": params });
+        if !self.session.is_null() {
+            message["sessionId"] = self.session.clone();
+        }
+        write!(self.to, "{message}\0").expect("the browser listens");
+        loop {
+            let mut answer = Vec::new();
+            let read = self
+                .from
+                .read_until(0, &mut answer)
+                .expect("the browser's pipe");
+            assert!(read > 0, "the browser has ended");
+            answer.pop();
+            let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+            // Others are events.
+            if answer["id"] == self.next {
+                assert!(answer["error"].is_null(), "{method}: {answer}");
+                return answer["result"].clone();
+            }
+        }
+    }
+
+    /// The value of an expression on the page; `null` if it fails.
+    pub fn value(&mut self, expression: &str) -> Value {
+        let params = json!({ "expression": expression, "returnByValue": true });
+        let result = self.call("Runtime.evaluate", params);
+        match result["exceptionDetails"].is_null() {
+            true => result["result"]["value"].clone(),
+            false => Value::Null,
+        }
+    }
+
+    /// Waits until an expression is true.
+    pub fn until(&mut self, expression: &str) {
+        wait::until(expression, || {
+            (self.value(expression) == Value::Bool(true)).then_some(())
+        });
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

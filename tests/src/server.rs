@@ -1,0 +1,146 @@
+//! `mem_profiler serve`, and a client that sends what it is told to.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::ops::Deref;
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::{Scratch, Target};
+
+/// Longest time that a client waits for bytes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server of this test's processes.
+pub struct Server {
+    target: Target,
+    client: Client,
+}
+
+/// Who asks it.
+pub struct Client {
+    /// `127.0.0.1:PORT`.
+    pub address: String,
+}
+
+impl Deref for Server {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+/// What a client got.
+pub struct Answer {
+    /// The status code; 0 if the connection was closed without one.
+    pub status: u16,
+    /// The head in lower case.
+    pub head: String,
+    /// The content.
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    /// Takes apart what came over a connection.
+    pub fn of(bytes: &[u8]) -> Self {
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
+        let (head, body) = bytes.split_at(end.map_or(bytes.len(), |end| end + 4));
+        let head = String::from_utf8_lossy(head).to_lowercase();
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+        Self {
+            status: status.unwrap_or(0),
+            head,
+            body: body.to_vec(),
+        }
+    }
+
+    /// The content as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The same of an answer that must be of this status.
+    #[track_caller]
+    pub fn expect(&self, status: u16) -> String {
+        let text = self.text();
+        assert_eq!(self.status, status, "{}{text}", self.head);
+        text
+    }
+}
+
+impl Server {
+    /// Starts one with these options.
+    pub fn start(scratch: &Scratch, options: &[&str]) -> Self {
+        let mut command = scratch.profiler();
+        command
+            .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(options)
+            .stdout(Stdio::piped());
+        let mut target = Target::start(&mut command);
+        let line = target.hear();
+        let address = line.strip_prefix("serving at http://").expect(&line);
+        let address = address.trim_end_matches('/').to_owned();
+        Self {
+            client: Client { address },
+            target,
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.target.pid()
+    }
+
+    /// Ends it as Ctrl-C does; it must end well.
+    pub fn stop(mut self) {
+        self.target.signal(libc::SIGINT);
+        let status = self.target.ended();
+        assert!(status.success(), "the server: {status}");
+    }
+}
+
+impl Client {
+    /// Where a path is.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// A connection to it.
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).expect("the server listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        stream
+    }
+
+    /// Sends bytes, and reads until the server closes.
+    pub fn send(&self, bytes: &[u8]) -> Answer {
+        let mut stream = self.connect();
+        // It may answer, and close, before all has arrived.
+        let _ = stream.write_all(bytes);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        Answer::of(&answer)
+    }
+
+    /// Sends a request with these lines in its head.
+    pub fn ask(&self, method: &str, path: &str, lines: &str, body: &[u8]) -> Answer {
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: {}\r\n\
+             {lines}\r\n",
+            self.address,
+            body.len()
+        );
+        self.send(&[head.as_bytes(), body].concat())
+    }
+
+    /// Gets a path.
+    pub fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, "", b"")
+    }
+
+    /// Posts to a path, as a client that changes something does.
+    pub fn post(&self, path: &str) -> Answer {
+        self.ask("POST", path, "X-Mem-Profiler: 1\r\n", b"")
+    }
+}
