@@ -327,8 +327,8 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
 /// The epoch to count in. `None`: the session is over, or its setting changes just now.
 fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
     let number = session::control().epoch.load(Ordering::Relaxed);
-    // SAFETY: a thread with a session has entered an epoch.
     let known = thread.session != 0 && {
+        // SAFETY: a thread with a session has entered an epoch.
         let epoch = unsafe { thread.epoch() };
         epoch.number == number && session::is_current(epoch)
     };
