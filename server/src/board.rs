@@ -104,7 +104,7 @@ fn shown(row: &Row, history: &VecDeque<Point>, server: &Server) -> Value {
         .map(|p| json!([p.unix_ms, p.live, p.rss]))
         .collect();
     let last = history.back();
-    let first = history.iter().rev().take(6).last();
+    let first = history.iter().rev().take(6).next_back();
     let rates = last.zip(first).and_then(|(last, first)| {
         let seconds = last.unix_ms.saturating_sub(first.unix_ms) as f64 / 1000.0;
         let same = last.session == first.session && last.session != 0;
