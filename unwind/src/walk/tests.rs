@@ -143,7 +143,7 @@ fn a_frame_that_was_interrupted_has_its_frame_pointer_in_the_register() {
         INNER => Rule::new(Kind::Sp, 8, Some(-8), Some(-16)),
         _ => Rule::new(Kind::Fp, 16, Some(-8), Some(-16)),
     };
-    let mut memory = vec![0u64; 16];
+    let mut memory = [0u64; 16];
     // Below the stack pointer: what another function has left there.
     (memory[3], memory[4]) = (0xbad, 0x200);
     (memory[8], memory[9]) = (1, 0);
