@@ -25,12 +25,15 @@ pub fn each_thread(each: impl FnMut(u32)) -> bool {
         return false;
     }
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let path = c"/proc/self/task".as_ptr();
+    // Not by the C library's functions, at which a thread may be cancelled: it has the turn, and may
+    // be in a signal handler.
     // SAFETY: a terminated path.
-    let fd = unsafe { libc::open(c"/proc/self/task".as_ptr(), flags) };
+    let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as c_int;
     let complete = fd >= 0 && read(fd, each);
     if fd >= 0 {
         // SAFETY: our own descriptor.
-        unsafe { libc::close(fd) };
+        unsafe { libc::syscall(libc::SYS_close, fd) };
     }
     READING.store(0, Ordering::Release);
     complete
