@@ -23,7 +23,7 @@ use symbols::demangle::Style;
 
 use report::Report;
 pub use usage::fail;
-use values::{granularities, styles, unit};
+use values::{granularities, label, styles, unit};
 
 const USAGE: &str = "mem_parser [OPTIONS] DUMP...
        mem_parser -p BINARY -f DUMP OUTPUT [-o FILE]";
@@ -247,6 +247,10 @@ pub struct ViewOptions {
     /// Directories to search for source files
     #[arg(long, value_name = "DIRECTORY", alias = "source-path")]
     pub source_path: Vec<PathBuf>,
+
+    /// A label for --clickhouse: service and host have columns of their own; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    pub label: Vec<(String, String)>,
 }
 
 /// Filters of stacks and frames. Patterns are matched against the name of
@@ -390,6 +394,7 @@ impl Cli {
             program: self.binary.clone(),
             files: self.dumps(),
             source_directories: view.source_path.clone(),
+            labels: view.label.clone(),
         })
     }
 }

@@ -45,6 +45,8 @@ pub struct Options {
     pub files: Vec<PathBuf>,
     /// Directories that are searched for source files.
     pub source_directories: Vec<PathBuf>,
+    /// Labels of all rows, for formats that are read into a database.
+    pub labels: Vec<(String, String)>,
 }
 
 impl Default for Options {
@@ -68,6 +70,7 @@ impl Default for Options {
             program: None,
             files: Vec::new(),
             source_directories: Vec::new(),
+            labels: Vec::new(),
         }
     }
 }

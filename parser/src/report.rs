@@ -5,6 +5,7 @@ pub mod format;
 mod interval;
 
 mod callgrind;
+mod clickhouse;
 mod csv;
 mod dot;
 mod flame;
@@ -49,6 +50,7 @@ pub static FORMATS: &[&Format] = &[
     &gperftools::FORMAT,
     &json::FORMAT,
     &csv::FORMAT,
+    &clickhouse::FORMAT,
     &leaks::FORMAT,
     &timeline::FORMAT,
     &sizes::FORMAT,

@@ -106,6 +106,16 @@ fn formats_for_other_programs() {
     check("raw.txt", &["--raw"]);
     check("folded.txt", &["--folded"]);
     check("table.csv", &["--csv"]);
+    check(
+        "clickhouse.tsv",
+        &[
+            "--clickhouse",
+            "--label",
+            "host=board-1",
+            "--label",
+            "site=a\tb",
+        ],
+    );
     check("symbolized.heap", &["--symbolize"]);
 }
 

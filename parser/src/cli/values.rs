@@ -54,3 +54,11 @@ pub fn unit(text: &str) -> Result<String, String> {
         }
     }
 }
+
+/// Parser of `--label`.
+pub fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("expected KEY=VALUE, as in service=checkout".to_owned()),
+    }
+}

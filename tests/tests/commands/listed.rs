@@ -279,8 +279,26 @@ pub const LINE: &str = "needs a board, or a serial line to one";
 pub const PACKAGE: &str =
     "needs a package, which takes deploy/build ten minutes; deploy/smoke-old tries it";
 
+pub const CLICKHOUSE: &str = "tests/tests/clickhouse.rs does it, without a server";
+
 /// Commands that are not performed here, and why.
 pub const ELSEWHERE: &[(&str, &str)] = &[
+    (
+        "clickhouse-client --queries-file deploy/clickhouse/schema.sql",
+        CLICKHOUSE,
+    ),
+    (
+        "mem_parser x.heap --clickhouse --label service=checkout --label host=web-17 --label version=1.2 | clickhouse-client --query 'INSERT INTO mem_profiler.rows FORMAT TSV'",
+        CLICKHOUSE,
+    ),
+    (
+        r#"cat rows/*.tsv | awk -F'\t' -v OFS='\t' 'seen[$11]++ { for (i = 13; i <= 17; i++) $i = "[]" } 1' > all.tsv"#,
+        CLICKHOUSE,
+    ),
+    (
+        "clickhouse-client --param_service=checkout --param_hours=1 --queries-file deploy/clickhouse/queries/01-hosts-that-grew.sql",
+        CLICKHOUSE,
+    ),
     ("deploy/build", PACKAGE),
     ("mem_profiler serve", SERVED),
     (

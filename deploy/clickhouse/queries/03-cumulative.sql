@@ -1,0 +1,14 @@
+-- What is allocated in a function and all that it calls? {service}, {from}, {to}.
+-- A function that is in a stack several times counts once.
+SELECT arrayJoin(arrayDistinct(k.functions)) AS function, sum(s.total) AS cum
+FROM
+(
+    SELECT stack, sum(value) AS total FROM mem_profiler.samples
+    WHERE service = {service:String} AND type = 'inuse_space'
+      AND time BETWEEN {from:DateTime} AND {to:DateTime}
+    GROUP BY stack
+) AS s
+ANY LEFT JOIN mem_profiler.stacks AS k USING (stack)
+GROUP BY function
+ORDER BY cum DESC
+LIMIT 30;

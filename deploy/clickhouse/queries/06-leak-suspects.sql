@@ -1,0 +1,24 @@
+-- Stacks that grow on most hosts: the slope of what each holds, in bytes an hour.
+-- {service}, {from}, {to}.
+SELECT hosts, round(mean) AS bytes_per_hour, held,
+       arrayStringConcat(arraySlice(k.functions, 1, 6), ' < ') AS stack_top
+FROM
+(
+    SELECT stack, count() AS hosts, avg(slope) AS mean, sum(last) AS held
+    FROM
+    (
+        SELECT stack, host, pid,
+               simpleLinearRegression(toUnixTimestamp(time) / 3600, value).1 AS slope,
+               argMax(value, time) AS last, count() AS points
+        FROM mem_profiler.samples
+        WHERE service = {service:String} AND type = 'inuse_space'
+          AND time BETWEEN {from:DateTime} AND {to:DateTime}
+        GROUP BY stack, host, pid
+        HAVING points >= 3
+    )
+    WHERE slope > 0
+    GROUP BY stack
+) AS s
+ANY LEFT JOIN mem_profiler.stacks AS k USING (stack)
+ORDER BY hosts DESC, bytes_per_hour DESC
+LIMIT 20;

@@ -1,0 +1,17 @@
+-- Folded stacks of a service, root first, for flame-graph tools (or mem_parser). {service}, {from},
+-- {to}. Run it with --format TSVRaw.
+SELECT concat(
+           arrayStringConcat(
+               arrayMap(f -> if(f = '', '[unknown]', replaceAll(f, ';', ':')), arrayReverse(k.functions)),
+               ';'),
+           ' ', toString(s.total)) AS line
+FROM
+(
+    SELECT stack, sum(value) AS total FROM mem_profiler.samples
+    WHERE service = {service:String} AND type = 'inuse_space'
+      AND time BETWEEN {from:DateTime} AND {to:DateTime}
+    GROUP BY stack
+) AS s
+ANY LEFT JOIN mem_profiler.stacks AS k USING (stack)
+WHERE s.total != 0
+ORDER BY line;

@@ -1,0 +1,243 @@
+//! Rows for ClickHouse, as `deploy/clickhouse/schema.sql` takes them: one for each stack and
+//! column with a value, tab-separated. The first row of a stack also describes its frames; the
+//! schema keeps those once for all dumps, by a hash of what stays equal from process to process.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use anyhow::Result;
+
+use heap_format::printable::printable;
+use heap_format::{Location, Profile, marker_at};
+use sha2::{Digest, Sha256};
+
+use super::context::Context;
+use super::format::{Dumps, Format, Needs, Symbols};
+
+/// `--clickhouse`.
+pub const FORMAT: Format = Format {
+    needs: Needs {
+        dumps: Dumps::Single,
+        symbols: Symbols::Optional,
+        ..Needs::TABLE
+    },
+    ..Format::report(
+        "clickhouse",
+        "Tab-separated rows for the schema in deploy/clickhouse",
+        render,
+    )
+};
+
+/// Labels that have a column of their own.
+const SERVICE: &str = "service";
+const HOST: &str = "host";
+
+fn render(context: &Context) -> Result<String> {
+    let profile = context.view.materialize();
+    let frames = Frames::of(&profile);
+    let head = head(&profile, &context.options.labels);
+    let columns = profile.sample_types.len();
+    // Sums, since labels and size classes keep equal stacks apart.
+    let mut sums: BTreeMap<u64, (usize, Vec<i64>)> = BTreeMap::new();
+    for stack in 0..profile.stacks.len() {
+        let hash = frames.hash(profile.stacks.get(stack));
+        let values = profile.values_of(stack);
+        match sums.entry(hash) {
+            Entry::Vacant(entry) => drop(entry.insert((stack, values.to_vec()))),
+            Entry::Occupied(mut entry) => {
+                let sums = entry.get_mut().1.iter_mut();
+                sums.zip(values)
+                    .for_each(|(sum, v)| *sum = sum.saturating_add(*v));
+            }
+        }
+    }
+    let mut out = String::new();
+    for (hash, (stack, values)) in &sums {
+        let mut described = frames.describe(profile.stacks.get(*stack));
+        for column in (0..columns).filter(|&c| values[c] != 0) {
+            let of = &profile.sample_types[column];
+            let row = [
+                head.as_str(),
+                &field(&of.kind),
+                &field(&of.unit),
+                &hash.to_string(),
+                &values[column].to_string(),
+                &described,
+            ];
+            out += &row.join("\t");
+            out.push('\n');
+            described = ["[]"; 5].join("\t");
+        }
+    }
+    Ok(out)
+}
+
+/// The columns that are the same in all rows: service, host, process, pid, build id, start, time,
+/// labels.
+fn head(profile: &Profile, labels: &[(String, String)]) -> String {
+    let facts = &profile.facts;
+    let label = |key: &str| {
+        labels
+            .iter()
+            .find(|(k, _)| k == key)
+            .map(|(_, v)| v.as_str())
+    };
+    let process = facts.process.as_deref().unwrap_or_default();
+    let boot = facts.boot_id.as_deref().unwrap_or_default();
+    let start = facts.start_unix_ns.unwrap_or(0);
+    let end = facts
+        .end_unix_ns
+        .unwrap_or_else(|| start.saturating_add(facts.duration_ns.unwrap_or(0)));
+    let seconds = |ns: u64| format!("{}.{:03}", ns / 1_000_000_000, ns / 1_000_000 % 1000);
+    let others = labels.iter().filter(|(k, _)| k != SERVICE && k != HOST);
+    let others: BTreeMap<&str, &str> = others.map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    let pairs = others
+        .iter()
+        .map(|(k, v)| format!("{}:{}", quoted(k), quoted(v)));
+    [
+        field(label(SERVICE).unwrap_or(process)),
+        field(label(HOST).unwrap_or(boot)),
+        field(process),
+        facts.pid.unwrap_or(0).to_string(),
+        facts.exe_build_id.to_string(),
+        seconds(start),
+        seconds(end),
+        format!("{{{}}}", pairs.collect::<Vec<_>>().join(",")),
+    ]
+    .join("\t")
+}
+
+/// The locations of a profile, by what is the same in other processes with the same code.
+struct Frames<'a> {
+    profile: &'a Profile,
+    /// The object file's build id, or its path, or nothing; and the place in it.
+    places: Vec<(String, u64)>,
+    /// What a stack's hash is made of, for each location.
+    keys: Vec<[u8; 32]>,
+}
+
+impl<'a> Frames<'a> {
+    fn of(profile: &'a Profile) -> Self {
+        let place = |location| place(profile, location);
+        let places: Vec<_> = profile.locations.iter().map(place).collect();
+        let key = |(location, (object, offset)): (&Location, &(String, u64))| {
+            let mut hash = Sha256::new();
+            hash.update(object.as_bytes());
+            hash.update([0]);
+            hash.update(offset.to_le_bytes());
+            if object.is_empty() {
+                names(profile, location).for_each(|name| hash.update(name));
+            }
+            hash.finalize().into()
+        };
+        let keys = profile.locations.iter().zip(&places).map(key).collect();
+        Self {
+            profile,
+            places,
+            keys,
+        }
+    }
+
+    fn hash(&self, frames: &[u32]) -> u64 {
+        let mut hash = Sha256::new();
+        for &frame in frames {
+            hash.update(self.keys[frame as usize]);
+        }
+        let digest: [u8; 32] = hash.finalize().into();
+        let first = digest.first_chunk().copied().unwrap_or_default();
+        u64::from_le_bytes(first)
+    }
+
+    /// The columns of a stack's frames, leaf first: objects, offsets, modules, functions, lines. The
+    /// last two have an entry for each inlined function, too.
+    fn describe(&self, frames: &[u32]) -> String {
+        let profile = self.profile;
+        let [
+            mut objects,
+            mut offsets,
+            mut modules,
+            mut functions,
+            mut lines,
+        ] = [const { Vec::new() }; 5];
+        for &frame in frames {
+            let location = &profile.locations[frame as usize];
+            let (object, offset) = &self.places[frame as usize];
+            objects.push(quoted(object));
+            offsets.push(offset.to_string());
+            let mapping = profile.mappings.get(location.mapping as usize);
+            let path = mapping
+                .map(|m| m.path.to_string_lossy())
+                .unwrap_or_default();
+            modules.push(quoted(&path));
+            functions.extend(names(profile, location).map(quoted));
+            let known = profile.lines_of(location).iter().map(|line| {
+                match &profile.functions[line.function as usize] {
+                    function if function.file.is_empty() => quoted(""),
+                    function => quoted(&format!("{}:{}", function.file, line.line)),
+                }
+            });
+            lines.extend(known);
+            lines.resize(functions.len(), quoted(""));
+        }
+        [objects, offsets, modules, functions, lines]
+            .map(|list| format!("[{}]", list.join(",")))
+            .join("\t")
+    }
+}
+
+fn place(profile: &Profile, location: &Location) -> (String, u64) {
+    let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
+        return (String::new(), location.address);
+    };
+    let offset = location
+        .address
+        .wrapping_sub(mapping.start)
+        .wrapping_add(mapping.file_offset);
+    match mapping.build_id.is_empty() {
+        true => (mapping.path.to_string_lossy().into_owned(), offset),
+        false => (mapping.build_id.to_string(), offset),
+    }
+}
+
+/// The functions of a location, innermost first; a pseudo-frame's name; for code without a name an
+/// empty one.
+fn names<'a>(profile: &'a Profile, location: &Location) -> impl Iterator<Item = &'a str> {
+    let lines = profile.lines_of(location);
+    let known = lines
+        .iter()
+        .map(|line| profile.functions[line.function as usize].name.as_str());
+    let marker = marker_at(location.address).map_or("", |marker| marker.name);
+    known.chain(lines.is_empty().then_some(marker))
+}
+
+/// Text as a field.
+fn field(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in printable(text).chars() {
+        match c {
+            '\\' => out += "\\\\",
+            '\'' => out += "\\'",
+            '\t' => out += "\\t",
+            '\n' => out += "\\n",
+            '\r' => out += "\\r",
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Text in an array or a map.
+fn quoted(text: &str) -> String {
+    format!("'{}'", field(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_end_neither_rows_nor_strings() {
+        assert_eq!(field("a\tb\nc\\d'e"), "a\\\\tb\\\\nc\\\\d\\'e");
+        assert_eq!(quoted("operator\"\" _x"), "'operator\"\" _x'");
+    }
+}
