@@ -112,7 +112,7 @@ fn sums_are_those_of_the_table_and_every_query_answers() {
     // Read in twice, it counts once.
     let answer = ask(&scratch, &[&one, &two, &two]);
 
-    let read = |dump: &PathBuf| heap_format::read_file(dump).expect("a dump");
+    let read = |dump: &PathBuf| heap_format::open(dump).expect("a dump");
     let profiles: Vec<Profile> = dumps.iter().chain(&dumps[..2]).map(read).collect();
     for kind in [
         "alloc_objects",
