@@ -237,9 +237,8 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
     let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
     let mut asked = Request::parse(path, query)?;
     asked.is_post = is_post;
-    shared
-        .guard
-        .check(&head.headers, Server::changes(&asked.path))?;
+    let changes = is_post && Server::changes(&asked.path);
+    shared.guard.check(&head.headers, changes)?;
     let accept = head.headers.get("accept");
     asked.accept = accept
         .and_then(|value| value.to_str().ok())

@@ -108,7 +108,7 @@ fn readers_over_http_find_the_totals_of_a_dump() {
         let unit = if column.ends_with("space") {
             "-unit=B"
         } else {
-            "-unit=count"
+            "-unit=minimum"
         };
         let table = reader(
             &scratch,
@@ -178,12 +178,11 @@ fn perl_total(table: &str) -> f64 {
 
 /// Names of addresses, as both kinds of clients ask for them.
 fn symbols(server: &Server, base: &str, ours: &Profile, program: &std::path::Path) {
-    let of_program = ours
-        .mappings
-        .iter()
-        .position(|m| m.path == program)
-        .unwrap() as u32;
-    let addresses = ours.locations.iter().filter(|l| l.mapping == of_program);
+    let is_of_program = |l: &&heap_format::Location| {
+        let mapping = ours.mappings.get(l.mapping as usize);
+        mapping.is_some_and(|mapping| mapping.path == program)
+    };
+    let addresses = ours.locations.iter().filter(is_of_program);
     let addresses: Vec<String> = addresses.map(|l| format!("{:#x}", l.address)).collect();
     let body = addresses.join("+");
     let number = server.get(&format!("{base}/pprof/symbol")).expect(200);
