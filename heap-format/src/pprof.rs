@@ -5,4 +5,5 @@ mod wire;
 mod write;
 
 pub(crate) use read::{looks_like, read};
+pub(crate) use wire::{put_bytes, put_fixed, put_number, put_numbers};
 pub use write::write;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use mem_controller::{IntervalArgs, SelectArgs};
 
+use crate::push::PushArgs;
 use crate::serve::Address;
 
 /// Serve and send the profiles of processes that carry the agent.
@@ -21,6 +22,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve the processes' profiles over HTTP: a live page, pprof, Prometheus
     Serve(ServeArgs),
+    /// Send the processes' profiles to a receiver, again and again
+    Push(PushArgs),
     /// For the server itself: names the code of a profile
     #[command(hide = true)]
     Names,

@@ -21,6 +21,7 @@ mod job;
 mod metrics;
 pub mod naming;
 mod profiles;
+pub mod push;
 pub mod reply;
 mod report;
 pub mod request;
@@ -39,6 +40,7 @@ use cli::{Cli, Command};
 pub fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Serve(args) => serve::execute(args),
+        Command::Push(args) => push::execute(args),
         Command::Names => naming::child(),
         Command::Completions { shell } => {
             let mut command = Cli::command();

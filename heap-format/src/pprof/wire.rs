@@ -103,7 +103,7 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
 }
 
 /// Appends a varint.
-pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
@@ -112,7 +112,7 @@ pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// Appends a number field, unless it has its default value.
-pub(super) fn put_number(out: &mut Vec<u8>, number: u32, value: u64) {
+pub(crate) fn put_number(out: &mut Vec<u8>, number: u32, value: u64) {
     if value != 0 {
         put_varint(out, u64::from(number) << 3);
         put_varint(out, value);
@@ -120,17 +120,25 @@ pub(super) fn put_number(out: &mut Vec<u8>, number: u32, value: u64) {
 }
 
 /// Appends a field of bytes.
-pub(super) fn put_bytes(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
+pub(crate) fn put_bytes(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
     put_varint(out, u64::from(number) << 3 | 2);
     put_varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
 /// Appends a packed list of numbers, unless it is empty.
-pub(super) fn put_numbers(out: &mut Vec<u8>, number: u32, values: impl Iterator<Item = u64>) {
+pub(crate) fn put_numbers(out: &mut Vec<u8>, number: u32, values: impl Iterator<Item = u64>) {
     let mut packed = Vec::new();
     values.for_each(|v| put_varint(&mut packed, v));
     if !packed.is_empty() {
         put_bytes(out, number, &packed);
+    }
+}
+
+/// Appends a field of eight bytes, unless it has its default value.
+pub(crate) fn put_fixed(out: &mut Vec<u8>, number: u32, value: u64) {
+    if value != 0 {
+        put_varint(out, u64::from(number) << 3 | 1);
+        out.extend_from_slice(&value.to_le_bytes());
     }
 }

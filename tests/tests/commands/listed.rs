@@ -279,10 +279,19 @@ pub const LINE: &str = "needs a board, or a serial line to one";
 pub const PACKAGE: &str =
     "needs a package, which takes deploy/build ten minutes; deploy/smoke-old tries it";
 
+pub const PUSH: &str = "tests/tests/push.rs does it";
 pub const CLICKHOUSE: &str = "tests/tests/clickhouse.rs does it, without a server";
 
 /// Commands that are not performed here, and why.
 pub const ELSEWHERE: &[(&str, &str)] = &[
+    (
+        "mem_profiler push --to pyroscope http://127.0.0.1:4040 --every 15s --label service_name=checkout --label zone=eu -p checkoutd",
+        PUSH,
+    ),
+    (
+        "mem_profiler push --to otlp http://127.0.0.1:4318 --dumps x.heap",
+        PUSH,
+    ),
     (
         "clickhouse-client --queries-file deploy/clickhouse/schema.sql",
         CLICKHOUSE,

@@ -1,0 +1,328 @@
+//! `push`: sends the profiles of a session to a receiver, again and again.
+//!
+//! The session is one of `mem_profiler`, as a child, which writes a dump of each process every so
+//! often into a directory: the spool. Dumps are sent in the order of their names and removed
+//! when the receiver has taken them, so that nothing is lost while it is away, as long as the spool has
+//! room, nor when this program ends; what is there at its start is sent too.
+//!
+//! Promises: each profile is sent with its totals unchanged, however small a receiver wants it; no
+//! redirect is followed; waiting doubles up to a minute, unless the receiver says how long. What is
+//! dropped is said, and once a minute how things stand. Memory does not grow with time.
+//!
+//! Limits: `http://` only; for `https://`, let a proxy or collector on this machine do TLS. A receiver that took
+//! a profile but failed to say so gets it twice.
+
+mod client;
+mod increments;
+mod pace;
+mod receiver;
+mod spool;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use heap_format::printable;
+use mem_controller::beside;
+
+use crate::naming::Naming;
+use client::{Answer, Client};
+use increments::Increments;
+use pace::Pace;
+use receiver::{Labels, Prepared, Receiver};
+use spool::Spool;
+
+/// Time between two looks at the spool.
+const LOOK: Duration = Duration::from_millis(200);
+/// Time between two lines about how things stand.
+const HEALTH: Duration = Duration::from_secs(60);
+/// How long is waited for a receiver at the end.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Options of `push`.
+#[derive(Debug, Args)]
+pub struct PushArgs {
+    /// The receiver's protocol
+    #[arg(long, value_enum, value_name = "PROTOCOL")]
+    pub to: Receiver,
+
+    /// Where it is: http://HOST:PORT, without the protocol's own path
+    #[arg(value_name = "URL")]
+    pub url: String,
+
+    /// How often each process's profile is sent
+    #[arg(long, value_name = "TIME", default_value = "15s")]
+    pub every: String,
+
+    /// A label of each profile, such as service_name=checkout [default service_name: the process's]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    pub label: Vec<(String, String)>,
+
+    /// Process, by pid, name or pattern (redis*); may be given several times [default: all of this
+    /// user, as root: all]
+    #[arg(short, long = "process", value_name = "PID|NAME")]
+    pub processes: Vec<String>,
+
+    /// Mean bytes between samples
+    #[arg(short = 'c', long, value_name = "BYTES", default_value = "64K")]
+    pub interval: String,
+
+    /// Send addresses and build ids alone, for receivers that find the names
+    #[arg(long)]
+    pub no_symbols: bool,
+
+    /// Directory for profiles that are to be sent [default: one that is removed at the end]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub spool: Option<PathBuf>,
+
+    /// Most MiB of it; beyond, the oldest profiles are dropped
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub spool_size: u64,
+
+    /// Send these dumps, and end; no session
+    #[arg(long, value_name = "DUMP", num_args = 1..)]
+    pub dumps: Vec<PathBuf>,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !value.is_empty() => {
+            Ok((key.to_owned(), value.to_owned()))
+        }
+        _ => Err("expected KEY=VALUE, as in service_name=checkout".to_owned()),
+    }
+}
+
+/// Set by a signal that asks for the end.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn end(_: libc::c_int) {
+    ENDING.store(true, Ordering::Relaxed);
+}
+
+/// Executes the command.
+pub fn execute(args: PushArgs) -> anyhow::Result<()> {
+    let client = Client::new(args.to, &args.url)?;
+    let program = std::env::current_exe().context("this program's own path is not known")?;
+    let mut sender = Sender {
+        client,
+        naming: (!args.no_symbols).then(|| Naming::new(program)),
+        labels: Labels::new(&args.label),
+        increments: Increments::default(),
+        pace: Pace::default(),
+        tally: Tally::default(),
+    };
+    if !args.dumps.is_empty() {
+        return sender.send_all(&args.dumps);
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler stores a flag.
+        unsafe { libc::signal(signal, end as *const () as libc::sighandler_t) };
+    }
+    let spool = Spool::open(args.spool.clone(), args.spool_size << 20)?;
+    let session = session(&args, spool.directory())?;
+    sender.run(session, &spool)
+}
+
+/// Starts the session.
+fn session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
+    let profiler = beside::program("mem_profiler");
+    let mut command = Command::new(&profiler);
+    command.args(["-c", &args.interval, "--every", &args.every, "-o"]);
+    command.arg(directory.join(spool::PREFIX));
+    for process in &args.processes {
+        command.args(["-p", process]);
+    }
+    let shown = printable::path(&profiler);
+    // A group of its own: Ctrl-C is for this program, which ends the session.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command
+        .spawn()
+        .with_context(|| format!("{shown} cannot be started"))
+}
+
+/// What was sent.
+#[derive(Debug, Default)]
+struct Tally {
+    sent: u64,
+    bytes: u64,
+    dropped: u64,
+}
+
+/// What became of a profile.
+enum Fate {
+    /// The receiver has it, or never will.
+    Done,
+    /// It is to be tried again later.
+    Kept,
+}
+
+struct Sender {
+    client: Client,
+    naming: Option<Naming>,
+    labels: Labels,
+    increments: Increments,
+    pace: Pace,
+    tally: Tally,
+}
+
+impl Sender {
+    /// Sends dumps that exist; all must be taken.
+    fn send_all(&mut self, dumps: &[PathBuf]) -> anyhow::Result<()> {
+        for dump in dumps {
+            while let Fate::Kept = self.send(dump)? {
+                if self.pace.failures() >= 5 {
+                    bail!(
+                        "the receiver does not take profiles; {} were sent",
+                        self.tally.sent
+                    );
+                }
+                std::thread::sleep(self.pace.left());
+            }
+        }
+        if self.tally.dropped > 0 {
+            bail!(
+                "{} of {} profiles were not taken",
+                self.tally.dropped,
+                dumps.len()
+            );
+        }
+        eprintln!("mem_server: {} profiles sent", self.tally.sent);
+        Ok(())
+    }
+
+    /// Sends what the session writes, until it ends or a signal comes.
+    fn run(&mut self, mut session: Child, spool: &Spool) -> anyhow::Result<()> {
+        let mut health = Instant::now();
+        let mut asked = false;
+        let status = loop {
+            if let Some(status) = session.try_wait()? {
+                break status;
+            }
+            if ENDING.load(Ordering::Relaxed) && !asked {
+                asked = true;
+                // SAFETY: our own child, not waited for yet.
+                unsafe { libc::kill(session.id().cast_signed(), libc::SIGINT) };
+            }
+            if let Err(error) = self.empty(spool) {
+                // SAFETY: as above. It writes its last dumps, which stay in the spool.
+                unsafe { libc::kill(session.id().cast_signed(), libc::SIGINT) };
+                session.wait()?;
+                return Err(error);
+            }
+            if health.elapsed() >= HEALTH {
+                health = Instant::now();
+                self.say_health(spool);
+            }
+            std::thread::sleep(LOOK);
+        };
+        let end = Instant::now() + FAREWELL;
+        while !spool.waiting().is_empty() && Instant::now() < end {
+            self.empty(spool)?;
+            std::thread::sleep(self.pace.left().min(LOOK));
+        }
+        self.say_health(spool);
+        spool.leave();
+        match status.success() || asked {
+            true => Ok(()),
+            false => bail!("the session failed: mem_profiler: {status}"),
+        }
+    }
+
+    /// Sends what is in the spool, as far as the receiver takes it.
+    fn empty(&mut self, spool: &Spool) -> anyhow::Result<()> {
+        for dropped in spool.shrink() {
+            self.tally.dropped += 1;
+            say(&format!(
+                "the spool is full: {} is dropped",
+                printable::path(&dropped)
+            ));
+        }
+        for dump in spool.waiting() {
+            if !self.pace.left().is_zero() {
+                break;
+            }
+            match self.send(&dump)? {
+                Fate::Done => spool.remove(&dump),
+                Fate::Kept => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one dump, made smaller while the receiver finds it too large.
+    fn send(&mut self, dump: &Path) -> anyhow::Result<Fate> {
+        let shown = printable::path(dump);
+        let profile = match heap_format::open(dump) {
+            Ok(profile) => profile,
+            Err(error) => return Ok(self.drop(&error.to_string())),
+        };
+        let mut prepared = Prepared::new(
+            profile,
+            self.naming.as_ref(),
+            &self.labels,
+            self.client.receiver(),
+        )?;
+        if self.client.receiver().wants_increments() {
+            self.increments.apply(&mut prepared);
+        }
+        let mut most = receiver::MOST_SAMPLES;
+        loop {
+            let body = prepared.body(self.client.receiver(), &mut most)?;
+            match self.client.post(&body) {
+                Answer::Taken => {
+                    self.increments.taken(&prepared);
+                    self.tally.sent += 1;
+                    self.tally.bytes += body.len() as u64;
+                    self.pace.succeeded();
+                    return Ok(Fate::Done);
+                }
+                Answer::TooLarge if most > receiver::LEAST_SAMPLES => most /= 2,
+                Answer::TooLarge => {
+                    return Ok(self.drop(&format!("{shown}: too large for the receiver")));
+                }
+                Answer::Refused(why) => return Ok(self.drop(&format!("{shown}: {why}"))),
+                Answer::Later(why, after) => {
+                    if self.pace.failed(after) {
+                        say(&format!("{why}; profiles wait in the spool"));
+                    }
+                    return Ok(Fate::Kept);
+                }
+                Answer::Skewed(why) => bail!(why),
+            }
+        }
+    }
+
+    fn drop(&mut self, why: &str) -> Fate {
+        self.tally.dropped += 1;
+        say(&format!("{why}; the profile is dropped"));
+        Fate::Done
+    }
+
+    fn say_health(&self, spool: &Spool) {
+        let Tally {
+            sent,
+            bytes,
+            dropped,
+        } = self.tally;
+        let waiting = spool.waiting().len();
+        let kib = bytes.div_ceil(1024);
+        say(&format!(
+            "{sent} profiles sent ({kib} KiB), {waiting} waiting, {dropped} dropped"
+        ));
+    }
+}
+
+fn say(message: &str) {
+    eprintln!("mem_server: {}", printable::text(message));
+}
+
+/// Now, in ns since the Unix epoch.
+fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |d| d.as_nanos() as u64)
+}

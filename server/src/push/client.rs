@@ -1,0 +1,219 @@
+//! One request, and what the answer means.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::bail;
+use heap_format::printable::printable;
+use ureq::Agent;
+use ureq::http::{HeaderMap, StatusCode};
+
+use super::receiver::Receiver;
+
+/// Longest time for a request with its answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Most bytes of an answer that are read.
+const MOST_ANSWER: u64 = 64 << 10;
+/// Receivers refuse profiles from more than ten minutes ahead.
+const MOST_SKEW: Duration = Duration::from_secs(540);
+
+/// What the receiver did with a profile.
+#[derive(Debug)]
+pub enum Answer {
+    /// It has it.
+    Taken,
+    /// It wants less at once.
+    TooLarge,
+    /// It will never take it: why.
+    Refused(String),
+    /// Later perhaps: why, and after which time if it said so.
+    Later(String, Option<Duration>),
+    /// Its clock or ours is wrong.
+    Skewed(String),
+}
+
+/// A connection to a receiver.
+#[derive(Debug)]
+pub struct Client {
+    agent: Agent,
+    receiver: Receiver,
+    url: String,
+}
+
+impl Client {
+    /// For a receiver at a URL.
+    pub fn new(receiver: Receiver, url: &str) -> anyhow::Result<Self> {
+        let shown = printable(url);
+        if url.starts_with("https://") {
+            bail!(
+                "{shown}: TLS is not built in; send to a proxy or collector on this machine \
+                 that speaks it (http://127.0.0.1:…)"
+            );
+        }
+        let rest = url.strip_prefix("http://");
+        if rest.is_none_or(|host| host.is_empty() || host.starts_with('/')) {
+            bail!("{shown} is no URL of a receiver; it looks like http://HOST:PORT");
+        }
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_global(Some(PATIENCE))
+            .user_agent(concat!("mem_profiler/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Ok(Self {
+            agent: config.into(),
+            receiver,
+            url: format!("{}{}", url.trim_end_matches('/'), receiver.path()),
+        })
+    }
+
+    /// Its protocol.
+    pub fn receiver(&self) -> Receiver {
+        self.receiver
+    }
+
+    /// Sends a body.
+    pub fn post(&self, body: &[u8]) -> Answer {
+        let request = self.agent.post(&self.url);
+        let sent = request
+            .header("content-type", self.receiver.content_type())
+            .send(body);
+        let mut response = match sent {
+            Ok(response) => response,
+            Err(error) => return Answer::Later(format!("{}: {error}", self.url), None),
+        };
+        if let Some(skew) = skew(response.headers()) {
+            return Answer::Skewed(format!(
+                "the clocks of this machine and of {} differ by {} minutes; it would refuse or \
+                 misplace the profiles: set the clock",
+                self.url,
+                skew.as_secs() / 60
+            ));
+        }
+        let status = response.status();
+        let after = retry_after(response.headers());
+        let location = response
+            .headers()
+            .get("location")
+            .and_then(|l| l.to_str().ok());
+        let location = location.map(|l| printable(l).into_owned());
+        let read = response
+            .body_mut()
+            .with_config()
+            .limit(MOST_ANSWER)
+            .read_to_vec();
+        self.meaning(status, after, location, read.map_err(|e| e.to_string()))
+    }
+
+    fn meaning(
+        &self,
+        status: StatusCode,
+        after: Option<Duration>,
+        location: Option<String>,
+        body: Result<Vec<u8>, String>,
+    ) -> Answer {
+        let url = &self.url;
+        let said = body.as_deref().map(excerpt).unwrap_or_default();
+        match (status.as_u16(), body.as_deref()) {
+            (200..=299, Ok(body)) if self.receiver == Receiver::Otlp => match rejected(body) {
+                0 => Answer::Taken,
+                count => Answer::Refused(format!("{url}: {count} profiles rejected: {said}")),
+            },
+            (200..=299, Ok(_)) => Answer::Taken,
+            (200..=299, Err(error)) => Answer::Later(format!("{url}: {error}"), None),
+            (300..=399, _) => {
+                let to = location.unwrap_or_else(|| "elsewhere".to_owned());
+                Answer::Refused(format!(
+                    "{url} redirects to {to}, which is not followed: give the right URL"
+                ))
+            }
+            (413, _) => Answer::TooLarge,
+            (429 | 500..=599, _) => Answer::Later(format!("{url}: {status} {said}"), after),
+            _ => Answer::Refused(format!("{url}: {status} {said}")),
+        }
+    }
+}
+
+/// The beginning of an answer, for people.
+fn excerpt(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    let first: String = text.trim().chars().take(200).collect();
+    printable(&first).into_owned()
+}
+
+/// How far the receiver's clock is from ours, if that is too much.
+fn skew(headers: &HeaderMap) -> Option<Duration> {
+    let date = headers.get("date")?.to_str().ok()?;
+    let theirs = httpdate::parse_http_date(date).ok()?;
+    let ours = SystemTime::now();
+    let skew = ours
+        .duration_since(theirs)
+        .or_else(|_| theirs.duration_since(ours))
+        .ok()?;
+    (skew > MOST_SKEW).then_some(skew)
+}
+
+/// Seconds, or a date.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("retry-after")?.to_str().ok()?;
+    if let Ok(seconds) = text.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
+}
+
+/// Profiles that an OTLP receiver rejected: field 1 of `partial_success`, which is field 1.
+fn rejected(body: &[u8]) -> u64 {
+    let [0x0a, _, 0x08, number @ ..] = body else {
+        return 0;
+    };
+    let mut value = 0;
+    for (place, byte) in number.iter().take(9).enumerate() {
+        value |= u64::from(byte & 0x7f) << (7 * place);
+        if *byte < 0x80 {
+            break;
+        }
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_have_their_meaning() {
+        let client = Client::new(Receiver::Otlp, "http://127.0.0.1:1/").unwrap();
+        assert_eq!(client.url, "http://127.0.0.1:1/v1development/profiles");
+        let meaning = |status: u16, body: &[u8]| {
+            let status = StatusCode::from_u16(status).unwrap();
+            client.meaning(
+                status,
+                None,
+                Some("http://x/".to_owned()),
+                Ok(body.to_vec()),
+            )
+        };
+        assert!(matches!(meaning(200, b""), Answer::Taken));
+        assert!(matches!(
+            meaning(200, b"\x0a\x02\x08\x03"),
+            Answer::Refused(_)
+        ));
+        assert!(matches!(meaning(413, b""), Answer::TooLarge));
+        assert!(matches!(meaning(429, b""), Answer::Later(..)));
+        assert!(matches!(meaning(503, b""), Answer::Later(..)));
+        assert!(matches!(meaning(404, b""), Answer::Refused(_)));
+        let Answer::Refused(why) = meaning(307, b"") else {
+            panic!("a redirect was followed");
+        };
+        assert!(why.contains("http://x/"), "{why}");
+    }
+
+    #[test]
+    fn urls_that_cannot_be_are_refused() {
+        for url in ["https://x", "ftp://x", "x:1", "http://", "http:///p"] {
+            assert!(Client::new(Receiver::Parca, url).is_err(), "{url}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What was allocated since the last profile that a receiver took, for receivers that add up what
+//! they get.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use heap_format::Profile;
+
+use super::receiver::Prepared;
+
+/// Most processes that are remembered.
+const MOST: usize = 4096;
+
+/// Cumulative values that were sent, for each process.
+#[derive(Debug, Default)]
+pub struct Increments {
+    sent: HashMap<u64, HashMap<u64, Vec<i64>>>,
+}
+
+impl Increments {
+    /// Leaves in the columns of allocations what came since the last one taken, and keeps the whole
+    /// aside. Nothing is negative: a session's own numbers only grow.
+    pub fn apply(&self, prepared: &mut Prepared) {
+        let columns = cumulative(prepared);
+        let mut before = self
+            .sent
+            .get(&prepared.process)
+            .cloned()
+            .unwrap_or_default();
+        let profile = &mut prepared.profile;
+        let width = profile.sample_types.len();
+        prepared.whole.clear();
+        for stack in 0..profile.stacks.len() {
+            let key = key(profile, stack);
+            let values = &mut profile.values[stack * width..(stack + 1) * width];
+            let whole = prepared
+                .whole
+                .entry(key)
+                .or_insert_with(|| vec![0; columns.len()]);
+            let before = before.entry(key).or_insert_with(|| vec![0; columns.len()]);
+            for (place, &column) in columns.iter().enumerate() {
+                // Labels may keep equal stacks apart: each is reduced as far as it goes.
+                let value = values[column];
+                let known = before[place].clamp(0, value.max(0));
+                whole[place] = whole[place].saturating_add(value);
+                before[place] -= known;
+                values[column] -= known;
+            }
+        }
+    }
+
+    /// The receiver has it.
+    pub fn taken(&mut self, prepared: &Prepared) {
+        if prepared.whole.is_empty() {
+            return;
+        }
+        if self.sent.len() >= MOST && !self.sent.contains_key(&prepared.process) {
+            self.sent.clear();
+        }
+        self.sent.insert(prepared.process, prepared.whole.clone());
+    }
+}
+
+/// What a stack is known by.
+fn key(profile: &Profile, stack: usize) -> u64 {
+    let mut key = DefaultHasher::new();
+    for &frame in profile.stacks.get(stack) {
+        profile.locations[frame as usize].address.hash(&mut key);
+    }
+    key.finish()
+}
+
+/// Columns that only grow.
+fn cumulative(prepared: &Prepared) -> Vec<usize> {
+    let types = prepared.profile.sample_types.iter().enumerate();
+    let grow = types.filter(|(_, of)| of.kind.starts_with("alloc_"));
+    grow.map(|(column, _)| column).collect()
+}
