@@ -19,7 +19,7 @@ use crate::family::Family;
 use crate::process;
 use crate::segment::{Entry, Head};
 use crate::snapshot::Snapshot;
-use crate::target::{Deadline, Density, Look, RENEWAL, Target, uncollected};
+use crate::target::{Deadline, Density, Look, RENEWAL, Target, is_running, uncollected};
 use crate::terminal;
 
 /// Delay after the stop, in which samples in progress are still counted.
@@ -181,7 +181,14 @@ impl Timers {
 
     fn begin(&self, agent: Agent) -> anyhow::Result<Target> {
         let mut head = Head::new();
-        if let Some(session) = uncollected(&agent, &agent.segment.head(&mut head)?) {
+        let header = agent.segment.head(&mut head)?;
+        if is_running(&header) {
+            anyhow::bail!(
+                "a session of it is running: mem_profiler stop -p {} ends it",
+                agent.pid
+            );
+        }
+        if let Some(session) = uncollected(&agent, &header) {
             anyhow::bail!(
                 "the heap profile of its session {} is not written yet: mem_profiler dump -p {} does \
                  that",
@@ -238,11 +245,8 @@ impl Timers {
         if Instant::now() >= self.renewal && !self.beside && self.end.is_none() {
             self.renewal = Instant::now() + RENEWAL;
             for member in &mut self.members {
-                // What its agent began by itself goes on for as long as it lives.
-                if member.target.session.deadline_ns != 0 {
-                    // At its end it is read all the same.
-                    let _ = member.target.publish(Deadline::ns_after(None));
-                }
+                // At its end it is read all the same.
+                let _ = member.target.publish(Deadline::ns_after(None));
             }
         }
         self.adopt(recording);
@@ -314,7 +318,12 @@ impl Timers {
         }
     }
 
-    fn adopted(&mut self, target: Target, recording: &mut Recording) {
+    fn adopted(&mut self, mut target: Target, recording: &mut Recording) {
+        if target.agent.life == Life::Running {
+            // If nobody is there any more to end it, it ends by itself. Where it cannot be told so,
+            // its process has ended.
+            let _ = target.publish(Deadline::ns_after(None));
+        }
         let pid = target.agent.pid;
         if let Some(at) = self.members.iter().position(|member| member.pid == pid) {
             // It executes another program by now.
