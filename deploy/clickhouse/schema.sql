@@ -6,7 +6,7 @@
 --
 -- Rows go into `rows`, which keeps nothing: two views split them into samples, a few bytes each,
 -- and stacks, each once for the whole fleet. A dump that is read in twice counts once, after
--- merges or with FINAL. Nothing expires by itself: retention.sql sets how long things are kept.
+-- merges or with FINAL, as the queries have it. Nothing expires by itself: retention.sql sets how long things are kept.
 
 CREATE DATABASE IF NOT EXISTS mem_profiler;
 

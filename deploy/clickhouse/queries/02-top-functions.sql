@@ -1,12 +1,12 @@
 -- In which functions does a service allocate what it holds? {service}, {from}, {to}.
 -- Mean over the profiles of that time.
-WITH (SELECT uniqExact(host, pid, time) FROM mem_profiler.samples
+WITH (SELECT uniqExact(host, pid, time) FROM mem_profiler.samples FINAL
       WHERE service = {service:String} AND type = 'inuse_space'
         AND time BETWEEN {from:DateTime} AND {to:DateTime}) AS profiles
 SELECT k.functions[1] AS function, round(sum(s.total) / profiles) AS flat, profiles
 FROM
 (
-    SELECT stack, sum(value) AS total FROM mem_profiler.samples
+    SELECT stack, sum(value) AS total FROM mem_profiler.samples FINAL
     WHERE service = {service:String} AND type = 'inuse_space'
       AND time BETWEEN {from:DateTime} AND {to:DateTime}
     GROUP BY stack

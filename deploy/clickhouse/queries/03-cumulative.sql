@@ -3,7 +3,7 @@
 SELECT arrayJoin(arrayDistinct(k.functions)) AS function, sum(s.total) AS cum
 FROM
 (
-    SELECT stack, sum(value) AS total FROM mem_profiler.samples
+    SELECT stack, sum(value) AS total FROM mem_profiler.samples FINAL
     WHERE service = {service:String} AND type = 'inuse_space'
       AND time BETWEEN {from:DateTime} AND {to:DateTime}
     GROUP BY stack

@@ -1,8 +1,8 @@
 -- Which functions hold more on one day than on another, per profile? {service}, {before}, {after}.
 WITH
-    (SELECT uniqExact(host, pid, time) FROM mem_profiler.samples
+    (SELECT uniqExact(host, pid, time) FROM mem_profiler.samples FINAL
      WHERE service = {service:String} AND type = 'inuse_space' AND toDate(time) = {before:Date}) AS old,
-    (SELECT uniqExact(host, pid, time) FROM mem_profiler.samples
+    (SELECT uniqExact(host, pid, time) FROM mem_profiler.samples FINAL
      WHERE service = {service:String} AND type = 'inuse_space' AND toDate(time) = {after:Date}) AS new
 SELECT k.functions[1] AS function,
        round(sum(s.was) / greatest(old, 1)) AS before,
@@ -12,7 +12,7 @@ FROM
 (
     SELECT stack, sumIf(value, toDate(time) = {before:Date}) AS was,
            sumIf(value, toDate(time) = {after:Date}) AS now
-    FROM mem_profiler.samples
+    FROM mem_profiler.samples FINAL
     WHERE service = {service:String} AND type = 'inuse_space'
       AND toDate(time) IN ({before:Date}, {after:Date})
     GROUP BY stack

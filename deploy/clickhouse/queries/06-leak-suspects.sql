@@ -1,4 +1,4 @@
--- Stacks that grow on most hosts: the slope of what each holds, in bytes an hour.
+-- Stacks that grow on most hosts, by how much an hour from the first to the last profile.
 -- {service}, {from}, {to}.
 SELECT hosts, round(mean) AS bytes_per_hour, held,
        arrayStringConcat(arraySlice(k.functions, 1, 6), ' < ') AS stack_top
@@ -8,9 +8,11 @@ FROM
     FROM
     (
         SELECT stack, host, pid,
-               simpleLinearRegression(toUnixTimestamp(time) / 3600, value).1 AS slope,
-               argMax(value, time) AS last, count() AS points
-        FROM mem_profiler.samples
+               argMax(value, time) AS last,
+               (last - argMin(value, time)) * 3600000
+                   / greatest(dateDiff('millisecond', min(time), max(time)), 1) AS slope,
+               count() AS points
+        FROM mem_profiler.samples FINAL
         WHERE service = {service:String} AND type = 'inuse_space'
           AND time BETWEEN {from:DateTime} AND {to:DateTime}
         GROUP BY stack, host, pid

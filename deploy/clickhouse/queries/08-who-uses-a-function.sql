@@ -1,7 +1,7 @@
 -- Which services, hosts and versions hold memory through a function, or a library (CVE, bug)?
 -- {function}: part of its name, or of the library's path; {from}, {to}.
 SELECT service, labels['version'] AS version, uniqExact(host) AS hosts, sum(value) AS bytes
-FROM mem_profiler.samples
+FROM mem_profiler.samples FINAL
 WHERE type = 'inuse_space' AND time BETWEEN {from:DateTime} AND {to:DateTime}
   AND stack IN
   (

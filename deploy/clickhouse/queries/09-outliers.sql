@@ -8,7 +8,7 @@ FROM
         SELECT host, max(total) AS held
         FROM
         (
-            SELECT host, pid, time, sum(value) AS total FROM mem_profiler.samples
+            SELECT host, pid, time, sum(value) AS total FROM mem_profiler.samples FINAL
             WHERE service = {service:String} AND type = 'inuse_space'
               AND time BETWEEN {from:DateTime} AND {to:DateTime}
             GROUP BY host, pid, time

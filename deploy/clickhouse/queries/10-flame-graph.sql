@@ -7,7 +7,7 @@ SELECT concat(
            ' ', toString(s.total)) AS line
 FROM
 (
-    SELECT stack, sum(value) AS total FROM mem_profiler.samples
+    SELECT stack, sum(value) AS total FROM mem_profiler.samples FINAL
     WHERE service = {service:String} AND type = 'inuse_space'
       AND time BETWEEN {from:DateTime} AND {to:DateTime}
     GROUP BY stack
