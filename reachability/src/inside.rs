@@ -23,8 +23,9 @@ use layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, ONE, PAGE, PAGE_BITS, Page}
 
 /// Words of the header, and more.
 const FIRST: u64 = 64;
-/// Regions to search next, at least and at most; of more there is a bit each.
-const QUEUE: [u64; 2] = [1 << 15, 1 << 22];
+/// Regions to search next, at least and at most; of more there is a bit each. Small heaps of tests
+/// are to fill it, too.
+const QUEUE: [u64; 2] = [if cfg!(test) { work::RUN } else { 1 << 15 }, 1 << 22];
 /// Of a large heap as many as a part of its extents: to go through the bits of all takes so long.
 const PART_QUEUED: u64 = 8;
 /// Kinds of slabs, at most: real heaps have a few dozen.

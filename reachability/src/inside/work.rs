@@ -17,8 +17,9 @@ const WORD: u64 = 8;
 const AHEAD: usize = 16;
 /// Words whose tables are being fetched.
 const MET: usize = 64;
-/// Regions that are searched at once in the order of their addresses.
-const RUN: u64 = 256;
+/// Regions that are searched at once in the order of their addresses; no more than the queue has
+/// room for.
+pub const RUN: u64 = 256;
 
 /// A region to search.
 #[derive(Clone, Copy)]
