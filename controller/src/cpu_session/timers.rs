@@ -381,7 +381,12 @@ impl Timers {
                 self.troubles.insert(pid, error.to_string());
             }
         }
-        if let Some(why) = member.trouble().reason() {
+        let trouble = match member.counted.state {
+            // However little time it used: this is why there is nothing.
+            CpuState::Unnoticed => Trouble::Unnoticed,
+            _ => member.trouble(),
+        };
+        if let Some(why) = trouble.reason() {
             self.troubles.insert(pid, why.to_owned());
         }
         if !self.beside
