@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 const TYPE_SOFTWARE: u32 = 1;
+const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;
 const DUMMY: u64 = 9;
 
@@ -24,6 +25,7 @@ mod flag {
     pub const INHERIT: u64 = 1 << 1;
     pub const EXCLUDE_KERNEL: u64 = 1 << 5;
     pub const EXCLUDE_HV: u64 = 1 << 6;
+    pub const EXCLUDE_IDLE: u64 = 1 << 7;
     pub const MMAP: u64 = 1 << 8;
     pub const COMM: u64 = 1 << 9;
     pub const INHERIT_STAT: u64 = 1 << 11;
@@ -117,6 +119,15 @@ impl Attribute {
             stack_bytes: self.stack_bytes,
             ..Attributes::default()
         }
+    }
+
+    /// Samples whatever runs on a processor.
+    pub(crate) fn open_processor(&self, cpu: u32) -> io::Result<OwnedFd> {
+        let mut attributes = self.for_kernel();
+        attributes.config = CPU_CLOCK;
+        attributes.flags &= !(flag::INHERIT | flag::INHERIT_STAT | flag::INHERIT_THREAD);
+        attributes.flags |= flag::EXCLUDE_IDLE;
+        open(&attributes, -1, cpu)
     }
 
     /// Samples a thread on a processor.

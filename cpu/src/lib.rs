@@ -5,7 +5,7 @@
 //! - Stacks are unwound here, by the tables of the files that the target maps ([`unwind`]), and
 //!   counted at once ([`stacks`]): what is kept grows with the code that ran, not with time.
 //! - Each sample stands for the CPU time that its thread used since its last one, by the thread's
-//!   own clock. What no sample stands for is known too ([`recording::Process::unsampled_ns`]).
+//!   own clock; or, where processors are sampled, for its part of what its process used meanwhile. What no sample stands for is known too ([`recording::Process::unsampled_ns`]).
 //! - A [`Refusal`] says what is missing, and leaves nothing behind.
 //!
 //! # Caller's duties
@@ -22,6 +22,7 @@ mod frame_pointer;
 mod frames;
 pub mod kernel;
 mod memory;
+mod meters;
 mod mixer;
 mod module;
 pub mod perf;

@@ -1,8 +1,13 @@
 //! The first engine: the kernel takes the samples (`perf_event_open`), and copies registers and
 //! stack of each.
 //!
-//! Each thread has an event for each processor, all of which write to the ring of theirs. New
-//! threads inherit them. Each sample comes with its event's clock, so that it is known what it
+//! Where all that runs may be sampled, each processor has one event, and samples of others are
+//! thrown away: this costs the target nothing when it changes threads, however many it has. What
+//! a sample stands for is found out by its process's clock ([`Meters`]).
+//!
+//! Elsewhere, and for programs that are started, whose children must not be missed however short
+//! they are, each thread has an event for each processor, all of which write to the ring of theirs.
+//! New threads inherit them. Each sample comes with its event's clock, so that it is known what it
 //! stands for, whatever was lost before it.
 
 use std::collections::{HashMap, HashSet};
@@ -13,6 +18,7 @@ use std::time::{Duration, Instant};
 use crate::clocks::{At, Clocks, Share};
 use crate::event::{self, Attribute};
 use crate::memory::Copied;
+use crate::meters::Meters;
 use crate::proc;
 use crate::record::{self, Mapped, Record};
 use crate::recording::{self, Recording};
@@ -30,7 +36,7 @@ const FIRST_STACK: u32 = 16 << 10;
 const MOST_STACK: u32 = 65_528;
 /// Copies grow when so many of them are too short, and more than one in [`TOLERATED`].
 const ENOUGH: u64 = 3;
-const TOLERATED: u64 = 100;
+const TOLERATED: u64 = 500;
 /// For so long, what was copied is looked at soon: until copies grow, deep stacks are truncated.
 const START: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(10);
@@ -67,6 +73,8 @@ pub struct Perf {
     processors: Vec<Processor>,
     events: Vec<Event>,
     processes: Vec<i32>,
+    /// Clocks of processes, where it is processors that are sampled.
+    meters: Option<Meters>,
     /// What the events have counted.
     clocks: Clocks,
     /// CPU time of processes before their events were opened anew.
@@ -77,7 +85,6 @@ pub struct Perf {
     judged: (u64, u64),
     /// Records that were lost.
     pub lost: u64,
-    /// Whether the copies grew.
     /// When the newest process was added, or the copies grew.
     started: Instant,
     /// When the processes were looked at.
@@ -97,7 +104,11 @@ impl Perf {
             from_exec: false,
         };
         let numbers = proc::processors();
-        let attribute = allowed(attribute, &numbers)?;
+        let mut attribute = allowed(attribute, &numbers)?;
+        let meters = (!sampling.children && may_sample_all(&attribute, &numbers)).then(|| {
+            attribute.clock = false;
+            Meters::new(attribute.period)
+        });
         let mut processors: Vec<Processor> = Vec::new();
         let mut bytes = RING_BYTES;
         for &number in &numbers {
@@ -114,6 +125,7 @@ impl Perf {
             processors,
             events: Vec::new(),
             processes: Vec::new(),
+            meters,
             counted: HashMap::new(),
             bytes: (Vec::new(), Vec::new()),
             judged: (0, 0),
@@ -142,7 +154,10 @@ impl Perf {
     /// Samples a process from now on.
     pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
         self.started = Instant::now();
-        let opened = self.open_threads(pid);
+        let opened = match self.meters.is_some() {
+            true => self.open_processors(pid),
+            false => self.open_threads(pid),
+        };
         match opened {
             Ok(()) => self.processes.push(pid),
             Err(_) => self.close(pid),
@@ -158,6 +173,43 @@ impl Perf {
         let opened = self.open_thread(own, own);
         self.attribute.from_exec = false;
         opened.map(drop)
+    }
+
+    /// Takes a process in, if that is allowed, and opens the processors' events if they are not.
+    fn open_processors(&mut self, pid: i32) -> Result<(), Refusal> {
+        let first = self.processors.first().map_or(0, |first| first.number);
+        match self.attribute.open(pid, first) {
+            // Asked for only: it would cost the process something at each change of threads.
+            Ok(probe) => drop(probe),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                return Err(Refusal::Gone { pid });
+            }
+            Err(error) => return Err(Refusal::of_thread(pid, error, self.events.len())),
+        }
+        if let Some(meters) = &mut self.meters {
+            meters.begin(pid, proc::cpu_ns(pid));
+        }
+        if self.events.is_empty() {
+            self.events = self.sample_processors(pid)?;
+        }
+        Ok(())
+    }
+
+    fn sample_processors(&self, pid: i32) -> Result<Vec<Event>, Refusal> {
+        let mut events = Vec::new();
+        for processor in &self.processors {
+            let opened = self.attribute.open_processor(processor.number);
+            let opened = opened.and_then(|fd| {
+                event::redirect(&fd, &processor.owner)?;
+                Ok((event::id(&fd)?, fd))
+            });
+            match opened {
+                Ok((id, fd)) => events.push(Event { fd, pid: 0, id }),
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                Err(error) => return Err(Refusal::of_thread(pid, error, 0)),
+            }
+        }
+        Ok(events)
     }
 
     /// Until no thread is new: one that was born of a thread without events has none.
@@ -261,6 +313,9 @@ impl Perf {
         }
         self.processes.retain(|pid| !over.contains(pid));
         self.clocks.forget(&over);
+        if let Some(meters) = &mut self.meters {
+            meters.forget(&over);
+        }
     }
 
     /// Applies all records that were written until now, in their order.
@@ -284,6 +339,7 @@ impl Perf {
             }
         }
         records.sort_by_key(|(time, ..)| *time);
+        self.read_meters(&records, recording);
         for (time, _, record) in records {
             self.apply(time, record, recording);
         }
@@ -291,6 +347,33 @@ impl Perf {
         early.clear();
         early.extend_from_slice(&rest);
         self.bytes = (early, late);
+    }
+
+    /// Finds out what the samples of these records stand for.
+    fn read_meters(&mut self, records: &[(u64, &[u8], Record<'_>)], recording: &mut Recording) {
+        let Some(meters) = &mut self.meters else {
+            return;
+        };
+        let mut samples: HashMap<i32, u64> = HashMap::new();
+        for (.., record) in records {
+            if let Record::Sample(sample) = record
+                && recording.process(sample.pid).is_some()
+            {
+                *samples.entry(sample.pid).or_default() += 1;
+            }
+        }
+        meters.round(&samples, proc::cpu_ns);
+    }
+
+    /// What a sample stands for. `None`: it does not count.
+    fn share(&mut self, at: At, count: Option<u64>) -> Option<Share> {
+        match &self.meters {
+            Some(meters) => Some(Share {
+                ns: meters.share(at.pid),
+                hidden: 0,
+            }),
+            None => self.clocks.sample(at, count),
+        }
     }
 
     /// Appends what the rings have; where that of each ends.
@@ -327,17 +410,23 @@ impl Perf {
                 parent,
                 parent_tid,
             } => {
-                self.clocks.born(time, (pid, tid), parent_tid);
+                if self.meters.is_none() {
+                    self.clocks.born(time, (pid, tid), parent_tid);
+                }
                 recording.forked(pid, parent);
             }
             Record::Exit { pid, tid } => {
                 if let Some(process) = recording.process(pid) {
                     process.thread_ended(tid);
                 }
-                self.clocks.exit(time, pid, tid);
+                if self.meters.is_none() {
+                    self.clocks.exit(time, pid, tid);
+                }
             }
             Record::Exec { pid } => {
-                self.clocks.executed(pid);
+                if self.meters.is_none() {
+                    self.clocks.executed(pid);
+                }
                 recording.executed(pid);
             }
             Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
@@ -370,7 +459,10 @@ impl Perf {
             tid: sample.tid,
             id: sample.id,
         };
-        let Some(share) = self.clocks.sample(at, sample.count) else {
+        if self.meters.is_some() && recording.process(sample.pid).is_none() {
+            return;
+        }
+        let Some(share) = self.share(at, sample.count) else {
             return;
         };
         if !self.is_recorded(sample.pid, share, recording) {
@@ -405,15 +497,28 @@ impl Perf {
         if !is_bad || self.attribute.stack_bytes >= MOST_STACK {
             return;
         }
-        self.attribute.stack_bytes = (self.attribute.stack_bytes * 2).min(MOST_STACK);
-        self.reopen(recording);
+        let before = self.attribute.stack_bytes;
+        self.attribute.stack_bytes = (before * 2).min(MOST_STACK);
+        self.reopen(before, recording);
     }
 
-    /// Opens all events anew. The time between is not sampled, but it is counted.
-    fn reopen(&mut self, recording: &mut Recording) {
+    /// Opens all events anew, now that other sizes of stacks are copied than before. The time
+    /// between is not sampled, but it is counted.
+    fn reopen(&mut self, before: u32, recording: &mut Recording) {
         self.drain(recording);
         self.judged = (0, 0);
         self.started = Instant::now();
+        if self.meters.is_some() {
+            // Two of them would sample everything twice.
+            self.events.clear();
+            let opened = self.sample_processors(0).or_else(|_| {
+                // As large as they were.
+                self.attribute.stack_bytes = before;
+                self.sample_processors(0)
+            });
+            self.events = opened.unwrap_or_default();
+            return;
+        }
         for pid in self.processes.clone() {
             self.hide(pid, recording);
             if let Some(process) = recording.process(pid) {
@@ -444,9 +549,9 @@ impl Perf {
         }
     }
 
-    /// Whether the events of a process count nothing of its children.
+    /// Whether the events of a process count nothing of its children, nor of others.
     fn counts_apart(&self) -> bool {
-        !self.attribute.children && self.attribute.threads_only
+        !self.attribute.children && self.attribute.threads_only && self.meters.is_none()
     }
 
     /// What the events of a process have counted, and what of it was hidden since its threads'
@@ -504,6 +609,13 @@ fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<Attribute, Re
             _ => return Err(Refusal::of_kernel(error)),
         }
     }
+}
+
+/// Whether everything that runs may be sampled, by whoever it is (`perf_event_paranoid` of 0 or
+/// less, or `CAP_PERFMON`).
+fn may_sample_all(attribute: &Attribute, processors: &[u32]) -> bool {
+    let first = processors.first().copied().unwrap_or(0);
+    attribute.kernel && attribute.open_processor(first).is_ok()
 }
 
 /// A processor with a ring of at most this many bytes, which become less where that is too much.

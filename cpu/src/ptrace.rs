@@ -19,8 +19,9 @@ use crate::recording::{Recording, Sample, Time};
 use crate::refusal::Refusal;
 use crate::registers::Live;
 
-/// Stack that is copied at first, and at most.
-const FIRST_STACK: usize = 16 << 10;
+/// Stack that is copied at first, and at most. Few stacks are as deep as the first, and a copy
+/// ends where the stack does.
+const FIRST_STACK: usize = 64 << 10;
 const MOST_STACK: usize = 1 << 20;
 /// How long a thread may take to stop.
 const PATIENCE: Duration = Duration::from_millis(2);

@@ -121,8 +121,12 @@ impl Process {
         read.max(self.counted_ns.unwrap_or(0)).max(self.known_ns())
     }
 
-    /// The number of a thread; 0 for those that are too many.
+    /// The number of a thread; 0 for those that are too many, and for one that has given its own
+    /// back and ends.
     fn thread(&mut self, tid: i32) -> u32 {
+        if tid <= 0 {
+            return 0;
+        }
         let key = u64::from(tid.cast_unsigned());
         if let Some(known) = self.numbers.get(&key) {
             return *known;

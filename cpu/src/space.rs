@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use heap_format::maps::Entry;
 use heap_format::opening;
@@ -21,6 +22,10 @@ use crate::source::Source;
 const MOST_MAPPED: usize = 1 << 16;
 /// Most bytes of tables that are kept of all modules.
 const MOST_BYTES: usize = 512 << 20;
+/// Time between looks at the maps for code that was not there, at least, and the part of the time
+/// that such looks may take: large processes are looked at less often.
+const AGAIN: Duration = Duration::from_millis(1);
+const SHARE: u32 = 20;
 
 /// A range of executable memory.
 #[derive(Clone)]
@@ -150,6 +155,8 @@ pub struct Space {
     ranges: Vec<Range>,
     /// Whether the maps were read since anything changed.
     is_fresh: bool,
+    /// When they may be read again all the same: nobody tells ptrace of a library that is loaded.
+    next: Option<Instant>,
 }
 
 impl Space {
@@ -187,7 +194,7 @@ impl Space {
 
     /// Reads what is mapped now, if the process is still there.
     fn refresh(&mut self) {
-        self.is_fresh = true;
+        let began = Instant::now();
         let text = proc::maps(self.pid).unwrap_or_default();
         let entries = Entry::all(&text).filter(|entry| entry.permissions.contains(&b'x'));
         for entry in entries.take(MOST_MAPPED) {
@@ -200,6 +207,9 @@ impl Space {
             );
             self.map(range);
         }
+        self.is_fresh = true;
+        let cost = began.elapsed();
+        self.next = Some(Instant::now() + AGAIN.max(cost.saturating_mul(SHARE)));
     }
 
     /// Something was mapped.
@@ -229,14 +239,15 @@ impl Space {
         self.map(range);
     }
 
-    /// The index of the range that holds an address. A miss makes it look anew, once.
+    /// The index of the range that holds an address. A miss makes it look anew, if that is not
+    /// long enough ago for something to have been mapped since.
     pub fn find(&mut self, address: u64) -> Option<usize> {
         let found = self.position(address);
-        if found.is_some() || self.is_fresh {
+        let may_be_old = || self.next.is_none_or(|next| Instant::now() >= next);
+        if found.is_some() || self.is_fresh && !may_be_old() {
             return found;
         }
         self.refresh();
-        self.is_fresh = true;
         self.position(address)
     }
 
