@@ -10,8 +10,10 @@
 //! New threads inherit them. Each sample comes with its event's clock, so that it is known what it
 //! stands for, whatever was lost before it.
 
+mod opening;
+mod processors;
+
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -23,13 +25,10 @@ use crate::proc;
 use crate::record::{self, Mapped, Record};
 use crate::recording::{self, Recording};
 use crate::refusal::Refusal;
-use crate::ring::Ring;
 use crate::space::Range;
+use opening::{Processor, RING_BYTES, allowed, processor};
+use processors::may_sample_all;
 
-/// Bytes of a ring: what an unprivileged user may lock for each processor.
-const RING_BYTES: usize = 512 << 10;
-/// The least that is worth having: some samples.
-const LEAST_RING: usize = 128 << 10;
 /// Stack that is copied at first.
 const FIRST_STACK: u32 = 16 << 10;
 /// The most that the kernel copies.
@@ -50,14 +49,6 @@ pub struct Sampling {
     pub rate: u32,
     /// Whether children of the processes are sampled too.
     pub children: bool,
-}
-
-/// A processor.
-struct Processor {
-    number: u32,
-    ring: Ring,
-    /// The event that owns the ring.
-    owner: OwnedFd,
 }
 
 /// An event, and whose it is.
@@ -173,43 +164,6 @@ impl Perf {
         let opened = self.open_thread(own, own);
         self.attribute.from_exec = false;
         opened.map(drop)
-    }
-
-    /// Takes a process in, if that is allowed, and opens the processors' events if they are not.
-    fn open_processors(&mut self, pid: i32) -> Result<(), Refusal> {
-        let first = self.processors.first().map_or(0, |first| first.number);
-        match self.attribute.open(pid, first) {
-            // Asked for only: it would cost the process something at each change of threads.
-            Ok(probe) => drop(probe),
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
-                return Err(Refusal::Gone { pid });
-            }
-            Err(error) => return Err(Refusal::of_thread(pid, error, self.events.len())),
-        }
-        if let Some(meters) = &mut self.meters {
-            meters.begin(pid, proc::cpu_ns(pid));
-        }
-        if self.events.is_empty() {
-            self.events = self.sample_processors(pid)?;
-        }
-        Ok(())
-    }
-
-    fn sample_processors(&self, pid: i32) -> Result<Vec<Event>, Refusal> {
-        let mut events = Vec::new();
-        for processor in &self.processors {
-            let opened = self.attribute.open_processor(processor.number);
-            let opened = opened.and_then(|fd| {
-                event::redirect(&fd, &processor.owner)?;
-                Ok((event::id(&fd)?, fd))
-            });
-            match opened {
-                Ok((id, fd)) => events.push(Event { fd, pid: 0, id }),
-                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
-                Err(error) => return Err(Refusal::of_thread(pid, error, 0)),
-            }
-        }
-        Ok(events)
     }
 
     /// Until no thread is new: one that was born of a thread without events has none.
@@ -349,33 +303,6 @@ impl Perf {
         self.bytes = (early, late);
     }
 
-    /// Finds out what the samples of these records stand for.
-    fn read_meters(&mut self, records: &[(u64, &[u8], Record<'_>)], recording: &mut Recording) {
-        let Some(meters) = &mut self.meters else {
-            return;
-        };
-        let mut samples: HashMap<i32, u64> = HashMap::new();
-        for (.., record) in records {
-            if let Record::Sample(sample) = record
-                && recording.process(sample.pid).is_some()
-            {
-                *samples.entry(sample.pid).or_default() += 1;
-            }
-        }
-        meters.round(&samples, proc::cpu_ns);
-    }
-
-    /// What a sample stands for. `None`: it does not count.
-    fn share(&mut self, at: At, count: Option<u64>) -> Option<Share> {
-        match &self.meters {
-            Some(meters) => Some(Share {
-                ns: meters.share(at.pid),
-                hidden: 0,
-            }),
-            None => self.clocks.sample(at, count),
-        }
-    }
-
     /// Appends what the rings have; where that of each ends.
     fn take(&self, bytes: &mut Vec<u8>) -> Vec<usize> {
         let mut ends = vec![bytes.len()];
@@ -509,15 +436,7 @@ impl Perf {
         self.judged = (0, 0);
         self.started = Instant::now();
         if self.meters.is_some() {
-            // Two of them would sample everything twice.
-            self.events.clear();
-            let opened = self.sample_processors(0).or_else(|_| {
-                // As large as they were.
-                self.attribute.stack_bytes = before;
-                self.sample_processors(0)
-            });
-            self.events = opened.unwrap_or_default();
-            return;
+            return self.reopen_processors(before);
         }
         for pid in self.processes.clone() {
             self.hide(pid, recording);
@@ -591,48 +510,6 @@ impl Perf {
             process.hide(sum.hidden);
         }
         self.close(pid);
-    }
-}
-
-/// The attribute that the kernel accepts from us, of the best one.
-fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<Attribute, Refusal> {
-    let first = processors.first().copied().unwrap_or(0);
-    loop {
-        // Of this thread, which may always be asked for.
-        let Err(error) = attribute.open(0, first) else {
-            return Ok(attribute);
-        };
-        match error.raw_os_error() {
-            Some(libc::EACCES | libc::EPERM) if attribute.kernel => attribute.kernel = false,
-            Some(libc::EINVAL) if attribute.clock => attribute.clock = false,
-            Some(libc::EINVAL) if attribute.threads_only => attribute.threads_only = false,
-            _ => return Err(Refusal::of_kernel(error)),
-        }
-    }
-}
-
-/// Whether everything that runs may be sampled, by whoever it is (`perf_event_paranoid` of 0 or
-/// less, or `CAP_PERFMON`).
-fn may_sample_all(attribute: &Attribute, processors: &[u32]) -> bool {
-    let first = processors.first().copied().unwrap_or(0);
-    attribute.kernel && attribute.open_processor(first).is_ok()
-}
-
-/// A processor with a ring of at most this many bytes, which become less where that is too much.
-fn processor(number: u32, bytes: &mut usize) -> io::Result<Processor> {
-    loop {
-        let owner = event::dummy(number, (*bytes / 4) as u32)?;
-        match Ring::map(&owner, *bytes) {
-            Ok(ring) => {
-                return Ok(Processor {
-                    number,
-                    ring,
-                    owner,
-                });
-            }
-            Err(error) if *bytes <= LEAST_RING => return Err(error),
-            Err(_) => *bytes /= 2,
-        }
     }
 }
 

@@ -92,29 +92,34 @@ fn leave_the_program() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn settings(file: &Path) -> Settings {
-    let is_on = |name: &str| {
-        let value = env::var(name).unwrap_or_default();
-        value.starts_with(['t', 'T', 'y', 'Y', '1'])
+/// What gperftools makes of its variable: the rate that it uses where there is none, or none that is
+/// a number above 0.
+fn rate(value: Option<&str>) -> u32 {
+    let Some(value) = value else {
+        return RATE;
     };
-    let rate = env::var("CPUPROFILE_FREQUENCY").ok().map(|text| {
-        let rate = text.trim().parse::<u32>();
-        rate.unwrap_or_else(|_| {
+    match value.trim().parse::<u64>() {
+        Ok(rate) if rate > 0 => u32::try_from(rate).unwrap_or(MOST_RATE).min(MOST_RATE),
+        _ => {
             warning(&format!(
-                "CPUPROFILE_FREQUENCY={}: no number, taken for {RATE}",
-                text::escape(text.as_bytes())
+                "CPUPROFILE_FREQUENCY={}: no number above 0, taken for {RATE}",
+                text::escape(value.as_bytes())
             ));
             RATE
-        })
-    });
+        }
+    }
+}
+
+fn settings(file: &Path) -> Settings {
     let mut prefix = file.as_os_str().to_owned();
     prefix.push(".");
     Settings {
         length: None,
-        rate: rate.unwrap_or(RATE).clamp(1, MOST_RATE),
+        rate: rate(env::var("CPUPROFILE_FREQUENCY").ok().as_deref()),
         prefix: PathBuf::from(prefix),
         engine: None,
-        mode: match is_on("CPUPROFILE_REALTIME") {
+        // Whatever it is set to, as in gperftools.
+        mode: match env::var_os("CPUPROFILE_REALTIME").is_some() {
             true => Mode::Wall,
             false => Mode::Cpu,
         },
@@ -155,4 +160,25 @@ fn is_sampler(sampler: i32, pid: i32) -> bool {
     let wanted = [&b"self-cpu"[..], b"--pid", own.as_bytes()];
     // One that has ended has no command line.
     wanted.iter().all(|wanted| words.next() == Some(wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_gperftools() {
+        for (value, expected) in [
+            (None, 100),
+            (Some("250"), 250),
+            (Some("9999"), 4000),
+            (Some("99999999999"), 4000),
+            (Some("0"), 100),
+            (Some("-5"), 100),
+            (Some("50x"), 100),
+            (Some(""), 100),
+        ] {
+            assert_eq!(rate(value), expected, "{value:?}");
+        }
+    }
 }

@@ -1,0 +1,107 @@
+//! Events of the processors, where everything that runs may be sampled (see `meters`).
+
+use std::collections::HashMap;
+
+use super::{Event, Perf};
+use crate::clocks::{At, Share};
+use crate::event::{self, Attribute};
+use crate::proc;
+use crate::record::Record;
+use crate::recording::Recording;
+use crate::refusal::Refusal;
+
+/// Whether everything that runs may be sampled, by whoever it is (`perf_event_paranoid` of 0 or
+/// less, or `CAP_PERFMON`).
+pub(super) fn may_sample_all(attribute: &Attribute, processors: &[u32]) -> bool {
+    let first = processors.first().copied().unwrap_or(0);
+    attribute.kernel && attribute.open_processor(first).is_ok()
+}
+
+impl Perf {
+    /// Takes a process in, if that is allowed, and opens the processors' events if they are not.
+    pub(super) fn open_processors(&mut self, pid: i32) -> Result<(), Refusal> {
+        self.ask_for(pid)?;
+        if let Some(meters) = &mut self.meters {
+            meters.begin(pid, proc::cpu_ns(pid));
+        }
+        if self.events.is_empty() {
+            self.events = self.sample_processors(pid)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the process may be sampled: by events of a thread, which are closed again. They
+    /// would cost it something at each change of threads.
+    fn ask_for(&self, pid: i32) -> Result<(), Refusal> {
+        let first = self.processors.first().map_or(0, |first| first.number);
+        // Its first thread may have ended before others.
+        for tid in proc::threads(pid) {
+            match self.attribute.open(tid, first) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(error) => return Err(Refusal::of_thread(pid, error, self.events.len())),
+            }
+        }
+        Err(Refusal::Gone { pid })
+    }
+
+    fn sample_processors(&self, pid: i32) -> Result<Vec<Event>, Refusal> {
+        let mut events = Vec::new();
+        for processor in &self.processors {
+            let opened = self.attribute.open_processor(processor.number);
+            let opened = opened.and_then(|fd| {
+                event::redirect(&fd, &processor.owner)?;
+                Ok((event::id(&fd)?, fd))
+            });
+            match opened {
+                Ok((id, fd)) => events.push(Event { fd, pid: 0, id }),
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                Err(error) => return Err(Refusal::of_thread(pid, error, 0)),
+            }
+        }
+        Ok(events)
+    }
+
+    /// Opens them anew, now that other sizes of stacks are copied than before.
+    pub(super) fn reopen_processors(&mut self, before: u32) {
+        // Two of them would sample everything twice.
+        self.events.clear();
+        let opened = self.sample_processors(0).or_else(|_| {
+            // As large as they were.
+            self.attribute.stack_bytes = before;
+            self.sample_processors(0)
+        });
+        self.events = opened.unwrap_or_default();
+    }
+
+    /// Finds out what the samples of these records stand for.
+    pub(super) fn read_meters(
+        &mut self,
+        records: &[(u64, &[u8], Record<'_>)],
+        recording: &mut Recording,
+    ) {
+        let Some(meters) = &mut self.meters else {
+            return;
+        };
+        let mut samples: HashMap<i32, u64> = HashMap::new();
+        for (.., record) in records {
+            if let Record::Sample(sample) = record
+                && recording.process(sample.pid).is_some()
+            {
+                *samples.entry(sample.pid).or_default() += 1;
+            }
+        }
+        meters.round(&samples, proc::cpu_ns);
+    }
+
+    /// What a sample stands for. `None`: it does not count.
+    pub(super) fn share(&mut self, at: At, count: Option<u64>) -> Option<Share> {
+        match &self.meters {
+            Some(meters) => Some(Share {
+                ns: meters.share(at.pid),
+                hidden: 0,
+            }),
+            None => self.clocks.sample(at, count),
+        }
+    }
+}
