@@ -60,7 +60,7 @@ pub fn find(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Optio
 
 /// What a call calls that ends before `ip`: `call rel32`.
 #[cfg(target_arch = "x86_64")]
-fn target(before: &[u8; 5], ip: u64) -> Option<u64> {
+pub(crate) fn target(before: &[u8; 5], ip: u64) -> Option<u64> {
     let &[0xe8, distance @ ..] = before else {
         return None;
     };
@@ -69,7 +69,7 @@ fn target(before: &[u8; 5], ip: u64) -> Option<u64> {
 
 /// The same: `bl`.
 #[cfg(target_arch = "aarch64")]
-fn target(before: &[u8; 5], ip: u64) -> Option<u64> {
+pub(crate) fn target(before: &[u8; 5], ip: u64) -> Option<u64> {
     let &[_, a, b, c, d] = before;
     let word = u32::from_le_bytes([a, b, c, d]);
     let distance = i64::from((word << 6).cast_signed() >> 6) * 4;

@@ -17,6 +17,7 @@
 //! without their thread's clock, and each stands for one period.
 
 mod clocks;
+mod clone;
 mod event;
 mod frame_pointer;
 mod frames;

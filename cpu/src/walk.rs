@@ -5,6 +5,7 @@ use unwind::rule::{Rule, Step};
 use unwind::stack::{Interrupted, Memory};
 use unwind::{Cause, Registers, remote};
 
+use crate::clone;
 use crate::frame_pointer;
 use crate::registers::Live;
 use crate::space::{Library, Space};
@@ -100,6 +101,12 @@ impl Unwinder {
         // What was on the stack is what the caller has.
         self.lacks_fp &= !matches!(step, Step::Caller { fp, .. } if fp.at != 0);
         match step {
+            Step::Truncated(Cause::NoRule)
+                if self.frames.len() == 1
+                    && let Some(step) = clone::step(space, live, at, memory) =>
+            {
+                step
+            }
             Step::Truncated(cause @ (Cause::NoModule | Cause::NoRule)) => {
                 frame_pointer::step(space, at, memory).unwrap_or(Step::Truncated(cause))
             }

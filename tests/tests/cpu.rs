@@ -245,6 +245,26 @@ fn a_change_of_threads_costs_nothing() {
     assert!(sampled <= 1.15 * alone, "{sampled} for {alone}");
 }
 
+/// Threads that live for less than a period are seen, and so is the making of them: the C library
+/// has no unwind tables behind the call that makes one.
+#[test]
+fn the_making_of_short_threads_is_seen_whole() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("births.c", &["-O1", "-pthread"]);
+    let mut command = Command::new(&program);
+    let mut target = Target::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    assert_eq!(target.hear(), "ready");
+    let options = ["--engine", "perf", "-F", "999"];
+    let session = attached(&scratch, target.pid(), &options);
+    target.say("go");
+    assert_eq!(target.finish_output().trim(), "over");
+    let read = Read::only(&session.wait());
+    read.assert_complete(COMPLETE);
+    let own = read.by_function(&program, "live");
+    let lived = own.get("live").copied().unwrap_or_default();
+    assert!(lived > 0.2 * read.total(), "{own:?} of {}", read.total());
+}
+
 /// gperftools' format holds the same time, to within its whole samples.
 #[test]
 fn the_format_of_gperftools_is_written_at_once() {

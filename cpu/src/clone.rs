@@ -1,0 +1,46 @@
+//! The system call that makes a thread, for which C libraries have no unwind tables from the call
+//! on: what is true for the caller is wrong for the new thread, which comes out of it, too.
+
+use unwind::Registers;
+use unwind::rule::{Step, Word};
+use unwind::stack::Memory;
+
+use crate::frame_pointer::target;
+use crate::registers::Live;
+use crate::space::Space;
+
+/// Bytes of a function that makes it, at most.
+const LONGEST: u64 = 256;
+/// `syscall`
+const CALL: [u8; 2] = [0x0f, 0x05];
+
+/// The step from a thread that is in the call or right behind it. The function has nothing on the
+/// stack: there is the return address, in front of which this function is called; or this is the
+/// new thread, which has no caller. `None`: neither.
+pub fn step(
+    space: &mut Space,
+    live: &Live,
+    at: Registers,
+    memory: &mut impl Memory,
+) -> Option<Step> {
+    let pc = at.ip.wrapping_sub(1);
+    if !cfg!(target_arch = "x86_64") || !space.before(pc).ends_with(&CALL) {
+        return None;
+    }
+    let word = Word::default();
+    let ip = memory.read(at.sp).unwrap_or(0);
+    if space.find(ip.wrapping_sub(1)).is_some() {
+        let start = target(&space.before(ip), ip);
+        if start.is_some_and(|start| pc.wrapping_sub(start) < LONGEST) {
+            let sp = at.sp.checked_add(8)?;
+            let registers = Registers { ip, sp, fp: at.fp };
+            return Some(Step::Caller {
+                registers,
+                ra: word,
+                fp: word,
+            });
+        }
+    }
+    // What the call returns (rax): 0 in the new thread.
+    (live.known().first() == Some(&0)).then_some(Step::End { ra: word })
+}
