@@ -23,7 +23,7 @@ pub fn step(
     at: Registers,
     memory: &mut impl Memory,
 ) -> Option<Step> {
-    let pc = at.ip.wrapping_sub(1);
+    let pc = live.pc();
     if !cfg!(target_arch = "x86_64") || !space.before(pc).ends_with(&CALL) {
         return None;
     }

@@ -359,13 +359,17 @@ impl Recording {
             }
         }
         let mut cut = None;
-        if let Some(live) = sample.live {
-            let walked = self.unwinder.walk(&mut process.space, live, memory);
-            let lookup = walked.frames.iter().map(|frame| frame.ip.wrapping_sub(1));
-            self.frames.extend(lookup);
-            cut = walked.cut;
-        } else {
-            counts.without_stack += 1;
+        let in_kernel = !self.frames.is_empty();
+        match sample.live {
+            None => counts.without_stack += 1,
+            // A program is executed, and the one that has made the call is no more.
+            Some(live) if in_kernel && process.space.find(live.pc()).is_none() => {}
+            Some(live) => {
+                let walked = self.unwinder.walk(&mut process.space, live, memory);
+                let lookup = walked.frames.iter().map(|frame| frame.ip.wrapping_sub(1));
+                self.frames.extend(lookup);
+                cut = walked.cut;
+            }
         }
         if let Some(cause) = cut {
             counts.truncated[cause as usize] += 1;

@@ -53,6 +53,12 @@ impl Live {
         self.is_sparse
     }
 
+    /// The address of the instruction that comes next.
+    #[must_use]
+    pub fn pc(&self) -> u64 {
+        self.pc
+    }
+
     /// Those that are followed. The pc is exact: one more makes it look like a return address.
     #[must_use]
     pub fn followed(&self) -> Registers {
