@@ -163,7 +163,8 @@ fn answers(answer: &Value, profiles: &[Profile]) {
     assert!(number(&rows("06-leak-suspects")[0][1]) > 0);
     assert_eq!(held("07-services", 1, "che'ck"), 2);
     assert_eq!(held("08-who-uses-a-function", 2, "che'ck"), 2);
-    assert!(rows("09-outliers").is_empty(), "two hosts that hold alike");
+    // The host with the third dump may hold that much more.
+    assert!(rows("09-outliers").len() <= 1, "{answer}");
     let folded = rows("10-flame-graph").iter().map(|row| {
         let line = row[0].as_str().expect("text");
         let (stack, value) = line.rsplit_once(' ').expect("a value");
