@@ -73,9 +73,11 @@ fn readers_over_http_find_the_totals_of_a_dump() {
     let server = Server::start(&scratch, &[]);
     let (target, program) = quiet(&scratch, &server);
     let base = format!("/p/{}", target.pid());
-    let dump = run(scratch
-        .profiler()
-        .args(["dump", "-p", &target.pid().to_string()]));
+    let pid = target.pid().to_string();
+    let mut dump = scratch.profiler();
+    dump.args(["dump", "-p", &pid, "-o"])
+        .arg(scratch.file("now_"));
+    let dump = run(&mut dump);
     let ours = dump.profile();
     let expected = totals(&ours);
     let answer = server.get(&format!("{base}/debug/pprof/heap"));
