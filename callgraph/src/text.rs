@@ -108,7 +108,9 @@ fn pieces(name: &str) -> Vec<String> {
         let opens = matches!(c, '<' | '(' | '[' | '{') && before.is_some_and(char::is_alphanumeric);
         let after_path = before == Some(':') && c != ':';
         let after_mark = matches!(before, Some(',' | '/' | ' ' | '>')) && is_word(c);
-        let after_dot = before == Some('.') && is_word(c) && pieces_word(&piece);
+        // The dot of a file that stands behind a name is none of the name's.
+        let in_file = piece.starts_with('(');
+        let after_dot = before == Some('.') && is_word(c) && pieces_word(&piece) && !in_file;
         let after_underscore = before == Some('_') && c != '_' && piece.chars().count() > 8;
         if opens || after_path || after_mark || after_dot || after_underscore {
             pieces.push(std::mem::take(&mut piece));
@@ -199,6 +201,12 @@ mod tests {
                 .skip(1)
                 .all(|l| !l.starts_with(',') && !l.starts_with(':'))
         );
+    }
+
+    #[test]
+    fn a_file_behind_a_name_stays_in_one_piece() {
+        let lines = wrap_name("Worker.handle (worker.py:12)", 0.0);
+        assert_eq!(lines, ["Worker.handle", "(worker.py:12)"]);
     }
 
     #[test]

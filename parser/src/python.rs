@@ -3,9 +3,9 @@
 //!
 //! The native frames that are left out are those of the interpreter's module, between Python's
 //! frames and outside the outermost one. That module is known by where it stands: the frame around
-//! a Python frame runs it. What the innermost line called stays, whosever code it is, and so do
-//! modules that call back, and a garbage collection. Functions of the interpreter that only ask for
-//! memory are an allocator's.
+//! a Python frame runs it. What the innermost line called stays, whosever code it is, but for what
+//! only passes the call on; so do modules that call back, and a garbage collection. Functions of the
+//! interpreter that only ask for memory are an allocator's.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,27 @@ const EVALUATION: &str = "_PyEval_EvalFrame";
 
 /// The function of the interpreter that matters although no line of Python has called it.
 const COLLECTION: &str = "gc_collect_main";
+
+/// Beginnings of the names of its functions that do no more than call what a line calls.
+const CALLS: [&str; 17] = [
+    "_PyEval_",
+    "_PyFunction_Vectorcall",
+    "_PyObject_Call",
+    "_PyObject_FastCall",
+    "_PyObject_MakeTpCall",
+    "_PyObject_Vectorcall",
+    "_PyVectorcall",
+    "PyObject_Call",
+    "PyObject_Vectorcall",
+    "PyVectorcall",
+    "call_function",
+    "cfunction_",
+    "do_call_core",
+    "method_vectorcall",
+    "object_vacall",
+    "slot_tp_call",
+    "vectorcall_",
+];
 
 /// The interpreter's functions that do no more than ask for memory, as `malloc`.
 const ALLOCATORS: &str =
@@ -127,6 +148,8 @@ enum Role {
     Trampoline,
     /// The function of the interpreter that runs code.
     Evaluation,
+    /// Code of the interpreter that only calls.
+    Call,
     /// Other code of the interpreter.
     Interpreter,
     /// Where programs and threads start.
@@ -134,6 +157,15 @@ enum Role {
     /// Anything else.
     Other,
 }
+
+/// What is left out outside of Python's frames; between them, all but the first.
+const HIDDEN: [Role; 5] = [
+    Role::Start,
+    Role::Trampoline,
+    Role::Evaluation,
+    Role::Call,
+    Role::Interpreter,
+];
 
 struct Roles {
     of: Vec<Role>,
@@ -173,25 +205,19 @@ impl Roles {
             let inner = &frames[..first];
             let runs = |&&frame: &&u32| self.is(frame, &[Role::Evaluation, Role::Trampoline]);
             let running = inner.iter().rev().take_while(runs).count();
-            out.extend(&inner[..first - running]);
+            let called = inner[..first - running].iter();
+            out.extend(called.filter(|&&frame| !self.is(frame, &[Role::Call])));
             let middle = frames[first..=last].iter();
-            let hidden = [Role::Trampoline, Role::Evaluation, Role::Interpreter];
-            out.extend(middle.filter(|&&frame| !self.is(frame, &hidden)));
+            let hidden = &HIDDEN[1..];
+            out.extend(middle.filter(|&&frame| !self.is(frame, hidden)));
             let outer = &frames[last + 1..];
-            let known = [
-                Role::Start,
-                Role::Trampoline,
-                Role::Evaluation,
-                Role::Interpreter,
-            ];
             let is_python_alone = outer.iter().all(|&frame| {
                 let address = profile.locations[frame as usize].address;
-                self.is(frame, &known) || marker_at(address).is_some()
+                self.is(frame, &HIDDEN) || marker_at(address).is_some()
             });
-            let hidden = if is_python_alone {
-                &known[..]
-            } else {
-                &known[1..]
+            let hidden = match is_python_alone {
+                true => &HIDDEN[..],
+                false => &HIDDEN[1..],
             };
             out.extend(outer.iter().filter(|&&frame| !self.is(frame, hidden)));
         })
@@ -215,6 +241,7 @@ fn native(profile: &Profile, location: &Location, modules: &HashSet<PathBuf>) ->
         return match (is_in(EVALUATION), is_in(COLLECTION)) {
             (true, _) => Role::Evaluation,
             (_, true) => Role::Other,
+            _ if only_calls(profile, location) => Role::Call,
             _ => Role::Interpreter,
         };
     }
@@ -227,6 +254,16 @@ fn native(profile: &Profile, location: &Location, modules: &HashSet<PathBuf>) ->
         true => Role::Start,
         false => Role::Other,
     }
+}
+
+/// Whether all functions at a location of the interpreter only call.
+fn only_calls(profile: &Profile, location: &Location) -> bool {
+    let lines = profile.lines_of(location);
+    let calls = |line: &Line| {
+        let name = &profile.functions[line.function as usize].name;
+        CALLS.iter().any(|start| name.starts_with(start))
+    };
+    !lines.is_empty() && lines.iter().all(calls)
 }
 
 /// Modules with code of the interpreter: what stands around frames of Python, and a program that is

@@ -275,6 +275,12 @@ fn a_program_without_symbols_gets_a_hint_once() {
     // Its function is told from others all the same, unless files are enough.
     let start = format!("keeper+{:#x}", built.address);
     assert!(stdout(&hinted).contains(&start), "{}", stdout(&hinted));
+    // The program is called what the user calls it.
+    let copy = directory.path().join("copy");
+    fs::copy(&built.path, &copy).unwrap();
+    let copied = stdout(&parser(&[&dump, "-p", text(&copy)]));
+    let copied_start = format!("copy+{:#x}", built.address);
+    assert!(copied.contains(&copied_start), "{copied}");
     let plain = stdout(&parser(&[&dump, "--module-names"]));
     assert!(
         plain.contains("[keeper]") && !plain.contains("keeper+"),

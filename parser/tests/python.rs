@@ -181,7 +181,7 @@ fn the_interpreter_is_left_out_between_lines_of_python() {
     assert_eq!(
         folded(&dump, &[]),
         [
-            "<module> (app.py:11);allocate (app.py:8);make_thumbnail (app.py:4);cfunction_call;\
+            "<module> (app.py:11);allocate (app.py:8);make_thumbnail (app.py:4);\
              imaging_encode;PyBytes_FromStringAndSize 4000",
             "<module> (app.py:12);each_row;\
              Rows.__iter__.<locals>.on_row (rows/__init__.py:5);list_resize 300",

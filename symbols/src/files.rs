@@ -97,7 +97,7 @@ impl Source {
         }
         let request = Request {
             path: self.path.clone(),
-            module: Some(module.name()),
+            module: None,
             addresses,
             tables_only: false,
         };
@@ -125,6 +125,16 @@ impl<'a> Files<'a> {
             process,
             debug_directories: given.chain(roots).chain(own).collect(),
         }
+    }
+
+    /// What code of a mapping is called after that has no symbol: its file, without directories,
+    /// and the program as the caller calls it.
+    pub fn name_of(&self, mapping: &Mapping) -> String {
+        let recorded = maps::strip_deleted(&mapping.path).0;
+        let is_main = self.main.as_deref() == Some(recorded);
+        let path = self.options.binary.filter(|_| is_main).unwrap_or(recorded);
+        let name = path.file_name().unwrap_or(path.as_os_str());
+        name.to_string_lossy().into_owned()
     }
 
     /// The files to try for a mapping, in order. The error is a warning for

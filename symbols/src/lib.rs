@@ -103,6 +103,8 @@ fn has_file(mapping: &Mapping) -> bool {
 /// A module that is looked up.
 struct Open {
     module: Module,
+    /// What code without a symbol is called after.
+    name: String,
     sources: std::vec::IntoIter<Source>,
     /// Whether one of its files has named any of its code.
     is_named: bool,
@@ -114,9 +116,10 @@ struct Open {
 }
 
 impl Open {
-    fn new(module: Module, sources: Vec<Source>) -> Self {
+    fn new(module: Module, name: String, sources: Vec<Source>) -> Self {
         Self {
             module,
+            name,
             sources: sources.into_iter(),
             is_named: false,
             done: HashSet::new(),
@@ -133,6 +136,7 @@ impl Open {
         let source = self.sources.next()?;
         let (request, locations) = source.request(&self.module, |l| !self.done.contains(&l));
         let request = Request {
+            module: Some(self.name.clone()),
             tables_only: self.is_named,
             ..request
         };
@@ -174,7 +178,10 @@ fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mu
     let mut open: Vec<Open> = Vec::new();
     for module in modules {
         match files.sources_of(&module.mapping) {
-            Ok(sources) => open.push(Open::new(module, sources)),
+            Ok(sources) => {
+                let name = files.name_of(&module.mapping);
+                open.push(Open::new(module, name, sources));
+            }
             Err(none) => warnings.push(none.to_string()),
         }
     }

@@ -1,6 +1,6 @@
 //! What is asked about one file.
 
-use heap_format::{Location, Mapping, maps};
+use heap_format::{Location, Mapping};
 
 /// Addresses of one file.
 pub struct Module {
@@ -29,13 +29,6 @@ impl Module {
             mapping: mapping.clone(),
             addresses: Vec::new(),
         }
-    }
-
-    /// The name of its file, without directories.
-    pub fn name(&self) -> String {
-        let path = maps::strip_deleted(&self.mapping.path).0;
-        let name = path.file_name().unwrap_or(path.as_os_str());
-        name.to_string_lossy().into_owned()
     }
 
     /// Adds a location, which lies in `mapping`.

@@ -258,7 +258,8 @@ fn perl(viewer: &str, report: &str, column: &str, profiled: &Profiled, more: &[&
 fn whole(report: &str, column: &str, profiled: &Profiled) -> Vec<String> {
     let (program, dump) = (text(&profiled.program), text(&profiled.dumps[0]));
     let of = ["-p", program, "-f", dump, report, "--sample_index", column];
-    let all = ["--trim=false", "--unit", unit(column)];
+    // Code without a symbol has no name of its own there.
+    let all = ["--trim=false", "--module-names", "--unit", unit(column)];
     of.iter().chain(&all).map(|&word| word.to_owned()).collect()
 }
 

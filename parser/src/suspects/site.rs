@@ -1,6 +1,7 @@
 //! The line of the user's own code at which a stack allocates.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use heap_format::{Function, Profile};
 
@@ -55,11 +56,11 @@ impl Own {
     /// Finds the program's own packages: those that have its `main` or its name.
     pub fn new(profile: &Profile) -> Self {
         let program = symbols::main_mapping(profile).map(|at| &profile.mappings[at].path);
+        // What an interpreter runs is the user's, and it is not.
+        let of_interpreter = program.is_some_and(|path| is_interpreter(path));
         let program = program.and_then(|path| path.file_name());
         let program = program.map(|name| name.to_string_lossy().replace('_', "-"));
-        // What an interpreter runs is the user's, and it is not.
-        let is_interpreter = program.as_deref().is_some_and(|p| p.starts_with("python"));
-        let functions = profile.functions.iter().filter(|_| !is_interpreter);
+        let functions = profile.functions.iter().filter(|_| !of_interpreter);
         let packages = functions.filter_map(|function| {
             let package = package(&function.file)?;
             let called = program.as_deref().is_some_and(|p| is_called(p, package));
@@ -90,7 +91,8 @@ impl Own {
                 .map(|mapping| mapping.path.as_path());
             let at_home =
                 SYSTEM_DIRECTORIES.map(|start| path.is_some_and(|path| path.starts_with(start)));
-            program != Some(at) && at_home.contains(&true)
+            let of_interpreter = path.is_some_and(is_interpreter);
+            of_interpreter || program != Some(at) && at_home.contains(&true)
         };
         let own = frames.iter().filter(|frame| !is_system(frame));
         let lines = own.flat_map(|&frame| view.lines(frame));
@@ -112,6 +114,14 @@ impl Own {
             line,
         })
     }
+}
+
+/// Whether a module is Python's interpreter, wherever it was built.
+fn is_interpreter(module: &Path) -> bool {
+    let name = module.file_name().unwrap_or_default().to_string_lossy();
+    ["python", "libpython"]
+        .iter()
+        .any(|start| name.starts_with(start))
 }
 
 /// The directory of the package that a file is of, with a slash at the end.
@@ -290,5 +300,15 @@ mod tests {
             ("fill", "fill.cpp:30".to_owned())
         );
         assert_eq!(own.site(&view, &[0]), None);
+        // An interpreter that was built in somebody's directory is not theirs.
+        let mut profile = view.profile().clone();
+        profile.mappings = vec![Mapping {
+            path: "/home/you/.pyenv/bin/python3.13".into(),
+            ..Mapping::default()
+        }];
+        profile.locations[1].mapping = 0;
+        let view = View::new(profile, None).unwrap();
+        let site = Own::new(view.profile()).site(&view, &[0, 1, 2]).unwrap();
+        assert_eq!(site.short(), "main.cpp:5");
     }
 }
