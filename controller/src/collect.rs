@@ -146,9 +146,9 @@ fn add_loss(builder: &mut ProfileBuilder, lost: Lost) {
     }
 }
 
-/// A profile of code alone: for each return address a stack of one frame, so that it is
-/// named as a dump's is.
-pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
+/// A profile of code alone: for each return address, or frame of an interpreter with these code
+/// objects, a stack of one frame, so that it is named as a dump's is.
+pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> Profile {
     let maps_text = process::maps(pid).unwrap_or_default();
     let mut builder = ProfileBuilder::new(1);
     let (modules, relocations) = modules(header, &maps_text);
@@ -163,8 +163,10 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
         maps_text,
         ..Facts::default()
     });
-    for address in addresses {
-        let location = builder.location(relocations.shown(*address));
+    let mut interpreted = Interpreted::new(codes);
+    for &address in addresses {
+        let location = interpreted.location(&mut builder, address);
+        let location = location.unwrap_or_else(|| builder.location(relocations.shown(address)));
         builder.stack_of(&[location], &Detail::default());
     }
     builder.finish()

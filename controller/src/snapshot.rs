@@ -205,14 +205,20 @@ impl Snapshot {
     /// Return addresses of the stack that ends in `leaf`, leaf first, without an interpreter's
     /// frames, and whether it goes on to the thread's start.
     pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
+        let whole = self.frames(leaf, out);
+        out.retain(|&address| frame_of(address).is_none());
+        whole && !out.is_empty()
+    }
+
+    /// The same with an interpreter's frames, for which [`crate::interpreted`] has names.
+    pub fn frames(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         out.clear();
         let table = Table::new(&self.nodes, &[]);
         let mut at = leaf;
         while out.len() < MAX_DEPTH {
             match table.node(at) {
                 Ok(Some((parent, address))) => {
-                    let is_code = thread_of(address).is_none() && frame_of(address).is_none();
-                    out.extend(Some(address).filter(|_| is_code));
+                    out.extend(Some(address).filter(|&a| thread_of(a).is_none()));
                     at = parent;
                 }
                 Ok(None) => return at == ROOT && !out.is_empty(),
