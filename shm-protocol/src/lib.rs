@@ -35,7 +35,6 @@ extern crate std;
 
 pub mod bank;
 pub mod clock;
-pub mod codes;
 pub mod counters;
 pub mod cpu;
 pub mod layout;
@@ -48,7 +47,6 @@ mod sync;
 pub mod tree;
 
 pub use bank::{Bank, Geometry};
-pub use codes::Codes;
 pub use layout::{ABI_VERSION, MAGIC};
 pub use record::{FreeSample, NewSample, RecordId, Records};
 pub use tree::{NodeId, Tree};

@@ -15,7 +15,6 @@
 use crate::arch::Native;
 use crate::compile::Scratch;
 use crate::elf::Image;
-use crate::inserted::{Insertion, Trail};
 use crate::probe::PAGE;
 use crate::rare;
 use crate::rule::{Base, Rule, Step, Word, plain_step, step};
@@ -102,8 +101,6 @@ struct Frame {
     node: Node,
     /// Number of words of this frame and all frames further out, which come first in the memo.
     words: u32,
-    /// Number of inserted frames that this frame and all frames further out run.
-    inserted: u32,
     /// Which of the successive modules at its address its code belongs to, and whether its step
     /// does not depend on fp.
     rule: Rule,
@@ -124,22 +121,6 @@ impl Fresh {
     fn address(&self) -> u64 {
         tagged(self.registers.ip, self.rule.instance())
     }
-}
-
-/// Interns the frames that are inserted in a native frame whose stack begins at `sp`: those from
-/// the `inserted`th on that lie there. The node that they end in.
-#[inline]
-fn insert<T: Tree>(
-    mut node: Node,
-    inserted: &mut usize,
-    sp: u64,
-    (tree, insertion): (&T, &Insertion<'_>),
-) -> Option<Node> {
-    while let Some(frame) = insertion.frames.get(*inserted).filter(|f| f.at >= sp) {
-        node = tree.child(node, frame.address)?;
-        *inserted += 1;
-    }
-    Some(node)
 }
 
 #[inline]
@@ -261,24 +242,11 @@ impl Walker {
         tree: &T,
         code: impl Code,
     ) -> Walk {
-        self.walk_with(start, thread, tree, code, |_| Insertion::NONE)
-    }
-
-    /// Like [`walk`](Self::walk), with an interpreter's frames in the result, which `insert` finds.
-    #[inline]
-    pub fn walk_with<'a, T: Tree>(
-        &mut self,
-        start: Registers,
-        thread: u64,
-        tree: &T,
-        code: impl Code,
-        insert: impl FnOnce(&Trail<'_>) -> Insertion<'a>,
-    ) -> Walk {
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
         }
         let trace = self.trace(start, 0, &[], &code);
-        self.complete(&trace, tree, insert)
+        self.complete(&trace, tree)
     }
 
     /// The same from a frame that was interrupted, at any of its instructions: `start.ip` is the
@@ -303,7 +271,7 @@ impl Walker {
             Step::End { .. } => Trace::ends(1, None),
             Step::Truncated(cause) => Trace::ends(1, Some(cause)),
         };
-        self.complete(&trace, tree, |_| Insertion::NONE)
+        self.complete(&trace, tree)
     }
 
     /// The step from the innermost frame, which was interrupted.
@@ -339,39 +307,20 @@ impl Walker {
 
     /// Interns what a trace has found.
     #[inline]
-    fn complete<'a, T: Tree>(
-        &mut self,
-        trace: &Trace,
-        tree: &T,
-        insert: impl FnOnce(&Trail<'_>) -> Insertion<'a>,
-    ) -> Walk {
+    fn complete<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
         if let Some(end) = trace.end {
             self.truncated = end;
         }
-        let insertion = insert(&Trail {
-            known: self.stack.known(),
-            count: trace.kept + trace.fresh,
-            frame: &|index| self.registers(trace, index),
-        });
         if trace.kept + trace.fresh > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
-            let walk = self.intern_deep(trace, tree, &insertion);
+            let walk = self.intern_deep(trace, tree);
             self.stack.settle(None, || 0);
             return walk;
         }
-        let walk = self.intern(trace, tree, &insertion);
+        let walk = self.intern(trace, tree);
         if !self.stack.is_on_own() || self.stack.moved() {
             self.settle();
         }
         walk
-    }
-
-    /// The registers of a frame of the walk in progress; the innermost is first.
-    fn registers(&self, trace: &Trace, index: usize) -> Registers {
-        match index.checked_sub(trace.fresh) {
-            // SAFETY: `trace` wrote the first `fresh` ones.
-            None => unsafe { self.fresh[index].assume_init_ref().registers },
-            Some(outwards) => self.frame(trace.kept - 1 - outwards).registers,
-        }
     }
 
     /// Begins a walk that does not stay on the known part of the thread's own stack.
@@ -589,73 +538,17 @@ impl Walker {
         fresh
     }
 
-    /// The node that the memo's first `count` frames end in, and the number of inserted frames
-    /// among them.
-    #[inline]
-    fn end_of<T: Tree>(&self, count: usize, tree: &T) -> (Node, usize) {
-        match count {
-            0 if self.truncated.is_some() => (tree.truncated(), 0),
-            0 => (tree.root(), 0),
-            _ => {
-                let last = self.frame(count - 1);
-                (last.node, last.inserted as usize)
-            }
-        }
-    }
-
-    /// Number of the memo's first `kept` frames whose nodes are still right: none but the
-    /// same frames are inserted there.
-    #[inline]
-    fn unmoved(&self, kept: usize, insertion: &Insertion<'_>) -> usize {
-        let mut count = kept;
-        while count > 0 {
-            let frame = self.frame(count - 1);
-            if insertion.keeps(frame.inserted as usize, frame.registers.sp) {
-                break;
-            }
-            count -= 1;
-        }
-        count
-    }
-
-    /// Interns the memo's frames `from..kept` anew, since other frames are inserted there than
-    /// before; `None`: no room.
-    #[cold]
-    fn move_kept<T: Tree>(
-        &mut self,
-        (from, kept): (usize, usize),
-        tree: &T,
-        insertion: &Insertion<'_>,
-    ) -> Option<()> {
-        let (mut node, mut inserted) = self.end_of(from, tree);
-        for index in from..kept {
-            let Frame {
-                registers, rule, ..
-            } = *self.frame(index);
-            node = tree.child(node, tagged(registers.ip, rule.instance()))?;
-            node = insert(node, &mut inserted, registers.sp, (tree, insertion))?;
-            // SAFETY: a frame of the memo, which is written.
-            let frame = unsafe { self.frames[index].assume_init_mut() };
-            (frame.node, frame.inserted) = (node, inserted as u32);
-        }
-        Some(())
-    }
-
     /// Puts the new frames on top of the kept ones, with their nodes. There is room for
     /// both: `walk` ensures it.
     #[inline]
-    fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T, insertion: &Insertion<'_>) -> Walk {
-        let unmoved = self.unmoved(trace.kept, insertion);
-        if unmoved < trace.kept {
-            let moved = self.move_kept((unmoved, trace.kept), tree, insertion);
-            if moved.is_none() {
-                return self.without_room();
-            }
-        }
-        let (mut node, mut inserted) = self.end_of(trace.kept, tree);
-        let mut words = match trace.kept {
-            0 => 0,
-            kept => self.frame(kept - 1).words as usize,
+    fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
+        let (mut node, mut words) = match trace.kept {
+            0 if self.truncated.is_some() => (tree.truncated(), 0),
+            0 => (tree.root(), 0),
+            kept => (
+                self.frame(kept - 1).node,
+                self.frame(kept - 1).words as usize,
+            ),
         };
         self.len = trace.kept + trace.fresh;
         debug_assert!(self.len <= MAX_FRAMES);
@@ -665,12 +558,12 @@ impl Walker {
                 let inwards = trace.fresh - 1 - index;
                 self.fresh.get_unchecked(inwards).assume_init_ref()
             };
-            let child = tree.child(node, fresh.address()).and_then(|child| {
-                let sp = fresh.registers.sp;
-                insert(child, &mut inserted, sp, (tree, insertion))
-            });
-            let Some(child) = child else {
-                return self.without_room();
+            let Some(child) = tree.child(node, fresh.address()) else {
+                self.len = 0;
+                return Walk {
+                    leaf: None,
+                    truncated: self.truncated,
+                };
             };
             node = child;
             // SAFETY: at most MAX_FRAMES frames, the caller's, each with two words at most,
@@ -687,7 +580,6 @@ impl Walker {
                         registers: fresh.registers,
                         node,
                         words: words as u32,
-                        inserted: inserted as u32,
                         rule: fresh.rule,
                     });
             }
@@ -698,42 +590,21 @@ impl Walker {
         }
     }
 
-    /// The tree has no room: there is nothing to remember.
-    #[cold]
-    fn without_room(&mut self) -> Walk {
-        self.len = 0;
-        Walk {
-            leaf: None,
-            truncated: self.truncated,
-        }
-    }
-
     /// Interns the innermost frames only, and leaves the memo empty.
     #[cold]
-    fn intern_deep<T: Tree>(&mut self, trace: &Trace, tree: &T, insertion: &Insertion<'_>) -> Walk {
+    fn intern_deep<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
         let from_fresh = trace.fresh.min(DEEP_FRAMES);
         let from_kept = trace.kept.min(DEEP_FRAMES - from_fresh);
-        let kept_frames = from_fresh + from_kept;
-        let end = match kept_frames < trace.kept + trace.fresh {
-            true => self.registers(trace, kept_frames).sp,
-            false => u64::MAX,
-        };
-        let frames = insertion.frames;
-        let mut inserted = frames.partition_point(|frame| frame.at >= end);
         let mut node = Some(tree.truncated());
-        let mut add = |address, sp| {
-            let child = node.and_then(|parent| tree.child(parent, address));
-            node = child.and_then(|child| insert(child, &mut inserted, sp, (tree, insertion)));
-        };
         for index in trace.kept - from_kept..trace.kept {
             let frame = self.frame(index);
             let address = tagged(frame.registers.ip, frame.rule.instance());
-            add(address, frame.registers.sp);
+            node = node.and_then(|parent| tree.child(parent, address));
         }
         for index in (0..from_fresh).rev() {
             // SAFETY: `trace` wrote the first `fresh` ones.
             let fresh = unsafe { self.fresh[index].assume_init_ref() };
-            add(fresh.address(), fresh.registers.sp);
+            node = node.and_then(|parent| tree.child(parent, fresh.address()));
         }
         self.len = 0;
         Walk {
