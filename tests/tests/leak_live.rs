@@ -37,13 +37,21 @@ fn check(scratch: &Scratch, pid: u32) -> Value {
     leaks::report(&outcome)
 }
 
+/// Whether a stack is one of those on which PostgreSQL really loses an object at its start: the
+/// environment, which `setenv` replaces, and the text of an option.
+fn is_lost_at_start(leak: &Value) -> bool {
+    leak["stack"][0] == "save_ps_display_args" || leak["stack"][1] == "PostmasterMain"
+}
+
 /// Checks a process under load; nothing is lost. Prints how long it stood still.
 fn check_often(scratch: &Scratch, name: &str, pid: u32, load: &Load) {
     let mut pauses = Vec::new();
     for number in 0..checks() {
         load.goes_on();
         let report = check(scratch, pid);
-        assert_eq!(report["lost_objects"], 0.0, "{name}, {number}: {report:#}");
+        let leaks = report["leaks"].as_array().expect("a list");
+        let lost = leaks.iter().find(|leak| !is_lost_at_start(leak));
+        assert_eq!(lost, None, "{name}, {number}: {report:#}");
         assert!(report["live_bytes"].as_f64() > Some(1000.0), "{report}");
         pauses.push(report["pause_ms"].as_f64().expect("a time"));
     }
