@@ -25,7 +25,7 @@ use crate::variance;
 const MAX_REPEATED: usize = 1 << 26;
 /// Exact values that a repeated stack must have at least, so that a small file makes a small
 /// profile: samples, of which freed, objects.
-const LEAST_AGAIN: usize = 3;
+pub(crate) const LEAST_AGAIN: usize = 3;
 
 /// Start of this kind of file.
 pub(crate) const START: &[u8] = b"heap profile:";

@@ -299,6 +299,10 @@ fn a_stack_is_repeated_only_with_values() {
     }
     let thread = read("# s 1 0 1 16 0 0 0 0 0 0 0 0 0 9").unwrap();
     assert_eq!((thread.threads, thread.labels.len()), (vec![0, 9], 0));
+    // Objects that are all zero are written, since they are what makes it a repetition.
+    let freed = read("# s 2 1 0").unwrap();
+    let back = heap_format::read(&written(&freed)[..], "b.heap").unwrap();
+    assert_eq!(back.details, freed.details);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::io::{self, Write};
+use std::iter;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 
@@ -11,6 +12,7 @@ use crate::printable::is_hidden;
 
 use super::{END, LOSSES, SIGNATURE, SIZES_APART, STACK, facts};
 use crate::detail::{Detail, FIELDS};
+use crate::heap_text::LEAST_AGAIN;
 use crate::profile::{HEAP_MARKERS, Profile};
 use crate::scale::weight;
 
@@ -144,12 +146,12 @@ impl<P: Borrow<Profile>> Text<P> {
             }
             let group = start..start + length as usize;
             start = group.end;
-            for stack in group {
+            for (stack, least) in group.zip(iter::once(0).chain(iter::repeat(LEAST_AGAIN))) {
                 if let Some(detail) = profile.details.get(stack) {
                     let thread = profile.threads.get(stack).copied().unwrap_or(0);
                     let lost = profile.losses.get(stack).copied().unwrap_or_default();
                     let [how, group] = lost.to_numbers();
-                    exact(out, &detail.to_fields(), [thread, how, group]);
+                    exact(out, &detail.to_fields(), [thread, how, group], least);
                 }
             }
         }
@@ -344,15 +346,15 @@ fn line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &
     buffer.truncate(start + end + 1);
 }
 
-/// `more`: thread, how the objects are lost, and with which.
-fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3]) {
+/// `more`: thread, how the objects are lost, and with which. At least `least` fields are written.
+fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3], least: usize) {
     buffer.extend_from_slice(STACK);
     let more = &more[..more.iter().rposition(|&n| n != 0).map_or(0, |at| at + 1)];
     let used = match more {
         [] => fields
             .iter()
             .rposition(|&f| f != 0.0)
-            .map_or(0, |at| at + 1),
+            .map_or(least, |at| least.max(at + 1)),
         _ => FIELDS,
     };
     for &field in &fields[..used] {
