@@ -1,16 +1,21 @@
 //! The agent's own way to the caller's registers.
 
-/// The thread's words that the agent keeps; none are needed here.
-pub struct Local;
-
-#[path = "../../../agent/src/arch/x86_64.rs"]
+#[path = "../../../agent/src/arch/x86_64/entry.rs"]
 #[allow(
-    dead_code,
     unused_macros,
     unused_imports,
-    reason = "the agent's file, of which this uses the entry only"
+    reason = "the agent's file, of which this uses one macro"
 )]
 mod native;
 
-pub use native::thread_pointer;
 pub(crate) use native::with_registers;
+
+/// The word at fs:0, which glibc's control block of the thread begins with.
+pub fn thread_pointer() -> u64 {
+    let at: u64;
+    // SAFETY: that word is the thread pointer itself, by the ABI of thread-local storage.
+    unsafe {
+        std::arch::asm!("mov {at}, qword ptr fs:[0]", at = out(reg) at, options(pure, readonly, nostack));
+    };
+    at
+}

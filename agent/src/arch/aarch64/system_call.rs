@@ -1,0 +1,118 @@
+//! `prctl` and `syscall`, which tell of what a program forbids itself.
+
+/// Defines `prctl`: the system call, after `$note` where its first argument is
+/// `$set_seccomp`; what it returns goes to `$fail` where it is an error.
+macro_rules! noting_prctl {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp w0, {set_seccomp}",
+                "b.eq 3f",
+                "cmp w0, {set_tsc}",
+                "b.eq 3f",
+                "2:",
+                "mov x8, {number}",
+                "svc 0",
+                "cmn x0, 4095",
+                "b.hs 4f",
+                "ret",
+                "4:",
+                "b {fail}",
+                "3:",
+                "stp x29, x30, [sp, #-64]!",
+                ".cfi_def_cfa_offset 64",
+                ".cfi_offset x29, -64",
+                ".cfi_offset x30, -56",
+                "stp x0, x1, [sp, #16]",
+                "stp x2, x3, [sp, #32]",
+                "str x4, [sp, #48]",
+                "bl {note}",
+                "ldp x0, x1, [sp, #16]",
+                "ldp x2, x3, [sp, #32]",
+                "ldr x4, [sp, #48]",
+                "ldp x29, x30, [sp], #64",
+                ".cfi_def_cfa_offset 0",
+                ".cfi_restore x29",
+                ".cfi_restore x30",
+                "b 2b",
+                ".cfi_endproc",
+                number = const libc::SYS_prctl,
+                set_seccomp = const $set_seccomp,
+                set_tsc = const $set_tsc,
+                note = sym $note,
+                fail = sym $fail,
+            )
+        }
+    };
+}
+pub(crate) use noting_prctl;
+
+/// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments behind the number.
+macro_rules! noting_syscall {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(
+            number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize,
+        ) -> c_long {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp x0, {seccomp}",
+                "b.eq 3f",
+                "cmp x0, {prctl}",
+                "b.eq 5f",
+                "2:",
+                "mov x8, x0",
+                "mov x0, x1",
+                "mov x1, x2",
+                "mov x2, x3",
+                "mov x3, x4",
+                "mov x4, x5",
+                "mov x5, x6",
+                "svc 0",
+                "cmn x0, 4095",
+                "b.hs 4f",
+                "ret",
+                "4:",
+                "b {fail}",
+                "5:",
+                "cmp w1, {set_seccomp}",
+                "b.eq 3f",
+                "cmp w1, {set_tsc}",
+                "b.ne 2b",
+                "3:",
+                "stp x29, x30, [sp, #-80]!",
+                ".cfi_def_cfa_offset 80",
+                ".cfi_offset x29, -80",
+                ".cfi_offset x30, -72",
+                "stp x0, x1, [sp, #16]",
+                "stp x2, x3, [sp, #32]",
+                "stp x4, x5, [sp, #48]",
+                "str x6, [sp, #64]",
+                "bl {note}",
+                "ldp x0, x1, [sp, #16]",
+                "ldp x2, x3, [sp, #32]",
+                "ldp x4, x5, [sp, #48]",
+                "ldr x6, [sp, #64]",
+                "ldp x29, x30, [sp], #80",
+                ".cfi_def_cfa_offset 0",
+                ".cfi_restore x29",
+                ".cfi_restore x30",
+                "b 2b",
+                ".cfi_endproc",
+                seccomp = const libc::SYS_seccomp,
+                prctl = const libc::SYS_prctl,
+                set_seccomp = const $set_seccomp,
+                set_tsc = const $set_tsc,
+                note = sym $note,
+                fail = sym $fail,
+            )
+        }
+    };
+}
+pub(crate) use noting_syscall;

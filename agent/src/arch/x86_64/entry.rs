@@ -1,0 +1,251 @@
+//! Functions that others' programs call: where they go, and with what.
+
+/// Defines the entry point `$name` of one size: a jump to the allocator's `malloc` while
+/// sampling is off or the countdown has not expired, else one to `$due`. The same as
+/// `skips_sampling`, in the fewest instructions: three, or nine while sampling is on. Names that it
+/// uses are those of `entry`.
+macro_rules! counting_entry {
+    ($(#[$doc:meta])* $name:ident, else $due:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(size: usize) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp byte ptr [rip + {control}], 0",
+                "jne 2f",
+                "3:",
+                "jmp qword ptr [rip + {next} + {malloc}]",
+                "2:",
+                "movzx eax, byte ptr [rip + {control}]",
+                "mov rcx, qword ptr [rip + mem_agent_local@GOTTPOFF]",
+                "cmp byte ptr fs:[rcx + 8], al",
+                "jne {due}",
+                "sub qword ptr fs:[rcx], rdi",
+                "jns 3b",
+                "jmp {due}",
+                ".cfi_endproc",
+                control = sym session::CONTROL,
+                next = sym NEXT,
+                malloc = const core::mem::offset_of!(Next, malloc),
+                due = sym $due,
+            )
+        }
+    };
+}
+pub(crate) use counting_entry;
+
+/// Defines the entry point `$name` of one address: a jump to the allocator's `free`, or to
+/// `$low` where `range::may_contain` says so. Three instructions.
+macro_rules! freeing_entry {
+    ($(#[$doc:meta])* $name:ident, else $low:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(p: *mut c_void) {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp rdi, qword ptr [rip + {end}]",
+                "jb {low}",
+                "jmp qword ptr [rip + {next} + {free}]",
+                ".cfi_endproc",
+                end = sym range::END,
+                next = sym NEXT,
+                free = const core::mem::offset_of!(Next, free),
+                low = sym $low,
+            )
+        }
+    };
+}
+pub(crate) use freeing_entry;
+
+/// Defines a function that hands its arguments, up to three, and its caller's registers to
+/// `$target(a, b, c, &Registers)`. Reached by a jump from an entry point, so "caller" is
+/// who called `malloc`.
+macro_rules! with_registers {
+    ($name:ident, $target:path) => {
+        with_registers!($name, $target, *mut c_void);
+    };
+    ($name:ident, $target:path, $out:ty) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> $out {
+            naked_asm!(
+                ".cfi_startproc",
+                "sub rsp, 40",
+                ".cfi_adjust_cfa_offset 40",
+                "mov rax, qword ptr [rsp + 40]",
+                "mov qword ptr [rsp], rax",
+                "lea rax, [rsp + 48]",
+                "mov qword ptr [rsp + 8], rax",
+                "mov qword ptr [rsp + 16], rbp",
+                "mov rcx, rsp",
+                "call {target}",
+                "add rsp, 40",
+                ".cfi_adjust_cfa_offset -40",
+                "ret",
+                ".cfi_endproc",
+                target = sym $target,
+            )
+        }
+    };
+}
+pub(crate) use with_registers;
+
+/// As [`with_registers`], for functions that may not return null: then their first two
+/// arguments go on to `$failed` by a jump, so that what that throws meets no frame of ours.
+macro_rules! with_registers_or_fail {
+    ($name:ident, $target:path, $failed:path) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "sub rsp, 40",
+                ".cfi_adjust_cfa_offset 40",
+                "mov rax, qword ptr [rsp + 40]",
+                "mov qword ptr [rsp], rax",
+                "lea rax, [rsp + 48]",
+                "mov qword ptr [rsp + 8], rax",
+                "mov qword ptr [rsp + 16], rbp",
+                "mov qword ptr [rsp + 24], rdi",
+                "mov qword ptr [rsp + 32], rsi",
+                "mov rcx, rsp",
+                "call {target}",
+                "mov rdi, qword ptr [rsp + 24]",
+                "mov rsi, qword ptr [rsp + 32]",
+                "add rsp, 40",
+                ".cfi_adjust_cfa_offset -40",
+                "test rax, rax",
+                "je {failed}",
+                "ret",
+                ".cfi_endproc",
+                target = sym $target,
+                failed = sym $failed,
+            )
+        }
+    };
+}
+pub(crate) use with_registers_or_fail;
+
+/// Defines a function that jumps to where the word `$to` points, arguments untouched;
+/// returns null if it points nowhere.
+macro_rules! jump_through {
+    ($name:ident, $to:path) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(a: usize, b: usize) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "mov rax, qword ptr [rip + {to}]",
+                "test rax, rax",
+                "je 2f",
+                "jmp rax",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                to = sym $to,
+            )
+        }
+    };
+}
+pub(crate) use jump_through;
+
+/// Defines the entry point `$name`: takes from its second argument, or from its third where
+/// its first is 0, the bits that `$kept` lacks, and jumps to where `$next` points. The
+/// function there must not see a frame of ours: its return address tells it who calls.
+macro_rules! jump_without {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), second, $kept:path, $next:path) => {
+        jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next,
+            "and esi, dword ptr [rip + {kept}]");
+    };
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), third, $kept:path, $next:path) => {
+        jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next,
+            "test rdi, rdi", "jne 2f", "and edx, dword ptr [rip + {kept}]", "2:");
+    };
+    (@ [$(#[$doc:meta])*] $name:ident($($arg:ident: $type:ty),*), $kept:path, $next:path,
+        $($line:literal),*) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                $($line,)*
+                "jmp qword ptr [rip + {next}]",
+                ".cfi_endproc",
+                kept = sym $kept,
+                next = sym $next,
+            )
+        }
+    };
+}
+pub(crate) use jump_without;
+
+/// Defines a function that asks `$find` for an address, given its own arguments, and jumps
+/// there with them, up to three; returns null if there is none.
+macro_rules! find_and_jump {
+    ($name:ident, $find:path) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "call {find}",
+                "pop rdx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "test rax, rax",
+                "je 2f",
+                "jmp rax",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                find = sym $find,
+            )
+        }
+    };
+}
+pub(crate) use find_and_jump;
+
+/// Defines the entry point `$name`: returns what `$answer` does, given its arguments, or if
+/// that is null jumps to where `$next` points, as [`jump_without`] does.
+macro_rules! answer_or_jump {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path, $next:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> *mut c_void {
+            naked_asm!(
+                ".cfi_startproc",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "call {answer}",
+                "pop rdx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "test rax, rax",
+                "jne 2f",
+                "jmp qword ptr [rip + {next}]",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                answer = sym $answer,
+                next = sym $next,
+            )
+        }
+    };
+}
+pub(crate) use answer_or_jump;

@@ -1,0 +1,142 @@
+//! `prctl` and `syscall`, which tell of what a program forbids itself.
+
+/// Defines `prctl`: the system call, after `$note` where its first argument is
+/// `$set_seccomp`; what it returns goes to `$fail` where it is an error.
+macro_rules! noting_prctl {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+            naked_asm!(
+                ".cfi_startproc",
+                "mov eax, {number}",
+                "cmp edi, {set_seccomp}",
+                "je 3f",
+                "cmp edi, {set_tsc}",
+                "je 3f",
+                "2:",
+                "mov r10, rcx",
+                "syscall",
+                "cmp rax, -4095",
+                "jae 4f",
+                "ret",
+                "4:",
+                "mov rdi, rax",
+                "jmp {fail}",
+                "3:",
+                // Five arguments are kept; the number is loaded anew.
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "push rcx",
+                ".cfi_adjust_cfa_offset 8",
+                "push r8",
+                ".cfi_adjust_cfa_offset 8",
+                "call {note}",
+                "pop r8",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rcx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "mov eax, {number}",
+                "jmp 2b",
+                ".cfi_endproc",
+                number = const libc::SYS_prctl,
+                set_seccomp = const $set_seccomp,
+                set_tsc = const $set_tsc,
+                note = sym $note,
+                fail = sym $fail,
+            )
+        }
+    };
+}
+pub(crate) use noting_prctl;
+
+/// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments behind the number, the
+/// last one on the stack.
+macro_rules! noting_syscall {
+    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(
+            number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize,
+        ) -> c_long {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp rdi, {seccomp}",
+                "je 3f",
+                "cmp rdi, {prctl}",
+                "je 5f",
+                "2:",
+                "mov rax, rdi",
+                "mov rdi, rsi",
+                "mov rsi, rdx",
+                "mov rdx, rcx",
+                "mov r10, r8",
+                "mov r8, r9",
+                "mov r9, qword ptr [rsp + 8]",
+                "syscall",
+                "cmp rax, -4095",
+                "jae 4f",
+                "ret",
+                "4:",
+                "mov rdi, rax",
+                "jmp {fail}",
+                "5:",
+                "cmp esi, {set_seccomp}",
+                "je 3f",
+                "cmp esi, {set_tsc}",
+                "jne 2b",
+                "3:",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "push rcx",
+                ".cfi_adjust_cfa_offset 8",
+                "push r8",
+                ".cfi_adjust_cfa_offset 8",
+                "push r9",
+                ".cfi_adjust_cfa_offset 8",
+                "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 8",
+                "call {note}",
+                "add rsp, 8",
+                ".cfi_adjust_cfa_offset -8",
+                "pop r9",
+                ".cfi_adjust_cfa_offset -8",
+                "pop r8",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rcx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "jmp 2b",
+                ".cfi_endproc",
+                seccomp = const libc::SYS_seccomp,
+                prctl = const libc::SYS_prctl,
+                set_seccomp = const $set_seccomp,
+                set_tsc = const $set_tsc,
+                note = sym $note,
+                fail = sym $fail,
+            )
+        }
+    };
+}
+pub(crate) use noting_syscall;
