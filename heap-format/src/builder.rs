@@ -6,11 +6,10 @@ use crate::detail::Detail;
 use crate::intern::Interner;
 use crate::leaks::Lost;
 use crate::maps;
-use crate::profile::{
-    Facts, Format, Function, Location, Mapping, NO_MAPPING, Profile, ValueType, heap_sample_types,
-};
-use crate::python::python_mapping;
+use crate::profile::{Facts, Format, Function, Line, Location, Mapping, NO_MAPPING, Profile};
+use crate::python::{PYTHON_START, python_mapping};
 use crate::scan::Scan;
+use crate::value_type::{ValueType, heap_sample_types};
 
 /// Builds a heap [`Profile`] from stacks of return addresses.
 ///
@@ -115,6 +114,31 @@ impl ProfileBuilder {
     /// is written as is; otherwise one is made from the modules.
     pub fn facts(&mut self, facts: Facts) {
         self.profile.facts = facts;
+    }
+
+    /// The location of a line of a Python function, for [`ProfileBuilder::stack_of`]; made on
+    /// first sight.
+    pub fn python_location(&mut self, function: Function, line: u32) -> LocationId {
+        let next = self.profile.functions.len() as u32;
+        let number = *self.functions.entry(function.clone()).or_insert(next);
+        if number == next {
+            self.profile.functions.push(function);
+        }
+        if let Some(&known) = self.python.get(&(number, line)) {
+            return known;
+        }
+        let address = PYTHON_START + self.python.len() as u64;
+        let location = intern(&mut self.profile, &mut self.interner, address);
+        let place = &mut self.profile.locations[location as usize];
+        place.first_line = self.profile.lines.len() as u32;
+        place.line_count = 1;
+        self.profile.lines.push(Line {
+            function: number,
+            line,
+            column: 0,
+        });
+        self.python.insert((number, line), LocationId(location));
+        LocationId(location)
     }
 
     /// Adds a module of the target.

@@ -60,3 +60,7 @@ pub(crate) const END: &[u8] = b"# end";
 
 /// Start of a line with the exact values of a stack.
 pub(crate) const STACK: &[u8] = b"# s";
+
+/// Exact values that a repeated stack must have at least, so that a small file makes a small
+/// profile: samples, of which freed, objects.
+pub(crate) const LEAST_AGAIN: usize = 3;

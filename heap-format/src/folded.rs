@@ -5,7 +5,8 @@ use std::io::Read;
 use crate::error::Fault;
 use crate::lines::Lines;
 use crate::named::NamedBuilder;
-use crate::profile::{Format, Profile, ValueType};
+use crate::profile::{Format, Profile};
+use crate::value_type::ValueType;
 
 /// Whether a first line looks like a folded stack.
 pub(crate) fn looks_like(start: &[u8]) -> bool {

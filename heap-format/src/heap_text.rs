@@ -6,26 +6,24 @@ use std::io::Read;
 use crate::builder::push_addresses;
 use crate::detail::{Detail, FIELDS};
 use crate::dump::facts::FactsReader;
-use crate::dump::{END, FACTS, LOSSES, OBJECT_VARIANCES, SIGNATURE, SIZES_APART, STACK, VERSION};
+use crate::dump::{
+    END, FACTS, LEAST_AGAIN, LOSSES, OBJECT_VARIANCES, SIGNATURE, SIZES_APART, STACK, VERSION,
+};
 use crate::error::Fault;
 use crate::intern::Interner;
 use crate::leaks::Lost;
 use crate::lines::{Line, Lines};
 use crate::maps;
-use crate::profile::{
-    Format, HEAP_MARKERS, Location, NO_MAPPING, Profile, ValueType, heap_sample_types,
-    plain_sample_types,
-};
+use crate::marker::HEAP_MARKERS;
+use crate::profile::{Format, Location, NO_MAPPING, Profile};
 use crate::scale::unsample;
 use crate::scan::Scan;
+use crate::value_type::{ValueType, heap_sample_types, plain_sample_types};
 use crate::variance;
 
 /// Most frames of repeated stacks, which other formats write out: as many as the controller
 /// puts into a dump.
 const MAX_REPEATED: usize = 1 << 26;
-/// Exact values that a repeated stack must have at least, so that a small file makes a small
-/// profile: samples, of which freed, objects.
-pub(crate) const LEAST_AGAIN: usize = 3;
 
 /// Start of this kind of file.
 pub(crate) const START: &[u8] = b"heap profile:";
@@ -466,7 +464,7 @@ pub(crate) fn is_maps_sentinel(text: &[u8]) -> bool {
 
 /// Whether a line of the maps is the range of a pseudo-frame.
 fn is_marker(text: &[u8]) -> bool {
-    let starts = |m: &crate::profile::Marker| {
+    let starts = |m: &crate::marker::Marker| {
         text.starts_with(format!("{:08x}-{:08x} ", m.address, m.address + m.len).as_bytes())
     };
     text.starts_with(b"00000") && HEAP_MARKERS.iter().any(starts)

@@ -8,9 +8,10 @@ use crate::heap_text::is_maps_sentinel;
 use crate::intern::Interner;
 use crate::lines::Lines;
 use crate::maps;
-use crate::profile::{Format, Profile, ValueType, heap_sample_types};
+use crate::profile::{Format, Profile};
 use crate::scale::unsample;
 use crate::scan::Scan;
+use crate::value_type::{ValueType, heap_sample_types};
 
 /// Start of this kind of file.
 pub(crate) const START: &[u8] = b"heap_v2/";

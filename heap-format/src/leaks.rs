@@ -3,8 +3,6 @@
 
 use std::fmt;
 
-use crate::profile::{Facts, Label, LabelValue};
-
 /// Key of the label that says how the objects of a stack are lost.
 pub const LEAK_LABEL: &str = "leak";
 /// Key of the label with the same number on all stacks whose objects are lost together.
@@ -71,22 +69,6 @@ impl Lost {
         };
         Some(Self { how, group })
     }
-
-    /// Its labels on a stack.
-    pub(crate) fn labels(self, stack: u32) -> impl Iterator<Item = Label> {
-        let how = self.how.map(|how| Label {
-            stack,
-            key: LEAK_LABEL.to_owned(),
-            value: LabelValue::Text(how.word().to_owned()),
-        });
-        let is_grouped = self.how.is_some() && self.group != 0;
-        let group = is_grouped.then(|| Label {
-            stack,
-            key: LEAK_GROUP_LABEL.to_owned(),
-            value: LabelValue::Number(self.group.into(), String::new()),
-        });
-        how.into_iter().chain(group)
-    }
 }
 
 /// A check for leaks, of what its dump says as a whole.
@@ -133,7 +115,7 @@ impl LeakCheck {
     }
 
     /// Takes one of these facts; `None`: malformed.
-    pub(crate) fn read(facts: &mut Facts, name: &[u8], value: &str) -> Option<()> {
+    pub(crate) fn read(known: &mut Option<Self>, name: &[u8], value: &str) -> Option<()> {
         if name == b"leak_check" {
             let mut words = value.split(' ');
             let mut word = || words.next();
@@ -147,10 +129,10 @@ impl LeakCheck {
                 searched_bytes: word()?.parse().ok()?,
                 ..Self::default()
             };
-            facts.leak_check = Some(check);
+            *known = Some(check);
             return Some(());
         }
-        let check = facts.leak_check.as_mut()?;
+        let check = known.as_mut()?;
         match name {
             b"leak_note" => check.notes.push(value.to_owned()),
             _ => {
@@ -170,7 +152,7 @@ impl LeakCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Detail, ProfileBuilder, dump};
+    use crate::{Detail, Facts, LabelValue, ProfileBuilder, dump};
 
     fn lost(how: Loss, group: u32) -> Lost {
         let how = Some(how);

@@ -29,11 +29,14 @@ pub mod fold;
 mod folded;
 mod frames;
 mod heap_text;
+pub mod history;
 mod intern;
 mod jemalloc;
+mod labels;
 pub mod leaks;
 mod lines;
 pub mod maps;
+mod marker;
 pub mod merge;
 pub mod moment;
 mod named;
@@ -45,9 +48,11 @@ pub mod printable;
 mod profile;
 mod python;
 pub mod resident;
+mod sampling;
 mod scale;
 mod scan;
 mod stacks;
+mod value_type;
 pub mod variance;
 
 use std::fs::File;
@@ -58,15 +63,18 @@ pub use builder::{LocationId, ProfileBuilder};
 pub use detail::Detail;
 pub use error::ReadError;
 pub use leaks::{LEAK_LABEL, LeakCheck, Loss, Lost, Suppressed};
+pub use marker::{
+    MARKERS, Marker, NOT_SAMPLED_ADDRESS, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, marker_at,
+};
 pub use moment::{Held, Moment};
 pub use profile::{
-    BuildId, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location, MARKERS,
-    Mapping, Marker, NO_MAPPING, NOT_SAMPLED_ADDRESS, OTHER_THREADS, Profile, TABLE_FULL_ADDRESS,
-    THREAD_LABEL, TRUNCATED_ADDRESS, Thread, ValueType, heap_sample_types, marker_at,
+    BuildId, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location, Mapping,
+    NO_MAPPING, OTHER_THREADS, Profile, THREAD_LABEL, Thread,
 };
 pub use python::{PYTHON, PYTHON_START, python_mapping, script_name};
 pub use scale::unsample;
 pub use stacks::Stacks;
+pub use value_type::{ValueType, heap_sample_types};
 
 use error::Fault;
 use lines::Lines;

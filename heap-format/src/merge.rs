@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 
-use crate::cpu;
 use crate::detail::Detail;
 use crate::profile::{
     BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
-    Profile, ValueType,
+    Profile,
 };
 use crate::python::PYTHON_START;
+use crate::sampling;
+use crate::value_type::ValueType;
 
 /// Key of the label that marks the stacks of a base, as pprof marks them.
 pub const BASE_LABEL: &str = "pprof::base";
@@ -186,7 +187,7 @@ impl Merger {
                 start_unix_ns: None,
                 end_unix_ns: None,
                 duration_ns: None,
-                cpu: cpu::sum(profiles),
+                cpu: sampling::sum(profiles.iter().map(|profile| profile.facts.cpu.as_ref())),
                 ..first.facts.clone()
             },
             ..Profile::default()

@@ -2,14 +2,12 @@
 //! each of the heaviest stacks held.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
-
-use crate::profile::Profile;
+use std::collections::BTreeMap;
 
 /// Most moments of a profile. Writers keep far fewer.
 pub const MOST: usize = 4096;
 
-/// Most stacks that are kept of a moment, by writers and by [`join`].
+/// Most stacks that are kept of a moment, by writers and where dumps are joined.
 pub const STACKS: usize = 200;
 
 /// A session at one moment.
@@ -92,65 +90,6 @@ pub fn thin(moments: &mut Vec<Moment>) {
             _ => moments.push(early),
         }
     }
-}
-
-/// Adds the moments of earlier dumps of one session to those of its last dump; each of these
-/// dumps is itself a moment at which all stacks are known.
-pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) {
-    let mut numbers: HashMap<(u32, Vec<u64>), u32> = HashMap::new();
-    for (number, stack) in (0..).zip(names(last)) {
-        // Of the sizes of a stack, the first one stands for all.
-        numbers.entry(stack).or_insert(number);
-    }
-    let mut all: BTreeMap<u64, Moment> = BTreeMap::new();
-    let mut add = |moment: Moment| {
-        let known = all.entry(moment.at_ns).or_insert_with(|| moment.clone());
-        if known.stacks.is_none() {
-            *known = moment;
-        }
-    };
-    for profile in earlier {
-        let number: Vec<Option<u32>> = names(profile)
-            .map(|stack| numbers.get(&stack).copied())
-            .collect();
-        let number = |stack: u32| number.get(stack as usize).copied().flatten();
-        let mut moments = profile.moments.clone();
-        if let Some(end) = moments.last_mut().filter(|end| end.stacks.is_none()) {
-            end.stacks = of_stacks(profile);
-        }
-        for moment in &moments {
-            let mut moment = moment.renumbered(number);
-            moment.stacks = moment.stacks.map(|all| heaviest(all.into_iter()));
-            add(moment);
-        }
-    }
-    std::mem::take(&mut last.moments)
-        .into_iter()
-        .for_each(&mut add);
-    last.moments = all.into_values().collect();
-    while last.moments.len() > MOST {
-        thin(&mut last.moments);
-    }
-}
-
-/// The thread and the addresses of each stack.
-fn names(profile: &Profile) -> impl Iterator<Item = (u32, Vec<u64>)> + '_ {
-    let address = |&location: &u32| profile.locations[location as usize].address;
-    let stacks = profile.stacks.iter().enumerate();
-    stacks.map(move |(stack, frames)| {
-        let thread = profile.threads.get(stack).copied().unwrap_or(0);
-        (thread, frames.iter().map(address).collect())
-    })
-}
-
-/// What the stacks of a heap profile hold.
-fn of_stacks(profile: &Profile) -> Option<Vec<Held>> {
-    let column = profile.type_index("inuse_space")?;
-    let held = |(stack, index): (u32, usize)| Held {
-        stack,
-        bytes: u64::try_from(profile.values_of(index)[column]).unwrap_or(0),
-    };
-    Some((0..).zip(0..profile.stacks.len()).map(held).collect())
 }
 
 /// The fact of a moment: `NS LIVE ALLOCATED RESIDENT`.

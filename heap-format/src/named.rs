@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use crate::cpu::KERNEL;
-use crate::profile::{Format, Function, Line, Location, Mapping, NO_MAPPING, Profile, ValueType};
+use crate::profile::{Format, Function, Line, Location, Mapping, NO_MAPPING, Profile};
+use crate::value_type::ValueType;
 
 /// Builds a profile from stacks of names.
 pub(crate) struct NamedBuilder {

@@ -9,8 +9,9 @@ use std::io::Read;
 use crate::error::Fault;
 use crate::lines::Lines;
 use crate::named::NamedBuilder;
-use crate::profile::{Format, Profile, ValueType};
+use crate::profile::{Format, Profile};
 use crate::scan::Scan;
+use crate::value_type::ValueType;
 
 /// Whether a file that starts like this holds an event followed by a frame.
 pub(crate) fn looks_like(start: &[u8]) -> bool {

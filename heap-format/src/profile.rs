@@ -4,121 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::cpu::{KERNEL, Sampling};
 use crate::detail::Detail;
 use crate::leaks::{LeakCheck, Lost};
 use crate::moment::Moment;
+use crate::sampling::{KERNEL, Sampling};
 use crate::stacks::Stacks;
+use crate::value_type::ValueType;
 
 /// Index value that means "no mapping" in [`Location::mapping`].
 pub const NO_MAPPING: u32 = u32::MAX;
-
-/// Address, as written in a dump, of the pseudo-frame that stands outermost in
-/// a stack which could not be unwound to its end.
-pub const TRUNCATED_ADDRESS: u64 = 0x101;
-
-/// Address, as written in a dump, of the single pseudo-frame that collects
-/// samples for which the target's table had no room.
-pub const TABLE_FULL_ADDRESS: u64 = 0x201;
-
-/// Address, as written in a dump, of the single pseudo-frame of CPU time for
-/// which there is no sample.
-pub const NOT_SAMPLED_ADDRESS: u64 = 0x301;
-
-/// Address, as gperftools' format has it, of the pseudo-frame for all functions of the kernel.
-pub(crate) const KERNEL_ADDRESS: u64 = 0x401;
-
-/// The pseudo-frames: lookup address, length of the range that represents it
-/// in the dump's maps, and the displayed name. The kernel keeps the first
-/// page of an address space unmapped, so no module can have these addresses.
-pub const MARKERS: [Marker; 4] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED, IN_KERNEL];
-
-/// The pseudo-frames of heap profiles.
-pub(crate) const HEAP_MARKERS: [Marker; 2] = [TRUNCATED, TABLE_FULL];
-
-const TRUNCATED: Marker = Marker {
-    address: TRUNCATED_ADDRESS - 1,
-    len: 0x100,
-    name: "[truncated]",
-};
-
-const TABLE_FULL: Marker = Marker {
-    address: TABLE_FULL_ADDRESS - 1,
-    len: 0x100,
-    name: "[table full]",
-};
-
-const NOT_SAMPLED: Marker = Marker {
-    address: NOT_SAMPLED_ADDRESS - 1,
-    len: 0x100,
-    name: "[not sampled]",
-};
-
-const IN_KERNEL: Marker = Marker {
-    address: KERNEL_ADDRESS - 1,
-    len: 0x100,
-    name: "[kernel]",
-};
-
-/// The pseudo-frames that this project's CPU profiles have.
-pub(crate) const CPU_MARKERS: [Marker; 3] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED];
-
-/// A pseudo-frame with a reserved address; see [`MARKERS`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marker {
-    /// Lookup address, also the start of the marker's range.
-    pub address: u64,
-    /// Length of the marker's range.
-    pub len: u64,
-    /// Name in reports.
-    pub name: &'static str,
-}
-
-/// The marker that a lookup address stands for.
-pub fn marker_at(address: u64) -> Option<&'static Marker> {
-    MARKERS
-        .iter()
-        .find(|m| address.wrapping_sub(m.address) < m.len)
-}
-
-/// Kind and unit of a column of sample values.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ValueType {
-    /// `inuse_space`, `alloc_objects`, `cpu`, …
-    pub kind: String,
-    /// `bytes`, `count`, `nanoseconds`, …
-    pub unit: String,
-}
-
-impl ValueType {
-    /// A value type from its two names.
-    pub fn new(kind: &str, unit: &str) -> Self {
-        Self {
-            kind: kind.into(),
-            unit: unit.into(),
-        }
-    }
-}
-
-/// The four columns of a heap profile, in pprof's order.
-pub fn heap_sample_types() -> Vec<ValueType> {
-    [
-        ("alloc_objects", "count"),
-        ("alloc_space", "bytes"),
-        ("inuse_objects", "count"),
-        ("inuse_space", "bytes"),
-    ]
-    .map(|(kind, unit)| ValueType::new(kind, unit))
-    .to_vec()
-}
-
-/// The columns of a heap profile without freed counts, as pprof
-/// calls them: the bytes in use, or for `growth` the growth of the heap.
-pub(crate) fn plain_sample_types() -> Vec<ValueType> {
-    [("objects", "count"), ("space", "bytes")]
-        .map(|(kind, unit)| ValueType::new(kind, unit))
-        .to_vec()
-}
 
 /// The format that a profile was read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -478,48 +372,6 @@ impl Profile {
             true => format!("{} to {widest}", self.period),
             false => self.period.to_string(),
         }
-    }
-
-    /// Labels each stack with the name of its thread, if the dump tells several apart, and with how its
-    /// objects are lost.
-    pub(crate) fn label_stacks(&mut self) {
-        let count = self.stacks.len();
-        let tells_threads = self.facts.threads.len() > 1 && self.threads.len() == count;
-        let threads = if tells_threads {
-            &self.threads[..]
-        } else {
-            &[]
-        };
-        let losses = if self.losses.len() == count {
-            &self.losses[..]
-        } else {
-            &[]
-        };
-        if threads.is_empty() && losses.is_empty() {
-            return;
-        }
-        // The kernel keeps 15 bytes; a crafted name is not copied whole for each stack.
-        let short = |thread: &Thread| thread.title().chars().take(64).collect();
-        let names: Vec<String> = self.facts.threads.iter().map(short).collect();
-        let name = |number: u32| {
-            let known = (number as usize)
-                .checked_sub(1)
-                .and_then(|at| names.get(at));
-            known.cloned().unwrap_or_else(|| OTHER_THREADS.to_owned())
-        };
-        let thread = |stack: usize| {
-            threads.get(stack).map(|&number| Label {
-                stack: stack as u32,
-                key: THREAD_LABEL.to_owned(),
-                value: LabelValue::Text(name(number)),
-            })
-        };
-        let lost = |stack: usize| {
-            let own = losses.get(stack).copied().unwrap_or_default();
-            own.labels(stack as u32)
-        };
-        let labels = |stack| thread(stack).into_iter().chain(lost(stack));
-        self.labels = (0..count).flat_map(labels).collect();
     }
 
     /// Sum of a column; saturates.

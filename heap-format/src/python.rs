@@ -7,8 +7,7 @@
 
 use std::path::Path;
 
-use crate::builder::{LocationId, ProfileBuilder, intern};
-use crate::profile::{Function, Line, Location, Mapping, Profile};
+use crate::profile::{Location, Mapping, Profile};
 
 /// Path of the mapping that Python's frames are in.
 pub const PYTHON: &str = "[python]";
@@ -65,33 +64,6 @@ impl Profile {
     pub fn is_python(&self, location: &Location) -> bool {
         let mapping = self.mappings.get(location.mapping as usize);
         mapping.is_some_and(|m| m.path == Path::new(PYTHON))
-    }
-}
-
-impl ProfileBuilder {
-    /// The location of a line of a Python function, for [`ProfileBuilder::stack_of`]; made on
-    /// first sight.
-    pub fn python_location(&mut self, function: Function, line: u32) -> LocationId {
-        let next = self.profile.functions.len() as u32;
-        let number = *self.functions.entry(function.clone()).or_insert(next);
-        if number == next {
-            self.profile.functions.push(function);
-        }
-        if let Some(&known) = self.python.get(&(number, line)) {
-            return known;
-        }
-        let address = PYTHON_START + self.python.len() as u64;
-        let location = intern(&mut self.profile, &mut self.interner, address);
-        let place = &mut self.profile.locations[location as usize];
-        place.first_line = self.profile.lines.len() as u32;
-        place.line_count = 1;
-        self.profile.lines.push(Line {
-            function: number,
-            line,
-            column: 0,
-        });
-        self.python.insert((number, line), LocationId(location));
-        LocationId(location)
     }
 }
 

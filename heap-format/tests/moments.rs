@@ -1,7 +1,7 @@
 //! Moments of a session: written, read back, refused, merged and joined.
 
 use heap_format::merge::{self, Base};
-use heap_format::{Detail, Held, Moment, Profile, ProfileBuilder, dump, moment, read};
+use heap_format::{Detail, Held, Moment, Profile, ProfileBuilder, dump, history, moment, read};
 use proptest::prelude::*;
 
 fn detail(live: u64, freed: u64) -> Detail {
@@ -154,7 +154,7 @@ fn the_moments_of_a_series_are_joined() {
         ],
     );
     let mut last = shop();
-    moment::join(&mut last, std::iter::once(&early));
+    history::join(&mut last, std::iter::once(&early));
     let expected = [
         at(0, 0, None),
         at(2, 50, Some(&[(0, 30), (2, 20)])),

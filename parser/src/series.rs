@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use heap_format::{Profile, maps, moment, printable};
+use heap_format::{Profile, history, maps, printable};
 
 /// When the dumps were taken.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -109,7 +109,7 @@ fn join_moments(profiles: &mut [Profile], newest: usize, members: &[usize]) {
     }
     let mut last = std::mem::take(&mut profiles[newest]);
     let others = members.iter().filter(|&&at| at != newest);
-    moment::join(&mut last, others.map(|&at| &profiles[at]));
+    history::join(&mut last, others.map(|&at| &profiles[at]));
     profiles[newest] = last;
 }
 

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::{KERNEL, Sampling, period};
+use super::{KERNEL, Sampling};
 use crate::builder::LocationId;
 use crate::maps;
-use crate::profile::{
-    Facts, Format, Function, Line, Location, Mapping, NO_MAPPING, NOT_SAMPLED_ADDRESS, Profile,
-    TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, ValueType,
-};
+use crate::marker::{NOT_SAMPLED_ADDRESS, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS};
+use crate::profile::{Facts, Format, Function, Line, Location, Mapping, NO_MAPPING, Profile};
+use crate::sampling::period;
+use crate::value_type::ValueType;
 
 /// A frame of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

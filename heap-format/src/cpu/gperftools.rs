@@ -16,7 +16,8 @@ use crate::builder::intern;
 use crate::error::Fault;
 use crate::intern::Interner;
 use crate::maps;
-use crate::profile::{Format, Profile, ValueType};
+use crate::profile::{Format, Profile};
+use crate::value_type::ValueType;
 
 /// Functions of the profiler itself, which reports leave out.
 const PROFILER_FRAMES: &str = "ProfileData::Add|(ProfileData|CpuProfiler)::prof_handler\

@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use super::{END, START, VERSION, kernel_function, write_facts};
 use crate::dump::facts::Writer;
 use crate::dump::numbers::decimal;
-use crate::profile::{CPU_MARKERS, Format, Location, Profile};
+use crate::marker::CPU_MARKERS;
+use crate::profile::{Format, Location, Profile};
 
 /// Writes a CPU profile.
 ///

@@ -3,17 +3,23 @@
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use super::FACTS;
-use super::write::version;
-use crate::cpu;
+use super::{FACTS, LOSSES, SIZES_APART};
 use crate::leaks::LeakCheck;
 use crate::maps::hex;
+use crate::marker::{HEAP_MARKERS, Marker};
 use crate::moment;
 use crate::printable::is_hidden;
-use crate::profile::{
-    BuildId, Function, HEAP_MARKERS, IntervalPeriod, Line, Location, Mapping, Marker, Profile,
-    Thread,
-};
+use crate::profile::{BuildId, Function, IntervalPeriod, Line, Location, Mapping, Profile, Thread};
+use crate::sampling;
+
+/// The version whose promises the profile keeps.
+pub(crate) fn version(profile: &Profile) -> u32 {
+    match (profile.sizes_apart, profile.losses.is_empty()) {
+        (_, false) => LOSSES,
+        (true, true) => SIZES_APART,
+        (false, true) => SIZES_APART - 1,
+    }
+}
 
 /// Appends the facts of a heap profile, from the section's first line on.
 pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
@@ -378,12 +384,12 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"allocator_unix_ns" => facts.allocator_unix_ns = Some(number()?),
         b"memory" => facts.memory.extend([named()?]),
         b"leak_check" | b"leak_note" | b"leak_suppressed" => {
-            LeakCheck::read(facts, name, &string(value))?;
+            LeakCheck::read(&mut facts.leak_check, name, &string(value))?;
         }
-        _ if name.starts_with(cpu::PREFIX) => {
-            let name = &name[cpu::PREFIX.len()..];
+        _ if name.starts_with(sampling::PREFIX) => {
+            let name = &name[sampling::PREFIX.len()..];
             let sampling = facts.cpu.get_or_insert_default();
-            cpu::fact(sampling, name, number, || string(value))?;
+            sampling::fact(sampling, name, number, || string(value))?;
         }
         _ => {}
     }

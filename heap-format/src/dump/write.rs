@@ -10,10 +10,11 @@ use super::numbers::{HEX_ROOM, HexText, decimal, fraction};
 use super::split::{Record, split};
 use crate::printable::is_hidden;
 
-use super::{END, LOSSES, SIGNATURE, SIZES_APART, STACK, facts};
+use super::facts::{self, version};
+use super::{END, LEAST_AGAIN, SIGNATURE, STACK};
 use crate::detail::{Detail, FIELDS};
-use crate::heap_text::LEAST_AGAIN;
-use crate::profile::{HEAP_MARKERS, Profile};
+use crate::marker::HEAP_MARKERS;
+use crate::profile::Profile;
 use crate::scale::weight;
 
 /// Writes `profile` as a dump.
@@ -191,15 +192,6 @@ fn sum(details: &[Detail]) -> Detail {
     let mut sum = Detail::default();
     details.iter().for_each(|detail| sum.add(detail));
     sum
-}
-
-/// The version whose promises the profile keeps.
-pub(crate) fn version(profile: &Profile) -> u32 {
-    match (profile.sizes_apart, profile.losses.is_empty()) {
-        (_, false) => LOSSES,
-        (true, true) => SIZES_APART,
-        (false, true) => SIZES_APART - 1,
-    }
 }
 
 fn refused(why: &str) -> io::Error {

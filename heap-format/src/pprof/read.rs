@@ -10,8 +10,8 @@ use super::wire::{Field, Fields, Value};
 use crate::error::Fault;
 use crate::profile::{
     BuildId, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile,
-    ValueType,
 };
+use crate::value_type::ValueType;
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 

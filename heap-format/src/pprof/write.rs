@@ -7,7 +7,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::wire::{put_bytes, put_number, put_numbers};
-use crate::profile::{Label, LabelValue, NO_MAPPING, Profile, ValueType};
+use crate::profile::{Label, LabelValue, NO_MAPPING, Profile};
+use crate::value_type::ValueType;
 
 /// Writes `profile` as a gzipped `profile.proto`: all columns, symbols, build
 /// ids and labels.

@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::cpu::kernel_function;
 use crate::dump::write::plain;
-use crate::profile::{KERNEL_ADDRESS, MARKERS, Mapping, NOT_SAMPLED_ADDRESS, Profile, marker_at};
+use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, marker_at};
+use crate::profile::{Mapping, Profile};
 
 /// The period of profiles that do not tell theirs: that of gperftools.
 const PERIOD_US: u64 = 10_000;

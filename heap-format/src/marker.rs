@@ -1,0 +1,69 @@
+//! Pseudo-frames: what stands in a stack for what is not known of it.
+
+/// Address, as written in a dump, of the pseudo-frame that stands outermost in
+/// a stack which could not be unwound to its end.
+pub const TRUNCATED_ADDRESS: u64 = 0x101;
+
+/// Address, as written in a dump, of the single pseudo-frame that collects
+/// samples for which the target's table had no room.
+pub const TABLE_FULL_ADDRESS: u64 = 0x201;
+
+/// Address, as written in a dump, of the single pseudo-frame of CPU time for
+/// which there is no sample.
+pub const NOT_SAMPLED_ADDRESS: u64 = 0x301;
+
+/// Address, as gperftools' format has it, of the pseudo-frame for all functions of the kernel.
+pub(crate) const KERNEL_ADDRESS: u64 = 0x401;
+
+/// The pseudo-frames: lookup address, length of the range that represents it
+/// in the dump's maps, and the displayed name. The kernel keeps the first
+/// page of an address space unmapped, so no module can have these addresses.
+pub const MARKERS: [Marker; 4] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED, IN_KERNEL];
+
+/// The pseudo-frames of heap profiles.
+pub(crate) const HEAP_MARKERS: [Marker; 2] = [TRUNCATED, TABLE_FULL];
+
+const TRUNCATED: Marker = Marker {
+    address: TRUNCATED_ADDRESS - 1,
+    len: 0x100,
+    name: "[truncated]",
+};
+
+const TABLE_FULL: Marker = Marker {
+    address: TABLE_FULL_ADDRESS - 1,
+    len: 0x100,
+    name: "[table full]",
+};
+
+const NOT_SAMPLED: Marker = Marker {
+    address: NOT_SAMPLED_ADDRESS - 1,
+    len: 0x100,
+    name: "[not sampled]",
+};
+
+const IN_KERNEL: Marker = Marker {
+    address: KERNEL_ADDRESS - 1,
+    len: 0x100,
+    name: "[kernel]",
+};
+
+/// The pseudo-frames that this project's CPU profiles have.
+pub(crate) const CPU_MARKERS: [Marker; 3] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED];
+
+/// A pseudo-frame with a reserved address; see [`MARKERS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marker {
+    /// Lookup address, also the start of the marker's range.
+    pub address: u64,
+    /// Length of the marker's range.
+    pub len: u64,
+    /// Name in reports.
+    pub name: &'static str,
+}
+
+/// The marker that a lookup address stands for.
+pub fn marker_at(address: u64) -> Option<&'static Marker> {
+    MARKERS
+        .iter()
+        .find(|m| address.wrapping_sub(m.address) < m.len)
+}

@@ -1,0 +1,125 @@
+//! How a CPU profile was taken.
+
+use std::fmt;
+
+use crate::value_type::ValueType;
+
+/// What the names of facts about the sampling start with.
+pub(crate) const PREFIX: &[u8] = b"cpu_";
+
+/// Path of the mapping that the kernel's functions are in.
+pub const KERNEL: &str = "[kernel]";
+
+/// Which time the samples stand for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// CPU time.
+    #[default]
+    Cpu,
+    /// Elapsed time of each thread, running or not.
+    Wall,
+    /// Elapsed time of each thread while it did not run.
+    OffCpu,
+}
+
+impl Mode {
+    const ALL: [Mode; 3] = [Mode::Cpu, Mode::Wall, Mode::OffCpu];
+
+    /// The name in files and of the column of nanoseconds.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Cpu => "cpu",
+            Mode::Wall => "wall",
+            Mode::OffCpu => "offcpu",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
+    /// The columns of a profile of this kind.
+    pub fn sample_types(self) -> Vec<ValueType> {
+        vec![
+            ValueType::new("samples", "count"),
+            ValueType::new(self.name(), "nanoseconds"),
+        ]
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Cpu => "CPU time",
+            Mode::Wall => "wall time",
+            Mode::OffCpu => "time off CPU",
+        })
+    }
+}
+
+/// How a CPU profile was taken. What can be counted in the stacks (samples, truncated ones, time
+/// without samples) is counted there.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sampling {
+    /// What took the samples: `perf_event`, `timers`, `ptrace`, `/proc`, or several with ` + `.
+    pub engine: String,
+    /// Which time they stand for.
+    pub mode: Mode,
+    /// Samples asked for per second, of each thread.
+    pub rate: u32,
+    /// CPU time that the process used during the session, by its own clock.
+    pub process_ns: Option<u64>,
+    /// Samples that were due and are not here: dropped by the kernel, or the table was full.
+    pub lost: u64,
+    /// Why there are no frames of the kernel in the stacks; `None`: there are.
+    pub kernel_hidden: Option<String>,
+    /// Why a better engine was not used, one sentence for each.
+    pub fallbacks: Vec<String>,
+}
+
+/// Takes a fact whose name is `cpu_` and `name`; unknown names are ignored.
+pub(crate) fn fact(
+    sampling: &mut Sampling,
+    name: &[u8],
+    number: impl Fn() -> Option<u64>,
+    text: impl Fn() -> String,
+) -> Option<()> {
+    match name {
+        b"engine" => sampling.engine = text(),
+        b"mode" => sampling.mode = Mode::from_name(&text())?,
+        b"rate" => sampling.rate = number()?.try_into().ok()?,
+        b"process_ns" => sampling.process_ns = Some(number()?),
+        b"lost" => sampling.lost = number()?,
+        b"kernel_hidden" => sampling.kernel_hidden = Some(text()),
+        b"fallback" => sampling.fallbacks.push(text()),
+        _ => {}
+    }
+    Some(())
+}
+
+/// How the sum of profiles was taken, if all are CPU profiles of the same kind of time.
+pub(crate) fn sum<'a>(mut all: impl Iterator<Item = Option<&'a Sampling>>) -> Option<Sampling> {
+    let mut sum = all.next()??.clone();
+    for next in all {
+        let next = next.filter(|next| next.mode == sum.mode)?;
+        if !sum.engine.split(" + ").any(|engine| engine == next.engine) {
+            sum.engine = format!("{} + {}", sum.engine, next.engine);
+        }
+        sum.rate = sum.rate.min(next.rate);
+        let used = sum.process_ns.zip(next.process_ns);
+        sum.process_ns = used.map(|(a, b)| a.saturating_add(b));
+        sum.lost = sum.lost.saturating_add(next.lost);
+        sum.kernel_hidden = sum.kernel_hidden.or_else(|| next.kernel_hidden.clone());
+        for reason in &next.fallbacks {
+            if !sum.fallbacks.contains(reason) {
+                sum.fallbacks.push(reason.clone());
+            }
+        }
+    }
+    Some(sum)
+}
+
+/// Mean distance between samples at this rate, in nanoseconds.
+pub(crate) fn period(rate: u32) -> i64 {
+    1_000_000_000i64.checked_div(rate.into()).unwrap_or(0)
+}
