@@ -12,6 +12,7 @@
 
 mod close;
 mod find;
+mod found;
 mod listing;
 mod maps;
 mod record;
@@ -25,7 +26,7 @@ use tables::tables;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use find::Found;
+use found::Found;
 use unwind::Cause;
 use unwind::compile::{Scratch, compile};
 use unwind::elf::Image;

@@ -26,7 +26,7 @@ use crate::governor;
 use crate::select::Selection;
 use crate::target::Density;
 use crate::text;
-use crate::top::view::Sort;
+use crate::top::sort::Sort;
 use crate::triggers::{Threshold, Triggers};
 
 pub use clap_complete::Shell;

@@ -11,4 +11,5 @@ pub mod help;
 pub mod model;
 pub mod numbers;
 pub mod screen;
+pub mod sort;
 pub mod view;

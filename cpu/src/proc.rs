@@ -10,11 +10,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Mutex, PoisonError};
 
-use crate::refusal::Refusal;
-
 /// How many bytes of `/proc/PID/maps` are read: enough for a million mappings.
 const MOST_MAPS: u64 = 128 << 20;
-const MOST_BYTES: u64 = 1 << 16;
+pub(crate) const MOST_BYTES: u64 = 1 << 16;
 
 /// Descriptors that files which are kept open leave to others.
 const LEFT: u64 = 32;
@@ -58,7 +56,7 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-fn try_read(path: &str, most: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn try_read(path: &str, most: u64) -> io::Result<Vec<u8>> {
     with_room(|| {
         let mut bytes = Vec::new();
         File::open(path)?.take(most).read_to_end(&mut bytes)?;
@@ -163,7 +161,7 @@ fn field(stat: &[u8], number: usize) -> Option<&str> {
 }
 
 /// Whether it is a thread of the kernel, which has no memory of its own.
-fn is_of_kernel(pid: i32) -> bool {
+pub(crate) fn is_of_kernel(pid: i32) -> bool {
     const KTHREAD: u64 = 0x0020_0000;
     let flags = stat(pid).ok();
     let flags = flags.and_then(|stat| field(&stat, 9)?.parse::<u64>().ok());
@@ -180,34 +178,6 @@ pub fn thread_name(pid: i32, tid: i32) -> Option<Vec<u8>> {
 pub fn wchan(pid: i32, tid: i32) -> Option<String> {
     let text = read(&format!("/proc/{pid}/task/{tid}/wchan"), MOST_BYTES)?;
     String::from_utf8(text).ok().filter(|name| name != "0")
-}
-
-/// Why a process cannot be traced, as far as can be told without doing it.
-pub fn tracing_obstacle(pid: i32) -> Option<Refusal> {
-    let text = match try_read(&format!("/proc/{pid}/status"), MOST_BYTES) {
-        Ok(text) => text,
-        Err(error) => return Some(Refusal::of_proc(pid, error)),
-    };
-    let text = String::from_utf8_lossy(&text);
-    let tracer = text
-        .lines()
-        .find_map(|line| line.strip_prefix("TracerPid:"));
-    let tracer = tracer.and_then(|tracer| tracer.trim().parse::<i32>().ok());
-    if let Some(tracer) = tracer.filter(|tracer| *tracer != 0) {
-        return Some(Refusal::Traced { pid, tracer });
-    }
-    // What the kernel asks for to read memory is what it asks for to trace.
-    match capture::read_memory_error(pid) {
-        Some(libc::EPERM) if setting("yama/ptrace_scope").is_some_and(|scope| scope > 0) => {
-            Some(Refusal::Yama { pid })
-        }
-        Some(libc::EPERM) => Some(Refusal::Foreign { pid }),
-        // It has no memory, or there is nothing that could have any.
-        Some(libc::ESRCH) if is_of_kernel(pid) => Some(Refusal::OfKernel { pid }),
-        Some(libc::ESRCH) => Some(Refusal::Gone { pid }),
-        Some(libc::ENOSYS) => Some(Refusal::Forbidden),
-        _ => None,
-    }
 }
 
 /// All processes with their parents.

@@ -91,7 +91,7 @@ impl Ptrace {
 
     /// Samples a process from now on, if that is allowed.
     pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
-        if let Some(refusal) = proc::tracing_obstacle(pid) {
+        if let Some(refusal) = Refusal::of_tracing(pid) {
             return Err(refusal);
         }
         self.search(pid, true).map_err(|error| {

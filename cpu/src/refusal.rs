@@ -104,6 +104,36 @@ fn after(threads: usize) -> String {
 }
 
 impl Refusal {
+    /// Why a process cannot be traced, as far as can be told without doing it.
+    pub fn of_tracing(pid: i32) -> Option<Self> {
+        let text = match proc::try_read(&format!("/proc/{pid}/status"), proc::MOST_BYTES) {
+            Ok(text) => text,
+            Err(error) => return Some(Self::of_proc(pid, error)),
+        };
+        let text = String::from_utf8_lossy(&text);
+        let tracer = text
+            .lines()
+            .find_map(|line| line.strip_prefix("TracerPid:"));
+        let tracer = tracer.and_then(|tracer| tracer.trim().parse::<i32>().ok());
+        if let Some(tracer) = tracer.filter(|tracer| *tracer != 0) {
+            return Some(Self::Traced { pid, tracer });
+        }
+        // What the kernel asks for to read memory is what it asks for to trace.
+        match capture::read_memory_error(pid) {
+            Some(libc::EPERM)
+                if proc::setting("yama/ptrace_scope").is_some_and(|scope| scope > 0) =>
+            {
+                Some(Self::Yama { pid })
+            }
+            Some(libc::EPERM) => Some(Self::Foreign { pid }),
+            // It has no memory, or there is nothing that could have any.
+            Some(libc::ESRCH) if proc::is_of_kernel(pid) => Some(Self::OfKernel { pid }),
+            Some(libc::ESRCH) => Some(Self::Gone { pid }),
+            Some(libc::ENOSYS) => Some(Self::Forbidden),
+            _ => None,
+        }
+    }
+
     /// Whether it is the engine that does not work, and not the process that is refused.
     #[must_use]
     pub fn is_of_engine(&self) -> bool {

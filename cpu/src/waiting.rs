@@ -152,7 +152,7 @@ impl Waiting {
 
     /// Looks at a process from now on, if that is allowed.
     pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
-        if let Some(refusal) = proc::tracing_obstacle(pid) {
+        if let Some(refusal) = Refusal::of_tracing(pid) {
             return Err(refusal);
         }
         match self.search(pid) {

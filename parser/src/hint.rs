@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use heap_format::{Profile, maps, marker_at, printable};
 
-use crate::load::Sources;
+use crate::files::Sources;
 use crate::program;
 use crate::view::View;
 

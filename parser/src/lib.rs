@@ -46,6 +46,7 @@
 
 mod breakdown;
 pub mod combine;
+pub mod files;
 pub mod filters;
 pub mod graph;
 mod hint;

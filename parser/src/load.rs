@@ -5,43 +5,14 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
-use heap_format::merge::Base;
 use heap_format::{Profile, ReadError, beside, maps, printable};
-use symbols::demangle::Style;
 
 use crate::combine::{self, Combined};
-use crate::python::Shown;
+use crate::files::Sources;
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series;
 use crate::view::View;
 use crate::{hint, nearest, program, python};
-
-/// Files that a profile is made of.
-#[derive(Clone, Debug)]
-pub struct Sources {
-    /// The dumps. Several are added up, but those of one session, of which the last counts.
-    pub dumps: Vec<PathBuf>,
-    /// Dumps that are subtracted.
-    pub base: Vec<PathBuf>,
-    /// Rule of the subtraction.
-    pub base_rule: Base,
-    /// The program that was profiled.
-    pub binary: Option<PathBuf>,
-    /// Files are used although they seem to be of another program or session.
-    pub force: bool,
-    /// Style of C++ and Rust names.
-    pub demangle: Style,
-    /// Directories with the files of another machine, or with debug files.
-    pub symbol_directories: Vec<PathBuf>,
-    /// `debuginfod-find` is asked for what is not here.
-    pub debuginfod: bool,
-    /// Names of JIT code.
-    pub perf_map: Option<PathBuf>,
-    /// Code without a symbol is called after its file alone.
-    pub module_names: bool,
-    /// Which frames of stacks with Python are shown.
-    pub python: Shown,
-}
 
 /// Reads the dumps, combines them as the format needs it and finds symbols. Warnings go to
 /// `warn`, also before an error. The error may be a

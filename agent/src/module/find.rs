@@ -2,40 +2,11 @@
 
 mod program;
 
+use super::found::{Found, LinkMap};
 use super::listing::search_maps;
 use crate::sys;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
-
-/// A mapped module.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Found {
-    /// First address: its ELF header.
-    pub start: u64,
-    /// One past the last.
-    pub end: u64,
-    /// Distinguishes it from another module at the same addresses.
-    pub identity: u64,
-    /// Address of its terminated name, which stays valid; 0: the loader has the name.
-    pub name: u64,
-    /// The loader's record of it, 0: none.
-    pub link_map: u64,
-}
-
-impl Found {
-    /// Terminated name, empty for the executable; null: none.
-    ///
-    /// # Safety
-    /// The module stays loaded during the call and while the name is used.
-    pub unsafe fn name(&self) -> *const core::ffi::c_char {
-        let map = self.link_map as *const LinkMap;
-        if self.name != 0 || map.is_null() {
-            return self.name as *const core::ffi::c_char;
-        }
-        // SAFETY: the caller's: the loader keeps the record of a loaded module.
-        unsafe { (*map).name.cast() }
-    }
-}
 
 /// glibc's `struct dl_find_object`, with room for what later versions may add.
 #[repr(C)]
@@ -46,13 +17,6 @@ struct DlFound {
     link_map: *const LinkMap,
     eh_frame: *mut c_void,
     reserved: [u64; 16],
-}
-
-/// The public head of `struct link_map`.
-#[repr(C)]
-struct LinkMap {
-    addr: u64,
-    name: *const u8,
 }
 
 type DlFind = unsafe extern "C" fn(*mut c_void, *mut DlFound) -> c_int;

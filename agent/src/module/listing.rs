@@ -5,7 +5,7 @@
 //! take is bounded ([`Budget`]). An address that would need another reading before that is earned
 //! truncates one stack.
 
-use super::find::Found;
+use super::found::Found;
 use super::maps::{self, Filter, by_header, path_of, runs, search_text};
 use crate::own;
 use core::mem::size_of;

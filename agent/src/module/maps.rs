@@ -1,6 +1,6 @@
 //! The text of `/proc/self/maps`: which mappings are modules.
 
-use super::find::Found;
+use super::found::Found;
 use crate::sys;
 use unwind::elf;
 

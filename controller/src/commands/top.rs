@@ -249,7 +249,7 @@ impl<F: Feed> Top<F> {
             KeyCode::Enter => self.view.open(&self.model, rows),
             KeyCode::Esc | KeyCode::Backspace => self.view.close(),
             KeyCode::Tab => self.view.switch(),
-            KeyCode::Char('s') => self.view.sort = self.view.sort.next::<F::Numbers>(),
+            KeyCode::Char('s') => self.view.sort = F::Numbers::next(self.view.sort),
             KeyCode::Char('/') => self.view.editing = true,
             KeyCode::Char('?') => self.view.help = true,
             KeyCode::Char('p') => self.view.paused = !self.view.paused,

@@ -17,7 +17,7 @@ use crate::process;
 use crate::text;
 use crate::top::model::{Model, StackRow};
 use crate::top::numbers::Numbers;
-use crate::top::view::Sort;
+use crate::top::sort::Sort;
 
 /// The CPU time of a function or a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

@@ -14,7 +14,7 @@ use crate::snapshot::Snapshot;
 use crate::text;
 use crate::top::model::{Model, StackRow};
 use crate::top::numbers::Numbers;
-use crate::top::view::Sort;
+use crate::top::sort::Sort;
 
 /// The live objects of a function or a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::top::view::Sort;
+use crate::top::sort::Sort;
 
 /// The numbers of a function or a stack.
 pub trait Numbers: Copy + Default + Serialize {
@@ -10,6 +10,12 @@ pub trait Numbers: Copy + Default + Serialize {
     const HEADS: &'static [&'static str];
     /// The orders, as the key changes them; the first is the default.
     const SORTS: &'static [Sort];
+
+    /// The order behind `sort`, round and round.
+    fn next(sort: Sort) -> Sort {
+        let at = Self::SORTS.iter().position(|s| *s == sort).unwrap_or(0);
+        Self::SORTS[(at + 1) % Self::SORTS.len()]
+    }
 
     /// The column of an order, if there is one.
     fn column(sort: Sort) -> Option<usize>;

@@ -3,48 +3,7 @@
 use crate::names::FunctionId;
 use crate::top::model::Model;
 use crate::top::numbers::Numbers;
-
-/// Order of the rows, largest first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sort {
-    /// Live bytes, with what was called.
-    #[default]
-    Live,
-    /// What the function itself holds or used.
-    Flat,
-    /// Growth of the live bytes.
-    Growth,
-    /// Rate of allocation.
-    Rate,
-    /// Mean age of the live objects.
-    Age,
-    /// CPU time since the last refresh, with what was called.
-    Now,
-    /// The same of the function itself.
-    FlatNow,
-    /// CPU time since the beginning, with what was called.
-    Cpu,
-}
-
-impl Sort {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Live,
-        Self::Flat,
-        Self::Growth,
-        Self::Rate,
-        Self::Age,
-        Self::Now,
-        Self::FlatNow,
-        Self::Cpu,
-    ];
-
-    /// The next one of a table, round and round.
-    pub fn next<N: Numbers>(self) -> Self {
-        let at = N::SORTS.iter().position(|s| *s == self).unwrap_or(0);
-        N::SORTS[(at + 1) % N::SORTS.len()]
-    }
-}
+use crate::top::sort::Sort;
 
 /// Subject of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -332,11 +291,11 @@ mod tests {
         view.select(1, 0);
         assert_eq!(view.selected, 0);
         assert_eq!(
-            (0..5).fold(Sort::Live, |sort, _| sort.next::<Live>()),
+            (0..5).fold(Sort::Live, |sort, _| Live::next(sort)),
             Sort::Live
         );
         assert_eq!(
-            (0..4).fold(Sort::Now, |sort, _| sort.next::<Used>()),
+            (0..4).fold(Sort::Now, |sort, _| Used::next(sort)),
             Sort::Now
         );
     }

@@ -4,7 +4,7 @@
 //! between them that of one segment, and the header is in another. Linkers leave gaps for the largest pages of
 //! a machine (64 KiB on aarch64). Libraries have none: the loader keeps all of their range.
 
-use super::Found;
+use crate::module::found::Found;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! Facts of a module: read once, when it is registered, into memory of our own.
 
-use crate::module::find::Found;
+use crate::module::found::Found;
 use crate::{own, sys};
 use core::ffi::CStr;
 use core::ptr::null_mut;
