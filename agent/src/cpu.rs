@@ -209,6 +209,20 @@ pub fn pass(epoch: &Epoch) {
     }
 }
 
+/// Notes what the process has used so far. A process that is reaped has no clock any more, and
+/// its parent may be faster than the controller. When a thread or the process ends.
+pub fn note_clock() {
+    if timers::session() == 0 {
+        return;
+    }
+    let saved = sys::errno();
+    if let Some(totals) = totals() {
+        let now = timers::process_clock();
+        totals.process_ns.fetch_max(now, Ordering::Relaxed);
+    }
+    sys::set_errno(saved);
+}
+
 /// A thread begins in which nothing has run yet: gives it a timer.
 pub extern "C" fn thread_begins() {
     let local = arch::local();

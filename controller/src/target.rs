@@ -267,6 +267,17 @@ impl Target {
         }
     }
 
+    /// The process's CPU clock, also once it has ended, until it is reaped.
+    pub fn cpu_clock(&self) -> Option<u64> {
+        if self.agent.life == Life::Replaced {
+            return None;
+        }
+        let ns = process::cpu_ns(self.agent.pid)?;
+        // Unless it was a later process's with the same pid.
+        let stat = Stat::of(self.agent.pid)?;
+        (stat.start_time == self.agent.segment.name.start_time).then_some(ns)
+    }
+
     /// Whether the segment is no longer in use: we saw the process end, it maps
     /// another image's segment, or it is provably gone.
     pub fn is_gone(&self) -> bool {

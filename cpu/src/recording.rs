@@ -21,6 +21,8 @@ pub const TABLE_FULL: u64 = 0x101;
 pub const KERNEL: u64 = u64::MAX;
 /// Most threads of a process whose stacks are kept apart.
 const MOST_THREADS: usize = 1000;
+/// Most CPU time that a process is believed to have used, whatever it says of itself.
+const MOST_NS: u64 = 1 << 62;
 /// From here on, addresses are the kernel's.
 pub const FIRST_OF_KERNEL: u64 = 1 << 63;
 
@@ -170,6 +172,11 @@ impl Process {
         // Its earlier programs had their part.
         let before = self.clock.0.saturating_sub(self.origin);
         self.counted_ns = Some(ns.saturating_sub(before));
+    }
+
+    /// Takes what its clock said when somebody else read it.
+    pub fn used(&mut self, clock: u64) {
+        self.clock.1 = self.clock.1.max(clock.min(MOST_NS));
     }
 
     /// Takes a guess at time in the kernel, which may not be more than there is.

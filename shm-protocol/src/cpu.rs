@@ -114,6 +114,10 @@ pub struct CpuTotals {
     pub full_ns: Word,
     /// Samples whose stack is truncated, by cause.
     pub truncated: [Word; CPU_CAUSES],
+    /// The process's CPU clock when a thread of it ended or it ran its last destructor, whichever
+    /// came last, in ns: whoever reaps it may be faster than a controller that reads the clock.
+    /// 0: neither has happened.
+    pub process_ns: Word,
 }
 
 #[cfg(all(test, not(loom)))]
@@ -124,9 +128,10 @@ mod tests {
     #[test]
     fn layout_is_pinned() {
         assert_eq!(size_of::<CpuParams>(), 16);
-        assert_eq!(size_of::<CpuTotals>(), 128);
+        assert_eq!(size_of::<CpuTotals>(), 136);
         assert_eq!(offset_of!(CpuTotals, samples), 32);
         assert_eq!(offset_of!(CpuTotals, truncated), 80);
+        assert_eq!(offset_of!(CpuTotals, process_ns), 128);
     }
 
     #[test]

@@ -20,25 +20,28 @@ fn check(read: &Read, cpu: f64, least_sampled: f64) {
     assert_eq!(read.sampling.engine, "timers");
     assert!(read.sampling.kernel_hidden.is_some());
     let total = read.total();
-    // The clock of a process that ends was read up to 100 ms before.
-    let margin = 0.02 * cpu + 100e6;
-    assert!((total - cpu).abs() <= margin, "{total} of {cpu}");
-    let sampled: f64 = (read.stacks())
-        .filter(|(_, samples, _)| *samples > 0)
-        .map(|(_, _, ns)| ns as f64)
-        .sum();
+    assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
+    let sampled = sampled(read);
     assert!(sampled >= least_sampled * cpu, "{sampled} of {cpu}");
     read.assert_complete(COMPLETE);
 }
 
-/// The kernel compares clocks at its tick, 10 ms at most: turns of 200 ms lose or gain two of those,
-/// in 1.5 s four points at worst.
+/// The time that samples stand for. How many there are is up to the machine: the kernel compares
+/// clocks at its tick, of the threads that run just then.
+fn sampled(read: &Read) -> f64 {
+    let stacks = read.stacks().filter(|(_, samples, _)| *samples > 0);
+    stacks.map(|(_, _, ns)| ns as f64).sum()
+}
+
+/// The kernel compares clocks at its tick, of the threads that run just then: on a busy machine
+/// samples are further apart. So each function has one turn, and the one end of a turn may misplace
+/// the time between two samples: of 1.5 s, 4 points are 60 ms.
 #[test]
 fn timers_tell_known_shares() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
     for shape in ["two", "deep", "threads"] {
-        let outcome = timed_run(&scratch, &program, &["-F", "250"], &["1.5", shape]);
+        let outcome = timed_run(&scratch, &program, &["-F", "250"], &["1.5", shape, "1500"]);
         let read = Read::only(&outcome);
         let said = truth(&outcome.stdout);
         check(&read, said["cpu"], 0.9);
@@ -152,7 +155,9 @@ fn where_nothing_else_is_allowed_the_agent_samples() {
     assert!(outcome.stderr.contains("by timers"), "{outcome:?}");
     read.assert_complete(COMPLETE);
     let (total, process) = (read.total(), read.sampling.process_ns.expect("its clock"));
-    assert!(read.samples() > 50 && total <= process as f64 * 1.001);
+    assert!(total <= process as f64 * 1.001, "{total} of {process}");
+    let sampled = sampled(&read);
+    assert!(sampled >= 0.8 * total, "{sampled} of {total}");
     wait::until("the handler to be gone", || {
         (handled(target.pid()) & REAL_TIME == 0).then_some(())
     });
@@ -183,7 +188,6 @@ fn a_killed_process_has_its_profile() {
     burn(target.pid(), 0.5);
     target.kill();
     let read = Read::only(&session.wait());
-    assert!(read.samples() > 40, "{}", read.samples());
     let burnt = read.by_function(&program, "site_burn")["site_burn"];
     assert!(burnt > 0.8 * read.total(), "{burnt} of {}", read.total());
     assert!(scratch.segments().is_empty(), "{:?}", scratch.segments());
@@ -196,7 +200,7 @@ fn a_killed_controller_leaves_nothing_behind() {
     let program = scratch.compile("timed.cpp", &[]);
     let target = staying(&scratch, &program, "stays");
     let mut command = scratch.profiler();
-    command.args(["cpu", "--engine", "timers", "-s", "1"]);
+    command.args(["cpu", "--engine", "timers", "-s", "3"]);
     command.args(["-p", &target.pid().to_string(), "-o"]);
     let session = Session::start(command.arg(scratch.file("p_")));
     wait::until("the process to have timers", || {

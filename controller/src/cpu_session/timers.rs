@@ -372,6 +372,8 @@ impl Timers {
             let snapshot = dump::snapshot(&target.agent, &target.session, &header)?;
             if let Some(process) = recording.process(pid) {
                 fill(process, &snapshot, &header);
+                process.used(snapshot.cpu_totals.process_ns);
+                process.used(target.cpu_clock().unwrap_or(0));
             }
             Ok(snapshot.cpu_totals)
         });

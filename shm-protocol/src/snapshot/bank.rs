@@ -113,6 +113,7 @@ impl<'a> BankSummary<'a> {
             full_samples: word(offset_of!(CpuTotals, full_samples)),
             full_ns: word(offset_of!(CpuTotals, full_ns)),
             truncated: core::array::from_fn(|cause| word(truncated + 8 * cause)),
+            process_ns: word(offset_of!(CpuTotals, process_ns)),
         }
     }
 
@@ -205,6 +206,7 @@ pub struct CpuView {
     pub full_samples: u64,
     pub full_ns: u64,
     pub truncated: [u64; CPU_CAUSES],
+    pub process_ns: u64,
 }
 
 /// A thread of a session.
