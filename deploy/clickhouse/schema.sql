@@ -6,7 +6,8 @@
 --
 -- Rows go into `rows`, which keeps nothing: two views split them into samples, a few bytes each,
 -- and stacks, each once for the whole fleet. A dump that is read in twice counts once, after
--- merges or with FINAL, as the queries have it. Nothing expires by itself: retention.sql sets how long things are kept.
+-- merges or with FINAL: `held` and `named`, which the queries read, have it. Nothing expires by itself: retention.sql
+-- sets how long things are kept.
 
 CREATE DATABASE IF NOT EXISTS mem_profiler;
 
@@ -79,3 +80,11 @@ SELECT stack, objects, offsets, modules, functions, lines, toDateTime(time, 'UTC
            + toUnixTimestamp(time) AS quality
 FROM mem_profiler.rows
 WHERE notEmpty(objects);
+
+-- What was live: the samples that most questions are about, each once.
+CREATE VIEW IF NOT EXISTS mem_profiler.held AS
+SELECT * FROM mem_profiler.samples FINAL WHERE type = 'inuse_space';
+
+-- The frames of each stack, once: those with most names.
+CREATE VIEW IF NOT EXISTS mem_profiler.named AS
+SELECT * FROM mem_profiler.stacks FINAL;

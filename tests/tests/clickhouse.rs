@@ -30,9 +30,8 @@ fn python() -> PathBuf {
 }
 
 /// Three dumps of a program that allocates more and more.
-fn dumps(scratch: &Scratch) -> Vec<PathBuf> {
-    let program = scratch.compile("truth.cpp", &[]);
-    let mut target = Target::start(&mut scratch.preloaded(&program));
+fn dumps(scratch: &Scratch, program: &Path) -> Vec<PathBuf> {
+    let mut target = Target::start(&mut scratch.preloaded(program));
     assert_eq!(target.hear(), "ready");
     let session = Session::of(scratch, target.pid(), "1");
     let mut dumps = Vec::new();
@@ -54,8 +53,8 @@ fn dumps(scratch: &Scratch) -> Vec<PathBuf> {
 }
 
 /// The rows of dumps, as those of a host.
-fn rows(scratch: &Scratch, dumps: &[PathBuf], host: &str) -> PathBuf {
-    let file = scratch.file(&format!("{host}.tsv"));
+fn rows(scratch: &Scratch, dumps: &[PathBuf], host: &str, file: &str) -> PathBuf {
+    let file = scratch.file(file);
     let mut all = String::new();
     for dump in dumps {
         let mut parser = scratch.parser();
@@ -106,11 +105,16 @@ fn number(cell: &Value) -> i64 {
 #[test]
 fn sums_are_those_of_the_table_and_every_query_answers() {
     let scratch = Scratch::new();
-    let dumps = dumps(&scratch);
-    let one = rows(&scratch, &dumps, "web-1");
-    let two = rows(&scratch, &dumps[..2], "web-2");
-    // Read in twice, it counts once.
-    let answer = ask(&scratch, &[&one, &two, &two]);
+    let program = scratch.compile("truth.cpp", &[]);
+    let dumps = dumps(&scratch, &program);
+    let one = rows(&scratch, &dumps, "web-1", "one");
+    let two = rows(&scratch, &dumps[..2], "web-2", "two");
+    let aside = scratch.file("aside");
+    fs::rename(&program, &aside).expect("a file of ours");
+    let bare = rows(&scratch, &dumps[..2], "web-2", "bare");
+    fs::rename(&aside, &program).expect("a file of ours");
+    // Read in twice, it counts once; without names first, or later, it has those that it came with.
+    let answer = ask(&scratch, &[&bare, &one, &two, &two, &bare]);
 
     let read = |dump: &PathBuf| heap_format::open(dump).expect("a dump");
     let profiles: Vec<Profile> = dumps.iter().chain(&dumps[..2]).map(read).collect();
@@ -125,8 +129,14 @@ fn sums_are_those_of_the_table_and_every_query_answers() {
         assert!(ours > 0);
         assert_eq!(number(&answer["totals"][kind]), ours, "{kind}");
     }
-    let (kept, distinct) = (&answer["stacks"][0], &answer["stacks"][1]);
-    assert_eq!(number(kept), number(distinct));
+    let [named, distinct, all, bare] = [0, 1, 2, 3].map(|n| number(&answer["stacks"][n]));
+    assert_eq!(named, distinct);
+    assert!(
+        all >= 2 * distinct && bare >= distinct,
+        "nothing came twice: {all}, {bare}"
+    );
+    let functions = answer["02-top-functions"].as_array().expect("rows");
+    assert!(functions.iter().all(|row| row[0] != ""), "{functions:?}");
     answers(&answer, &profiles);
 }
 

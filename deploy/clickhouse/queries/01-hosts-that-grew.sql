@@ -6,8 +6,8 @@ SELECT host,
 FROM
 (
     SELECT host, pid, time, sum(value) AS total, (SELECT max(time) FROM mem_profiler.samples) AS newest
-    FROM mem_profiler.samples FINAL
-    WHERE service = {service:String} AND type = 'inuse_space'
+    FROM mem_profiler.held
+    WHERE service = {service:String}
       AND time >= (SELECT max(time) FROM mem_profiler.samples) - INTERVAL 1 DAY
     GROUP BY host, pid, time
 )

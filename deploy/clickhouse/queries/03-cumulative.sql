@@ -3,12 +3,11 @@
 SELECT arrayJoin(arrayDistinct(k.functions)) AS function, sum(s.total) AS cum
 FROM
 (
-    SELECT stack, sum(value) AS total FROM mem_profiler.samples FINAL
-    WHERE service = {service:String} AND type = 'inuse_space'
-      AND time BETWEEN {from:DateTime} AND {to:DateTime}
+    SELECT stack, sum(value) AS total FROM mem_profiler.held
+    WHERE service = {service:String} AND time BETWEEN {from:DateTime} AND {to:DateTime}
     GROUP BY stack
 ) AS s
-ANY LEFT JOIN mem_profiler.stacks AS k USING (stack)
+ANY LEFT JOIN mem_profiler.named AS k USING (stack)
 GROUP BY function
 ORDER BY cum DESC
 LIMIT 30;

@@ -12,15 +12,14 @@ FROM
                (last - argMin(value, time)) * 3600000
                    / greatest(dateDiff('millisecond', min(time), max(time)), 1) AS slope,
                count() AS points
-        FROM mem_profiler.samples FINAL
-        WHERE service = {service:String} AND type = 'inuse_space'
-          AND time BETWEEN {from:DateTime} AND {to:DateTime}
+        FROM mem_profiler.held
+        WHERE service = {service:String} AND time BETWEEN {from:DateTime} AND {to:DateTime}
         GROUP BY stack, host, pid
         HAVING points >= 3
     )
     WHERE slope > 0
     GROUP BY stack
 ) AS s
-ANY LEFT JOIN mem_profiler.stacks AS k USING (stack)
+ANY LEFT JOIN mem_profiler.named AS k USING (stack)
 ORDER BY hosts DESC, bytes_per_hour DESC
 LIMIT 20;

@@ -8,9 +8,8 @@ FROM
         SELECT host, max(total) AS held
         FROM
         (
-            SELECT host, pid, time, sum(value) AS total FROM mem_profiler.samples FINAL
-            WHERE service = {service:String} AND type = 'inuse_space'
-              AND time BETWEEN {from:DateTime} AND {to:DateTime}
+            SELECT host, pid, time, sum(value) AS total FROM mem_profiler.held
+            WHERE service = {service:String} AND time BETWEEN {from:DateTime} AND {to:DateTime}
             GROUP BY host, pid, time
         )
         GROUP BY host

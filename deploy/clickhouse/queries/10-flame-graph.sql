@@ -7,11 +7,10 @@ SELECT concat(
            ' ', toString(s.total)) AS line
 FROM
 (
-    SELECT stack, sum(value) AS total FROM mem_profiler.samples FINAL
-    WHERE service = {service:String} AND type = 'inuse_space'
-      AND time BETWEEN {from:DateTime} AND {to:DateTime}
+    SELECT stack, sum(value) AS total FROM mem_profiler.held
+    WHERE service = {service:String} AND time BETWEEN {from:DateTime} AND {to:DateTime}
     GROUP BY stack
 ) AS s
-ANY LEFT JOIN mem_profiler.stacks AS k USING (stack)
+ANY LEFT JOIN mem_profiler.named AS k USING (stack)
 WHERE s.total != 0
 ORDER BY line;
