@@ -20,6 +20,8 @@ use crate::text;
 const MAPS_LIMIT: u64 = 128 << 20;
 /// How many bytes of any other file in `/proc` are read.
 const FILE_LIMIT: u64 = 1 << 20;
+/// Bytes that `stat` and `status` of a process have at most, mostly.
+const USUAL_SIZE: usize = 4096;
 
 /// The fields of `/proc/PID/stat` that are used here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -250,7 +252,8 @@ pub fn value<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
 }
 
 fn read(pid: i32, file: &str, limit: u64) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
+    // Room for most of these files: without, they are read in small pieces.
+    let mut bytes = Vec::with_capacity(USUAL_SIZE);
     let file = File::open(format!("/proc/{pid}/{file}")).ok()?;
     file.take(limit).read_to_end(&mut bytes).ok()?;
     Some(bytes)
