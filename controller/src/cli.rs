@@ -3,6 +3,7 @@
 
 mod cpu;
 mod leaks;
+mod push;
 mod self_check;
 mod self_cpu;
 mod self_profile;
@@ -32,6 +33,7 @@ use crate::triggers::{Threshold, Triggers};
 pub use clap_complete::Shell;
 pub use cpu::{BothArgs, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, EngineName};
 pub use leaks::{KnownArgs, LeakMode, LeaksArgs, SearchArgs};
+pub use push::PushArgs;
 
 /// Profile the heap of running processes that carry the agent.
 ///
@@ -118,7 +120,7 @@ pub enum Command {
         args: Vec<OsString>,
     },
     /// Send the processes' profiles to Pyroscope, Parca or an OTLP receiver; by mem_server
-    #[command(disable_help_flag = true, hide = true)]
+    #[command(disable_help_flag = true)]
     Push {
         /// The options of mem_server push
         #[arg(
@@ -281,11 +283,18 @@ pub struct SessionArgs {
     #[arg(long, conflicts_with = "processes")]
     pub all: bool,
 
+    /// Print what goes wrong, and nothing else
+    #[arg(short, long, conflicts_with_all = ["html", "open"])]
+    pub quiet: bool,
+
     #[command(flatten)]
     pub page: PageArgs,
 
     #[command(flatten)]
     pub triggers: TriggerArgs,
+
+    #[command(flatten)]
+    pub push: PushArgs,
 }
 
 /// What to do with the dumps of a session's end.
@@ -335,6 +344,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub page: PageArgs,
+
+    #[command(flatten)]
+    pub push: PushArgs,
 
     /// Leave out processes that allocated less than this, but for the program itself
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = values::byte_count)]

@@ -9,6 +9,7 @@ mod dump;
 mod leaks;
 mod list;
 mod overview;
+mod push;
 mod recover;
 mod reporting;
 mod run;

@@ -78,10 +78,13 @@ pub struct Worth {
     pub only: Vec<String>,
 }
 
+/// Most dumps that are remembered for what is said at the end.
+const MOST_REMEMBERED: usize = 4096;
+
 /// Result of a session.
 #[derive(Default)]
 pub struct Outcome {
-    /// The dumps.
+    /// The dumps; of very many those of last and the latest.
     pub written: Vec<Written>,
     /// How many processes or dumps failed.
     pub failures: usize,
@@ -95,6 +98,20 @@ pub struct Outcome {
     pub leaks: usize,
     /// How the program that we started ended.
     pub status: Option<std::process::ExitStatus>,
+}
+
+impl Outcome {
+    /// Remembers a dump. A session that writes some for days does not grow by them.
+    fn remember(&mut self, dump: Written) {
+        if self.written.len() >= MOST_REMEMBERED {
+            let mut old = self.written.len() / 2;
+            self.written.retain(|dump| {
+                old = old.saturating_sub(1);
+                dump.is_last || old == 0
+            });
+        }
+        self.written.push(dump);
+    }
 }
 
 /// A session.
@@ -215,7 +232,7 @@ impl Run {
 
     fn fail(&mut self, message: &str) {
         self.outcome.failures += 1;
-        self.reporter.diagnostic(message);
+        self.reporter.failure(message);
     }
 
     fn time_left(&self) -> Option<Duration> {

@@ -1,7 +1,9 @@
 //! Profiles as bytes.
 
-use std::io;
+use std::io::{self, Write};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use heap_format::{Profile, merge, pprof};
 
 /// Gzipped `profile.proto`: equal stacks are one sample, and allocators' frames stay, which readers
@@ -18,4 +20,12 @@ pub fn text(profile: &Profile) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     heap_format::dump::write(profile, &mut out)?;
     Ok(out)
+}
+
+/// A body as `Content-Encoding: gzip` has it.
+pub fn gzip(body: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    // Writing to memory cannot fail.
+    let _ = encoder.write_all(body);
+    encoder.finish().unwrap_or_default()
 }

@@ -13,11 +13,13 @@
 //! a profile but failed to say so gets it twice.
 
 mod client;
+mod feed;
 mod increments;
 mod pace;
 mod receiver;
 mod spool;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,9 +29,11 @@ use anyhow::{Context, bail};
 use clap::Args;
 use heap_format::printable;
 use mem_controller::beside;
+use mem_controller::values;
 
 use crate::naming::Naming;
 use client::{Answer, Client};
+use feed::Feed;
 use increments::Increments;
 use pace::Pace;
 use receiver::{Labels, Prepared, Receiver};
@@ -41,6 +45,9 @@ const LOOK: Duration = Duration::from_millis(200);
 const HEALTH: Duration = Duration::from_secs(60);
 /// How long is waited for a receiver at the end.
 const FAREWELL: Duration = Duration::from_secs(10);
+
+/// The same where it would be lost: there is no spool.
+const LAST_FAREWELL: Duration = Duration::from_secs(30);
 
 /// Options of `push`.
 #[derive(Debug, Args)]
@@ -82,9 +89,21 @@ pub struct PushArgs {
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     pub spool_size: u64,
 
+    /// Compress requests to OTLP receivers; what others get is compressed as it is
+    #[arg(long)]
+    pub gzip: bool,
+
+    /// Longest time that a receiver may take for an answer
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::seconds)]
+    pub timeout: Duration,
+
     /// Send these dumps, and end; no session
     #[arg(long, value_name = "DUMP", num_args = 1..)]
     pub dumps: Vec<PathBuf>,
+
+    /// For `--push` of a session: send the dumps that are named on stdin, and end with it
+    #[arg(long, hide = true)]
+    pub feed: bool,
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
@@ -105,7 +124,7 @@ extern "C" fn end(_: libc::c_int) {
 
 /// Executes the command.
 pub fn execute(args: PushArgs) -> anyhow::Result<()> {
-    let client = Client::new(args.to, &args.url)?;
+    let client = Client::new(args.to, &args.url, args.gzip, args.timeout)?;
     let program = std::env::current_exe().context("this program's own path is not known")?;
     let mut sender = Sender {
         client,
@@ -117,6 +136,9 @@ pub fn execute(args: PushArgs) -> anyhow::Result<()> {
     };
     if !args.dumps.is_empty() {
         return sender.send_all(&args.dumps);
+    }
+    if args.feed {
+        return sender.follow(&Feed::begin()?);
     }
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler stores a flag.
@@ -131,7 +153,9 @@ pub fn execute(args: PushArgs) -> anyhow::Result<()> {
 fn session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
     let profiler = beside::program("mem_profiler");
     let mut command = Command::new(&profiler);
-    command.args(["-c", &args.interval, "--every", &args.every, "-o"]);
+    // It says what it fails at, and nothing of files that will be gone.
+    command.args(["--quiet", "-c", &args.interval, "--every", &args.every]);
+    command.arg("-o");
     command.arg(directory.join(spool::PREFIX));
     for process in &args.processes {
         command.args(["-p", process]);
@@ -191,7 +215,45 @@ impl Sender {
                 dumps.len()
             );
         }
-        eprintln!("mem_server: {} profiles sent", self.tally.sent);
+        say(&format!("{} profiles sent", self.tally.sent));
+        Ok(())
+    }
+
+    /// Sends the dumps that another program names. They stay where they are.
+    fn follow(&mut self, feed: &Feed) -> anyhow::Result<()> {
+        let mut waiting = VecDeque::new();
+        let mut end = None;
+        loop {
+            let patience = match waiting.is_empty() {
+                true => HEALTH,
+                false => self.pace.left(),
+            };
+            if !feed.collect(&mut waiting, patience) && end.is_none() {
+                end = Some(Instant::now() + LAST_FAREWELL);
+            }
+            while waiting.len() > feed::MOST {
+                self.tally.dropped += 1;
+                waiting.pop_front();
+            }
+            if let Some(dump) = waiting.front().filter(|_| self.pace.left().is_zero())
+                && let Fate::Done = self.send(dump)?
+            {
+                waiting.pop_front();
+            }
+            let Some(end) = end else {
+                continue;
+            };
+            if waiting.is_empty() || Instant::now() >= end {
+                break;
+            }
+            std::thread::sleep(self.pace.left().min(LOOK));
+        }
+        let Tally { sent, dropped, .. } = self.tally;
+        let lost = waiting.len() as u64 + dropped;
+        if lost > 0 {
+            bail!("{lost} of {} profiles were not taken", sent + lost);
+        }
+        say(&format!("{sent} profiles sent"));
         Ok(())
     }
 

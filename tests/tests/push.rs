@@ -1,102 +1,9 @@
-//! `push`, to receivers that decode what they get with others' code, insist on what real ones do, and
-//! fail in every way. PyPI must be in reach the first time.
-
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+//! `push`, to receivers that decode what they get with others' code and insist on what real ones do.
 
 use heap_format::Profile;
-use mem_tests::session::tool;
-use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
+use mem_tests::receiver::{Receiver, dump, push, push_dump};
+use mem_tests::{Scratch, Session, Target, artifacts, run, wait};
 use serde_json::Value;
-
-/// A Python with OpenTelemetry's messages, made once for a build directory.
-fn python() -> PathBuf {
-    let exe = std::env::current_exe().expect("a running test has a path");
-    let target = exe.ancestors().nth(3).expect("cargo's directories");
-    let made = target.join("otlp-1.45.2");
-    if !made.join("bin/python").exists() {
-        let half = target.join(format!(
-            "otlp-{}-{:?}",
-            std::process::id(),
-            std::thread::current().id()
-        ));
-        tool(
-            "python3",
-            ["-m".as_ref(), "venv".as_ref(), half.as_os_str()],
-        );
-        let python = half.join("bin/python");
-        let python = python.to_str().expect("a path of ours");
-        tool(
-            python,
-            ["-m", "pip", "-q", "install", "opentelemetry-proto==1.45.2"],
-        );
-        // Another test may have been faster.
-        let _ = fs::rename(&half, &made);
-    }
-    made.join("bin/python")
-}
-
-/// A receiver with its log.
-struct Receiver {
-    server: Target,
-    url: String,
-    log: PathBuf,
-}
-
-impl Receiver {
-    fn start(scratch: &Scratch, kind: &str, answers: &[&str]) -> Self {
-        let log = scratch.file("received");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("push/receiver");
-        let mut command = Command::new(python());
-        command.arg(script).arg(kind).arg(&log).args(answers);
-        let mut server = Target::start(command.stdin(Stdio::null()).stdout(Stdio::piped()));
-        let url = format!("http://127.0.0.1:{}", server.hear());
-        Self { server, url, log }
-    }
-
-    /// What came, none of which broke a rule.
-    fn received(&self) -> Vec<Value> {
-        let text = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines = text
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("JSON"));
-        let lines: Vec<Value> = lines.collect();
-        for line in &lines {
-            assert!(line["error"].is_null(), "{line}");
-        }
-        lines
-    }
-}
-
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        self.server.kill();
-    }
-}
-
-/// A dump of a program with many sites.
-fn dump(scratch: &Scratch) -> (PathBuf, Profile) {
-    let program = scratch.compile("truth.cpp", &[]);
-    let mut target = Target::start(&mut scratch.preloaded(&program));
-    assert_eq!(target.hear(), "ready");
-    let session = Session::of(scratch, target.pid(), "1024");
-    target.say("go 2000 4 1024");
-    target.hear_until("done");
-    let outcome = session.stop();
-    target.finish_well();
-    (outcome.dump(), outcome.profile())
-}
-
-fn push(scratch: &Scratch, to: &str, url: &str) -> Command {
-    let mut command = scratch.profiler();
-    command.args(["push", "--to", to, url]);
-    command
-}
-
-fn push_dump(scratch: &Scratch, to: &str, url: &str, dump: &Path) -> Outcome {
-    run(push(scratch, to, url).arg("--dumps").arg(dump))
-}
 
 const KINDS: [&str; 4] = [
     "alloc_objects",
@@ -183,40 +90,6 @@ fn a_receiver_that_wants_less_gets_the_same_totals_in_fewer_samples() {
 }
 
 #[test]
-fn what_fails_for_a_while_is_sent_again_and_what_is_refused_is_said() {
-    let scratch = Scratch::new();
-    let (dump, profile) = dump(&scratch);
-    for answers in [
-        &["429:Retry-After: 1", "503"][..],
-        &["close"],
-        &["cut", "500"],
-    ] {
-        let place = Scratch::new();
-        let receiver = Receiver::start(&place, "pyroscope", answers);
-        let outcome = push_dump(&scratch, "pyroscope", &receiver.url, &dump);
-        assert_eq!(outcome.code, Some(0), "{answers:?}: {outcome:?}");
-        let received = receiver.received();
-        assert_eq!(received.len(), answers.len() + 1, "{answers:?}");
-        assert_totals(received.last().expect("the last one"), &profile);
-    }
-    for (answer, said) in [
-        ("400", "400"),
-        ("404", "404"),
-        ("307:Location: http://127.0.0.1:1/", "not followed"),
-        ("skew", "clock"),
-    ] {
-        let place = Scratch::new();
-        let receiver = Receiver::start(&place, "pyroscope", &[answer]);
-        let outcome = push_dump(&scratch, "pyroscope", &receiver.url, &dump);
-        outcome.refused(1, &[said]);
-        assert_eq!(receiver.received().len(), 1);
-    }
-    push_dump(&scratch, "otlp", "http://127.0.0.1:1", &dump).refused(1, &["does not take"]);
-    push_dump(&scratch, "otlp", "https://127.0.0.1:1", &dump).refused(1, &["TLS is not built in"]);
-    push_dump(&scratch, "otlp", "127.0.0.1:1", &dump).refused(1, &["no URL"]);
-}
-
-#[test]
 fn a_session_is_sent_with_increments_that_add_up_although_the_receiver_was_away() {
     let scratch = Scratch::new();
     let program = scratch.compile("truth.cpp", &[]);
@@ -247,6 +120,8 @@ fn a_session_is_sent_with_increments_that_add_up_although_the_receiver_was_away(
         outcome.stderr.contains("0 waiting, 0 dropped"),
         "{outcome:?}"
     );
+    // Of files that are gone nothing is said.
+    assert!(!outcome.stderr.contains(".heap"), "{outcome:?}");
     // At -c 1 its own counts are exact.
     target.say("go 0 1 1");
     let own = target.hear_until("done");
@@ -277,4 +152,95 @@ fn a_session_is_sent_with_increments_that_add_up_although_the_receiver_was_away(
     );
     target.finish_well();
     let _ = artifacts::parser();
+}
+
+#[test]
+fn otlp_is_compressed_on_request() {
+    let scratch = Scratch::new();
+    let (dump, profile) = dump(&scratch);
+    let receiver = Receiver::start(&scratch, "otlp", &[]);
+    for option in [&[][..], &["--gzip"]] {
+        let mut command = push(&scratch, "otlp", &receiver.url);
+        let outcome = run(command.args(option).arg("--dumps").arg(&dump));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    }
+    let received = receiver.received();
+    received
+        .iter()
+        .for_each(|each| assert_totals(each, &profile));
+    let [plain, packed] = [&received[0], &received[1]];
+    assert!(plain["encoding"].is_null() && packed["encoding"] == "gzip");
+    let size = |of: &Value| of["size"].as_u64().expect("a number");
+    assert!(size(packed) * 4 < size(plain) * 3, "{packed}, {plain}");
+    let mut command = push(&scratch, "parca", &receiver.url);
+    run(command.arg("--gzip").arg("--dumps").arg(&dump)).refused(1, &["--gzip is for otlp"]);
+}
+
+#[test]
+fn a_session_sends_what_it_writes_and_keeps_it() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("truth.cpp", &[]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let pid = target.pid().to_string();
+    let receiver = Receiver::start(&scratch, "parca", &["200", "503"]);
+    let mut session = scratch.profiler();
+    session.args(["-c", "1024", "--every", "1s", "-p", &pid, "-o"]);
+    session.arg(scratch.file("kept_"));
+    session.args(["--push", &receiver.url, "--to", "parca"]);
+    let session = Session::start(session.args(["--label", "service_name=shop"]));
+    scratch.wait_for_sampling(target.pid());
+    target.say("go 2000 4 1024");
+    target.hear_until("done");
+    // While it runs, not at its end.
+    wait::until("a dump to be sent", || {
+        (!receiver.received().is_empty()).then_some(())
+    });
+    let outcome = session.stop();
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let dumps = outcome.dumps();
+    let received = receiver.received();
+    let taken = received.iter().filter(|each| each["answer"] == "200");
+    let taken: Vec<&Value> = taken.collect();
+    assert_eq!(taken.len(), dumps.len(), "{outcome:?}");
+    for (each, dump) in taken.iter().zip(&dumps) {
+        assert_eq!(each["labels"]["service_name"], "shop");
+        assert_totals(each, &heap_format::open(dump).expect("a dump"));
+    }
+
+    // So does run; its program's exit code stays.
+    let mut command = scratch.profiler();
+    command.args(["run", "--push", &receiver.url, "--to", "parca", "-o"]);
+    command.arg(scratch.file("run_")).arg("--").arg(&program);
+    let before = receiver.received().len();
+    let outcome = run(command.stdin(std::process::Stdio::null()));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(receiver.received().len(), before + 1, "{outcome:?}");
+
+    // What cannot be is refused before anything is sampled; a receiver that is away costs no dump.
+    let session = |url: &str, options: &[&str]| {
+        let mut command = scratch.profiler();
+        command
+            .args(["-s", "1", "-q", "-p", &pid, "-o"])
+            .arg(scratch.file("away_"));
+        run(command.args(["--push", url]).args(options))
+    };
+    let refused = session("https://127.0.0.1:1", &["--to", "otlp"]);
+    refused.refused(1, &["TLS is not built in", "nothing is sampled"]);
+    session("http://127.0.0.1:1", &[]).refused(2, &["--to"]);
+    let kept = |scratch: &Scratch| {
+        let files = std::fs::read_dir(scratch.files()).expect("a directory");
+        let names = files
+            .flatten()
+            .map(|f| f.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with("away_")).count()
+    };
+    assert_eq!(kept(&scratch), 0);
+    let url = receiver.url.clone();
+    drop(receiver);
+    let away = session(&url, &["--to", "parca"]);
+    away.refused(1, &["1 of 1 profiles were not taken", "--dumps FILES"]);
+    assert!(away.stdout.is_empty(), "{away:?}");
+    assert_eq!(kept(&scratch), 1);
+    target.finish_well();
 }

@@ -2,18 +2,26 @@
 
 use std::time::Duration;
 
+use super::push::Push;
 use crate::dump::Written;
 use crate::session::{Reporter, Tally};
 use crate::terminal::{self, Progress};
 use crate::text;
+
+/// What is done with each dump.
+type AtDump = Box<dyn FnMut(&Written)>;
 
 /// Prints the reports of a session.
 pub struct Printer {
     progress: Progress,
     /// Whether a program that we started writes to the same stdout, which is then its own.
     shares_stdout: bool,
+    /// Whether only what goes wrong is said.
+    is_quiet: bool,
     /// What is to be done when sampling begins.
     at_beginning: Option<Box<dyn FnOnce()>>,
+    /// What is to be done with each dump.
+    at_dump: Option<AtDump>,
 }
 
 impl Printer {
@@ -22,8 +30,22 @@ impl Printer {
         Self {
             progress: Progress::silent(),
             shares_stdout: false,
+            is_quiet: false,
             at_beginning: None,
+            at_dump: None,
         }
+    }
+
+    /// The same, or one that says only what goes wrong.
+    pub fn quiet(mut self, is_quiet: bool) -> Self {
+        self.is_quiet = is_quiet;
+        self
+    }
+
+    /// Has each dump sent, if dumps are to be.
+    pub fn pushing(mut self, push: Option<&mut Push>) -> Self {
+        self.at_dump = push.map(|push| Box::new(push.feed()) as _);
+        self
     }
 
     /// Does something more when sampling begins, if it does.
@@ -43,7 +65,7 @@ impl Printer {
 
 impl Reporter for Printer {
     fn begin(&mut self, length: Option<Duration>) {
-        self.progress = match self.shares_stdout {
+        self.progress = match self.shares_stdout || self.is_quiet {
             true => Progress::without_bar(),
             false => Progress::start(length),
         };
@@ -58,10 +80,14 @@ impl Reporter for Printer {
 
     fn written(&mut self, dump: &Written) {
         match self.shares_stdout {
+            _ if self.is_quiet => {}
             // The table at the end names these: there may be very many.
             true if dump.is_last => {}
             true => terminal::diagnostic(&dump.line()),
             false => terminal::result(&dump.line()),
+        }
+        if let Some(action) = &mut self.at_dump {
+            action(dump);
         }
     }
 
@@ -70,6 +96,12 @@ impl Reporter for Printer {
     }
 
     fn diagnostic(&mut self, line: &str) {
+        if !self.is_quiet {
+            terminal::diagnostic(line);
+        }
+    }
+
+    fn failure(&mut self, line: &str) {
         terminal::diagnostic(line);
     }
 

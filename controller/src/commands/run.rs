@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 
+use super::push::Push;
 use super::reporting::Printer;
 use crate::allocator;
 use crate::cli::{self, LeakMode, PageArgs, RunArgs};
@@ -48,9 +49,10 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
         },
     };
     let can_sample = warn_beforehand(&args.command[0], &agent)?;
+    let mut push = Push::start(&args.push)?;
     let directory = launch::make_directory(&default_directory())?;
     let discovery = Discovery::in_directory(directory.clone());
-    let reporter = Box::new(Printer::following());
+    let reporter = Box::new(Printer::following().pushing(push.as_mut()));
     let followed = Run::new(settings, discovery, true, reporter).and_then(|run| {
         match Launched::start(
             &args.command,
@@ -68,7 +70,8 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     });
     launch::remove_directory(&directory);
     match followed? {
-        Ok(outcome) => {
+        Ok(mut outcome) => {
+            outcome.failures += usize::from(!push.is_none_or(Push::finish));
             let code = conclude(&outcome, args.min, args.page, can_sample);
             Ok(match is_checked && !is_clean(&outcome) {
                 true => ExitCode::FAILURE,

@@ -9,7 +9,8 @@ use anyhow::bail;
 use crate::beside;
 use crate::text;
 
-const SERVER: &str = "mem_server";
+/// Its name.
+pub const SERVER: &str = "mem_server";
 
 /// Becomes the server, with the command's own arguments.
 pub fn execute(command: &str, args: &[OsString]) -> anyhow::Result<ExitCode> {

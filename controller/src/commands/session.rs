@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use super::push::Push;
 use super::reporting::Printer;
 use crate::cli::SessionArgs;
 use crate::discovery::Discovery;
@@ -21,8 +22,17 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
         triggers: args.triggers.into(),
         worth: Worth::default(),
     };
-    let reporter = Box::new(Printer::attached());
+    let mut push = Push::start(&args.push)?;
+    let reporter = Printer::attached().quiet(args.quiet);
+    let reporter = Box::new(reporter.pushing(push.as_mut()));
     let mut outcome = Run::new(settings, Discovery::new(), false, reporter)?.run()?;
+    outcome.failures += usize::from(!push.is_none_or(Push::finish));
+    if args.quiet {
+        return Ok(match outcome.failures == 0 && !outcome.written.is_empty() {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        });
+    }
     super::summary(&outcome.written);
     if !super::follow_up(&outcome.written, args.page, terminal::result) {
         outcome.failures += 1;

@@ -267,6 +267,6 @@ impl Run {
             self.reporter.warning(warning);
         }
         self.reporter.written(&written);
-        self.outcome.written.push(written);
+        self.outcome.remember(written);
     }
 }

@@ -112,7 +112,7 @@ impl Run {
         }
         let cleaned = remove_unused(&self.discovery, &Selection::default(), false);
         for failure in &cleaned.failures {
-            self.reporter.diagnostic(failure);
+            self.reporter.failure(failure);
         }
         let Some((directory, needs)) = directories.iter().find(is_short) else {
             return Ok(());

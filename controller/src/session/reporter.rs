@@ -25,8 +25,10 @@ pub trait Reporter {
     fn written(&mut self, dump: &Written);
     /// A report of its own, in lines.
     fn report(&mut self, lines: &[String]);
-    /// A process or a dump failed, or something else that is worth a line.
+    /// Something is worth a line, and nothing is wrong.
     fn diagnostic(&mut self, line: &str);
+    /// A process or a dump failed.
+    fn failure(&mut self, line: &str);
     /// Something is not as it should be, and the session goes on.
     fn warning(&mut self, line: &str);
     /// All dumps are written.

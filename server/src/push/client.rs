@@ -1,5 +1,6 @@
 //! One request, and what the answer means.
 
+use std::io::Read;
 use std::time::{Duration, SystemTime};
 
 use anyhow::bail;
@@ -8,9 +9,8 @@ use ureq::Agent;
 use ureq::http::{HeaderMap, StatusCode};
 
 use super::receiver::Receiver;
+use crate::encoding;
 
-/// Longest time for a request with its answer.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes of an answer that are read.
 const MOST_ANSWER: u64 = 64 << 10;
 /// Receivers refuse profiles from more than ten minutes ahead.
@@ -37,12 +37,22 @@ pub struct Client {
     agent: Agent,
     receiver: Receiver,
     url: String,
+    gzip: bool,
 }
 
 impl Client {
-    /// For a receiver at a URL.
-    pub fn new(receiver: Receiver, url: &str) -> anyhow::Result<Self> {
+    /// For a receiver at a URL, whose answers are waited for so long; bodies are compressed where
+    /// `gzip` says.
+    pub fn new(
+        receiver: Receiver,
+        url: &str,
+        gzip: bool,
+        patience: Duration,
+    ) -> anyhow::Result<Self> {
         let shown = printable(url);
+        if gzip && receiver != Receiver::Otlp {
+            bail!("--gzip is for otlp: profiles for other receivers are compressed as they are");
+        }
         if url.starts_with("https://") {
             bail!(
                 "{shown}: TLS is not built in; send to a proxy or collector on this machine \
@@ -57,13 +67,14 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            .timeout_global(Some(PATIENCE))
+            .timeout_global(Some(patience))
             .user_agent(concat!("mem_profiler/", env!("CARGO_PKG_VERSION")))
             .build();
         Ok(Self {
             agent: config.into(),
             receiver,
             url: format!("{}{}", url.trim_end_matches('/'), receiver.path()),
+            gzip,
         })
     }
 
@@ -75,12 +86,16 @@ impl Client {
     /// Sends a body.
     pub fn post(&self, body: &[u8]) -> Answer {
         let request = self.agent.post(&self.url);
-        let sent = request
-            .header("content-type", self.receiver.content_type())
-            .send(body);
+        let request = request.header("content-type", self.receiver.content_type());
+        let sent = match self.gzip {
+            true => request
+                .header("content-encoding", "gzip")
+                .send(&encoding::gzip(body)),
+            false => request.send(body),
+        };
         let mut response = match sent {
             Ok(response) => response,
-            Err(error) => return Answer::Later(format!("{}: {error}", self.url), None),
+            Err(error) => return Answer::Later(self.failure(&error), None),
         };
         if let Some(skew) = skew(response.headers()) {
             return Answer::Skewed(format!(
@@ -97,12 +112,24 @@ impl Client {
             .get("location")
             .and_then(|l| l.to_str().ok());
         let location = location.map(|l| printable(l).into_owned());
-        let read = response
-            .body_mut()
-            .with_config()
-            .limit(MOST_ANSWER)
-            .read_to_vec();
-        self.meaning(status, after, location, read.map_err(|e| e.to_string()))
+        let mut body = Vec::new();
+        let reader = response.body_mut().as_reader();
+        let read = reader.take(MOST_ANSWER).read_to_end(&mut body);
+        let read = read.map(|_| body).map_err(|e| e.to_string());
+        self.meaning(status, after, location, read)
+    }
+
+    /// What went wrong, with what is most likely the reason.
+    fn failure(&self, error: &ureq::Error) -> String {
+        let url = &self.url;
+        match (self.receiver, error) {
+            // What a server of gRPC says to HTTP/1.1 is no answer.
+            (Receiver::Otlp, ureq::Error::Protocol(_)) => format!(
+                "{url}: {error}: it may speak gRPC alone; send to its port for OTLP over HTTP, \
+                 mostly 4318"
+            ),
+            _ => format!("{url}: {error}"),
+        }
     }
 
     fn meaning(
@@ -182,9 +209,11 @@ fn rejected(body: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(1);
+
     #[test]
     fn answers_have_their_meaning() {
-        let client = Client::new(Receiver::Otlp, "http://127.0.0.1:1/").unwrap();
+        let client = Client::new(Receiver::Otlp, "http://127.0.0.1:1/", false, PATIENCE).unwrap();
         assert_eq!(client.url, "http://127.0.0.1:1/v1development/profiles");
         let meaning = |status: u16, body: &[u8]| {
             let status = StatusCode::from_u16(status).unwrap();
@@ -213,7 +242,10 @@ mod tests {
     #[test]
     fn urls_that_cannot_be_are_refused() {
         for url in ["https://x", "ftp://x", "x:1", "http://", "http:///p"] {
-            assert!(Client::new(Receiver::Parca, url).is_err(), "{url}");
+            assert!(
+                Client::new(Receiver::Parca, url, false, PATIENCE).is_err(),
+                "{url}"
+            );
         }
     }
 }

@@ -293,6 +293,10 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
         PUSH,
     ),
     (
+        "mem_profiler -s 60 -p checkoutd --push http://127.0.0.1:4040 --to pyroscope",
+        PUSH,
+    ),
+    (
         "clickhouse-client --queries-file deploy/clickhouse/schema.sql",
         CLICKHOUSE,
     ),

@@ -1,0 +1,128 @@
+//! Receivers of profiles, as processes of their own, and `push` to them. PyPI must be in reach the
+//! first time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use heap_format::Profile;
+use serde_json::Value;
+
+use crate::session::tool;
+use crate::{Outcome, Scratch, Session, Target, run};
+
+/// A Python with OpenTelemetry's messages and the official gRPC server, made once for a build directory.
+fn python() -> PathBuf {
+    let exe = std::env::current_exe().expect("a running test has a path");
+    let target = exe.ancestors().nth(3).expect("cargo's directories");
+    let made = target.join("otlp-1.45.2-grpc");
+    if !made.join("bin/python").exists() {
+        let half = target.join(format!(
+            "otlp-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
+        tool(
+            "python3",
+            ["-m".as_ref(), "venv".as_ref(), half.as_os_str()],
+        );
+        let python = half.join("bin/python");
+        let python = python.to_str().expect("a path of ours");
+        tool(
+            python,
+            [
+                "-m",
+                "pip",
+                "-q",
+                "install",
+                "opentelemetry-proto==1.45.2",
+                "grpcio==1.85.1",
+            ],
+        );
+        // Another test may have been faster.
+        let _ = fs::rename(&half, &made);
+    }
+    made.join("bin/python")
+}
+
+/// A receiver with its log.
+pub struct Receiver {
+    server: Target,
+    /// Where it is.
+    pub url: String,
+    log: PathBuf,
+}
+
+impl Receiver {
+    /// Starts one that speaks this protocol, and answers the first requests so.
+    pub fn start(scratch: &Scratch, kind: &str, answers: &[&str]) -> Self {
+        Self::of(scratch, "receiver", &[&[kind, "LOG"], answers].concat())
+    }
+
+    /// Starts one that takes OTLP over gRPC alone.
+    pub fn of_grpc(scratch: &Scratch) -> Self {
+        Self::of(scratch, "grpc_receiver", &[])
+    }
+
+    fn of(scratch: &Scratch, script: &str, arguments: &[&str]) -> Self {
+        let log = scratch.file("received");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("push")
+            .join(script);
+        let mut command = Command::new(python());
+        command.arg(script);
+        for argument in arguments {
+            match *argument {
+                "LOG" => command.arg(&log),
+                argument => command.arg(argument),
+            };
+        }
+        let mut server = Target::start(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+        let url = format!("http://127.0.0.1:{}", server.hear());
+        Self { server, url, log }
+    }
+
+    /// What came, none of which broke a rule.
+    pub fn received(&self) -> Vec<Value> {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"));
+        let lines: Vec<Value> = lines.collect();
+        for line in &lines {
+            assert!(line["error"].is_null(), "{line}");
+        }
+        lines
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.server.kill();
+    }
+}
+
+/// A dump of a program with many sites.
+pub fn dump(scratch: &Scratch) -> (PathBuf, Profile) {
+    let program = scratch.compile("truth.cpp", &[]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(scratch, target.pid(), "1024");
+    target.say("go 2000 4 1024");
+    target.hear_until("done");
+    let outcome = session.stop();
+    target.finish_well();
+    (outcome.dump(), outcome.profile())
+}
+
+/// `push` by this protocol.
+pub fn push(scratch: &Scratch, to: &str, url: &str) -> Command {
+    let mut command = scratch.profiler();
+    command.args(["push", "--to", to, url]);
+    command
+}
+
+/// Pushes a dump, by a command that ends.
+pub fn push_dump(scratch: &Scratch, to: &str, url: &str, dump: &Path) -> Outcome {
+    run(push(scratch, to, url).arg("--dumps").arg(dump))
+}
