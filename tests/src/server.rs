@@ -1,10 +1,14 @@
 //! `mem_profiler serve`, and a client that sends what it is told to.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::ops::Deref;
-use std::process::Stdio;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use heap_format::Profile;
 
 use crate::{Scratch, Target};
 
@@ -60,6 +64,14 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
+    /// The content as a profile.
+    #[track_caller]
+    pub fn profile(&self) -> Profile {
+        let status = self.status;
+        heap_format::read(&self.body, "answer")
+            .unwrap_or_else(|error| panic!("{status} {error}: {}", self.text()))
+    }
+
     /// The same of an answer that must be of this status.
     #[track_caller]
     pub fn expect(&self, status: u16) -> String {
@@ -69,10 +81,22 @@ impl Answer {
     }
 }
 
+/// The total of each column.
+pub fn totals(profile: &Profile) -> BTreeMap<String, i64> {
+    let types = profile.sample_types.iter().enumerate();
+    types
+        .map(|(column, t)| (t.kind.clone(), profile.total(column)))
+        .collect()
+}
+
 impl Server {
     /// Starts one with these options.
     pub fn start(scratch: &Scratch, options: &[&str]) -> Self {
-        let mut command = scratch.profiler();
+        Self::by(scratch.profiler(), options)
+    }
+
+    /// Starts one by a command that is `mem_profiler`, in one way or another.
+    pub fn by(mut command: Command, options: &[&str]) -> Self {
         command
             .args(["serve", "--listen", "127.0.0.1:0"])
             .args(options)
@@ -85,6 +109,20 @@ impl Server {
             client: Client { address },
             target,
         }
+    }
+
+    /// A program with many sites that it samples, which is quiet after it has allocated.
+    pub fn quiet(&self, scratch: &Scratch) -> (Target, PathBuf) {
+        let program = scratch.compile("truth.cpp", &[]);
+        let mut target = Target::start(&mut scratch.preloaded(&program));
+        assert_eq!(target.hear(), "ready");
+        let pid = target.pid();
+        let started = self.post(&format!("/api/start?pid={pid}&interval=512"));
+        started.expect(200);
+        scratch.wait_for_sampling(pid);
+        target.say("go 2000 4 1024");
+        target.hear_until("done");
+        (target, program)
     }
 
     /// Its process.

@@ -161,7 +161,7 @@ class All {
     const header = make("header", "", {}, make("h1", "mem_profiler"), this.sum, this.said);
     this.body = make("tbody");
     const head = make("tr");
-    for (const [text, key, kind] of [["Process", "name", "left"], ["State", "state", "left"], ["Live heap", "live_bytes"], ["", "", "wide"], ["Growth", "growth_per_second"], ["Allocating", "alloc_per_second", "wide"], ["RSS", "rss_bytes"], ["", ""]]) {
+    for (const [text, key, kind] of [["Process", "name", "left"], ["State", "state", "left"], ["Live heap", "live_bytes"], ["", "", "wide"], ["Growth", "growth_per_second"], ["Allocating", "alloc_per_second", "wide"], ["RSS", "rss_bytes", "mid"], ["", ""]]) {
       const th = make("th", "", { class: kind || "", scope: "col" });
       if (key) {
         const b = make("button", text, { type: "button" });
@@ -210,7 +210,7 @@ class All {
       make("td", "", { class: "wide" }, spark(row.history)),
       make("td", rate(row.growth_per_second), { class: growth > 0 ? "more" : growth < 0 ? "less" : "" }),
       make("td", row.alloc_per_second === null ? "–" : `${size(row.alloc_per_second)}/s`, { class: "wide" }),
-      make("td", size(row.rss_bytes)),
+      make("td", size(row.rss_bytes), { class: "mid" }),
       make("td", "", {}, b));
   }
 }
@@ -265,7 +265,10 @@ class One {
     this.plot.replaceChildren(chart(row.history, Math.max(320, this.plot.clientWidth || 1000)));
     const shown = this.main.querySelector("iframe");
     if (!shown && row.samples > 0) this.load();
-    else if (!shown && !this.main.firstChild) this.main.append(make("section", "", { class: "tab" }, remark("Nothing was sampled yet: start a session.")));
+    else if (!shown) {
+      const next = sampled ? "the process has allocated too little since its session began." : "start a session.";
+      this.main.replaceChildren(make("section", "", { class: "tab" }, remark(`Nothing was sampled yet: ${next}`)));
+    }
   }
   // Makes the report anew while there is something new to show and somebody follows.
   renew() {
