@@ -142,11 +142,21 @@ pub async fn serve(
                     begin(&shared, stream, number);
                 }
                 // Out of descriptors, mostly: some are closed in a moment.
-                Err(_) => tokio::time::sleep(BREATH).await,
+                Err(error) if is_short(&error) => tokio::time::sleep(BREATH).await,
+                // A client that has left already.
+                Err(_) => {}
             }
         }
     });
     either(accepting, end).await;
+}
+
+/// Whether there is no room for another connection, so that trying again at once is no use.
+fn is_short(error: &io::Error) -> bool {
+    let short = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+    error
+        .raw_os_error()
+        .is_none_or(|code| short.contains(&code))
 }
 
 /// Until one of the two is done.
@@ -171,7 +181,8 @@ impl Listener {
         Ok(match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                stream.set_nodelay(true)?;
+                // Without it small answers come later.
+                let _ = stream.set_nodelay(true);
                 Box::new(stream)
             }
             Self::Unix(listener) => Box::new(listener.accept().await?.0),
@@ -201,9 +212,7 @@ async fn connection(
     let service = service_fn(move |request| {
         let (shared, is_busy) = (Arc::clone(&answering), Arc::clone(&is_busy));
         async move {
-            is_busy.store(true, Ordering::Relaxed);
-            let reply = answer(&shared, request).await;
-            is_busy.store(false, Ordering::Relaxed);
+            let reply = answer(&shared, request, &is_busy).await;
             Ok::<_, Infallible>(response(&shared, reply))
         }
     });
@@ -219,9 +228,16 @@ async fn connection(
     shared.forget(number);
 }
 
-async fn answer(shared: &Shared, request: hyper::Request<Incoming>) -> Reply {
+/// Reads a request and answers it. Only who is worked for is busy: one that sends slowly may be
+/// closed in favour of others.
+async fn answer(shared: &Shared, request: hyper::Request<Incoming>, is_busy: &AtomicBool) -> Reply {
     match read(shared, request).await {
-        Ok(request) => work(shared, request).await,
+        Ok(request) => {
+            is_busy.store(true, Ordering::Relaxed);
+            let reply = work(shared, request).await;
+            is_busy.store(false, Ordering::Relaxed);
+            reply
+        }
         Err(refusal) => refusal,
     }
 }

@@ -5,6 +5,7 @@ use std::io::BufWriter;
 use std::time::Duration;
 
 use mem_controller::live;
+use tokio::sync::Semaphore;
 
 use crate::job::Job;
 use crate::reply::{Reply, Step};
@@ -16,9 +17,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The page has a policy of its own, which allows its scripts alone.
 const POLICY: &str = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'";
 
+/// Most pages that are made at a time, each by a program of its own.
+const MOST: usize = 4;
+/// Room for pages.
+static ROOM: Semaphore = Semaphore::const_new(MOST);
+
 /// Of the last session of a process, whether it runs or not.
 pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one(request.process())?;
+    let room = ROOM.try_acquire();
+    let room = room.map_err(|_| Reply::refusal(503, "other reports are being made: try again"))?;
     let live = live::profile(&agent, "the live page");
     let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
     let live = live.ok_or_else(|| {
@@ -39,7 +47,8 @@ pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
     let job = Job::start("mem_parser", directory, PATIENCE, |command| {
         command.args(["--html", "-f", "now.heap", "-o", "page.html"]);
     })?;
-    Ok(job.then(Duration::ZERO, |job| {
+    Ok(job.then(Duration::ZERO, move |job| {
+        drop(room);
         let page = std::fs::read(job.path().join("page.html"));
         let page = page.map_err(|error| Reply::refusal(500, error.to_string()))?;
         let reply = Reply::of("text/html; charset=utf-8", page);

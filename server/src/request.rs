@@ -142,4 +142,30 @@ mod tests {
             assert_eq!(request.seconds().unwrap_err().status, 400, "{seconds}");
         }
     }
+
+    #[test]
+    fn what_was_encoded_is_read_and_anything_else_is_refused_without_a_panic() {
+        // A fixed sequence of xorshift.
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % below
+        };
+        const ODD: &[char] = &['%', '&', '=', '+', '/', '?', 'p', '4', 'f', '\0', 'é', ' '];
+        for _ in 0..20_000 {
+            let length = random(20);
+            let text: String = (0..length)
+                .map(|_| ODD[random(ODD.len() as u64) as usize])
+                .collect();
+            let encoded: String = text.bytes().map(|byte| format!("%{byte:02x}")).collect();
+            let asked = Request::parse(&format!("/p/{encoded}/x"), &format!("name={encoded}"));
+            let asked = asked.unwrap();
+            assert_eq!(asked.process.as_deref(), Some(text.as_str()));
+            assert_eq!(asked.query["name"], text);
+            let raw = Request::parse(&format!("/p/{text}"), &text);
+            assert!(raw.is_ok() || raw.is_err_and(|refusal| refusal.status == 400));
+        }
+    }
 }

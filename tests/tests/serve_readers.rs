@@ -112,9 +112,7 @@ fn readers_over_http_find_the_totals_of_a_dump() {
             close(column, expected[column], perl_total(&table));
         }
     }
-    let growth = server.get(&format!("{base}/pprof/growth")).profile();
-    let bytes = growth.total(growth.type_index("space").unwrap());
-    close("growth", expected["inuse_space"], bytes as f64);
+    growths(&server, &base, expected["inuse_space"]);
     symbols(&server, &base, &ours, &program);
     server.stop();
     assert!(
@@ -122,6 +120,25 @@ fn readers_over_http_find_the_totals_of_a_dump() {
         "the server took its session along"
     );
     target.finish_well();
+}
+
+/// What the heap has grown by, in both formats, since the session began and in a second of quiet.
+fn growths(server: &Server, base: &str, expected: i64) {
+    for (path, column) in [
+        ("pprof/growth", "space"),
+        ("debug/pprof/growth?debug=1", "space"),
+        ("debug/pprof/growth", "inuse_space"),
+    ] {
+        let growth = server.get(&format!("{base}/{path}")).profile();
+        close(path, expected, totals(&growth)[column] as f64);
+        let mark = if path.contains('?') { '&' } else { '?' };
+        let quiet = server.get(&format!("{base}/{path}{mark}seconds=1"));
+        quiet.expect(200);
+        // A text of nothing is no profile of anything.
+        if column == "inuse_space" {
+            assert_eq!(totals(&quiet.profile())[column], 0, "{path}");
+        }
+    }
 }
 
 fn close(column: &str, ours: i64, theirs: f64) {

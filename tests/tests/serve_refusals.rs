@@ -209,6 +209,15 @@ fn attackers_do_not_keep_others_out() {
         held.push(stream);
     }
     healthy();
+    // 600 more that announce a body and never send it: who sends slowly keeps nobody out either.
+    for _ in 0..600 {
+        let mut stream = server.connect();
+        let head =
+            "POST /pprof/symbol HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4096\r\n\r\n0x";
+        let _ = stream.write_all(head.as_bytes());
+        held.push(stream);
+    }
+    healthy();
     let flood = |head: &str, unit: &str, count: usize| {
         let mut request = head.as_bytes().to_vec();
         request.extend(unit.repeat(count).into_bytes());
