@@ -1,12 +1,13 @@
 //! The rules found so far, shared by all threads.
 //!
-//! Four-way set-associative; a set is one cache line. An entry is a key (return
-//! address and generation) and a rule. A writer takes an entry by replacing its key
+//! Four-way set-associative; a set is one cache line, in which each address has an entry that is
+//! taken if it is free and looked at first. An entry is a key (return address and generation) and a
+//! rule. A writer takes an entry by replacing its key
 //! with [`BUSY`], stores the rule, then the new key; a reader takes the rule only if
 //! the key is its own before and after. Within one generation the rule of a key never
 //! changes, so the key may come and go between: the rule is still the right one.
 //!
-//! Cost of a hit: one line, one to four compares.
+//! Cost of a hit: one line and, as long as the cache is not crowded, one compare.
 
 use crate::rule::Rule;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -15,17 +16,41 @@ const WAYS: usize = 4;
 const SETS: usize = 4096;
 const BUSY: u64 = u64::MAX;
 
+/// A rule and its key.
+#[repr(C)]
+struct Entry {
+    key: AtomicU64,
+    rule: AtomicU64,
+}
+
+impl Entry {
+    /// The rule, if it is the key's.
+    #[inline(always)]
+    fn of(&self, key: u64) -> Option<Rule> {
+        if self.key.load(Ordering::Acquire) != key {
+            return None;
+        }
+        let rule = self.rule.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        (self.key.load(Ordering::Relaxed) == key).then_some(Rule::from_bits(rule))
+    }
+}
+
 #[repr(C, align(64))]
 struct Set {
-    keys: [AtomicU64; WAYS],
-    rules: [AtomicU64; WAYS],
+    entries: [Entry; WAYS],
 }
 
 impl Set {
     const fn new() -> Self {
-        let keys = [const { AtomicU64::new(0) }; WAYS];
-        let rules = [const { AtomicU64::new(0) }; WAYS];
-        Self { keys, rules }
+        Self {
+            entries: [const {
+                Entry {
+                    key: AtomicU64::new(0),
+                    rule: AtomicU64::new(0),
+                }
+            }; WAYS],
+        }
     }
 }
 
@@ -45,47 +70,55 @@ impl RuleCache {
     }
 
     /// The rule of a return address in a generation, if it is known.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn get(&self, ip: u64, generation: u16) -> Option<Rule> {
         let key = key(ip, generation);
-        let set = &self.sets[set_of(ip)];
-        for way in 0..WAYS {
-            if set.keys[way].load(Ordering::Acquire) == key {
-                let rule = set.rules[way].load(Ordering::Relaxed);
-                fence(Ordering::Acquire);
-                if set.keys[way].load(Ordering::Relaxed) == key {
-                    return Some(Rule::from_bits(rule));
-                }
-            }
+        let (set, first) = place_of(ip);
+        let rule = self.sets[set].entries[first].of(key);
+        if rule.is_some() {
+            return rule;
         }
-        None
+        self.elsewhere(set, key)
+    }
+
+    /// [`get`](Self::get) of a rule that is not in the place that is looked at first.
+    #[inline(never)]
+    fn elsewhere(&self, set: usize, key: u64) -> Option<Rule> {
+        self.sets[set]
+            .entries
+            .iter()
+            .find_map(|entry| entry.of(key))
     }
 
     /// Remembers a rule, in place of another if the set is full. May do nothing when
     /// threads race.
     pub fn put(&self, ip: u64, generation: u16, rule: Rule) {
         let key = key(ip, generation);
-        let set = &self.sets[set_of(ip)];
+        let (set, first) = place_of(ip);
+        let entries = &self.sets[set].entries;
         let stale = |k: u64| k == 0 || k as u16 != generation;
-        let keys = || set.keys.iter().map(|k| k.load(Ordering::Relaxed));
-        if keys().any(|k| k == key) {
+        let key_of = |way: usize| entries[way].key.load(Ordering::Relaxed);
+        if (0..WAYS).any(|way| key_of(way) == key) {
             return;
         }
-        let victim = keys()
-            .position(|k| k != BUSY && stale(k))
+        let victim = (first..first + WAYS)
+            .map(|way| way % WAYS)
+            .find(|way| key_of(*way) != BUSY && stale(key_of(*way)))
             .unwrap_or((rule.bits().wrapping_add(ip >> 3) % WAYS as u64) as usize);
-        let old = set.keys[victim].load(Ordering::Relaxed);
+        let victim = &entries[victim];
+        let old = victim.key.load(Ordering::Relaxed);
         if old == BUSY {
             return;
         }
-        let taken =
-            set.keys[victim].compare_exchange(old, BUSY, Ordering::Acquire, Ordering::Relaxed);
+        let taken = victim
+            .key
+            .compare_exchange(old, BUSY, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_ok() {
             // The rule must not become visible before the key is gone.
             fence(Ordering::Release);
-            set.rules[victim].store(rule.bits(), Ordering::Relaxed);
-            set.keys[victim].store(key, Ordering::Release);
+            victim.rule.store(rule.bits(), Ordering::Relaxed);
+            victim.key.store(key, Ordering::Release);
         }
     }
 }
@@ -95,9 +128,12 @@ fn key(ip: u64, generation: u16) -> u64 {
     ip << 16 | u64::from(generation)
 }
 
+/// The set of a return address, and the entry there that is looked at first.
 #[inline]
-fn set_of(ip: u64) -> usize {
-    (ip.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - SETS.ilog2())) as usize
+fn place_of(ip: u64) -> (usize, usize) {
+    const BITS: u32 = (SETS * WAYS).ilog2();
+    let place = (ip.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - BITS)) as usize;
+    (place / WAYS, place % WAYS)
 }
 
 #[cfg(test)]
@@ -141,7 +177,7 @@ mod tests {
     fn racing_writers_never_give_a_wrong_rule() {
         let cache = cache();
         // All in a handful of sets, so that entries are replaced all the time.
-        let ips: std::vec::Vec<u64> = (1u64..).filter(|ip| set_of(*ip) < 4).take(64).collect();
+        let ips: std::vec::Vec<u64> = (1u64..).filter(|ip| place_of(*ip).0 < 4).take(64).collect();
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let (cache, ips) = (&cache, &ips);
