@@ -20,6 +20,7 @@ use shm_protocol::record::CPU_CLASS;
 use shm_protocol::tree::Place;
 use shm_protocol::{Bank, NodeId, RecordId, Tree, tree};
 use unwind::Registers;
+use unwind::seen::{Key, Seen};
 use unwind::walk::{self, Walk, Walker};
 
 /// Stacks for which a thread caches the record.
@@ -50,6 +51,8 @@ pub struct Thread {
     generation: u16,
     /// Nodes above its complete and its truncated stacks in the session's tree.
     roots: [Place; 2],
+    /// Distinguishes its stacks in this session from all others in [`module::seen`].
+    salt: u64,
     /// By stack and size class, see [`cache_key`].
     records: [(u32, RecordId); CACHED],
     walker: Walker,
@@ -66,6 +69,8 @@ struct Interned<'a> {
     tree: &'a Tree<'static>,
     limit: u32,
     roots: [Place; 2],
+    seen: Option<&'static Seen>,
+    salt: u64,
 }
 
 #[inline]
@@ -93,6 +98,26 @@ impl walk::Tree for Interned<'_> {
         };
         self.tree.child(parent, address, self.limit).map(node)
     }
+    #[inline]
+    fn path_to(&self, parent: u64, address: u64) -> u64 {
+        tree::path_to(parent, address)
+    }
+    #[inline]
+    fn seen(&self, stack: Key, address: u64) -> Option<u32> {
+        let leaf = self.seen?.get(stack)?;
+        let node = self.tree.node(leaf)?;
+        (node.address.load(Ordering::Relaxed) == address).then_some(leaf)
+    }
+    #[inline]
+    fn see(&self, stack: Key, leaf: u32) {
+        if let Some(seen) = self.seen {
+            seen.put(stack, leaf);
+        }
+    }
+    #[inline]
+    fn salt(&self) -> u64 {
+        self.salt
+    }
 }
 
 impl Thread {
@@ -101,6 +126,8 @@ impl Thread {
         if self.session != epoch.session {
             self.session = epoch.session;
             self.roots = epoch.bank.roots_of(tid::own());
+            // At random: a forked child has a copy of what its parent has seen.
+            self.salt = seed(self);
             self.records = [(0, 0); CACHED];
             self.walker.forget();
             self.sites.forget();
@@ -132,8 +159,12 @@ impl Thread {
     #[inline]
     pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         let tree = self.tree(epoch);
-        self.walker
-            .walk(*registers, arch::thread_pointer(), &tree, module::Modules)
+        self.walker.walk(
+            *registers,
+            arch::thread_pointer(),
+            &tree,
+            module::Modules::now(),
+        )
     }
 
     /// Meets the epoch, outside of the slow path.
@@ -159,7 +190,7 @@ impl Thread {
         let tree = self.tree(epoch);
         let from = (interrupted.registers, &interrupted.live[..]);
         self.walker
-            .walk_interrupted(from, arch::thread_pointer(), &tree, module::Modules)
+            .walk_interrupted(from, arch::thread_pointer(), &tree, module::Modules::now())
     }
 
     /// The session's tree, with a memo of what is still valid.
@@ -174,6 +205,8 @@ impl Thread {
             tree: &epoch.bank.tree,
             limit: epoch.bank.node_limit(),
             roots: self.roots,
+            seen: module::seen(),
+            salt: self.salt,
         }
     }
 

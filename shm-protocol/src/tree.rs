@@ -38,14 +38,15 @@ impl Place {
             path: (node as u64).wrapping_mul(B),
         }
     }
+}
 
-    /// The hash of a child's path. Its middle bits choose the slot, the upper ones are the tag.
-    #[inline]
-    fn path_to(self, address: u64) -> u64 {
-        (address ^ B)
-            .wrapping_mul(A)
-            .wrapping_add(self.path.wrapping_mul(B))
-    }
+/// The hash of the path to a child. Its middle bits choose the slot, the upper ones are the tag.
+#[inline(always)]
+#[must_use]
+pub fn path_to(parent: u64, address: u64) -> u64 {
+    (address ^ B)
+        .wrapping_mul(A)
+        .wrapping_add(parent.wrapping_mul(B))
 }
 
 const A: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -94,7 +95,7 @@ impl<'a> Tree<'a> {
     /// no room: the caller counts the sample under `[table full]`.
     #[inline]
     pub fn child(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
-        let path = parent.path_to(address);
+        let path = path_to(parent.path, address);
         let node = self.child_at(path, parent.node, address, limit)?;
         Some(Place { node, path })
     }

@@ -13,6 +13,8 @@
 //!   one or two compares for each unchanged frame ([`walk::Walker`]), and the
 //!   result is the same as without the memo: an unwind is a pure function of
 //!   (ip, sp, fp) and the words it read, and those are compared.
+//! - A stack that was seen before, with another one in between, is interned by one lookup
+//!   ([`seen::Seen`]) instead of one for each frame.
 //! - The same rules unwind another process: one frame by [`rule::step`], a whole stack by
 //!   [`remote::walk`], from any [`stack::Memory`] and any [`elf::Module`].
 //!
@@ -48,6 +50,7 @@ mod record;
 pub mod remote;
 mod row;
 pub mod rule;
+pub mod seen;
 mod slow;
 pub mod stack;
 pub mod walk;

@@ -18,6 +18,7 @@ use crate::elf::Image;
 use crate::probe::PAGE;
 use crate::rare;
 use crate::rule::{Base, Rule, Step, Word, plain_step, step};
+use crate::seen::Key;
 use crate::slow;
 use crate::stack::{Ends, Interrupted, Stack};
 use crate::{Cause, Registers};
@@ -58,6 +59,20 @@ pub trait Tree {
     fn truncated(&self) -> Node;
     /// The node of `address` under `parent`; `None` when there is no room.
     fn child(&self, parent: Node, address: u64) -> Option<Node>;
+    /// [`Node::path`] of the child at `address` of a node with the path `parent`.
+    fn path_to(&self, _parent: u64, _address: u64) -> u64 {
+        0
+    }
+    /// The leaf of a stack that was seen before, if that is known; its innermost frame is `address`.
+    fn seen(&self, _stack: Key, _address: u64) -> Option<u32> {
+        None
+    }
+    /// Notes a stack's leaf.
+    fn see(&self, _stack: Key, _leaf: u32) {}
+    /// With what the second hash of all stacks begins: a number of the tree's own.
+    fn salt(&self) -> u64 {
+        0
+    }
 }
 
 /// Where the walked code's rules come from.
@@ -98,12 +113,24 @@ pub struct Walk {
 #[repr(C)]
 struct Frame {
     registers: Registers,
-    node: Node,
+    /// The stack up to it.
+    key: Key,
+    /// Number of its node; 0 where that was not needed yet, which is then so of all frames
+    /// further in but the innermost.
+    node: u32,
     /// Number of words of this frame and all frames further out, which come first in the memo.
     words: u32,
     /// Which of the successive modules at its address its code belongs to, and whether its step
     /// does not depend on fp.
     rule: Rule,
+}
+
+impl Frame {
+    /// The value to intern.
+    #[inline]
+    fn address(&self) -> u64 {
+        tagged(self.registers.ip, self.rule.instance())
+    }
 }
 
 /// A frame of the walk in progress, with what its step read.
@@ -126,6 +153,15 @@ impl Fresh {
 #[inline]
 fn tagged(ip: u64, instance: u8) -> u64 {
     ip | u64::from(instance) << ADDRESS_BITS
+}
+
+/// Places of frames by their stack pointers.
+const PLACES: usize = 128;
+
+/// The place of a frame.
+#[inline(always)]
+fn place_of(sp: u64) -> usize {
+    (sp >> 4 ^ sp >> 11) as usize % PLACES
 }
 
 /// The last of `words` whose value has changed. Compares four at a time, since nearly
@@ -180,6 +216,9 @@ pub struct Walker {
     /// All of their words except [`NEVER`] lie between these.
     span: (u64, u64),
     truncated: Option<Cause>,
+    /// Frames of the memo by their stack pointers ([`place_of`]): the last one of each place. May
+    /// be of a former memo.
+    by_sp: [u16; PLACES],
     scratch: MaybeUninit<Scratch>,
     frames: [MaybeUninit<Frame>; MAX_FRAMES],
     /// One more than the memo can hold: see `intern`.
@@ -478,18 +517,24 @@ impl Walker {
             .unwrap_or(Step::Truncated(Cause::Unsupported))
     }
 
-    /// The memo's frame with these registers, if there is one; `known` becomes the
-    /// number of frames from it outwards.
+    /// The memo's frame with these registers, if there is one among the first `known`, which then
+    /// becomes the number of frames from it outwards. If frames share a place in `by_sp` one may not
+    /// be met: the walk goes on to the next.
     #[inline]
     fn meet(&self, at: Registers, known: &mut usize) -> Option<usize> {
-        while *known > 0 && self.frame(*known - 1).registers.sp < at.sp {
-            *known -= 1;
+        let index = usize::from(self.by_sp[place_of(at.sp)]);
+        if index >= *known {
+            return None;
         }
-        let index = known.checked_sub(1)?;
         let frame = self.frame(index);
-        let same = frame.registers.ip == at.ip
-            && frame.registers.sp == at.sp
-            && (frame.registers.fp == at.fp || frame.rule.ignores_fp());
+        // One branch: which of them differs cannot be foreseen.
+        if (frame.registers.sp ^ at.sp) | (frame.registers.ip ^ at.ip) != 0 {
+            return None;
+        }
+        let same = frame.registers.fp == at.fp || frame.rule.ignores_fp();
+        if same {
+            *known = index + 1;
+        }
         same.then_some(index)
     }
 
@@ -538,34 +583,57 @@ impl Walker {
         fresh
     }
 
-    /// Puts the new frames on top of the kept ones, with their nodes. There is room for
-    /// both: `walk` ensures it.
+    /// Puts the new frames on top of the kept ones, and finds the node of the last. There is room
+    /// for both: `walk` ensures it.
     #[inline]
     fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
-        let (mut node, mut words) = match trace.kept {
-            0 if self.truncated.is_some() => (tree.truncated(), 0),
-            0 => (tree.root(), 0),
+        self.len = trace.kept + trace.fresh;
+        debug_assert!(self.len <= MAX_FRAMES);
+        self.remember(trace, tree);
+        let leaf = self.leaf(tree);
+        if leaf.is_none() {
+            self.len = 0;
+        }
+        Walk {
+            leaf,
+            truncated: self.truncated,
+        }
+    }
+
+    /// The node above the memo's frames.
+    #[inline]
+    fn root<T: Tree>(&self, tree: &T) -> Node {
+        match self.truncated {
+            Some(_) => tree.truncated(),
+            None => tree.root(),
+        }
+    }
+
+    /// Copies the new frames to the memo, on top of those that are kept.
+    #[inline]
+    fn remember<T: Tree>(&mut self, trace: &Trace, tree: &T) {
+        let (mut key, mut words) = match trace.kept {
+            0 => {
+                let (path, check) = (self.root(tree).path, tree.salt());
+                (Key { path, check }, 0)
+            }
             kept => (
-                self.frame(kept - 1).node,
+                self.frame(kept - 1).key,
                 self.frame(kept - 1).words as usize,
             ),
         };
-        self.len = trace.kept + trace.fresh;
-        debug_assert!(self.len <= MAX_FRAMES);
-        for index in 0..trace.fresh {
+        for index in trace.kept..trace.kept + trace.fresh {
             // SAFETY: `trace` wrote the first `fresh` ones.
             let fresh = unsafe {
-                let inwards = trace.fresh - 1 - index;
+                let inwards = trace.kept + trace.fresh - 1 - index;
                 self.fresh.get_unchecked(inwards).assume_init_ref()
             };
-            let Some(child) = tree.child(node, fresh.address()) else {
-                self.len = 0;
-                return Walk {
-                    leaf: None,
-                    truncated: self.truncated,
-                };
+            let address = fresh.address();
+            key = Key {
+                path: tree.path_to(key.path, address),
+                check: key.check_with(address),
             };
-            node = child;
+            self.by_sp[place_of(fresh.registers.sp)] = index as u16;
             // SAFETY: at most MAX_FRAMES frames, the caller's, each with two words at most,
             // and room for one more word: both are always written, without branches, and the
             // next frame overwrites the second if it is unused.
@@ -574,20 +642,60 @@ impl Walker {
                     self.words.get_unchecked_mut(words).write(word);
                     words += usize::from(word.at != 0);
                 }
-                self.frames
-                    .get_unchecked_mut(trace.kept + index)
-                    .write(Frame {
-                        registers: fresh.registers,
-                        node,
-                        words: words as u32,
-                        rule: fresh.rule,
-                    });
+                self.frames.get_unchecked_mut(index).write(Frame {
+                    registers: fresh.registers,
+                    key,
+                    node: 0,
+                    words: words as u32,
+                    rule: fresh.rule,
+                });
             }
         }
-        Walk {
-            leaf: Some(node.id),
-            truncated: self.truncated,
+    }
+
+    /// The node of the memo's innermost frame; `None`: no room.
+    #[inline]
+    fn leaf<T: Tree>(&mut self, tree: &T) -> Option<u32> {
+        let Some(last) = self.len.checked_sub(1) else {
+            return Some(self.root(tree).id);
+        };
+        let frame = self.frame(last);
+        if frame.node != 0 {
+            return Some(frame.node);
         }
+        match tree.seen(frame.key, frame.address()) {
+            Some(leaf) => {
+                self.set_node(last, leaf);
+                Some(leaf)
+            }
+            None => self.leaf_anew(tree),
+        }
+    }
+
+    /// Finds or makes the nodes of the frames whose nodes are not known, outermost first.
+    #[inline(never)]
+    fn leaf_anew<T: Tree>(&mut self, tree: &T) -> Option<u32> {
+        let known = |index: &usize| self.frame(*index).node != 0;
+        let from = (0..self.len).rev().find(known).map_or(0, |last| last + 1);
+        let mut node = match from {
+            0 => self.root(tree),
+            _ => Node {
+                id: self.frame(from - 1).node,
+                path: self.frame(from - 1).key.path,
+            },
+        };
+        for index in from..self.len {
+            node = tree.child(node, self.frame(index).address())?;
+            self.set_node(index, node.id);
+        }
+        tree.see(self.frame(self.len - 1).key, node.id);
+        Some(node.id)
+    }
+
+    #[inline]
+    fn set_node(&mut self, index: usize, node: u32) {
+        // SAFETY: callers pass an index below `len`, up to which frames are written.
+        unsafe { self.frames.get_unchecked_mut(index).assume_init_mut() }.node = node;
     }
 
     /// Interns the innermost frames only, and leaves the memo empty.
@@ -597,8 +705,7 @@ impl Walker {
         let from_kept = trace.kept.min(DEEP_FRAMES - from_fresh);
         let mut node = Some(tree.truncated());
         for index in trace.kept - from_kept..trace.kept {
-            let frame = self.frame(index);
-            let address = tagged(frame.registers.ip, frame.rule.instance());
+            let address = self.frame(index).address();
             node = node.and_then(|parent| tree.child(parent, address));
         }
         for index in (0..from_fresh).rev() {

@@ -1,4 +1,4 @@
-//! Tables of modules and their rules. Mapped when the first session begins: a process
+//! Tables of modules, their rules, and the stacks seen. Mapped when the first session begins: a process
 //! that is never profiled does not pay for it, not even in address space.
 
 use super::Slot;
@@ -7,6 +7,7 @@ use core::mem::size_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use unwind::cache::RuleCache;
+use unwind::seen::Seen;
 
 /// Most modules that are kept apart. Beyond, modules are looked up each time.
 pub const CAPACITY: usize = 1024;
@@ -17,6 +18,8 @@ pub struct Tables {
     pub rules: RuleCache,
     /// Modules that have been on a stack.
     pub slots: [Slot; CAPACITY],
+    /// Leaves of the stacks that were seen.
+    pub seen: Seen,
 }
 
 /// Null before the first session.

@@ -4,13 +4,19 @@ use super::*;
 use crate::rule::Kind;
 use proptest::prelude::*;
 use std::boxed::Box;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::vec;
 use std::vec::Vec;
 
+/// The nodes by parent and address, and the leaves by the second hash of their stacks.
 #[derive(Default)]
-struct Interned(RefCell<HashMap<(u32, u64), u32>>);
+struct Interned {
+    nodes: RefCell<HashMap<(u32, u64), u32>>,
+    leaves: RefCell<HashMap<u64, u32>>,
+    /// How many nodes were asked for.
+    asked: Cell<usize>,
+}
 
 impl Tree for Interned {
     fn root(&self) -> Node {
@@ -20,15 +26,24 @@ impl Tree for Interned {
         1.into()
     }
     fn child(&self, parent: Node, address: u64) -> Option<Node> {
-        let mut map = self.0.borrow_mut();
+        self.asked.set(self.asked.get() + 1);
+        let mut map = self.nodes.borrow_mut();
         let next = map.len() as u32 + 2;
         Some((*map.entry((parent.id, address)).or_insert(next)).into())
+    }
+    fn seen(&self, stack: Key, address: u64) -> Option<u32> {
+        let leaf = *self.leaves.borrow().get(&stack.check)?;
+        assert_eq!(self.path(leaf).0.first(), Some(&address));
+        Some(leaf)
+    }
+    fn see(&self, stack: Key, leaf: u32) {
+        self.leaves.borrow_mut().insert(stack.check, leaf);
     }
 }
 
 impl Interned {
     fn path(&self, mut node: u32) -> (Vec<u64>, bool) {
-        let map = self.0.borrow();
+        let map = self.nodes.borrow();
         let mut path = Vec::new();
         while node > 1 {
             let (&(parent, address), _) = map.iter().find(|(_, id)| **id == node).unwrap();
@@ -132,6 +147,31 @@ proptest! {
             prop_assert_eq!(&tree.path(expected.leaf.unwrap()).0, ips);
         }
     }
+}
+
+#[test]
+fn a_stack_that_was_seen_asks_for_no_node() {
+    let mut memory = vec![0u64; 64];
+    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walk = |ips: &[u64]| {
+        let start = lay(&mut memory, ips);
+        let asked = tree.asked.get();
+        let leaf = walker.walk(start, 0, &tree, rules).leaf.unwrap();
+        assert_eq!(tree.path(leaf).0, ips);
+        (leaf, tree.asked.get() - asked)
+    };
+    let (one, other) = ([0x10, 0x20, 0x30, 0x50], [0x10, 0x22, 0x40, 0x50]);
+    let (first, asked) = walk(&one);
+    assert_eq!(asked, 4);
+    let (second, asked) = walk(&other);
+    assert_eq!(asked, 3);
+    for _ in 0..3 {
+        assert_eq!(walk(&one), (first, 0));
+        assert_eq!(walk(&other), (second, 0));
+    }
+    // Below frames whose nodes were not needed until now.
+    assert_ne!(walk(&[0x11, 0x20, 0x30, 0x50]).0, first);
+    assert_eq!(walk(&one), (first, 0));
 }
 
 #[test]
