@@ -122,6 +122,11 @@ struct Turn {
 /// Pid of the process in which a thread asks; a forked child does not wait for its parent's.
 static ASKING: AtomicU32 = AtomicU32::new(0);
 
+/// Whether a thread of this process asks just now.
+pub fn is_asking() -> bool {
+    ASKING.load(Ordering::Relaxed) == sys::pid()
+}
+
 impl Turn {
     fn take() -> Self {
         let own = sys::pid();

@@ -4,6 +4,8 @@
 //!
 //! Where the program has gperftools' own profiler, all of it is left to that.
 
+mod switch;
+
 use crate::controller::{self, Answer};
 use crate::sys::{self, Text, variable};
 use core::ffi::{CStr, c_char, c_int};
@@ -64,8 +66,10 @@ pub fn start() {
             name.push_number(u64::from(sys::pid()));
         }
     }
-    if let Some(name) = name.as_c_str() {
-        begin(name);
+    let Some(name) = name.as_c_str() else { return };
+    match variable(c"CPUPROFILESIGNAL").filter(|number| !number.is_empty()) {
+        Some(number) => switch::install(name, number),
+        None => drop(begin(name)),
     }
 }
 

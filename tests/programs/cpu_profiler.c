@@ -2,7 +2,9 @@
 //
 //   cpu_profiler FILE          profiles one of its two functions
 //   cpu_profiler FILE fork     the same; a child ends while it is profiled
+//   cpu_profiler switch        sends itself SIGUSR2 around some of its work, twice
 //   cpu_profiler               only works
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +44,15 @@ __attribute__((noinline, noclone)) void unprofiled(void) { work(0.2); sink++; }
 
 int main(int count, char **arguments) {
     unprofiled();
-    if (count > 1) {
+    if (count > 1 && !strcmp(arguments[1], "switch")) {
+        raise(SIGUSR2);
+        profiled();
+        raise(SIGUSR2);
+        unprofiled();
+        raise(SIGUSR2);
+        unprofiled();
+        raise(SIGUSR2);
+    } else if (count > 1) {
         struct ProfilerState state;
         printf("started: %d\n", ProfilerStart(arguments[1]));
         printf("again: %d\n", ProfilerStart("/nowhere/at/all"));

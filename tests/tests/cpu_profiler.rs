@@ -70,6 +70,35 @@ fn a_variable_profiles_the_whole_run_and_each_child_by_itself() {
     assert!((0.8..=1.0).contains(&all), "{all} {outcome:?}");
 }
 
+/// A signal begins a profile, and ends it when it comes again; each has a file.
+#[test]
+fn a_signal_switches_profiles() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("cpu_profiler.c", &[]);
+    let file = scratch.file("switched.prof");
+    let start = |signal: &str| {
+        let mut command = scratch.preloaded(&program);
+        command.env("CPUPROFILE", &file);
+        run(command.env("CPUPROFILESIGNAL", signal).arg("switch"))
+    };
+    let outcome = start(&libc::SIGUSR2.to_string());
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(!file.exists(), "{outcome:?}");
+    let found = ["0", "1"].map(|number| {
+        let file = PathBuf::from(format!("{}.{number}", file.display()));
+        [" profiled", " unprofiled"].map(|name| seconds(&program, &file, name))
+    });
+    // What a function took is its own: half a second, and a fifth.
+    assert!((0.4..=0.6).contains(&found[0][0]), "{found:?} {outcome:?}");
+    assert!(found[0][1] < 0.05, "{found:?} {outcome:?}");
+    assert!(found[1][0] < 0.05, "{found:?} {outcome:?}");
+    assert!((0.1..=0.3).contains(&found[1][1]), "{found:?} {outcome:?}");
+    for (wrong, why) in [("99", "no signal's number"), ("9", "cannot be handled")] {
+        let outcome = start(wrong);
+        assert!(outcome.stderr.contains(why), "{wrong}: {outcome:?}");
+    }
+}
+
 #[test]
 fn a_profile_outlives_the_process_that_is_killed() {
     let scratch = Scratch::new();
