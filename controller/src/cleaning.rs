@@ -5,7 +5,7 @@ use crate::discovery::{Agent, Discovery, Found, Life, run_directories};
 use crate::launch;
 use crate::segment::{Directory, Head, Refusal, default_directory};
 use crate::select::Selection;
-use crate::target::uncollected;
+use crate::target::{uncollected, uncollected_time};
 use crate::text;
 
 /// Result of a cleaning.
@@ -58,7 +58,9 @@ impl Cleaned {
     fn remove(&mut self, agent: &Agent, all: bool) {
         let mut head = Head::new();
         let header = agent.segment.head(&mut head);
-        let wanted = header.is_ok_and(|header| uncollected(agent, &header).is_some());
+        let wanted = header.is_ok_and(|header| {
+            uncollected(agent, &header).is_some() || uncollected_time(agent, &header).is_some()
+        });
         let size = agent.segment.memory_bytes().unwrap_or(0);
         // A controller that holds the lock is about to write the dump.
         if wanted && !all || !agent.segment.lock().unwrap_or(false) {

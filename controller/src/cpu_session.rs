@@ -5,6 +5,7 @@ mod description;
 mod engine;
 mod inside;
 mod profile;
+pub mod remains;
 mod signals;
 mod targets;
 pub mod timers;
@@ -447,6 +448,7 @@ impl Run {
         Session {
             sampling: self.engine.facts(self.settings.mode),
             format: self.settings.format,
+            has_clock: true,
             start_unix_ns: self.start_unix_ns,
             length: self.start.elapsed(),
         }

@@ -9,7 +9,7 @@ use crate::cgroup;
 use crate::discovery::{Agent, Life};
 use crate::process;
 use crate::segment::Head;
-use crate::target::{Deadline, Error, is_running, obstacle, uncollected};
+use crate::target::{Deadline, Error, is_running, obstacle, uncollected, uncollected_time};
 use crate::text;
 use crate::triggers::rss_bytes;
 
@@ -149,8 +149,9 @@ fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
 }
 
 fn state(agent: &Agent, header: &Header<'_>, running: bool) -> &'static str {
-    let kept = uncollected(agent, header).is_some();
     let alive = agent.life == Life::Running;
+    let kept =
+        uncollected(agent, header).is_some() || !alive && uncollected_time(agent, header).is_some();
     match alive.then(|| obstacle(agent, header)).flatten() {
         Some(Error::Musl) => return "not sampled: musl",
         Some(Error::Sanitizer) => return "not sampled: sanitizer",

@@ -74,6 +74,17 @@ pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     (bank.session() == session.number && bank.totals().samples > 0).then_some(session)
 }
 
+/// The last session, if it counted CPU time and its profile was not written.
+pub fn uncollected_time(agent: &Agent, header: &Header<'_>) -> Option<Session> {
+    let session = header.session();
+    let session = session.filter(|s| s.cpu.rate != 0 && s.number != header.collected_session())?;
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+    let counted = bank.cpu();
+    let has_samples = counted.samples > 0 || counted.full_samples > 0;
+    (bank.session() == session.number && has_samples).then_some(session)
+}
+
 /// How densely a session samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Density {

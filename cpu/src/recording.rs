@@ -305,6 +305,11 @@ impl Recording {
         self.insert(Process::new(pid, Space::of(pid), 0));
     }
 
+    /// Records a process that has died: nothing of it can be read any more.
+    pub fn add_dead(&mut self, pid: i32) {
+        self.insert(Process::new(pid, Space::empty(pid), 0));
+    }
+
     /// Records a process whose birth was missed. Whether it is still there.
     pub(crate) fn adopt(&mut self, pid: i32) -> bool {
         let space = Space::of(pid);

@@ -215,6 +215,59 @@ fn a_killed_controller_leaves_nothing_behind() {
     assert_eq!(timers.unwrap_or_default(), "", "no timer is left");
 }
 
+/// What a killed controller and a killed process leave together is in the segment, and is written
+/// out by who asks for it.
+#[test]
+fn the_profile_of_a_dead_process_is_recovered() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let mut target = staying(&scratch, &program, "stays");
+    let pid = target.pid().to_string();
+    let mut command = scratch.profiler();
+    command.args(["cpu", "--engine", "timers", "-p", &pid, "-o"]);
+    let session = Session::start(command.arg(scratch.file("p_")));
+    wait::until("the process to have timers", || {
+        (handled(target.pid()) & REAL_TIME != 0).then_some(())
+    });
+    burn(target.pid(), 0.5);
+    session.signal(libc::SIGKILL);
+    target.kill();
+    session.wait();
+    let cleaned = run(scratch.profiler().arg("clean"));
+    assert!(
+        cleaned.stderr.contains("mem_profiler recover"),
+        "{cleaned:?}"
+    );
+    let listed = run(scratch.profiler().arg("list"));
+    assert!(listed.stdout.contains("dead, profile kept"), "{listed:?}");
+    let recover = || {
+        let mut command = scratch.profiler();
+        run(command.args(["recover", "-o"]).arg(scratch.file("r_")))
+    };
+    let read = Read::only(&recover());
+    assert_eq!(read.sampling.engine, "timers");
+    assert_eq!(read.sampling.process_ns, None, "nobody read its clock");
+    let burnt = read.by_function(&program, "site_burn")["site_burn"];
+    assert!(burnt > 0.3e9 && burnt > 0.9 * read.total(), "{burnt}");
+    read.assert_complete(COMPLETE);
+    assert!(scratch.segments().is_empty(), "{:?}", scratch.segments());
+    recover().refused(1, &["nothing to recover"]);
+}
+
+/// A program that does not load the agent has no samples, and that is said.
+#[test]
+fn a_static_program_is_said_to_have_no_agent() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &["-static"]);
+    let outcome = timed_run(&scratch, &program, &[], &["0.3", "two"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(files(&outcome).is_empty(), "{outcome:?}");
+    assert!(
+        outcome.stderr.contains("not loaded the agent"),
+        "{outcome:?}"
+    );
+}
+
 /// A program that begins to handle every signal gets ours no more, keeps its handlers, and goes on.
 #[test]
 fn a_signal_that_the_program_takes_is_its_own() {

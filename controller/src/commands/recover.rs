@@ -1,9 +1,11 @@
 //! `recover`: the profiles of processes that died in a session.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use crate::claims::Claims;
 use crate::cli::DumpArgs;
+use crate::cpu_session::{self, remains};
 use crate::discovery::{Discovery, Found, Life, Refused};
 use crate::dump::{self, Written};
 use crate::ended::Ended;
@@ -11,13 +13,14 @@ use crate::output::Output;
 use crate::segment::{Head, Refusal, io_error};
 use crate::select::{Selection, is_ours};
 use crate::session::Outcome;
-use crate::target::uncollected;
-use crate::terminal::{diagnostic, warning};
+use crate::target::{uncollected, uncollected_time};
+use crate::terminal::{diagnostic, result, warning};
 use crate::text;
 
 /// Writes what dead processes left, and removes their segments.
 pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
-    let output = Output::open(&args.output.output)?;
+    let prefix = args.output.output;
+    let output = Output::open(&prefix)?;
     let selection = Selection::from(args.select);
     let scan = Discovery::new().scan();
     let mut outcome = Outcome::default();
@@ -29,18 +32,33 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     let mut gone = scan.found;
     gone.retain(|found| found.life != Life::Running && selection.wants(found));
     let mut claims = Claims::of(&gone);
+    let mut timed = cpu_session::Outcome::default();
     for found in gone {
         let title = found.title();
-        match one(&output, found, &mut claims) {
-            Ok(Some(written)) => super::report(written, &mut outcome),
-            Ok(None) => {}
+        match one((&prefix, &output), found, &mut claims) {
+            Ok(Left { heap, time }) => {
+                if let Some(written) = heap {
+                    super::report(written, &mut outcome);
+                }
+                timed.written.extend(time);
+            }
             Err(error) => {
                 diagnostic(&format!("{title}: {error}"));
                 outcome.failures += 1;
             }
         }
     }
-    if outcome.written.is_empty() && outcome.failures == 0 {
+    if !timed.written.is_empty() {
+        super::cpu::name_files(&timed, result);
+    }
+    let is_empty = outcome.written.is_empty();
+    if is_empty && !timed.written.is_empty() {
+        return Ok(match outcome.failures {
+            0 => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        });
+    }
+    if is_empty && outcome.failures == 0 {
         diagnostic("nothing to recover: no dead process left a profile that was not written out");
         return Ok(ExitCode::FAILURE);
     }
@@ -48,18 +66,32 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     Ok(super::conclude(&outcome))
 }
 
-fn one(output: &Output, found: Found, claims: &mut Claims) -> anyhow::Result<Option<Written>> {
+/// What a process has left, and was written.
+#[derive(Default)]
+struct Left {
+    heap: Option<Written>,
+    time: Option<cpu_session::Written>,
+}
+
+fn one(
+    (prefix, output): (&Path, &Output),
+    found: Found,
+    claims: &mut Claims,
+) -> anyhow::Result<Left> {
     let claim = claims.check(&found);
     let agent = &match found.open() {
         Ok(agent) => agent,
-        Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Left::default());
+        }
         Err(refusal) => return Err(refusal.into()),
     };
     let segment = &agent.segment;
     let mut head = Head::new();
     let header = segment.head(&mut head)?;
-    let Some(session) = uncollected(agent, &header) else {
-        return Ok(None);
+    let heap = uncollected(agent, &header);
+    let Some(session) = heap.or_else(|| uncollected_time(agent, &header)) else {
+        return Ok(Left::default());
     };
     // Only what holds a profile is worth a word.
     if let Err(doubt) = claim {
@@ -68,18 +100,21 @@ fn one(output: &Output, found: Found, claims: &mut Claims) -> anyhow::Result<Opt
     }
     if !segment.lock()? {
         // Its controller is about to write it.
-        return Ok(None);
+        return Ok(Left::default());
     }
     let ended = match Ended::of(agent, &header) {
         // It ended, but only after its session's time was over.
         _ if header.ended().0 == session.number => Ended::InOrder,
         ended => ended,
     };
-    let written = dump::write_dead(output, agent, &session, ("recovered", ended))?;
+    let write = |session| dump::write_dead(output, agent, session, ("recovered", ended));
+    let heap = heap.as_ref().map(write).transpose()?;
+    let mut full = Head::new();
+    let time = remains::write(prefix, agent, &session, &segment.full_head(&mut full)?)?;
     segment
         .view()
         .mark_collected(session.number)
         .map_err(io_error)?;
     segment.remove()?;
-    Ok(Some(written))
+    Ok(Left { heap, time })
 }

@@ -224,11 +224,7 @@ impl Engine {
                 cpu::proc::setting("perf_event_paranoid").unwrap_or(2)
             )),
             Taker::Ptrace(_) => Some("ptrace shows the process only".to_owned()),
-            Taker::Inside(_) => Some(
-                "timers show the process only: what it does in the kernel counts for the calls that \
-                 lead there"
-                    .to_owned(),
-            ),
+            Taker::Inside(_) => Some(ONLY_ITSELF.to_owned()),
             Taker::Nothing => None,
         }
     }
@@ -319,6 +315,10 @@ impl Engine {
         self.waiting = None;
     }
 }
+
+/// What agents do not see.
+pub const ONLY_ITSELF: &str = "timers show the process only: what it does in the kernel counts for \
+                               the calls that lead there";
 
 /// What ptrace costs.
 pub const STOPPED: &str = "instead its running threads are stopped for some microseconds each (ptrace): \

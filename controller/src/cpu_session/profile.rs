@@ -61,6 +61,8 @@ pub struct Session {
     pub sampling: Sampling,
     /// What they are written as.
     pub format: CpuFormat,
+    /// Whether the processes' clocks were read: all that they used is known.
+    pub has_clock: bool,
     /// When it began.
     pub start_unix_ns: u64,
     /// How long it took.
@@ -91,7 +93,7 @@ impl Session {
 
     fn sampling(&self, process: &Process) -> Sampling {
         let mut sampling = self.sampling.clone();
-        sampling.process_ns = Some(process.cpu_ns());
+        sampling.process_ns = self.has_clock.then(|| process.cpu_ns());
         sampling.lost += process.counts.dropped;
         sampling
     }

@@ -29,6 +29,11 @@ const GRACE: Duration = Duration::from_secs(1);
 /// CPU time that a process may use without noticing that it is to sample itself.
 const UNNOTICED: u64 = 300_000_000;
 
+/// Why a program that we started has no samples, if its agent never began.
+const NOT_LOADED: &str = "it has not loaded the agent: it is linked statically, or for another \
+                          machine or C library, or it has other rights than whoever starts it. \
+                          Without --engine timers it is sampled from outside";
+
 /// What has become of a process that samples itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
@@ -113,6 +118,10 @@ pub struct Timers {
     renewal: Instant,
     /// Why there are no samples of processes that are over.
     troubles: HashMap<i32, String>,
+    /// Processes of the program that we start whose agents began.
+    begun: HashSet<i32>,
+    /// Those that ended before that was seen.
+    unbegun: HashSet<i32>,
     /// Whether the sessions are another's, which began them with ours.
     beside: bool,
     is_used: bool,
@@ -130,6 +139,8 @@ impl Timers {
             family: None,
             renewal: Instant::now() + RENEWAL,
             troubles: HashMap::new(),
+            begun: HashSet::new(),
+            unbegun: HashSet::new(),
             beside,
             is_used: false,
             end: None,
@@ -272,6 +283,7 @@ impl Timers {
         }
         for pid in recording.look() {
             if !self.members.iter().any(|member| member.pid == pid) {
+                self.unbegun.insert(pid);
                 recording.ended(pid);
             }
         }
@@ -325,6 +337,7 @@ impl Timers {
             let _ = target.publish(Deadline::ns_after(None));
         }
         let pid = target.agent.pid;
+        self.begun.insert(pid);
         if let Some(at) = self.members.iter().position(|member| member.pid == pid) {
             // It executes another program by now.
             let mut earlier = self.members.swap_remove(at);
@@ -346,6 +359,12 @@ impl Timers {
     /// Ends all sessions, and takes in what they counted.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.adopt(recording);
+        if self.family.is_some() {
+            let all = self.unbegun.drain().chain(recording.pids());
+            for pid in all.filter(|pid| !self.begun.contains(pid)) {
+                terminal::warning(&format!("process {pid}: {NOT_LOADED}"));
+            }
+        }
         self.members.iter().for_each(|member| self.stop(member));
         std::thread::sleep(SETTLE);
         for member in std::mem::take(&mut self.members) {
@@ -371,7 +390,8 @@ impl Timers {
         let read = read.map_err(anyhow::Error::from).and_then(|header| {
             let snapshot = dump::snapshot(&target.agent, &target.session, &header)?;
             if let Some(process) = recording.process(pid) {
-                fill(process, &snapshot, &header);
+                let maps = process::maps(pid).unwrap_or_default();
+                fill(process, &snapshot, &header, &maps);
                 process.used(snapshot.cpu_totals.process_ns);
                 process.used(target.cpu_clock().unwrap_or(0));
             }
@@ -429,10 +449,14 @@ fn count(process: &mut Process, counted: &CpuView) {
     counts.truncated = counted.truncated;
 }
 
-/// Takes a process's stacks and modules out of its segment.
-fn fill(process: &mut Process, snapshot: &Snapshot, header: &shm_protocol::snapshot::Header<'_>) {
-    let maps = process::maps(process.pid).unwrap_or_default();
-    let (modules, relocations) = collect::modules(header, &maps);
+/// Takes a process's stacks and modules out of its segment. `maps`: what it maps, while it is there.
+pub fn fill(
+    process: &mut Process,
+    snapshot: &Snapshot,
+    header: &shm_protocol::snapshot::Header<'_>,
+    maps: &[u8],
+) {
+    let (modules, relocations) = collect::modules(header, maps);
     for module in modules {
         use std::os::unix::ffi::OsStrExt;
         let range = Range::of_module(

@@ -163,6 +163,7 @@ impl Feed for CpuFeed {
         let session = Session {
             sampling: self.engine.facts(Mode::Cpu),
             format: CpuFormat::Cpu,
+            has_clock: true,
             start_unix_ns: self.start_unix_ns,
             length: self.start.elapsed(),
         };

@@ -1,0 +1,71 @@
+//! What a process has sampled of itself by the time it died, where the controller of its session
+//! is gone as well: `recover` writes it from the segment.
+
+use std::path::Path;
+use std::time::Duration;
+
+use cpu::Recording;
+use cpu::kernel::Symbols;
+use heap_format::cpu::{Mode, Sampling};
+use shm_protocol::snapshot::Header;
+
+use super::engine::ONLY_ITSELF;
+use super::{CpuFormat, Description, Session, Written, timers};
+use crate::discovery::Agent;
+use crate::dump;
+use crate::output::{self, Output};
+
+/// Writes the CPU profile of a dead process. `None`: its session has none.
+pub fn write(
+    prefix: &Path,
+    agent: &Agent,
+    session: &shm_protocol::segment::Session,
+    header: &Header<'_>,
+) -> anyhow::Result<Option<Written>> {
+    let snapshot = dump::snapshot(agent, session, header)?;
+    let counted = &snapshot.cpu_totals;
+    if counted.samples == 0 && counted.full_samples == 0 {
+        return Ok(None);
+    }
+    let (pid, title) = (agent.pid, agent.title());
+    let mut recording = Recording::new(false);
+    recording.add_dead(pid);
+    let Some(process) = recording.process(pid) else {
+        return Ok(None);
+    };
+    // Another process may have its number by now, and maps of its own.
+    timers::fill(process, &snapshot, header, &[]);
+    let (end, _) = dump::end_of(session, header);
+    let written = Session {
+        sampling: Sampling {
+            engine: "timers".to_owned(),
+            mode: Mode::Cpu,
+            rate: u32::try_from(session.cpu.rate).unwrap_or(u32::MAX),
+            process_ns: None,
+            lost: 0,
+            kernel_hidden: Some(ONLY_ITSELF.to_owned()),
+            fallbacks: Vec::new(),
+        },
+        format: CpuFormat::Cpu,
+        has_clock: false,
+        start_unix_ns: session.start_unix_ns,
+        length: Duration::from_nanos(end.saturating_sub(session.start_ns)),
+    };
+    let description = Description {
+        name: agent.name.clone(),
+        ..Description::by_code(process)
+    };
+    let output = Output::open_for(prefix, output::CPU)?;
+    let path = output.write(&description.name, pid, |number, file| {
+        let of = (&*process, &description);
+        written.write(of, &Symbols::default(), number, file)
+    })?;
+    Ok(Some(Written {
+        path,
+        pid,
+        title,
+        samples: process.counts.samples,
+        ns: process.cpu_ns(),
+        remark: written.remark(process),
+    }))
+}
