@@ -125,6 +125,11 @@ pub fn unlink(path: &CStr) {
 }
 
 /// Address of a symbol in the program's search order; null if there is none. Calls the loader.
+///
+/// In vain it allocates the loader's message from the program's heap, and the loader keeps a pointer
+/// into it, which outlives it: recorded, that hides the loss of an object that comes to lie there.
+/// So it is for names that may be missing only before a session can begin; after that, a weak
+/// reference (`glibc_function!`) asks nobody.
 pub fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: a terminated name and a handle that is always valid. A failure is taken back, so
     // that the program does not find it.
