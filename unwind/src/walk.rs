@@ -156,12 +156,12 @@ fn tagged(ip: u64, instance: u8) -> u64 {
 }
 
 /// Places of frames by their stack pointers.
-const PLACES: usize = 128;
+const PLACES: usize = 1024;
 
 /// The place of a frame.
 #[inline(always)]
 fn place_of(sp: u64) -> usize {
-    (sp >> 4 ^ sp >> 11) as usize % PLACES
+    (sp >> 4 ^ sp >> 14) as usize % PLACES
 }
 
 /// The last of `words` whose value has changed. Compares four at a time, since nearly
