@@ -2,8 +2,8 @@
 //! has one thread and the loader may be called.
 
 use crate::{
-    atfork, backend, checks, cpu, cpu_profile, ends, entry, fork, image, library, module, range,
-    seccomp, session, stats, sys, thread, tid,
+    atfork, backend, checks, cpu, cpu_profile, ends, entry, fork, image, library, module, python,
+    range, seccomp, session, stats, sys, thread, tid,
 };
 
 #[used]
@@ -32,6 +32,8 @@ extern "C" fn constructor() {
     let samples_all = checks::start();
     let own = image::memory();
     session::start((limits.file, limits.address_space), samples_all, own);
+    python::start();
+    python::publish();
     cpu::start();
     cpu_profile::start();
     sys::set_errno(saved);

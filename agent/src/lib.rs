@@ -39,6 +39,7 @@
 //! | `timers` | timers on threads' CPU time |
 //! | `session` | the segment and its life cycle, epochs |
 //! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
+//! | `python` | the frames of a Python interpreter |
 //! | `stats`, `thread` | work once a second; a thread's memory for sampling |
 //! | `fork`, `sample` | leaving the parent's session; the slow path |
 //! | `cpu` | samples of CPU time |
@@ -72,6 +73,7 @@ mod musl;
 mod object;
 mod own;
 mod probes;
+mod python;
 mod range;
 mod sample;
 mod sampler;

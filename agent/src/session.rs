@@ -334,6 +334,26 @@ fn extend(epoch: &Epoch, part: u32) -> bool {
     populated
 }
 
+/// Puts memory behind so many bytes of a session's code objects. Whether there is.
+#[cold]
+pub fn reserve_codes(epoch: &Epoch, bytes: usize) -> bool {
+    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
+    let Some(base) = BASE.get().filter(|_| bytes <= geometry.codes) else {
+        return false;
+    };
+    let has = epoch.bank.codes.reserved();
+    if has >= bytes {
+        return true;
+    }
+    // A filter that the program has installed may not allow this call.
+    let from = geometry.bank_offset(epoch.session) + geometry.codes_offset();
+    let populated = !crate::seccomp::is_installed() && populate(base, from + has, from + bytes);
+    if populated {
+        epoch.bank.codes.reserve(bytes);
+    }
+    populated
+}
+
 /// Whether the session was started by this process itself.
 fn is_alone(epoch: &Epoch) -> bool {
     let params = &control().params[usize::from(epoch.number & 1)];

@@ -5,6 +5,7 @@ use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
 use core::slice::from_raw_parts;
 
+const ET_EXEC: u16 = 2;
 const PT_DYNAMIC: u32 = 2;
 const DT_HASH: u64 = 4;
 const DT_STRTAB: u64 = 5;
@@ -41,9 +42,50 @@ pub unsafe fn function_beside(known: *const c_void, name: &CStr) -> *mut c_void 
     unsafe { look_up(info.dli_fbase as u64, name) }.unwrap_or(null_mut())
 }
 
+/// Size of an exported function, as its library has it; `None`: it is none.
+///
+/// # Safety
+/// The library stays loaded.
+pub unsafe fn size_of_function(function: *const c_void) -> Option<u64> {
+    // SAFETY: all zero is a valid Dl_info.
+    let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
+    // SAFETY: any address will do, and a structure to fill.
+    if function.is_null() || unsafe { libc::dladdr(function, &mut info) } == 0 {
+        return None;
+    }
+    let base = info.dli_fbase as u64;
+    // SAFETY: as in `function_beside`.
+    let symbol = unsafe { find(base, |symbol, _| address(base, symbol) == function as u64) }?;
+    Some(symbol.size)
+}
+
+/// A program at fixed addresses has them in its table.
+fn address(base: u64, symbol: &Symbol) -> u64 {
+    match symbol.value >= base {
+        true => symbol.value,
+        false => base + symbol.value,
+    }
+}
+
 /// # Safety
 /// A loaded library that stays begins at `base`.
 unsafe fn look_up(base: u64, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the caller's; the names are in the library's table of strings.
+    let found = unsafe {
+        find(base, |symbol, strings| {
+            let at = (strings + u64::from(symbol.name)) as *const c_char;
+            CStr::from_ptr(at) == name
+        })
+    }?;
+    Some((base + found.value) as *mut c_void)
+}
+
+/// The first symbol of a library's own that `is_it`, which gets the address of the table of
+/// strings too.
+///
+/// # Safety
+/// A loaded library that stays begins at `base`.
+unsafe fn find(base: u64, is_it: impl Fn(&Symbol, u64) -> bool) -> Option<&'static Symbol> {
     // SAFETY: the caller's; the tables are as long as they say themselves.
     unsafe {
         let dynamic = dynamic_section(base)?;
@@ -57,13 +99,9 @@ unsafe fn look_up(base: u64, name: &CStr) -> Option<*mut c_void> {
             Some(hash) => *(hash as *const u32).add(1),
             None => count_by_gnu_hash(table(DT_GNU_HASH)? as *const u32),
         };
-        let named = |symbol: &&Symbol| {
-            let at = (strings + u64::from(symbol.name)) as *const c_char;
-            symbol.section != 0 && CStr::from_ptr(at) == name
-        };
         let symbols = from_raw_parts(symbols, count.min(MAX_SYMBOLS) as usize);
-        let found = symbols.iter().find(named)?;
-        Some((base + found.value) as *mut c_void)
+        let own = |symbol: &&Symbol| symbol.section != 0 && is_it(symbol, strings);
+        symbols.iter().find(own)
     }
 }
 
@@ -76,7 +114,13 @@ unsafe fn dynamic_section(base: u64) -> Option<*const [u64; 2]> {
         let count = *((base + 56) as *const u16);
         let mut all = (0..u64::from(count)).map(|index| headers + index * 56);
         let header = all.find(|at| *(*at as *const u32) == PT_DYNAMIC)?;
-        Some((base + *((header + 16) as *const u64)) as *const [u64; 2])
+        // A program at fixed addresses has those in its headers.
+        let bias = if *((base + 16) as *const u16) == ET_EXEC {
+            0
+        } else {
+            base
+        };
+        Some((bias + *((header + 16) as *const u64)) as *const [u64; 2])
     }
 }
 

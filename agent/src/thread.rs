@@ -10,7 +10,7 @@ use crate::range::FreeLists;
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
-use crate::{arch, cpu, cycles, module, stats, tid, timers};
+use crate::{arch, cpu, cycles, module, python, stats, tid, timers};
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
@@ -57,6 +57,7 @@ pub struct Thread {
     records: [(u32, RecordId); CACHED],
     walker: Walker,
     handler: HandlerStack,
+    python: python::Frames,
 }
 
 /// The stack that samples of CPU time are taken on: the one that a signal meets may have little room
@@ -130,6 +131,7 @@ impl Thread {
             self.salt = seed(self);
             self.records = [(0, 0); CACHED];
             self.walker.forget();
+            self.python.forget_last();
             self.sites.forget();
         }
         if self.interval != epoch.interval as f64 {
@@ -159,12 +161,11 @@ impl Thread {
     #[inline]
     pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         let tree = self.tree(epoch);
-        self.walker.walk(
-            *registers,
-            arch::thread_pointer(),
-            &tree,
-            module::Modules::now(),
-        )
+        let (python, thread) = (&mut self.python, arch::thread_pointer());
+        self.walker
+            .walk_with(*registers, thread, &tree, module::Modules::now(), |trail| {
+                python.read(trail, epoch)
+            })
     }
 
     /// Meets the epoch, outside of the slow path.
@@ -175,6 +176,7 @@ impl Thread {
         if is_new {
             counters.threads.fetch_add(1, Ordering::Relaxed);
             module::start_session(session);
+            python::publish();
         }
     }
 
@@ -315,6 +317,7 @@ pub fn make() -> *mut Thread {
         (*thread).gaps = Gaps::new(seed(thread));
         (*thread).roots = [tree::ROOT, tree::TRUNCATED].map(Place::root);
         (*thread).walker.init(crate::ends::known());
+        (*thread).python.forget();
     }
     let key = KEY.load(Ordering::Relaxed);
     if key != u32::MAX {

@@ -16,6 +16,7 @@ use shm_protocol::segment::IntervalPeriod;
 use shm_protocol::snapshot::{Header, ModuleView, RecordView, ThreadView};
 
 use crate::helper;
+use crate::interpreted::{self, Interpreted};
 use crate::process;
 use crate::resolved_tree::ResolvedTree;
 use crate::snapshot::Snapshot;
@@ -99,6 +100,7 @@ fn stacks<D: IntoIterator<Item = (Detail, Lost)>>(
     let most = usize::try_from(most).unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
     let mut truncated = 0;
     let mut tree = ResolvedTree::new(snapshot);
+    let mut interpreted = Interpreted::new(snapshot.codes());
     let mut stack = Vec::new();
     let mut frames = 0;
     let threads = snapshot.thread_entries.len();
@@ -111,7 +113,8 @@ fn stacks<D: IntoIterator<Item = (Detail, Lost)>>(
         let fits = frames < most;
         let end = fits.then(|| {
             tree.stack(record.node, &mut stack, |a| {
-                builder.location(relocations.shown(a))
+                let frame = interpreted.location(builder, a);
+                frame.unwrap_or_else(|| builder.location(relocations.shown(a)))
             })
         });
         truncated += usize::from(!fits);
@@ -143,9 +146,9 @@ fn add_loss(builder: &mut ProfileBuilder, lost: Lost) {
     }
 }
 
-/// A profile of code alone: for each return address a stack of one frame, so that it is
-/// named as a dump's is.
-pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
+/// A profile of code alone: for each return address, or frame of an interpreter with these code
+/// objects, a stack of one frame, so that it is named as a dump's is.
+pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> Profile {
     let maps_text = process::maps(pid).unwrap_or_default();
     let mut builder = ProfileBuilder::new(1);
     let (modules, relocations) = modules(header, &maps_text);
@@ -160,8 +163,10 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64]) -> Profile {
         maps_text,
         ..Facts::default()
     });
-    for address in addresses {
-        let location = builder.location(relocations.shown(*address));
+    let mut interpreted = Interpreted::new(codes);
+    for &address in addresses {
+        let location = interpreted.location(&mut builder, address);
+        let location = location.unwrap_or_else(|| builder.location(relocations.shown(address)));
         builder.stack_of(&[location], &Detail::default());
     }
     builder.finish()
@@ -349,6 +354,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
             .filter(|&log2| log2 > 0 && session.interval > 1)
             .map(|log2| 1 << log2.min(63)),
         threads: snapshot.thread_entries.iter().map(thread).collect(),
+        python: interpreted::describe(header),
         trigger: Some(metadata.trigger.clone()).filter(|t| !t.is_empty()),
         ended: Some(metadata.ended.clone()).filter(|t| !t.is_empty()),
         counters,

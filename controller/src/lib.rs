@@ -29,6 +29,7 @@ pub mod ended;
 mod family;
 pub mod governor;
 mod helper;
+mod interpreted;
 pub mod launch;
 mod leaks;
 pub mod listing;

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
 use std::io;
 
+use shm_protocol::codes::frame_of;
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record};
 use shm_protocol::segment::{IntervalPeriod, Session};
 use shm_protocol::snapshot::{
@@ -22,7 +23,7 @@ use crate::stack_groups;
 /// Records read at a time, so that the empty rest of a table takes no memory.
 const CHUNK: usize = 8192;
 /// Frames of one stack that are followed. The agent keeps fewer; damage may claim more.
-pub const MAX_DEPTH: usize = 4096;
+pub const MAX_DEPTH: usize = 8192;
 const RECORD: usize = size_of::<Record>();
 const NODE: usize = size_of::<Node>();
 
@@ -73,6 +74,7 @@ pub struct Snapshot {
     /// What was counted of CPU time besides.
     pub cpu_totals: CpuView,
     nodes: Vec<u8>,
+    codes: Vec<u8>,
     stacks: Vec<RecordView>,
     groups: Vec<u32>,
 }
@@ -91,6 +93,8 @@ impl Snapshot {
         read_records(segment, session, records, &mut merger)?;
         let bank = current(segment, session, &mut buffer)?;
         let nodes = read_nodes(segment, session, within(segment, bank.nodes(), NODE)?)?;
+        let bank = current(segment, session, &mut buffer)?;
+        let codes = read_codes(segment, session, &bank)?;
         let groups = stack_groups::arrange(&Table::new(&nodes, &[]), &mut merger.stacks);
         let snapshot = Self {
             session: *session,
@@ -107,6 +111,7 @@ impl Snapshot {
             cpu: merger.cpu,
             cpu_totals: bank.cpu(),
             nodes,
+            codes,
             stacks: merger.stacks,
             groups,
         };
@@ -163,6 +168,11 @@ impl Snapshot {
         tick_of(self.end_ns).wrapping_sub(tick_of(self.session.start_ns))
     }
 
+    /// The code objects of an interpreter that its nodes name, for [`crate::interpreted`].
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
     /// Number of nodes of the tree, the fixed ones included.
     pub fn node_count(&self) -> usize {
         Table::new(&self.nodes, &[]).node_count()
@@ -192,16 +202,23 @@ impl Snapshot {
         StackEnd { whole, thread }
     }
 
-    /// Return addresses of the stack that ends in `leaf`, leaf first, and whether it goes
-    /// on to the thread's start.
+    /// Return addresses of the stack that ends in `leaf`, leaf first, without an interpreter's
+    /// frames, and whether it goes on to the thread's start.
     pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
+        let whole = self.frames(leaf, out);
+        out.retain(|&address| frame_of(address).is_none());
+        whole && !out.is_empty()
+    }
+
+    /// The same with an interpreter's frames, for which [`crate::interpreted`] has names.
+    pub fn frames(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         out.clear();
         let table = Table::new(&self.nodes, &[]);
         let mut at = leaf;
         while out.len() < MAX_DEPTH {
             match table.node(at) {
                 Ok(Some((parent, address))) => {
-                    out.extend(Some(address).filter(|_| thread_of(address).is_none()));
+                    out.extend(Some(address).filter(|&a| thread_of(a).is_none()));
                     at = parent;
                 }
                 Ok(None) => return at == ROOT && !out.is_empty(),
@@ -342,6 +359,16 @@ fn read_nodes(segment: &Segment, session: &Session, count: usize) -> io::Result<
     let got = segment.view().read_at(base, &mut nodes).map_err(io_error)?;
     nodes.truncate(got);
     Ok(nodes)
+}
+
+/// The code objects that nodes may name: after the nodes were read, so that there is each.
+fn read_codes(segment: &Segment, session: &Session, bank: &BankSummary<'_>) -> io::Result<Vec<u8>> {
+    let geometry = segment.view().geometry();
+    let base = geometry.bank_offset(session.number) + geometry.codes_offset();
+    let mut codes = vec![0; within(segment, bank.code_bytes(), 1)?];
+    let got = segment.view().read_at(base, &mut codes).map_err(io_error)?;
+    codes.truncate(got);
+    Ok(codes)
 }
 
 fn counters(bank: &BankSummary<'_>) -> Vec<(String, u64)> {

@@ -240,6 +240,8 @@ pub struct Facts {
     pub intervals: Vec<IntervalPeriod>,
     /// Of well-known call sites one due sample in up to this many was taken; `None`: each one.
     pub thinning: Option<u64>,
+    /// The Python interpreter in the process, and whether its lines are in the stacks.
+    pub python: Option<String>,
     /// The threads whose stacks are kept apart.
     pub threads: Vec<Thread>,
     /// Number of this dump among those of its process.

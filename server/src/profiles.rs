@@ -281,7 +281,7 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
     let header = header.map_err(|error| unreadable(&agent, &error))?;
     // They are those of calls, as profiles have them.
     let returns: Vec<u64> = addresses.iter().map(|a| a.wrapping_add(1)).collect();
-    let mut code = collect::code(&header, agent.pid, &returns);
+    let mut code = collect::code(&header, agent.pid, &returns, &[]);
     server.name(&mut code);
     for (number, address) in addresses.iter().enumerate() {
         let location = code.stacks.get(number).first();

@@ -1,5 +1,6 @@
 //! A bank: the table of one session, carved out of the segment.
 
+use crate::codes::{CODE_STEP, Codes, MAX_CODE_BYTES};
 use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, Node, RESERVE_STEPS, Record, ShardTotals,
     THREAD_ADDRESS, THREADS_KEPT,
@@ -10,7 +11,7 @@ use crate::tree::{MAX_NODES, Place, ROOT, TRUNCATED, Tree};
 use core::mem::size_of;
 
 /// Division of a bank of a given size: an eighth or so for slots, two slots a
-/// node, the rest for records.
+/// node, an eighth for code objects, the rest for records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of the whole bank.
@@ -21,6 +22,8 @@ pub struct Geometry {
     pub nodes: usize,
     /// Records.
     pub records: usize,
+    /// Bytes for code objects.
+    pub codes: usize,
 }
 
 impl Geometry {
@@ -33,13 +36,16 @@ impl Geometry {
             .next_power_of_two()
             .min(2 * MAX_NODES as usize + 2);
         let nodes = (slots / 2).min((MAX_NODES & !63) as usize);
-        let used = BANK_HEADER_BYTES + slots * 4 + nodes * size_of::<Node>();
+        let codes = (bank_bytes / 8).clamp(CODE_STEP, MAX_CODE_BYTES) & !(CODE_STEP - 1);
+        let codes = codes.min(bank_bytes);
+        let used = BANK_HEADER_BYTES + slots * 4 + nodes * size_of::<Node>() + codes;
         let records = bank_bytes.saturating_sub(used) / size_of::<Record>();
         Self {
             bank_bytes,
             slots,
             nodes,
             records: records.min(MAX_RECORDS as usize),
+            codes,
         }
     }
 
@@ -65,6 +71,12 @@ impl Geometry {
     #[must_use]
     pub fn records_offset(&self) -> usize {
         self.nodes_offset() + self.nodes * size_of::<Node>()
+    }
+
+    /// Offset of the code objects in the bank: its last bytes.
+    #[must_use]
+    pub fn codes_offset(&self) -> usize {
+        self.bank_bytes - self.codes
     }
 
     /// Nodes usable when `steps` of [`RESERVE_STEPS`] are reserved.
@@ -96,6 +108,8 @@ pub struct Bank<'a> {
     pub tree: Tree<'a>,
     /// The counters.
     pub records: Records<'a>,
+    /// The code objects of an interpreter.
+    pub codes: Codes<'a>,
     geometry: Geometry,
 }
 
@@ -123,10 +137,15 @@ impl<'a> Bank<'a> {
                 base.add(geometry.records_offset()).cast::<Record>(),
                 geometry.records,
             );
+            let codes = core::slice::from_raw_parts(
+                base.add(geometry.codes_offset()).cast::<AtomicU32>(),
+                geometry.codes / 4,
+            );
             Self {
                 header,
                 tree: Tree::new(slots, nodes, &header.node_count),
                 records: Records::new(records, &header.record_count),
+                codes: Codes::new(codes, &header.code_words, &header.code_bytes),
                 geometry,
             }
         }
@@ -145,6 +164,7 @@ impl<'a> Bank<'a> {
             header,
             tree: Tree::new(slots, nodes, &header.node_count),
             records: Records::new(records, &header.record_count),
+            codes: Codes::new(&[], &header.code_words, &header.code_bytes),
             geometry,
         }
     }
@@ -296,6 +316,11 @@ mod tests {
             for odd in [0, 4096, 65536 + 5] {
                 let g = Geometry::of_segment(bytes + odd);
                 let end = g.records_offset() + g.records * size_of::<Record>();
+                assert!(
+                    end <= g.codes_offset() && g.codes >= CODE_STEP,
+                    "{bytes}: {g:?}"
+                );
+                assert_eq!(g.codes_offset() % CODE_STEP, 0);
                 assert!(end <= g.bank_bytes, "{bytes}: {g:?}");
                 assert!(g.bank_offset(1) + g.bank_bytes <= bytes + odd);
                 assert!(g.records >= 128 && g.nodes >= 1024, "{bytes}: {g:?}");

@@ -22,7 +22,7 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -258,7 +258,20 @@ pub struct Status {
     pub refuses_errno: AtomicU32,
     /// One of the `AT_EXIT_` constants.
     pub at_exit: AtomicU64,
+    /// Version of the Python interpreter that was met, as `PY_VERSION_HEX` has it; 0: none.
+    pub python_version: AtomicU32,
+    /// One of the `PYTHON_` constants.
+    pub python: AtomicU32,
 }
+
+/// There is an interpreter, and no stack of its has been read yet.
+pub const PYTHON_MET: u32 = 0;
+/// Its frames are in the stacks.
+pub const PYTHON_NAMED: u32 = 1;
+/// Its version is none of those whose data the agent knows.
+pub const PYTHON_UNKNOWN: u32 = 2;
+/// Its data are not as its version has them: its frames are left out.
+pub const PYTHON_DIFFERS: u32 = 3;
 
 /// The process exits, and stands still until a controller has checked it for leaks.
 pub const AT_EXIT_WAITS: u64 = 1;
@@ -378,8 +391,12 @@ pub struct BankHeader {
     pub node_count: AtomicU32,
     /// Records claimed after the fixed one.
     pub record_count: AtomicU32,
+    /// Words of code objects written, see [`crate::codes`].
+    pub code_words: AtomicU32,
+    /// Bytes for code objects that have memory behind them.
+    pub code_bytes: AtomicU32,
     /// Zero.
-    pub reserved2: [u64; 5],
+    pub reserved2: [u64; 4],
     /// Counters, apart from the stacks.
     pub counters: Counters,
     /// Running totals per shard; the last is the shared one.
@@ -555,7 +572,7 @@ mod tests {
         assert_eq!(size_of::<Exemption>(), 24);
         assert_eq!(offset_of!(Identity, exe), 176);
         assert_eq!(size_of::<AllocatorStats>(), 56);
-        assert_eq!(size_of::<Status>(), 120);
+        assert_eq!(size_of::<Status>(), 128);
         assert_eq!(size_of::<Module>(), 80);
         assert_eq!(size_of::<ModuleTable>(), HEADER_BYTES - MODULES_OFFSET);
         assert_eq!(size_of::<Counters>(), 128);

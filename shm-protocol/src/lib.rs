@@ -35,6 +35,7 @@ extern crate std;
 
 pub mod bank;
 pub mod clock;
+pub mod codes;
 pub mod counters;
 pub mod cpu;
 pub mod layout;
@@ -47,6 +48,7 @@ mod sync;
 pub mod tree;
 
 pub use bank::{Bank, Geometry};
+pub use codes::Codes;
 pub use layout::{ABI_VERSION, MAGIC};
 pub use record::{FreeSample, NewSample, RecordId, Records};
 pub use tree::{NodeId, Tree};

@@ -240,10 +240,10 @@ impl SegmentFile {
             let record_bytes = used(offset_of!(BankHeader, record_count), 1, size_of::<Record>())?;
             self.free_between(at + geometry.slots_offset(), nodes)?;
             self.free_between(nodes.saturating_add(node_bytes), records)?;
-            self.free_between(
-                records.saturating_add(record_bytes),
-                at + geometry.bank_bytes,
-            )?;
+            let codes = at + geometry.codes_offset();
+            let code_bytes = used(offset_of!(BankHeader, code_words), 2, 4)?;
+            self.free_between(records.saturating_add(record_bytes), codes)?;
+            self.free_between(codes.saturating_add(code_bytes), at + geometry.bank_bytes)?;
         }
         let paths = self.read_half(MODULES_OFFSET + offset_of!(ModuleTable, path_bytes))? as usize;
         self.free_between(
@@ -359,7 +359,13 @@ impl<F: Store> SegmentFile<F> {
         )?;
         let records = offset_of!(BankHeader, record_count);
         let records = self.used(base, records, geometry.records_in(steps))?;
+        let codes = self.used(
+            base,
+            offset_of!(BankHeader, code_words),
+            (geometry.codes / 4) as u32,
+        )?;
         self.clear(base, BANK_HEADER_BYTES)?;
+        self.clear(base + geometry.codes_offset(), codes * 4)?;
         self.clear(base + geometry.slots_offset(), geometry.slots * 4)?;
         self.clear(base + geometry.nodes_offset(), nodes * size_of::<Node>())?;
         self.clear(

@@ -43,6 +43,7 @@ pub mod cache;
 pub mod compile;
 pub mod elf;
 pub mod fingerprint;
+pub mod inserted;
 pub mod probe;
 mod rare;
 pub mod readers;

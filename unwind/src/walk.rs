@@ -15,6 +15,7 @@
 use crate::arch::Native;
 use crate::compile::Scratch;
 use crate::elf::Image;
+use crate::inserted::{Inserted, Insertion, Trail};
 use crate::probe::PAGE;
 use crate::rare;
 use crate::rule::{Base, Rule, Step, Word, plain_step, step};
@@ -120,6 +121,8 @@ struct Frame {
     node: u32,
     /// Number of words of this frame and all frames further out, which come first in the memo.
     words: u32,
+    /// Number of inserted frames that this frame and all frames further out run.
+    inserted: u32,
     /// Which of the successive modules at its address its code belongs to, and whether its step
     /// does not depend on fp.
     rule: Rule,
@@ -148,6 +151,47 @@ impl Fresh {
     fn address(&self) -> u64 {
         tagged(self.registers.ip, self.rule.instance())
     }
+}
+
+/// Interns the frames that are inserted in a native frame whose stack begins at `sp`: those from
+/// the `inserted`th on that lie there. The node that they end in.
+#[inline]
+fn insert<T: Tree>(
+    mut node: Node,
+    inserted: &mut usize,
+    sp: u64,
+    (tree, insertion): (&T, &Insertion<'_>),
+) -> Option<Node> {
+    while let Some(frame) = insertion.frames.get(*inserted).filter(|f| f.at >= sp) {
+        node = tree.child(node, frame.address)?;
+        *inserted += 1;
+    }
+    Some(node)
+}
+
+/// The stack of `key` with one more frame.
+#[inline(always)]
+fn extended<T: Tree>(key: Key, address: u64, tree: &T) -> Key {
+    Key {
+        path: tree.path_to(key.path, address),
+        check: key.check_with(address),
+    }
+}
+
+/// [`insert`], of the stack alone.
+#[inline(always)]
+fn with_inserted<T: Tree>(
+    mut key: Key,
+    inserted: &mut u32,
+    sp: u64,
+    (tree, insertion): (&T, &Insertion<'_>),
+) -> Key {
+    let next = |inserted: u32| insertion.frames.get(inserted as usize);
+    while let Some(frame) = next(*inserted).filter(|f| f.at >= sp) {
+        key = extended(key, frame.address, tree);
+        *inserted += 1;
+    }
+    key
 }
 
 #[inline]
@@ -281,11 +325,24 @@ impl Walker {
         tree: &T,
         code: impl Code,
     ) -> Walk {
+        self.walk_with(start, thread, tree, code, |_| Insertion::NONE)
+    }
+
+    /// Like [`walk`](Self::walk), with an interpreter's frames in the result, which `insert` finds.
+    #[inline]
+    pub fn walk_with<'a, T: Tree>(
+        &mut self,
+        start: Registers,
+        thread: u64,
+        tree: &T,
+        code: impl Code,
+        insert: impl FnOnce(&Trail<'_>) -> Insertion<'a>,
+    ) -> Walk {
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
         }
         let trace = self.trace(start, 0, &[], &code);
-        self.complete(&trace, tree)
+        self.complete(&trace, tree, insert)
     }
 
     /// The same from a frame that was interrupted, at any of its instructions: `start.ip` is the
@@ -310,7 +367,7 @@ impl Walker {
             Step::End { .. } => Trace::ends(1, None),
             Step::Truncated(cause) => Trace::ends(1, Some(cause)),
         };
-        self.complete(&trace, tree)
+        self.complete(&trace, tree, |_| Insertion::NONE)
     }
 
     /// The step from the innermost frame, which was interrupted.
@@ -346,20 +403,39 @@ impl Walker {
 
     /// Interns what a trace has found.
     #[inline]
-    fn complete<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
+    fn complete<'a, T: Tree>(
+        &mut self,
+        trace: &Trace,
+        tree: &T,
+        insert: impl FnOnce(&Trail<'_>) -> Insertion<'a>,
+    ) -> Walk {
         if let Some(end) = trace.end {
             self.truncated = end;
         }
+        let insertion = insert(&Trail {
+            known: self.stack.known(),
+            count: trace.kept + trace.fresh,
+            frame: &|index| self.registers(trace, index),
+        });
         if trace.kept + trace.fresh > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
-            let walk = self.intern_deep(trace, tree);
+            let walk = self.intern_deep(trace, tree, &insertion);
             self.stack.settle(None, || 0);
             return walk;
         }
-        let walk = self.intern(trace, tree);
+        let walk = self.intern(trace, tree, &insertion);
         if !self.stack.is_on_own() || self.stack.moved() {
             self.settle();
         }
         walk
+    }
+
+    /// The registers of a frame of the walk in progress; the innermost is first.
+    fn registers(&self, trace: &Trace, index: usize) -> Registers {
+        match index.checked_sub(trace.fresh) {
+            // SAFETY: `trace` wrote the first `fresh` ones.
+            None => unsafe { self.fresh[index].assume_init_ref().registers },
+            Some(outwards) => self.frame(trace.kept - 1 - outwards).registers,
+        }
     }
 
     /// Begins a walk that does not stay on the known part of the thread's own stack.
@@ -586,11 +662,15 @@ impl Walker {
     /// Puts the new frames on top of the kept ones, and finds the node of the last. There is room
     /// for both: `walk` ensures it.
     #[inline]
-    fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
+    fn intern<T: Tree>(&mut self, trace: &Trace, tree: &T, insertion: &Insertion<'_>) -> Walk {
         self.len = trace.kept + trace.fresh;
         debug_assert!(self.len <= MAX_FRAMES);
-        self.remember(trace, tree);
-        let leaf = self.leaf(tree);
+        let unmoved = self.unmoved(trace.kept, insertion);
+        if unmoved < trace.kept {
+            self.move_kept((unmoved, trace.kept), tree, insertion);
+        }
+        self.remember(trace, tree, insertion);
+        let leaf = self.leaf(tree, insertion);
         if leaf.is_none() {
             self.len = 0;
         }
@@ -609,18 +689,60 @@ impl Walker {
         }
     }
 
-    /// Copies the new frames to the memo, on top of those that are kept.
+    /// The stack up to the memo's first `count` frames, and the number of inserted frames among them.
     #[inline]
-    fn remember<T: Tree>(&mut self, trace: &Trace, tree: &T) {
-        let (mut key, mut words) = match trace.kept {
-            0 => {
+    fn end_of<T: Tree>(&self, count: usize, tree: &T) -> (Key, u32) {
+        match count.checked_sub(1) {
+            None => {
                 let (path, check) = (self.root(tree).path, tree.salt());
                 (Key { path, check }, 0)
             }
-            kept => (
-                self.frame(kept - 1).key,
-                self.frame(kept - 1).words as usize,
-            ),
+            Some(last) => (self.frame(last).key, self.frame(last).inserted),
+        }
+    }
+
+    /// Number of the memo's first `kept` frames that are still right: none but the same frames
+    /// are inserted there.
+    #[inline]
+    fn unmoved(&self, kept: usize, insertion: &Insertion<'_>) -> usize {
+        let mut count = kept;
+        while count > 0 {
+            let frame = self.frame(count - 1);
+            if insertion.keeps(frame.inserted as usize, frame.registers.sp) {
+                break;
+            }
+            count -= 1;
+        }
+        count
+    }
+
+    /// Puts the inserted frames into the memo's frames `from..kept` anew, since they are others
+    /// than before.
+    #[cold]
+    fn move_kept<T: Tree>(
+        &mut self,
+        (from, kept): (usize, usize),
+        tree: &T,
+        insertion: &Insertion<'_>,
+    ) {
+        let (mut key, mut inserted) = self.end_of(from, tree);
+        for index in from..kept {
+            let (address, sp) = (self.frame(index).address(), self.frame(index).registers.sp);
+            key = extended(key, address, tree);
+            key = with_inserted(key, &mut inserted, sp, (tree, insertion));
+            // SAFETY: a frame of the memo, which is written.
+            let frame = unsafe { self.frames[index].assume_init_mut() };
+            (frame.key, frame.inserted, frame.node) = (key, inserted, 0);
+        }
+    }
+
+    /// Copies the new frames to the memo, on top of those that are kept.
+    #[inline]
+    fn remember<T: Tree>(&mut self, trace: &Trace, tree: &T, insertion: &Insertion<'_>) {
+        let (mut key, mut inserted) = self.end_of(trace.kept, tree);
+        let mut words = match trace.kept {
+            0 => 0,
+            kept => self.frame(kept - 1).words as usize,
         };
         for index in trace.kept..trace.kept + trace.fresh {
             // SAFETY: `trace` wrote the first `fresh` ones.
@@ -628,11 +750,8 @@ impl Walker {
                 let inwards = trace.kept + trace.fresh - 1 - index;
                 self.fresh.get_unchecked(inwards).assume_init_ref()
             };
-            let address = fresh.address();
-            key = Key {
-                path: tree.path_to(key.path, address),
-                check: key.check_with(address),
-            };
+            key = extended(key, fresh.address(), tree);
+            key = with_inserted(key, &mut inserted, fresh.registers.sp, (tree, insertion));
             self.by_sp[place_of(fresh.registers.sp)] = index as u16;
             // SAFETY: at most MAX_FRAMES frames, the caller's, each with two words at most,
             // and room for one more word: both are always written, without branches, and the
@@ -647,6 +766,7 @@ impl Walker {
                     key,
                     node: 0,
                     words: words as u32,
+                    inserted,
                     rule: fresh.rule,
                 });
             }
@@ -655,7 +775,7 @@ impl Walker {
 
     /// The node of the memo's innermost frame; `None`: no room.
     #[inline]
-    fn leaf<T: Tree>(&mut self, tree: &T) -> Option<u32> {
+    fn leaf<T: Tree>(&mut self, tree: &T, insertion: &Insertion<'_>) -> Option<u32> {
         let Some(last) = self.len.checked_sub(1) else {
             return Some(self.root(tree).id);
         };
@@ -663,18 +783,28 @@ impl Walker {
         if frame.node != 0 {
             return Some(frame.node);
         }
-        match tree.seen(frame.key, frame.address()) {
+        let innermost = self.inserted_in(last, insertion).last();
+        let address = innermost.map_or(frame.address(), |frame| frame.address);
+        match tree.seen(frame.key, address) {
             Some(leaf) => {
                 self.set_node(last, leaf);
                 Some(leaf)
             }
-            None => self.leaf_anew(tree),
+            None => self.leaf_anew(tree, insertion),
         }
+    }
+
+    /// The frames that are inserted in one of the memo's.
+    #[inline]
+    fn inserted_in<'a>(&self, index: usize, insertion: &Insertion<'a>) -> &'a [Inserted] {
+        let outer = index.checked_sub(1).map_or(0, |at| self.frame(at).inserted);
+        let own = outer as usize..self.frame(index).inserted as usize;
+        insertion.frames.get(own).unwrap_or_default()
     }
 
     /// Finds or makes the nodes of the frames whose nodes are not known, outermost first.
     #[inline(never)]
-    fn leaf_anew<T: Tree>(&mut self, tree: &T) -> Option<u32> {
+    fn leaf_anew<T: Tree>(&mut self, tree: &T, insertion: &Insertion<'_>) -> Option<u32> {
         let known = |index: &usize| self.frame(*index).node != 0;
         let from = (0..self.len).rev().find(known).map_or(0, |last| last + 1);
         let mut node = match from {
@@ -686,6 +816,9 @@ impl Walker {
         };
         for index in from..self.len {
             node = tree.child(node, self.frame(index).address())?;
+            for inserted in self.inserted_in(index, insertion) {
+                node = tree.child(node, inserted.address)?;
+            }
             self.set_node(index, node.id);
         }
         tree.see(self.frame(self.len - 1).key, node.id);
@@ -700,18 +833,28 @@ impl Walker {
 
     /// Interns the innermost frames only, and leaves the memo empty.
     #[cold]
-    fn intern_deep<T: Tree>(&mut self, trace: &Trace, tree: &T) -> Walk {
+    fn intern_deep<T: Tree>(&mut self, trace: &Trace, tree: &T, insertion: &Insertion<'_>) -> Walk {
         let from_fresh = trace.fresh.min(DEEP_FRAMES);
         let from_kept = trace.kept.min(DEEP_FRAMES - from_fresh);
+        let kept_frames = from_fresh + from_kept;
+        let end = match kept_frames < trace.kept + trace.fresh {
+            true => self.registers(trace, kept_frames).sp,
+            false => u64::MAX,
+        };
+        let frames = insertion.frames;
+        let mut inserted = frames.partition_point(|frame| frame.at >= end);
         let mut node = Some(tree.truncated());
+        let mut add = |address, sp| {
+            let child = node.and_then(|parent| tree.child(parent, address));
+            node = child.and_then(|child| insert(child, &mut inserted, sp, (tree, insertion)));
+        };
         for index in trace.kept - from_kept..trace.kept {
-            let address = self.frame(index).address();
-            node = node.and_then(|parent| tree.child(parent, address));
+            add(self.frame(index).address(), self.frame(index).registers.sp);
         }
         for index in (0..from_fresh).rev() {
             // SAFETY: `trace` wrote the first `fresh` ones.
             let fresh = unsafe { self.fresh[index].assume_init_ref() };
-            node = node.and_then(|parent| tree.child(parent, fresh.address()));
+            add(fresh.address(), fresh.registers.sp);
         }
         self.len = 0;
         Walk {

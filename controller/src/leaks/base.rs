@@ -172,7 +172,7 @@ impl Base {
         );
         let is_of_process = facts.pid == Some(agent.pid as u32)
             && facts.boot_id == process::boot_id().map(|(_, text)| text)
-            && program(&self.profile) == program(&collect::code(header, agent.pid, &[]));
+            && program(&self.profile) == program(&collect::code(header, agent.pid, &[], &[]));
         ensure!(
             !is_of_process || facts.start_unix_ns == Some(session.start_unix_ns),
             "{} is of another session of this process, which knows other objects: name a check of \
@@ -283,7 +283,7 @@ impl Modules {
         let mut all: Vec<u64> = all.copied().collect();
         all.sort_unstable();
         all.dedup();
-        let code = collect::code(header, pid, &all);
+        let code = collect::code(header, pid, &all, &[]);
         let mut frame = |index: usize| {
             let location = code.stacks.get(index).first()?;
             let location = code.locations.get(*location as usize)?;

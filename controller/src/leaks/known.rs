@@ -97,7 +97,7 @@ impl<'a> Known<'a> {
         if addresses.is_empty() {
             return;
         }
-        let profile = collect::code(header, self.pid, addresses);
+        let profile = collect::code(header, self.pid, addresses, &[]);
         let location = |stack: usize| profile.stacks.get(stack).first().copied();
         let locations: Vec<_> = (0..addresses.len()).map(location).collect();
         let modules: Vec<Rc<str>> = profile

@@ -186,13 +186,13 @@ pub fn names(
     let stacks: HashMap<NodeId, (Vec<u64>, bool)> = leaves
         .map(|leaf| {
             let mut addresses = Vec::new();
-            let whole = snapshot.addresses(leaf, &mut addresses);
+            let whole = snapshot.frames(leaf, &mut addresses);
             (leaf, (addresses, whole))
         })
         .collect();
     let all = stacks.values().flat_map(|(stack, _)| stack.iter().copied());
     symbols.resolve(all, true, |addresses| {
-        collect::code(header, agent.pid, addresses)
+        collect::code(header, agent.pid, addresses, snapshot.codes())
     });
     let trouble = symbols.trouble();
     let named = stacks.into_iter().map(|(leaf, (stack, whole))| {

@@ -84,13 +84,14 @@ impl Heap {
         let mut all = Vec::new();
         for record in stacks {
             if !self.frames.contains_key(&record.node) {
-                let whole = snapshot.addresses(record.node, &mut addresses);
+                let whole = snapshot.frames(record.node, &mut addresses);
                 all.extend_from_slice(&addresses);
                 new.push((record.node, addresses.clone(), whole));
             }
         }
         let pid = model.symbols.pid();
-        let profile = |addresses: &[u64]| crate::collect::code(header, pid, addresses);
+        let codes = snapshot.codes();
+        let profile = |addresses: &[u64]| crate::collect::code(header, pid, addresses, codes);
         model.symbols.resolve(all.into_iter(), at_once, profile);
         for (leaf, addresses, whole) in new {
             // Where not all are known yet, the next refresh asks again.

@@ -87,6 +87,7 @@ impl Writer<'_> {
             self.fact("interval", interval_text(period).as_bytes());
         }
         self.number("thinning", facts.thinning);
+        self.text("python", facts.python.as_deref());
         for thread in &facts.threads {
             self.fact(
                 "thread",
@@ -369,6 +370,7 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
             .intervals
             .push(interval(std::str::from_utf8(value).ok()?)?),
         b"thinning" => facts.thinning = Some(number()?),
+        b"python" => facts.python = Some(string(value)),
         b"thread" => {
             let (name, tid) = named()?;
             facts.threads.push(Thread {

@@ -15,6 +15,7 @@ use super::{END, LEAST_AGAIN, SIGNATURE, STACK};
 use crate::detail::{Detail, FIELDS};
 use crate::marker::HEAP_MARKERS;
 use crate::profile::Profile;
+use crate::python::PYTHON;
 use crate::scale::weight;
 
 /// Writes `profile` as a dump.
@@ -394,6 +395,15 @@ fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
     } else {
         plain(buffer, text.trim_ascii_end(), b"\n\t");
         buffer.push(b'\n');
+    }
+    let mut mappings = profile.mappings.iter();
+    let python = mappings.find(|m| m.path.as_os_str() == PYTHON);
+    // A dump that was read has it among its lines.
+    let mut lines = text.split(|byte| *byte == b'\n');
+    let is_listed = text.is_empty() || lines.any(|line| line.ends_with(PYTHON.as_bytes()));
+    if let Some(m) = python.filter(|_| !is_listed) {
+        let entry = format!("{:x}-{:x} r-xp 00000000 00:00 0 {PYTHON}\n", m.start, m.end);
+        buffer.extend_from_slice(entry.as_bytes());
     }
     let used = |start: u64| profile.locations.iter().any(|l| l.address == start);
     for marker in HEAP_MARKERS.iter().filter(|m| used(m.address)) {

@@ -62,6 +62,15 @@ impl<'a> BankSummary<'a> {
         (made + FIRST_RECORD as usize).min(limit)
     }
 
+    /// Bytes of code objects to read.
+    #[must_use]
+    pub fn code_bytes(&self) -> usize {
+        let used = u32_at(self.bytes, offset_of!(BankHeader, code_words)) as usize;
+        let reserved = u32_at(self.bytes, offset_of!(BankHeader, code_bytes)) as usize;
+        let room = reserved.min(self.geometry.codes);
+        used.saturating_add(2).saturating_mul(4).min(room)
+    }
+
     /// Counter by its offset in [`Counters`].
     fn counter(&self, field: usize) -> u64 {
         u64_at(self.bytes, offset_of!(BankHeader, counters) + field)

@@ -271,6 +271,15 @@ impl<'a> Header<'a> {
         (u32_at(self.bytes, at), u32_at(self.bytes, errno))
     }
 
+    /// The Python interpreter that was met: its version as `PY_VERSION_HEX` has it, and one of the
+    /// `PYTHON_` constants; `None`: none was.
+    #[must_use]
+    pub fn python(&self) -> Option<(u32, u32)> {
+        let field = |field: usize| u32_at(self.bytes, STATUS_OFFSET + field);
+        let version = field(offset_of!(Status, python_version));
+        (version != 0).then(|| (version, field(offset_of!(Status, python))))
+    }
+
     /// Modules that found no room.
     #[must_use]
     pub fn modules_lost(&self) -> u64 {

@@ -221,10 +221,10 @@ fn other_versions_are_refused_with_both_numbers() {
     );
     assert_eq!(Header::new(&bytes, SEGMENT).err(), Some(Invalid::NoMagic));
     bytes[IDENTITY_OFFSET..IDENTITY_OFFSET + 8].copy_from_slice(&MAGIC.to_le_bytes());
-    bytes[IDENTITY_OFFSET + 8] = 9;
+    bytes[IDENTITY_OFFSET + 8] = 255;
     assert_eq!(
         Header::new(&bytes, SEGMENT).err(),
-        Some(Invalid::Version(9, ABI_VERSION))
+        Some(Invalid::Version(255, ABI_VERSION))
     );
     bytes[IDENTITY_OFFSET + 8] = ABI_VERSION as u8;
     assert_eq!(Header::new(&bytes, SEGMENT).err(), Some(Invalid::Sizes));

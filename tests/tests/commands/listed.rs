@@ -275,6 +275,7 @@ pub const LEAKS: &str = "tests/tests/leak_check.rs does it";
 pub const SERVED: &str = "tests/tests/serve.rs does it, with a port that is free";
 pub const HUNT: &str =
     "the leak hunt: tests/hunt.rs performs it on ujson; the other programs are built for minutes";
+pub const TRAINER: &str = "tests/tests/python.rs compares Python's lines with the program's own";
 pub const LINE: &str = "needs a board, or a serial line to one";
 pub const PACKAGE: &str =
     "needs a package, which takes deploy/build ten minutes; deploy/smoke-old tries it";
@@ -373,6 +374,15 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
         HUNT,
     ),
     ("mem_parser --leaks -n 1 worker_*.heap", HUNT),
+    (
+        "LD_PRELOAD=/usr/local/lib/libmem_agent.so PYTHONMALLOC=malloc python3 ~/mem-profiler/docs/hunt/trainer.py &",
+        TRAINER,
+    ),
+    (
+        "mem_profiler -s 10 --every 2s -o train_ -p 'python3*'",
+        TRAINER,
+    ),
+    ("mem_parser --leaks -n 1 train_*.heap", TRAINER),
     ("mem_profiler leaks -p 'python3*'", HUNT),
     (
         "LD_PRELOAD=/usr/local/lib/libmem_agent.so ./mini-redis-server --port 6805 &",

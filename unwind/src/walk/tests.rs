@@ -1,6 +1,7 @@
 //! Walks over stacks made by hand.
 
 use super::*;
+use crate::inserted::Inserted;
 use crate::rule::Kind;
 use proptest::prelude::*;
 use std::boxed::Box;
@@ -207,4 +208,90 @@ fn a_frame_that_was_interrupted_has_its_frame_pointer_in_the_register() {
     };
     let walk = walker.walk(caller, 0, &tree, rules);
     assert_eq!(tree.path(walk.leaf.unwrap()).0, [0x200]);
+}
+
+/// Lays frames of an interpreter inside native ones: by native frame, outermost first.
+fn inserted(start: Registers, frames: usize, inside: &[Vec<u64>]) -> Vec<Inserted> {
+    let mut all = Vec::new();
+    for index in (0..frames).rev() {
+        let at = start.sp + 32 * index as u64 + 8;
+        let addresses = inside.get(index).into_iter().flatten();
+        all.extend(addresses.map(|&address| Inserted { at, address }));
+    }
+    all
+}
+
+#[test]
+fn an_interpreters_frames_stand_inside_of_the_native_ones_that_run_them() {
+    let mut memory = vec![0u64; 64];
+    let start = lay(&mut memory, &[0x10, 0x20, 0x30]);
+    let frames = inserted(start, 3, &[vec![], vec![0x900, 0x800], vec![0x700]]);
+    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walk = |frames: &[Inserted], same| {
+        let walk = walker.walk_with(start, 0, &tree, rules, |_| Insertion { frames, same });
+        tree.path(walk.leaf.unwrap()).0
+    };
+    let all = [0x10, 0x800, 0x900, 0x20, 0x700, 0x30];
+    assert_eq!(walk(&frames, 0), all);
+    assert_eq!(walk(&frames, 3), all);
+    assert_eq!(walk(&frames[..1], 1), [0x10, 0x20, 0x700, 0x30]);
+    assert_eq!(walk(&frames, 1), all);
+    assert_eq!(walk(&[], 0), [0x10, 0x20, 0x30]);
+}
+
+#[test]
+fn a_deep_stack_keeps_the_interpreters_innermost_frames() {
+    let count = MAX_FRAMES + 10;
+    let ips: Vec<u64> = (0..count as u64).map(|i| 0x1000 + 2 * i).collect();
+    let mut memory = vec![0u64; ips.len() * 4];
+    let start = lay(&mut memory, &ips);
+    let inside: Vec<Vec<u64>> = (0..count as u64).map(|i| vec![0x90_0000 + i]).collect();
+    let frames = inserted(start, count, &inside);
+    let (mut walker, tree) = (walker(), Interned::default());
+    let insertion = Insertion {
+        frames: &frames,
+        same: 0,
+    };
+    let walk = walker.walk_with(start, 0, &tree, rules, |_| insertion);
+    let (path, _) = tree.path(walk.leaf.unwrap());
+    let expected = (0..DEEP_FRAMES).flat_map(|i| [0x90_0000 + i as u64, ips[i]]);
+    assert_eq!(path, expected.collect::<Vec<_>>());
+}
+
+proptest! {
+    /// The same with frames of an interpreter, which may change while the native ones stay.
+    #[test]
+    fn memory_never_changes_the_result_with_an_interpreter(
+        stacks in prop::collection::vec(
+            prop::collection::vec((0x10u64..0x13, prop::collection::vec(0x900u64..0x903, 0..3)), 1..8),
+            1..60,
+        ),
+    ) {
+        let mut memory = vec![0u64; 4 * 16];
+        let tree = Interned::default();
+        let (mut remembering, mut forgetful) = (walker(), walker());
+        let mut last: Vec<Inserted> = Vec::new();
+        for stack in stacks {
+            let ips: Vec<u64> = stack.iter().map(|frame| frame.0).collect();
+            let inside: Vec<Vec<u64>> = stack.iter().map(|frame| frame.1.clone()).collect();
+            let start = lay(&mut memory, &ips);
+            let frames = inserted(start, ips.len(), &inside);
+            let same = frames.iter().zip(&last).take_while(|(now, then)| now == then).count();
+            let walk = |walker: &mut Walker, same| {
+                let insertion = Insertion { frames: &frames, same };
+                let walk = walker.walk_with(start, 0, &tree, rules, |_| insertion);
+                walk.leaf.unwrap()
+            };
+            forgetful.forget();
+            let expected = walk(&mut forgetful, 0);
+            prop_assert_eq!(walk(&mut remembering, same), expected);
+            let mut path = Vec::new();
+            for (ip, inside) in ips.iter().zip(&inside) {
+                path.extend(inside.iter().rev());
+                path.push(*ip);
+            }
+            prop_assert_eq!(tree.path(expected).0, path);
+            last = frames;
+        }
+    }
 }

@@ -85,7 +85,9 @@ fn header() -> BankHeader {
         reserved: [0; 6],
         node_count: half(),
         record_count: half(),
-        reserved2: [0; 5],
+        code_words: half(),
+        code_bytes: half(),
+        reserved2: [0; 4],
         // SAFETY: core's atomics and integers, for which all zero is valid.
         counters: unsafe { core::mem::zeroed() },
         totals: core::array::from_fn(|_| totals()),

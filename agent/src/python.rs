@@ -1,0 +1,34 @@
+//! The frames of a Python interpreter (CPython 3.8 to 3.13), read from its own data at a sample.
+//!
+//! # Promises
+//! - No call into the interpreter, no GIL, no lock, no allocation: a sample reads the thread's
+//!   state, the frames that it leads to, and a few words of their code objects.
+//! - Where the data are is known from the interpreter itself (`_Py_DebugOffsets`, 3.13) or
+//!   by its version, and not believed: the first frames are checked against the types and names
+//!   that they must have, and an interpreter that differs is left alone.
+//! - No memory is read that may not be there. What the thread's own frames lead to is held by
+//!   them, and stays mapped; each address is probed when it is first met, and one that was never
+//!   met is not followed without. A wrong frame costs the Python part of a stack.
+//!
+//! # Modules
+//!
+//! | module | contents |
+//! |---|---|
+//! | `layout` | where an interpreter's data are, by its version |
+//! | `runtime` | the interpreter of this process: found at start-up, checked when it runs |
+//! | `memory` | which memory may be read |
+//! | `state` | the state of the running thread |
+//! | `frames` | its frames, for the walker |
+//! | `objects` | strings, code objects |
+//! | `codes` | code objects in the segment, each once |
+
+mod codes;
+mod frames;
+mod layout;
+mod memory;
+mod objects;
+mod runtime;
+mod state;
+
+pub use frames::Frames;
+pub use runtime::{publish, start};

@@ -1,0 +1,196 @@
+//! Code objects in the segment, each once.
+//!
+//! Two tables in private memory lead to their numbers. The first is by address, with a print of
+//! the words that change if another code object is made at that address. The second is by what
+//! is written, since a program may compile the same text again and again. Both are caches: what
+//! they lose is found again, or written again.
+
+use super::layout::{self, Layout};
+use super::memory::word;
+use super::objects;
+use crate::own;
+use crate::session::{self, Epoch};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use shm_protocol::codes::{Code, NO_CODE};
+
+/// Entries of the first table.
+const ADDRESSES: usize = 1 << 15;
+/// Entries of the second.
+const CONTENTS: usize = 1 << 16;
+/// Entries of it that are looked at for one code object.
+const TRIES: usize = 8;
+
+/// Of the first table. The words of several writers may be mixed: the print tells.
+struct Entry {
+    code: AtomicU64,
+    name: AtomicU64,
+    lines: AtomicU64,
+    /// The number, and above it half of the print.
+    value: AtomicU64,
+}
+
+struct Content {
+    hash: AtomicU64,
+    number: AtomicU64,
+}
+
+/// Zeroed memory is empty.
+struct Tables {
+    entries: [Entry; ADDRESSES],
+    contents: [Content; CONTENTS],
+}
+
+static TABLES: AtomicPtr<Tables> = AtomicPtr::new(null_mut());
+
+#[cold]
+fn make() -> *mut Tables {
+    let made = own::map(size_of::<Tables>()).cast::<Tables>();
+    if made.is_null() {
+        return made;
+    }
+    let none = null_mut();
+    match TABLES.compare_exchange(none, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => made,
+        Err(first) => {
+            // SAFETY: the mapping just made, which nobody else knows.
+            unsafe { own::unmap(made.cast(), size_of::<Tables>()) };
+            first
+        }
+    }
+}
+
+#[inline]
+fn tables() -> Option<&'static Tables> {
+    let known = TABLES.load(Ordering::Acquire);
+    let tables = if known.is_null() { make() } else { known };
+    // SAFETY: null, or the mapping that `make` made and nobody unmaps.
+    unsafe { tables.as_ref() }
+}
+
+#[inline]
+fn mix(hash: u64, word: u64) -> u64 {
+    (hash.rotate_left(23) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// The number of the code object at an address, which is written down if it is new:
+/// [`NO_CODE`] if there was no room. `None`: it is none.
+#[inline]
+pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<u32> {
+    // An empty entry has the address 0.
+    let tables = tables().filter(|_| at != 0 && at.is_multiple_of(8))?;
+    let entry = &tables.entries[(mix(0, at) >> 40) as usize % ADDRESSES];
+    if entry.code.load(Ordering::Acquire) == at {
+        // SAFETY: a code object was here, and its thread's frame, which holds what is here now, has
+        // led to this address.
+        let (name, lines) = unsafe { (word(at + layout.name), word(at + layout.lines)) };
+        let known = entry.name.load(Ordering::Relaxed) == name
+            && entry.lines.load(Ordering::Relaxed) == lines;
+        let value = entry.value.load(Ordering::Acquire);
+        // SAFETY: as above; both were its parts when they were last looked at.
+        if known && unsafe { print(layout, at, (name, lines), epoch) } == value >> 32 {
+            return Some(value as u32);
+        }
+    }
+    // SAFETY: a frame of the running thread holds it.
+    unsafe { look_up(layout, at, (tables, entry), epoch) }
+}
+
+/// What tells a code object from others at the same address, with the session.
+///
+/// # Safety
+/// A code object with these parts.
+#[inline]
+unsafe fn print(layout: &Layout, at: u64, (name, lines): (u64, u64), epoch: &Epoch) -> u64 {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut print = mix(epoch.session, at);
+        print = mix(print, word(at + layout.first_line) as u32 as u64);
+        print = mix(print, word(at + layout.file));
+        print = mix(print, name);
+        print = mix(print, word(name + layout::HASH));
+        print = mix(print, word(name + layout::LENGTH));
+        print = mix(print, lines);
+        print = mix(print, word(lines + layout::SIZE));
+        print = mix(print, word(lines + layout::BYTES));
+        if layout.version != 0 {
+            print = mix(print, word(at + layout.version) as u32 as u64);
+        }
+        print >> 32
+    }
+}
+
+/// # Safety
+/// If there is a code object, it stays meanwhile.
+#[cold]
+unsafe fn look_up(
+    layout: &Layout,
+    at: u64,
+    (tables, entry): (&Tables, &Entry),
+    epoch: &Epoch,
+) -> Option<u32> {
+    // SAFETY: the caller's.
+    let code = unsafe { objects::code(layout, at) }?;
+    let number = number_of(&code, tables, epoch);
+    // SAFETY: a code object, as was just found.
+    let (parts, print) = unsafe {
+        let parts = (word(at + layout.name), word(at + layout.lines));
+        (parts, print(layout, at, parts, epoch))
+    };
+    entry.code.store(0, Ordering::Release);
+    entry.name.store(parts.0, Ordering::Relaxed);
+    entry.lines.store(parts.1, Ordering::Relaxed);
+    let value = u64::from(number) | print << 32;
+    entry.value.store(value, Ordering::Release);
+    entry.code.store(at, Ordering::Release);
+    Some(number)
+}
+
+/// The number of what is written for a code object.
+fn number_of(code: &Code<'_>, tables: &Tables, epoch: &Epoch) -> u32 {
+    let hash = hash(code, epoch.session).max(1);
+    let slot = |index: usize| &tables.contents[(hash as usize).wrapping_add(index) % CONTENTS];
+    for index in 0..TRIES {
+        let content = slot(index);
+        if content.hash.load(Ordering::Acquire) == hash {
+            let number = content.number.load(Ordering::Acquire);
+            if number as u32 != NO_CODE && number >> 32 == hash >> 32 {
+                return number as u32;
+            }
+        }
+    }
+    let Some(number) = write(code, epoch) else {
+        return NO_CODE;
+    };
+    let is_free = |index: &usize| slot(*index).hash.load(Ordering::Relaxed) == 0;
+    let index = (0..TRIES).find(is_free);
+    let content = slot(index.unwrap_or((hash >> 60) as usize % TRIES));
+    content.number.store(0, Ordering::Release);
+    content.hash.store(hash, Ordering::Release);
+    let value = u64::from(number) | hash >> 32 << 32;
+    content.number.store(value, Ordering::Release);
+    number
+}
+
+/// Writes a code object down, in more memory if necessary.
+fn write(code: &Code<'_>, epoch: &Epoch) -> Option<u32> {
+    let codes = &epoch.bank.codes;
+    codes.add(code).or_else(|| {
+        session::reserve_codes(epoch, codes.needed(code))
+            .then(|| codes.add(code))
+            .flatten()
+    })
+}
+
+fn hash(code: &Code<'_>, session: u64) -> u64 {
+    let mut hash = mix(session, u64::from(code.first_line));
+    for bytes in [code.name.bytes, code.file.bytes, code.lines] {
+        hash = mix(hash, bytes.len() as u64);
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            hash = mix(hash, u64::from_le_bytes(word));
+        }
+    }
+    hash ^ hash >> 32
+}

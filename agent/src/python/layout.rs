@@ -1,0 +1,186 @@
+//! Where an interpreter's data are: offsets in bytes.
+
+/// How frames are linked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// A list of frame objects, each run by a native frame of its own (to 3.10).
+    Objects,
+    /// A chain of native frames' records, each of which has the frames that it runs (3.11).
+    Records,
+    /// A list in which a frame on the native stack stands behind those that it runs (from 3.12 on).
+    Entries,
+}
+
+/// See the module. 0 in the place of an offset: there is no such field.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    pub style: Style,
+    pub interpreters: u64,
+    pub next_interpreter: u64,
+    pub threads: u64,
+    pub next_thread: u64,
+    pub thread_id: u64,
+    /// In a thread's state: its frames.
+    pub frames: u64,
+    /// Whether that is a record, which in turn has the frame at `current`.
+    pub has_record: bool,
+    pub current: u64,
+    pub chunk: u64,
+    pub frame_previous: u64,
+    pub frame_code: u64,
+    pub frame_instruction: u64,
+    pub frame_owner: u64,
+    pub first_line: u64,
+    pub file: u64,
+    pub name: u64,
+    pub lines: u64,
+    pub version: u64,
+    /// The first instruction: from 3.11 on in the code object itself.
+    pub instructions: u64,
+    /// Size of the head of a string of ASCII characters, and of others.
+    pub ascii: u64,
+    pub compact: u64,
+    /// Bytes of an instruction's place, in frame objects.
+    pub place_unit: u32,
+    pub table: shm_protocol::codes::LineTable,
+}
+
+use shm_protocol::codes::LineTable;
+
+/// Heads of objects, the same in all versions (with reference counts that are one word).
+pub const TYPE: u64 = 8;
+pub const SIZE: u64 = 16;
+pub const BYTES: u64 = 32;
+pub const TYPE_NAME: u64 = 24;
+pub const LENGTH: u64 = 16;
+pub const HASH: u64 = 24;
+pub const KIND: u64 = 32;
+
+const OBJECTS: Layout = Layout {
+    style: Style::Objects,
+    interpreters: 32,
+    next_interpreter: 0,
+    threads: 8,
+    next_thread: 8,
+    thread_id: 176,
+    frames: 24,
+    has_record: false,
+    current: 0,
+    chunk: 0,
+    frame_previous: 24,
+    frame_code: 32,
+    frame_instruction: 104,
+    frame_owner: 0,
+    first_line: 40,
+    file: 104,
+    name: 112,
+    lines: 120,
+    version: 0,
+    instructions: 0,
+    ascii: 48,
+    compact: 72,
+    place_unit: 2,
+    table: LineTable::Increments,
+};
+
+const PYTHON_3_10: Layout = Layout {
+    frame_instruction: 96,
+    place_unit: 1,
+    table: LineTable::Ranges,
+    ..OBJECTS
+};
+
+const PYTHON_3_11: Layout = Layout {
+    style: Style::Records,
+    interpreters: 40,
+    threads: 16,
+    thread_id: 152,
+    frames: 56,
+    has_record: true,
+    current: 8,
+    chunk: 296,
+    frame_previous: 48,
+    frame_code: 32,
+    frame_instruction: 56,
+    frame_owner: 64,
+    first_line: 72,
+    file: 112,
+    name: 128,
+    lines: 136,
+    instructions: 184,
+    table: LineTable::Locations,
+    ..OBJECTS
+};
+
+const PYTHON_3_12: Layout = Layout {
+    style: Style::Entries,
+    threads: 72,
+    thread_id: 136,
+    current: 0,
+    chunk: 232,
+    frame_previous: 8,
+    frame_code: 0,
+    frame_owner: 70,
+    first_line: 68,
+    version: 92,
+    instructions: 192,
+    ascii: 40,
+    compact: 56,
+    ..PYTHON_3_11
+};
+
+/// From 3.13 on, most of it is told by the interpreter.
+const LATER: Layout = Layout {
+    has_record: false,
+    instructions: 200,
+    ..PYTHON_3_12
+};
+
+/// By version, as `PY_VERSION_HEX` has it.
+pub fn of_version(version: u32) -> Option<Layout> {
+    match version >> 16 {
+        0x0308 | 0x0309 => Some(OBJECTS),
+        0x030a => Some(PYTHON_3_10),
+        0x030b => Some(PYTHON_3_11),
+        0x030c => Some(PYTHON_3_12),
+        _ => None,
+    }
+}
+
+/// What `_PyRuntime` begins with, where it tells of itself.
+pub const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
+/// Words of it that are read.
+pub const WORDS: usize = 80;
+
+/// By what the interpreter tells of itself: the first words of `_PyRuntime`.
+pub fn told(words: &[u64; WORDS]) -> Option<(u32, Layout)> {
+    let [cookie, version, threaded, ..] = *words;
+    let version = u32::try_from(version).ok()?;
+    // Free-threaded builds have other heads of objects, and other versions other groups.
+    if cookie != COOKIE || threaded != 0 || version >> 16 != 0x030d {
+        return None;
+    }
+    // The first words of the groups.
+    let (interpreter, thread, frame, code) = (6, 19, 28, 34);
+    let offset = |word: usize| Some(words[word]).filter(|offset| *offset < 1 << 20);
+    let layout = Layout {
+        interpreters: offset(5)?,
+        next_interpreter: offset(interpreter + 2)?,
+        threads: offset(interpreter + 3)?,
+        next_thread: offset(thread + 2)?,
+        frames: offset(thread + 4)?,
+        thread_id: offset(thread + 5)?,
+        chunk: offset(thread + 7)?,
+        frame_previous: offset(frame + 1)?,
+        frame_code: offset(frame + 2)?,
+        frame_instruction: offset(frame + 3)?,
+        frame_owner: offset(frame + 5)?,
+        file: offset(code + 1)?,
+        name: offset(code + 3)?,
+        lines: offset(code + 4)?,
+        first_line: offset(code + 5)?,
+        instructions: offset(code + 9)?,
+        ..LATER
+    };
+    Some((version, layout))
+}

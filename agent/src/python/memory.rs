@@ -1,0 +1,166 @@
+//! Which memory may be read.
+//!
+//! The frames of the running thread, and what they lead to, are held by the thread: nobody unmaps
+//! them while it is here. So an address that is met for the first time is probed, against data
+//! that are not what they should be, and believed when it is met again in such a chain. Most
+//! frames lie in pieces of memory that only their thread unmaps, and whose state names them; a
+//! piece is probed once.
+
+use unwind::inserted::Trail;
+use unwind::probe;
+
+/// Pieces that are remembered.
+const PIECES: usize = 32;
+/// Addresses that are remembered.
+const SPOTS: usize = 1024;
+/// Largest piece that is believed in.
+const MOST: u64 = 64 << 20;
+
+/// What a thread remembers. Zeroed memory is nothing.
+#[repr(C)]
+pub struct Memory {
+    /// Start and end.
+    pieces: [(u64, u64); PIECES],
+    next: usize,
+    spots: [u64; SPOTS],
+    /// The thread's state, of which [`STATE`] bytes may be read.
+    state: u64,
+    /// Bytes of a frame that are read.
+    frame: u64,
+    /// Start and end of the piece that frames are in now.
+    current: (u64, u64),
+}
+
+/// Bytes of a thread's state that are read at most.
+pub const STATE: u64 = 344;
+
+/// The word at an address that is known to be readable.
+///
+/// # Safety
+/// It is.
+#[inline(always)]
+pub unsafe fn word(at: u64) -> u64 {
+    // SAFETY: the caller's; nothing is known of alignment.
+    unsafe { (at as *const u64).read_unaligned() }
+}
+
+impl Memory {
+    pub fn forget(&mut self) {
+        self.state = 0;
+        self.current = (0, 0);
+        self.pieces = [(0, 0); PIECES];
+        self.spots = [0; SPOTS];
+    }
+
+    /// Takes a thread's state, which was probed, and the size of its frames.
+    pub fn take_state(&mut self, state: u64, frame: u64) {
+        (self.state, self.frame) = (state, frame);
+    }
+
+    /// A word of the stack or of the thread's state.
+    #[inline]
+    pub fn record_word(&self, trail: &Trail<'_>, at: u64) -> Option<u64> {
+        let in_state = self.state != 0 && at.wrapping_sub(self.state) < STATE - 8;
+        // SAFETY: the state is readable, as was found when it was taken.
+        trail
+            .peek(at)
+            .or_else(|| in_state.then(|| unsafe { word(at) }))
+    }
+
+    /// Begins with the piece that the thread's state names, at `piece` there.
+    ///
+    /// # Safety
+    /// The state may be read.
+    #[inline]
+    pub unsafe fn begin(&mut self, piece: u64) {
+        // SAFETY: the caller's.
+        let (start, end) = unsafe { (word(piece), word(piece + 16)) };
+        self.current = match self.knows_piece(start, end) {
+            true => (start, end),
+            false => (0, 0),
+        };
+    }
+
+    /// Whether a piece is readable: probed when it is first met.
+    #[inline]
+    fn knows_piece(&mut self, start: u64, end: u64) -> bool {
+        self.pieces.contains(&(start, end)) || self.probe_piece(start, end)
+    }
+
+    #[cold]
+    fn probe_piece(&mut self, start: u64, end: u64) -> bool {
+        let sane = start != 0 && start.is_multiple_of(8) && end > start + 24 && end - start <= MOST;
+        if !sane || !probe::are_readable(start, end) {
+            return false;
+        }
+        self.pieces[self.next % PIECES] = (start, end);
+        self.next = self.next.wrapping_add(1);
+        true
+    }
+
+    /// Whether a frame may be read.
+    #[inline]
+    pub fn has_frame(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
+        let (start, end) = self.current;
+        let inside = frame.wrapping_sub(start) <= (end - start).saturating_sub(self.frame);
+        if !frame.is_multiple_of(8) || frame == 0 {
+            return false;
+        }
+        (inside && start != 0) || self.has_other_frame(trail, frame)
+    }
+
+    /// A frame on the native stack, in an older piece, or in an object of its own.
+    fn has_other_frame(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
+        if trail.peek(frame).is_some() {
+            return trail.peek(frame + self.frame - 8).is_some();
+        }
+        let bytes = self.frame;
+        if self.has_spot(frame, bytes, false) {
+            return true;
+        }
+        self.is_in_older(frame) || self.has_spot(frame, bytes, true)
+    }
+
+    /// Whether a frame is in a piece before the current one, which becomes the current one.
+    fn is_in_older(&mut self, frame: u64) -> bool {
+        let (mut start, _) = self.current;
+        for _ in 0..PIECES {
+            if start == 0 {
+                return false;
+            }
+            // SAFETY: a piece that is known to be readable begins with these two words.
+            let previous = unsafe { word(start) };
+            if previous == 0 || !self.has_spot(previous, 24, true) {
+                return false;
+            }
+            // SAFETY: readable, as just found.
+            let bytes = unsafe { word(previous + 8) };
+            let end = previous.saturating_add(bytes);
+            if !self.knows_piece(previous, end) {
+                return false;
+            }
+            if frame.wrapping_sub(previous) <= bytes.saturating_sub(self.frame) {
+                self.current = (previous, end);
+                return true;
+            }
+            start = previous;
+        }
+        false
+    }
+
+    /// Whether `bytes` at an address were found readable before, or are now if `probes`.
+    pub fn has_spot(&mut self, at: u64, bytes: u64, probes: bool) -> bool {
+        let slot = (at >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54;
+        let spot = &mut self.spots[slot as usize % SPOTS];
+        if *spot == at {
+            // An empty one has the address 0.
+            return at != 0;
+        }
+        let found =
+            probes && at.is_multiple_of(8) && probe::are_readable(at, at.saturating_add(bytes));
+        if found {
+            *spot = at;
+        }
+        found
+    }
+}

@@ -1,0 +1,115 @@
+//! Strings and code objects.
+
+use super::layout::{self, Layout};
+use super::memory::word;
+use core::slice::from_raw_parts;
+use core::sync::atomic::{AtomicU64, Ordering};
+use shm_protocol::codes::{Characters, Code};
+use unwind::probe;
+
+/// Longest parts that are kept: of a name and of a file in characters, of line tables in bytes.
+const MAX_NAME: u64 = 512;
+const MAX_FILE: u64 = 1024;
+const MAX_LINES: u64 = 32 << 10;
+/// Bytes of a code object that are read at most.
+const CODE: u64 = 144;
+
+/// Types that were recognised by their names.
+static CODE_TYPE: AtomicU64 = AtomicU64::new(0);
+static TEXT_TYPE: AtomicU64 = AtomicU64::new(0);
+static BYTES_TYPE: AtomicU64 = AtomicU64::new(0);
+
+/// Whether an object's first `bytes` can be read, and it is of the type with this name.
+fn is_a(object: u64, bytes: u64, known: &AtomicU64, name: &[u8]) -> bool {
+    if object == 0 || !object.is_multiple_of(8) || !readable(object, bytes) {
+        return false;
+    }
+    // SAFETY: found readable.
+    let kind = unsafe { word(object + layout::TYPE) };
+    if kind != 0 && kind == known.load(Ordering::Relaxed) {
+        return true;
+    }
+    if known.load(Ordering::Relaxed) != 0 || !readable(kind, layout::TYPE_NAME + 8) {
+        return false;
+    }
+    // SAFETY: found readable.
+    let at = unsafe { word(kind + layout::TYPE_NAME) };
+    if !readable(at, name.len() as u64) {
+        return false;
+    }
+    // SAFETY: found readable.
+    let is = unsafe { from_raw_parts(at as *const u8, name.len()) } == name;
+    if is {
+        known.store(kind, Ordering::Relaxed);
+    }
+    is
+}
+
+fn readable(at: u64, bytes: u64) -> bool {
+    at.checked_add(bytes)
+        .is_some_and(|end| probe::are_readable(at, end))
+}
+
+/// A code object that is read for the first time; `None`: it is none.
+///
+/// # Safety
+/// If it is one, it stays while the result is used.
+pub unsafe fn code(layout: &Layout, at: u64) -> Option<Code<'static>> {
+    if !is_a(at, CODE, &CODE_TYPE, b"code\0") {
+        return None;
+    }
+    // SAFETY: a code object, found readable; it holds its parts, which do not change.
+    unsafe {
+        Some(Code {
+            name: text(layout, word(at + layout.name), MAX_NAME)?,
+            file: text(layout, word(at + layout.file), MAX_FILE)?,
+            first_line: (at as *const u8)
+                .add(layout.first_line as usize)
+                .cast::<u32>()
+                .read_unaligned(),
+            lines: bytes(word(at + layout.lines), MAX_LINES)?,
+            table: layout.table,
+        })
+    }
+}
+
+/// # Safety
+/// If it is a string, it stays while the result is used.
+unsafe fn text(layout: &Layout, at: u64, most: u64) -> Option<Characters<'static>> {
+    if !is_a(at, layout.compact, &TEXT_TYPE, b"str\0") {
+        return None;
+    }
+    // SAFETY: found readable.
+    let (length, state) = unsafe { (word(at + layout::LENGTH), word(at + layout::KIND)) };
+    // Before the kind, versions have two, eight or sixteen bits that say whether it is interned.
+    let (width, is_ascii) = [2, 8, 16].into_iter().find_map(|shift| {
+        let kind = state >> shift & 7;
+        let (compact, ascii) = (state >> (shift + 3) & 1, state >> (shift + 4) & 1);
+        (matches!(kind, 1 | 2 | 4) && compact == 1).then_some((kind, ascii == 1))
+    })?;
+    let head = if is_ascii {
+        layout.ascii
+    } else {
+        layout.compact
+    };
+    let bytes = length.min(most) * width;
+    let from = at + head;
+    readable(from, bytes).then(|| Characters {
+        // SAFETY: found readable.
+        bytes: unsafe { from_raw_parts(from as *const u8, bytes as usize) },
+        width: width as u8,
+    })
+}
+
+/// # Safety
+/// If it is a bytes object, it stays while the result is used.
+unsafe fn bytes(at: u64, most: u64) -> Option<&'static [u8]> {
+    if !is_a(at, layout::BYTES, &BYTES_TYPE, b"bytes\0") {
+        return None;
+    }
+    // SAFETY: found readable.
+    let size = unsafe { word(at + layout::SIZE) }.min(most);
+    let from = at + layout::BYTES;
+    // SAFETY: found readable.
+    readable(from, size).then(|| unsafe { from_raw_parts(from as *const u8, size as usize) })
+}

@@ -1,0 +1,131 @@
+//! The interpreter of this process.
+
+use super::layout::{self, Layout, WORDS};
+use crate::session;
+use crate::symbol_table;
+use crate::sys;
+use core::cell::UnsafeCell;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use shm_protocol::layout::{PYTHON_DIFFERS, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
+use unwind::probe;
+
+/// What is known of it. Written at start-up, while the process has one thread.
+struct Known(UnsafeCell<Option<Runtime>>);
+// SAFETY: written once, by the constructor, before there is another thread.
+unsafe impl Sync for Known {}
+static KNOWN: Known = Known(UnsafeCell::new(None));
+
+static VERSION: AtomicU32 = AtomicU32::new(0);
+/// One of the `PYTHON_` constants.
+static JUDGEMENT: AtomicU8 = AtomicU8::new(PYTHON_MET as u8);
+/// Stacks that could not be read before one could.
+static FAILURES: AtomicU32 = AtomicU32::new(0);
+/// So many are forgiven: an interpreter that starts has frames which are not whole.
+const FORGIVEN: u32 = 1000;
+
+/// An interpreter.
+#[derive(Clone, Copy)]
+pub struct Runtime {
+    /// Address of `_PyRuntime`.
+    pub at: u64,
+    pub layout: Layout,
+    /// Where its evaluation loop is, for the versions whose frames do not tell.
+    pub loop_at: (u64, u64),
+}
+
+/// Looks for an interpreter; at start-up.
+pub fn start() {
+    let at = sys::symbol(c"_PyRuntime") as u64;
+    if at == 0 {
+        return;
+    }
+    let found = told(at).or_else(|| {
+        let version = version();
+        VERSION.store(version, Ordering::Relaxed);
+        Some((version, layout::of_version(version)?))
+    });
+    let Some((version, layout)) = found else {
+        JUDGEMENT.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed);
+        return;
+    };
+    VERSION.store(version, Ordering::Relaxed);
+    let evaluate = sys::symbol(c"_PyEval_EvalFrameDefault");
+    // SAFETY: the interpreter is in the program or in a library that it is linked with.
+    let size = unsafe { symbol_table::size_of_function(evaluate) }.unwrap_or(0);
+    let runtime = Runtime {
+        at,
+        layout,
+        loop_at: (evaluate as u64, evaluate as u64 + size),
+    };
+    // SAFETY: one thread, as the constructor runs.
+    unsafe { *KNOWN.0.get() = Some(runtime) };
+}
+
+/// What an interpreter says of itself.
+fn told(at: u64) -> Option<(u32, Layout)> {
+    let bytes = WORDS as u64 * 8;
+    if !probe::are_readable(at, at + bytes) {
+        return None;
+    }
+    // SAFETY: readable, as just found; a variable of a loaded module, whose first words never change.
+    let words = unsafe { (at as *const [u64; WORDS]).read_unaligned() };
+    layout::told(&words)
+}
+
+/// By `Py_Version`, which there is from 3.11 on, or by functions that came with a version.
+fn version() -> u32 {
+    let exported = sys::symbol(c"Py_Version").cast::<u64>();
+    // SAFETY: null, or `const unsigned long Py_Version`.
+    if let Some(version) = unsafe { exported.as_ref() } {
+        return u32::try_from(*version).unwrap_or(u32::MAX);
+    }
+    const FIRST_IN: [(&CStr, u32); 3] = [
+        (c"PyIter_Send", 0x030a_0000),
+        (c"PyFrame_GetCode", 0x0309_0000),
+        (c"PyVectorcall_Call", 0x0308_0000),
+    ];
+    let first = FIRST_IN
+        .iter()
+        .find(|(name, _)| !sys::symbol(name).is_null());
+    first.map_or(0, |(_, version)| *version)
+}
+
+/// The interpreter, if its frames are to be read.
+#[inline]
+pub fn known() -> Option<&'static Runtime> {
+    if JUDGEMENT.load(Ordering::Relaxed) > PYTHON_NAMED as u8 {
+        return None;
+    }
+    // SAFETY: written before there was a second thread.
+    unsafe { (*KNOWN.0.get()).as_ref() }
+}
+
+/// A stack was read: the interpreter is as its version has it.
+#[inline]
+pub fn confirm() {
+    if JUDGEMENT.load(Ordering::Relaxed) == PYTHON_MET as u8 {
+        JUDGEMENT.store(PYTHON_NAMED as u8, Ordering::Relaxed);
+        publish();
+    }
+}
+
+/// A stack could not be read. If none ever could, the interpreter is left alone from now on.
+#[cold]
+pub fn doubt() {
+    let confirmed = JUDGEMENT.load(Ordering::Relaxed) != PYTHON_MET as u8;
+    if !confirmed && FAILURES.fetch_add(1, Ordering::Relaxed) >= FORGIVEN {
+        JUDGEMENT.store(PYTHON_DIFFERS as u8, Ordering::Relaxed);
+        publish();
+    }
+}
+
+/// Writes into the segment's status what is known.
+pub fn publish() {
+    if let Some(status) = session::status() {
+        let judgement = u32::from(JUDGEMENT.load(Ordering::Relaxed));
+        status.python.store(judgement, Ordering::Relaxed);
+        let version = VERSION.load(Ordering::Relaxed);
+        status.python_version.store(version, Ordering::Release);
+    }
+}

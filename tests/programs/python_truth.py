@@ -1,0 +1,102 @@
+"""Keeps blocks that are allocated in many ways, and writes where each was: the bytes by stack of
+Python, innermost first, as `name (file:line)` with `;` between."""
+
+import asyncio
+import functools
+import os
+import sys
+import threading
+
+kept = []
+totals = {}
+lock = threading.Lock()
+
+
+def keep(size):
+    block = bytearray(size)
+    note(size + 1)
+    kept.append(block)
+    return block
+
+
+def note(size):
+    """Where the caller allocates: one line before the one that calls this."""
+    frame = sys._getframe(1)
+    lines = [(frame, frame.f_lineno - 1)]
+    while frame.f_back:
+        frame = frame.f_back
+        lines.append((frame, frame.f_lineno))
+    stack = ";".join(name(frame.f_code, line) for frame, line in lines)
+    with lock:
+        totals[stack] = totals.get(stack, 0) + size
+
+
+def name(code, line):
+    function = getattr(code, "co_qualname", code.co_name)
+    return f"{function} ({code.co_filename.rsplit('/', 1)[-1]}:{line})"
+
+
+class Loader:
+    def __init__(self, depth):
+        self.depth = depth
+
+    def load(self, size):
+        if self.depth == 0:
+            return keep(size)
+        self.depth -= 1
+        return self.load(size)
+
+    @staticmethod
+    def nested(size):
+        def inner():
+            return keep(size)
+
+        return inner()
+
+
+def generate(count):
+    for _ in range(count):
+        yield keep(40_000)
+
+
+async def leaf():
+    await asyncio.sleep(0)
+    return keep(50_000)
+
+
+async def root():
+    await asyncio.gather(leaf(), leaf())
+    return await leaf()
+
+
+def compare(a, b):
+    keep(30_000)
+    return a - b
+
+
+def main():
+    for _ in range(50):
+        Loader(3).load(20_000)
+    Loader.nested(25_000)
+    list(generate(20))
+    sum(len(keep(size)) for size in (60_000, 61_000))
+    # A function of C that calls back.
+    sorted([3, 1, 2], key=functools.cmp_to_key(compare))
+    list(map(keep, [70_000, 71_000]))
+    asyncio.run(root())
+    thread = threading.Thread(target=Loader(40).load, args=(80_000,))
+    thread.start()
+    thread.join()
+    for number in range(200):
+        scope = {"keep": keep}
+        text = f"def made_{number}():\n" + "\n" * (number % 7) + "    return keep(90_000)\n"
+        exec(text, scope)
+        scope[f"made_{number}"]()
+
+
+main()
+with open(sys.argv[1], "w") as file:
+    for stack, size in totals.items():
+        print(size, stack, file=file)
+# With all of it kept.
+os._exit(0)

@@ -1,0 +1,85 @@
+//! Python's own frames: the same as the program itself sees them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heap_format::Profile;
+use mem_tests::{Scratch, artifacts, run};
+
+/// The dump of a script, profiled from its start; each allocation is sampled.
+fn profiled(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Profile {
+    let mut command: Command = scratch.profiler();
+    command
+        .args(["run", "-c", "1", "-o"])
+        .arg(scratch.file("p_"));
+    command.arg("--").arg(python).args(arguments);
+    let outcome = run(&mut command);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let mut files = std::fs::read_dir(scratch.files()).expect("the files");
+    let dump = files.find_map(|file| {
+        let path = file.expect("a file").path();
+        path.extension()
+            .is_some_and(|e| e == "heap")
+            .then_some(path)
+    });
+    heap_format::open(&dump.expect("a dump")).expect("a dump that can be read")
+}
+
+/// Live bytes by stack of Python, innermost first, as the program writes them.
+fn by_stack(profile: &Profile) -> BTreeMap<String, f64> {
+    let mut sums = BTreeMap::new();
+    for (index, detail) in profile.details.iter().enumerate() {
+        let frames = profile.stacks.get(index).iter();
+        let locations = frames.map(|frame| &profile.locations[*frame as usize]);
+        let names: Vec<String> = locations.filter_map(|l| profile.python_name(l)).collect();
+        *sums.entry(names.join(";")).or_default() += detail.live_bytes();
+    }
+    sums
+}
+
+/// Every interpreter of this machine that is to be tried: Debian's, and those that
+/// `MEM_TESTS_PYTHONS` names.
+fn interpreters() -> Vec<PathBuf> {
+    let more = std::env::var_os("MEM_TESTS_PYTHONS").unwrap_or_default();
+    let own = PathBuf::from("/usr/bin/python3");
+    let more = std::env::split_paths(&more).filter(|path| !path.as_os_str().is_empty());
+    std::iter::once(own).chain(more).collect()
+}
+
+/// Words of the interpreter's data are spoiled before each allocation, and put back behind it.
+#[test]
+fn what_is_spoiled_in_the_interpreter_harms_nobody() {
+    for python in interpreters() {
+        let scratch = Scratch::new();
+        let library = scratch.compile("python_garbage.c", &["-shared", "-fPIC"]);
+        let script = artifacts::source("python_garbage.py");
+        let seconds = Path::new("3");
+        profiled(&scratch, &python, &[&script, &library, seconds]);
+    }
+}
+
+#[test]
+fn each_stack_has_the_functions_and_lines_that_the_program_sees() {
+    for python in interpreters() {
+        let scratch = Scratch::new();
+        let truth = scratch.file("truth");
+        let script = artifacts::source("python_truth.py");
+        let profile = profiled(&scratch, &python, &[&script, &truth]);
+        let found = by_stack(&profile);
+        let text = std::fs::read_to_string(&truth).expect("what the program wrote");
+        assert!(text.lines().count() > 200, "{}", python.display());
+        for line in text.lines() {
+            let (bytes, stack) = line.split_once(' ').expect("a number and a stack");
+            let bytes: f64 = bytes.parse().expect("a number");
+            let live = found.get(stack).copied().unwrap_or(0.0);
+            // The line that allocates may allocate a little more than the block.
+            let few = bytes * 0.02 + 4096.0;
+            assert!(
+                (bytes..bytes + few).contains(&live),
+                "{}: {live} of {bytes} at {stack}",
+                python.display()
+            );
+        }
+    }
+}
