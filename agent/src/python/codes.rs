@@ -1,9 +1,9 @@
 //! Code objects in the segment, each once.
 //!
-//! Two tables in private memory lead to their numbers. The first is by address, with a print of
-//! the words that change if another code object is made at that address. The second is by what
-//! is written, since a program may compile the same text again and again. Both are caches: what
-//! they lose is found again, or written again.
+//! Two tables in private memory lead to their numbers. The first is by address, with the words
+//! that change if another code object is made at that address: they are compared with what is there
+//! now, at every frame of every sample. The second is by what is written, since a program may compile
+//! the same text again and again. Both are caches: what they lose is found again, or written again.
 
 use super::layout::{self, Layout};
 use super::memory::word;
@@ -21,14 +21,24 @@ const CONTENTS: usize = 1 << 16;
 /// Entries of it that are looked at for one code object.
 const TRIES: usize = 8;
 
-/// Of the first table. The words of several writers may be mixed: the print tells.
+/// Of the first table.
+///
+/// The number is written before the words, and read after them: whoever finds all of the words as
+/// they are now, with the address before and after, has the number of what is there now, since
+/// the frame that it comes from holds that, and nobody writes others for this address meanwhile.
 struct Entry {
+    /// Address; [`BUSY`] while it is written.
     code: AtomicU64,
-    name: AtomicU64,
-    lines: AtomicU64,
-    /// The number, and above it half of the print.
-    value: AtomicU64,
+    number: AtomicU64,
+    session: AtomicU64,
+    words: [AtomicU64; WORDS],
 }
+
+/// No address of a code object.
+const BUSY: u64 = 1;
+
+/// Words that tell a code object from others at the same address.
+const WORDS: usize = 9;
 
 struct Content {
     hash: AtomicU64,
@@ -68,9 +78,11 @@ fn tables() -> Option<&'static Tables> {
     unsafe { tables.as_ref() }
 }
 
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+
 #[inline]
 fn mix(hash: u64, word: u64) -> u64 {
-    (hash.rotate_left(23) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    (hash.rotate_left(23) ^ word).wrapping_mul(SPREAD)
 }
 
 /// The number of the code object at an address, which is written down if it is new:
@@ -79,50 +91,84 @@ fn mix(hash: u64, word: u64) -> u64 {
 pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<u32> {
     // An empty entry has the address 0.
     let tables = tables().filter(|_| at != 0 && at.is_multiple_of(8))?;
-    let entry = &tables.entries[(mix(0, at) >> 40) as usize % ADDRESSES];
+    let entry = &tables.entries[(at.wrapping_mul(SPREAD) >> 40) as usize % ADDRESSES];
     if entry.code.load(Ordering::Acquire) == at {
+        let known = |index: usize| entry.words[index].load(Ordering::Acquire);
         // SAFETY: a code object was here, and its thread's frame, which holds what is here now, has
-        // led to this address.
-        let (name, lines) = unsafe { (word(at + layout.name), word(at + layout.lines)) };
-        let known = entry.name.load(Ordering::Relaxed) == name
-            && entry.lines.load(Ordering::Relaxed) == lines;
-        let value = entry.value.load(Ordering::Acquire);
-        // SAFETY: as above; both were its parts when they were last looked at.
-        if known && unsafe { print(layout, at, (name, lines), epoch) } == value >> 32 {
-            return Some(value as u32);
+        // led to this address. What its words led to is followed only if they are the same.
+        let difference = unsafe {
+            let own = parts(layout, at);
+            let same = own.iter().enumerate().all(|(n, word)| *word == known(n));
+            same.then(|| {
+                let theirs = contents(layout, (own[0], known(PARTS)), own[1]);
+                let words = theirs.iter().enumerate();
+                words.fold(0, |sum, (n, word)| sum | (word ^ known(PARTS + n)))
+            })
+        };
+        let number = entry.number.load(Ordering::Acquire);
+        let is_valid = entry.session.load(Ordering::Acquire) == epoch.session
+            && entry.code.load(Ordering::Acquire) == at;
+        if difference == Some(0) && is_valid {
+            return Some(number as u32);
         }
     }
     // SAFETY: a frame of the running thread holds it.
     unsafe { look_up(layout, at, (tables, entry), epoch) }
 }
 
-/// What tells a code object from others at the same address, with the session.
+const PARTS: usize = 4;
+
+/// Words of a code object.
 ///
 /// # Safety
-/// A code object with these parts.
-#[inline]
-unsafe fn print(layout: &Layout, at: u64, (name, lines): (u64, u64), epoch: &Epoch) -> u64 {
+/// It is one.
+#[inline(always)]
+unsafe fn parts(layout: &Layout, at: u64) -> [u64; PARTS] {
+    // SAFETY: the caller's.
+    let half = |offset: u64| unsafe { word(at + offset) } as u32 as u64;
+    let version = match layout.version {
+        0 => 0,
+        version => half(version),
+    };
     // SAFETY: the caller's.
     unsafe {
-        let mut print = mix(epoch.session, at);
-        print = mix(print, word(at + layout.first_line) as u32 as u64);
-        print = mix(print, word(at + layout.file));
-        print = mix(print, name);
-        print = mix(print, word(name + layout::HASH));
-        print = mix(print, word(name + layout::LENGTH));
-        print = mix(print, lines);
-        print = mix(print, word(lines + layout::SIZE));
-        print = mix(print, word(lines + layout::BYTES));
-        if layout.version != 0 {
-            print = mix(print, word(at + layout.version) as u32 as u64);
-        }
-        print >> 32
+        [
+            word(at + layout.name),
+            word(at + layout.lines),
+            word(at + layout.file),
+            half(layout.first_line) | version << 32,
+        ]
+    }
+}
+
+/// Words of a code object's name, which had this length when it was read, and of its table of lines.
+///
+/// # Safety
+/// They are.
+#[inline(always)]
+unsafe fn contents(
+    layout: &Layout,
+    (name, length): (u64, u64),
+    lines: u64,
+) -> [u64; WORDS - PARTS] {
+    // Its last bytes, or what is before them, or its first ones and what terminates them.
+    let end = name + layout.ascii + length.clamp(8, objects::MAX_NAME);
+    // SAFETY: the caller's.
+    unsafe {
+        [
+            word(name + layout::LENGTH),
+            word(name + layout::HASH),
+            word(end - 8),
+            word(lines + layout::SIZE),
+            word(lines + layout::BYTES),
+        ]
     }
 }
 
 /// # Safety
 /// If there is a code object, it stays meanwhile.
 #[cold]
+#[inline(never)]
 unsafe fn look_up(
     layout: &Layout,
     at: u64,
@@ -132,16 +178,21 @@ unsafe fn look_up(
     // SAFETY: the caller's.
     let code = unsafe { objects::code(layout, at) }?;
     let number = number_of(&code, tables, epoch);
-    // SAFETY: a code object, as was just found.
-    let (parts, print) = unsafe {
-        let parts = (word(at + layout.name), word(at + layout.lines));
-        (parts, print(layout, at, parts, epoch))
+    if entry.code.swap(BUSY, Ordering::AcqRel) == BUSY {
+        // Another thread's, which is written right now.
+        return Some(number);
+    }
+    entry.number.store(u64::from(number), Ordering::Release);
+    entry.session.store(epoch.session, Ordering::Release);
+    // SAFETY: a code object with its parts, as was just found.
+    let (own, theirs) = unsafe {
+        let own = parts(layout, at);
+        let name = (own[0], word(own[0] + layout::LENGTH));
+        (own, contents(layout, name, own[1]))
     };
-    entry.code.store(0, Ordering::Release);
-    entry.name.store(parts.0, Ordering::Relaxed);
-    entry.lines.store(parts.1, Ordering::Relaxed);
-    let value = u64::from(number) | print << 32;
-    entry.value.store(value, Ordering::Release);
+    for (place, word) in entry.words.iter().zip(own.iter().chain(&theirs)) {
+        place.store(*word, Ordering::Release);
+    }
     entry.code.store(at, Ordering::Release);
     Some(number)
 }

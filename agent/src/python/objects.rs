@@ -8,7 +8,7 @@ use shm_protocol::codes::{Characters, Code};
 use unwind::probe;
 
 /// Longest parts that are kept: of a name and of a file in characters, of line tables in bytes.
-const MAX_NAME: u64 = 512;
+pub const MAX_NAME: u64 = 512;
 const MAX_FILE: u64 = 1024;
 const MAX_LINES: u64 = 32 << 10;
 /// Bytes of a code object that are read at most.

@@ -1,11 +1,11 @@
 //! The interpreter of this process.
 
 use super::layout::{self, Layout, WORDS};
+use crate::arch::glibc_function;
 use crate::session;
 use crate::symbol_table;
-use crate::sys;
 use core::cell::UnsafeCell;
-use core::ffi::CStr;
+use core::ffi::c_void;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use shm_protocol::layout::{PYTHON_DIFFERS, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
 use unwind::probe;
@@ -34,9 +34,11 @@ pub struct Runtime {
     pub loop_at: (u64, u64),
 }
 
-/// Looks for an interpreter; at start-up.
+/// Looks for an interpreter; at start-up. Its names are weak references of this library, which the
+/// loader has bound: a `dlsym` in vain would allocate its message from the program's heap, where
+/// a session may already record every allocation.
 pub fn start() {
-    let at = sys::symbol(c"_PyRuntime") as u64;
+    let at = glibc_function!("_PyRuntime") as u64;
     if at == 0 {
         return;
     }
@@ -50,9 +52,9 @@ pub fn start() {
         return;
     };
     VERSION.store(version, Ordering::Relaxed);
-    let evaluate = sys::symbol(c"_PyEval_EvalFrameDefault");
+    let evaluate = glibc_function!("_PyEval_EvalFrameDefault");
     // SAFETY: the interpreter is in the program or in a library that it is linked with.
-    let size = unsafe { symbol_table::size_of_function(evaluate) }.unwrap_or(0);
+    let size = unsafe { symbol_table::size_of_function(evaluate as *const c_void) }.unwrap_or(0);
     let runtime = Runtime {
         at,
         layout,
@@ -75,19 +77,17 @@ fn told(at: u64) -> Option<(u32, Layout)> {
 
 /// By `Py_Version`, which there is from 3.11 on, or by functions that came with a version.
 fn version() -> u32 {
-    let exported = sys::symbol(c"Py_Version").cast::<u64>();
+    let exported = glibc_function!("Py_Version") as *const u64;
     // SAFETY: null, or `const unsigned long Py_Version`.
     if let Some(version) = unsafe { exported.as_ref() } {
         return u32::try_from(*version).unwrap_or(u32::MAX);
     }
-    const FIRST_IN: [(&CStr, u32); 3] = [
-        (c"PyIter_Send", 0x030a_0000),
-        (c"PyFrame_GetCode", 0x0309_0000),
-        (c"PyVectorcall_Call", 0x0308_0000),
+    let first_in = [
+        (glibc_function!("PyIter_Send"), 0x030a_0000),
+        (glibc_function!("PyFrame_GetCode"), 0x0309_0000),
+        (glibc_function!("PyVectorcall_Call"), 0x0308_0000),
     ];
-    let first = FIRST_IN
-        .iter()
-        .find(|(name, _)| !sys::symbol(name).is_null());
+    let first = first_in.iter().find(|(function, _)| *function != 0);
     first.map_or(0, |(_, version)| *version)
 }
 
