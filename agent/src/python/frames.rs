@@ -21,8 +21,24 @@ const PATIENCE: (u32, u32) = (4, 256);
 const FRAME_BYTES: (u64, u64) = (112, 80);
 /// Largest place that is believed in.
 const MAX_PLACE: u64 = 1 << 24;
+/// So many of the last walk's frames are looked at for one that is met again.
+const REACH: usize = 16;
 
-type Buffer = [MaybeUninit<Inserted>; MAX_FRAMES];
+/// A frame as it was read. Where none of it has changed, nor has its code object, its number holds.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Seen {
+    inserted: Inserted,
+    frame: u64,
+    code: u64,
+    previous: u64,
+    instruction: u64,
+    number: u32,
+    /// The last of those that its native frame runs (3.11).
+    is_entry: bool,
+}
+
+type Buffer<T> = [MaybeUninit<T>; MAX_FRAMES];
 
 /// What a thread needs for its frames. Start with zeroed memory, or call [`forget`](Self::forget).
 #[repr(C)]
@@ -32,11 +48,17 @@ pub struct Frames {
     /// Samples until they are looked for again, and how many that were the last time.
     patience: (u32, u32),
     memory: Memory,
-    /// Frames of the last two walks, in turn, each at its end, outermost first.
-    buffers: [Buffer; 2],
-    counts: [usize; 2],
-    turn: usize,
-    /// Frames, from the innermost on, whose native frame is not known yet.
+    /// Frames of the last walk, outermost first, and what they were read from.
+    inserted: Buffer<Inserted>,
+    seen: Buffer<Seen>,
+    count: usize,
+    /// Frames of the walk in progress, innermost first, and how many of the last one follow.
+    fresh: Buffer<Seen>,
+    fresh_count: usize,
+    kept: usize,
+    /// Of the last walk's frames, those that the walk in progress may still meet.
+    ahead: usize,
+    /// Fresh frames, the outermost ones, whose native frame is not known yet.
     pending: usize,
 }
 
@@ -50,14 +72,14 @@ impl Frames {
         if self.patience != (0, 0) || self.states[0] != 0 {
             self.states = [0; OWN];
             self.patience = (0, 0);
-            self.counts = [0; 2];
+            self.count = 0;
             self.memory.forget();
         }
     }
 
     /// Forgets the last walk, whose frames have other numbers.
     pub fn forget_last(&mut self) {
-        self.counts = [0; 2];
+        self.count = 0;
     }
 
     /// The frames that the interpreter runs in the native ones of a walk.
@@ -69,41 +91,144 @@ impl Frames {
         }
     }
 
+    #[inline(never)]
     fn read_from(&mut self, runtime: &Runtime, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
-        self.turn ^= 1;
-        self.counts[self.turn] = 0;
-        self.pending = 0;
+        (self.fresh_count, self.kept, self.pending) = (0, 0, 0);
+        self.ahead = self.count;
         if self.find_states(runtime) {
             let read = self.collect(runtime, trail, epoch);
             // The outermost are run by no native frame that is known.
-            self.counts[self.turn] -= self.pending;
+            self.fresh_count -= self.pending;
             match read {
                 // No memory for any code object (before Linux 5.14): native frames alone say more.
-                Ok(()) if epoch.bank.codes.reserved() == 0 => self.counts[self.turn] = 0,
-                Ok(()) if self.counts[self.turn] > 0 => runtime::confirm(),
+                Ok(()) if epoch.bank.codes.reserved() == 0 => {
+                    (self.fresh_count, self.kept) = (0, 0)
+                }
+                Ok(()) if self.fresh_count + self.kept > 0 => runtime::confirm(),
                 Ok(()) => {}
                 Err(Damaged) => {
-                    self.counts[self.turn] = 0;
+                    (self.fresh_count, self.kept) = (0, 0);
                     runtime::doubt();
                 }
             }
         }
-        let frames = self.of_turn(self.turn);
-        let last = self.of_turn(self.turn ^ 1);
-        let same = frames
-            .iter()
-            .zip(last)
-            .take_while(|(now, then)| now == then);
+        let same = self.put();
+        let frames = self.inserted.as_ptr().cast();
         Insertion {
-            frames,
-            same: same.count(),
+            // SAFETY: `put` wrote so many, now or before.
+            frames: unsafe { core::slice::from_raw_parts(frames, self.count) },
+            same,
         }
     }
 
-    fn of_turn(&self, turn: usize) -> &[Inserted] {
-        let kept = &self.buffers[turn][MAX_FRAMES - self.counts[turn]..];
-        // SAFETY: `push` wrote so many, from the end on.
-        unsafe { core::slice::from_raw_parts(kept.as_ptr().cast(), kept.len()) }
+    /// Puts the fresh frames on top of the kept ones; how many are as in the last walk.
+    #[inline]
+    fn put(&mut self) -> usize {
+        let mut same = self.kept;
+        let total = self.kept + self.fresh_count;
+        for index in self.kept..total {
+            // SAFETY: `push` wrote the first `fresh_count`.
+            let seen = unsafe { self.fresh[total - 1 - index].assume_init() };
+            // SAFETY: written, as the last walk's.
+            let last = (index < self.count).then(|| unsafe { self.inserted[index].assume_init() });
+            if same == index && last == Some(seen.inserted) {
+                same += 1;
+            }
+            self.inserted[index].write(seen.inserted);
+            self.seen[index].write(seen);
+        }
+        self.count = total;
+        same
+    }
+
+    /// Whether a frame in the native frame `at` is one of the last walk's, as are all further out:
+    /// then these are taken as they were. `at` 0: it is not known yet.
+    #[inline]
+    fn joins(&mut self, walk: &Walk<'_>, frame: u64, at: u64) -> Result<bool, Damaged> {
+        let from = self.ahead.saturating_sub(REACH);
+        let is_it = |index: &usize| {
+            // SAFETY: the last walk's.
+            let seen = unsafe { self.seen[*index].assume_init_ref() };
+            seen.frame == frame && (at == 0 || seen.inserted.at == at)
+        };
+        let Some(index) = (from..self.ahead).rev().find(is_it) else {
+            return Ok(false);
+        };
+        let changed = self.first_changed(walk, index);
+        if let Some(changed) = changed {
+            // What is further in leads to it, so each frame is looked at once.
+            self.ahead = changed;
+        }
+        if changed.is_some() || index + self.fresh_count + 2 >= MAX_FRAMES {
+            return Ok(false);
+        }
+        self.kept = index + 1;
+        // Frames of the same native frame further in.
+        // SAFETY: as above.
+        let at = unsafe { self.seen[index].assume_init_ref().inserted.at };
+        self.settle(at)?;
+        Ok(true)
+    }
+
+    /// The first of the last walk's frames from `index` outwards that is not as it was.
+    #[inline]
+    fn first_changed(&self, walk: &Walk<'_>, index: usize) -> Option<usize> {
+        let layout = walk.layout;
+        for index in (0..=index).rev() {
+            // SAFETY: the last walk's.
+            let seen = unsafe { self.seen[index].assume_init_ref() };
+            if seen.frame == 0 {
+                // In the place of those that were too many.
+                return Some(index);
+            }
+            // SAFETY: the thread's own frames lead here, and it could be read when they did before.
+            let (code, previous, instruction) = unsafe {
+                (
+                    word(seen.frame + layout.frame_code) & !3,
+                    word(seen.frame + layout.frame_previous),
+                    word(seen.frame + layout.frame_instruction),
+                )
+            };
+            let same = code == seen.code && previous == seen.previous;
+            if !same || instruction != seen.instruction {
+                return Some(index);
+            }
+            let number = codes::number(layout, code, walk.epoch);
+            let same = number == Some(seen.number) && seen.number != NO_CODE;
+            if !same || !self.leads_on(walk, index) {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// Whether one of the last walk's frames leads to the next one, by the same native frame.
+    #[inline]
+    fn leads_on(&self, walk: &Walk<'_>, index: usize) -> bool {
+        let (layout, trail) = (walk.layout, walk.trail);
+        // SAFETY: the last walk's.
+        let seen = |index: usize| unsafe { self.seen[index].assume_init_ref() };
+        let this = seen(index);
+        let is_entry = layout.style == Style::Records && is_entry(layout, this.frame);
+        if is_entry != this.is_entry {
+            return false;
+        }
+        let Some(next) = index.checked_sub(1).map(seen) else {
+            return true;
+        };
+        let (at, next_at) = (this.inserted.at, next.inserted.at);
+        match layout.style {
+            Style::Objects => false,
+            _ if this.previous == next.frame && !is_entry => true,
+            Style::Records => {
+                this.previous == next.frame
+                    && trail.peek(at + layout.current + 8) == Some(next_at)
+                    && trail.peek(next_at + layout.current) == Some(next.frame)
+            }
+            Style::Entries => {
+                this.previous == at && trail.peek(at + layout.frame_previous) == Some(next.frame)
+            }
+        }
     }
 
     /// Whether the states of this thread are known.
@@ -220,11 +345,13 @@ impl Frames {
                 if steps > MAX_STEPS {
                     return Ok(());
                 }
+                if self.joins(walk, frame, record)? {
+                    return Ok(());
+                }
                 let next = self.step(walk, frame)?;
-                // SAFETY: a frame that `step` has found readable.
-                let is_entry = unsafe { word(frame + walk.layout.frame_owner) } >> 32 & 0xff;
+                let was_entry = is_entry(walk.layout, frame);
                 frame = next;
-                if is_entry != 0 {
+                if was_entry {
                     break;
                 }
             }
@@ -246,7 +373,7 @@ impl Frames {
         const OWNED_BY_NATIVE: u8 = 3;
         let mut frame = top;
         for _ in 0..MAX_STEPS {
-            if frame == 0 {
+            if frame == 0 || self.joins(walk, frame, 0)? {
                 break;
             }
             if !self.memory.has_frame(walk.trail, frame) {
@@ -282,7 +409,7 @@ impl Frames {
                 word(frame + layout.frame_instruction),
             )
         };
-        if self.counts[self.turn] + 1 >= MAX_FRAMES {
+        if self.fresh_count + 1 >= MAX_FRAMES {
             self.leave_out();
             return Ok(previous);
         }
@@ -303,16 +430,23 @@ impl Frames {
             NO_CODE => address_of(NO_CODE, TABLE_FULL),
             number => address_of(number, place as u32),
         };
-        self.push(address);
+        self.push(Seen {
+            inserted: Inserted { at: 0, address },
+            frame,
+            code,
+            previous,
+            instruction,
+            number,
+            is_entry: layout.style == Style::Records && is_entry(layout, frame),
+        });
         Ok(previous)
     }
 
     #[inline]
-    fn push(&mut self, address: u64) {
-        let count = &mut self.counts[self.turn];
-        if *count < MAX_FRAMES {
-            *count += 1;
-            self.buffers[self.turn][MAX_FRAMES - *count].write(Inserted { at: 0, address });
+    fn push(&mut self, seen: Seen) {
+        if self.fresh_count < MAX_FRAMES {
+            self.fresh[self.fresh_count].write(seen);
+            self.fresh_count += 1;
             self.pending += 1;
         }
     }
@@ -320,31 +454,47 @@ impl Frames {
     /// Puts one frame in the place of all that are further out.
     #[cold]
     fn leave_out(&mut self) {
-        if self.counts[self.turn] + 1 == MAX_FRAMES {
-            self.push(address_of(NO_CODE, LEFT_OUT));
+        if self.fresh_count + 1 == MAX_FRAMES {
+            let address = address_of(NO_CODE, LEFT_OUT);
+            self.push(Seen {
+                inserted: Inserted { at: 0, address },
+                frame: 0,
+                code: 0,
+                previous: 0,
+                instruction: 0,
+                number: NO_CODE,
+                is_entry: false,
+            });
         }
     }
 
     /// The frames since the last call are run by the native frame in which `at` is.
     #[inline]
     fn settle(&mut self, at: u64) -> Result<(), Damaged> {
-        let count = self.counts[self.turn];
-        let buffer = &mut self.buffers[self.turn];
-        let first = MAX_FRAMES - count;
-        for frame in &mut buffer[first..first + self.pending] {
+        let first = self.fresh_count - self.pending;
+        for seen in &mut self.fresh[first..self.fresh_count] {
             // SAFETY: `push` wrote it.
-            unsafe { frame.assume_init_mut() }.at = at;
+            unsafe { seen.assume_init_mut() }.inserted.at = at;
         }
-        let inner = first + self.pending;
-        // SAFETY: as above.
-        let inner = (inner < MAX_FRAMES).then(|| unsafe { buffer[inner].assume_init_ref().at });
         self.pending = 0;
+        let inner = first.checked_sub(1).map(|inner| {
+            // SAFETY: as above.
+            unsafe { self.fresh[inner].assume_init_ref() }.inserted.at
+        });
         match inner {
             // On another stack than the frames further in.
             Some(inner) if inner > at => Err(Damaged),
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a frame, which can be read, is the last of those that its native frame runs (3.11).
+#[inline]
+fn is_entry(layout: &Layout, frame: u64) -> bool {
+    // SAFETY: the caller's word that it can be read; its owner is in its first bytes.
+    let word = unsafe { word(frame + layout.frame_owner) };
+    word >> 32 & 0xff != 0
 }
 
 /// What a walk reads by.
