@@ -17,6 +17,8 @@ fn profile(scratch: &Scratch, interval: &str, program: &[&str], input: &Path) ->
         .args(["run", "-c", interval, "--peak", "-o", "p_", "--"])
         .args(program)
         .env("PYTHONMALLOC", "malloc")
+        // pprof has one row for a function of Python, our tables one for each line of it.
+        .env("MEM_PROFILER_PYTHON", "0")
         .stdin(File::open(input).expect("the input"));
     let outcome = run(&mut command);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");

@@ -4,6 +4,7 @@ use super::layout::{self, Layout, WORDS};
 use crate::arch::glibc_function;
 use crate::session;
 use crate::symbol_table;
+use crate::sys;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -39,7 +40,7 @@ pub struct Runtime {
 /// a session may already record every allocation.
 pub fn start() {
     let at = glibc_function!("_PyRuntime") as u64;
-    if at == 0 {
+    if at == 0 || sys::variable(c"MEM_PROFILER_PYTHON") == Some(b"0") {
         return;
     }
     let found = told(at).or_else(|| {
