@@ -25,6 +25,8 @@ const STARTING: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
 /// How much lies in code without names.
 #[derive(Default)]
 struct Unnamed {
+    /// All values, those of differences below zero like those above.
+    all: i64,
     /// In such code itself.
     within: i64,
     /// In it, or in what it called.
@@ -41,7 +43,8 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
         warnings.iter().any(|warning| warning.contains(&shown))
     };
     let unnamed = Unnamed::count(view, is_explained);
-    let total = view.total().max(1);
+    // A difference is less than what has changed in it.
+    let total = view.total().max(unnamed.all).max(1);
     let is_much = |value: i64, part: i64| value > 0 && value >= total / part;
     if sources.force || !(is_much(unnamed.within, IN) || is_much(unnamed.below, BELOW)) {
         return None;
@@ -121,6 +124,7 @@ impl Unnamed {
         for (_, value, frames) in view.stacks() {
             let value = value.saturating_abs();
             let add = |sum: &mut i64| *sum = sum.saturating_add(value);
+            add(&mut unnamed.all);
             let shown = frames.iter().filter(|&&frame| !view.is_hidden(frame));
             let mut own: Vec<&Path> = shown.clone().filter_map(|&f| files[f as usize]).collect();
             let innermost = shown

@@ -272,6 +272,13 @@ fn a_program_without_symbols_gets_a_hint_once() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(said.lines().count(), 1, "{said}");
+    // What went up and what went down are parts of all that changed.
+    let apart = tempfile::tempdir().unwrap();
+    let module = mapping(&built, text(&built.path));
+    let address = BASE + built.address + 6;
+    let later = write(apart.path(), module, address, Facts::default());
+    let compared = stderr(&parser(&[text(&later), "--diff_base", &dump]));
+    assert!(compared.contains(&share), "{compared}");
     // Its function is told from others all the same, unless files are enough.
     let start = format!("keeper+{:#x}", built.address);
     assert!(stdout(&hinted).contains(&start), "{}", stdout(&hinted));
