@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use mem_controller::{IntervalArgs, SelectArgs};
 
+use crate::address::Address;
 use crate::push::PushArgs;
-use crate::serve::Address;
 
 /// Serve and send the profiles of processes that carry the agent.
 #[derive(Debug, Parser)]

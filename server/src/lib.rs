@@ -9,7 +9,8 @@
 //!
 //! Limits: what this user may not profile is not served either. TLS is left to a proxy.
 
-pub mod agents;
+pub mod address;
+mod agents;
 mod api;
 mod assets;
 pub mod board;
@@ -25,6 +26,7 @@ pub mod push;
 pub mod reply;
 mod report;
 pub mod request;
+mod routes;
 pub mod serve;
 pub mod server;
 pub mod sessions;

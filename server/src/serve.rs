@@ -3,10 +3,9 @@
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,7 @@ use mem_controller::target::is_running;
 use mem_controller::text;
 use mem_controller::waiting::Signals;
 
+use crate::address::Address;
 use crate::agents::Agents;
 use crate::cli::ServeArgs;
 use crate::guard::{self, Guard};
@@ -29,32 +29,6 @@ use crate::sessions::{Sessions, Settings};
 const SEARCH: Duration = Duration::from_secs(5);
 /// Most threads that work.
 const THREADS: usize = 16;
-
-/// Where the server listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// An address and a port.
-    Tcp(SocketAddr),
-    /// A socket of this path.
-    Unix(PathBuf),
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix("unix:") {
-            return match path.is_empty() {
-                true => Err("unix: needs a path".to_owned()),
-                false => Ok(Self::Unix(path.into())),
-            };
-        }
-        let text = text.replace("localhost:", "127.0.0.1:");
-        text.parse().map(Self::Tcp).map_err(|_| {
-            "expected ADDRESS:PORT, such as 127.0.0.1:4040 or [::1]:4040, or unix:PATH".to_owned()
-        })
-    }
-}
 
 /// Serves until a signal ends it.
 pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
@@ -93,6 +67,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let _entered = runtime.enter();
     let (listener, address) = open(&args.listen)?;
     println!("serving at {address}");
+    let own = place(&args.listen);
     let keeper = (server.clone(), args.sample);
     runtime.block_on(async {
         let keeping = tokio::task::spawn_blocking(move || keep(&keeper.0, keeper.1, &signals));
@@ -103,13 +78,25 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         http::serve(listener, server, guard, end).await;
     });
     sessions.end();
-    if let Address::Unix(path) = &args.listen {
-        // Nobody may have left it there.
+    if let Address::Unix(path) = &args.listen
+        && own.is_some()
+        && place(&args.listen) == own
+    {
+        // It need not be there any more.
         let _ = fs::remove_file(path);
     }
     // Clients that wait for their profile are not waited for.
     runtime.shutdown_background();
     Ok(())
+}
+
+/// Which socket is at a path now: another server may have taken its place.
+fn place(address: &Address) -> Option<(u64, u64)> {
+    let Address::Unix(path) = address else {
+        return None;
+    };
+    let socket = fs::symlink_metadata(path).ok()?;
+    Some((socket.dev(), socket.ino()))
 }
 
 fn shown(address: &Address) -> String {

@@ -1,4 +1,4 @@
-//! What all requests share, and which handler answers which path.
+//! What all requests share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,11 +9,7 @@ use heap_format::Profile;
 use crate::agents::Agents;
 use crate::board::Board;
 use crate::naming::Naming;
-use crate::profiles::{self, Dialect};
-use crate::reply::{Reply, Step};
-use crate::request::Request;
 use crate::sessions::Sessions;
-use crate::{api, assets, metrics, report};
 
 /// What requests share.
 #[derive(Clone)]
@@ -75,56 +71,5 @@ impl Server {
         if let Some(trouble) = self.naming.name(profile) {
             eprintln!("mem_server: {trouble}");
         }
-    }
-
-    /// Whether a path changes something, for which a request must be a POST.
-    pub fn changes(path: &str) -> bool {
-        matches!(path, "/api/start" | "/api/stop")
-    }
-
-    /// Answers a request.
-    pub fn answer(&self, request: &Request) -> Step {
-        let path = request.path.as_str();
-        let takes_post = Self::changes(path) || path.ends_with("/symbol");
-        if request.is_post && !takes_post {
-            let refusal = Reply::refusal(405, "this is only read: GET");
-            return refusal.with("Allow", "GET, HEAD".to_owned()).into();
-        }
-        if !request.is_post && Self::changes(path) {
-            let refusal = Reply::refusal(405, "this changes something: POST");
-            return refusal.with("Allow", "POST".to_owned()).into();
-        }
-        let step = self
-            .profile(path, request)
-            .or_else(|| self.other(path, request));
-        let step = step.unwrap_or_else(|| {
-            Err(Reply::refusal(
-                404,
-                "there is no such page; / shows what there is",
-            ))
-        });
-        step.unwrap_or_else(Step::Done)
-    }
-
-    fn profile(&self, path: &str, request: &Request) -> Option<Result<Step, Reply>> {
-        let (kind, dialect) = match path.strip_prefix("/debug/pprof/") {
-            Some(kind) => (kind, Dialect::Go),
-            None => (path.strip_prefix("/pprof/")?, Dialect::Gperftools),
-        };
-        profiles::answer(self, kind, dialect, request)
-    }
-
-    fn other(&self, path: &str, request: &Request) -> Option<Result<Step, Reply>> {
-        let reply = match path {
-            "/healthz" => Ok(Reply::text("ok\n")),
-            "/metrics" => Ok(metrics::answer(self, request)),
-            "/debug/pprof" | "/debug/pprof/" => Ok(assets::profiles()),
-            "/api/processes" => api::processes(self),
-            "/api/start" => api::start(self, request),
-            "/api/stop" => api::stop(self, request),
-            "/report" => return Some(report::answer(self, request)),
-            _ => Ok(assets::find(path)?),
-        };
-        Some(reply.map(Step::Done))
     }
 }

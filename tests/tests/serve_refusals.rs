@@ -170,6 +170,19 @@ fn a_unix_socket_is_its_owners() {
     server.signal(libc::SIGTERM);
     assert!(server.ended().success());
     assert!(!socket.exists());
+    // What another has put in its place by now is left alone.
+    let mut command = scratch.profiler();
+    command
+        .args(["serve", "--listen", &listen])
+        .stdout(Stdio::piped());
+    let mut server = Target::start(&mut command);
+    assert_eq!(server.hear(), format!("serving at {listen}"));
+    // Not removed first: the file system may give its number to the next one.
+    fs::rename(&socket, scratch.file("former")).unwrap();
+    let _other = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    server.signal(libc::SIGTERM);
+    assert!(server.ended().success());
+    assert!(socket.exists());
 }
 
 /// As many descriptors as are allowed.

@@ -1,0 +1,60 @@
+//! Which handler answers which path.
+
+use crate::profiles::{self, Dialect};
+use crate::reply::{Reply, Step};
+use crate::request::Request;
+use crate::server::Server;
+use crate::{api, assets, metrics, report};
+
+impl Server {
+    /// Whether a path changes something, for which a request must be a POST.
+    pub fn changes(path: &str) -> bool {
+        matches!(path, "/api/start" | "/api/stop")
+    }
+
+    /// Answers a request.
+    pub fn answer(&self, request: &Request) -> Step {
+        let path = request.path.as_str();
+        let takes_post = Self::changes(path) || path.ends_with("/symbol");
+        if request.is_post && !takes_post {
+            let refusal = Reply::refusal(405, "this is only read: GET");
+            return refusal.with("Allow", "GET, HEAD".to_owned()).into();
+        }
+        if !request.is_post && Self::changes(path) {
+            let refusal = Reply::refusal(405, "this changes something: POST");
+            return refusal.with("Allow", "POST".to_owned()).into();
+        }
+        let step = self
+            .profile(path, request)
+            .or_else(|| self.other(path, request));
+        let step = step.unwrap_or_else(|| {
+            Err(Reply::refusal(
+                404,
+                "there is no such page; / shows what there is",
+            ))
+        });
+        step.unwrap_or_else(Step::Done)
+    }
+
+    fn profile(&self, path: &str, request: &Request) -> Option<Result<Step, Reply>> {
+        let (kind, dialect) = match path.strip_prefix("/debug/pprof/") {
+            Some(kind) => (kind, Dialect::Go),
+            None => (path.strip_prefix("/pprof/")?, Dialect::Gperftools),
+        };
+        profiles::answer(self, kind, dialect, request)
+    }
+
+    fn other(&self, path: &str, request: &Request) -> Option<Result<Step, Reply>> {
+        let reply = match path {
+            "/healthz" => Ok(Reply::text("ok\n")),
+            "/metrics" => Ok(metrics::answer(self, request)),
+            "/debug/pprof" | "/debug/pprof/" => Ok(assets::profiles()),
+            "/api/processes" => api::processes(self),
+            "/api/start" => api::start(self, request),
+            "/api/stop" => api::stop(self, request),
+            "/report" => return Some(report::answer(self, request)),
+            _ => Ok(assets::find(path)?),
+        };
+        Some(reply.map(Step::Done))
+    }
+}
