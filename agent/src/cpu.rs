@@ -17,11 +17,11 @@ use crate::local::Local;
 use crate::session::{self, Epoch};
 use crate::thread::{self, Thread};
 use crate::timers::{self, Armed, Failure, Turn};
-use crate::{fork, module, seccomp, sys};
+use crate::{cpu_totals, fork, module, seccomp, sys};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::clock;
 use shm_protocol::cpu::{CpuState, CpuTotals};
 use shm_protocol::record::{CPU_CLASS, TABLE_FULL};
@@ -33,19 +33,11 @@ pub const COUNTDOWN: i64 = 64 << 10;
 /// Time between such looks, by whoever comes first.
 const PERIOD_NS: u64 = 100_000_000;
 
-/// What the session counts.
-static TOTALS: AtomicPtr<CpuTotals> = AtomicPtr::new(null_mut());
 /// When threads were looked for.
 static LOOKED: AtomicU64 = AtomicU64::new(0);
 
-fn totals() -> Option<&'static CpuTotals> {
-    // SAFETY: null, or a bank's, whose mapping stays as long as this process does; a child forgets
-    // it before its own session.
-    unsafe { TOTALS.load(Ordering::Acquire).as_ref() }
-}
-
 fn note(armed: Armed) {
-    if let Some(totals) = totals() {
+    if let Some(totals) = cpu_totals::get() {
         totals.threads.fetch_add(armed.threads, Ordering::Relaxed);
         totals.unarmed.fetch_add(armed.unarmed, Ordering::Relaxed);
     }
@@ -79,7 +71,7 @@ fn begin(epoch: &Epoch) {
     if !module::prepare() {
         return refuse(totals, CpuState::Failed, sys::errno());
     }
-    TOTALS.store((&raw const *totals).cast_mut(), Ordering::Release);
+    cpu_totals::set(totals);
     LOOKED.store(clock::now_ns(), Ordering::Relaxed);
     let wanted = (epoch.cpu.rate, epoch.cpu.avoid);
     match timers::begin(&turn, epoch.session, wanted, handler) {
@@ -118,7 +110,7 @@ fn refuse(totals: &CpuTotals, state: CpuState, errno: c_int) {
 fn end(state: CpuState) {
     let Some(turn) = Turn::take() else { return };
     if timers::end(&turn)
-        && let Some(totals) = totals()
+        && let Some(totals) = cpu_totals::get()
     {
         totals.state.store(state as u32, Ordering::Release);
     }
@@ -143,7 +135,7 @@ fn change_signal(taken: c_int) {
             if timers::end(&turn) {
                 let wanted = epoch.map(|epoch| (epoch.cpu.rate, epoch.cpu.avoid | bit(taken)));
                 let began = wanted.map(|wanted| timers::begin(&turn, session, wanted, handler));
-                if let (false, Some(totals)) = (matches!(began, Some(Ok(_))), totals()) {
+                if let (false, Some(totals)) = (matches!(began, Some(Ok(_))), cpu_totals::get()) {
                     let state = CpuState::SignalTaken as u32;
                     totals.state.store(state, Ordering::Release);
                 }
@@ -209,20 +201,6 @@ pub fn pass(epoch: &Epoch) {
     }
 }
 
-/// Notes what the process has used so far. A process that is reaped has no clock any more, and
-/// its parent may be faster than the controller. When a thread or the process ends.
-pub fn note_clock() {
-    if timers::session() == 0 {
-        return;
-    }
-    let saved = sys::errno();
-    if let Some(totals) = totals() {
-        let now = timers::process_clock();
-        totals.process_ns.fetch_max(now, Ordering::Relaxed);
-    }
-    sys::set_errno(saved);
-}
-
 /// A thread begins in which nothing has run yet: gives it a timer.
 pub extern "C" fn thread_begins() {
     let local = arch::local();
@@ -269,7 +247,7 @@ unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontex
     // SAFETY: the thread's own words; while it is not busy nobody else has borrowed them.
     unsafe {
         if (*local).busy != 0 {
-            if let Some(totals) = totals() {
+            if let Some(totals) = cpu_totals::get() {
                 totals.postponed.fetch_add(1, Ordering::Relaxed);
             }
             return null_mut();

@@ -57,6 +57,7 @@ mod checks;
 mod controller;
 mod cpu;
 mod cpu_profile;
+mod cpu_totals;
 mod cycles;
 mod ends;
 mod entry;

@@ -10,7 +10,7 @@ use crate::range::FreeLists;
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
-use crate::{arch, cpu, cycles, module, python, stats, tid, timers};
+use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers};
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
@@ -364,7 +364,7 @@ unsafe extern "C" fn ended(value: *mut c_void) {
             free_lists.clear();
         }
         session::release_shard((*thread).shard);
-        cpu::note_clock();
+        cpu_totals::note_clock();
         timers::thread_ends();
         (*local).busy = 0;
     }

@@ -5,7 +5,7 @@ use heap_format::LocationId;
 use shm_protocol::snapshot::thread_of;
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
-use crate::snapshot::{MAX_DEPTH, Snapshot};
+use crate::snapshot::{MAX_DEPTH, Snapshot, StackEnd};
 
 /// A stack tree and the locations of the nodes visited so far.
 pub struct ResolvedTree<'a> {
@@ -28,14 +28,6 @@ enum Link {
     },
     /// The node above a thread's stacks: its index, and the root.
     Thread { index: u32, root: NodeId },
-}
-
-/// Where a stack ends.
-pub struct StackEnd {
-    /// At the thread's start.
-    pub whole: bool,
-    /// Index of the thread, if it is kept apart.
-    pub thread: Option<u32>,
 }
 
 impl<'a> ResolvedTree<'a> {

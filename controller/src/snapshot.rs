@@ -16,7 +16,6 @@ use shm_protocol::snapshot::{
 };
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
-use crate::resolved_tree::StackEnd;
 use crate::segment::{Refusal, Segment, io_error};
 use crate::stack_groups;
 
@@ -26,6 +25,14 @@ const CHUNK: usize = 8192;
 pub const MAX_DEPTH: usize = 8192;
 const RECORD: usize = size_of::<Record>();
 const NODE: usize = size_of::<Node>();
+
+/// Where a stack ends.
+pub struct StackEnd {
+    /// At the thread's start.
+    pub whole: bool,
+    /// Index of the thread, if it is kept apart.
+    pub thread: Option<u32>,
+}
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]

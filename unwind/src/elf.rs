@@ -4,7 +4,6 @@
 //! gABI), at the start of every module, the vdso included. Whether it can be read is asked
 //! first; headers beyond it are not looked for.
 
-use crate::fingerprint::Fingerprint;
 use crate::probe;
 use core::slice::from_raw_parts;
 
@@ -269,12 +268,10 @@ impl Image {
         })
     }
 
-    /// Words by which it is known again.
-    #[must_use]
-    pub fn fingerprint(&self) -> Fingerprint {
+    /// Its file's first page.
+    pub(crate) fn first_page(&self) -> &'static [u8] {
         // SAFETY: `at` found the page readable, and its caller keeps it mapped.
-        let page = unsafe { from_raw_parts(self.start as *const u8, 4096) };
-        Fingerprint::of(page, self.start)
+        unsafe { from_raw_parts(self.start as *const u8, 4096) }
     }
 
     /// Where the module begins.

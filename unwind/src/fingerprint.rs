@@ -4,7 +4,7 @@
 //! compares some words of its headers: nothing of its memory is read here, and it may be unmapped
 //! at any moment.
 
-use crate::elf::{PT_LOAD, PT_NOTE, find_build_id, program_headers, segments};
+use crate::elf::{Image, PT_LOAD, PT_NOTE, find_build_id, program_headers, segments};
 use crate::probe;
 
 /// Most words: two of the build id, two of the program headers.
@@ -41,6 +41,12 @@ impl Fingerprint {
         let slots = fingerprint.0.iter_mut();
         slots.zip(words).for_each(|(slot, word)| *slot = word);
         fingerprint
+    }
+
+    /// Of a module that is mapped.
+    #[must_use]
+    pub fn of_image(image: &Image) -> Self {
+        Self::of(image.first_page(), image.start())
     }
 
     /// Whether there are none: nothing is known of the module.

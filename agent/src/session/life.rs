@@ -5,7 +5,7 @@ use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
 use crate::sys::{self, variable};
-use crate::{backend, checks, cpu, cpu_profile, hooks, musl, scratch, seccomp, thinning};
+use crate::{backend, checks, cpu_profile, cpu_totals, hooks, musl, scratch, seccomp, thinning};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::ptr::null_mut;
@@ -325,7 +325,7 @@ extern "C" fn destructor() {
     wait_for_check(status);
     let code = check();
     let collected = status.collected_session.load(Ordering::Relaxed);
-    cpu::note_clock();
+    cpu_totals::note_clock();
     // Whoever sees that sampling is off must see why.
     status.exited.store(1, Ordering::Relaxed);
     control().epoch.store(0, Ordering::Release);

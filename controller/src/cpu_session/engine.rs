@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
 use heap_format::cpu::{self as format, Mode};
 
-use super::inside::Inside;
+use super::inside::{Inside, STOPPED};
 use super::timers::Trouble;
 use crate::cli::EngineName;
 use crate::discovery::Discovery;
@@ -319,11 +319,6 @@ impl Engine {
 /// What agents do not see.
 pub const ONLY_ITSELF: &str = "timers show the process only: what it does in the kernel counts for \
                                the calls that lead there";
-
-/// What ptrace costs.
-pub const STOPPED: &str = "instead its running threads are stopped for some microseconds each (ptrace): \
-                           what they do in the kernel is not seen, and now and then a call that \
-                           waits (epoll_wait and the like) may return EINTR";
 
 #[cfg(test)]
 mod tests {

@@ -40,7 +40,7 @@ impl Facts {
             text: image.and_then(|image| image.text(pc)),
             build_id,
             build_id_len: len as u8,
-            fingerprint: image.map(Image::fingerprint).unwrap_or_default(),
+            fingerprint: image.map(Fingerprint::of_image).unwrap_or_default(),
             name: name_of(found),
         }
     }

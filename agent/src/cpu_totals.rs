@@ -1,0 +1,35 @@
+//! Where what is known of a session's CPU time as a whole is counted.
+
+use crate::{sys, timers};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use shm_protocol::cpu::CpuTotals;
+
+/// What the session counts.
+static TOTALS: AtomicPtr<CpuTotals> = AtomicPtr::new(null_mut());
+
+/// From now on these are counted in.
+pub fn set(totals: &'static CpuTotals) {
+    TOTALS.store((&raw const *totals).cast_mut(), Ordering::Release);
+}
+
+/// Those of the last session that there was.
+pub fn get() -> Option<&'static CpuTotals> {
+    // SAFETY: null, or a bank's, whose mapping stays as long as this process does; a child forgets
+    // it before its own session.
+    unsafe { TOTALS.load(Ordering::Acquire).as_ref() }
+}
+
+/// Notes what the process has used so far. A process that is reaped has no clock any more, and
+/// its parent may be faster than the controller. When a thread or the process ends.
+pub fn note_clock() {
+    if timers::session() == 0 {
+        return;
+    }
+    let saved = sys::errno();
+    if let Some(totals) = get() {
+        let now = timers::process_clock();
+        totals.process_ns.fetch_max(now, Ordering::Relaxed);
+    }
+    sys::set_errno(saved);
+}
