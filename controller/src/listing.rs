@@ -7,6 +7,7 @@ use shm_protocol::snapshot::Header;
 
 use crate::cgroup;
 use crate::discovery::{Agent, Life};
+use crate::interpreted;
 use crate::process;
 use crate::segment::Head;
 use crate::target::{Deadline, Error, is_running, obstacle, uncollected, uncollected_time};
@@ -28,6 +29,8 @@ pub struct Row {
     pub container: Option<String>,
     /// Version of its agent.
     pub agent_version: String,
+    /// CPython in it: the version, and whether its lines are named.
+    pub python: Option<String>,
     /// How it stands.
     pub state: &'static str,
     /// Bytes, while a session runs.
@@ -68,6 +71,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         uid: agent.uid,
         container: live.then(|| cgroup::container(agent.pid)).flatten(),
         agent_version: text::escape(header.agent_version()),
+        python: interpreted::describe(&header),
         state: state(agent, &header, running),
         interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
         seconds_left: match end {

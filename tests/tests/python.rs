@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use heap_format::Profile;
-use mem_tests::{Scratch, artifacts, run};
+use mem_tests::{Scratch, Session, Target, artifacts, run};
 
 /// The dump of a script, profiled from its start; each allocation is sampled.
 fn profiled(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Profile {
@@ -82,4 +82,41 @@ fn each_stack_has_the_functions_and_lines_that_the_program_sees() {
             );
         }
     }
+}
+
+/// The line of a process in the list.
+fn listed(scratch: &Scratch, pid: u32) -> String {
+    let outcome = run(scratch.profiler().arg("list"));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let pid = pid.to_string();
+    let of = |line: &&str| line.split_whitespace().next() == Some(&pid);
+    outcome
+        .stdout
+        .lines()
+        .find(of)
+        .expect("its line")
+        .to_owned()
+}
+
+#[test]
+fn the_list_says_which_interpreters_there_are() {
+    const SCRIPT: &str = "import sys\nprint('ready', flush=True)\nfor line in sys.stdin:\n    \
+                          kept = [bytes(1000) for _ in range(1000)]\n    print('done', flush=True)\n";
+    let scratch = Scratch::new();
+    let mut command = scratch.preloaded(Path::new("/usr/bin/python3"));
+    command.args(["-c", SCRIPT]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut target = Target::start(&mut command);
+    assert_eq!(target.hear(), "ready");
+    let line = listed(&scratch, target.pid());
+    assert!(
+        line.contains("  3.11") && line.ends_with(": no frame seen yet"),
+        "{line}"
+    );
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go");
+    assert_eq!(target.hear(), "done");
+    let line = listed(&scratch, target.pid());
+    assert!(line.ends_with(": named"), "{line}");
+    session.stop();
 }

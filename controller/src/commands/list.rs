@@ -56,7 +56,7 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn print(rows: &[Row]) {
-    const HEAD: [&str; 10] = [
+    const HEAD: [&str; 11] = [
         "PID",
         "NAME",
         "USER",
@@ -67,7 +67,10 @@ fn print(rows: &[Row]) {
         "LEFT",
         "LIVE",
         "RSS",
+        "PYTHON",
     ];
+    // Wide, and of few.
+    let columns = HEAD.len() - usize::from(rows.iter().all(|row| row.python.is_none()));
     let dash = || "-".to_owned();
     let memory = |bytes: Option<u64>| bytes.map_or_else(dash, |b| text::bytes(b as f64));
     let cells = rows.iter().map(|row| {
@@ -77,7 +80,7 @@ fn print(rows: &[Row]) {
         } else {
             dash()
         };
-        vec![
+        let mut cells = vec![
             row.pid.to_string(),
             row.name.clone(),
             row.user.clone(),
@@ -88,9 +91,12 @@ fn print(rows: &[Row]) {
             left.map_or(open, text::duration),
             live_text(row).unwrap_or_else(dash),
             memory(row.rss_bytes),
-        ]
+            row.python.clone().unwrap_or_else(dash),
+        ];
+        cells.truncate(columns);
+        cells
     });
-    for line in text::table(&HEAD, &[0, 6, 7, 8, 9], cells.collect()) {
+    for line in text::table(&HEAD[..columns], &[0, 6, 7, 8, 9], cells.collect()) {
         result(&line);
     }
 }
