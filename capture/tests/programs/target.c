@@ -7,6 +7,7 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,6 +22,8 @@
 
 static volatile int chld, usr1, bad, hidden, word;
 static volatile int stop;
+// Whether the first thread spins, and whether its registers have their values.
+static volatile int spins, loaded;
 static int interrupted;
 
 static void on_chld(int s) { (void)s; chld++; }
@@ -50,6 +53,11 @@ static void *waiting(void *p) {
 
 static void *reader(void *p) {
     char c;
+    if (spins) {
+        while (!loaded) sched_yield();
+        printf("ready\n");
+        fflush(stdout);
+    }
     while (read(0, &c, 1) < 0 && errno == EINTR) {}
     word = 1;
     syscall(SYS_futex, &word, FUTEX_WAKE, 1);
@@ -80,7 +88,8 @@ static long spin(void) {
         "mov $0x7777777777777777, %%r10\n mov $0x7e7e7e7e7e7e7e7e, %%rsi\n"
         // In the red zone.
         "movabs $0x0123456789abcdef, %%rax\n mov %%rax, -8(%%rsp)\n mov %%rax, -120(%%rsp)\n"
-        "1: cmpl $0, %4\n je 1b\n"
+        "movl $1, %4\n"
+        "1: cmpl $0, %5\n je 1b\n"
         "cmp -8(%%rsp), %%rax\n jne 2f\n cmp -120(%%rsp), %%rax\n jne 2f\n"
         "cmp %%r12, %%r12\n"
         "mov $0x5555555555555555, %%rax\n cmp %%rax, %%r8\n jne 2f\n"
@@ -89,7 +98,7 @@ static long spin(void) {
         "mov $0x7e7e7e7e7e7e7e7e, %%rax\n cmp %%rax, %%rsi\n jne 2f\n"
         "jmp 3f\n 2: xor %%r12, %%r12\n 3:\n"
         "mov %%r12, %0\n mov %%r13, %1\n mov %%r14, %2\n mov %%r15, %3\n"
-        : "=&b"(b), "=&c"(c), "=&d"(d), "=&D"(e)
+        : "=&b"(b), "=&c"(c), "=&d"(d), "=&D"(e), "=m"(loaded)
         : "m"(stop)
         : "rax", "rsi", "r8", "r9", "r10", "r12", "r13", "r14", "r15", "cc", "memory");
     long double pi;
@@ -181,6 +190,7 @@ int main(int argc, char **argv) {
     }
     long threads = atol(argv[2]);
     const char *what = argv[1];
+    spins = !strcmp(what, "spin") && !getenv("QUIET");
     int reads = !strcmp(what, "read") || !strncmp(what, "poll", 4) || !strcmp(what, "epoll");
     sigset_t one, old;
     sigemptyset(&one); sigaddset(&one, SIGUSR1);
@@ -188,7 +198,7 @@ int main(int argc, char **argv) {
     if (!reads && strcmp(what, "nanosleep") && strcmp(what, "sigsuspend") && strcmp(what, "vfork")) start(reader, 0);
     for (long i = 0; i < threads; i++) start(i ? waiting : looking, i);
     if (!strcmp(what, "sigsuspend")) sigprocmask(SIG_SETMASK, &old, NULL);
-    if (!getenv("QUIET")) printf("ready\n");
+    if (!spins && !getenv("QUIET")) printf("ready\n");
     fflush(stdout);
     struct timespec t0, t1;
     clock_gettime(CLOCK_MONOTONIC, &t0);
