@@ -13,7 +13,10 @@ use crate::sessions::Settings;
 
 /// Every process as `mem_profiler list --json` has it, with its rates and its last minutes.
 pub fn processes(server: &Server) -> Result<Reply, Reply> {
-    Ok(Reply::json(&server.board.read(server)).with("Cache-Control", "no-store".to_owned()))
+    Ok(
+        Reply::json(&server.board.read(&server.agents, &server.sessions))
+            .with("Cache-Control", "no-store".to_owned()),
+    )
 }
 
 /// Starts a session: `?pid=&interval=&seconds=`, without seconds until it is stopped.

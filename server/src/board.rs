@@ -11,7 +11,8 @@ use mem_controller::live;
 use mem_controller::segment::Head;
 use serde_json::{Value, json};
 
-use crate::server::Server;
+use crate::agents::Agents;
+use crate::sessions::Sessions;
 
 /// How old the list may be.
 const AGE: Duration = Duration::from_millis(900);
@@ -46,22 +47,22 @@ struct Point {
 
 impl Board {
     /// The list as JSON.
-    pub fn read(&self, server: &Server) -> Value {
+    pub fn read(&self, agents: &Agents, sessions: &Sessions) -> Value {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.read.is_none_or(|read| read.elapsed() >= AGE) {
-            state.update(server);
+            state.update(agents, sessions);
             state.read = Some(Instant::now());
         }
-        json!({ "processes": state.rows, "interval": server.sessions.settings().density.interval })
+        json!({ "processes": state.rows, "interval": sessions.settings().density.interval })
     }
 }
 
 impl State {
-    fn update(&mut self, server: &Server) {
+    fn update(&mut self, agents: &Agents, sessions: &Sessions) {
         let mut head = Head::new();
         let mut histories = HashMap::new();
         self.rows.clear();
-        for agent in server.agents.all().take(MOST) {
+        for agent in agents.all().take(MOST) {
             let Some(row) = listing::row(&agent, &mut head) else {
                 continue;
             };
@@ -71,7 +72,7 @@ impl State {
             if history.len() > POINTS {
                 history.pop_front();
             }
-            self.rows.push(shown(&row, &history, server));
+            self.rows.push(shown(&row, &history, sessions));
             histories.insert(key, history);
         }
         self.histories = histories;
@@ -97,7 +98,7 @@ fn point(agent: &Agent, row: &Row, head: &mut Head) -> Point {
 }
 
 /// A row with its history; rates are over the last points.
-fn shown(row: &Row, history: &VecDeque<Point>, server: &Server) -> Value {
+fn shown(row: &Row, history: &VecDeque<Point>, sessions: &Sessions) -> Value {
     let mut value = json!(row);
     let points: Vec<Value> = history
         .iter()
@@ -123,7 +124,7 @@ fn shown(row: &Row, history: &VecDeque<Point>, server: &Server) -> Value {
     let (growth, rate) = rates.unwrap_or_default();
     value["growth_per_second"] = json!(growth);
     value["alloc_per_second"] = json!(rate);
-    value["ours"] = json!(server.sessions.has(row.pid));
+    value["ours"] = json!(sessions.has(row.pid));
     value["history"] = json!(points);
     value
 }
