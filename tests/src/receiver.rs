@@ -102,8 +102,8 @@ impl Drop for Receiver {
     }
 }
 
-/// A dump of a program with many sites.
-pub fn dump(scratch: &Scratch) -> (PathBuf, Profile) {
+/// A program with many sites, and a dump of it, sampled every 1024 bytes.
+pub fn dump(scratch: &Scratch) -> (PathBuf, PathBuf, Profile) {
     let program = scratch.compile("truth.cpp", &[]);
     let mut target = Target::start(&mut scratch.preloaded(&program));
     assert_eq!(target.hear(), "ready");
@@ -112,7 +112,7 @@ pub fn dump(scratch: &Scratch) -> (PathBuf, Profile) {
     target.hear_until("done");
     let outcome = session.stop();
     target.finish_well();
-    (outcome.dump(), outcome.profile())
+    (program, outcome.dump(), outcome.profile())
 }
 
 /// `push` by this protocol.

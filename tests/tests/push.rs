@@ -29,7 +29,7 @@ fn assert_totals(received: &Value, profile: &Profile) {
 #[test]
 fn each_receiver_decodes_the_totals_of_the_dump() {
     let scratch = Scratch::new();
-    let (dump, profile) = dump(&scratch);
+    let (_, dump, profile) = dump(&scratch);
     for to in ["pyroscope", "parca", "otlp"] {
         let place = Scratch::new();
         let receiver = Receiver::start(&place, to, &[]);
@@ -56,7 +56,7 @@ fn each_receiver_decodes_the_totals_of_the_dump() {
 #[test]
 fn without_symbols_addresses_and_build_ids_are_sent() {
     let scratch = Scratch::new();
-    let (dump, profile) = dump(&scratch);
+    let (_, dump, profile) = dump(&scratch);
     let receiver = Receiver::start(&scratch, "parca", &[]);
     let mut command = push(&scratch, "parca", &receiver.url);
     command.args(["--label", "service_name=a b", "--no-symbols", "--dumps"]);
@@ -75,7 +75,7 @@ fn without_symbols_addresses_and_build_ids_are_sent() {
 #[test]
 fn a_receiver_that_wants_less_gets_the_same_totals_in_fewer_samples() {
     let scratch = Scratch::new();
-    let (dump, profile) = dump(&scratch);
+    let (_, dump, profile) = dump(&scratch);
     let receiver = Receiver::start(&scratch, "otlp", &["413"; 8]);
     let outcome = push_dump(&scratch, "otlp", &receiver.url, &dump);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
@@ -157,7 +157,7 @@ fn a_session_is_sent_with_increments_that_add_up_although_the_receiver_was_away(
 #[test]
 fn otlp_is_compressed_on_request() {
     let scratch = Scratch::new();
-    let (dump, profile) = dump(&scratch);
+    let (_, dump, profile) = dump(&scratch);
     let receiver = Receiver::start(&scratch, "otlp", &[]);
     for option in [&[][..], &["--gzip"]] {
         let mut command = push(&scratch, "otlp", &receiver.url);

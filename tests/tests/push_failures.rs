@@ -8,7 +8,7 @@ use mem_tests::{Scratch, run};
 #[test]
 fn what_fails_for_a_while_is_sent_again_and_what_is_refused_is_said() {
     let scratch = Scratch::new();
-    let (dump, profile) = dump(&scratch);
+    let (_, dump, profile) = dump(&scratch);
     for answers in [
         &["429:Retry-After: 1", "503"][..],
         &["close"],
@@ -44,7 +44,7 @@ fn what_fails_for_a_while_is_sent_again_and_what_is_refused_is_said() {
 #[test]
 fn what_never_ends_is_given_up_in_time() {
     let scratch = Scratch::new();
-    let (dump, _) = dump(&scratch);
+    let (_, dump, _) = dump(&scratch);
     for answer in ["hang", "lie", "drip"] {
         let place = Scratch::new();
         let receiver = Receiver::start(&place, "parca", &[answer]);
@@ -67,7 +67,7 @@ fn what_never_ends_is_given_up_in_time() {
 #[test]
 fn a_server_of_grpc_alone_is_known_by_its_answer() {
     let scratch = Scratch::new();
-    let (dump, _) = dump(&scratch);
+    let (_, dump, _) = dump(&scratch);
     let receiver = Receiver::of_grpc(&scratch);
     let outcome = push_dump(&scratch, "otlp", &receiver.url, &dump);
     outcome.refused(1, &["gRPC alone", "4318"]);
@@ -76,7 +76,7 @@ fn a_server_of_grpc_alone_is_known_by_its_answer() {
 #[test]
 fn a_full_spool_drops_the_oldest_and_says_so() {
     let scratch = Scratch::new();
-    let (dump, _) = dump(&scratch);
+    let (_, dump, _) = dump(&scratch);
     let spool = scratch.file("spool");
     fs::create_dir(&spool).expect("a directory of ours");
     let size = fs::metadata(&dump).expect("a dump").len();

@@ -1,23 +1,11 @@
 //! The same dump in other people's viewers: jeprof, google-pprof, go tool pprof.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use heap_format::Profile;
+use mem_tests::Scratch;
+use mem_tests::receiver::dump;
 use mem_tests::session::tool;
-use mem_tests::{Scratch, Session, Target};
-
-/// A dump of the program with many sites, sampled every 1024 bytes.
-fn dump(scratch: &Scratch) -> (PathBuf, PathBuf, Profile) {
-    let program = scratch.compile("truth.cpp", &[]);
-    let mut target = Target::start(&mut scratch.preloaded(&program));
-    assert_eq!(target.hear(), "ready");
-    let session = Session::of(scratch, target.pid(), "1024");
-    target.say("go 2000 4 1024");
-    target.hear_until("done");
-    let outcome = session.stop();
-    target.finish_well();
-    (program, outcome.dump(), outcome.profile())
-}
 
 const COLUMNS: [&str; 4] = [
     "inuse_space",
