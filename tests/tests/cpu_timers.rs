@@ -125,6 +125,16 @@ fn burn(pid: u32, seconds: f64) {
     });
 }
 
+/// The controller where it may neither open perf events nor trace.
+fn unobserving(scratch: &Scratch, filter: &Path) -> Command {
+    let profiler = scratch.profiler();
+    let environment = profiler.get_envs();
+    let environment = environment.filter_map(|(name, value)| Some((name, value?)));
+    let mut command = Command::new(filter);
+    command.envs(environment).arg(artifacts::profiler());
+    command
+}
+
 /// Perf events and ptrace are refused: the agent is asked, and that is said. Afterwards the process
 /// has no handler any more.
 #[test]
@@ -132,15 +142,7 @@ fn where_nothing_else_is_allowed_the_agent_samples() {
     let scratch = Scratch::new();
     let program = scratch.compile("timed.cpp", &[]);
     let filter = scratch.compile("unobserving.c", &[]);
-    let refused = |pid: u32| {
-        let mut command = scratch.profiler();
-        let environment: Vec<_> = (command.get_envs())
-            .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())))
-            .collect();
-        command = Command::new(&filter);
-        command.envs(environment).arg(artifacts::profiler());
-        attached(&scratch, &mut command, pid)
-    };
+    let refused = |pid: u32| attached(&scratch, &mut unobserving(&scratch, &filter), pid);
     let target = staying(&scratch, &program, "stays");
     let session = refused(target.pid());
     burn(target.pid(), 1.0);
@@ -170,6 +172,62 @@ fn where_nothing_else_is_allowed_the_agent_samples() {
     command.arg(artifacts::profiler());
     command.args(["cpu", "-s", "1", "-p", &plain.pid().to_string(), "-o"]);
     run(command.arg(scratch.file("q_"))).refused(1, &["was not started with the agent"]);
+}
+
+/// The live table where nothing else is allowed, and where the agent is asked for: it shows what the
+/// agent counts as it comes. Afterwards the process is as it was.
+#[test]
+fn top_shows_what_the_agent_counts() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let filter = scratch.compile("unobserving.c", &[]);
+    let target = staying(&scratch, &program, "stays");
+    let pid = target.pid().to_string();
+    let table = |mut command: Command, engine: &[&str]| {
+        command.args(["top", "--cpu", "--json", "-F", "250", "--delay", "2s"]);
+        let outcome = run(command.args(engine).args(["-p", &pid]));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let table: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+        (table, outcome)
+    };
+    for command in [scratch.profiler(), unobserving(&scratch, &filter)] {
+        let is_asked = command.get_program() == artifacts::profiler();
+        let engine: &[&str] = if is_asked {
+            &["--engine", "timers"]
+        } else {
+            &[]
+        };
+        let (table, outcome) = table(command, engine);
+        assert_eq!(
+            outcome.stderr.contains("by timers"),
+            !is_asked,
+            "{outcome:?}"
+        );
+        let all = table["total"]["cpu_seconds"].as_f64().expect("a number");
+        let functions = table["functions"].as_array().expect("rows");
+        let burnt = functions.iter().find(|row| row["name"] == "site_burn");
+        let numbers = &burnt.unwrap_or_else(|| panic!("{table}"))["numbers"];
+        let own = numbers["cpu_seconds"].as_f64().expect("a number");
+        assert!(
+            all > 0.0 && own > 0.8 * all && own <= 1.001 * all,
+            "{table}"
+        );
+        wait::until("the handler to be gone", || {
+            (handled(target.pid()) & REAL_TIME == 0).then_some(())
+        });
+        let listed = run(scratch.profiler().arg("list"));
+        assert!(!listed.stdout.contains("kept"), "{listed:?}");
+    }
+    // While it runs, a table of the heap would show nothing.
+    let mut command = scratch.profiler();
+    command.args(["cpu", "--engine", "timers", "-p", &pid, "-o"]);
+    let session = Session::start(command.arg(scratch.file("p_")));
+    wait::until("the process to have timers", || {
+        (handled(target.pid()) & REAL_TIME != 0).then_some(())
+    });
+    let mut command = scratch.profiler();
+    run(command.args(["top", "--once", "-p", &pid])).refused(1, &["samples CPU time only"]);
+    session.stop();
 }
 
 /// The profile is in the segment: it does not matter how the process ends.
@@ -319,4 +377,11 @@ fn a_process_that_does_not_notice_is_said() {
     command.args(["cpu", "--engine", "timers", "-s", "1"]);
     command.args(["-p", &target.pid().to_string(), "-o"]);
     run(command.arg(scratch.file("p_"))).refused(1, &["none of its threads has allocated memory"]);
+    let mut command = scratch.profiler();
+    command.args([
+        "top", "--cpu", "--once", "--delay", "1s", "--engine", "timers",
+    ]);
+    let outcome = run(command.args(["-p", &target.pid().to_string()]));
+    let said = "none of its threads has allocated memory";
+    assert!(outcome.stderr.contains(said), "{outcome:?}");
 }

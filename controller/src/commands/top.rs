@@ -136,7 +136,7 @@ impl<F: Feed> Top<F> {
         if !self.title.message.is_empty() {
             warning(&format!("{}: {}", self.title.process, self.title.message));
         }
-        if self.args.cpu && self.model.samples == 0 {
+        if self.args.cpu && self.model.samples == 0 && self.title.message.is_empty() {
             warning(&format!(
                 "{}: no sample yet: it was idle, or needs a longer look (--delay)",
                 self.title.process

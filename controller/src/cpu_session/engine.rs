@@ -15,8 +15,6 @@ use crate::discovery::Discovery;
 /// What part the agents have that processes carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agents {
-    /// None.
-    Unasked,
     /// They are asked for samples where nothing better is allowed.
     Asked,
     /// The same, in sessions that another session of this program begins.
@@ -99,7 +97,7 @@ impl Engine {
     fn fall_back(&mut self, refusal: &Refusal) {
         // A program that we start may be traced, and carries no agent unless that was asked for. Who
         // waits is seen with the rights that it takes to trace.
-        if self.sampling.children || self.waiting.is_some() || self.agents == Agents::Unasked {
+        if self.sampling.children || self.waiting.is_some() {
             self.fallbacks.push(format!("{refusal}; {STOPPED}"));
             self.taker = Taker::Ptrace(Box::new(Ptrace::new(self.sampling)));
         } else {
@@ -278,6 +276,17 @@ impl Engine {
         if let Some(waiting) = &mut self.waiting {
             waiting.collect(recording);
         }
+    }
+
+    /// The same, with all that processes have counted by themselves, for who shows it at once. Why
+    /// this one is not sampled, if that is known.
+    pub fn show(&mut self, recording: &mut Recording, pid: i32) -> Option<String> {
+        self.collect(recording);
+        let Taker::Inside(inside) = &mut self.taker else {
+            return None;
+        };
+        inside.timers.show(recording);
+        inside.timers.trouble(pid)
     }
 
     /// Ends it: counts what has no sample yet, and lets go of the processes.

@@ -1,11 +1,12 @@
 //! The engine inside: the agent in each process gives its threads timers and counts in its segment,
-//! from which stacks are read in the end, whether the process is still there or not.
+//! from which stacks are read in the end, whether the process is still there or not, and before that
+//! for who watches.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use cpu::space::Range;
-use cpu::stacks::Count;
+use cpu::stacks::{Count, Stacks};
 use cpu::{Process, Recording, Refusal};
 use shm_protocol::cpu::{CpuSetting, CpuState};
 use shm_protocol::layout::BANK_HEADER_BYTES;
@@ -77,6 +78,23 @@ impl Member {
             pid,
             target,
         }
+    }
+
+    /// Reads what it has counted, all of it.
+    fn read(&mut self, recording: &mut Recording) -> anyhow::Result<()> {
+        let target = &self.target;
+        let mut head = Head::new();
+        let header = target.agent.segment.full_head(&mut head)?;
+        let snapshot = dump::snapshot(&target.agent, &target.session, &header)?;
+        if let Some(process) = recording.process(self.pid) {
+            let maps = process::maps(self.pid).unwrap_or_default();
+            process.stacks = Stacks::default();
+            fill(process, &snapshot, &header, &maps);
+            process.used(snapshot.cpu_totals.process_ns);
+            process.used(target.cpu_clock().unwrap_or(0));
+        }
+        self.counted = snapshot.cpu_totals;
+        Ok(())
     }
 
     fn trouble(&self) -> Trouble {
@@ -381,27 +399,30 @@ impl Timers {
         }
     }
 
+    /// What keeps a process from being sampled, if that is known.
+    pub fn trouble(&self, pid: i32) -> Option<String> {
+        let member = self.members.iter().find(|member| member.pid == pid);
+        match member {
+            Some(member) => member.trouble().reason().map(str::to_owned),
+            None => self.troubles.get(&pid).cloned(),
+        }
+    }
+
+    /// Takes in what the processes have counted so far, for who shows it while they run.
+    pub fn show(&mut self, recording: &mut Recording) {
+        for member in &mut self.members {
+            if let Err(error) = member.read(recording) {
+                self.troubles.insert(member.pid, error.to_string());
+            }
+        }
+    }
+
     /// Reads what a process has counted, and gives its segment back.
     fn take_in(&mut self, mut member: Member, recording: &mut Recording) {
         member.target.settle_life();
-        let (target, pid) = (&member.target, member.pid);
-        let mut head = Head::new();
-        let read = target.agent.segment.full_head(&mut head);
-        let read = read.map_err(anyhow::Error::from).and_then(|header| {
-            let snapshot = dump::snapshot(&target.agent, &target.session, &header)?;
-            if let Some(process) = recording.process(pid) {
-                let maps = process::maps(pid).unwrap_or_default();
-                fill(process, &snapshot, &header, &maps);
-                process.used(snapshot.cpu_totals.process_ns);
-                process.used(target.cpu_clock().unwrap_or(0));
-            }
-            Ok(snapshot.cpu_totals)
-        });
-        match read {
-            Ok(counted) => member.counted = counted,
-            Err(error) => {
-                self.troubles.insert(pid, error.to_string());
-            }
+        let pid = member.pid;
+        if let Err(error) = member.read(recording) {
+            self.troubles.insert(pid, error.to_string());
         }
         let trouble = match member.counted.state {
             // However little time it used: this is why there is nothing.

@@ -9,7 +9,7 @@ use cpu::{Recording, Sampling};
 use heap_format::cpu::Mode;
 
 use super::Feed;
-use crate::cli::{self, CpuFormat, EngineName, TopArgs};
+use crate::cli::{self, CpuFormat, TopArgs};
 use crate::cpu_session::{Agents, Description, Engine, Session, find};
 use crate::output::{self, Output};
 use crate::terminal::warning;
@@ -31,6 +31,8 @@ pub struct CpuFeed {
     start: Instant,
     start_unix_ns: u64,
     refreshed: Instant,
+    /// Why it is not sampled, as told.
+    trouble: Option<String>,
     /// Prefix of the profiles' names.
     output: PathBuf,
 }
@@ -43,23 +45,17 @@ impl CpuFeed {
             bail!("{pid}: the process has ended");
         };
         let title = description.title(pid);
-        if args.engine == Some(EngineName::Timers) {
-            bail!(
-                "top shows samples as they come, and timers count them in the process until the end: \
-                 mem_profiler cpu --engine timers -p {pid} writes a profile"
-            );
-        }
         let sampling = Sampling {
             rate: args.frequency,
             children: false,
         };
-        let mut engine = Engine::choose((args.engine, Mode::Cpu), sampling, Agents::Unasked)?;
+        let mut engine = Engine::choose((args.engine, Mode::Cpu), sampling, Agents::Asked)?;
         let mut recording = Recording::new(false);
         recording.add(pid);
         if let Some((_, refusal)) = engine.attach(&[pid]).pop() {
             bail!("{title}: {refusal}");
         }
-        engine.fallbacks.iter().for_each(|reason| warning(reason));
+        engine.news().iter().for_each(|reason| warning(reason));
         let now = Instant::now();
         let feed = Self {
             pid,
@@ -71,6 +67,7 @@ impl CpuFeed {
             start: now,
             start_unix_ns: shm_protocol::clock::unix_ns(),
             refreshed: now,
+            trouble: None,
             output: args.output.output.clone(),
         };
         Ok((feed, title))
@@ -108,7 +105,14 @@ impl Feed for CpuFeed {
         title: &mut Title,
         at_once: bool,
     ) -> anyhow::Result<bool> {
-        self.engine.collect(&mut self.recording);
+        let trouble = self.engine.show(&mut self.recording, self.pid);
+        if let Some(news) = self.engine.news().pop() {
+            title.message = news;
+        }
+        if trouble != self.trouble {
+            title.message = trouble.clone().unwrap_or_default();
+            self.trouble = trouble;
+        }
         let seconds = self.refreshed.elapsed().as_secs_f64();
         self.refreshed = Instant::now();
         let hidden = match self.engine.kernel_hidden() {
@@ -185,6 +189,13 @@ impl Feed for CpuFeed {
             Ok(path) => format!("wrote {}", text::path(path)),
             Err(error) => error.to_string(),
         }
+    }
+}
+
+impl Drop for CpuFeed {
+    /// Where the process samples itself, it is told to stop.
+    fn drop(&mut self) {
+        self.engine.finish(&mut self.recording);
     }
 }
 

@@ -91,7 +91,18 @@ fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
 /// Looks at the running session, or starts one.
 fn look_at(agent: Agent, interval: &IntervalArgs) -> anyhow::Result<Source> {
     let mut head = Head::new();
-    if is_running(&agent.segment.head(&mut head)?) {
+    let header = agent.segment.head(&mut head)?;
+    if is_running(&header) {
+        if header
+            .session()
+            .is_some_and(|session| session.interval == 0)
+        {
+            bail!(
+                "{}: a session that samples CPU time only is running: mem_profiler stop -p {} ends it",
+                agent.title(),
+                agent.pid
+            );
+        }
         return Ok(Source::Theirs(Box::new(agent)));
     }
     let title = agent.title();
