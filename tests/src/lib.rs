@@ -24,6 +24,7 @@ pub mod limits;
 pub mod load;
 pub mod package;
 pub mod peers;
+pub mod pythons;
 pub mod receiver;
 pub mod scratch;
 pub mod server;

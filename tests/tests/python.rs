@@ -1,11 +1,11 @@
 //! Python's own frames: the same as the program itself sees them.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use heap_format::Profile;
-use mem_tests::{Scratch, Session, Target, artifacts, run};
+use mem_tests::{Scratch, Session, Target, artifacts, pythons, run};
 
 /// The dump of a script, profiled from its start; each allocation is sampled.
 fn profiled(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Profile {
@@ -38,30 +38,26 @@ fn by_stack(profile: &Profile) -> BTreeMap<String, f64> {
     sums
 }
 
-/// Every interpreter of this machine that is to be tried: Debian's, and those that
-/// `MEM_TESTS_PYTHONS` names.
-fn interpreters() -> Vec<PathBuf> {
-    let more = std::env::var_os("MEM_TESTS_PYTHONS").unwrap_or_default();
-    let own = PathBuf::from("/usr/bin/python3");
-    let more = std::env::split_paths(&more).filter(|path| !path.as_os_str().is_empty());
-    std::iter::once(own).chain(more).collect()
-}
-
 /// Words of the interpreter's data are spoiled before each allocation, and put back behind it.
 #[test]
 fn what_is_spoiled_in_the_interpreter_harms_nobody() {
-    for python in interpreters() {
-        let scratch = Scratch::new();
-        let library = scratch.compile("python_garbage.c", &["-shared", "-fPIC"]);
-        let script = artifacts::source("python_garbage.py");
-        let seconds = Path::new("3");
-        profiled(&scratch, &python, &[&script, &library, seconds]);
+    let tried = pythons::all().into_iter().map(|python| {
+        std::thread::spawn(move || {
+            let scratch = Scratch::new();
+            let library = scratch.compile("python_garbage.c", &["-shared", "-fPIC"]);
+            let script = artifacts::source("python_garbage.py");
+            let seconds = Path::new("3");
+            profiled(&scratch, &python, &[&script, &library, seconds]);
+        })
+    });
+    for tried in tried.collect::<Vec<_>>() {
+        tried.join().expect("an interpreter that goes on");
     }
 }
 
 #[test]
 fn each_stack_has_the_functions_and_lines_that_the_program_sees() {
-    for python in interpreters() {
+    for python in pythons::all() {
         let scratch = Scratch::new();
         let truth = scratch.file("truth");
         let script = artifacts::source("python_truth.py");

@@ -152,34 +152,60 @@ pub const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 /// Words of it that are read.
 pub const WORDS: usize = 80;
 
+/// The first words of the groups in it, and places in the group of a thread's state that differ.
+struct Groups {
+    interpreter: usize,
+    thread: usize,
+    thread_id: usize,
+    chunk: usize,
+    frame: usize,
+    code: usize,
+}
+
+fn groups(version: u32) -> Option<Groups> {
+    let (thread, thread_id, chunk, frame, code) = match version >> 16 {
+        0x030d => (19, 5, 7, 28, 34),
+        0x030e => (22, 5, 7, 31, 39),
+        0x030f => (22, 8, 10, 39, 47),
+        _ => return None,
+    };
+    Some(Groups {
+        interpreter: 6,
+        thread,
+        thread_id: thread + thread_id,
+        chunk: thread + chunk,
+        frame,
+        code,
+    })
+}
+
 /// By what the interpreter tells of itself: the first words of `_PyRuntime`.
 pub fn told(words: &[u64; WORDS]) -> Option<(u32, Layout)> {
     let [cookie, version, threaded, ..] = *words;
     let version = u32::try_from(version).ok()?;
-    // Free-threaded builds have other heads of objects, and other versions other groups.
-    if cookie != COOKIE || threaded != 0 || version >> 16 != 0x030d {
+    // Free-threaded builds have other heads of objects.
+    if cookie != COOKIE || threaded != 0 {
         return None;
     }
-    // The first words of the groups.
-    let (interpreter, thread, frame, code) = (6, 19, 28, 34);
+    let groups = groups(version)?;
     let offset = |word: usize| Some(words[word]).filter(|offset| *offset < 1 << 20);
     let layout = Layout {
         interpreters: offset(5)?,
-        next_interpreter: offset(interpreter + 2)?,
-        threads: offset(interpreter + 3)?,
-        next_thread: offset(thread + 2)?,
-        frames: offset(thread + 4)?,
-        thread_id: offset(thread + 5)?,
-        chunk: offset(thread + 7)?,
-        frame_previous: offset(frame + 1)?,
-        frame_code: offset(frame + 2)?,
-        frame_instruction: offset(frame + 3)?,
-        frame_owner: offset(frame + 5)?,
-        file: offset(code + 1)?,
-        name: offset(code + 3)?,
-        lines: offset(code + 4)?,
-        first_line: offset(code + 5)?,
-        instructions: offset(code + 9)?,
+        next_interpreter: offset(groups.interpreter + 2)?,
+        threads: offset(groups.interpreter + 3)?,
+        next_thread: offset(groups.thread + 2)?,
+        frames: offset(groups.thread + 4)?,
+        thread_id: offset(groups.thread_id)?,
+        chunk: offset(groups.chunk)?,
+        frame_previous: offset(groups.frame + 1)?,
+        frame_code: offset(groups.frame + 2)?,
+        frame_instruction: offset(groups.frame + 3)?,
+        frame_owner: offset(groups.frame + 5)?,
+        file: offset(groups.code + 1)?,
+        name: offset(groups.code + 3)?,
+        lines: offset(groups.code + 4)?,
+        first_line: offset(groups.code + 5)?,
+        instructions: offset(groups.code + 9)?,
         ..LATER
     };
     Some((version, layout))
