@@ -5,19 +5,24 @@
 //! 3. The first child is killed, and the target made to wait for it: the second one is now an
 //!    orphan, and the target has no child that it does not know.
 //! 4. The thread gets its registers, its blocked signals and the bytes of its stack back.
+//! 5. When the target runs again, the second child gets files of its own, and closes them.
+//!
+//! Each stop of a thread costs two changes between processes, of which one often wakes a processor:
+//! some 50 µs. So no stop is asked for that is not needed, and what can wait is done in step 5.
 
 use std::io::Error;
 use std::time::Duration;
 
 use crate::Refusal;
-use crate::arch::restart;
+use crate::arch::{General, restart};
 use crate::choice::{Chosen, choose};
 use crate::code::Code;
 use crate::frames::ALL_SIGNALS;
 use crate::patience::next_event;
-use crate::process::{self, Status};
+use crate::process;
 use crate::request::{self, Event};
 use crate::seizure::{OPTIONS, Seizure};
+use crate::worker;
 
 /// For one system call: copying the page tables of a terabyte takes less.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -26,8 +31,18 @@ const BIRTHS: i32 =
 const OWN: i32 = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
 const CLOSE_RANGE_UNSHARE: u64 = 2;
 
-/// Makes a copy of a stopped process; gives its pid, and where it can make system calls.
-pub fn copy(seizure: &mut Seizure) -> Result<(i32, Code), Refusal> {
+/// A copy that still shares the target's open files.
+pub struct Newborn {
+    /// Its process id.
+    pub pid: i32,
+    /// Where it can make system calls.
+    pub code: Code,
+    /// The state in which it closes the files.
+    closing: General,
+}
+
+/// Makes a copy of a stopped process.
+pub fn copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
     let pid = seizure.pid;
     // Whatever failed because it was killed, that is the reason.
     let is_ending = || process::mappings(pid).map_or(true, |mappings| mappings.is_empty());
@@ -40,7 +55,7 @@ pub fn copy(seizure: &mut Seizure) -> Result<(i32, Code), Refusal> {
     })
 }
 
-fn try_copy(seizure: &mut Seizure) -> Result<(i32, Code), Refusal> {
+fn try_copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
     let pid = seizure.pid;
     let code = match seizure.code.filter(|code| code.holds(pid)) {
         Some(code) => code,
@@ -48,7 +63,7 @@ fn try_copy(seizure: &mut Seizure) -> Result<(i32, Code), Refusal> {
     };
     seizure.code = Some(code);
     let chosen = choose(seizure, &code)?;
-    if Status::of(pid, pid).is_some_and(|status| status.is_first()) {
+    if seizure.is_first {
         return Err(Refusal::Reaper { pid });
     }
     let tid = chosen.tid;
@@ -56,14 +71,14 @@ fn try_copy(seizure: &mut Seizure) -> Result<(i32, Code), Refusal> {
     let made = host.make();
     let settled = host.settle();
     if let (Ok(copy), Err(_)) = (&made, &settled) {
-        end(*copy);
+        end(copy.pid);
     }
     if settled.is_err() {
         // It finds back by itself when the tracing thread ends.
         seizure.threads.retain(|thread| thread.tid != tid);
     }
     let copy = made?;
-    settled.map(|()| (copy, code))
+    settled.map(|()| copy)
 }
 
 /// Kills a process that we trace and waits for its end.
@@ -76,6 +91,24 @@ pub fn end(pid: i32) {
         }
         // A stop that was not looked at yet: the end comes next.
     }
+}
+
+impl Newborn {
+    /// Gives it files of its own, and closes them.
+    pub fn complete(self) {
+        // Before Linux 5.9 it keeps sharing the target's open files.
+        if worker::call(self.pid, &self.closing).is_some() {
+            process::offer_to_oom_killer(self.pid);
+        }
+    }
+}
+
+/// Where a thread has stopped.
+enum Reached {
+    /// At the beginning or the end of a system call.
+    Call,
+    /// In the middle of one that has made this child.
+    Birth(i32),
 }
 
 /// A system call's result, and the child that it made.
@@ -122,7 +155,7 @@ impl Host {
     }
 
     /// Makes the copy.
-    fn make(&mut self) -> Result<i32, Refusal> {
+    fn make(&mut self) -> Result<Newborn, Refusal> {
         let (tid, wait, exit) = (
             self.chosen.tid,
             self.chosen.frames.wait,
@@ -148,25 +181,39 @@ impl Host {
             theirs: made.result,
         });
         self.await_birth(child, BIRTHS)?;
-        let flags = (libc::CLONE_FILES | libc::CLONE_VM).cast_unsigned().into();
-        let made = self.call(child, libc::SYS_clone, [flags, exit, 0, 0, 0, 0], exit)?;
-        let copy = self.born(&made)?;
-        let complete = self.complete(copy, exit);
+        let copy = self.second_child(child, exit)?;
+        let complete = self
+            .await_birth(copy, 0)
+            .and_then(|()| self.done(request::write(copy, self.chosen.frames.bottom, &self.saved)));
         if complete.is_err() {
             end(copy);
         }
-        complete.map(|()| copy)
+        let all = [0, u32::MAX.into(), CLOSE_RANGE_UNSHARE, 0, 0, 0];
+        let closing = self
+            .chosen
+            .regs
+            .calling(&self.code, libc::SYS_close_range, all, exit);
+        complete.map(|()| Newborn {
+            pid: copy,
+            code: self.code,
+            closing,
+        })
     }
 
-    /// Makes the second child the copy that is wanted.
-    fn complete(&mut self, copy: i32, exit: u64) -> Result<(), Refusal> {
-        self.await_birth(copy, 0)?;
-        let all = [0, u32::MAX.into(), CLOSE_RANGE_UNSHARE, 0, 0, 0];
-        // Before Linux 5.9 it keeps sharing the target's open files.
-        self.call(copy, libc::SYS_close_range, all, exit)?;
-        self.done(request::write(copy, self.chosen.frames.bottom, &self.saved))?;
-        process::offer_to_oom_killer(copy);
-        Ok(())
+    /// Lets the first child clone itself; it is left in the middle of that.
+    fn second_child(&self, child: i32, exit: u64) -> Result<i32, Refusal> {
+        let flags = (libc::CLONE_FILES | libc::CLONE_VM).cast_unsigned().into();
+        let args = [flags, exit, 0, 0, 0, 0];
+        let regs = self
+            .chosen
+            .regs
+            .calling(&self.code, libc::SYS_clone, args, exit);
+        self.done(request::set_general(child, &regs))?;
+        self.run(child)?;
+        match self.run(child)? {
+            Reached::Birth(second) => Ok(second),
+            Reached::Call => Err(self.without_child(self.result(child)?)),
+        }
     }
 
     /// Whether orphans become children of the target.
@@ -181,44 +228,55 @@ impl Host {
 
     /// A system call in the target: a signal that comes meanwhile waits.
     fn host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<Made, Refusal> {
+        self.enter_host_call(number, args, frame)?;
+        self.finish_call(self.chosen.tid)
+    }
+
+    fn enter_host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<(), Refusal> {
         let tid = self.chosen.tid;
         let regs = self.chosen.regs.calling(&self.code, number, args, frame);
         // In this order: the way back also restores the blocked signals.
         self.done(request::set_general(tid, &regs))?;
         self.done(request::set_mask(tid, ALL_SIGNALS))?;
-        self.finish_call(tid)
+        self.run(tid).map(drop)
     }
 
-    /// A system call in a child.
-    fn call(&self, tid: i32, number: i64, args: [u64; 6], frame: u64) -> Result<Made, Refusal> {
-        let regs = self.chosen.regs.calling(&self.code, number, args, frame);
-        self.done(request::set_general(tid, &regs))?;
-        self.finish_call(tid)
-    }
-
-    /// Lets a thread run to the end of the system call that it is about to make.
+    /// Lets a thread run to the end of the system call that it has begun.
     fn finish_call(&self, tid: i32) -> Result<Made, Refusal> {
-        let (mut inside, mut child, mut signal) = (false, None, 0);
+        let mut child = None;
+        loop {
+            if let Reached::Birth(born) = self.run(tid)? {
+                child = Some(born);
+                continue;
+            }
+            let result = self.result(tid)?;
+            if !restart::is(result) {
+                return Ok(Made { result, child });
+            }
+            // The kernel starts it again.
+            self.run(tid)?;
+        }
+    }
+
+    /// Lets a thread run to the beginning or the end of a system call, or to the birth of a child.
+    fn run(&self, tid: i32) -> Result<Reached, Refusal> {
+        let mut signal = 0;
         loop {
             self.done(request::proceed_to_call(tid, signal))?;
-            signal = 0;
-            match next_event(self.pid, tid, self.keeps_end(tid), LIMIT)? {
-                Event::Call if inside => {
-                    let regs = self.done(request::general(tid))?;
-                    let result = regs.ok_or(Refusal::Width { pid: self.pid })?.result();
-                    if !restart::is(result) {
-                        return Ok(Made { result, child });
-                    }
-                    // The kernel starts it again.
-                    inside = false;
-                }
-                Event::Call => inside = true,
-                Event::Birth => child = Some(self.done(request::newborn(tid))?),
-                Event::Stop | Event::Other | Event::Exec => {}
-                Event::Signal(number) => signal = self.harmless(number)?,
+            signal = match next_event(self.pid, tid, self.keeps_end(tid), LIMIT)? {
+                Event::Call => return Ok(Reached::Call),
+                Event::Birth => return self.done(request::newborn(tid)).map(Reached::Birth),
+                Event::Stop | Event::Other | Event::Exec => 0,
+                Event::Signal(number) => self.harmless(number)?,
                 Event::End | Event::None => return Err(self.dead(tid)),
-            }
+            };
         }
+    }
+
+    /// What the system call returns, at whose end a thread is.
+    fn result(&self, tid: i32) -> Result<i64, Refusal> {
+        let regs = self.done(request::general(tid))?;
+        Ok(regs.ok_or(Refusal::Width { pid: self.pid })?.result())
     }
 
     /// Only a stop signal cannot be blocked; the process is stopped by it, as without us.
@@ -233,11 +291,13 @@ impl Host {
     fn born(&self, made: &Made) -> Result<i32, Refusal> {
         match (made.result, made.child) {
             (1.., Some(child)) => Ok(child),
-            (result, _) => {
-                let number = i32::try_from(result.wrapping_neg()).unwrap_or(0);
-                Err(Refusal::clone(self.pid, number))
-            }
+            (result, _) => Err(self.without_child(result)),
         }
+    }
+
+    fn without_child(&self, result: i64) -> Refusal {
+        let number = i32::try_from(result.wrapping_neg()).unwrap_or(0);
+        Refusal::clone(self.pid, number)
     }
 
     /// Waits for a child's first stop; from then on it ends with us.
@@ -255,12 +315,7 @@ impl Host {
     fn settle(&mut self) -> Result<(), Refusal> {
         let (tid, frames) = (self.chosen.tid, &self.chosen.frames);
         let waited = match self.child.take() {
-            Some(child) => {
-                end(child.pid);
-                let all = u64::from(libc::__WALL.cast_unsigned());
-                let args = [child.theirs.cast_unsigned(), 0, all, 0, 0, 0];
-                self.host_call(libc::SYS_wait4, args, frames.back).map(drop)
-            }
+            Some(child) => self.wait_for(&child),
             None => Ok(()),
         };
         self.leave_call()?;
@@ -269,6 +324,17 @@ impl Host {
         self.done(request::write(self.pid, frames.bottom, &self.saved))?;
         self.done(request::set_options(tid, OPTIONS))?;
         waited
+    }
+
+    /// Ends the first child, and makes the target wait for it. It dies while the target is on its way.
+    fn wait_for(&self, child: &Child) -> Result<(), Refusal> {
+        // It may be dead already.
+        let _ = request::kill(child.pid);
+        let all = u64::from(libc::__WALL.cast_unsigned());
+        let args = [child.theirs.cast_unsigned(), 0, all, 0, 0, 0];
+        let entered = self.enter_host_call(libc::SYS_wait4, args, self.chosen.frames.back);
+        end(child.pid);
+        entered.and_then(|()| self.finish_call(self.chosen.tid).map(drop))
     }
 
     /// Brings the thread from the end of a system call to a stop like its first one: only

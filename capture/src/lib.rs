@@ -21,8 +21,9 @@
 //!   signal frames (`src/frames.rs`). A copy that was just being born exits; no copy ever runs the
 //!   program's code, and none outlives this process.
 //! - A [`Copy`] has the target's memory at the time of the stop, byte for byte, but for the
-//!   word in which the kernel notes the processor a thread runs on (rseq). It has no open files,
-//!   so that none stays open for its sake, and is the first that the kernel kills for memory.
+//!   word in which the kernel notes the processor a thread runs on (rseq). Once the target runs
+//!   on, its copy has no open files, so that none stays open for its sake, and is the first that
+//!   the kernel kills for memory.
 //! - A [`Refusal`] leaves the target as it was, running.
 //! - A [`Copy`] runs nothing but what a [`Worker`] is given: a function of this program's, with
 //!   memory that this process shares with the copy. Others of the target's user may find a way to
@@ -86,6 +87,7 @@ pub use request::{read as read_memory, read_error as read_memory_error};
 pub use worker::{Failure, Work, Worker};
 
 use code::Code;
+use copying::Newborn;
 use process::Status;
 use seizure::Seizure;
 use tracer::Tracer;
@@ -112,6 +114,7 @@ pub struct Stopped {
     // Only the tracer's thread works on it; `None` while it does.
     seizure: Option<Seizure>,
     threads: Vec<Thread>,
+    newborns: Vec<Newborn>,
     began: Instant,
     cloned: Duration,
 }
@@ -155,6 +158,7 @@ impl Stopped {
             tracer,
             seizure: Some(seizure),
             threads,
+            newborns: Vec::new(),
             began,
             cloned: Duration::ZERO,
         })
@@ -166,28 +170,39 @@ impl Stopped {
         &self.threads
     }
 
-    /// Takes a copy of it.
+    /// Takes a copy of it. Until the process runs on, the copy shares its open files.
     pub fn copy(&mut self) -> Result<Copy, Refusal> {
         let began = Instant::now();
         let copied = self.with_seizure(copying::copy);
         self.cloned += began.elapsed();
-        let (pid, code) = copied.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
-        Ok(Copy {
+        let newborn = copied.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
+        let copy = Copy {
             tracer: Arc::clone(&self.tracer),
-            pid,
-            code,
-        })
+            pid: newborn.pid,
+            code: newborn.code,
+        };
+        self.newborns.push(newborn);
+        Ok(copy)
     }
 
     /// Lets it run on.
     pub fn resume(mut self) -> Pause {
-        let released = self.with_seizure(Seizure::release);
-        let released = released.unwrap_or_else(Instant::now);
+        let released = self.release().unwrap_or_else(Instant::now);
         Pause {
             stopped: released.duration_since(self.began),
             cloned: self.cloned,
             threads: self.threads.len(),
         }
+    }
+
+    /// Lets it run on, and then does what copies still need.
+    fn release(&mut self) -> Option<Instant> {
+        let newborns = std::mem::take(&mut self.newborns);
+        self.with_seizure(|seizure| {
+            let released = seizure.release();
+            newborns.into_iter().for_each(Newborn::complete);
+            released
+        })
     }
 
     /// Does something with it on the tracer's thread.
@@ -208,7 +223,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        self.with_seizure(Seizure::release);
+        self.release();
     }
 }
 

@@ -137,7 +137,8 @@ pub fn offer_to_oom_killer(pid: i32) {
 }
 
 fn read(path: &str, most: u64) -> Option<String> {
-    let mut bytes = Vec::new();
+    // Most are read at once: a process stands still meanwhile.
+    let mut bytes = Vec::with_capacity(16 << 10);
     File::open(path)
         .ok()?
         .take(most)

@@ -217,20 +217,20 @@ pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
 }
 
 fn take(tid: i32, keep_end: bool) -> Result<Option<Event>> {
-    let kinds = libc::WEXITED | libc::WSTOPPED;
     // Only what the calling thread traces.
-    let Some((code, status)) = wait(tid, kinds | libc::WNOWAIT | libc::__WNOTHREAD)? else {
+    let kinds = libc::WEXITED | libc::WSTOPPED | libc::__WNOTHREAD;
+    let look = if keep_end { libc::WNOWAIT } else { 0 };
+    let Some((code, status)) = wait(tid, kinds | look)? else {
         return Ok(None);
     };
-    let ended = matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED);
-    if ended {
-        if !keep_end {
-            wait(tid, libc::WEXITED | libc::__WNOTHREAD)?;
-        }
+    if matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED) {
         return Ok(Some(Event::End));
     }
-    // It may have been killed since: then there is no stop any more, but soon an end.
-    Ok(wait(tid, libc::WSTOPPED | libc::__WNOTHREAD)?.map(|_| event(status)))
+    if keep_end {
+        // It may have been killed since: then there is no stop any more, but soon an end.
+        return Ok(wait(tid, libc::WSTOPPED | libc::__WNOTHREAD)?.map(|_| event(status)));
+    }
+    Ok(Some(event(status)))
 }
 
 fn event(status: i32) -> Event {

@@ -38,12 +38,14 @@ pub struct Seizure {
     pub began: Instant,
     /// Whether we are also its parent.
     pub own_child: bool,
+    /// Whether it is the first process of its pid namespace.
+    pub is_first: bool,
 }
 
 impl Seizure {
     /// Stops every thread; or stops none, and says why.
     pub fn new(pid: i32, limit: Duration) -> Result<Self, Refusal> {
-        identify(pid)?;
+        let is_first = identify(pid)?.is_first();
         // Before the stop, since it takes time; without a right to look, seizing says so.
         let code = Code::find(pid).ok();
         let own_child = is_own_child(pid);
@@ -54,6 +56,7 @@ impl Seizure {
             code,
             began,
             own_child,
+            is_first,
         };
         let stopped = seizure.stop(limit).and_then(|()| seizure.read_registers());
         if let Err(refusal) = stopped {
@@ -248,7 +251,7 @@ impl Seizure {
 }
 
 /// Finds out what cannot be captured, before anything is touched.
-fn identify(pid: i32) -> Result<(), Refusal> {
+fn identify(pid: i32) -> Result<Status, Refusal> {
     let status = Status::of(pid, pid).ok_or(Refusal::Gone { pid })?;
     match status.process() {
         Some(process) if process != pid => {
@@ -269,7 +272,7 @@ fn identify(pid: i32) -> Result<(), Refusal> {
     if status.is_dead() && process::threads(pid).iter().all(ended) {
         return Err(Refusal::Zombie { pid });
     }
-    Ok(())
+    Ok(status)
 }
 
 fn traced(pid: i32, thread: i32) -> Refusal {

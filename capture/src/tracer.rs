@@ -76,8 +76,11 @@ fn block_signals() {
     }
 }
 
-/// Before the target's own threads, if we may: they stand still the shorter.
+/// Before the target's own threads, if we may, and without the 50 µs by which the kernel may
+/// lengthen each sleep: they stand still the shorter.
 fn hurry() {
     // SAFETY: takes numbers only; on Linux, 0 is the calling thread.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+    // SAFETY: takes numbers only, and concerns the calling thread.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
 }

@@ -294,7 +294,7 @@ fn nameless(copy: i32, sp: u64, call: &dyn Fn(i64, [u64; 6]) -> Option<u64>) -> 
 }
 
 /// A system call of a copy; `None` if it failed.
-fn call(copy: i32, regs: &General) -> Option<u64> {
+pub fn call(copy: i32, regs: &General) -> Option<u64> {
     request::set_general(copy, regs).ok()?;
     let mut inside = false;
     loop {
