@@ -5,7 +5,9 @@
 //! constants lie together.
 
 use std::ffi::{c_int, c_void};
-use std::ops::Range;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 
 use crate::arch;
 
@@ -20,16 +22,26 @@ const CODE_PAGE: u64 = 4 << 10;
 /// loaded, and only read afterwards: that has addresses of this process, which are nobody's
 /// business, and whoever calls a function by one fails there instead of running something else.
 pub struct Image {
-    parts: Vec<Range<u64>>,
+    parts: Vec<Part>,
+    is_program: bool,
     start: u64,
     end: u64,
     function: u64,
 }
 
+/// A part of the file: its addresses, and where it lies there.
+#[derive(Clone, Copy)]
+struct Part {
+    start: u64,
+    end: u64,
+    offset: u64,
+}
+
 /// The parts of the file that an address is in.
 struct Finder {
     address: u64,
-    parts: Vec<Range<u64>>,
+    parts: Vec<Part>,
+    is_program: bool,
 }
 
 impl Image {
@@ -38,6 +50,7 @@ impl Image {
         let mut finder = Finder {
             address: function,
             parts: Vec::new(),
+            is_program: false,
         };
         // SAFETY: `look_at` gets the finder, which lives until the call returns and which nobody
         // else uses meanwhile.
@@ -48,6 +61,7 @@ impl Image {
         let is_apart = parts.windows(2).all(|pair| pair[0].end <= pair[1].start);
         (is_apart && end - start <= MOST).then_some(Self {
             parts,
+            is_program: finder.is_program,
             start,
             end,
             function,
@@ -64,19 +78,47 @@ impl Image {
         PAGE as u64 + self.function - self.start
     }
 
-    /// Writes it to memory that is zero and as long as it.
-    pub fn write(&self, memory: &mut [u8]) {
-        memory[..arch::TRAP_CODE.len()].copy_from_slice(arch::TRAP_CODE);
+    /// Writes it to a file of that length, which is zero.
+    pub fn write(&self, file: &File) -> io::Result<()> {
+        file.write_all_at(arch::TRAP_CODE, 0)?;
+        // Most of a program's code is never used. Read from its file, it takes no memory of ours.
+        let program = self.is_program.then(|| File::open("/proc/self/exe"));
+        let program = program.and_then(Result::ok);
         for part in &self.parts {
-            let at = (PAGE as u64 + part.start - self.start) as usize;
-            let len = (part.end - part.start) as usize;
-            let bytes = std::ptr::with_exposed_provenance::<u8>(part.start as usize);
-            // SAFETY: code and constants of the running program, which stay mapped, readable and
-            // unchanged as long as the function that lies among them can be called.
-            let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
-            memory[at..at + len].copy_from_slice(bytes);
+            let to = PAGE as u64 + part.start - self.start;
+            match &program {
+                Some(program) => copy(program, part, file, to)?,
+                None => file.write_all_at(part.bytes(), to)?,
+            }
         }
+        Ok(())
     }
+}
+
+impl Part {
+    fn contains(&self, address: u64) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        let bytes = std::ptr::with_exposed_provenance::<u8>(self.start as usize);
+        // SAFETY: code and constants of the running program, which stay mapped, readable and
+        // unchanged as long as the function that lies among them can be called.
+        unsafe { std::slice::from_raw_parts(bytes, (self.end - self.start) as usize) }
+    }
+}
+
+/// Copies a part of the program's file to another file.
+fn copy(program: &File, part: &Part, file: &File, to: u64) -> io::Result<()> {
+    let mut piece = vec![0; PAGE];
+    let mut done = 0;
+    while done < part.end - part.start {
+        let len = PAGE.min((part.end - part.start - done) as usize);
+        program.read_exact_at(&mut piece[..len], part.offset + done)?;
+        file.write_all_at(&piece[..len], to + done)?;
+        done += len as u64;
+    }
+    Ok(())
 }
 
 /// Looks at a loaded file; not zero if it is the one that is looked for.
@@ -101,12 +143,18 @@ unsafe extern "C" fn look_at(
         .filter(|header| header.p_flags & (libc::PF_R | libc::PF_W) == libc::PF_R)
         .map(|header| {
             let start = info.dlpi_addr.wrapping_add(header.p_vaddr);
-            start..start.saturating_add(header.p_filesz)
+            Part {
+                start,
+                end: start.saturating_add(header.p_filesz),
+                offset: header.p_offset,
+            }
         });
-    let parts: Vec<Range<u64>> = parts.collect();
-    let is_wanted = parts.iter().any(|part| part.contains(&finder.address));
+    let parts: Vec<Part> = parts.collect();
+    let is_wanted = parts.iter().any(|part| part.contains(finder.address));
     if is_wanted {
         finder.parts = parts;
+        // SAFETY: a string of the loader's, if it gives one.
+        finder.is_program = !info.dlpi_name.is_null() && unsafe { *info.dlpi_name } == 0;
     }
     c_int::from(is_wanted)
 }

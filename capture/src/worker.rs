@@ -231,11 +231,7 @@ fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Share
     let file = File::options().read(true).write(true).open(path).ok()?;
     fix_length(&file, length as u64)?;
     let shared = Shared::map(&file, image.len(), words)?;
-    let own = map(&file, 0, image.len())?;
-    // SAFETY: mapped above with this length; nobody else has it yet.
-    image.write(unsafe { slice::from_raw_parts_mut(own.as_ptr().cast(), image.len()) });
-    // SAFETY: mapped above, and not used any more.
-    unsafe { libc::munmap(own.as_ptr(), image.len()) };
+    image.write(&file).ok()?;
     let mapped = |bytes: usize, access: i32, offset: usize| {
         let (flags, bytes) = (libc::MAP_SHARED as u64, bytes as u64);
         let args = [0, bytes, access as u64, flags, descriptor, offset as u64];

@@ -36,6 +36,7 @@ impl Search {
         options: &Options,
         trace: bool,
     ) -> anyhow::Result<Self> {
+        give_back_tables();
         let memory = &moment.memory;
         let map = jemalloc::read(
             memory,
@@ -131,4 +132,14 @@ impl Search {
 pub fn is_of(object: &Sampled, session: &Session) -> bool {
     let first = tick_of(session.start_ns);
     object.session == session.number as u8 && object.born.wrapping_sub(first) as i32 >= -1
+}
+
+/// Large tables are made, copied into better ones, and dropped. With the threshold that glibc raises
+/// with each of them, their memory would stay in this process.
+fn give_back_tables() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes numbers, and may be called at any time.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+    }
 }
