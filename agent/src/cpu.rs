@@ -10,7 +10,7 @@
 //! also sees to it that new threads get timers, and that all are deleted once the session is over.
 //!
 //! Only a session that asks for it makes these system calls, and none where a seccomp filter may
-//! forbid them.
+//! forbid them ([`seccomp::lets_timers_pass`]).
 
 use crate::arch::{self, on_own_stack};
 use crate::local::Local;
@@ -64,7 +64,7 @@ fn begin(epoch: &Epoch) {
     let Some(turn) = Turn::take().filter(|_| is_new) else {
         return;
     };
-    if !seccomp::is_absent() {
+    if !seccomp::lets_timers_pass() {
         return refuse(totals, CpuState::Filtered, 0);
     }
     // What is unwound needs it; other threads' first samples are in a handler.

@@ -8,9 +8,9 @@
 //! Limit: a filter that is installed with a system call instruction of the program's own is
 //! not seen. The controller compares `/proc/PID/status` as well before it starts a session.
 
-use crate::sys::read_file;
+use crate::sys::{read_file, variable};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// Nothing is known: taken for a filter.
 const UNKNOWN: u8 = 0;
@@ -26,6 +26,9 @@ static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static MODE: AtomicU32 = AtomicU32::new(0);
 static FILTERS: AtomicU32 = AtomicU32::new(0);
 
+/// Whether those filters are known to let pass what timers need, see [`lets_timers_pass`].
+static LETS_TIMERS_PASS: AtomicBool = AtomicBool::new(false);
+
 /// Reads the state at start-up.
 pub fn start() {
     let mut buffer = [0u8; 4096];
@@ -38,7 +41,13 @@ pub fn start() {
     };
     let mode = field(b"Seccomp:");
     MODE.store(mode.unwrap_or(0), Ordering::Relaxed);
-    FILTERS.store(field(b"Seccomp_filters:").unwrap_or(0), Ordering::Relaxed);
+    let filters = field(b"Seccomp_filters:").unwrap_or(0);
+    FILTERS.store(filters, Ordering::Relaxed);
+    let tried = variable(c"MEM_PROFILER_FILTERS");
+    let tried = tried.and_then(|text| core::str::from_utf8(text).ok()?.trim().parse().ok());
+    // Filters are only ever added: as many of them are the same ones.
+    let all_tried = filters != 0 && tried == Some(filters);
+    LETS_TIMERS_PASS.store(all_tried, Ordering::Relaxed);
     let state = match mode {
         // A kernel without seccomp has no such line, and no filters.
         None if !text.is_empty() => ABSENT,
@@ -60,6 +69,18 @@ pub fn at_start() -> (u32, u32) {
 /// made.
 pub fn is_absent() -> bool {
     STATE.load(Ordering::Relaxed) == ABSENT
+}
+
+/// Whether the system calls that timers and their signals need may be made: there is no filter, or
+/// those that the program has inherited are as many as `MEM_PROFILER_FILTERS` says that let them
+/// pass. The controller sets it for what it starts, once it has tried them under its own filters,
+/// which it passes on; users set it who know the filter of their containers.
+pub fn lets_timers_pass() -> bool {
+    match STATE.load(Ordering::Relaxed) {
+        ABSENT => true,
+        INHERITED => LETS_TIMERS_PASS.load(Ordering::Relaxed),
+        _ => false,
+    }
 }
 
 /// Whether the program has put itself under a filter, which may forbid what was possible at

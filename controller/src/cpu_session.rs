@@ -3,6 +3,7 @@
 
 mod description;
 mod engine;
+mod filters;
 mod inside;
 mod profile;
 pub mod remains;
@@ -242,7 +243,8 @@ impl Run {
                 let agent = launch::find_agent(None)?;
                 let discovery = Discovery::in_directory(directory.clone());
                 self.engine.follow_agents(discovery);
-                Launched::start_timed(command, &agent, self.settings.rate, directory)
+                let how = (self.settings.rate, filters::that_let_timers_pass());
+                Launched::start_timed(command, &agent, how, directory)
             }
             None => Launched::start_plain(command),
         };
@@ -414,11 +416,6 @@ impl Run {
         for process in processes.iter().filter(|p| p.counts.samples == 0) {
             let is_named = self.named.iter().any(|(pid, _)| *pid == process.pid);
             if !is_named {
-                // Short ones are none that failed; those that refused are.
-                if let Some(why) = self.engine.refusal(process.pid) {
-                    let name = self.title(process.pid);
-                    terminal::warning(&format!("{name}: {}", nothing_for(process, why)));
-                }
                 self.outcome.silent.processes += 1;
                 self.outcome.silent.cpu_ns += process.cpu_ns();
             } else if told.insert(process.pid) {
@@ -429,6 +426,9 @@ impl Run {
                 self.fail(&format!("{title}: {why}"));
             }
         }
+        if self.child.is_some() {
+            self.tell_refusals(&told);
+        }
         for (pid, title) in std::mem::take(&mut self.named) {
             if told.insert(pid) {
                 self.fail(&format!(
@@ -436,6 +436,24 @@ impl Run {
                      mem_profiler cpu run"
                 ));
             }
+        }
+    }
+
+    /// Says which of the program's processes could not be sampled. Where none could, that is a
+    /// failure; short ones are none.
+    fn tell_refusals(&mut self, told: &HashSet<i32>) {
+        let mut refused = 0;
+        for (why, mut pids) in self.engine.refusals() {
+            pids.retain(|pid| !told.contains(pid));
+            if let Some(first) = pids.iter().min() {
+                terminal::warning(&format!("{}: no sample: {why}", these(*first, pids.len())));
+            }
+            refused += pids.len();
+        }
+        let silent = &mut self.outcome.silent.processes;
+        *silent = silent.saturating_sub(refused as u64);
+        if refused > 0 && self.outcome.written.is_empty() {
+            self.outcome.failures += refused;
         }
     }
 
@@ -490,6 +508,15 @@ pub fn samples_inside(engine: Option<EngineName>, rate: u32) -> bool {
     match engine {
         Some(engine) => engine == EngineName::Timers,
         None => cpu::Perf::open(sampling).is_err(),
+    }
+}
+
+/// Processes, by the one with the lowest number.
+fn these(first: i32, all: usize) -> String {
+    match all {
+        1 => format!("process {first}"),
+        2 => format!("process {first} and another one"),
+        n => format!("process {first} and {} others", n - 1),
     }
 }
 

@@ -29,6 +29,9 @@ pub const FORWARDED: [Signal; 8] = [
     Signal::SIGALRM,
 ];
 
+/// Tells the agent under how many seccomp filters timers are allowed.
+pub const FILTERS_VARIABLE: &str = "MEM_PROFILER_FILTERS";
+
 /// File name of the agent.
 const AGENT: &str = "libmem_agent.so";
 
@@ -69,11 +72,12 @@ impl Launched {
     }
 
     /// Starts `command` with the agent, which samples its CPU time and its children's at this rate
-    /// from its start, with segments in `directory`.
+    /// from its start, with segments in `directory`. `filters`: how many seccomp filters are known to
+    /// let its system calls pass.
     pub fn start_timed(
         command: &[OsString],
         agent: &Path,
-        rate: u32,
+        (rate, filters): (u32, Option<u32>),
         directory: &Path,
     ) -> io::Result<Self> {
         let mut command = program(command)?;
@@ -81,6 +85,9 @@ impl Launched {
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_CPU", rate.to_string())
             .env(DIR_VARIABLE, directory);
+        if let Some(filters) = filters {
+            command.env(FILTERS_VARIABLE, filters.to_string());
+        }
         Self::spawn(command, None)
     }
 

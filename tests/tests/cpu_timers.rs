@@ -127,11 +127,17 @@ fn burn(pid: u32, seconds: f64) {
 
 /// The controller where it may neither open perf events nor trace.
 fn unobserving(scratch: &Scratch, filter: &Path) -> Command {
+    through(scratch, filter, &[])
+}
+
+/// The controller, executed by a program with these arguments.
+fn through(scratch: &Scratch, program: &Path, arguments: &[&str]) -> Command {
     let profiler = scratch.profiler();
     let environment = profiler.get_envs();
     let environment = environment.filter_map(|(name, value)| Some((name, value?)));
-    let mut command = Command::new(filter);
-    command.envs(environment).arg(artifacts::profiler());
+    let mut command = Command::new(program);
+    command.envs(environment).args(arguments);
+    command.arg(artifacts::profiler());
     command
 }
 
@@ -230,6 +236,70 @@ fn top_shows_what_the_agent_counts() {
     session.stop();
 }
 
+/// Under filters that came before the program, as in a container: the controller tries by a child of
+/// its own whether they let timers pass, and tells the program so. Nobody else is killed where they
+/// do not.
+#[test]
+fn under_the_controller_s_own_filters_timers_are_tried_by_a_child_of_it() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let filter = scratch.compile("filtered.c", &[]);
+    for (way, is_sampled) in [("allow", true), ("kill", false), ("refuse", false)] {
+        let mut command = through(&scratch, &filter, &[way]);
+        command.args(["cpu", "run", "--engine", "timers", "-F", "250", "-o"]);
+        command.arg(scratch.file(&format!("{way}_"))).arg("--");
+        let outcome = run(command.arg(&program).arg("forks"));
+        // What could not be sampled is a failure, but not of the program.
+        let code = if is_sampled { 0 } else { 1 };
+        assert_eq!(outcome.code, Some(code), "{way}: {outcome:?}");
+        let cpu = truth(&outcome.stdout)["cpu"];
+        let files = files(&outcome);
+        assert_eq!(!files.is_empty(), is_sampled, "{way}: {outcome:?}");
+        let said = "it was started under 2 seccomp filters";
+        assert_eq!(outcome.stderr.contains(said), !is_sampled, "{outcome:?}");
+        let reads = files.iter().map(|file| Read::of(file));
+        if let Some(read) = reads.max_by_key(Read::samples) {
+            check(&read, cpu, 0.6);
+        }
+    }
+    // One more filter, of which the controller knows nothing.
+    let mut command = through(&scratch, &filter, &["allow"]);
+    command.args(["cpu", "run", "--engine", "timers", "-o"]);
+    command.arg(scratch.file("more_")).arg("--");
+    let outcome = run(command.arg(&filter).arg("allow").arg(&program).arg("forks"));
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    let said = "it was started under 4 seccomp filters";
+    assert!(outcome.stderr.contains(said), "{outcome:?}");
+}
+
+/// A process that runs already is sampled under inherited filters if its environment says of as many
+/// that they let timers pass; a refusal tells of it.
+#[test]
+fn what_is_said_of_inherited_filters_is_believed_of_as_many() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let filter = scratch.compile("filtered.c", &[]);
+    for (said, is_sampled) in [(None, false), (Some("1"), false), (Some("2"), true)] {
+        let mut command = scratch.preloaded(&filter);
+        if let Some(said) = said {
+            command.env("MEM_PROFILER_FILTERS", said);
+        }
+        command.arg("allow").arg(&program).args(["stays", "wait"]);
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready");
+        target.say("go");
+        let mut command = scratch.profiler();
+        command.args(["cpu", "--engine", "timers", "-s", "1", "-F", "250"]);
+        command.args(["-p", &target.pid().to_string(), "-o"]);
+        let outcome = run(command.arg(scratch.file("p_")));
+        match is_sampled {
+            true => assert!(Read::only(&outcome).samples() > 3, "{outcome:?}"),
+            false => outcome.refused(1, &["2 seccomp filters", "MEM_PROFILER_FILTERS=2"]),
+        }
+        burn(target.pid(), 0.05);
+    }
+}
+
 /// The profile is in the segment: it does not matter how the process ends.
 #[test]
 fn a_killed_process_has_its_profile() {
@@ -318,7 +388,7 @@ fn a_static_program_is_said_to_have_no_agent() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &["-static"]);
     let outcome = timed_run(&scratch, &program, &[], &["0.3", "two"]);
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(files(&outcome).is_empty(), "{outcome:?}");
     assert!(
         outcome.stderr.contains("not loaded the agent"),

@@ -1,6 +1,6 @@
 //! What takes the samples: the best that is allowed, tried for real.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -113,10 +113,17 @@ impl Engine {
         news
     }
 
-    /// The same where it is not that it never noticed: short programs do not.
-    pub fn refusal(&self, pid: i32) -> Option<&str> {
-        let why = self.trouble(pid);
-        why.filter(|why| Trouble::Unnoticed.reason() != Some(why))
+    /// The processes that could not be sampled, by the reason. Not those that never noticed: short
+    /// programs do not.
+    pub fn refusals(&self) -> BTreeMap<&str, Vec<i32>> {
+        let mut all: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+        let troubles = self.closed.iter().flat_map(|closed| &closed.troubles);
+        for (pid, why) in troubles {
+            if Trouble::Unnoticed.reason() != Some(why) {
+                all.entry(why).or_default().push(*pid);
+            }
+        }
+        all
     }
 
     /// Why nothing was sampled of a process, if that is known.

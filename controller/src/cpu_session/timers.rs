@@ -17,6 +17,7 @@ use crate::collect;
 use crate::discovery::{Agent, Discovery, Found, Life};
 use crate::dump;
 use crate::family::Family;
+use crate::launch::FILTERS_VARIABLE;
 use crate::process;
 use crate::segment::{Entry, Head};
 use crate::snapshot::Snapshot;
@@ -80,6 +81,25 @@ impl Member {
         }
     }
 
+    /// Why it makes no timers under seccomp filters.
+    fn filtered(&self) -> String {
+        let mut head = Head::new();
+        let header = self.target.agent.segment.head(&mut head);
+        let inherited = header.map_or(0, |header| header.seccomp().1);
+        let why = "the agent makes no system call that a filter may not expect";
+        match inherited {
+            0 => format!("it is under a seccomp filter, and {why}"),
+            1 => format!(
+                "it was started under a seccomp filter, and {why}; if it lets timers pass, as those \
+                 of Docker and Kubernetes do, start it with {FILTERS_VARIABLE}=1"
+            ),
+            n => format!(
+                "it was started under {n} seccomp filters, and {why}; if they let timers pass, start \
+                 it with {FILTERS_VARIABLE}={n}"
+            ),
+        }
+    }
+
     /// Reads what it has counted, all of it.
     fn read(&mut self, recording: &mut Recording) -> anyhow::Result<()> {
         let target = &self.target;
@@ -108,10 +128,7 @@ impl Member {
                     false => Trouble::None,
                 }
             }
-            CpuState::Filtered => refused(
-                "it is under a seccomp filter, and the agent makes no system call that a filter \
-                 may not expect",
-            ),
+            CpuState::Filtered => Trouble::Refused(self.filtered()),
             CpuState::NoSignal => refused("it uses or blocks every real-time signal"),
             CpuState::SignalTaken => Trouble::Refused(format!(
                 "the program has begun to use signal {} itself, which the timers had",
@@ -380,7 +397,7 @@ impl Timers {
         if self.family.is_some() {
             let all = self.unbegun.drain().chain(recording.pids());
             for pid in all.filter(|pid| !self.begun.contains(pid)) {
-                terminal::warning(&format!("process {pid}: {NOT_LOADED}"));
+                self.troubles.insert(pid, NOT_LOADED.to_owned());
             }
         }
         self.members.iter().for_each(|member| self.stop(member));
