@@ -19,12 +19,16 @@
 //! | `memory` | which memory may be read |
 //! | `state` | the state of the running thread |
 //! | `frames` | its frames, for the walker |
+//! | `memo` | the frames of its last walk |
+//! | `mark` | what tells a code object from another one at its address |
 //! | `objects` | strings, code objects |
 //! | `codes` | code objects in the segment, each once |
 
 mod codes;
 mod frames;
 mod layout;
+mod mark;
+mod memo;
 mod memory;
 mod objects;
 mod runtime;

@@ -5,8 +5,8 @@
 //! now, at every frame of every sample. The second is by what is written, since a program may compile
 //! the same text again and again. Both are caches: what they lose is found again, or written again.
 
-use super::layout::{self, Layout};
-use super::memory::word;
+use super::layout::Layout;
+use super::mark::{Mark, mix};
 use super::objects;
 use crate::own;
 use crate::session::{self, Epoch};
@@ -31,14 +31,11 @@ struct Entry {
     code: AtomicU64,
     number: AtomicU64,
     session: AtomicU64,
-    words: [AtomicU64; WORDS],
+    mark: [AtomicU64; Mark::WORDS],
 }
 
 /// No address of a code object.
 const BUSY: u64 = 1;
-
-/// Words that tell a code object from others at the same address.
-const WORDS: usize = 9;
 
 struct Content {
     hash: AtomicU64,
@@ -78,91 +75,27 @@ fn tables() -> Option<&'static Tables> {
     unsafe { tables.as_ref() }
 }
 
-const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
-
+/// The number of the code object at an address, which is written down if it is new
+/// ([`NO_CODE`] if there was no room), and its mark. `None`: it is none.
 #[inline]
-fn mix(hash: u64, word: u64) -> u64 {
-    (hash.rotate_left(23) ^ word).wrapping_mul(SPREAD)
-}
-
-/// The number of the code object at an address, which is written down if it is new:
-/// [`NO_CODE`] if there was no room. `None`: it is none.
-#[inline]
-pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<u32> {
+pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, Mark)> {
     // An empty entry has the address 0.
     let tables = tables().filter(|_| at != 0 && at.is_multiple_of(8))?;
-    let entry = &tables.entries[(at.wrapping_mul(SPREAD) >> 40) as usize % ADDRESSES];
+    let entry = &tables.entries[(mix(0, at) >> 40) as usize % ADDRESSES];
     if entry.code.load(Ordering::Acquire) == at {
-        let known = |index: usize| entry.words[index].load(Ordering::Acquire);
-        // SAFETY: a code object was here, and its thread's frame, which holds what is here now, has
-        // led to this address. What its words led to is followed only if they are the same.
-        let difference = unsafe {
-            let own = parts(layout, at);
-            let same = own.iter().enumerate().all(|(n, word)| *word == known(n));
-            same.then(|| {
-                let theirs = contents(layout, (own[0], known(PARTS)), own[1]);
-                let words = theirs.iter().enumerate();
-                words.fold(0, |sum, (n, word)| sum | (word ^ known(PARTS + n)))
-            })
-        };
+        let words = entry.mark.each_ref();
+        let mark = Mark::from_words(words.map(|word| word.load(Ordering::Acquire)));
         let number = entry.number.load(Ordering::Acquire);
         let is_valid = entry.session.load(Ordering::Acquire) == epoch.session
             && entry.code.load(Ordering::Acquire) == at;
-        if difference == Some(0) && is_valid {
-            return Some(number as u32);
+        // SAFETY: a code object with this mark was here, and its thread's frame, which holds what
+        // is here now, has led to this address.
+        if is_valid && unsafe { mark.holds(layout, at) } {
+            return Some((number as u32, mark));
         }
     }
     // SAFETY: a frame of the running thread holds it.
     unsafe { look_up(layout, at, (tables, entry), epoch) }
-}
-
-const PARTS: usize = 4;
-
-/// Words of a code object.
-///
-/// # Safety
-/// It is one.
-#[inline(always)]
-unsafe fn parts(layout: &Layout, at: u64) -> [u64; PARTS] {
-    // SAFETY: the caller's.
-    let half = |offset: u64| unsafe { word(at + offset) } as u32 as u64;
-    let version = match layout.version {
-        0 => 0,
-        version => half(version),
-    };
-    // SAFETY: the caller's.
-    unsafe {
-        [
-            word(at + layout.name),
-            word(at + layout.lines),
-            word(at + layout.file),
-            half(layout.first_line) | version << 32,
-        ]
-    }
-}
-
-/// Words of a code object's name, which had this length when it was read, and of its table of lines.
-///
-/// # Safety
-/// They are.
-#[inline(always)]
-unsafe fn contents(
-    layout: &Layout,
-    (name, length): (u64, u64),
-    lines: u64,
-) -> [u64; WORDS - PARTS] {
-    // Its last bytes, or what is before them, or its first ones and what terminates them.
-    let end = name + layout.ascii + length.clamp(8, objects::MAX_NAME);
-    // SAFETY: the caller's.
-    unsafe {
-        [
-            word(name + layout::LENGTH),
-            word(name + layout::HASH),
-            word(end - 8),
-            word(lines + layout::SIZE),
-            word(lines + layout::BYTES),
-        ]
-    }
 }
 
 /// # Safety
@@ -174,27 +107,23 @@ unsafe fn look_up(
     at: u64,
     (tables, entry): (&Tables, &Entry),
     epoch: &Epoch,
-) -> Option<u32> {
+) -> Option<(u32, Mark)> {
     // SAFETY: the caller's.
     let code = unsafe { objects::code(layout, at) }?;
     let number = number_of(&code, tables, epoch);
+    // SAFETY: a code object with its parts, as was just found.
+    let mark = unsafe { Mark::of(layout, at) };
     if entry.code.swap(BUSY, Ordering::AcqRel) == BUSY {
         // Another thread's, which is written right now.
-        return Some(number);
+        return Some((number, mark));
     }
     entry.number.store(u64::from(number), Ordering::Release);
     entry.session.store(epoch.session, Ordering::Release);
-    // SAFETY: a code object with its parts, as was just found.
-    let (own, theirs) = unsafe {
-        let own = parts(layout, at);
-        let name = (own[0], word(own[0] + layout::LENGTH));
-        (own, contents(layout, name, own[1]))
-    };
-    for (place, word) in entry.words.iter().zip(own.iter().chain(&theirs)) {
-        place.store(*word, Ordering::Release);
+    for (place, word) in entry.mark.iter().zip(mark.words()) {
+        place.store(word, Ordering::Release);
     }
     entry.code.store(at, Ordering::Release);
-    Some(number)
+    Some((number, mark))
 }
 
 /// The number of what is written for a code object.

@@ -1,45 +1,20 @@
 //! The frames of the running thread, for the walker.
 
-use super::codes;
 use super::layout::{Layout, Style};
+use super::memo::{Memo, Words};
 use super::memory::{Memory, word};
 use super::runtime::{self, Runtime};
 use super::state::{self, OWN};
 use crate::session::Epoch;
-use core::mem::MaybeUninit;
-use shm_protocol::codes::{LEFT_OUT, NO_CODE, TABLE_FULL, address_of};
-use unwind::inserted::{Inserted, Insertion, Trail};
+use unwind::inserted::{Insertion, Trail};
 use unwind::probe;
 
-/// Most frames that are kept of a stack; of deeper ones, the innermost.
-const MAX_FRAMES: usize = 2048;
 /// Most frames that are looked at.
 const MAX_STEPS: usize = 1 << 17;
 /// Samples without a state before it is looked for again, at first and at most.
 const PATIENCE: (u32, u32) = (4, 256);
 /// Bytes of a frame object that are read, and of other frames.
 const FRAME_BYTES: (u64, u64) = (112, 80);
-/// Largest place that is believed in.
-const MAX_PLACE: u64 = 1 << 24;
-/// So many of the last walk's frames are looked at for one that is met again.
-const REACH: usize = 16;
-
-/// A frame as it was read. Where none of it has changed, nor has its code object, its number holds.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Seen {
-    inserted: Inserted,
-    frame: u64,
-    code: u64,
-    previous: u64,
-    instruction: u64,
-    number: u32,
-    /// The last of those that its native frame runs (3.11).
-    is_entry: bool,
-}
-
-type Buffer<T> = [MaybeUninit<T>; MAX_FRAMES];
-
 /// What a thread needs for its frames. Start with zeroed memory, or call [`forget`](Self::forget).
 #[repr(C)]
 pub struct Frames {
@@ -48,22 +23,11 @@ pub struct Frames {
     /// Samples until they are looked for again, and how many that were the last time.
     patience: (u32, u32),
     memory: Memory,
-    /// Frames of the last walk, outermost first, and what they were read from.
-    inserted: Buffer<Inserted>,
-    seen: Buffer<Seen>,
-    count: usize,
-    /// Frames of the walk in progress, innermost first, and how many of the last one follow.
-    fresh: Buffer<Seen>,
-    fresh_count: usize,
-    kept: usize,
-    /// Of the last walk's frames, those that the walk in progress may still meet.
-    ahead: usize,
-    /// Fresh frames, the outermost ones, whose native frame is not known yet.
-    pending: usize,
+    memo: Memo,
 }
 
 /// The data are not what they should be.
-struct Damaged;
+pub struct Damaged;
 
 impl Frames {
     /// Forgets everything: the memory was another thread's.
@@ -72,14 +36,14 @@ impl Frames {
         if self.patience != (0, 0) || self.states[0] != 0 {
             self.states = [0; OWN];
             self.patience = (0, 0);
-            self.count = 0;
+            self.memo.forget();
             self.memory.forget();
         }
     }
 
     /// Forgets the last walk, whose frames have other numbers.
     pub fn forget_last(&mut self) {
-        self.count = 0;
+        self.memo.forget();
     }
 
     /// The frames that the interpreter runs in the native ones of a walk.
@@ -93,142 +57,57 @@ impl Frames {
 
     #[inline(never)]
     fn read_from(&mut self, runtime: &Runtime, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
-        (self.fresh_count, self.kept, self.pending) = (0, 0, 0);
-        self.ahead = self.count;
-        if self.find_states(runtime) {
-            let read = self.collect(runtime, trail, epoch);
-            // The outermost are run by no native frame that is known.
-            self.fresh_count -= self.pending;
+        let walk = Walk {
+            layout: &runtime.layout,
+            trail,
+            epoch,
+        };
+        self.memo.begin();
+        if !(self.find_states(runtime) && self.stays(&walk)) {
+            self.read_anew(&walk, runtime.loop_at);
+        }
+        let (frames, same) = self.memo.frames();
+        Insertion { frames, same }
+    }
+
+    /// Whether the thread's frames are those of the last walk.
+    #[inline]
+    fn stays(&mut self, walk: &Walk<'_>) -> bool {
+        let layout = walk.layout;
+        // SAFETY: a state that is this thread's may be read, as `find_states` says.
+        let top = unsafe { word(self.states[0] + layout.frames) };
+        match (layout.style, layout.has_record) {
+            (Style::Objects, _) => false,
+            (Style::Records, _) => {
+                let frame = walk.trail.peek(top + layout.current);
+                frame.is_some_and(|frame| self.memo.stays(walk, frame, top))
+            }
+            (Style::Entries, true) => {
+                let frame = self.memory.record_word(walk.trail, top + layout.current);
+                frame.is_some_and(|frame| self.memo.stays(walk, frame, 0))
+            }
+            (Style::Entries, false) => self.memo.stays(walk, top, 0),
+        }
+    }
+
+    #[inline(never)]
+    fn read_anew(&mut self, walk: &Walk<'_>, loop_at: (u64, u64)) {
+        self.memo.collect();
+        if self.states[0] != 0 {
+            let read = self.collect(walk, loop_at);
+            self.memo.discard_pending();
             match read {
                 // No memory for any code object (before Linux 5.14): native frames alone say more.
-                Ok(()) if epoch.bank.codes.reserved() == 0 => {
-                    (self.fresh_count, self.kept) = (0, 0)
-                }
-                Ok(()) if self.fresh_count + self.kept > 0 => runtime::confirm(),
+                Ok(()) if walk.epoch.bank.codes.reserved() == 0 => self.memo.discard(),
+                Ok(()) if self.memo.len() > 0 => runtime::confirm(),
                 Ok(()) => {}
                 Err(Damaged) => {
-                    (self.fresh_count, self.kept) = (0, 0);
+                    self.memo.discard();
                     runtime::doubt();
                 }
             }
         }
-        let same = self.put();
-        let frames = self.inserted.as_ptr().cast();
-        Insertion {
-            // SAFETY: `put` wrote so many, now or before.
-            frames: unsafe { core::slice::from_raw_parts(frames, self.count) },
-            same,
-        }
-    }
-
-    /// Puts the fresh frames on top of the kept ones; how many are as in the last walk.
-    #[inline]
-    fn put(&mut self) -> usize {
-        let mut same = self.kept;
-        let total = self.kept + self.fresh_count;
-        for index in self.kept..total {
-            // SAFETY: `push` wrote the first `fresh_count`.
-            let seen = unsafe { self.fresh[total - 1 - index].assume_init() };
-            // SAFETY: written, as the last walk's.
-            let last = (index < self.count).then(|| unsafe { self.inserted[index].assume_init() });
-            if same == index && last == Some(seen.inserted) {
-                same += 1;
-            }
-            self.inserted[index].write(seen.inserted);
-            self.seen[index].write(seen);
-        }
-        self.count = total;
-        same
-    }
-
-    /// Whether a frame in the native frame `at` is one of the last walk's, as are all further out:
-    /// then these are taken as they were. `at` 0: it is not known yet.
-    #[inline]
-    fn joins(&mut self, walk: &Walk<'_>, frame: u64, at: u64) -> Result<bool, Damaged> {
-        let from = self.ahead.saturating_sub(REACH);
-        let is_it = |index: &usize| {
-            // SAFETY: the last walk's.
-            let seen = unsafe { self.seen[*index].assume_init_ref() };
-            seen.frame == frame && (at == 0 || seen.inserted.at == at)
-        };
-        let Some(index) = (from..self.ahead).rev().find(is_it) else {
-            return Ok(false);
-        };
-        let changed = self.first_changed(walk, index);
-        if let Some(changed) = changed {
-            // What is further in leads to it, so each frame is looked at once.
-            self.ahead = changed;
-        }
-        if changed.is_some() || index + self.fresh_count + 2 >= MAX_FRAMES {
-            return Ok(false);
-        }
-        self.kept = index + 1;
-        // Frames of the same native frame further in.
-        // SAFETY: as above.
-        let at = unsafe { self.seen[index].assume_init_ref().inserted.at };
-        self.settle(at)?;
-        Ok(true)
-    }
-
-    /// The first of the last walk's frames from `index` outwards that is not as it was.
-    #[inline]
-    fn first_changed(&self, walk: &Walk<'_>, index: usize) -> Option<usize> {
-        let layout = walk.layout;
-        for index in (0..=index).rev() {
-            // SAFETY: the last walk's.
-            let seen = unsafe { self.seen[index].assume_init_ref() };
-            if seen.frame == 0 {
-                // In the place of those that were too many.
-                return Some(index);
-            }
-            // SAFETY: the thread's own frames lead here, and it could be read when they did before.
-            let (code, previous, instruction) = unsafe {
-                (
-                    word(seen.frame + layout.frame_code) & !3,
-                    word(seen.frame + layout.frame_previous),
-                    word(seen.frame + layout.frame_instruction),
-                )
-            };
-            let same = code == seen.code && previous == seen.previous;
-            if !same || instruction != seen.instruction {
-                return Some(index);
-            }
-            let number = codes::number(layout, code, walk.epoch);
-            let same = number == Some(seen.number) && seen.number != NO_CODE;
-            if !same || !self.leads_on(walk, index) {
-                return Some(index);
-            }
-        }
-        None
-    }
-
-    /// Whether one of the last walk's frames leads to the next one, by the same native frame.
-    #[inline]
-    fn leads_on(&self, walk: &Walk<'_>, index: usize) -> bool {
-        let (layout, trail) = (walk.layout, walk.trail);
-        // SAFETY: the last walk's.
-        let seen = |index: usize| unsafe { self.seen[index].assume_init_ref() };
-        let this = seen(index);
-        let is_entry = layout.style == Style::Records && is_entry(layout, this.frame);
-        if is_entry != this.is_entry {
-            return false;
-        }
-        let Some(next) = index.checked_sub(1).map(seen) else {
-            return true;
-        };
-        let (at, next_at) = (this.inserted.at, next.inserted.at);
-        match layout.style {
-            Style::Objects => false,
-            _ if this.previous == next.frame && !is_entry => true,
-            Style::Records => {
-                this.previous == next.frame
-                    && trail.peek(at + layout.current + 8) == Some(next_at)
-                    && trail.peek(next_at + layout.current) == Some(next.frame)
-            }
-            Style::Entries => {
-                this.previous == at && trail.peek(at + layout.frame_previous) == Some(next.frame)
-            }
-        }
+        self.memo.end();
     }
 
     /// Whether the states of this thread are known.
@@ -271,13 +150,8 @@ impl Frames {
         self.states[0] != 0
     }
 
-    fn collect(
-        &mut self,
-        runtime: &Runtime,
-        trail: &Trail<'_>,
-        epoch: &Epoch,
-    ) -> Result<(), Damaged> {
-        let layout = &runtime.layout;
+    fn collect(&mut self, walk: &Walk<'_>, loop_at: (u64, u64)) -> Result<(), Damaged> {
+        let (layout, trail) = (walk.layout, walk.trail);
         let state = self.states[0];
         // SAFETY: a state that is this thread's may be read, as `find_states` says.
         let top = unsafe {
@@ -286,20 +160,15 @@ impl Frames {
             }
             word(state + layout.frames)
         };
-        let walk = Walk {
-            layout,
-            trail,
-            epoch,
-        };
         match layout.style {
-            Style::Objects => self.objects(&walk, top, runtime.loop_at),
-            Style::Records => self.records(&walk, top),
+            Style::Objects => self.objects(walk, top, loop_at),
+            Style::Records => self.records(walk, top),
             Style::Entries if layout.has_record => {
                 let at = top + layout.current;
                 let first = self.memory.record_word(trail, at);
-                self.entries(&walk, first.unwrap_or(0))
+                self.entries(walk, first.unwrap_or(0))
             }
-            Style::Entries => self.entries(&walk, top),
+            Style::Entries => self.entries(walk, top),
         }
     }
 
@@ -324,7 +193,7 @@ impl Frames {
                 }
             };
             frame = self.step(walk, frame)?;
-            self.settle(runs.sp)?;
+            self.memo.settle(runs.sp)?;
             steps += 1;
         }
         Ok(())
@@ -345,18 +214,19 @@ impl Frames {
                 if steps > MAX_STEPS {
                     return Ok(());
                 }
-                if self.joins(walk, frame, record)? {
+                if self.memo.joins(walk, frame, record)? {
                     return Ok(());
                 }
                 let next = self.step(walk, frame)?;
-                let was_entry = is_entry(walk.layout, frame);
+                // SAFETY: `step` has found it readable.
+                let was_entry = unsafe { is_entry(walk.layout, frame) } != 0;
                 frame = next;
                 if was_entry {
                     break;
                 }
             }
             expected = Some(frame);
-            self.settle(record)?;
+            self.memo.settle(record)?;
             let next = walk.trail.peek(record + previous).ok_or(Damaged)?;
             if next <= record {
                 // Not further out on this stack: the thread's first record, in its state.
@@ -373,7 +243,7 @@ impl Frames {
         const OWNED_BY_NATIVE: u8 = 3;
         let mut frame = top;
         for _ in 0..MAX_STEPS {
-            if frame == 0 || self.joins(walk, frame, 0)? {
+            if frame == 0 || self.memo.joins(walk, frame, 0)? {
                 break;
             }
             if !self.memory.has_frame(walk.trail, frame) {
@@ -386,7 +256,7 @@ impl Frames {
                 continue;
             }
             if walk.trail.peek(frame).is_some() {
-                self.settle(frame)?;
+                self.memo.settle(frame)?;
             }
             // SAFETY: as above.
             frame = unsafe { word(frame + walk.layout.frame_previous) };
@@ -402,104 +272,32 @@ impl Frames {
             return Err(Damaged);
         }
         // SAFETY: just found readable.
-        let (code, previous, instruction) = unsafe {
-            (
-                word(frame + layout.frame_code) & !3,
-                word(frame + layout.frame_previous),
-                word(frame + layout.frame_instruction),
-            )
-        };
-        if self.fresh_count + 1 >= MAX_FRAMES {
-            self.leave_out();
-            return Ok(previous);
+        let words = unsafe { Words::of(layout, frame) };
+        if self.memo.has_room() {
+            self.memo.add(walk, frame, words)?;
+        } else {
+            self.memo.leave_out();
         }
-        let number = codes::number(layout, code, walk.epoch).ok_or(Damaged)?;
-        let place = match layout.style {
-            Style::Objects => {
-                (i64::from(instruction as i32).max(0) as u64) / u64::from(layout.place_unit)
-            }
-            _ => {
-                let bytes = instruction.wrapping_sub(code + layout.instructions) as i64;
-                bytes.max(0) as u64 / 2
-            }
-        };
-        if place >= MAX_PLACE {
-            return Err(Damaged);
-        }
-        let address = match number {
-            NO_CODE => address_of(NO_CODE, TABLE_FULL),
-            number => address_of(number, place as u32),
-        };
-        self.push(Seen {
-            inserted: Inserted { at: 0, address },
-            frame,
-            code,
-            previous,
-            instruction,
-            number,
-            is_entry: layout.style == Style::Records && is_entry(layout, frame),
-        });
-        Ok(previous)
-    }
-
-    #[inline]
-    fn push(&mut self, seen: Seen) {
-        if self.fresh_count < MAX_FRAMES {
-            self.fresh[self.fresh_count].write(seen);
-            self.fresh_count += 1;
-            self.pending += 1;
-        }
-    }
-
-    /// Puts one frame in the place of all that are further out.
-    #[cold]
-    fn leave_out(&mut self) {
-        if self.fresh_count + 1 == MAX_FRAMES {
-            let address = address_of(NO_CODE, LEFT_OUT);
-            self.push(Seen {
-                inserted: Inserted { at: 0, address },
-                frame: 0,
-                code: 0,
-                previous: 0,
-                instruction: 0,
-                number: NO_CODE,
-                is_entry: false,
-            });
-        }
-    }
-
-    /// The frames since the last call are run by the native frame in which `at` is.
-    #[inline]
-    fn settle(&mut self, at: u64) -> Result<(), Damaged> {
-        let first = self.fresh_count - self.pending;
-        for seen in &mut self.fresh[first..self.fresh_count] {
-            // SAFETY: `push` wrote it.
-            unsafe { seen.assume_init_mut() }.inserted.at = at;
-        }
-        self.pending = 0;
-        let inner = first.checked_sub(1).map(|inner| {
-            // SAFETY: as above.
-            unsafe { self.fresh[inner].assume_init_ref() }.inserted.at
-        });
-        match inner {
-            // On another stack than the frames further in.
-            Some(inner) if inner > at => Err(Damaged),
-            _ => Ok(()),
-        }
+        Ok(words.previous)
     }
 }
 
-/// Whether a frame, which can be read, is the last of those that its native frame runs (3.11).
-#[inline]
-fn is_entry(layout: &Layout, frame: u64) -> bool {
-    // SAFETY: the caller's word that it can be read; its owner is in its first bytes.
-    let word = unsafe { word(frame + layout.frame_owner) };
-    word >> 32 & 0xff != 0
+/// Not 0: a frame is the last of those that its native frame runs (3.11).
+///
+/// # Safety
+/// It can be read.
+#[inline(always)]
+pub unsafe fn is_entry(layout: &Layout, frame: u64) -> u8 {
+    match layout.style {
+        // SAFETY: the caller's.
+        Style::Records => unsafe { *((frame + layout.frame_owner + 4) as *const u8) },
+        _ => 0,
+    }
 }
 
 /// What a walk reads by.
-struct Walk<'a> {
-    layout: &'a Layout,
-    trail: &'a Trail<'a>,
-    epoch: &'a Epoch,
+pub struct Walk<'a> {
+    pub layout: &'a Layout,
+    pub trail: &'a Trail<'a>,
+    pub epoch: &'a Epoch,
 }

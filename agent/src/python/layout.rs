@@ -90,7 +90,8 @@ const PYTHON_3_10: Layout = Layout {
     ..OBJECTS
 };
 
-const PYTHON_3_11: Layout = Layout {
+/// The only one with [`Style::Records`].
+pub const PYTHON_3_11: Layout = Layout {
     style: Style::Records,
     interpreters: 40,
     threads: 16,

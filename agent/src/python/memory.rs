@@ -75,10 +75,12 @@ impl Memory {
     pub unsafe fn begin(&mut self, piece: u64) {
         // SAFETY: the caller's.
         let (start, end) = unsafe { (word(piece), word(piece + 16)) };
-        self.current = match self.knows_piece(start, end) {
-            true => (start, end),
-            false => (0, 0),
-        };
+        if self.current != (start, end) {
+            self.current = match self.knows_piece(start, end) {
+                true => (start, end),
+                false => (0, 0),
+            };
+        }
     }
 
     /// Whether a piece is readable: probed when it is first met.

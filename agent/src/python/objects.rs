@@ -81,23 +81,28 @@ unsafe fn text(layout: &Layout, at: u64, most: u64) -> Option<Characters<'static
     }
     // SAFETY: found readable.
     let (length, state) = unsafe { (word(at + layout::LENGTH), word(at + layout::KIND)) };
-    // Before the kind, versions have two, eight or sixteen bits that say whether it is interned.
-    let (width, is_ascii) = [2, 8, 16].into_iter().find_map(|shift| {
-        let kind = state >> shift & 7;
-        let (compact, ascii) = (state >> (shift + 3) & 1, state >> (shift + 4) & 1);
-        (matches!(kind, 1 | 2 | 4) && compact == 1).then_some((kind, ascii == 1))
-    })?;
-    let head = if is_ascii {
-        layout.ascii
-    } else {
-        layout.compact
-    };
+    let (head, width) = form(layout, state)?;
     let bytes = length.min(most) * width;
     let from = at + head;
     readable(from, bytes).then(|| Characters {
         // SAFETY: found readable.
         bytes: unsafe { from_raw_parts(from as *const u8, bytes as usize) },
         width: width as u8,
+    })
+}
+
+/// Where the characters of a string begin, and the bytes of each, by its word at [`layout::KIND`].
+#[inline(always)]
+pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
+    // Before the kind, versions have two, eight or sixteen bits that say whether it is interned.
+    [2, 8, 16].into_iter().find_map(|shift| {
+        let kind = state >> shift & 7;
+        let (compact, ascii) = (state >> (shift + 3) & 1, state >> (shift + 4) & 1);
+        let head = match ascii {
+            1 => layout.ascii,
+            _ => layout.compact,
+        };
+        (matches!(kind, 1 | 2 | 4) && compact == 1).then_some((head, kind))
     })
 }
 

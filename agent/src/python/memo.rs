@@ -1,0 +1,407 @@
+//! The frames of a thread's last walk, and what they were read from.
+//!
+//! A frame is three words and its code object. Where a thread's frames are what they were in the last
+//! walk, nothing is found anew: their words are compared, and the [mark](super::mark) of each code
+//! object. A frame that stands at another instruction, or that another function has taken over, gets
+//! a new address in its place; where frames are linked in another way, they are read anew.
+
+use super::codes;
+use super::frames::{Damaged, Walk, is_entry};
+use super::layout::{self, Layout, Style};
+use super::mark::Mark;
+use super::memory::word;
+use core::mem::MaybeUninit;
+use shm_protocol::codes::{LEFT_OUT, NO_CODE, TABLE_FULL, address_of};
+use unwind::inserted::Inserted;
+
+/// Most frames that are kept of a stack; of deeper ones, the innermost.
+pub const MAX_FRAMES: usize = 2048;
+/// Largest place that is believed in.
+const MAX_PLACE: u64 = 1 << 24;
+/// So many of the last walk's frames are looked at for one that is met again.
+const REACH: usize = 16;
+
+/// The words of a frame.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Words {
+    pub code: u64,
+    pub previous: u64,
+    pub instruction: u64,
+}
+
+impl Words {
+    /// # Safety
+    /// A frame can be read there.
+    #[inline(always)]
+    pub unsafe fn of(layout: &Layout, frame: u64) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            Self {
+                code: word(frame + layout.frame_code) & !3,
+                previous: word(frame + layout.frame_previous),
+                instruction: word(frame + layout.frame_instruction),
+            }
+        }
+    }
+}
+
+/// A frame as it was read.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Seen {
+    frame: u64,
+    words: Words,
+    inserted: Inserted,
+    number: u32,
+    /// Not 0: the last of those that its native frame runs (3.11).
+    is_entry: u8,
+    /// To the next one further out.
+    link: Link,
+    mark: Mark,
+}
+
+/// How a frame leads to the next one further out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Link {
+    /// It names it, and the same native frame runs both.
+    Direct,
+    /// Another native frame runs the next one.
+    Native,
+    /// There is none.
+    None,
+}
+
+type Buffer<T> = [MaybeUninit<T>; MAX_FRAMES];
+/// Keeps the beginnings of the buffers, which are what is used, out of each other's sets of the
+/// processor's first cache.
+type Apart<const LINES: usize> = [MaybeUninit<[u64; 8]>; LINES];
+
+/// Zeroed memory has no frames.
+#[repr(C)]
+pub struct Memo {
+    /// Frames of the last walk, outermost first, and what they were read from.
+    count: usize,
+    /// Frames of the walk in progress, innermost first, and how many of the last one follow.
+    fresh_count: usize,
+    kept: usize,
+    /// Of the last walk's frames, those that the walk in progress may still meet.
+    ahead: usize,
+    /// Of the last walk's frames, the outermost ones whose addresses are what they were.
+    unchanged: usize,
+    /// Fresh frames, the outermost ones, whose native frame is not known yet.
+    pending: usize,
+    inserted: Buffer<Inserted>,
+    apart: Apart<12>,
+    seen: Buffer<Seen>,
+    further_apart: Apart<24>,
+    fresh: Buffer<Seen>,
+}
+
+impl Memo {
+    /// Forgets the last walk.
+    pub fn forget(&mut self) {
+        self.count = 0;
+    }
+
+    /// Begins a walk. Whether [`stays`](Self::stays) comes first is the caller's choice.
+    #[inline]
+    pub fn begin(&mut self) {
+        (self.ahead, self.unchanged) = (self.count, self.count);
+    }
+
+    /// Begins to collect frames.
+    #[inline]
+    pub fn collect(&mut self) {
+        (self.fresh_count, self.kept, self.pending) = (0, 0, 0);
+    }
+
+    /// Number of frames of the walk in progress.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.kept + self.fresh_count
+    }
+
+    /// Leaves out all frames of the walk in progress.
+    pub fn discard(&mut self) {
+        (self.fresh_count, self.kept, self.pending) = (0, 0, 0);
+    }
+
+    /// Leaves out the outermost frames if they are run by no native frame that is known.
+    #[inline]
+    pub fn discard_pending(&mut self) {
+        self.fresh_count -= self.pending;
+        self.pending = 0;
+    }
+
+    /// Ends a walk of which frames were collected: these are the last walk's now.
+    #[inline]
+    pub fn end(&mut self) {
+        let mut same = self.kept.min(self.unchanged);
+        let total = self.kept + self.fresh_count;
+        for index in self.kept..total {
+            // SAFETY: `push` wrote the first `fresh_count`.
+            let mut seen = unsafe { self.fresh[total - 1 - index].assume_init() };
+            let next = index.checked_sub(1).map(|next| self.seen(next).frame);
+            seen.link = match next {
+                None => Link::None,
+                Some(next) if seen.is_entry == 0 && seen.words.previous == next => Link::Direct,
+                Some(_) => Link::Native,
+            };
+            // SAFETY: written, as the last walk's.
+            let last =
+                (index < self.unchanged).then(|| unsafe { self.inserted[index].assume_init() });
+            if same == index && last == Some(seen.inserted) {
+                same += 1;
+            }
+            self.inserted[index].write(seen.inserted);
+            self.seen[index].write(seen);
+        }
+        (self.count, self.unchanged) = (total, same);
+    }
+
+    #[inline(always)]
+    fn seen(&self, index: usize) -> &Seen {
+        // SAFETY: callers pass an index below `count`, up to which frames are written.
+        unsafe { self.seen.get_unchecked(index).assume_init_ref() }
+    }
+
+    /// Whether the last walk's frames are all of those of this one, whose innermost is `frame` in the
+    /// native frame `at` (0: it is not known).
+    #[inline]
+    pub fn stays(&mut self, walk: &Walk<'_>, frame: u64, at: u64) -> bool {
+        let Some(last) = self.count.checked_sub(1) else {
+            return false;
+        };
+        let innermost = self.seen(last);
+        if innermost.frame != frame || (at != 0 && innermost.inserted.at != at) {
+            return false;
+        }
+        let other = self.first_other_by_style(walk, last);
+        self.ahead = other.unwrap_or(self.ahead);
+        other.is_none()
+    }
+
+    /// The last walk's frames, outermost first, and how many are what they were before.
+    #[inline]
+    pub fn frames(&self) -> (&[Inserted], usize) {
+        let frames = self.inserted.as_ptr().cast();
+        // SAFETY: written, as are all of the last walk's.
+        let frames = unsafe { core::slice::from_raw_parts(frames, self.count) };
+        (frames, self.unchanged)
+    }
+
+    /// Whether a frame in the native frame `at` is one of the last walk's, as are all further out:
+    /// then these are taken. `at` 0: it is not known yet.
+    #[inline]
+    pub fn joins(&mut self, walk: &Walk<'_>, frame: u64, at: u64) -> Result<bool, Damaged> {
+        let from = self.ahead.saturating_sub(REACH);
+        let is_it = |index: &usize| {
+            let seen = self.seen(*index);
+            seen.frame == frame && (at == 0 || seen.inserted.at == at)
+        };
+        let Some(index) = (from..self.ahead).rev().find(is_it) else {
+            return Ok(false);
+        };
+        if index + self.fresh_count + 2 >= MAX_FRAMES {
+            return Ok(false);
+        }
+        if let Some(other) = self.first_other_by_style(walk, index) {
+            // What is further in leads to it, so each frame is looked at once.
+            self.ahead = other;
+            return Ok(false);
+        }
+        self.kept = index + 1;
+        // Frames of the same native frame further in.
+        let at = self.seen(index).inserted.at;
+        self.settle(at)?;
+        Ok(true)
+    }
+
+    #[inline(never)]
+    fn first_other_by_style(&mut self, walk: &Walk<'_>, index: usize) -> Option<usize> {
+        match walk.layout.style {
+            // The same layout, as a constant.
+            Style::Records => self.first_other(walk, &layout::PYTHON_3_11, index),
+            _ => self.first_other(walk, walk.layout, index),
+        }
+    }
+
+    /// The first of the last walk's frames from `index` outwards that is none any more, or does not
+    /// lead to the next one. What has changed in the others is found.
+    #[inline(always)]
+    fn first_other(&mut self, walk: &Walk<'_>, layout: &Layout, index: usize) -> Option<usize> {
+        for index in (0..=index).rev() {
+            let seen = self.seen(index);
+            if seen.frame == 0 {
+                // In the place of those that were too many.
+                return Some(index);
+            }
+            // SAFETY: the thread's own frames lead here, and it could be read when they did before.
+            let (words, is_entry) =
+                unsafe { (Words::of(layout, seen.frame), is_entry(layout, seen.frame)) };
+            let leads_on = words.previous == seen.words.previous
+                && is_entry == seen.is_entry
+                && (seen.link == Link::Direct || self.leads_on(walk, layout, index));
+            if !leads_on {
+                return Some(index);
+            }
+            let stays = words.code == seen.words.code
+                && words.instruction == seen.words.instruction
+                // SAFETY: its code object was here, and the thread's frame holds what is here.
+                && unsafe { seen.mark.holds(layout, words.code) };
+            if !stays && !self.renew(walk, index) {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// Finds the address of a frame anew, whose words have changed; whether there is one.
+    #[inline(never)]
+    fn renew(&mut self, walk: &Walk<'_>, index: usize) -> bool {
+        let layout = walk.layout;
+        // SAFETY: the last walk's.
+        let seen = unsafe { self.seen[index].assume_init_mut() };
+        // SAFETY: read just now.
+        let words = unsafe { Words::of(layout, seen.frame) };
+        // SAFETY: as in `first_other`.
+        let is_same =
+            words.code == seen.words.code && unsafe { seen.mark.holds(layout, words.code) };
+        if !is_same {
+            let Some((number, mark)) = codes::number(layout, words.code, walk.epoch) else {
+                return false;
+            };
+            (seen.number, seen.mark) = (number, mark);
+        }
+        let Ok(address) = address(layout, seen.number, words) else {
+            return false;
+        };
+        seen.words = words;
+        if seen.inserted.address != address {
+            seen.inserted.address = address;
+            self.inserted[index].write(seen.inserted);
+            self.unchanged = self.unchanged.min(index);
+        }
+        true
+    }
+
+    /// Whether one of the last walk's frames leads to the next one, by other native frames.
+    #[inline]
+    fn leads_on(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
+        let Some(next) = index.checked_sub(1).map(|index| self.seen(index)) else {
+            return true;
+        };
+        let (this, trail) = (self.seen(index), walk.trail);
+        let (at, next_at) = (this.inserted.at, next.inserted.at);
+        match layout.style {
+            Style::Objects => false,
+            Style::Records => {
+                this.words.previous == next.frame
+                    && trail.peek(at + layout.current + 8) == Some(next_at)
+                    && trail.peek(next_at + layout.current) == Some(next.frame)
+            }
+            Style::Entries => {
+                this.words.previous == at
+                    && trail.peek(at + layout.frame_previous) == Some(next.frame)
+            }
+        }
+    }
+
+    /// Whether there is room for one more frame than [`leave_out`](Self::leave_out) puts.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.fresh_count + 1 < MAX_FRAMES
+    }
+
+    /// Adds a frame that can be read, further out than those before.
+    #[inline]
+    pub fn add(&mut self, walk: &Walk<'_>, frame: u64, words: Words) -> Result<(), Damaged> {
+        let layout = walk.layout;
+        let (number, mark) = codes::number(layout, words.code, walk.epoch).ok_or(Damaged)?;
+        let address = address(layout, number, words)?;
+        self.push(Seen {
+            frame,
+            words,
+            inserted: Inserted { at: 0, address },
+            number,
+            // SAFETY: it can be read.
+            is_entry: unsafe { is_entry(layout, frame) },
+            link: Link::None,
+            mark,
+        });
+        Ok(())
+    }
+
+    #[inline]
+    fn push(&mut self, seen: Seen) {
+        if self.fresh_count < MAX_FRAMES {
+            self.fresh[self.fresh_count].write(seen);
+            self.fresh_count += 1;
+            self.pending += 1;
+        }
+    }
+
+    /// Puts one frame in the place of all that are further out.
+    #[cold]
+    pub fn leave_out(&mut self) {
+        if self.fresh_count + 1 == MAX_FRAMES {
+            let words = Words {
+                code: 0,
+                previous: 0,
+                instruction: 0,
+            };
+            let address = address_of(NO_CODE, LEFT_OUT);
+            self.push(Seen {
+                frame: 0,
+                words,
+                inserted: Inserted { at: 0, address },
+                number: NO_CODE,
+                is_entry: 0,
+                link: Link::None,
+                mark: Mark::default(),
+            });
+        }
+    }
+
+    /// The frames since the last call are run by the native frame in which `at` is.
+    #[inline]
+    pub fn settle(&mut self, at: u64) -> Result<(), Damaged> {
+        let first = self.fresh_count - self.pending;
+        for seen in &mut self.fresh[first..self.fresh_count] {
+            // SAFETY: `push` wrote it.
+            unsafe { seen.assume_init_mut() }.inserted.at = at;
+        }
+        self.pending = 0;
+        let inner = first.checked_sub(1).map(|inner| {
+            // SAFETY: as above.
+            unsafe { self.fresh[inner].assume_init_ref() }.inserted.at
+        });
+        match inner {
+            // On another stack than the frames further in.
+            Some(inner) if inner > at => Err(Damaged),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The address that stands for a frame: its code object and the place of its instruction.
+#[inline]
+fn address(layout: &Layout, number: u32, words: Words) -> Result<u64, Damaged> {
+    let place = match layout.style {
+        Style::Objects => {
+            let place = i64::from(words.instruction as i32).max(0) as u64;
+            place / u64::from(layout.place_unit)
+        }
+        _ => {
+            let first = words.code + layout.instructions;
+            (words.instruction.wrapping_sub(first) as i64).max(0) as u64 / 2
+        }
+    };
+    match number {
+        _ if place >= MAX_PLACE => Err(Damaged),
+        NO_CODE => Ok(address_of(NO_CODE, TABLE_FULL)),
+        number => Ok(address_of(number, place as u32)),
+    }
+}
