@@ -15,6 +15,7 @@ const MAX_STEPS: usize = 1 << 17;
 const PATIENCE: (u32, u32) = (4, 256);
 /// Bytes of a frame object that are read, and of other frames.
 const FRAME_BYTES: (u64, u64) = (112, 80);
+
 /// What a thread needs for its frames. Start with zeroed memory, or call [`forget`](Self::forget).
 #[repr(C)]
 pub struct Frames {
