@@ -58,26 +58,23 @@ impl Read {
         self.profile.total(1) as f64
     }
 
-    /// The share of stacks with samples that are followed to their end, by samples.
-    pub fn complete(&self) -> f64 {
-        let (mut all, mut whole) = (0, 0);
+    /// At least this share of samples must be of stacks that are followed to their end. One may be
+    /// cut short whatever the share: short sessions have some fifty samples, and any of them may be
+    /// in code without an unwind table (a PLT entry, a function of the compiler's runtime).
+    pub fn assert_complete(&self, least: f64) {
+        let (mut all, mut cut) = (0, 0);
         for (stack, samples, _) in self.stacks() {
             let last = stack
                 .last()
                 .map(|id| self.profile.locations[*id as usize].address);
             all += samples;
-            if last != Some(TRUNCATED_ADDRESS - 1) {
-                whole += samples;
+            if last == Some(TRUNCATED_ADDRESS - 1) {
+                cut += samples;
             }
         }
         assert!(all > 0, "samples");
-        whole as f64 / all as f64
-    }
-
-    /// At least this share of samples must be of stacks that are followed to their end.
-    pub fn assert_complete(&self, least: f64) {
-        let complete = self.complete();
-        assert!(complete >= least, "{complete} are complete");
+        let most = ((1.0 - least) * all as f64).max(1.0);
+        assert!(cut as f64 <= most, "{cut} of {all} are cut short");
     }
 
     /// Nanoseconds of the functions of a program whose name starts so, the nearest to the leaf.

@@ -23,7 +23,8 @@ fn heap_and_cpu_time_are_sampled_side_by_side() {
     target.say("begin");
     target.hear();
     let mut command = scratch.profiler();
-    command.args(["both", "-p", &target.pid().to_string(), "--html", "-o"]);
+    let pid = target.pid().to_string();
+    command.args(["both", "-p", &pid, "-F", "999", "--html", "-o"]);
     let session = Session::start(command.arg(scratch.file("p_")));
     scratch.wait_for_sampling(target.pid());
     // Events of CPU time are opened meanwhile.

@@ -149,7 +149,7 @@ fn waiting_threads_are_seen_where_they_wait() {
         "{} of {length}",
         read.total()
     );
-    assert!(read.complete() >= 0.99, "{} are complete", read.complete());
+    read.assert_complete(COMPLETE);
     assert_eq!(read.sampling.engine, "/proc");
     target.say("go");
     assert!(!target.finish_output().is_empty());
