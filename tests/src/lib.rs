@@ -35,6 +35,7 @@ pub mod target;
 pub mod tiny_filesystem;
 pub mod tracing;
 pub mod truth;
+pub mod venv;
 pub mod wait;
 
 pub use browser::Browser;

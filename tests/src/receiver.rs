@@ -8,41 +8,12 @@ use std::process::{Command, Stdio};
 use heap_format::Profile;
 use serde_json::Value;
 
-use crate::session::tool;
-use crate::{Outcome, Scratch, Session, Target, run};
+use crate::{Outcome, Scratch, Session, Target, run, venv};
 
-/// A Python with OpenTelemetry's messages and the official gRPC server, made once for a build directory.
+/// A Python with OpenTelemetry's messages and the official gRPC server.
 fn python() -> PathBuf {
-    let exe = std::env::current_exe().expect("a running test has a path");
-    let target = exe.ancestors().nth(3).expect("cargo's directories");
-    let made = target.join("otlp-1.45.2-grpc");
-    if !made.join("bin/python").exists() {
-        let half = target.join(format!(
-            "otlp-{}-{:?}",
-            std::process::id(),
-            std::thread::current().id()
-        ));
-        tool(
-            "python3",
-            ["-m".as_ref(), "venv".as_ref(), half.as_os_str()],
-        );
-        let python = half.join("bin/python");
-        let python = python.to_str().expect("a path of ours");
-        tool(
-            python,
-            [
-                "-m",
-                "pip",
-                "-q",
-                "install",
-                "opentelemetry-proto==1.45.2",
-                "grpcio==1.85.1",
-            ],
-        );
-        // Another test may have been faster.
-        let _ = fs::rename(&half, &made);
-    }
-    made.join("bin/python")
+    let packages = ["opentelemetry-proto==1.45.2", "grpcio==1.85.1"];
+    venv::python("otlp-1.45.2-grpc", &packages)
 }
 
 /// A receiver with its log.

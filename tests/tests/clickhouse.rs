@@ -7,26 +7,12 @@ use std::process::Command;
 
 use heap_format::Profile;
 use mem_tests::session::tool;
-use mem_tests::{Scratch, Session, Target, run};
+use mem_tests::{Scratch, Session, Target, run, venv};
 use serde_json::Value;
 
-/// A Python with chdb, made once for a build directory.
+/// A Python with chdb.
 fn python() -> PathBuf {
-    let exe = std::env::current_exe().expect("a running test has a path");
-    let target = exe.ancestors().nth(3).expect("cargo's directories");
-    let made = target.join("chdb-26.9.0");
-    if !made.join("bin/python").exists() {
-        let half = target.join(format!("chdb-{}", std::process::id()));
-        tool(
-            "python3",
-            ["-m".as_ref(), "venv".as_ref(), half.as_os_str()],
-        );
-        let python = half.join("bin/python");
-        let python = python.to_str().expect("a path of ours");
-        tool(python, ["-m", "pip", "-q", "install", "chdb-core==26.9.0"]);
-        fs::rename(&half, &made).expect("a directory of ours");
-    }
-    made.join("bin/python")
+    venv::python("chdb-26.9.0", &["chdb-core==26.9.0"])
 }
 
 /// Three dumps of a program that allocates more and more.
