@@ -121,9 +121,10 @@ fn report_failure(done: anyhow::Result<()>) -> bool {
 
 /// Prints the name of a dump, and notes it.
 fn report(written: Written, outcome: &mut Outcome) {
-    if let Some(warning) = &written.warning {
-        terminal::warning(warning);
-    }
+    written
+        .warnings
+        .iter()
+        .for_each(|line| terminal::warning(line));
     terminal::result(&written.line());
     outcome.written.push(written);
 }

@@ -14,6 +14,7 @@ use crate::clock::now_ns;
 use crate::collect::{self, Metadata};
 use crate::discovery::{Agent, Life};
 use crate::ended::Ended;
+use crate::interpreted;
 use crate::output::Output;
 use crate::parallel_writer;
 use crate::process;
@@ -60,8 +61,8 @@ pub struct Written {
     pub is_last: bool,
     /// A remark behind its name.
     pub remark: Option<String>,
-    /// A warning to print before its name.
-    pub warning: Option<String>,
+    /// Warnings to print before its name.
+    pub warnings: Vec<String>,
 }
 
 impl Written {
@@ -173,6 +174,11 @@ pub fn write_snapshot(
     if let Some(timeline) = timeline {
         profile.moments = timeline.moments(snapshot, &profile);
     }
+    let unnamed = interpreted::without_room(&profile);
+    let warnings = [
+        (truncated > 0).then(|| truncation(agent, truncated)),
+        (unnamed > 0).then(|| unnamed_lines(agent, unnamed)),
+    ];
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
         parallel_writer::write(&Text::with_parts(profile, records)?, file)
@@ -188,7 +194,7 @@ pub fn write_snapshot(
         threads: snapshot.threads,
         is_last: false,
         remark: None,
-        warning: (truncated > 0).then(|| truncation(agent, truncated)),
+        warnings: warnings.into_iter().flatten().collect(),
     })
 }
 
@@ -197,5 +203,15 @@ fn truncation(agent: &Agent, stacks: usize) -> String {
         "{}: {stacks} stacks are truncated: the segment is too small for frames as many as it \
          tells of (it is damaged, or forged); their bytes are counted at [truncated]",
         agent.title()
+    )
+}
+
+fn unnamed_lines(agent: &Agent, samples: u64) -> String {
+    format!(
+        "{}: lines of Python have no name in {samples} samples, and are shown as {}: the program \
+         has made more functions than there is room for in the table; start it with a larger \
+         MEM_PROFILER_TABLE",
+        agent.title(),
+        interpreted::TABLE_FULL
     )
 }

@@ -5,13 +5,13 @@ mod lines;
 
 use std::collections::HashMap;
 
-use heap_format::{Function, LocationId, ProfileBuilder};
+use heap_format::{Function, Location, LocationId, Profile, ProfileBuilder};
 use shm_protocol::codes::{Characters, Code, CodeTable, LEFT_OUT, NO_CODE, frame_of};
 use shm_protocol::layout::{PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
 use shm_protocol::snapshot::Header;
 
 /// Name of the frame for those whose code objects found no room.
-const TABLE_FULL: &str = "[python: table full]";
+pub const TABLE_FULL: &str = "[python: table full]";
 /// Name of the frame for the outer ones of a stack that is too deep.
 const LEFT_OUT_NAME: &str = "[python: outer frames left out]";
 /// Name of a frame whose code object is not what it should be.
@@ -66,6 +66,25 @@ pub fn describe(header: &Header<'_>) -> Option<String> {
         _ => "its data differ from what its version has: its frames are left out",
     };
     Some(format!("{version}: {state}"))
+}
+
+/// Samples of a profile in whose stacks a line of Python has no name, as there was no room for it.
+pub fn without_room(profile: &Profile) -> u64 {
+    let is_it = |function: &Function| function.name == TABLE_FULL;
+    let Some(function) = profile.functions.iter().position(is_it) else {
+        return 0;
+    };
+    let stands_for_it = |location: &Location| {
+        let mut lines = profile.lines_of(location).iter();
+        profile.is_python(location) && lines.any(|line| line.function as usize == function)
+    };
+    let locations: Vec<bool> = profile.locations.iter().map(stands_for_it).collect();
+    let details = profile.details.iter().enumerate();
+    let concerned = details.filter(|(index, _)| {
+        let mut frames = profile.stacks.get(*index).iter();
+        frames.any(|frame| locations[*frame as usize])
+    });
+    concerned.map(|(_, detail)| detail.alloc_samples).sum()
 }
 
 fn function(number: u32, place: u32, code: Option<&Code<'_>>) -> Function {

@@ -33,6 +33,8 @@ pub fn python_mapping() -> Mapping {
 pub fn script_name(name: &str, file: &str, line: u32) -> String {
     let file = short(file);
     match line {
+        // It stands for several, and says so.
+        _ if file.is_empty() => name.to_owned(),
         0 => format!("{name} ({file})"),
         line => format!("{name} ({file}:{line})"),
     }
@@ -87,5 +89,9 @@ mod tests {
         ] {
             assert_eq!(script_name("load", file, line), shown);
         }
+        assert_eq!(
+            script_name("[python: table full]", "", 0),
+            "[python: table full]"
+        );
     }
 }

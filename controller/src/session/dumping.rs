@@ -263,7 +263,7 @@ impl Run {
     }
 
     pub(super) fn report(&mut self, written: Written) {
-        if let Some(warning) = &written.warning {
+        for warning in &written.warnings {
             self.reporter.warning(warning);
         }
         self.reporter.written(&written);

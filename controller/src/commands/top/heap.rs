@@ -167,7 +167,7 @@ impl Feed for HeapFeed {
         };
         match write() {
             Ok(written) => {
-                written.warning.iter().for_each(|line| warning(line));
+                written.warnings.iter().for_each(|line| warning(line));
                 format!("wrote {}", written.line())
             }
             Err(error) => error.to_string(),
