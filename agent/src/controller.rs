@@ -6,7 +6,10 @@
 //! and a socket, and leaves our preloading and starting variables behind. Question and answer go
 //! over that socket; an answer begins with its length, 8 bytes, little-endian.
 
+mod again;
 mod start;
+
+pub use again::{NAME, ask_again};
 
 use crate::sys::{self, Pages, Text};
 use crate::{environment, library, scratch, seccomp};
@@ -107,10 +110,25 @@ pub fn act(command: &CStr, what: &[&CStr], outcome: &str) -> Option<Answer> {
     answer.ok()
 }
 
-/// Takes the end note of a controller that has ended, where this process is the one that adopts
-/// orphans. Changes `errno`.
+/// Takes the end note of a controller that is about to end, where this process is the one that
+/// adopts orphans. Changes `errno`.
 pub fn reap(pid: c_int) {
-    Started { pid }.reap();
+    let started = Started { pid };
+    for _ in 0..MOST_PERIODS {
+        if started.reap() {
+            break;
+        }
+        pause(1_000_000);
+    }
+}
+
+fn pause(ns: libc::c_long) {
+    let pause = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: ns,
+    };
+    // SAFETY: reads the timespec, which lives; writes nothing.
+    unsafe { libc::nanosleep(&pause, null_mut()) };
 }
 
 /// The process's one question at a time: two checks would be in each other's way. A program's own
@@ -136,12 +154,7 @@ impl Turn {
             if taken.is_ok() {
                 return Self { is_taken: true };
             }
-            let pause = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 1_000_000,
-            };
-            // SAFETY: reads the timespec, which lives; writes nothing.
-            unsafe { libc::nanosleep(&pause, null_mut()) };
+            pause(1_000_000);
         }
         Self { is_taken: false }
     }

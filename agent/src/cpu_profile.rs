@@ -1,16 +1,19 @@
 //! CPU profiles that gperftools' variables and functions ask for: the controller samples this
 //! process from outside, as `mem_profiler cpu` does, and writes gperftools' format. No timer and no
-//! signal handler is in the program.
+//! signal handler is in the program, unless it wants to choose samples by a filter of its own.
 //!
 //! Where the program has gperftools' own profiler, all of it is left to that.
 
+mod filter;
 mod switch;
 
 use crate::controller::{self, Answer};
 use crate::sys::{self, Text, variable};
+use crate::{cpu, timers};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, Ordering};
+pub use filter::{Filter, lets_pass};
 
 /// Longest name of a profile, with its terminator: what gperftools' `ProfilerState` has room for.
 pub const NAME: usize = 1024;
@@ -22,6 +25,9 @@ const BUSY: u8 = 1;
 /// The controller samples.
 const RUNS: u8 = 2;
 
+/// What there is not where the controller cannot do it.
+const LACK: &str = "no CPU profile";
+
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
 /// The process that is sampled; a forked child is not.
 static SAMPLED: AtomicU32 = AtomicU32::new(0);
@@ -30,6 +36,8 @@ static SAMPLER: AtomicI32 = AtomicI32::new(0);
 /// When it began, Unix time in seconds.
 static STARTED: AtomicI64 = AtomicI64::new(0);
 static FILE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
+/// Where the controller is asked for more.
+static SOCKET: [AtomicU8; controller::NAME] = [const { AtomicU8::new(0) }; controller::NAME];
 
 /// What is being sampled.
 pub struct Running {
@@ -69,7 +77,7 @@ pub fn start() {
     let Some(name) = name.as_c_str() else { return };
     match variable(c"CPUPROFILESIGNAL").filter(|number| !number.is_empty()) {
         Some(number) => switch::install(name, number),
-        None => drop(begin(name)),
+        None => drop(begin(name, None)),
     }
 }
 
@@ -83,23 +91,39 @@ fn mark_taken(path: &'static [u8]) {
     }
 }
 
-/// Has this process sampled into a file. Whether it is now, and was not before. Keeps `errno`.
-pub fn begin(path: &CStr) -> bool {
+/// Has this process sampled into a file, but for what the filter leaves out. Whether it is now, and
+/// was not before. Keeps `errno`.
+pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     let bytes = path.to_bytes_with_nul();
     let own = sys::pid();
     if bytes.len() < 2 || bytes.len() > NAME || !enter(own) {
         return false;
     }
-    for (place, byte) in FILE.iter().zip(bytes) {
-        place.store(*byte, Ordering::Relaxed);
-    }
-    let answer = ask(&[c"start", c"--file", path]);
-    let sampler = answer.and_then(|mut answer| number(answer.bytes()));
+    write(&FILE, bytes);
+    filter::install(filter);
+    let what = match filter {
+        Some(_) => c"start-filtered",
+        None => c"start",
+    };
+    let answer = controller::act(c"self-cpu", &[what, c"--file", path], LACK);
+    let sampler = answer.and_then(|mut answer| sampler(answer.bytes()));
     SAMPLER.store(sampler.unwrap_or(0), Ordering::Relaxed);
     STARTED.store(now(), Ordering::Relaxed);
     let next = if sampler.is_some() { RUNS } else { IDLE };
     STATE.store(next, Ordering::Release);
+    if sampler.is_some() && filter.is_some() && !begin_inside() {
+        end();
+        return false;
+    }
     sampler.is_some()
+}
+
+/// Gives the threads timers at once, which some allocation would do later. Whether they have them.
+fn begin_inside() -> bool {
+    let saved = sys::errno();
+    cpu::start();
+    sys::set_errno(saved);
+    timers::session() != 0
 }
 
 /// Ends it, and waits until the file is written. Keeps `errno`.
@@ -110,13 +134,46 @@ pub fn end() {
     if !own || runs().is_err() {
         return;
     }
-    let sampler = SAMPLER.swap(0, Ordering::Relaxed);
-    let mut number = Text::<16>::new();
-    number.push_number(sampler as u64);
-    let number = number.as_c_str().unwrap_or_default();
-    let _ = ask(&[c"stop", c"--sampler", number]);
-    controller::reap(sampler);
+    let saved = sys::errno();
+    let sampler = SAMPLER.load(Ordering::Relaxed);
+    if let Err(failure) = ask(b"stop") {
+        controller::complain(LACK, failure);
+    } else {
+        controller::reap(sampler);
+    }
+    // A program may unload its filter from now on.
+    filter::install(None);
+    sys::set_errno(saved);
     STATE.store(IDLE, Ordering::Release);
+}
+
+/// Has what was sampled so far written. Keeps `errno`.
+pub fn flush() {
+    if running().is_some() {
+        let saved = sys::errno();
+        let _ = ask(b"flush");
+        sys::set_errno(saved);
+    }
+}
+
+/// How many samples there are so far. Keeps `errno`.
+pub fn samples() -> c_int {
+    let saved = sys::errno();
+    let answer = ask(b"samples").ok();
+    sys::set_errno(saved);
+    let number = answer.and_then(|mut answer| number(answer.bytes()));
+    number.unwrap_or(0)
+}
+
+/// Asks the controller that samples. Changes `errno`.
+fn ask(question: &[u8]) -> Result<Answer, controller::Failure> {
+    let mut name = [0; controller::NAME];
+    for (byte, place) in name.iter_mut().zip(&SOCKET) {
+        *byte = place.load(Ordering::Relaxed);
+    }
+    let len = name.iter().position(|byte| *byte == 0);
+    let name = &name[..len.unwrap_or(name.len())];
+    controller::ask_again(SAMPLER.load(Ordering::Relaxed), name, question)
 }
 
 /// At the program's exit.
@@ -129,6 +186,7 @@ pub fn at_exit() {
 /// Takes the one place that there is; one that a parent had is free in its child.
 fn enter(own: u32) -> bool {
     if SAMPLED.swap(own, Ordering::AcqRel) != own {
+        filter::forget();
         STATE.store(IDLE, Ordering::Relaxed);
     }
     let order = (Ordering::Acquire, Ordering::Relaxed);
@@ -141,14 +199,26 @@ fn now() -> i64 {
     unsafe { libc::time(null_mut()) }
 }
 
-/// The number of an answer.
-fn number(answer: &[u8]) -> Option<c_int> {
-    core::str::from_utf8(answer).ok()?.trim_end().parse().ok()
+/// The pid of an answer's controller; the name of its socket is noted.
+fn sampler(answer: &[u8]) -> Option<c_int> {
+    let at = answer.iter().position(|byte| *byte == b' ')?;
+    let (pid, name) = (&answer[..at], answer[at + 1..].trim_ascii_end());
+    if name.len() >= SOCKET.len() {
+        return None;
+    }
+    write(&SOCKET, name);
+    SOCKET[name.len()].store(0, Ordering::Relaxed);
+    number(pid)
 }
 
-/// Lets the controller do it; says so if it cannot. Keeps `errno`.
-fn ask(what: &[&CStr]) -> Option<Answer> {
-    controller::act(c"self-cpu", what, "no CPU profile")
+fn write(places: &[AtomicU8], bytes: &[u8]) {
+    for (place, byte) in places.iter().zip(bytes) {
+        place.store(*byte, Ordering::Relaxed);
+    }
+}
+
+fn number(text: &[u8]) -> Option<c_int> {
+    core::str::from_utf8(text).ok()?.trim_end().parse().ok()
 }
 
 /// Copies the name of the profile, terminated.

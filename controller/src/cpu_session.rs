@@ -1,6 +1,8 @@
 //! A session that samples CPU time: chooses the engine, follows processes to the end of the time,
 //! or to theirs, and writes a profile of each.
 
+mod answers;
+mod asked;
 mod description;
 mod engine;
 mod filters;
@@ -14,6 +16,7 @@ pub mod timers;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -28,11 +31,12 @@ use nix::sys::signal::Signal;
 pub use crate::cli::{CpuFormat, EngineName};
 use crate::discovery::Discovery;
 use crate::launch::{self, FORWARDED, Launched};
-use crate::output::{self, Output};
 use crate::segment::default_directory;
 use crate::terminal::{self, Progress};
 use crate::text;
 use crate::waiting::{Received, Signals};
+use answers::{Sink, files};
+pub use asked::Asked;
 pub use description::Description;
 pub use engine::{Agents, Engine};
 pub use profile::{Session, Times, modules};
@@ -60,6 +64,8 @@ pub struct Settings {
     pub mode: Mode,
     /// What the profiles are written as.
     pub format: CpuFormat,
+    /// Whether processes leave samples out, by a filter of their own.
+    pub is_filtered: bool,
 }
 
 /// What a session led to.
@@ -77,6 +83,8 @@ pub struct Outcome {
     pub format: CpuFormat,
     /// How the program that we started ended.
     pub status: Option<ExitStatus>,
+    /// Who waits for the end of a session that a program asked for, and for what is told of it.
+    pub waiting: Vec<UnixStream>,
 }
 
 /// Programs of which nothing was sampled, that nobody has named.
@@ -107,7 +115,7 @@ pub struct Written {
 /// A session.
 pub struct Run {
     settings: Settings,
-    output: Output,
+    sink: Sink,
     signals: Signals,
     engine: Engine,
     recording: Recording,
@@ -136,25 +144,30 @@ impl Run {
             signals.extend(FORWARDED);
             signals.push(Signal::SIGCHLD);
         }
-        Self::by(
-            Signals::block(&signals)?,
-            settings,
-            (launches, Agents::Asked),
-        )
+        let signals = Signals::block(&signals)?;
+        let sink = files(&settings)?;
+        Self::by(signals, settings, sink, (launches, Agents::Asked))
     }
 
     /// A session in a thread beside another session, which shows the progress. It ends when it is
     /// asked to.
     pub fn beside(settings: Settings, signals: Signals) -> anyhow::Result<Self> {
-        let mut run = Self::by(signals, settings, (false, Agents::Beside))?;
+        let sink = files(&settings)?;
+        let mut run = Self::by(signals, settings, sink, (false, Agents::Beside))?;
         run.is_alone = false;
         Ok(run)
     }
 
-    /// A session that says nothing while it runs, and calls `begun` when sampling has begun, if it
-    /// does.
-    pub fn unseen(settings: Settings, begun: Box<dyn FnOnce()>) -> anyhow::Result<Self> {
-        let mut run = Self::by(Signals::block(&[])?, settings, (false, Agents::Asked))?;
+    /// A session that a program asked for. It says nothing while it runs, and calls `begun` when
+    /// sampling has begun, if it does.
+    pub fn asked(
+        settings: Settings,
+        asked: Asked,
+        begun: Box<dyn FnOnce()>,
+    ) -> anyhow::Result<Self> {
+        let sink = Sink::Asked(Box::new(asked), 0);
+        let signals = Signals::block(&[])?;
+        let mut run = Self::by(signals, settings, sink, (false, Agents::Asked))?;
         run.is_alone = false;
         run.begun = Some(begun);
         Ok(run)
@@ -163,13 +176,9 @@ impl Run {
     fn by(
         signals: Signals,
         settings: Settings,
+        sink: Sink,
         (launches, agents): (bool, Agents),
     ) -> anyhow::Result<Self> {
-        let suffix = match settings.format {
-            CpuFormat::Cpu => output::CPU,
-            CpuFormat::Gperftools => output::GPERFTOOLS,
-        };
-        let output = Output::open_for(&settings.prefix, suffix)?;
         let files = proc::allow_files();
         let sampling = Sampling {
             rate: settings.rate,
@@ -192,7 +201,7 @@ impl Run {
                 format: settings.format,
                 ..Outcome::default()
             },
-            output,
+            sink,
             settings,
         })
     }
@@ -207,6 +216,10 @@ impl Run {
             let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
             self.named.push((pid, title));
         }
+        if let Sink::Asked(asked, serial) = &mut self.sink {
+            let process = self.recording.process(asked.pid());
+            *serial = process.map_or(0, |process| process.serial);
+        }
         self.engine.limit(self.settings.length);
         for (pid, refusal) in self.attach_engine(&targets.pids) {
             let at = self.named.iter().position(|(named, _)| *named == pid);
@@ -216,9 +229,7 @@ impl Run {
         }
         self.warn_of_fallbacks();
         if self.recording.running().next().is_some() {
-            if let Some(begun) = self.begun.take() {
-                begun();
-            }
+            self.begin()?;
             let mut progress = match self.is_alone {
                 true => Progress::start(self.settings.length),
                 false => Progress::silent(),
@@ -333,11 +344,13 @@ impl Run {
             let left = self.time_left();
             let pause = self.engine.pause();
             let pause = left.map_or(pause, |left| left.min(pause));
-            let came = self.signals.wait(&self.engine.descriptors(), pause)?;
+            let mut descriptors = self.engine.descriptors();
+            descriptors.extend(self.sink.descriptor());
+            let came = self.signals.wait(&descriptors, pause)?;
             self.engine.collect(&mut self.recording);
             self.warn_of_fallbacks();
             self.describe();
-            let is_over = self.receive(&came) || self.recording.running().next().is_none();
+            let is_over = self.receive(&came) || self.answer() || !self.is_anybody_left();
             if is_over || left.is_some_and(|left| left.is_zero()) {
                 return Ok(());
             }
@@ -408,7 +421,8 @@ impl Run {
         for process in &processes {
             let known = self.descriptions.remove(&process.serial);
             let description = known.unwrap_or_else(|| Description::by_code(process));
-            if process.counts.samples > 0 {
+            // A program that asked for a file has one, be it without a sample.
+            if process.counts.samples > 0 || matches!(self.sink, Sink::Asked(..)) {
                 self.write((process, &description), &session, &symbols);
                 told.insert(process.pid);
             }
@@ -467,6 +481,7 @@ impl Run {
             sampling: self.engine.facts(self.settings.mode),
             format: self.settings.format,
             has_clock: true,
+            is_filtered: self.settings.is_filtered,
             start_unix_ns: self.start_unix_ns,
             length: self.start.elapsed(),
         }
@@ -479,11 +494,19 @@ impl Run {
         symbols: &Symbols,
     ) {
         let title = description.title(process.pid);
-        let written = self
-            .output
-            .write(&description.name, process.pid, |number, file| {
-                session.write((process, description), symbols, number, file)
-            });
+        let of = (process, description);
+        let written = match &mut self.sink {
+            Sink::Files(output) => output.write(&description.name, process.pid, |number, file| {
+                session.write(of, symbols, number, file)
+            }),
+            Sink::Asked(_, serial) if *serial != process.serial => return,
+            Sink::Asked(asked, _) => {
+                let mut bytes = Vec::new();
+                let written = session.write(of, symbols, 0, &mut bytes);
+                let written = written.and_then(|()| asked.write(&bytes));
+                written.map(|()| asked.path().to_owned())
+            }
+        };
         match written {
             Ok(path) => self.outcome.written.push(Written {
                 path,

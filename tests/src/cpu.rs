@@ -123,3 +123,17 @@ pub fn waiting_split(program: &Path, arguments: &[&str]) -> Target {
     assert_eq!(target.hear(), "ready");
     target
 }
+
+/// Seconds of a function and of all it calls, as google-pprof reads the file; by its own samples,
+/// which are hundredths.
+pub fn seconds(program: &Path, profile: &Path, function: &str) -> f64 {
+    let output = Command::new("google-pprof")
+        .args(["--text", "--cum"])
+        .args([program, profile])
+        .output()
+        .expect("google-pprof");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let row = text.lines().find(|line| line.ends_with(function));
+    let samples = row.map_or("0", |row| row.split_whitespace().nth(3).expect("a sum"));
+    samples.parse::<f64>().expect("a number") / 100.0
+}

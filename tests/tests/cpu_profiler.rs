@@ -1,23 +1,9 @@
 //! CPU profiles that programs ask for themselves: `CPUPROFILE` and gperftools' `ProfilerStart`.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use mem_tests::cpu::seconds;
 use mem_tests::{Outcome, Scratch, Target, run, wait};
-
-/// Seconds of a function and of all it calls, as google-pprof reads the file; by its own samples,
-/// which are hundredths.
-fn seconds(program: &Path, profile: &Path, function: &str) -> f64 {
-    let output = Command::new("google-pprof")
-        .args(["--text", "--cum"])
-        .args([program, profile])
-        .output()
-        .expect("google-pprof");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let row = text.lines().find(|line| line.ends_with(function));
-    let samples = row.map_or("0", |row| row.split_whitespace().nth(3).expect("a sum"));
-    samples.parse::<f64>().expect("a number") / 100.0
-}
 
 fn start(scratch: &Scratch, arguments: &[&str]) -> (PathBuf, PathBuf, Outcome) {
     let program = scratch.compile("cpu_profiler.c", &[]);

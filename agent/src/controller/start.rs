@@ -29,10 +29,11 @@ impl Started {
         unsafe { libc::kill(self.pid, 0) == 0 || sys::errno() != libc::ESRCH }
     }
 
-    /// Takes its end note, where this process is the one that adopts orphans.
-    pub fn reap(&self) {
+    /// Takes its end note, where this process is the one that adopts orphans. Whether there is
+    /// nothing left to take.
+    pub fn reap(&self) -> bool {
         // SAFETY: no status is asked for.
-        unsafe { libc::waitpid(self.pid, null_mut(), libc::WNOHANG | libc::__WALL) };
+        unsafe { libc::waitpid(self.pid, null_mut(), libc::WNOHANG | libc::__WALL) != 0 }
     }
 }
 

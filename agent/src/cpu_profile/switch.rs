@@ -108,7 +108,7 @@ unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t)
     if super::running().is_some() {
         super::end();
     } else if let Some(name) = next_name().as_c_str() {
-        super::begin(name);
+        super::begin(name, None);
     }
     RUNS.store(0, Ordering::Release);
 }

@@ -1,14 +1,12 @@
 //! gperftools' CPU profiler for programs that call it (`gperftools/profiler.h`).
 //!
-//! It differs from gperftools' in that the process is sampled from outside: all threads are, so
-//! `filter_in_thread` has no effect, and a flush writes nothing before the end. A profile without a
-//! sample is not written.
+//! It differs from gperftools' in that the process is sampled from outside, with no signal, unless
+//! `filter_in_thread` is given: that has to be called in the threads.
 
 use super::gperftools::next;
-use crate::cpu_profile;
-use crate::cpu_profile::NAME;
+use crate::cpu_profile::{self, Filter, NAME};
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::ptr::null_mut;
+use core::ptr::{null, null_mut};
 use core::sync::atomic::AtomicPtr;
 
 /// `struct ProfilerState`.
@@ -18,6 +16,13 @@ pub struct State {
     start_time: libc::time_t,
     profile_name: [c_char; NAME],
     samples_gathered: c_int,
+}
+
+/// `struct ProfilerOptions`.
+#[repr(C)]
+pub struct Options {
+    filter_in_thread: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
+    filter_in_thread_arg: *mut c_void,
 }
 
 /// Exports a function, which calls the next library's of the same name if there is one.
@@ -50,20 +55,20 @@ exports! {
     "ProfilerStart"
     fn start(file: *const c_char) -> c_int {
         // SAFETY: the caller's terminated text, or null.
-        unsafe { begin(file) }
+        unsafe { begin(file, null()) }
     }
-    /// The same.
+    /// The same; a filter may leave samples out.
     "ProfilerStartWithOptions"
-    fn start_with_options(file: *const c_char, _options: *const c_void) -> c_int {
-        // SAFETY: the caller's terminated text, or null.
-        unsafe { begin(file) }
+    fn start_with_options(file: *const c_char, options: *const Options) -> c_int {
+        // SAFETY: the caller's terminated text, or null, and its options, or null.
+        unsafe { begin(file, options) }
     }
     /// Ends the profile; the file is written by then.
     "ProfilerStop"
     fn stop() -> () { cpu_profile::end() }
-    /// Nothing: the file is written at the end.
+    /// Writes what there is so far; the file is written anew at the end.
     "ProfilerFlush"
-    fn flush() -> () {}
+    fn flush() -> () { cpu_profile::flush() }
     /// Nothing, as in gperftools.
     "ProfilerEnable"
     fn enable() -> () {}
@@ -76,7 +81,7 @@ exports! {
     /// Nothing: every thread is sampled.
     "ProfilerRegisterThread"
     fn register_thread() -> () {}
-    /// What is being made. Samples are counted outside: they are 0 here.
+    /// What is being made.
     "ProfilerGetCurrentState"
     fn current_state(state: *mut State) -> () {
         // SAFETY: the caller's memory for a state, or null.
@@ -85,13 +90,20 @@ exports! {
 }
 
 /// # Safety
-/// Terminated text, or null.
-unsafe fn begin(file: *const c_char) -> c_int {
+/// Terminated text, or null, and options, or null.
+unsafe fn begin(file: *const c_char, options: *const Options) -> c_int {
     if file.is_null() {
         return 0;
     }
     // SAFETY: the caller's.
-    c_int::from(cpu_profile::begin(unsafe { CStr::from_ptr(file) }))
+    let (file, options) = unsafe { (CStr::from_ptr(file), options.as_ref()) };
+    let filter = options.and_then(|options| {
+        Some(Filter {
+            function: options.filter_in_thread?,
+            argument: options.filter_in_thread_arg,
+        })
+    });
+    c_int::from(cpu_profile::begin(file, filter))
 }
 
 /// # Safety
@@ -112,6 +124,7 @@ unsafe fn describe(state: *mut State) {
             (*state).enabled = 1;
             (*state).start_time = running.started;
             cpu_profile::copy_file((&raw mut (*state).profile_name).cast());
+            (*state).samples_gathered = cpu_profile::samples();
         }
     }
 }

@@ -15,13 +15,9 @@ pub struct SelfCpuArgs {
     #[arg(long, value_enum)]
     pub action: CpuAction,
 
-    /// The profile's name
-    #[arg(long, required_if_eq("action", "start"), allow_hyphen_values = true)]
-    pub file: Option<PathBuf>,
-
-    /// The process that samples it
-    #[arg(long, required_if_eq("action", "stop"))]
-    pub sampler: Option<i32>,
+    /// The profile's file
+    #[arg(long, allow_hyphen_values = true)]
+    pub file: PathBuf,
 
     /// Descriptor of the socket for the result
     #[arg(long)]
@@ -33,6 +29,6 @@ pub struct SelfCpuArgs {
 pub enum CpuAction {
     /// A profile from now on
     Start,
-    /// Its end
-    Stop,
+    /// The same, of samples that the process takes itself: it leaves some out
+    StartFiltered,
 }

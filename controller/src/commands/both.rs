@@ -108,6 +108,7 @@ fn cpu_settings(args: &BothArgs) -> cpu_session::Settings {
         length: None,
         rate: args.frequency,
         prefix: args.output.clone(),
+        is_filtered: false,
         engine: args.engine,
         mode: Mode::Cpu,
         format: CpuFormat::Cpu,

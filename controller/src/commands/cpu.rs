@@ -58,6 +58,7 @@ fn settings(sampling: CpuSamplingArgs) -> Settings {
         length: sampling.seconds,
         rate: sampling.frequency,
         prefix: sampling.output,
+        is_filtered: false,
         engine: sampling.engine,
         format: sampling.format,
         mode: match (sampling.wall, sampling.offcpu) {

@@ -1,26 +1,21 @@
 //! `self-cpu`: the CPU profile that a program asks for by gperftools' `CPUPROFILE` or
 //! `ProfilerStart`. Its agent starts this command and waits for the answer
-//! (`agent/src/controller.rs`).
-//!
-//! The one that is to start answers with its pid once it samples, and goes on until another one is
-//! to stop it, or the process has ended. Then the profile gets its name.
+//! (`agent/src/controller.rs`): our pid, and the name of the socket on which the program asks for
+//! more, once it is sampled. That goes on until the program ends it, or has ended.
 
 use std::env;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
 use heap_format::cpu::Mode;
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{self, Pid};
+use nix::unistd;
 
 use crate::cli::{CpuAction, CpuFormat, SelfCpuArgs};
-use crate::cpu_session::{Run, Settings, Targets};
+use crate::cpu_session::{Asked, EngineName, Outcome, Run, Settings, Targets};
 use crate::question;
 use crate::terminal::{diagnostic, warning};
 use crate::text;
@@ -28,55 +23,49 @@ use crate::text;
 /// gperftools' rate, and the most that it takes.
 const RATE: u32 = 100;
 const MOST_RATE: u32 = 4000;
-/// Longest time to write a profile, and between looks whether it is written.
-const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK: Duration = Duration::from_millis(2);
 
 /// Does it and answers.
 pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
-    match args.action {
-        CpuAction::Start => start(&args),
-        CpuAction::Stop => stop(&args),
-    }
-}
-
-fn start(args: &SelfCpuArgs) -> anyhow::Result<ExitCode> {
     let mut socket = question::socket(args.socket)?;
-    let file = args.file.as_deref().context("a profile needs a name")?;
     leave_the_program()?;
-    let own = process::id();
+    let asked = Asked::open(args.pid, &args.file)?;
+    let answer = format!("{} {}\n", process::id(), asked.name());
     let begun = Box::new(move || {
         // Where nobody hears it, the process has ended, which ends the session.
-        let _ = question::answer(&mut socket, format!("{own}\n").as_bytes());
+        let _ = question::answer(&mut socket, answer.as_bytes());
     });
     let targets = Targets {
         pids: vec![args.pid],
         failures: Vec::new(),
     };
-    let outcome = Run::unseen(settings(file), begun)?.attach(targets)?;
-    // What the process executed later was not asked for.
-    let mut written = outcome.written.into_iter();
-    let wanted = written.next();
-    written.for_each(|other| drop(fs::remove_file(other.path)));
-    let Some(profile) = wanted else {
-        return Ok(ExitCode::FAILURE);
+    let mut outcome = Run::asked(settings(args.action), asked, begun)?.attach(targets)?;
+    let code = tell(&args.file, &outcome);
+    for stream in &mut outcome.waiting {
+        // As above.
+        let _ = question::answer(stream, b"\n");
+    }
+    Ok(code)
+}
+
+/// Says what the file has.
+fn tell(file: &Path, outcome: &Outcome) -> ExitCode {
+    let Some(profile) = outcome.written.first() else {
+        return ExitCode::FAILURE;
     };
-    fs::rename(&profile.path, file).with_context(|| {
-        format!(
-            "{} stays at {}",
+    if profile.samples > 0 {
+        let samples = text::count(profile.samples, "sample", "samples");
+        let time = text::short_time(Duration::from_nanos(profile.ns));
+        diagnostic(&format!(
+            "{}: {samples} of {time} of {}; {}",
             text::path(file),
-            text::path(&profile.path)
-        )
-    })?;
-    let samples = text::count(profile.samples, "sample", "samples");
-    let time = text::short_time(Duration::from_nanos(profile.ns));
-    diagnostic(&format!(
-        "{}: {samples} of {time} of {}; {}",
-        text::path(file),
-        outcome.mode,
-        profile.remark
-    ));
-    Ok(ExitCode::SUCCESS)
+            outcome.mode,
+            profile.remark
+        ));
+    }
+    match outcome.failures {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
 }
 
 /// The program's terminal, its signals and its pipes are not ours.
@@ -98,7 +87,7 @@ fn rate(value: Option<&str>) -> u32 {
     let Some(value) = value else {
         return RATE;
     };
-    match value.trim().parse::<u64>() {
+    match value.trim_start().parse::<u64>() {
         Ok(rate) if rate > 0 => u32::try_from(rate).unwrap_or(MOST_RATE).min(MOST_RATE),
         _ => {
             warning(&format!(
@@ -110,56 +99,22 @@ fn rate(value: Option<&str>) -> u32 {
     }
 }
 
-fn settings(file: &Path) -> Settings {
-    let mut prefix = file.as_os_str().to_owned();
-    prefix.push(".");
+fn settings(action: CpuAction) -> Settings {
+    let is_filtered = action == CpuAction::StartFiltered;
     Settings {
         length: None,
         rate: rate(env::var("CPUPROFILE_FREQUENCY").ok().as_deref()),
-        prefix: PathBuf::from(prefix),
-        engine: None,
+        prefix: PathBuf::new(),
+        // Only the process itself can ask its threads.
+        engine: is_filtered.then_some(EngineName::Timers),
         // Whatever it is set to, as in gperftools.
-        mode: match env::var_os("CPUPROFILE_REALTIME").is_some() {
+        mode: match env::var_os("CPUPROFILE_REALTIME").is_some() && !is_filtered {
             true => Mode::Wall,
             false => Mode::Cpu,
         },
         format: CpuFormat::Gperftools,
+        is_filtered,
     }
-}
-
-/// Ends the one that samples the process, and waits until it has written the profile.
-fn stop(args: &SelfCpuArgs) -> anyhow::Result<ExitCode> {
-    let mut socket = question::socket(args.socket)?;
-    let sampler = args.sampler.context("which sampler?")?;
-    let is_there = || is_sampler(sampler, args.pid);
-    if is_there() {
-        match kill(Pid::from_raw(sampler), Signal::SIGTERM) {
-            Ok(()) | Err(Errno::ESRCH) => {}
-            Err(error) => bail!("process {sampler} cannot be stopped: {error}"),
-        }
-        let start = Instant::now();
-        while is_there() {
-            ensure!(
-                start.elapsed() < PATIENCE,
-                "the profile is still not written after {} s",
-                PATIENCE.as_secs()
-            );
-            thread::sleep(LOOK);
-        }
-    }
-    question::answer(&mut socket, b"\n")?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Whether this process runs and was started to sample that one: its number may be another's by
-/// now.
-fn is_sampler(sampler: i32, pid: i32) -> bool {
-    let line = fs::read(format!("/proc/{sampler}/cmdline")).unwrap_or_default();
-    let mut words = line.split(|byte| *byte == 0).skip(1);
-    let own = pid.to_string();
-    let wanted = [&b"self-cpu"[..], b"--pid", own.as_bytes()];
-    // One that has ended has no command line.
-    wanted.iter().all(|wanted| words.next() == Some(wanted))
 }
 
 #[cfg(test)]
@@ -176,6 +131,8 @@ mod tests {
             (Some("0"), 100),
             (Some("-5"), 100),
             (Some("50x"), 100),
+            (Some(" 50"), 50),
+            (Some("50 "), 100),
             (Some(""), 100),
         ] {
             assert_eq!(rate(value), expected, "{value:?}");

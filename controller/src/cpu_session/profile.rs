@@ -1,7 +1,6 @@
 //! From what was sampled of a process to its profile.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -67,6 +66,8 @@ pub struct Session {
     pub start_unix_ns: u64,
     /// How long it took.
     pub length: Duration,
+    /// Whether what has no sample was left out on purpose.
+    pub is_filtered: bool,
 }
 
 impl Session {
@@ -76,12 +77,15 @@ impl Session {
         (process, description): (&Process, &Description),
         symbols: &Symbols,
         number: u64,
-        file: &mut File,
+        file: &mut impl Write,
     ) -> io::Result<()> {
         let mut builder = CpuBuilder::new(self.sampling(process));
         modules(process).for_each(|module| builder.module(module));
         builder.facts(self.facts(process, description, number));
-        stacks(process, self.sampling.mode, symbols, &mut builder);
+        stacks(process, symbols, &mut builder);
+        if !self.is_filtered {
+            rest(process, self.sampling.mode, &mut builder);
+        }
         let mut out = BufWriter::new(file);
         let profile = builder.finish();
         match self.format {
@@ -133,7 +137,11 @@ impl Session {
         let times = Times::of(process, self.sampling.mode);
         let unsampled = share(times.unsampled, times.all);
         if unsampled >= 0.1 {
-            parts.push(format!("{unsampled:.1} % of the time not sampled"));
+            let why = match self.is_filtered {
+                true => "left out by the program's filter, or not sampled",
+                false => "not sampled",
+            };
+            parts.push(format!("{unsampled:.1} % of the time {why}"));
         }
         let short = share(counts.rest_ns.min(times.unsampled), times.all);
         let mode = self.sampling.mode;
@@ -166,7 +174,7 @@ pub fn modules(process: &Process) -> impl Iterator<Item = Mapping> {
     })
 }
 
-fn stacks(process: &Process, mode: Mode, symbols: &Symbols, builder: &mut CpuBuilder) {
+fn stacks(process: &Process, symbols: &Symbols, builder: &mut CpuBuilder) {
     let mut stack = Vec::new();
     process.stacks.each(|thread, frames, count| {
         stack.clear();
@@ -184,6 +192,10 @@ fn stacks(process: &Process, mode: Mode, symbols: &Symbols, builder: &mut CpuBui
         }
         builder.stack(&stack, count.samples, count.ns, thread);
     });
+}
+
+/// The time without a sample.
+fn rest(process: &Process, mode: Mode, builder: &mut CpuBuilder) {
     let mut alone = |frame, ns: u64| {
         if ns > 0 {
             let stack = [builder.location(frame)];

@@ -48,6 +48,7 @@ pub fn write(
         },
         format: CpuFormat::Cpu,
         has_clock: false,
+        is_filtered: false,
         start_unix_ns: session.start_unix_ns,
         length: Duration::from_nanos(end.saturating_sub(session.start_ns)),
     };

@@ -165,6 +165,7 @@ impl Feed for CpuFeed {
 
     fn write(&mut self) -> String {
         let session = Session {
+            is_filtered: false,
             sampling: self.engine.facts(Mode::Cpu),
             format: CpuFormat::Cpu,
             has_clock: true,

@@ -1,0 +1,65 @@
+//! Asks a controller again that was started before and goes on, over a socket that it listens on.
+//! The program keeps no descriptor for that: one is opened for each question.
+
+use super::*;
+use core::mem::{offset_of, size_of};
+
+/// Longest name of such a socket, in the abstract namespace.
+pub const NAME: usize = 100;
+
+/// Puts a question to the controller with this pid, which has told this name. Waits for its answer.
+/// Changes `errno`.
+pub fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure> {
+    if seccomp::is_installed() {
+        return Err(Failure::Filtered);
+    }
+    let _turn = Turn::take();
+    let socket = connect(name)?;
+    // The name of one that has ended may be somebody else's by now.
+    if peer(&socket) != Some(pid) {
+        return Err(Failure::Silent);
+    }
+    converse(&socket, question, &Started { pid })
+}
+
+fn connect(name: &[u8]) -> Result<Descriptor, Failure> {
+    // SAFETY: all zero is an address.
+    let mut address: libc::sockaddr_un = unsafe { zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // A name in the abstract namespace begins with a zero byte.
+    let room = &mut address.sun_path[1..];
+    if name.len() > room.len() {
+        return Err(Failure::Silent);
+    }
+    for (place, byte) in room.iter_mut().zip(name) {
+        *place = *byte as libc::c_char;
+    }
+    let len = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    // SAFETY: takes numbers.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(Failure::System(sys::errno()));
+    }
+    let socket = Descriptor(socket);
+    loop {
+        // SAFETY: an address of this length, which lives.
+        match unsafe { libc::connect(socket.0, (&raw const address).cast(), len as u32) } {
+            0 => return Ok(socket),
+            _ if sys::errno() == libc::EINTR => {}
+            _ if sys::errno() == libc::EISCONN => return Ok(socket),
+            _ => return Err(Failure::Silent),
+        }
+    }
+}
+
+/// The process at the other end.
+fn peer(socket: &Descriptor) -> Option<c_int> {
+    // SAFETY: all zero is a value.
+    let mut peer: libc::ucred = unsafe { zeroed() };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: a structure of this length to fill.
+    let result =
+        unsafe { libc::getsockopt(socket.0, level, option, (&raw mut peer).cast(), &mut len) };
+    (result == 0).then_some(peer.pid)
+}

@@ -1,0 +1,235 @@
+//! A profile that a program asks for itself (`agent/src/cpu_profile.rs`): it is written into the
+//! file that the program named, and the program asks how far it is, has it written before its end,
+//! and ends it, over a socket whose name it was given. It keeps no descriptor for that, since
+//! programs close descriptors that they do not know.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+
+use crate::text;
+
+/// How long a question may take to arrive.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest question.
+const LONGEST: u64 = 16;
+/// How many names are tried for the socket.
+const ATTEMPTS: u32 = 16;
+
+/// What the program asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// How many samples there are.
+    Samples,
+    /// To have them written.
+    Flush,
+    /// To have them written, and no more taken.
+    Stop,
+}
+
+/// The file and the socket.
+pub struct Asked {
+    pid: i32,
+    path: PathBuf,
+    file: File,
+    is_regular: bool,
+    socket: UnixListener,
+    name: String,
+}
+
+impl Asked {
+    /// For this process. The file is there from now on, and keeps what it has until sampling has
+    /// begun.
+    pub fn open(pid: i32, path: &Path) -> anyhow::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).mode(0o666);
+        // A pipe that nobody reads is refused, rather than waited for.
+        options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+        let file = options.open(path).map_err(|error| explain(path, &error))?;
+        let is_regular = file.metadata()?.is_file();
+        let (socket, name) = bind()?;
+        Ok(Self {
+            pid,
+            path: path.to_owned(),
+            file,
+            is_regular,
+            socket,
+            name,
+        })
+    }
+
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The file's path, as the program wrote it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The socket's name, in the abstract namespace.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Becomes readable when there is a question.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Throws away what the file has.
+    pub fn clear(&self) -> io::Result<()> {
+        match self.is_regular {
+            true => self.file.set_len(0),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether it can be written more than once.
+    pub fn is_rewritable(&self) -> bool {
+        self.is_regular
+    }
+
+    /// Writes a profile in the place of what the file has. Where that fails, it has nothing.
+    pub fn write(&mut self, profile: &[u8]) -> io::Result<()> {
+        if self.is_regular {
+            self.file.seek(SeekFrom::Start(0))?;
+        }
+        let written = self.file.write_all(profile);
+        let written = written.and_then(|()| match self.is_regular {
+            true => self.file.set_len(profile.len() as u64),
+            false => Ok(()),
+        });
+        written.map_err(|error| {
+            // What failed is told.
+            let _ = self.clear();
+            io::Error::other(format!("{}: {error}", text::path(&self.path)))
+        })
+    }
+
+    /// The next question, and who waits for its answer.
+    pub fn next(&self) -> Option<(Question, UnixStream)> {
+        loop {
+            let (stream, _) = self.socket.accept().ok()?;
+            if let Ok(question) = self.hear(&stream) {
+                return Some((question, stream));
+            }
+        }
+    }
+
+    fn hear(&self, stream: &UnixStream) -> anyhow::Result<Question> {
+        let peer = getsockopt(stream, PeerCredentials)?;
+        if peer.pid() != self.pid {
+            bail!("process {} is somebody else", peer.pid());
+        }
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut question = String::new();
+        stream.take(LONGEST).read_to_string(&mut question)?;
+        Ok(match &question[..] {
+            "samples" => Question::Samples,
+            "flush" => Question::Flush,
+            "stop" => Question::Stop,
+            other => bail!("{other:?} is no question"),
+        })
+    }
+}
+
+/// A socket that nobody else has, as files in directories might be.
+fn bind() -> anyhow::Result<(UnixListener, String)> {
+    let mut bound = Err(io::Error::from(io::ErrorKind::AddrInUse));
+    for attempt in 0..ATTEMPTS {
+        let moment = shm_protocol::clock::now_ns();
+        let own = std::process::id();
+        let name = format!("mem-profiler-cpu-{own}-{moment:x}-{attempt}");
+        let address = SocketAddr::from_abstract_name(&name)?;
+        bound = UnixListener::bind_addr(&address).map(|socket| (socket, name));
+        if bound.is_ok() {
+            break;
+        }
+    }
+    let (socket, name) = bound.context("no socket for the program's questions")?;
+    socket.set_nonblocking(true)?;
+    Ok((socket, name))
+}
+
+fn explain(path: &Path, error: &io::Error) -> anyhow::Error {
+    let directory = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    let path = text::path(path);
+    match (error.kind(), directory) {
+        (io::ErrorKind::NotFound, Some(directory)) if !directory.exists() => {
+            let directory = text::path(directory);
+            anyhow::anyhow!("{path}: the directory {directory} does not exist")
+        }
+        _ => anyhow::anyhow!("{path}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(asked: &Asked, question: &str) -> UnixStream {
+        let address = SocketAddr::from_abstract_name(asked.name()).unwrap();
+        let mut stream = UnixStream::connect_addr(&address).unwrap();
+        stream.write_all(question.as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        stream
+    }
+
+    #[test]
+    fn only_the_process_itself_asks() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("own.prof");
+        let own = std::process::id() as i32;
+        let asked = Asked::open(own, &path).unwrap();
+        assert!(asked.next().is_none());
+        let _first = ask(&asked, "nonsense");
+        let _second = ask(&asked, "flush");
+        assert_eq!(asked.next().unwrap().0, Question::Flush);
+        let foreign = Asked::open(1, &path).unwrap();
+        let _third = ask(&foreign, "stop");
+        assert!(foreign.next().is_none());
+    }
+
+    #[test]
+    fn the_file_has_the_last_profile_whatever_it_had() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("own.prof");
+        std::fs::write(&path, "what was there before").unwrap();
+        let mut asked = Asked::open(1, &path).unwrap();
+        let read = || std::fs::read(&path).unwrap();
+        assert_eq!(read(), b"what was there before");
+        asked.clear().unwrap();
+        for profile in [&b"long profile"[..], b"short"] {
+            asked.write(profile).unwrap();
+            assert_eq!(read(), profile);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_refused_at_once() {
+        for (path, why) in [
+            ("/no/such/own.prof", "/no/such does not exist"),
+            ("/tmp", "directory"),
+        ] {
+            let refused = Asked::open(1, Path::new(path)).err().unwrap().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
+        let mut full = Asked::open(1, Path::new("/dev/full")).unwrap();
+        let error = full.write(b"profile").unwrap_err().to_string();
+        assert!(error.contains("/dev/full: No space left"), "{error}");
+    }
+}
