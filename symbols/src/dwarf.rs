@@ -16,10 +16,13 @@ mod companions;
 mod functions;
 mod image;
 mod lines;
+mod plan;
 mod residency;
+mod rows;
 pub mod stripped;
 mod table;
 mod units;
+mod walk;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

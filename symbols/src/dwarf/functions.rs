@@ -1,14 +1,14 @@
 //! The function that holds an address, and the calls in it that were inlined.
 
-use gimli::{AttributeValue, EntriesRaw, Range, RangeListsOffset, Result, UnitOffset, UnitRef};
+use gimli::{AttributeValue, Range, RangeListsOffset, Result, UnitOffset, UnitRef};
 
+use super::plan::{Plans, kind};
 use super::residency::Residency;
 use super::units::{Slice, Units};
+use super::walk::{Entry, Walk};
 
 /// Inlined calls inside each other.
 const DEEPEST: usize = 1000;
-/// Bytes between entries that are no longer on the same page.
-const FAR: usize = 4096;
 
 /// A function that holds an address.
 #[derive(Clone)]
@@ -47,19 +47,20 @@ pub fn find(
 ) -> Result<()> {
     let opened = units.open(number)?;
     let unit = UnitRef::new(units.dwarf, &opened);
-    let mut search = Search {
+    let search = Search {
         number,
         unit,
         wanted,
         residency: &units.residency,
     };
+    let mut plans = Plans::new(&opened.abbreviations);
     // Types, name spaces and functions of other addresses rarely hold functions
     // that have addresses: at first they are passed over.
-    search.functions(found, true)?;
-    if found.iter().any(Option::is_none) {
-        search.functions(found, false)?;
+    let complete = search.functions(&mut plans, found, true)?;
+    if !complete && found.iter().any(Option::is_none) {
+        search.functions(&mut plans, found, false)?;
     }
-    search.all_inlined(found)
+    search.all_inlined(&mut plans, found)
 }
 
 /// Attributes of an entry: addresses, call site, sibling.
@@ -84,44 +85,46 @@ struct Search<'u, 'a> {
 
 impl<'u, 'a> Search<'u, 'a> {
     /// Goes through all entries; where `hasty`, not into those that say where
-    /// they end.
-    fn functions(&mut self, found: &mut [Option<Function>], hasty: bool) -> Result<()> {
-        let mut entries = self.unit.entries_raw(None)?;
-        while !entries.is_empty() {
-            self.residency.pass();
-            let entry = entries.next_offset();
-            let Some(abbreviation) = entries.read_abbreviation()? else {
-                continue;
-            };
-            let function = abbreviation.tag() == gimli::DW_TAG_subprogram;
-            let leave = hasty && abbreviation.has_children();
-            if !function && !leave {
-                entries.skip_attributes(abbreviation.attributes())?;
-                continue;
-            }
-            let facts = self.facts(&mut entries, abbreviation)?;
-            if function {
-                self.each_range(&facts, |range| self.note(entry, range, found))?;
-            }
-            let ahead = |&s: &UnitOffset| s > entries.next_offset();
-            if let Some(sibling) = facts.sibling.filter(ahead).filter(|_| leave) {
-                if sibling.0 - entries.next_offset().0 > FAR {
-                    self.residency.jump();
+    /// they end. Says whether it has seen all of them.
+    fn functions(
+        &self,
+        plans: &mut Plans<'u>,
+        found: &mut [Option<Function>],
+        hasty: bool,
+    ) -> Result<bool> {
+        let kinds = if hasty {
+            kind::PLACED | kind::SIBLING
+        } else {
+            kind::PLACED
+        };
+        let mut complete = true;
+        let mut walk = Walk::new(self.unit, self.residency)?;
+        while let Some(entry) = walk.next(plans, kinds, isize::MIN)? {
+            if entry.is(kind::PLACED) {
+                let mut note = |range| self.note(entry.offset, range, found);
+                match walk.range(&entry) {
+                    Some(range) => note(range),
+                    None => self.each_range(&self.facts(&walk, &entry)?, note)?,
                 }
-                entries = self.unit.entries_raw(Some(sibling))?;
+            }
+            if !hasty || !entry.is(kind::SIBLING) {
+                continue;
+            }
+            let sibling = match walk.sibling(&entry) {
+                Some(sibling) => Some(sibling),
+                None => self.facts(&walk, &entry)?.sibling,
+            };
+            if let Some(sibling) = sibling.filter(|&s| s > walk.next_offset()) {
+                walk.go(sibling)?;
+                complete = false;
             }
         }
-        Ok(())
+        Ok(complete)
     }
 
-    fn facts(
-        &self,
-        entries: &mut EntriesRaw<'_, Slice<'a>>,
-        abbreviation: &gimli::Abbreviation,
-    ) -> Result<Facts> {
+    fn facts(&self, walk: &Walk<'u, 'a>, entry: &Entry<'u>) -> Result<Facts> {
         let mut facts = Facts::default();
-        for spec in abbreviation.attributes() {
-            let attribute = entries.read_attribute(*spec)?;
+        walk.read(entry, |attribute| {
             let value = attribute.value();
             match (attribute.name(), value) {
                 (gimli::DW_AT_sibling, AttributeValue::UnitRef(at)) => facts.sibling = Some(at),
@@ -144,7 +147,8 @@ impl<'u, 'a> Search<'u, 'a> {
                 }
                 _ => {}
             }
-        }
+            Ok(())
+        })?;
         Ok(facts)
     }
 
@@ -185,64 +189,59 @@ impl<'u, 'a> Search<'u, 'a> {
     }
 
     /// Finds the inlined calls, going once through each function.
-    fn all_inlined(&self, found: &mut [Option<Function>]) -> Result<()> {
+    fn all_inlined(&self, plans: &mut Plans<'u>, found: &mut [Option<Function>]) -> Result<()> {
         let mut functions: Vec<UnitOffset> = found.iter().flatten().map(|f| f.entry).collect();
         functions.sort_unstable();
         functions.dedup();
-        let mut each = functions.into_iter();
-        each.try_for_each(|function| self.inlined(function, found))
+        let mut walk = Walk::new(self.unit, self.residency)?;
+        for function in functions {
+            walk.go(function)?;
+            self.inlined(&mut walk, plans, found)?;
+        }
+        Ok(())
     }
 
     /// Finds the inlined calls of a function, each inside the one before.
-    fn inlined(&self, function: UnitOffset, found: &mut [Option<Function>]) -> Result<()> {
-        self.residency.jump();
-        let mut entries = self.unit.entries_raw(Some(function))?;
-        let Some(abbreviation) = entries.read_abbreviation()? else {
-            return Ok(());
-        };
-        entries.skip_attributes(abbreviation.attributes())?;
+    fn inlined(
+        &self,
+        walk: &mut Walk<'u, 'a>,
+        plans: &mut Plans<'u>,
+        found: &mut [Option<Function>],
+    ) -> Result<()> {
+        let function = walk.next_offset();
+        // The function itself.
+        walk.next(plans, kind::FUNCTION, -1)?;
         // Depths of the calls around.
         let mut around: Vec<isize> = Vec::new();
-        while entries.next_depth() > 0 {
-            self.residency.pass();
-            let (depth, entry) = (entries.next_depth(), entries.next_offset());
-            let Some(abbreviation) = entries.read_abbreviation()? else {
-                continue;
-            };
-            while around.last().is_some_and(|&call| call >= depth) {
+        while let Some(entry) = walk.next(plans, kind::CALL | kind::FUNCTION, 0)? {
+            while around.last().is_some_and(|&call| call >= entry.top) {
                 around.pop();
             }
-            match abbreviation.tag() {
-                gimli::DW_TAG_inlined_subroutine => {
-                    let facts = self.facts(&mut entries, abbreviation)?;
-                    let call = Call {
-                        unit: self.number,
-                        entry,
-                        file: facts.file,
-                        line: facts.line,
-                        column: facts.column,
-                    };
-                    self.each_range(&facts, |range| {
-                        for own in &mut found[self.inside(range)] {
-                            let own = own.as_mut().filter(|f| f.entry == function);
-                            // One at each depth, and those without end are a lie.
-                            let next = |f: &&mut Function| f.inlined.len() == around.len();
-                            if let Some(own) = own.filter(next).filter(|_| around.len() < DEEPEST) {
-                                own.inlined.push(call);
-                            }
-                        }
-                    })?;
-                    around.push(depth);
-                }
-                tag => {
-                    entries.skip_attributes(abbreviation.attributes())?;
-                    // Another function inside.
-                    while tag == gimli::DW_TAG_subprogram && entries.next_depth() > depth {
-                        if let Some(inner) = entries.read_abbreviation()? {
-                            entries.skip_attributes(inner.attributes())?;
-                        }
+            if entry.is(kind::FUNCTION) {
+                // Another function inside.
+                walk.next(plans, 0, entry.depth)?;
+                continue;
+            }
+            let facts = self.facts(walk, &entry)?;
+            let call = Call {
+                unit: self.number,
+                entry: entry.offset,
+                file: facts.file,
+                line: facts.line,
+                column: facts.column,
+            };
+            self.each_range(&facts, |range| {
+                for own in &mut found[self.inside(range)] {
+                    let own = own.as_mut().filter(|f| f.entry == function);
+                    // One at each depth, and those without end are a lie.
+                    let next = |f: &&mut Function| f.inlined.len() == around.len();
+                    if let Some(own) = own.filter(next).filter(|_| around.len() < DEEPEST) {
+                        own.inlined.push(call);
                     }
                 }
+            })?;
+            if entry.plan.has_children {
+                around.push(entry.depth);
             }
         }
         Ok(())

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use gimli::{ColumnType, Dwarf, Result, Unit};
+use gimli::{Dwarf, Result, Unit};
 
+use super::rows;
 use super::units::{Slice, Units};
 
 /// Source line of an address.
@@ -23,44 +24,38 @@ pub struct Row {
 /// lines. It is run once and not kept.
 pub fn find(units: &Units, unit: usize, wanted: &[u64], found: &mut [Option<Row>]) -> Result<()> {
     let opened = units.open(unit)?;
-    let Some(program) = opened.line_program.clone() else {
+    let Some(program) = &opened.line_program else {
         return Ok(());
     };
-    let mut rows = program.rows();
     // The row before, while it is in a sequence, and the next address at or
     // behind it.
-    let mut last: Option<(u64, Row)> = None;
+    let mut last: Option<rows::Row> = None;
     let mut next = 0;
-    while let Some((_, row)) = rows.next_row()? {
-        units.residency.pass();
-        let address = row.address();
-        match last {
-            Some((before, value)) if address >= before => {
-                while wanted.get(next).is_some_and(|&a| a < address) {
-                    found[next].get_or_insert(value);
+    rows::each(program, &units.residency, |row, ends| {
+        match &last {
+            Some(before) if row.address >= before.address => {
+                while wanted.get(next).is_some_and(|&a| a < row.address) {
+                    found[next].get_or_insert_with(|| Row::new(unit, before));
                     next += 1;
                 }
             }
             // A sequence starts, or goes back, which none may.
-            _ => next = wanted.partition_point(|&a| a < address),
+            _ => next = wanted.partition_point(|&a| a < row.address),
         }
-        last = (!row.end_sequence()).then(|| {
-            let line = row.line().map_or(0, |line| line.get() as u32);
-            let column = match row.column() {
-                ColumnType::Column(column) if line > 0 => column.get() as u32,
-                _ => 0,
-            };
-            let file = row.file_index();
-            let row = Row {
-                unit,
-                file,
-                line,
-                column,
-            };
-            (address, row)
-        });
+        last = (!ends).then_some(*row);
+    })
+}
+
+impl Row {
+    fn new(unit: usize, row: &rows::Row) -> Self {
+        let column = if row.line > 0 { row.column } else { 0 };
+        Self {
+            unit,
+            file: row.file,
+            line: row.line as u32,
+            column: column as u32,
+        }
     }
-    Ok(())
 }
 
 /// Path of a source file of a unit; empty when there is none of this number.

@@ -49,6 +49,11 @@ impl<'a> Residency<'a> {
         self.count(JUMP);
     }
 
+    /// Called for each MiB of entries that is passed.
+    pub fn piece(&self) {
+        self.count(BETWEEN);
+    }
+
     #[inline]
     fn count(&self, passed: u32) {
         self.passed.set(self.passed.get() + passed);

@@ -10,6 +10,7 @@ use gimli::{
 };
 
 use super::residency::Residency;
+use super::rows;
 
 /// Bytes of a section.
 pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
@@ -217,20 +218,17 @@ fn sequences<'a>(
     residency: &Residency,
     mut each: impl FnMut(u64, u64),
 ) -> Result<()> {
-    let Some(program) = unit.line_program.clone() else {
+    let Some(program) = &unit.line_program else {
         return Ok(());
     };
-    let mut rows = program.rows();
     let mut start = None;
-    while let Some((_, row)) = rows.next_row()? {
-        residency.pass();
-        let start_of_this = *start.get_or_insert(row.address());
-        if row.end_sequence() {
-            each(start_of_this, row.address());
+    rows::each(program, residency, |row, ends| {
+        let start_of_this = *start.get_or_insert(row.address);
+        if ends {
+            each(start_of_this, row.address);
             start = None;
         }
-    }
-    Ok(())
+    })
 }
 
 /// Offset of a unit.
