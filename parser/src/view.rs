@@ -4,6 +4,7 @@
 //! A [`View`] never copies stacks. Leaving frames out narrows a stack's range
 //! or hides a location; both are small tables in addition to the profile.
 
+mod beginnings;
 mod filter;
 mod materialize;
 
@@ -216,22 +217,27 @@ impl View {
             "" => None,
             keep => Some(whole(keep)?),
         };
-        self.prune(&drop, keep.as_ref());
+        let profile = Arc::clone(&self.profile);
+        let beginnings = beginnings::of(&profile.drop_frames);
+        let drop = |name: &str| {
+            let mut all = beginnings.iter().flatten();
+            let may_match = beginnings.is_none() || all.any(|own| name.starts_with(own));
+            may_match && drop.is_match(name)
+        };
+        self.prune(drop, keep.as_ref());
         Ok(())
     }
 
     /// Leaves out frames that match `drop`, with all that they called, unless
     /// nothing but such frames would remain.
-    fn prune(&mut self, drop: &Regex, keep: Option<&Regex>) {
+    fn prune(&mut self, drop: impl Fn(&str) -> bool, keep: Option<&Regex>) {
         let matching: Vec<bool> = self
             .profile
             .functions
             .iter()
             .map(|f| {
                 let name = without_parameters(&f.name);
-                !f.name.is_empty()
-                    && drop.is_match(name)
-                    && !keep.is_some_and(|keep| keep.is_match(name))
+                !f.name.is_empty() && drop(name) && !keep.is_some_and(|keep| keep.is_match(name))
             })
             .collect();
         let locations = self.locations_of_heap();

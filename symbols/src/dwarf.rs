@@ -16,6 +16,7 @@ mod companions;
 mod functions;
 mod image;
 mod lines;
+mod part;
 mod plan;
 mod residency;
 mod rows;
@@ -48,13 +49,26 @@ pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Op
 }
 
 fn look_up(image: &Image, addresses: &[u64]) -> Option<Frames> {
-    let sections = image.sections()?;
-    let mut dwarf = sections.borrow(|bytes| Slice::new(bytes, gimli::LittleEndian));
-    dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::Duplicates);
     let mut wanted = addresses.to_vec();
     wanted.sort_unstable();
     wanted.dedup();
-    let found = Lookup::make(&dwarf, image, wanted)?;
+    let part = part::of(image, &wanted);
+    // Where a part refers to the rest, all is read.
+    let found = part.and_then(|part| look_up_in(image, Some(part), &wanted, addresses));
+    found.or_else(|| look_up_in(image, None, &wanted, addresses))
+}
+
+/// Looks the addresses up, in a part of the units where one is given.
+fn look_up_in(
+    image: &Image,
+    part: Option<Vec<u8>>,
+    wanted: &[u64],
+    addresses: &[u64],
+) -> Option<Frames> {
+    let sections = image.sections(part)?;
+    let mut dwarf = sections.borrow(|bytes| Slice::new(bytes, gimli::LittleEndian));
+    dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::Duplicates);
+    let found = Lookup::make(&dwarf, image, wanted.to_vec())?;
     addresses.iter().map(|&a| found.frames(a)).collect()
 }
 

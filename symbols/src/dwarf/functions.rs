@@ -60,7 +60,13 @@ pub fn find(
     if !complete && found.iter().any(Option::is_none) {
         search.functions(&mut plans, found, false)?;
     }
-    search.all_inlined(&mut plans, found)
+    search.all_inlined(&mut plans, found)?;
+    // Now that the unit is in memory.
+    found.iter().flatten().try_for_each(|function| {
+        units.name(number, function.entry)?;
+        let mut calls = function.inlined.iter();
+        calls.try_for_each(|call| units.name(number, call.entry).map(drop))
+    })
 }
 
 /// Attributes of an entry: addresses, call site, sibling.

@@ -1,11 +1,11 @@
 //! A program's file, mapped, and its sections.
 
 use std::borrow::Cow;
-use std::io::Read;
+use std::cell::Cell;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use flate2::read::ZlibDecoder;
+use flate2::{Decompress, FlushDecompress};
 use gimli::{DwarfSections, SectionId};
 use heap_format::opening;
 use memmap2::Mmap;
@@ -88,6 +88,47 @@ pub struct Image {
     path: PathBuf,
     bytes: Bytes,
     sections: Vec<(String, Section)>,
+    /// Bytes that may still be unpacked.
+    room: Cell<u64>,
+}
+
+/// A compressed section, unpacked as far as it is needed.
+pub struct Unpacked<'a> {
+    packed: &'a [u8],
+    engine: Decompress,
+    /// All of it; zeros where nothing is unpacked yet, which take no memory.
+    bytes: Vec<u8>,
+}
+
+impl Unpacked<'_> {
+    /// Unpacks as many bytes from its beginning, if they are not yet; `None` where there are fewer.
+    pub fn reach(&mut self, end: usize) -> Option<()> {
+        loop {
+            let done = usize::try_from(self.engine.total_out()).ok()?;
+            if done >= end {
+                return (end <= self.bytes.len()).then_some(());
+            }
+            let packed = self
+                .packed
+                .get(usize::try_from(self.engine.total_in()).ok()?..)?;
+            let rest = self.bytes.get_mut(done..end)?;
+            let unpacked = self.engine.decompress(packed, rest, FlushDecompress::None);
+            unpacked.ok()?;
+            if self.engine.total_out() as usize == done {
+                return None;
+            }
+        }
+    }
+
+    /// The section, as far as it is unpacked.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    /// The same.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// The number of `size` bytes at `at`.
@@ -109,10 +150,12 @@ impl Image {
     }
 
     fn of(path: &Path, bytes: Bytes) -> Option<Self> {
+        let room = (bytes.len() as u64).saturating_mul(MOST_EXPANSION);
         let mut image = Self {
             path: path.to_path_buf(),
             bytes,
             sections: Vec::new(),
+            room: Cell::new(room),
         };
         image.sections = image.table()?;
         Some(image)
@@ -204,21 +247,31 @@ impl Image {
 
     /// Content of a section; `None` where it cannot be read.
     pub fn data(&self, section: &Section) -> Option<Cow<'_, [u8]>> {
-        let raw = self.raw(section)?;
         if section.flags & COMPRESSED == 0 {
-            return Some(Cow::Borrowed(raw));
+            return self.raw(section).map(Cow::Borrowed);
         }
-        if number(raw, 0, 4)? != ZLIB {
+        let mut unpacked = self.unpack(section)?;
+        unpacked.reach(unpacked.bytes.len())?;
+        Some(Cow::Owned(unpacked.bytes))
+    }
+
+    /// Begins to unpack a section; `None` where it is not compressed or cannot be read.
+    pub fn unpack(&self, section: &Section) -> Option<Unpacked<'_>> {
+        let raw = self.raw(section)?;
+        if section.flags & COMPRESSED == 0 || number(raw, 0, 4)? != ZLIB {
             return None;
         }
         let size = number(raw, 8, 8)?;
         if size > (raw.len() as u64).saturating_mul(MOST_EXPANSION) {
             return None;
         }
-        let mut bytes = Vec::new();
-        let packed = ZlibDecoder::new(raw.get(COMPRESSION_HEADER..)?);
-        packed.take(size).read_to_end(&mut bytes).ok()?;
-        (bytes.len() as u64 == size).then_some(Cow::Owned(bytes))
+        // Sections that lie over each other are not to claim it again and again.
+        self.room.set(self.room.get().checked_sub(size)?);
+        Some(Unpacked {
+            packed: raw.get(COMPRESSION_HEADER..)?,
+            engine: Decompress::new(true),
+            bytes: vec![0; usize::try_from(size).ok()?],
+        })
     }
 
     /// Whether there is any debug information in it.
@@ -227,12 +280,16 @@ impl Image {
         info.is_some_and(|s| s.kind != NOBITS && s.size > 0)
     }
 
-    /// The debug information, if all of it is here.
-    pub fn sections(&self) -> Option<DwarfSections<Cow<'_, [u8]>>> {
+    /// The debug information, if all of it is here; `info` stands for the section of units.
+    pub fn sections(&self, info: Option<Vec<u8>>) -> Option<DwarfSections<Cow<'_, [u8]>>> {
         if ELSEWHERE.iter().any(|name| self.section(name).is_some()) {
             return None;
         }
+        let mut info = info;
         DwarfSections::load(|id: SectionId| {
+            if let Some(info) = info.take_if(|_| id == SectionId::DebugInfo) {
+                return Ok(Cow::Owned(info));
+            }
             let section = self.section(id.name()).filter(|_| NEEDED.contains(&id));
             section.map_or(Ok(Cow::Borrowed(&[][..])), |s| self.data(s).ok_or(()))
         })

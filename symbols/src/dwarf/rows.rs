@@ -37,9 +37,12 @@ const FIRST: Row = Row {
 
 /// Runs the instructions of a program.
 struct Machine<'a> {
-    header: LineProgramHeader<Slice<'a>>,
+    header: &'a LineProgramHeader<Slice<'a>>,
+    bytes: &'a [u8],
+    /// The next instruction, or operand.
+    at: usize,
     /// What each instruction of one byte adds to line and address.
-    added: [(i16, u64); 256],
+    added: [(i16, u16); 256],
     row: Row,
     /// The sequence is of code that the linker left out.
     left_out: bool,
@@ -51,22 +54,18 @@ pub fn each(
     residency: &Residency,
     mut each: impl FnMut(&Row, bool),
 ) -> Result<()> {
-    let mut machine = Machine::new(program.header().clone())?;
-    let mut rest = machine.header.raw_program_buf();
-    let mut noted = rest.len();
-    while let Some((&code, behind)) = rest.slice().split_first() {
-        if noted - rest.len() >= PIECE {
-            residency.piece();
-            noted = rest.len();
-        }
-        rest = Slice::new(behind, gimli::LittleEndian);
-        let made = if code >= machine.header.opcode_base() {
+    let mut machine = Machine::new(program.header())?;
+    let base = machine.header.opcode_base();
+    let mut noted = 0;
+    while let Some(&code) = machine.bytes.get(machine.at) {
+        machine.at += 1;
+        let made = if code >= base {
             let (line, address) = machine.added[usize::from(code)];
             machine.row.line = moved(machine.row.line, line.into());
-            machine.advance(address)?;
+            machine.advance(address.into())?;
             Made::Row
         } else {
-            machine.run(code, &mut rest)?
+            machine.run(code)?
         };
         if let Made::Nothing = made {
             continue;
@@ -77,6 +76,10 @@ pub fn each(
         }
         if ends {
             (machine.row, machine.left_out) = (FIRST, false);
+            if machine.at - noted >= PIECE {
+                residency.piece();
+                noted = machine.at;
+            }
         }
     }
     Ok(())
@@ -99,7 +102,7 @@ fn moved(line: u64, by: i64) -> u64 {
 }
 
 impl<'a> Machine<'a> {
-    fn new(header: LineProgramHeader<Slice<'a>>) -> Result<Self> {
+    fn new(header: &'a LineProgramHeader<Slice<'a>>) -> Result<Self> {
         let is_usual = header.maximum_operations_per_instruction() == 1
             && header.address_size() == 8
             && header.opcode_base() > 0
@@ -108,21 +111,25 @@ impl<'a> Machine<'a> {
             return Err(Error::UnsupportedAddressSize(header.address_size()));
         }
         let mut added = [(0, 0); 256];
-        let unit = u64::from(header.minimum_instruction_length());
+        let unit = u16::from(header.minimum_instruction_length());
         let (range, base) = (header.line_range(), i16::from(header.line_base()));
         for code in header.opcode_base()..=255 {
             let own = code - header.opcode_base();
-            let line = base + i16::from(own % range);
-            added[usize::from(code)] = (line, unit * u64::from(own / range));
+            // Each factor is less than 256.
+            let address = unit * u16::from(own / range);
+            added[usize::from(code)] = (base + i16::from(own % range), address);
         }
         Ok(Self {
             header,
+            bytes: header.raw_program_buf().slice(),
+            at: 0,
             added,
             row: FIRST,
             left_out: false,
         })
     }
 
+    #[inline]
     fn advance(&mut self, by: u64) -> Result<()> {
         if !self.left_out {
             let address = self.row.address.checked_add(by);
@@ -132,43 +139,50 @@ impl<'a> Machine<'a> {
     }
 
     /// Runs an instruction that has operands, or may have.
-    fn run(&mut self, code: u8, rest: &mut Slice<'a>) -> Result<Made> {
+    #[inline]
+    fn run(&mut self, code: u8) -> Result<Made> {
         match gimli::DwLns(code) {
-            gimli::DwLns(0) => return self.run_extended(rest),
             gimli::DW_LNS_copy => return Ok(Made::Row),
-            gimli::DW_LNS_advance_pc => {
-                let unit = u64::from(self.header.minimum_instruction_length());
-                self.advance(unit.wrapping_mul(unsigned(rest)?))?;
-            }
-            gimli::DW_LNS_advance_line => {
-                self.row.line = moved(self.row.line, rest.read_sleb128()?);
-            }
-            gimli::DW_LNS_set_file => self.row.file = unsigned(rest)?,
-            gimli::DW_LNS_set_column => self.row.column = unsigned(rest)?,
-            gimli::DW_LNS_const_add_pc => self.advance(self.added[255].1)?,
-            gimli::DW_LNS_fixed_advance_pc => self.advance(rest.read_u16()?.into())?,
-            gimli::DW_LNS_set_isa => {
-                unsigned(rest)?;
-            }
+            gimli::DW_LNS_set_column => self.row.column = self.unsigned()?,
+            gimli::DW_LNS_advance_line => self.row.line = moved(self.row.line, self.signed()?),
+            gimli::DW_LNS_set_file => self.row.file = self.unsigned()?,
             gimli::DW_LNS_negate_stmt
             | gimli::DW_LNS_set_basic_block
             | gimli::DW_LNS_set_prologue_end
             | gimli::DW_LNS_set_epilogue_begin => {}
-            _ => {
-                let counts = self.header.standard_opcode_lengths();
-                let count = counts.get(usize::from(code) - 1).copied();
-                for _ in 0..count.unwrap_or(0) {
-                    unsigned(rest)?;
-                }
+            gimli::DW_LNS_advance_pc => {
+                let unit = u64::from(self.header.minimum_instruction_length());
+                let by = unit.wrapping_mul(self.unsigned()?);
+                self.advance(by)?;
             }
+            gimli::DW_LNS_const_add_pc => self.advance(self.added[255].1.into())?,
+            gimli::DwLns(0) => return self.run_extended(),
+            _ => self.run_rare(code)?,
         }
         Ok(Made::Nothing)
     }
 
-    fn run_extended(&mut self, rest: &mut Slice<'a>) -> Result<Made> {
-        let size = unsigned(rest)?;
+    #[cold]
+    fn run_rare(&mut self, code: u8) -> Result<()> {
+        if gimli::DwLns(code) == gimli::DW_LNS_fixed_advance_pc {
+            let by = self.slowly(Reader::read_u16)?;
+            return self.advance(by.into());
+        }
+        let counts = self.header.standard_opcode_lengths();
+        let count = match gimli::DwLns(code) {
+            gimli::DW_LNS_set_isa => Some(1),
+            _ => counts.get(usize::from(code) - 1).copied(),
+        };
+        for _ in 0..count.unwrap_or(0) {
+            self.unsigned()?;
+        }
+        Ok(())
+    }
+
+    fn run_extended(&mut self) -> Result<Made> {
+        let size = self.unsigned()?;
         let size = usize::try_from(size).map_err(|_| Error::UnsupportedOffset)?;
-        let mut own = rest.split(size)?;
+        let mut own = self.slowly(|rest| rest.split(size))?;
         match gimli::DwLne(own.read_u8()?) {
             gimli::DW_LNE_end_sequence => return Ok(Made::End),
             gimli::DW_LNE_set_address => {
@@ -183,17 +197,158 @@ impl<'a> Machine<'a> {
         }
         Ok(Made::Nothing)
     }
+
+    /// The next number; most are of one byte.
+    #[inline]
+    fn unsigned(&mut self) -> Result<u64> {
+        match self.bytes.get(self.at) {
+            Some(&number) if number < 0x80 => {
+                self.at += 1;
+                Ok(number.into())
+            }
+            _ => self.slowly(Reader::read_uleb128),
+        }
+    }
+
+    /// The next number, which may be negative.
+    #[inline]
+    fn signed(&mut self) -> Result<i64> {
+        match self.bytes.get(self.at) {
+            Some(&number) if number < 0x40 => {
+                self.at += 1;
+                Ok(number.into())
+            }
+            Some(&number) if number < 0x80 => {
+                self.at += 1;
+                Ok(i64::from(number) - 0x80)
+            }
+            _ => self.slowly(Reader::read_sleb128),
+        }
+    }
+
+    fn slowly<T>(&mut self, read: impl FnOnce(&mut Slice<'a>) -> Result<T>) -> Result<T> {
+        let mut rest = Slice::new(&self.bytes[self.at..], gimli::LittleEndian);
+        let result = read(&mut rest)?;
+        self.at = self.bytes.len() - rest.len();
+        Ok(result)
+    }
 }
 
-/// The next number.
-#[inline]
-fn unsigned(rest: &mut Slice<'_>) -> Result<u64> {
-    match rest.slice() {
-        [number, ..] if *number < 0x80 => {
-            let number = u64::from(*number);
-            rest.skip(1)?;
-            Ok(number)
+#[cfg(test)]
+mod tests {
+    use gimli::{DebugLine, DebugLineOffset, LittleEndian};
+
+    use super::*;
+
+    /// A section of lines of version 4 with this program, whose instructions are of two bytes.
+    fn section(program: &[u8]) -> Vec<u8> {
+        let mut header = vec![2, 1, 1, 0xfb, 14, 14];
+        header.extend([0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 2]);
+        // No directory, one file.
+        header.extend(b"\0a.c\0\0\0\0\0");
+        let mut section = vec![4, 0];
+        section.extend((header.len() as u32).to_le_bytes());
+        section.extend(header);
+        section.extend(program);
+        let length = section.len() as u32;
+        section.splice(0..0, length.to_le_bytes());
+        section
+    }
+
+    /// Rows as gimli tells them, and whether it came to the end.
+    fn by_gimli(section: &[u8]) -> (Vec<[u64; 5]>, bool) {
+        let line = DebugLine::new(section, LittleEndian);
+        let program = line.program(DebugLineOffset(0), 8, None, None).unwrap();
+        let (mut all, mut rows) = (Vec::new(), program.rows());
+        loop {
+            match rows.next_row() {
+                Ok(Some((_, row))) => all.push([
+                    row.address(),
+                    row.file_index(),
+                    row.line().map_or(0, |line| line.get()),
+                    match row.column() {
+                        gimli::ColumnType::LeftEdge => 0,
+                        gimli::ColumnType::Column(column) => column.get(),
+                    },
+                    row.end_sequence().into(),
+                ]),
+                Ok(None) => return (all, true),
+                Err(_) => return (all, false),
+            }
         }
-        _ => rest.read_uleb128(),
+    }
+
+    fn by_us(section: &[u8]) -> (Vec<[u64; 5]>, bool) {
+        let line = DebugLine::new(section, LittleEndian);
+        let program = line.program(DebugLineOffset(0), 8, None, None).unwrap();
+        let mut all = Vec::new();
+        let end = each(&program, &Residency::of(None), |row, ends| {
+            all.push([row.address, row.file, row.line, row.column, ends.into()]);
+        });
+        (all, end.is_ok())
+    }
+
+    fn address(address: u64) -> Vec<u8> {
+        [&[0, 9, 2][..], &address.to_le_bytes()].concat()
+    }
+
+    #[test]
+    fn rows_are_those_that_gimli_tells() {
+        let end = vec![0, 1, 1];
+        let usual = [
+            address(0x1000),
+            // Lines, columns and files, of one byte and of two; forth and back.
+            vec![
+                5, 7, 20, 5, 0x80, 1, 3, 0x7e, 1, 3, 0xe4, 0, 1, 4, 0x81, 1, 1, 3, 0x40, 1,
+            ],
+            // Addresses, and what does not count.
+            vec![
+                8, 1, 9, 0x34, 0x12, 1, 2, 0x90, 1, 1, 6, 7, 10, 11, 12, 9, 255, 14, 200,
+            ],
+            // Instructions that nobody knows, and a file that is defined.
+            vec![
+                13, 0x81, 0x82, 1, 3, 0, 2, 4, 9, 0, 6, 3, b'x', 0, 0, 0, 0, 0, 2, 0x99, 1, 100,
+            ],
+        ]
+        .concat();
+        let left_out = [
+            address(u64::MAX),
+            vec![30, 40, 2, 5, 1],
+            end.clone(),
+            address(0x2000),
+            vec![50],
+            address(0x1fff),
+            vec![60],
+            address(0x3000),
+            vec![70],
+            end.clone(),
+            address(0),
+            vec![1],
+        ]
+        .concat();
+        let whole = [usual, end, left_out].concat();
+        let (rows, whole_run) = by_us(&section(&whole));
+        assert!(rows.len() > 15 && whole_run, "{rows:?}");
+        // Wherever it ends early.
+        for length in 0..=whole.len() {
+            let section = section(&whole[..length]);
+            assert_eq!(by_us(&section), by_gimli(&section), "{length}");
+        }
+        for broken in [
+            // Addresses beyond all, and extended instructions that say wrong lengths.
+            [address(u64::MAX - 2), vec![1, 2, 1, 1]].concat(),
+            vec![0, 0, 1],
+            vec![0, 0x90, 1],
+            vec![0, 4, 2, 1, 2, 3, 1],
+            vec![
+                3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 1,
+            ],
+            vec![
+                5, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f, 1,
+            ],
+        ] {
+            let section = section(&broken);
+            assert_eq!(by_us(&section), by_gimli(&section), "{broken:?}");
+        }
     }
 }

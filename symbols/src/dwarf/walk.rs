@@ -194,3 +194,205 @@ impl<'w, 'a> Walk<'w, 'a> {
         number(&self.bytes, at, 4).map(|offset| UnitOffset(offset as usize))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gimli::{DwForm, Dwarf, LittleEndian, SectionId};
+
+    use super::super::plan::kind;
+    use super::*;
+
+    /// Forms, each with bytes that have it.
+    const FORMS: [(DwForm, &[u8]); 22] = [
+        (gimli::DW_FORM_addr, &[1; 8]),
+        (gimli::DW_FORM_data1, &[1]),
+        (gimli::DW_FORM_data2, &[1; 2]),
+        (gimli::DW_FORM_data4, &[1; 4]),
+        (gimli::DW_FORM_data8, &[1; 8]),
+        (gimli::DW_FORM_data16, &[1; 16]),
+        (gimli::DW_FORM_flag_present, &[]),
+        (gimli::DW_FORM_strp, &[1; 4]),
+        (gimli::DW_FORM_sec_offset, &[1; 4]),
+        (gimli::DW_FORM_ref4, &[1; 4]),
+        (gimli::DW_FORM_strx3, &[1; 3]),
+        (gimli::DW_FORM_udata, &[0x80, 0x81, 1]),
+        (gimli::DW_FORM_sdata, &[0x7f]),
+        (gimli::DW_FORM_addrx, &[0xff, 1]),
+        (gimli::DW_FORM_string, b"name\0"),
+        (gimli::DW_FORM_block1, &[3, 1, 1, 1]),
+        (gimli::DW_FORM_block2, &[2, 0, 1, 1]),
+        (gimli::DW_FORM_block4, &[0; 4]),
+        (gimli::DW_FORM_block, &[1, 1]),
+        (gimli::DW_FORM_exprloc, &[0x82, 0, 1, 1]),
+        (gimli::DW_FORM_exprloc, &[0x82, 0x80, 0, 1, 1]),
+        // Says itself which form it has.
+        (gimli::DW_FORM_indirect, &[0x0f, 0x80, 1]),
+    ];
+
+    fn leb(mut number: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while number >= 0x80 {
+            bytes.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        bytes.push(number as u8);
+        bytes
+    }
+
+    /// Abbreviations, and entries of a unit of version 5.
+    #[derive(Default)]
+    struct Made {
+        abbreviations: Vec<u8>,
+        entries: Vec<u8>,
+    }
+
+    impl Made {
+        /// Adds an abbreviation of this number, and an entry of it.
+        fn add(&mut self, number: u64, children: u8, attributes: &[(gimli::DwAt, DwForm, &[u8])]) {
+            let own = &mut self.abbreviations;
+            own.extend(leb(number));
+            own.extend([gimli::DW_TAG_subprogram.0 as u8, children]);
+            self.entries.extend(leb(number));
+            for (name, form, bytes) in attributes {
+                own.extend(leb(name.0.into()));
+                own.extend(leb(form.0.into()));
+                self.entries.extend(*bytes);
+            }
+            own.extend([0, 0]);
+        }
+
+        fn with_unit(&self, look: impl FnOnce(UnitRef<'_, Slice<'_>>)) {
+            let abbreviations = [&self.abbreviations[..], &[0]].concat();
+            let mut info = vec![5, 0, gimli::DW_UT_compile.0, 8, 0, 0, 0, 0];
+            info.extend(&self.entries);
+            info.splice(0..0, (info.len() as u32).to_le_bytes());
+            let section = |id: SectionId| match id {
+                SectionId::DebugInfo => &info[..],
+                SectionId::DebugAbbrev => &abbreviations[..],
+                _ => &[],
+            };
+            let section = |id| Ok::<_, ()>(Slice::new(section(id), LittleEndian));
+            let dwarf = Dwarf::load(section).unwrap();
+            let header = dwarf.units().next().unwrap().unwrap();
+            let abbreviations = dwarf.abbreviations(&header).unwrap();
+            let unit = gimli::Unit::new_with_abbreviations(&dwarf, header, abbreviations);
+            look(UnitRef::new(&dwarf, &unit.unwrap()));
+        }
+    }
+
+    /// Offsets and depths of all entries, as far as they can be read.
+    fn by_gimli(unit: UnitRef<'_, Slice<'_>>) -> (Vec<(UnitOffset, isize)>, bool) {
+        let mut entries = unit.entries_raw(None).unwrap();
+        let mut all = Vec::new();
+        while !entries.is_empty() {
+            let entry = (entries.next_offset(), entries.next_depth());
+            match entries.read_abbreviation() {
+                Ok(None) => continue,
+                Ok(Some(own)) if entries.skip_attributes(own.attributes()).is_ok() => {
+                    all.push(entry);
+                }
+                _ => return (all, false),
+            }
+        }
+        (all, true)
+    }
+
+    fn by_us(unit: UnitRef<'_, Slice<'_>>) -> (Vec<(UnitOffset, isize)>, bool) {
+        let residency = Residency::of(None);
+        let mut walk = Walk::new(unit, &residency).unwrap();
+        let mut plans = Plans::new(&unit.unit.abbreviations);
+        let mut all = Vec::new();
+        loop {
+            match walk.next(&mut plans, kind::FUNCTION, isize::MIN) {
+                Ok(Some(entry)) => all.push((entry.offset, entry.depth)),
+                Ok(None) => return (all, true),
+                Err(_) => return (all, false),
+            }
+        }
+    }
+
+    #[test]
+    fn entries_end_where_gimli_says() {
+        let name = gimli::DW_AT_decl_line;
+        let mut made = Made::default();
+        for (number, &(first, bytes)) in FORMS.iter().enumerate() {
+            for (second, &(other, more)) in FORMS.iter().enumerate() {
+                // Numbers of one byte, of two, and far ones.
+                let number = (number * FORMS.len() + second) as u64 * 13 + 1;
+                let fixed = (name, gimli::DW_FORM_data2, &[1, 1][..]);
+                made.add(
+                    number,
+                    0,
+                    &[(name, first, bytes), fixed, (name, other, more)],
+                );
+            }
+        }
+        made.with_unit(|unit| {
+            let (all, whole) = by_us(unit);
+            assert_eq!(all.len(), FORMS.len() * FORMS.len());
+            assert_eq!((all, whole), by_gimli(unit));
+        });
+        // Wherever they end early, and with numbers and forms that there are not.
+        for cut in 0..200 {
+            made.entries.truncate(made.entries.len().min(4000 - cut));
+            made.with_unit(|unit| assert_eq!(by_us(unit), by_gimli(unit)));
+        }
+        made.add(9000, 0, &[(name, DwForm(0x7f), &[])]);
+        made.with_unit(|unit| assert_eq!(by_us(unit), by_gimli(unit)));
+        made.entries.extend([0xff, 0xff, 0x7f]);
+        made.with_unit(|unit| assert_eq!(by_us(unit), by_gimli(unit)));
+    }
+
+    #[test]
+    fn ranges_siblings_and_depths_are_where_the_plan_says() {
+        let mut made = Made::default();
+        let low = (
+            gimli::DW_AT_low_pc,
+            gimli::DW_FORM_addr,
+            &[0, 0x10, 0, 0, 0, 0, 0, 0][..],
+        );
+        let size = (
+            gimli::DW_AT_high_pc,
+            gimli::DW_FORM_data4,
+            &[0x20, 0, 0, 0][..],
+        );
+        let text = (gimli::DW_AT_name, gimli::DW_FORM_string, &b"f\0"[..]);
+        let next = (
+            gimli::DW_AT_sibling,
+            gimli::DW_FORM_ref4,
+            &[0x40, 0, 0, 0][..],
+        );
+        made.add(1, 1, &[low, size, text, next]);
+        made.add(2, 1, &[text, low, size]);
+        made.add(3, 0, &[next, text]);
+        // Ends that take more bytes than they need.
+        made.entries.extend([0, 0x80, 0]);
+        made.add(4, 0, &[low, text]);
+        made.with_unit(|unit| {
+            assert_eq!(by_us(unit), by_gimli(unit));
+            let residency = Residency::of(None);
+            let mut walk = Walk::new(unit, &residency).unwrap();
+            let mut plans = Plans::new(&unit.unit.abbreviations);
+            let mut told = Vec::new();
+            while let Some(entry) = walk.next(&mut plans, kind::FUNCTION, isize::MIN).unwrap() {
+                let range = walk.range(&entry).map(|range| (range.begin, range.end));
+                let sibling = walk.sibling(&entry).map(|sibling| sibling.0);
+                told.push((
+                    entry.is(kind::PLACED),
+                    range,
+                    entry.is(kind::SIBLING),
+                    sibling,
+                ));
+            }
+            let range = Some((0x1000, 0x1020));
+            let expected = [
+                (true, range, true, Some(0x40)),
+                // Behind text, so its attributes have to be read.
+                (true, None, false, None),
+                (false, None, false, None),
+                (true, None, false, None),
+            ];
+            assert_eq!(told, expected);
+        });
+    }
+}

@@ -1,0 +1,103 @@
+//! What a name must begin with to match a pattern.
+//!
+//! Patterns of frames to leave out are lists of names, and nearly all names are none of them: to see
+//! that by their first letters takes a hundredth of what the pattern takes.
+
+/// What means more in a pattern than itself.
+const SPECIAL: &str = r".^$|?*+(){}[]\";
+
+/// Text of which every match of all of the pattern begins with one; `None` if that is not plain.
+pub fn of(pattern: &str) -> Option<Vec<&str>> {
+    // Flags reach over bars.
+    if pattern.contains("(?") {
+        return None;
+    }
+    let mut all = Vec::new();
+    for choice in choices(pattern)? {
+        let mut rest = choice;
+        // What may be there and may be not: `(__)?posix_memalign`.
+        if let Some((first, other)) = choice.strip_prefix('(').and_then(|c| c.split_once(")?")) {
+            all.push(literal(first).filter(|own| *own == first)?);
+            rest = other;
+        }
+        all.push(literal(rest)?);
+    }
+    Some(all)
+}
+
+/// The choices that bars divide, outside of parentheses; `None` where there are classes of letters.
+fn choices(pattern: &str) -> Option<Vec<&str>> {
+    let (mut choices, mut start, mut depth) = (Vec::new(), 0, 0_usize);
+    let mut letters = pattern.char_indices();
+    while let Some((at, letter)) = letters.next() {
+        match letter {
+            '\\' => drop(letters.next()),
+            '[' => return None,
+            '(' => depth += 1,
+            ')' => depth = depth.checked_sub(1)?,
+            '|' if depth == 0 => {
+                choices.push(&pattern[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    choices.push(&pattern[start..]);
+    Some(choices)
+}
+
+/// The letters that it begins with and that stand for themselves, if any.
+fn literal(choice: &str) -> Option<&str> {
+    let end = choice.find(|letter| SPECIAL.contains(letter));
+    let (own, rest) = choice.split_at(end.unwrap_or(choice.len()));
+    let mut letters = own.chars();
+    // The last one may be there, or not.
+    if rest.starts_with(['?', '*', '{']) {
+        letters.next_back();
+    }
+    Some(letters.as_str()).filter(|own| !own.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::of;
+
+    #[test]
+    fn a_list_of_names_tells_what_they_begin_with() {
+        let list = r"malloc|(__)?posix_memalign|tc_(c|p?v)alloc|ab?c|operator new(\[\])?|x\|y|z+";
+        let expected = [
+            "malloc",
+            "__",
+            "posix_memalign",
+            "tc_",
+            "a",
+            "operator new",
+            "x",
+            "z",
+        ];
+        assert_eq!(of(list).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_may_begin_with_anything_tells_nothing() {
+        for pattern in [
+            "",
+            "a|",
+            ".*alloc",
+            "(?i)malloc",
+            "x(?i)|malloc",
+            "[mc]alloc",
+            "a?",
+            "(a|b)?c",
+            "(a?)?b",
+            r"\w+",
+            "a)|b",
+            "(x)y",
+            "m|^",
+            "é?",
+        ] {
+            assert_eq!(of(pattern), None, "{pattern}");
+        }
+        assert_eq!(of("éa?").unwrap(), ["é"]);
+    }
+}

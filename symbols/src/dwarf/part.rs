@@ -1,0 +1,106 @@
+//! How much of compressed debug information is needed.
+//!
+//! The debug files of distributions are compressed as a whole, and most stacks begin in the same two
+//! functions of the C library, whose units are among its first. The list of all units' addresses
+//! tells which units are needed, and what is behind the last of them is not unpacked.
+
+use gimli::{DebugAranges, LittleEndian};
+
+use super::image::{Image, number};
+
+/// Stands for a length that follows, of 8 bytes.
+const LONG: u64 = 0xffff_ffff;
+
+/// The units up to the last one that holds one of the addresses, which are sorted; `None` where they
+/// are not compressed, or the list does not have all the addresses.
+pub fn of(image: &Image, wanted: &[u64]) -> Option<Vec<u8>> {
+    let section = image.section(".debug_info")?;
+    let mut unpacked = image.unpack(section)?;
+    let last = last_unit(image, wanted)?;
+    unpacked.reach(last.checked_add(12)?)?;
+    let start = unpacked.bytes();
+    let (head, length) = match number(start, last, 4)? {
+        LONG => (12, number(start, last + 4, 8)?),
+        length => (4, length),
+    };
+    let end = usize::try_from(length).ok()?.checked_add(last + head)?;
+    unpacked.reach(end)?;
+    let mut bytes = unpacked.into_bytes();
+    bytes.truncate(end);
+    Some(bytes)
+}
+
+/// Where the last of the units begins that hold the addresses.
+fn last_unit(image: &Image, wanted: &[u64]) -> Option<usize> {
+    let list = image.data(image.section(".debug_aranges")?)?;
+    let list = DebugAranges::new(&list, LittleEndian);
+    let mut held = vec![false; wanted.len()];
+    let mut last = 0;
+    let mut sets = list.headers();
+    while let Some(set) = sets.next().ok()? {
+        let mut entries = set.entries();
+        // A damaged entry, and what follows it, is as if it were not there.
+        while let Ok(Some(entry)) = entries.next() {
+            let range = entry.range();
+            let first = wanted.partition_point(|&a| a < range.begin);
+            let inside = wanted[first..].iter().take_while(|&&a| a < range.end);
+            for (at, _) in inside.enumerate() {
+                held[first + at] = true;
+                last = last.max(set.debug_info_offset().0);
+            }
+        }
+    }
+    held.iter().all(|&held| held).then_some(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::super::{look_up, look_up_in};
+    use super::*;
+
+    /// Builds a library of two units, the second much larger, with compressed debug information.
+    fn built(directory: &Path) -> Image {
+        let first = "int first(int n) { return n * 3; }\n";
+        let second: String = (0..400)
+            .map(|n| format!("struct S{n} {{ int a{n}, b{n}; }}; int f{n}(struct S{n} *s) {{ return s->a{n}; }}\n"))
+            .collect();
+        let library = directory.join("library.so");
+        let mut build = Command::new("gcc");
+        build.args(["-shared", "-fPIC", "-g", "-O0", "-gz=zlib", "-o"]);
+        build.arg(&library);
+        for (name, text) in [("first.c", first), ("second.c", &second)] {
+            std::fs::write(directory.join(name), text).unwrap();
+            build.arg(directory.join(name));
+        }
+        assert!(build.status().unwrap().success());
+        Image::open(&library).unwrap()
+    }
+
+    fn symbol(image: &Image, name: &str) -> u64 {
+        let table = Command::new("nm").arg(image.path()).output().unwrap();
+        let table = String::from_utf8(table.stdout).unwrap();
+        let line = table.lines().find(|l| l.ends_with(&format!(" T {name}")));
+        u64::from_str_radix(line.unwrap().split(' ').next().unwrap(), 16).unwrap()
+    }
+
+    #[test]
+    fn what_is_behind_the_last_unit_needed_is_not_unpacked() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = built(directory.path());
+        let section = image.section(".debug_info").unwrap();
+        let whole = image.data(section).unwrap();
+        let (first, last) = (symbol(&image, "first"), symbol(&image, "f399"));
+        let of_first = of(&image, &[first]).unwrap();
+        assert!(of_first.len() * 10 < whole.len(), "{}", of_first.len());
+        assert_eq!(of_first, whole[..of_first.len()]);
+        assert_eq!(of(&image, &[first, last]).unwrap(), whole.into_owned());
+        // An address that no unit has may be of any.
+        assert_eq!(of(&image, &[first, last, u64::MAX / 2]), None);
+        let by_part = look_up(&image, &[first]).unwrap();
+        assert_eq!(by_part[0][0].name.as_ref(), "first");
+        assert_eq!(Some(by_part), look_up_in(&image, None, &[first], &[first]));
+    }
+}
