@@ -36,3 +36,9 @@ mod state;
 
 pub use frames::Frames;
 pub use runtime::{publish, start};
+
+/// Whether this process runs an interpreter whose frames can be read.
+#[inline]
+pub fn is_known() -> bool {
+    runtime::known().is_some()
+}

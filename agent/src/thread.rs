@@ -1,7 +1,7 @@
 //! A thread's memory for sampling.
 //!
-//! Made at the thread's first sample, in memory of its own (about 300 KiB of address
-//! space, of which a stack of ordinary depth touches four pages), given back when the
+//! Made at the thread's first sample, in memory of its own (about 1 MiB of address
+//! space, of which a stack of ordinary depth touches a few pages), given back when the
 //! thread ends and used again by the next one.
 
 use crate::arch::Interrupted;
@@ -100,10 +100,6 @@ impl walk::Tree for Interned<'_> {
         self.tree.child(parent, address, self.limit).map(node)
     }
     #[inline]
-    fn path_to(&self, parent: u64, address: u64) -> u64 {
-        tree::path_to(parent, address)
-    }
-    #[inline]
     fn seen(&self, stack: Key, address: u64) -> Option<u32> {
         let leaf = self.seen?.get(stack)?;
         let node = self.tree.node(leaf)?;
@@ -161,9 +157,13 @@ impl Thread {
     #[inline]
     pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         let tree = self.tree(epoch);
-        let (python, thread) = (&mut self.python, arch::thread_pointer());
+        let (thread, code) = (arch::thread_pointer(), module::Modules::now());
+        if !python::is_known() {
+            return self.walker.walk(*registers, thread, &tree, code);
+        }
+        let python = &mut self.python;
         self.walker
-            .walk_with(*registers, thread, &tree, module::Modules::now(), |trail| {
+            .walk_with(*registers, thread, &tree, code, |trail| {
                 python.read(trail, epoch)
             })
     }

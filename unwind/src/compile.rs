@@ -4,6 +4,7 @@
 
 use crate::Cause;
 use crate::arch::{Machine, Native};
+use crate::brief;
 use crate::elf::{Module, Section};
 use crate::row::{Bytes, Row, Rows};
 use crate::rule::{Kind, Rule};
@@ -45,8 +46,9 @@ pub fn compile_on<'a, A: Machine>(
 ) -> Rule {
     let tables = Tables::of::<A>(module);
     let found = tables.as_ref().map_err(|cause| *cause).and_then(|tables| {
-        let (row, is_signal) = tables.row(ip.wrapping_sub(1), scratch)?;
-        Ok((pack::<A>(row, &tables.frames), is_signal))
+        let entry = tables.entry(ip.wrapping_sub(1))?;
+        let rule = tables.rule::<A>(&entry, ip.wrapping_sub(1), scratch)?;
+        Ok((rule, entry.is_signal_trampoline()))
     });
     let begins = || tables.as_ref().is_ok_and(|tables| tables.begins_at(ip));
     match found {
@@ -107,9 +109,15 @@ fn is_start<'a>(module: &impl Module<'a>, ip: u64) -> bool {
 /// Offset in `.eh_frame_hdr` of the encoding of its number of entries.
 const COUNT_ENCODING: usize = 2;
 
+/// With what an index begins as linkers write it (LSB 10.6.2): its version; the address of the
+/// frames as 4 bytes from here, their number, and a table of pairs of 4 bytes, from the section on.
+const USUAL_INDEX: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+
 /// A module's unwind tables.
 pub(crate) struct Tables<'a> {
     header: ParsedEhFrameHdr<Bytes<'a>>,
+    /// Section of the header.
+    index: Section<'a>,
     frames: EhFrame<Bytes<'a>>,
     /// Section of the frames.
     section: Section<'a>,
@@ -118,13 +126,13 @@ pub(crate) struct Tables<'a> {
 
 impl<'a> Tables<'a> {
     pub(crate) fn of<A: Machine>(module: &impl Module<'a>) -> Result<Self, Cause> {
-        let header = module.eh_frame_hdr().ok_or(Cause::NoRule)?;
-        let bases = BaseAddresses::default().set_eh_frame_hdr(header.address);
-        if header.bytes.get(COUNT_ENCODING) != Some(&gimli::DW_EH_PE_udata4.0) {
+        let index = module.eh_frame_hdr().ok_or(Cause::NoRule)?;
+        let bases = BaseAddresses::default().set_eh_frame_hdr(index.address);
+        if index.bytes.get(COUNT_ENCODING) != Some(&gimli::DW_EH_PE_udata4.0) {
             // No linker writes another; a larger number would overflow the search.
             return Err(Cause::NoRule);
         }
-        let header = EhFrameHdr::from(EndianSlice::new(header.bytes, LittleEndian))
+        let header = EhFrameHdr::from(EndianSlice::new(index.bytes, LittleEndian))
             .parse(&bases, 8)
             .map_err(|_| Cause::NoRule)?;
         let gimli::Pointer::Direct(pointer) = header.eh_frame_ptr() else {
@@ -133,6 +141,7 @@ impl<'a> Tables<'a> {
         let frames = module.bytes_from(pointer).ok_or(Cause::NoRule)?;
         Ok(Self {
             header,
+            index,
             bases: bases.set_eh_frame(frames.address),
             frames: eh_frame::<A>(&frames),
             section: frames,
@@ -144,8 +153,17 @@ impl<'a> Tables<'a> {
     }
 
     fn entry(&self, pc: u64) -> Result<FrameDescriptionEntry<Bytes<'a>>, Cause> {
-        let table = self.header.table().ok_or(Cause::NoRule)?;
-        let found = table.lookup(pc, &self.bases).map_err(cause)?;
+        let found = match self.index.bytes.starts_with(&USUAL_INDEX) {
+            true => self.search(pc).ok_or(Cause::NoRule)?,
+            false => {
+                let table = self.header.table().ok_or(Cause::NoRule)?;
+                let found = table.lookup(pc, &self.bases).map_err(cause)?;
+                let gimli::Pointer::Direct(address) = found else {
+                    return Err(Cause::NoRule);
+                };
+                address
+            }
+        };
         let entry = self
             .frames
             .fde_from_offset(&self.bases, self.offset(found)?, EhFrame::cie_from_offset)
@@ -157,12 +175,25 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// Offset in the frames of a pointer of the index, which in a damaged module may be
+    /// The address of the last entry in an [index as usual](USUAL_INDEX) that begins at or before
+    /// `pc`.
+    fn search(&self, pc: u64) -> Option<u64> {
+        const COUNT: usize = USUAL_INDEX.len() + 4;
+        let (head, rest) = self.index.bytes.split_at_checked(COUNT + 4)?;
+        let count = u32::from_le_bytes(head.get(COUNT..)?.try_into().ok()?) as usize;
+        let (rows, _) = rest.as_chunks::<8>();
+        let rows = rows.get(..count)?;
+        let pc = pc.wrapping_sub(self.index.address).cast_signed();
+        let begin = |row: &[u8; 8]| i32::from_le_bytes([row[0], row[1], row[2], row[3]]);
+        let after = rows.partition_point(|row| i64::from(begin(row)) <= pc);
+        let row = rows.get(after.checked_sub(1)?)?;
+        let entry = i32::from_le_bytes([row[4], row[5], row[6], row[7]]);
+        Some(self.index.address.wrapping_add_signed(i64::from(entry)))
+    }
+
+    /// Offset in the frames of an address of the index, which in a damaged module may be
     /// anything.
-    fn offset(&self, pointer: gimli::Pointer) -> Result<EhFrameOffset, Cause> {
-        let gimli::Pointer::Direct(address) = pointer else {
-            return Err(Cause::NoRule);
-        };
+    fn offset(&self, address: u64) -> Result<EhFrameOffset, Cause> {
         let offset = address.checked_sub(self.section.address);
         offset
             .filter(|offset| *offset < self.section.bytes.len() as u64)
@@ -179,6 +210,22 @@ impl<'a> Tables<'a> {
         let entry = self.entry(pc)?;
         let row = scratch.rows.of(&entry, &self.frames, &self.bases, pc)?;
         Ok((row, entry.is_signal_trampoline()))
+    }
+
+    /// The rule of an instruction that lies in `entry`.
+    fn rule<A: Machine>(
+        &self,
+        entry: &FrameDescriptionEntry<Bytes<'a>>,
+        pc: u64,
+        scratch: &mut Scratch,
+    ) -> Result<Rule, Cause> {
+        let rows = &mut scratch.rows;
+        let initial = rows.initial(entry, &self.frames, &self.bases)?;
+        if let Some(rule) = brief::rule::<A>(entry, self.section.bytes, initial, pc) {
+            return Ok(rule);
+        }
+        let row = rows.of(entry, &self.frames, &self.bases, pc)?;
+        Ok(pack::<A>(row, &self.frames))
     }
 
     /// Whether a function begins at `ip`. No call returns there: its address was put on
@@ -352,5 +399,70 @@ fn shape<A: Machine>(
             })
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::Native;
+    use crate::elf::Image;
+    use std::string::String;
+    use std::vec::Vec;
+
+    /// The modules that this process has mapped: their first and last addresses.
+    fn modules() -> Vec<(u64, u64)> {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mut modules: Vec<(String, u64, u64)> = Vec::new();
+        for line in maps.lines() {
+            let mut fields = line.split_whitespace();
+            let (start, end) = fields.next().unwrap().split_once('-').unwrap();
+            let number = |hex| u64::from_str_radix(hex, 16).unwrap();
+            let Some(path) = fields.nth(4).filter(|path| path.starts_with('/')) else {
+                continue;
+            };
+            match modules.iter_mut().find(|(known, ..)| known == path) {
+                Some(known) => known.2 = number(end),
+                None => modules.push((path.into(), number(start), number(end))),
+            }
+        }
+        modules
+            .into_iter()
+            .map(|(_, start, end)| (start, end))
+            .collect()
+    }
+
+    #[test]
+    fn entries_read_briefly_give_the_rules_of_the_general_way() {
+        let mut scratch = Scratch::new();
+        let (mut all, mut brief) = (0, 0);
+        for (start, end) in modules() {
+            // SAFETY: nothing here unloads modules.
+            let Some(image) = (unsafe { Image::at(start, end) }) else {
+                continue;
+            };
+            let Ok(tables) = Tables::of::<Native>(&image) else {
+                continue;
+            };
+            let mut functions = Vec::new();
+            entries(&tables.section, |function, _| functions.push(function));
+            for function in functions {
+                let Ok(entry) = tables.entry(function) else {
+                    continue;
+                };
+                let step = usize::try_from(entry.len() / 13 + 1).unwrap();
+                for pc in (function..entry.end_address()).step_by(step) {
+                    let (section, rows) = (tables.section.bytes, &mut scratch.rows);
+                    let initial = rows.initial(&entry, &tables.frames, &tables.bases);
+                    let found = brief::rule::<Native>(&entry, section, initial.unwrap(), pc);
+                    let row = rows.of(&entry, &tables.frames, &tables.bases, pc).unwrap();
+                    let rule = pack::<Native>(row, &tables.frames);
+                    assert!(found.is_none_or(|found| found == rule), "{pc:x}");
+                    all += 1;
+                    brief += usize::from(found.is_some());
+                }
+            }
+        }
+        assert!(all > 10_000 && brief > all / 10 * 9, "{brief} of {all}");
     }
 }

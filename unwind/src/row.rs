@@ -96,6 +96,15 @@ struct Factors {
     data: i64,
 }
 
+impl Factors {
+    fn of(entry: &FrameDescriptionEntry<Bytes<'_>>) -> Self {
+        Self {
+            code: entry.cie().code_alignment_factor(),
+            data: entry.cie().data_alignment_factor(),
+        }
+    }
+}
+
 /// Room to compute a row in: 5 KiB.
 pub(crate) struct Rows {
     row: Row,
@@ -123,18 +132,26 @@ impl Rows {
         bases: &BaseAddresses,
         pc: u64,
     ) -> Result<&Row, Cause> {
-        let cie = entry.cie();
-        let factors = Factors {
-            code: cie.code_alignment_factor(),
-            data: cie.data_alignment_factor(),
-        };
+        self.initial(entry, frames, bases)?;
+        let span = Some((entry.initial_address(), pc));
+        let instructions = entry.instructions(frames, bases);
+        self.run(instructions, Factors::of(entry), span)?;
+        Ok(&self.row)
+    }
+
+    /// The row that the function of `entry` begins with.
+    pub(crate) fn initial(
+        &mut self,
+        entry: &FrameDescriptionEntry<Bytes<'_>>,
+        frames: &EhFrame<Bytes<'_>>,
+        bases: &BaseAddresses,
+    ) -> Result<&Row, Cause> {
+        let instructions = entry.cie().instructions(frames, bases);
         self.row.reset();
         self.depth = 0;
-        self.run(cie.instructions(frames, bases), factors, None)?;
+        self.run(instructions, Factors::of(entry), None)?;
         self.initial.copy(&self.row);
-        let span = Some((entry.initial_address(), pc));
-        self.run(entry.instructions(frames, bases), factors, span)?;
-        Ok(&self.row)
+        Ok(&self.initial)
     }
 
     /// Executes instructions, those of an entry up to the row of the second of `span`; the

@@ -225,6 +225,12 @@ impl Stack {
         self.on_own
     }
 
+    /// The known part of the thread's own stack.
+    #[must_use]
+    pub fn own(&self) -> (u64, u64) {
+        (self.own.low, self.own.high)
+    }
+
     fn is_own(&self, sp: u64) -> bool {
         sp.wrapping_sub(self.own.low) < self.own.high - self.own.low
     }

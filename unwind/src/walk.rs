@@ -1,18 +1,21 @@
 //! Walking a stack with a memo of the last one.
 //!
 //! A thread's consecutive samples share most of their stack: everything above the last
-//! common function. The memo holds the last stack: each frame with its
+//! common function. The [memo] holds the last stack: each frame with its
 //! registers, the addresses of the two words that its step read, and its node in the
-//! calling-context tree. A new walk steps only until it meets a frame of the memo with
-//! equal registers, then validates the memo: it compares the words that its steps read, after
+//! calling-context tree if that was needed. A new walk steps only until it meets a frame of the memo
+//! with equal registers, then validates the memo: it compares the words that its steps read, after
 //! making sure that all of them are readable now. If all are unchanged, the remaining frames
 //! and their nodes are the same. A word that differs ends the comparison; the walk continues
 //! from that frame and may meet frames of the memo again further out.
 //!
-//! Cost: about 100 instructions for a new frame, and 50 for its node; one or two compares
-//! for an unchanged one, of adjacent words in memory.
+//! Cost: about 80 instructions for a new frame; two compares for an unchanged one, of adjacent
+//! words in memory.
 
 mod intern;
+mod memo;
+mod places;
+mod quick;
 
 use crate::arch::Native;
 use crate::compile::Scratch;
@@ -27,6 +30,9 @@ use crate::stack::{Ends, Interrupted, Stack};
 use crate::{Cause, Registers};
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
+use memo::{Found, Memo, Noted};
+use places::Places;
+use quick::Pace;
 
 /// Maximum number of frames. Of deeper stacks, the innermost [`DEEP_FRAMES`] are kept.
 pub const MAX_FRAMES: usize = 3072;
@@ -62,17 +68,13 @@ pub trait Tree {
     fn truncated(&self) -> Node;
     /// The node of `address` under `parent`; `None` when there is no room.
     fn child(&self, parent: Node, address: u64) -> Option<Node>;
-    /// [`Node::path`] of the child at `address` of a node with the path `parent`.
-    fn path_to(&self, _parent: u64, _address: u64) -> u64 {
-        0
-    }
     /// The leaf of a stack that was seen before, if that is known; its innermost frame is `address`.
     fn seen(&self, _stack: Key, _address: u64) -> Option<u32> {
         None
     }
     /// Notes a stack's leaf.
     fn see(&self, _stack: Key, _leaf: u32) {}
-    /// With what the second hash of all stacks begins: a number of the tree's own.
+    /// A number of the tree's own, which all keys depend on.
     fn salt(&self) -> u64 {
         0
     }
@@ -111,81 +113,9 @@ pub struct Walk {
     pub truncated: Option<Cause>,
 }
 
-/// A frame of the memo.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Frame {
-    registers: Registers,
-    /// The stack up to it.
-    key: Key,
-    /// Number of its node; 0 where that was not needed yet, which is then so of all frames
-    /// further in but the innermost.
-    node: u32,
-    /// Number of words of this frame and all frames further out, which come first in the memo.
-    words: u32,
-    /// Number of inserted frames that this frame and all frames further out run.
-    inserted: u32,
-    /// Which of the successive modules at its address its code belongs to, and whether its step
-    /// does not depend on fp.
-    rule: Rule,
-}
-
-impl Frame {
-    /// The value to intern.
-    #[inline]
-    fn address(&self) -> u64 {
-        tagged(self.registers.ip, self.rule.instance())
-    }
-}
-
-/// A frame of the walk in progress, with what its step read.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Fresh {
-    registers: Registers,
-    rule: Rule,
-    words: [Word; 2],
-}
-
-impl Fresh {
-    /// The value to intern.
-    #[inline]
-    fn address(&self) -> u64 {
-        tagged(self.registers.ip, self.rule.instance())
-    }
-}
-
 #[inline]
 fn tagged(ip: u64, instance: u8) -> u64 {
     ip | u64::from(instance) << ADDRESS_BITS
-}
-
-/// Places of frames by their stack pointers.
-const PLACES: usize = 1024;
-
-/// The place of a frame.
-#[inline(always)]
-fn place_of(sp: u64) -> usize {
-    (sp >> 4 ^ sp >> 14) as usize % PLACES
-}
-
-/// The last of `words` whose value has changed. Compares four at a time, since nearly
-/// always none differs.
-///
-/// # Safety
-/// All of `words` can be read now, including those beyond the result.
-#[inline(always)]
-unsafe fn last_differing(words: &[Word]) -> Option<usize> {
-    // SAFETY: the caller's.
-    let difference = |word: &Word| unsafe { (word.at as *const u64).read_volatile() } ^ word.value;
-    let mut rest = words;
-    while let Some((outer, [a, b, c, d])) = rest.split_last_chunk::<4>() {
-        if difference(a) | difference(b) | difference(c) | difference(d) != 0 {
-            break;
-        }
-        rest = outer;
-    }
-    rest.iter().rposition(|word| difference(word) != 0)
 }
 
 /// Marks a step that cannot be validated by comparing words: it never compares equal.
@@ -211,51 +141,57 @@ fn words_read(rule: Rule, step: &Step) -> [Word; 2] {
     }
 }
 
-/// A thread's walker, with the memo of its last stack. It takes about 400 KiB, of which only the
+/// What is added to the sum of a truncated stack.
+const TRUNCATED: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// What a frame adds to its stack's sum.
+#[inline(always)]
+fn part((registers, rule): (Registers, Rule), salt: u64) -> u64 {
+    memo::part(tagged(registers.ip, rule.instance()), registers.sp, salt)
+}
+
+/// A thread's walker, with the memo of its last stack. It takes about 650 KiB, of which only the
 /// depth in use is ever touched. Start with zeroed memory and call [`init`](Self::init).
 #[repr(C)]
 pub struct Walker {
     stack: Stack,
-    /// Frames of the memo; the outermost is first.
-    len: usize,
-    /// All of their words except [`NEVER`] lie between these.
+    /// All words of the memo except [`NEVER`] lie between these.
     span: (u64, u64),
     truncated: Option<Cause>,
-    /// Frames of the memo by their stack pointers ([`place_of`]): the last one of each place. May
-    /// be of a former memo.
-    by_sp: [u16; PLACES],
+    /// Leaf of the memo's stack; 0: not known.
+    leaf: u32,
+    /// Whether the last stack was seen before it was walked.
+    was_seen: bool,
+    pace: Pace,
     scratch: MaybeUninit<Scratch>,
-    frames: [MaybeUninit<Frame>; MAX_FRAMES],
-    /// One more than the memo can hold: see `intern`.
-    words: [MaybeUninit<Word>; 2 * MAX_FRAMES + 1],
-    fresh: [MaybeUninit<Fresh>; MAX_FRAMES],
+    memo: Memo,
+    places: Places,
 }
 
-/// Result of a trace: how many frames of the memo are still valid, how many new ones are in
-/// `fresh` (innermost first), and how the stack ended if it was walked to its end.
+/// Result of a trace: what was found, and how the stack ended if it was walked to its end.
 struct Trace {
-    kept: usize,
-    fresh: usize,
+    found: Found,
     end: Option<Option<Cause>>,
 }
 
 impl Trace {
     /// Walked to the end of the stack, or to where it is truncated.
     #[inline]
-    fn ends(fresh: usize, truncated: Option<Cause>) -> Self {
+    fn ends(fresh: Noted, truncated: Option<Cause>) -> Self {
         Self {
-            kept: 0,
-            fresh,
+            found: Found { fresh, joins: None },
             end: Some(truncated),
         }
     }
 
-    /// Reached the memo's frames, of which `kept` are still valid.
+    /// Reached a frame of the memo, all of which from there on are still valid.
     #[inline]
-    fn joins(kept: usize, fresh: usize) -> Self {
+    fn joins(index: usize, fresh: Noted) -> Self {
         Self {
-            kept,
-            fresh,
+            found: Found {
+                fresh,
+                joins: Some(index),
+            },
             end: None,
         }
     }
@@ -265,15 +201,23 @@ impl Walker {
     /// Turns zeroed memory into a walker, for a thread whose stack is not known yet.
     pub fn init(&mut self, ends: Ends) {
         self.stack = Stack::new(ends);
-        self.len = 0;
+        self.forget();
         self.span = (0, 0);
         self.truncated = None;
+        self.pace = Pace::SLOW;
         self.scratch.write(Scratch::new());
     }
 
     /// Forgets the last stack, whose nodes or rules are no longer valid.
     pub fn forget(&mut self) {
-        self.len = 0;
+        self.places.forget();
+        self.forget_last();
+    }
+
+    /// Forgets the memo.
+    fn forget_last(&mut self) {
+        self.memo.forget();
+        self.leaf = 0;
     }
 
     /// Walks from `start`, asking `code` for rules and interning in `tree`. `thread` is the
@@ -286,11 +230,22 @@ impl Walker {
         tree: &T,
         code: impl Code,
     ) -> Walk {
-        self.walk_with(start, thread, tree, code, |_| Insertion::NONE)
+        if !self.stack.stays_on_own(start.sp) {
+            self.enter(start.sp, thread);
+        } else if self.pace.is_quick()
+            && let Some(walk) = self.walk_quickly(start, tree, &code)
+        {
+            return walk;
+        }
+        let trace = self.trace(start, Noted::NONE, &[], (&code, tree.salt()));
+        self.was_seen = false;
+        let walk = self.complete(&trace, tree, |_| Insertion::NONE);
+        self.pace.walked(trace.found.fresh.count, self.was_seen);
+        walk
     }
 
     /// Like [`walk`](Self::walk), with an interpreter's frames in the result, which `insert` finds.
-    #[inline]
+    #[inline(never)]
     pub fn walk_with<'a, T: Tree>(
         &mut self,
         start: Registers,
@@ -302,7 +257,7 @@ impl Walker {
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
         }
-        let trace = self.trace(start, 0, &[], &code);
+        let trace = self.trace(start, Noted::NONE, &[], (&code, tree.salt()));
         self.complete(&trace, tree, insert)
     }
 
@@ -321,12 +276,14 @@ impl Walker {
         // SAFETY: `init` wrote it.
         let rule = code.rule(start.ip, unsafe { self.scratch.assume_init_mut() });
         let step = self.interrupted_step(rule, &start, live, &code);
+        let (frame, words) = ((start, rule), [never(), Word::default()]);
+        let (mut noted, salt) = (Noted::NONE, tree.salt());
         // SAFETY: the first of all.
-        unsafe { self.note(0, start, rule, [never(), Word::default()]) };
+        unsafe { self.memo.note(&mut noted, frame, words, part(frame, salt)) };
         let trace = match step {
-            Step::Caller { registers, .. } => self.trace(registers, 1, live, &code),
-            Step::End { .. } => Trace::ends(1, None),
-            Step::Truncated(cause) => Trace::ends(1, Some(cause)),
+            Step::Caller { registers, .. } => self.trace(registers, noted, live, (&code, salt)),
+            Step::End { .. } => Trace::ends(noted, None),
+            Step::Truncated(cause) => Trace::ends(noted, Some(cause)),
         };
         self.complete(&trace, tree, |_| Insertion::NONE)
     }
@@ -373,30 +330,26 @@ impl Walker {
         if let Some(end) = trace.end {
             self.truncated = end;
         }
+        let (memo, count) = (&self.memo, self.memo.count(&trace.found));
         let insertion = insert(&Trail {
             known: self.stack.known(),
-            count: trace.kept + trace.fresh,
-            frame: &|index| self.registers(trace, index),
+            count,
+            frame: &|index| memo.found(&trace.found, index).registers,
         });
-        if trace.kept + trace.fresh > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
-            let walk = self.intern_deep(trace, tree, &insertion);
+        if count > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
+            let walk = self.intern_deep(&trace.found, tree, &insertion);
+            let own = self.stack.own();
             self.stack.settle(None, || 0);
+            if self.stack.own() != own {
+                self.places.forget();
+            }
             return walk;
         }
-        let walk = self.intern(trace, tree, &insertion);
+        let walk = self.intern(&trace.found, tree, &insertion);
         if !self.stack.is_on_own() || self.stack.moved() {
             self.settle();
         }
         walk
-    }
-
-    /// The registers of a frame of the walk in progress; the innermost is first.
-    fn registers(&self, trace: &Trace, index: usize) -> Registers {
-        match index.checked_sub(trace.fresh) {
-            // SAFETY: `trace` wrote the first `fresh` ones.
-            None => unsafe { self.fresh[index].assume_init_ref().registers },
-            Some(outwards) => self.frame(trace.kept - 1 - outwards).registers,
-        }
     }
 
     /// Begins a walk that does not stay on the known part of the thread's own stack.
@@ -404,7 +357,7 @@ impl Walker {
     fn enter(&mut self, sp: u64, thread: u64) {
         if self.stack.enter(sp, thread) {
             if !self.stack.covers(self.span) {
-                self.len = 0;
+                self.forget_last();
             }
             self.span = self.stack.span();
         }
@@ -413,14 +366,17 @@ impl Walker {
     /// Called after a walk that was not entirely on the known part of the thread's own stack.
     #[cold]
     fn settle(&mut self) {
-        let complete = self.truncated.is_none() && self.len > 0;
-        let outermost = complete.then(|| self.frame(0).registers.sp);
+        let complete = self.truncated.is_none() && !self.memo.is_empty();
+        let outermost = complete.then(|| self.memo.frame(self.memo.end() - 1).registers.sp);
         let mut stack = self.stack;
         stack.settle(outermost, || self.steady());
+        if stack.own() != self.stack.own() {
+            self.places.forget();
+        }
         self.stack = stack;
         if self.stack.moved() {
             // Parts of two stacks: the memo's words are not all in one span.
-            self.len = 0;
+            self.forget_last();
         }
         self.span = self.stack.span();
     }
@@ -429,9 +385,10 @@ impl Walker {
     /// one stack. Code that switches stacks returns by a saved register, and that step skips
     /// at least all the unused space of the other stack.
     fn steady(&self) -> u64 {
-        let mut sp = self.frame(0).registers.sp;
-        for index in 1..self.len {
-            let frame = self.frame(index);
+        let memo = &self.memo;
+        let mut sp = memo.frame(memo.end() - 1).registers.sp;
+        for index in (memo.begin()..memo.end() - 1).rev() {
+            let frame = memo.frame(index);
             let step = sp.wrapping_sub(frame.registers.sp);
             let stays = match frame.rule.base() {
                 Base::Sp => true,
@@ -446,78 +403,65 @@ impl Walker {
         sp
     }
 
-    /// Steps outwards until the end or a frame of the memo that is still valid, with `fresh` frames
-    /// further in; `live` as above.
+    /// Steps outwards until the end or a frame of the memo that is still valid; `noted` are the
+    /// frames further in, and `live` as above.
     #[inline]
     fn trace(
         &mut self,
         start: Registers,
-        mut fresh: usize,
+        mut noted: Noted,
         live: &[u64],
-        code: &impl Code,
+        (code, salt): (&impl Code, u64),
     ) -> Trace {
         let mut at = start;
-        let mut known = self.len;
+        let mut from = self.memo.begin();
         let mut readable = self.stack.known();
         loop {
-            let met = self.meet(at, &mut known);
+            let met = self.memo.meet(at, &mut from);
             if met.is_some() && !self.stack.is_on_own() && !self.stack.covers(self.span) {
                 // The memo is of another stack that was mapped here.
-                self.len = 0;
-                known = 0;
+                self.forget_last();
+                from = self.memo.begin();
             } else if let Some(index) = met {
                 // SAFETY: all words of the memo are readable now, as just checked.
-                let Some(changed) = (unsafe { self.first_changed(index) }) else {
-                    return Trace::joins(known, fresh);
+                let Some(changed) = (unsafe { self.memo.first_changed(index) }) else {
+                    return Trace::joins(index, noted);
                 };
-                fresh = self.take_back(changed + 1, known, fresh);
-                at = self.frame(changed).registers;
-                known = changed;
+                if changed > index {
+                    self.memo.take_back((index, changed), &mut noted);
+                }
+                at = self.memo.frame(changed).registers;
+                from = changed + 1;
             }
-            if fresh == MAX_FRAMES {
-                return Trace::ends(fresh, Some(Cause::TooDeep));
+            if noted.count == MAX_FRAMES {
+                return Trace::ends(noted, Some(Cause::TooDeep));
             }
             // SAFETY: `init` wrote it.
             let found = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
+            let part = part((at, found), salt);
             if let Some((caller, ra, fp)) = plain_step(found, at, readable) {
                 // SAFETY: fewer than MAX_FRAMES, as checked above.
-                unsafe { self.note(fresh, at, found, [ra, fp]) };
-                fresh += 1;
+                unsafe { self.memo.note(&mut noted, (at, found), [ra, fp], part) };
                 at = caller;
                 continue;
             }
             // A copy, so that `at` may stay in registers.
             let here = at;
             let step = if found.is_rare::<Native>() {
-                self.rare_step(found, &here, (fresh, live), code)
+                self.rare_step(found, &here, (noted.count, live), code)
             } else {
                 step(found, &here, &mut self.stack)
             };
             readable = self.stack.known();
+            let words = words_read(found, &step);
             // SAFETY: fewer than MAX_FRAMES, as checked above.
-            unsafe { self.note(fresh, at, found, words_read(found, &step)) };
-            fresh += 1;
+            unsafe { self.memo.note(&mut noted, (at, found), words, part) };
             match step {
                 Step::Caller { registers, .. } => at = registers,
-                Step::End { .. } => return Trace::ends(fresh, None),
-                Step::Truncated(cause) => return Trace::ends(fresh, Some(cause)),
+                Step::End { .. } => return Trace::ends(noted, None),
+                Step::Truncated(cause) => return Trace::ends(noted, Some(cause)),
             }
         }
-    }
-
-    /// Makes a frame the `index`th of the walk in progress.
-    ///
-    /// # Safety
-    /// `index` is less than [`MAX_FRAMES`].
-    #[inline(always)]
-    unsafe fn note(&mut self, index: usize, registers: Registers, rule: Rule, words: [Word; 2]) {
-        // SAFETY: the caller's.
-        let slot = unsafe { self.fresh.get_unchecked_mut(index) };
-        slot.write(Fresh {
-            registers,
-            rule,
-            words,
-        });
     }
 
     /// Steps from `at`, whose rule needs more than the followed registers, with `fresh`
@@ -530,9 +474,9 @@ impl Walker {
         (fresh, live): (usize, &[u64]),
         code: &impl Code,
     ) -> Step {
-        let frames = &self.fresh;
-        // SAFETY: `trace` wrote the first `fresh` ones, and only those are requested.
-        let frame = |index: usize| unsafe { frames[index].assume_init_ref() };
+        let memo = &self.memo;
+        // `trace` noted the first `fresh` ones, and only those are asked for.
+        let frame = |index: usize| memo.fresh(index);
         let callee = fresh.checked_sub(1).map(frame);
         let mut inner = slow::Inner {
             frame: |index: usize| frame(index).registers,
@@ -552,72 +496,6 @@ impl Walker {
         let stack = &mut self.stack;
         code.reading(|| rare::step(&from, stack, &mut inner, rules))
             .unwrap_or(Step::Truncated(Cause::Unsupported))
-    }
-
-    /// The memo's frame with these registers, if there is one among the first `known`, which then
-    /// becomes the number of frames from it outwards. If frames share a place in `by_sp` one may not
-    /// be met: the walk goes on to the next.
-    #[inline]
-    fn meet(&self, at: Registers, known: &mut usize) -> Option<usize> {
-        let index = usize::from(self.by_sp[place_of(at.sp)]);
-        if index >= *known {
-            return None;
-        }
-        let frame = self.frame(index);
-        // One branch: which of them differs cannot be foreseen.
-        if (frame.registers.sp ^ at.sp) | (frame.registers.ip ^ at.ip) != 0 {
-            return None;
-        }
-        let same = frame.registers.fp == at.fp || frame.rule.ignores_fp();
-        if same {
-            *known = index + 1;
-        }
-        same.then_some(index)
-    }
-
-    #[inline]
-    fn frame(&self, index: usize) -> &Frame {
-        // SAFETY: callers pass an index below `len`, up to which frames are written.
-        unsafe { self.frames.get_unchecked(index).assume_init_ref() }
-    }
-
-    /// Compares, from frame `from` outwards, the words that each step read with their current
-    /// values. Returns the first frame whose step must be taken again.
-    ///
-    /// # Safety
-    /// The stack covers [`span`](Self::span).
-    #[inline]
-    unsafe fn first_changed(&self, from: usize) -> Option<usize> {
-        let count = self.frame(from).words as usize;
-        // SAFETY: `intern` wrote this number of words for the frame.
-        let words =
-            unsafe { core::slice::from_raw_parts(self.words.as_ptr().cast::<Word>(), count) };
-        // SAFETY: `span` holds them all, as every walk that fills the memo noted it, or they
-        // are `NEVER`, which stays.
-        let changed = unsafe { last_differing(words) }?;
-        (0..=from).find(|index| self.frame(*index).words as usize > changed)
-    }
-
-    /// Adds the memo's frames `from..to` to the walk in progress, because frames before
-    /// them have changed.
-    #[cold]
-    fn take_back(&mut self, from: usize, to: usize, mut fresh: usize) -> usize {
-        for index in (from..to).rev() {
-            let frame = *self.frame(index);
-            let first = self.frame(index - 1).words as usize;
-            let mut words = [Word::default(); 2];
-            for (word, at) in words.iter_mut().zip(first..frame.words as usize) {
-                // SAFETY: written, as are all words of the memo's frames.
-                *word = unsafe { self.words[at].assume_init() };
-            }
-            if fresh == MAX_FRAMES {
-                break;
-            }
-            // SAFETY: as checked.
-            unsafe { self.note(fresh, frame.registers, frame.rule, words) };
-            fresh += 1;
-        }
-        fresh
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::vec;
 use std::vec::Vec;
 
-/// The nodes by parent and address, and the leaves by the second hash of their stacks.
+/// The nodes by parent and address, and the leaves by their stacks' hashes.
 #[derive(Default)]
 struct Interned {
     nodes: RefCell<HashMap<(u32, u64), u32>>,
@@ -33,12 +33,12 @@ impl Tree for Interned {
         Some((*map.entry((parent.id, address)).or_insert(next)).into())
     }
     fn seen(&self, stack: Key, address: u64) -> Option<u32> {
-        let leaf = *self.leaves.borrow().get(&stack.check)?;
+        let leaf = *self.leaves.borrow().get(&stack.0)?;
         assert_eq!(self.path(leaf).0.first(), Some(&address));
         Some(leaf)
     }
     fn see(&self, stack: Key, leaf: u32) {
-        self.leaves.borrow_mut().insert(stack.check, leaf);
+        self.leaves.borrow_mut().insert(stack.0, leaf);
     }
 }
 
@@ -292,6 +292,140 @@ proptest! {
             }
             prop_assert_eq!(tree.path(expected).0, path);
             last = frames;
+        }
+    }
+}
+
+/// A walker for whose thread `memory` is the stack that it began on.
+fn walker_on(memory: &[u64]) -> Box<Walker> {
+    let mut walker = walker();
+    walker.init(Ends {
+        first: memory.as_ptr_range().end as u64,
+        ..Ends::default()
+    });
+    walker
+}
+
+/// Frames of 32 bytes that save the frame pointer, or keep it; every third is found by it.
+fn rules_by_fp(ip: u64, _: &mut Scratch) -> Rule {
+    match ip % 3 {
+        0 => Rule::new(Kind::Sp, 32, Some(-8), None),
+        1 => Rule::new(Kind::Sp, 32, Some(-8), Some(-16)),
+        _ => Rule::new(Kind::Fp, 32, Some(-8), Some(-16)),
+    }
+}
+
+/// Lays a stack whose frames save the stack pointer of their caller as its frame pointer.
+fn lay_with_fp(memory: &mut [u64], ips: &[u64]) -> Registers {
+    let mut start = lay(memory, ips);
+    start.fp = start.sp;
+    let first = memory.len() - 4 * ips.len();
+    for index in 0..ips.len() {
+        let saves = (1..ips.len() - index)
+            .map(|further| (further, ips[index + further]))
+            .find(|(_, ip)| ip % 3 != 0);
+        let next = index + saves.map_or(1, |(further, _)| further);
+        memory[first + 4 * index + 2] = start.sp + 32 * next as u64;
+    }
+    if ips[0].is_multiple_of(3) {
+        let next = ips.iter().position(|ip| ip % 3 != 0).unwrap_or(0);
+        start.fp += 32 * next as u64;
+    }
+    start
+}
+
+proptest! {
+    /// The same where stacks change all the time, so that the memo is left alone.
+    #[test]
+    fn places_never_change_the_result(
+        stacks in prop::collection::vec(prop::collection::vec(0x30u64..0x36, 8..14), 2..5),
+        picks in prop::collection::vec((0usize..5, 0usize..20), 20..120),
+    ) {
+        let mut memory = vec![0u64; 4 * 16];
+        let tree = Interned::default();
+        let mut remembering = walker_on(&memory);
+        let mut forgetful = walker_on(&memory);
+        for (stack, damage) in picks {
+            let ips = &stacks[stack % stacks.len()];
+            let start = lay_with_fp(&mut memory, ips);
+            if damage == 0 {
+                // A frame pointer that leads elsewhere.
+                let at = memory.len() - 10;
+                memory[at] = memory[at].wrapping_add(32);
+            }
+            forgetful.forget();
+            forgetful.pace = Pace::SLOW;
+            let expected = forgetful.walk(start, 0, &tree, rules_by_fp);
+            prop_assert_eq!(remembering.walk(start, 0, &tree, rules_by_fp), expected);
+            if damage != 0 {
+                prop_assert_eq!(&tree.path(expected.leaf.unwrap()).0, ips);
+            }
+        }
+
+    }
+}
+
+#[test]
+fn stacks_in_turn_are_walked_quickly() {
+    let (one, other): (Vec<u64>, Vec<u64>) = (
+        (0..9).map(|i| 0x30 + i).collect(),
+        (0..9).map(|i| 0x50 + i).collect(),
+    );
+    let mut memory = vec![0u64; 4 * 16];
+    let tree = Interned::default();
+    let mut walker = walker_on(&memory);
+    let mut quick = 0;
+    for _ in 0..100 {
+        for ips in [&one, &other] {
+            let start = lay_with_fp(&mut memory, ips);
+            quick += usize::from(walker.pace.is_quick());
+            let walk = walker.walk(start, 0, &tree, rules_by_fp);
+            assert_eq!(&tree.path(walk.leaf.unwrap()).0, ips);
+        }
+    }
+    assert!(quick > 150, "{quick}");
+    // Another stack is noticed.
+    let new: Vec<u64> = (0..9).map(|i| 0x70 + i).collect();
+    let start = lay_with_fp(&mut memory, &new);
+    let walk = walker.walk(start, 0, &tree, rules_by_fp);
+    assert_eq!(tree.path(walk.leaf.unwrap()).0, new);
+}
+
+#[test]
+fn other_rules_for_the_same_addresses_are_noticed() {
+    let stacks: [Vec<u64>; 2] = [
+        (0..9).map(|i| 0x30 + i).collect(),
+        (0..9).map(|i| 0x50 + i).collect(),
+    ];
+    let mut memory = vec![0u64; 4 * 16];
+    let tree = Interned::default();
+    let mut walker = walker_on(&memory);
+    for index in 0..40 {
+        let start = lay_with_fp(&mut memory, &stacks[index % 2]);
+        walker.walk(start, 0, &tree, rules_by_fp);
+    }
+    assert!(walker.pace.is_quick());
+    let start = lay_with_fp(&mut memory, &stacks[0]);
+    walker.forget();
+    let end = |_: u64, _: &mut Scratch| Rule::END;
+    let walk = walker.walk(start, 0, &tree, end);
+    assert_eq!(tree.path(walk.leaf.unwrap()).0, [stacks[0][0]]);
+}
+
+#[test]
+fn sums_of_stacks_differ() {
+    // All stacks of five frames at two kinds of places, from seven addresses that are alike.
+    for salt in [0, 1, 0x1234_5678_9ABC_DEF0, u64::MAX] {
+        let mut sums = HashMap::new();
+        for number in 0..7u64.pow(5) {
+            for step in [16, 32] {
+                let part = |frame: u32| {
+                    let address = 0x5555_5555_0000 + 5 * (number / 7u64.pow(frame) % 7);
+                    memo::part(address, 0x7fff_ffff_0000 + step * u64::from(frame), salt)
+                };
+                let sum = (0..5).map(part).fold(0, u64::wrapping_add);
+                assert_eq!(sums.insert(sum, (number, step)), None, "{number} {step}");
+            }
         }
     }
 }
