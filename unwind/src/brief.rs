@@ -13,13 +13,39 @@ use gimli::{CfaRule, FrameDescriptionEntry, RegisterRule};
 /// Most states on the stack of `DW_CFA_remember_state`; as in [`crate::row`].
 const MOST_SAVED: usize = 3;
 
-/// The part of a row that a rule is made of; offsets are from the CFA, `None`: not saved.
+/// The part of a row that a rule is made of; offsets are from the CFA. Small: a sample may be taken on
+/// a stack of 4 KiB.
 #[derive(Clone, Copy, Default)]
 struct State {
     cfa_register: u16,
-    cfa: i64,
-    ra: Option<i64>,
-    fp: Option<i64>,
+    cfa: i32,
+    ra: Offset,
+    fp: Offset,
+}
+
+/// Where a register was saved, if it was.
+#[derive(Clone, Copy)]
+struct Offset(i32);
+
+impl Default for Offset {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl Offset {
+    const NONE: Self = Self(i32::MIN);
+
+    /// `None`: out of reach.
+    #[inline]
+    fn new(at: i64) -> Option<Self> {
+        let at = i32::try_from(at).ok();
+        at.filter(|at| *at != i32::MIN).map(Self)
+    }
+
+    fn get(self) -> Option<i64> {
+        (self.0 != i32::MIN).then_some(i64::from(self.0))
+    }
 }
 
 impl State {
@@ -32,20 +58,20 @@ impl State {
             return None;
         }
         let saved = |rule| match rule {
-            None => Some(None),
-            Some(RegisterRule::Offset(at)) => Some(Some(at)),
+            None => Some(Offset::NONE),
+            Some(RegisterRule::Offset(at)) => Offset::new(at),
             Some(_) => None,
         };
         Some(Self {
             cfa_register: register.0,
-            cfa: offset,
+            cfa: i32::try_from(offset).ok()?,
             ra: saved(row.register(A::NUMBERS.ra))?,
             fp: saved(row.register(A::NUMBERS.fp))?,
         })
     }
 
     fn rule<A: Machine>(self) -> Option<Rule> {
-        if self.ra.is_none() && A::LINKED.is_none() {
+        if self.ra.get().is_none() && A::LINKED.is_none() {
             return None;
         }
         let kind = match self.cfa_register {
@@ -53,13 +79,14 @@ impl State {
             r if r == A::NUMBERS.fp.0 => Kind::Fp,
             _ => return None,
         };
-        let rule = Rule::new(kind, self.cfa, self.ra, self.fp);
+        let rule = Rule::new(kind, i64::from(self.cfa), self.ra.get(), self.fp.get());
         rule.is_plain().then_some(rule)
     }
 }
 
 /// The rule at `pc`, which lies in `entry`; `section` holds the entry, and `initial` is the row that
 /// its function begins with.
+#[inline(never)]
 pub(crate) fn rule<A: Machine>(
     entry: &FrameDescriptionEntry<Bytes<'_>>,
     section: &[u8],
@@ -151,7 +178,7 @@ impl Program<'_> {
                 (1, _) => u32::from(opcode & 0x3f),
                 (2, _) => {
                     let at = self.data.wrapping_mul(i64::from(uleb(&mut self.rest)?));
-                    set::<A>(&mut state, opcode & 0x3f, Some(at))?;
+                    set::<A>(&mut state, opcode & 0x3f, Offset::new(at)?)?;
                     continue;
                 }
                 (3, _) => {
@@ -204,12 +231,12 @@ impl Program<'_> {
             // DW_CFA_def_cfa
             0x0c => {
                 state.cfa_register = u16::try_from(uleb(&mut self.rest)?).ok()?;
-                state.cfa = i64::from(uleb(&mut self.rest)?);
+                state.cfa = i32::try_from(uleb(&mut self.rest)?).ok()?;
             }
             // DW_CFA_def_cfa_register
             0x0d => state.cfa_register = u16::try_from(uleb(&mut self.rest)?).ok()?,
             // DW_CFA_def_cfa_offset
-            0x0e => state.cfa = i64::from(uleb(&mut self.rest)?),
+            0x0e => state.cfa = i32::try_from(uleb(&mut self.rest)?).ok()?,
             // DW_CFA_AARCH64_negate_ra_state: the signature is taken off, if there is one.
             0x2d if A::VENDOR == gimli::Vendor::AArch64 => {}
             // DW_CFA_GNU_args_size
@@ -224,7 +251,7 @@ impl Program<'_> {
 
 /// `DW_CFA_offset`.
 #[inline]
-fn set<A: Machine>(state: &mut State, register: u8, at: Option<i64>) -> Option<()> {
+fn set<A: Machine>(state: &mut State, register: u8, at: Offset) -> Option<()> {
     match u16::from(register) {
         r if r == A::NUMBERS.ra.0 => state.ra = at,
         r if r == A::NUMBERS.fp.0 => state.fp = at,
