@@ -60,14 +60,22 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
     if files.len() > MOST_FILES {
         shown.push(format!("{} more", files.len() - MOST_FILES));
     }
-    let below = match unnamed.below == unnamed.within {
-        true => String::new(),
-        false => format!(", {} in or below it", share(unnamed.below)),
+    let called = unnamed.below - unnamed.within;
+    let of = what(view);
+    let lie = match (unnamed.within, called) {
+        (within, 0) => format!("{} of the {of} lie in code without names", share(within)),
+        (0, called) => format!(
+            "{} of the {of} lie in what code without names called",
+            share(called)
+        ),
+        (within, called) => format!(
+            "{} of the {of} lie in code without names, {} in what it called",
+            share(within),
+            share(called)
+        ),
     };
     Some(format!(
-        "{} of the {} lie in code without names{below} ({}); {}",
-        share(unnamed.within),
-        what(view),
+        "{lie} ({}); {}",
         shown.join(", "),
         help(view.profile(), &files[0].0, sources)
     ))
@@ -116,6 +124,11 @@ impl Unnamed {
             let known = marker_at(location.address).is_some() || !profile.is_unnamed(location);
             path.filter(|_| !known && !view.is_hidden(frame))
         };
+        let starts = |frame: &u32| {
+            let location = &profile.locations[*frame as usize];
+            let mapping = profile.mappings.get(location.mapping as usize);
+            mapping.is_some_and(|m| is_starting(&m.path))
+        };
         let files: Vec<Option<&Path>> = (0..profile.locations.len() as u32)
             .map(|frame| file(&frame))
             .collect();
@@ -126,12 +139,18 @@ impl Unnamed {
             let add = |sum: &mut i64| *sum = sum.saturating_add(value);
             add(&mut unnamed.all);
             let shown = frames.iter().filter(|&&frame| !view.is_hidden(frame));
-            let mut own: Vec<&Path> = shown.clone().filter_map(|&f| files[f as usize]).collect();
-            let innermost = shown
-                .clone()
-                .next()
-                .and_then(|&frame| files[frame as usize]);
-            // What starts a thread is of no interest to what it does.
+            let shown: Vec<u32> = shown.copied().collect();
+            let file = |frame: &u32| files[*frame as usize];
+            let innermost = shown.first().and_then(file);
+            // What starts programs and threads is of no interest to what they do: the C library,
+            // and what the kernel starts, which has a name in no stripped program.
+            let mut frames = &shown[..];
+            if let [rest @ .., caller, _] = frames
+                && starts(caller)
+            {
+                frames = &shown[..rest.len() + 1];
+            }
+            let mut own: Vec<&Path> = frames.iter().filter_map(file).collect();
             own.retain(|path| innermost == Some(path) || !is_starting(path));
             own.sort_unstable();
             own.dedup();
@@ -181,4 +200,104 @@ fn owner(path: &str) -> Option<String> {
     let name = package.split(':').next()?;
     let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
     (of == path && !name.is_empty() && name.chars().all(valid)).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use heap_format::merge::Base;
+    use heap_format::{Detail, Line, Mapping, ProfileBuilder};
+    use symbols::demangle::Style;
+
+    use super::*;
+    use crate::python::Shown;
+
+    const PROGRAM: u64 = 0x1_0000;
+    const LIBRARY: u64 = 0x2_0000;
+    const LIBC: u64 = 0x3_0000;
+
+    /// What is said of these stacks, of 1000 bytes each. Of the addresses, those that are `named`
+    /// have names.
+    fn said(stacks: &[&[u64]], named: &[u64]) -> Option<String> {
+        let mut builder = ProfileBuilder::new(1);
+        for (start, path) in [
+            (PROGRAM, "/opt/none/program"),
+            (LIBRARY, "/opt/none/library.so"),
+            (LIBC, "/opt/none/libc.so.6"),
+        ] {
+            builder.module(Mapping {
+                start,
+                end: start + 0x1_0000,
+                path: path.into(),
+                ..Mapping::default()
+            });
+        }
+        let detail = Detail {
+            alloc_samples: 1,
+            alloc_objects: 10.0,
+            alloc_bytes: 1000.0,
+            ..Detail::default()
+        };
+        for stack in stacks {
+            builder.stack(stack.iter().map(|address| address + 1), &detail);
+        }
+        let mut profile = builder.finish();
+        profile.functions.push(heap_format::Function {
+            name: "function".to_owned(),
+            ..Default::default()
+        });
+        profile.lines.push(Line::default());
+        for location in &mut profile.locations {
+            location.line_count = named.contains(&location.address).into();
+        }
+        let view = View::new(profile, None).unwrap();
+        let sources = Sources {
+            dumps: Vec::new(),
+            base: Vec::new(),
+            base_rule: Base::Difference,
+            binary: None,
+            force: false,
+            demangle: Style::default(),
+            symbol_directories: Vec::new(),
+            debuginfod: false,
+            perf_map: None,
+            module_names: false,
+            python: Shown::default(),
+        };
+        unnamed(&view, &sources, &[])
+    }
+
+    #[test]
+    fn it_is_said_what_lies_in_code_without_names_and_what_it_called() {
+        let named = [LIBRARY, LIBC];
+        let own = said(&[&[PROGRAM, LIBC]], &named).unwrap();
+        let expected =
+            "100% of the bytes lie in code without names (/opt/none/program 100%); keep symbols";
+        assert!(own.starts_with(expected), "{own}");
+        let called = said(&[&[LIBRARY, PROGRAM, LIBC]], &named).unwrap();
+        let expected = "100% of the bytes lie in what code without names called (/opt/none/program 100%); keep";
+        assert!(called.starts_with(expected), "{called}");
+        let stacks: [&[u64]; 4] = [
+            &[PROGRAM, LIBC],
+            &[LIBRARY, PROGRAM],
+            &[LIBRARY],
+            &[LIBRARY],
+        ];
+        let both = said(&stacks, &named).unwrap();
+        let expected = "25% of the bytes lie in code without names, 25% in what it called (/opt/none/program 50%)";
+        assert!(both.starts_with(expected), "{both}");
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_starts_programs() {
+        let (main, start) = (PROGRAM, PROGRAM + 0x100);
+        // As in stripped programs that export their functions: `_start` alone has no name.
+        let stack: &[u64] = &[LIBRARY, main, LIBC, start];
+        assert_eq!(said(&[stack], &[LIBRARY, main, LIBC]), None);
+        assert_eq!(said(&[stack], &[LIBRARY, main]), None);
+        // Without main's name there is something to be had.
+        assert!(said(&[stack], &[LIBRARY, LIBC]).is_some());
+        // Nor of little.
+        let stacks: Vec<&[u64]> = [vec![&[LIBRARY][..]; 30], vec![&[PROGRAM][..]]].concat();
+        assert_eq!(said(&stacks, &[LIBRARY]), None);
+    }
 }
