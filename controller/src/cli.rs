@@ -7,11 +7,13 @@ mod push;
 mod self_check;
 mod self_cpu;
 mod self_profile;
+mod session;
 pub mod values;
 
 pub use self_check::{SelfCheckArgs, Style};
 pub use self_cpu::{CpuAction, SelfCpuArgs};
 pub use self_profile::{Action, SelfProfileArgs};
+pub use session::{IntervalArgs, OutputArgs, PageArgs, SelectArgs, SessionArgs, TriggerArgs};
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -21,14 +23,9 @@ use std::time::Duration;
 use clap::builder::PossibleValue;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use nix::sys::signal::Signal;
 
-use crate::governor;
-use crate::select::Selection;
-use crate::target::Density;
 use crate::text;
 use crate::top::sort::Sort;
-use crate::triggers::{Threshold, Triggers};
 
 pub use clap_complete::Shell;
 pub use cpu::{BothArgs, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, EngineName};
@@ -140,173 +137,6 @@ pub enum Command {
         /// The directory
         directory: PathBuf,
     },
-}
-
-/// Selection of processes.
-#[derive(Clone, Debug, Default, Args)]
-pub struct SelectArgs {
-    /// Process, by pid, name or pattern (redis*); may be given several times [default: all
-    /// of this user, as root: all]
-    #[arg(short, long = "process", value_name = "PID|NAME", value_parser = values::process)]
-    pub processes: Vec<String>,
-
-    /// Processes of this control group and those below it
-    #[arg(long, value_name = "PATH")]
-    pub cgroup: Option<PathBuf>,
-
-    /// Processes of this user
-    #[arg(long, value_name = "USER", value_parser = values::user)]
-    pub user: Option<u32>,
-}
-
-impl From<SelectArgs> for Selection {
-    fn from(args: SelectArgs) -> Self {
-        Self {
-            names: args.processes,
-            cgroup: args.cgroup,
-            user: args.user,
-        }
-    }
-}
-
-/// Where dumps go.
-#[derive(Clone, Debug, Args)]
-pub struct OutputArgs {
-    /// How dumps are named: PREFIX<name>.<pid>.<number>.heap
-    #[arg(short, long, value_name = "PREFIX", default_value = "./custom_prof")]
-    pub output: PathBuf,
-}
-
-/// How densely to sample.
-#[derive(Clone, Debug, Args)]
-pub struct IntervalArgs {
-    /// Mean bytes between samples; 1 samples every allocation. K and M are understood
-    #[arg(short = 'c', long, value_name = "BYTES", allow_negative_numbers = true, default_value = "1024",
-          default_value_if("leak_check", clap::builder::ArgPredicate::IsPresent, "1"), value_parser = values::interval)]
-    pub interval: u64,
-
-    /// Most that sampling may take of each process's CPU time, 0.01% to 50%: the interval
-    /// begins at -c, and is widened and narrowed so as to hold this share
-    #[arg(long, value_name = "PERCENT", value_parser = values::overhead)]
-    pub max_overhead: Option<f64>,
-
-    /// Take one in eight of the samples of objects that die at once, where enough are known
-    /// already; each then counts eightfold. Cheaper; hardly less exact where memory is held
-    #[arg(long)]
-    pub thin: bool,
-}
-
-impl IntervalArgs {
-    /// How densely a session samples at its beginning.
-    pub fn first(&self) -> Density {
-        let interval = match self.max_overhead {
-            Some(_) => self.interval.clamp(governor::FLOOR, governor::CEILING),
-            None => self.interval,
-        };
-        Density {
-            interval,
-            thinning: if self.thin { Density::THINNED } else { 0 },
-        }
-    }
-}
-
-/// When to write a dump besides the one at the end. All may be combined.
-#[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Dumps during the session")]
-pub struct TriggerArgs {
-    /// Each time this long has gone by
-    #[arg(long, value_name = "TIME", value_parser = values::seconds)]
-    pub every: Option<Duration>,
-
-    /// Each time this much was allocated
-    #[arg(long, value_name = "BYTES", value_parser = values::amount)]
-    pub every_alloc: Option<u64>,
-
-    /// Each time the live heap has grown by this much
-    #[arg(long, value_name = "BYTES", value_parser = values::amount)]
-    pub every_growth: Option<u64>,
-
-    /// Keep the profile of the high-water mark of the live heap, and write it at the end
-    #[arg(long)]
-    pub peak: bool,
-
-    /// When the resident memory exceeds this
-    #[arg(long, value_name = "BYTES", value_parser = values::amount)]
-    pub on_rss: Option<u64>,
-
-    /// When the control group's memory exceeds this, or this share of its limit (90%)
-    #[arg(long, value_name = "BYTES|PERCENT", value_parser = values::threshold)]
-    pub on_cgroup: Option<Threshold>,
-
-    /// When this signal is sent to mem_profiler
-    #[arg(long, value_name = "SIGNAL", value_parser = values::dump_signal)]
-    pub signal: Option<Signal>,
-
-    /// Keep at most this many dumps of each process; the oldest are removed
-    #[arg(long, value_name = "N", value_parser = values::count)]
-    pub keep: Option<usize>,
-}
-
-impl From<TriggerArgs> for Triggers {
-    fn from(args: TriggerArgs) -> Self {
-        Self {
-            every: args.every,
-            every_alloc: args.every_alloc,
-            every_growth: args.every_growth,
-            peak: args.peak,
-            on_rss: args.on_rss,
-            on_cgroup: args.on_cgroup,
-            signal: args.signal,
-            keep: args.keep,
-        }
-    }
-}
-
-/// A session's options.
-#[derive(Clone, Debug, Args)]
-pub struct SessionArgs {
-    /// How long to sample: seconds, or with a unit (90s, 5m, 2h); without it, until Ctrl-C
-    #[arg(short, long, value_name = "SECONDS", allow_negative_numbers = true,
-          value_parser = values::seconds)]
-    pub seconds: Option<Duration>,
-
-    #[command(flatten)]
-    pub interval: IntervalArgs,
-
-    #[command(flatten)]
-    pub output: OutputArgs,
-
-    #[command(flatten)]
-    pub select: SelectArgs,
-
-    /// All processes of this user, as root: all; the default where no process is named
-    #[arg(long, conflicts_with = "processes")]
-    pub all: bool,
-
-    /// Print what goes wrong, and nothing else
-    #[arg(short, long, conflicts_with_all = ["html", "open"])]
-    pub quiet: bool,
-
-    #[command(flatten)]
-    pub page: PageArgs,
-
-    #[command(flatten)]
-    pub triggers: TriggerArgs,
-
-    #[command(flatten)]
-    pub push: PushArgs,
-}
-
-/// What to do with the dumps of a session's end.
-#[derive(Clone, Copy, Debug, Default, Args)]
-pub struct PageArgs {
-    /// Make a page of each dump as well, with mem_parser: FILE.html for FILE.heap
-    #[arg(long)]
-    pub html: bool,
-
-    /// Make the pages, and show the one of the largest heap in a browser
-    #[arg(long)]
-    pub open: bool,
 }
 
 /// Options of `run`.
@@ -538,6 +368,7 @@ pub fn man_pages(directory: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::governor;
 
     #[test]
     fn definitions_are_consistent() {

@@ -13,7 +13,7 @@ use mem_tests::limits::{Scarce, limit};
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::tracing::{Fate, kill_at_call};
 use mem_tests::truth::assert_exact;
-use mem_tests::{Scratch, Session, Steps, Target, artifacts, run, sums};
+use mem_tests::{Scratch, Session, Steps, artifacts, run, sums};
 
 /// How a child of `frail.c` ends that came to no harm.
 const WELL: &str = "ended 17 0";
@@ -360,127 +360,6 @@ fn little_is_mapped_while_idle() {
         with < without + (5 << 10) + 512,
         "{without} KiB, {with} KiB"
     );
-}
-
-// ---- sandboxes
-
-/// The program `sandboxed.c` under one of its filters.
-fn sandboxed(scratch: &Scratch, list: u32, way: &str, with: bool) -> Target {
-    let program = scratch.compile("sandboxed.c", &[]);
-    let mut command = scratch.preloaded(&program);
-    if !with {
-        command.env_remove("LD_PRELOAD");
-    }
-    let mut target = Target::start(command.args([list.to_string().as_str(), way]));
-    assert_eq!(target.hear(), "ready", "list {list}, {way}, agent: {with}");
-    target
-}
-
-fn work(target: &mut Target) {
-    target.say("work");
-    assert_eq!(target.hear(), "ok");
-}
-
-fn idle_in_a_sandbox(list: u32) {
-    for way in WAYS {
-        for with in [false, true] {
-            let scratch = Scratch::new();
-            let mut target = sandboxed(&scratch, list, way, with);
-            work(&mut target);
-            let status = target.finish();
-            assert!(
-                status.success(),
-                "list {list}, {way}, agent: {with}: {status}"
-            );
-        }
-    }
-}
-
-fn sampled_in_a_sandbox(list: u32) {
-    for way in WAYS {
-        let scratch = Scratch::new();
-        let mut target = sandboxed(&scratch, list, way, true);
-        work(&mut target);
-        let args = ["-s", "0.5", "-c", "1024", "-p", &target.pid().to_string()];
-        let mut session = Session::start(scratch.profiler().args(args));
-        while !session.is_over() {
-            work(&mut target);
-        }
-        let outcome = session.wait();
-        assert!(matches!(outcome.code, Some(0 | 1)), "{outcome:?}");
-        work(&mut target);
-        let status = target.finish();
-        assert!(status.success(), "list {list}, {way}: {status}");
-    }
-}
-
-/// How a program comes by its filter. One that is there before the program starts has to
-/// allow what jemalloc does when it is loaded: see the guide.
-const WAYS: [&str; 2] = ["prctl", "syscall"];
-
-#[test]
-fn a_sandbox_that_allows_little_idle() {
-    idle_in_a_sandbox(0);
-}
-
-#[test]
-fn a_sandbox_that_allows_getpid_and_signal_masks_idle() {
-    idle_in_a_sandbox(1);
-}
-
-#[test]
-fn a_sandbox_that_allows_sysinfo_as_well_idle() {
-    idle_in_a_sandbox(2);
-}
-
-#[test]
-fn a_sandbox_that_allows_little_in_a_session() {
-    sampled_in_a_sandbox(0);
-}
-
-#[test]
-fn a_sandbox_that_allows_getpid_and_signal_masks_in_a_session() {
-    sampled_in_a_sandbox(1);
-}
-
-#[test]
-fn a_sandbox_that_allows_sysinfo_as_well_in_a_session() {
-    sampled_in_a_sandbox(2);
-}
-
-/// A filter that comes between a session's start and its first sample: the agent may make no call
-/// any more, and whoever asks is told so, not that all is well.
-#[test]
-fn a_sandbox_that_closes_in_a_session_is_told() {
-    for way in WAYS {
-        let scratch = Scratch::new();
-        let program = scratch.compile("sandboxed.c", &[]);
-        let mut target = Target::start(&mut scratch.preloaded(&program));
-        assert_eq!(target.hear(), "ready");
-        work(&mut target);
-        let pid = target.pid().to_string();
-        let list = || run(scratch.profiler().args(["list", "-p", &pid]));
-        let session = Session::of(&scratch, target.pid(), "1");
-        let outcome = list();
-        assert!(outcome.stdout.contains("sampling"), "{way}: {outcome:?}");
-        target.say(&format!("filter {way}"));
-        assert_eq!(target.hear(), "ok");
-        for _ in 0..2 {
-            let outcome = list();
-            let told = outcome.stdout.contains("not sampled: seccomp");
-            assert!(told, "{way}: {outcome:?}");
-            let outcome = run(scratch.profiler().args(["leaks", "-p", &pid]));
-            assert_eq!(outcome.code, Some(1), "{way}: {outcome:?}");
-            let told = outcome.stderr.contains("under a seccomp filter");
-            assert!(told, "{way}: {outcome:?}");
-            work(&mut target);
-        }
-        let outcome = session.stop();
-        let told = outcome.stderr.contains("under a seccomp filter");
-        assert!(told, "{way}: {outcome:?}");
-        let status = target.finish();
-        assert!(status.success(), "{way}: {status}");
-    }
 }
 
 // ---- children

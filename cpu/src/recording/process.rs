@@ -1,0 +1,189 @@
+//! One program in one process: its threads, its stacks, its time.
+
+use super::Time;
+use crate::mixer::ByAddress;
+use crate::proc;
+use crate::space::Space;
+use crate::stacks::Stacks;
+
+/// Most threads of a process whose stacks are kept apart.
+const MOST_THREADS: usize = 1000;
+/// Most CPU time that a process is believed to have used, whatever it says of itself.
+const MOST_NS: u64 = 1 << 62;
+
+/// What is known of a program's run besides its stacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Samples.
+    pub samples: u64,
+    /// The CPU time that they stand for, in nanoseconds.
+    pub ns: u64,
+    /// Samples whose stack could not be followed to its end, by [`unwind::Cause`].
+    pub truncated: [u64; 6],
+    /// Samples without a stack: of code of 32 bits.
+    pub without_stack: u64,
+    /// Samples whose stack had no room in the table.
+    pub table_full: u64,
+    /// Time of threads that ended without another sample.
+    pub rest_ns: u64,
+    /// Time that threads waited.
+    pub waiting_ns: u64,
+    /// Time that they waited without a sample.
+    pub waited_ns: u64,
+    /// Time in the kernel, where that may not be sampled.
+    pub hidden_ns: u64,
+    /// Samples that were taken and thrown away: their stack changed while it was read.
+    pub dropped: u64,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, time: Time, ns: u64) {
+        self.samples += 1;
+        match time {
+            Time::Running => self.ns += ns,
+            Time::Waiting => self.waiting_ns += ns,
+        }
+    }
+
+    /// All samples whose stack is not complete.
+    #[must_use]
+    pub fn all_truncated(&self) -> u64 {
+        self.truncated.iter().sum()
+    }
+}
+
+/// One program in one process.
+pub struct Process {
+    /// The process.
+    pub pid: i32,
+    /// Its number among all programs that were recorded.
+    pub serial: u64,
+    /// Its code.
+    pub space: Space,
+    /// Its stacks: lookup addresses of the user's frames, and of the kernel's functions. Their
+    /// threads are numbered from 1 by their places in `threads`.
+    pub stacks: Stacks,
+    /// Its threads that were sampled, with their names as they were then.
+    pub threads: Vec<(i32, Vec<u8>)>,
+    numbers: ByAddress<u64, u32>,
+    /// Counts.
+    pub counts: Counts,
+    /// Whether the process has ended, or executes another program.
+    pub is_over: bool,
+    /// CPU time of the process when this program began to be sampled, and when it was last read.
+    pub(super) clock: (u64, u64),
+    /// The same when the process began to be sampled, be it with another program.
+    pub(super) origin: u64,
+    /// CPU time that the engine itself has counted.
+    pub counted_ns: Option<u64>,
+    /// Whether it was asked for by its number.
+    pub(super) is_named: bool,
+    /// Whether an earlier program of the process is kept.
+    pub(super) was_kept: bool,
+}
+
+impl Process {
+    pub(super) fn new(pid: i32, space: Space, clock: u64) -> Self {
+        Self {
+            pid,
+            serial: 0,
+            space,
+            stacks: Stacks::default(),
+            threads: Vec::new(),
+            numbers: ByAddress::default(),
+            counts: Counts::default(),
+            is_over: false,
+            clock: (clock, clock),
+            origin: clock,
+            counted_ns: None,
+            is_named: false,
+            was_kept: false,
+        }
+    }
+
+    /// The CPU time that it used meanwhile, in nanoseconds.
+    #[must_use]
+    pub fn cpu_ns(&self) -> u64 {
+        let read = self.clock.1.saturating_sub(self.clock.0);
+        read.max(self.counted_ns.unwrap_or(0)).max(self.known_ns())
+    }
+
+    /// The number of a thread; 0 for those that are too many, and for one that has given its own
+    /// back and ends.
+    pub(super) fn thread(&mut self, tid: i32) -> u32 {
+        if tid <= 0 {
+            return 0;
+        }
+        let key = u64::from(tid.cast_unsigned());
+        if let Some(known) = self.numbers.get(&key) {
+            return *known;
+        }
+        if self.threads.len() >= MOST_THREADS {
+            return 0;
+        }
+        let name = proc::thread_name(self.pid, tid).unwrap_or_default();
+        self.threads.push((tid, name));
+        let number = self.threads.len() as u32;
+        self.numbers.insert(key, number);
+        number
+    }
+
+    /// The number of a thread whose name is known; 0 for those that are too many.
+    pub fn named_thread(&mut self, tid: i32, name: &[u8]) -> u32 {
+        let key = u64::from(tid.cast_unsigned());
+        if !self.numbers.contains_key(&key) && self.threads.len() < MOST_THREADS {
+            self.threads.push((tid, name.to_vec()));
+            self.numbers.insert(key, self.threads.len() as u32);
+        }
+        self.numbers.get(&key).copied().unwrap_or(0)
+    }
+
+    /// A thread ended: another one may get its number.
+    pub(crate) fn thread_ended(&mut self, tid: i32) {
+        self.numbers.remove(&u64::from(tid.cast_unsigned()));
+    }
+
+    pub(super) fn is_kept(&self) -> bool {
+        self.is_named || self.counts.samples > 0
+    }
+
+    /// Whether nothing was recorded of it, nor asked for.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.is_named && self.counts == Counts::default()
+    }
+
+    /// Takes what the engine has counted of the process since it began to be sampled.
+    pub(crate) fn counted(&mut self, ns: u64) {
+        // Its earlier programs had their part.
+        let before = self.clock.0.saturating_sub(self.origin);
+        self.counted_ns = Some(ns.saturating_sub(before));
+    }
+
+    /// Takes what its clock said when somebody else read it.
+    pub fn used(&mut self, clock: u64) {
+        self.clock.1 = self.clock.1.max(clock.min(MOST_NS));
+    }
+
+    /// Takes a guess at time in the kernel, which may not be more than there is.
+    pub(crate) fn hide(&mut self, ns: u64) {
+        self.counts.hidden_ns += ns.min(self.cpu_ns() - self.known_ns());
+    }
+
+    /// Reads its clock: the CPU time that it used since it began to be sampled, in all programs.
+    pub(crate) fn elapsed_ns(&mut self) -> u64 {
+        if let Some(now) = proc::cpu_ns(self.pid) {
+            self.clock.1 = self.clock.1.max(now);
+        }
+        self.clock.1.saturating_sub(self.origin)
+    }
+
+    pub(super) fn known_ns(&self) -> u64 {
+        self.counts.ns + self.counts.rest_ns + self.counts.hidden_ns
+    }
+
+    /// The part of it that no sample stands for, and that was not hidden.
+    #[must_use]
+    pub fn unsampled_ns(&self) -> u64 {
+        self.cpu_ns() - self.counts.ns - self.counts.hidden_ns
+    }
+}
