@@ -1,18 +1,19 @@
 # shellcheck shell=bash
-# Debian's packages for arm64, for the scripts that try programs under qemu. Sourced.
+# Debian's packages for arm64, for the scripts that try programs under qemu. Sourced; needs
+# deploy/packages.sh.
 
-# arm64_packages DIRECTORY PACKAGE...: unpacks them and what they depend on, unless they are
+# arm64_packages DIRECTORY SUITE PACKAGE...: unpacks them and what they depend on, unless they are
 # there from last time. Apt checks the signatures; its own lists, and what is installed on this
 # machine, stay as they are.
 arm64_packages() {
-    local root=$1 apt=$1.apt log
-    shift
+    local root=$1 suite=$2 apt=$1.apt from log
+    shift 2
     [ "$(cat "$root.list" 2>/dev/null)" != "$*" ] || return 0
     rm -rf "$root" "$apt" "$root.list"
     mkdir -p "$root" "$apt"/{lists,cache}/partial "$apt/cache/archives/partial"
     : >"$apt/status"
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main" \
-        >"$apt/sources.list"
+    from=$(mirror) || return 1
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $from $suite main" >"$apt/sources.list"
     local options=(
         -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root
         -o APT::Install-Recommends=false -o Acquire::Languages=none -o Debug::NoLocking=true
@@ -22,7 +23,7 @@ arm64_packages() {
     log=$(mktemp)
     if ! { apt-get "${options[@]}" -y update && apt-get "${options[@]}" -y --download-only install "$@"; } >"$log" 2>&1; then
         tail -n 20 "$log" >&2
-        echo "could not download $* for arm64: is deb.debian.org in reach? All of the output is in $log" >&2
+        echo "could not download $* for arm64: is the mirror in reach? All of the output is in $log" >&2
         return 1
     fi
     local package

@@ -32,11 +32,21 @@ need_packages() {
     fi
 }
 
+# The mirror of Debian that apt uses on this machine: what is fetched besides what is installed
+# comes from there too.
+mirror() {
+    local found
+    # shellcheck disable=SC2016 # Those are apt's variables.
+    found=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Label: Debian')
+    [ -n "$found" ] || { echo "apt has no source of Debian's packages, or no lists: apt-get update" >&2; return 1; }
+    echo "${found%%$'\n'*}"
+}
+
 # Fails, saying how to get it, where there is no Rust.
 need_rust() {
     # shellcheck disable=SC1091  # of the machine
     [ ! -r "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
     command -v cargo >/dev/null && return 0
-    echo "Rust is missing: https://rustup.rs installs it" >&2
+    echo "Rust is missing: rustup installs it" >&2
     return 1
 }

@@ -36,10 +36,17 @@ def need_packages(*names):
         fail("packages are missing")
 
 
+def mirror():
+    """The mirror of Debian that apt uses here."""
+    packages = REPOSITORY / "deploy" / "packages.sh"
+    done = subprocess.run(["bash", "-c", '. "$0"; mirror', packages], text=True, stdout=subprocess.PIPE)
+    if done.returncode:
+        fail("there is no mirror to have sources of packages from")
+    return done.stdout.strip()
+
+
 class Sources:
     """Sources of Debian packages, by name, through a configuration of apt's of its own."""
-
-    LINES = "deb-src http://deb.debian.org/debian bookworm main\n"
 
     def __init__(self, directory):
         self.directory = directory
@@ -50,7 +57,7 @@ class Sources:
             apt = self.directory / "apt"
             for part in ("lists/partial", "cache/archives/partial"):
                 (apt / part).mkdir(parents=True)
-            (apt / "sources.list").write_text(self.LINES)
+            (apt / "sources.list").write_text(f"deb-src {mirror()} bookworm main\n")
             self.options = [
                 f"-oDir::Etc::SourceList={apt}/sources.list", "-oDir::Etc::SourceParts=-",
                 f"-oDir::State::Lists={apt}/lists", f"-oDir::Cache={apt}/cache",
