@@ -101,7 +101,11 @@ fn a_profile_outlives_the_process_that_is_killed() {
     });
     target.kill();
     target.finish();
-    wait::until("its profile", || file.exists().then_some(()));
+    // The file is there from the start, and has nothing until the end.
+    wait::until("its profile", || {
+        let written = std::fs::metadata(&file).ok()?.len();
+        (written > 0).then_some(())
+    });
     assert!(seconds(&program, &file, " main") > 0.3);
 }
 
