@@ -314,7 +314,10 @@ impl Memo {
             (self.words_end, self.total) = (fresh.words, fresh.sum);
             return 0;
         };
-        if fresh.count > self.end - joins || fresh.count > joins {
+        // In front there may be room for the frames, but not for their words, and conversely.
+        let words = fresh.words - Noted::NONE.words;
+        let has_room = fresh.count <= joins && words <= self.frame(joins).words as usize;
+        if !has_room || fresh.count > self.end - joins {
             return self.append_kept(joins, &fresh);
         }
         self.begin = joins - fresh.count;

@@ -429,3 +429,57 @@ fn sums_of_stacks_differ() {
         }
     }
 }
+
+#[test]
+fn new_frames_that_read_more_words_than_there_is_room_for_are_kept() {
+    // Frames that read one word each are replaced by more frames, which read two.
+    let outer = (0..400).map(|i| 0x1000 + 2 * i);
+    let few: Vec<u64> = (0..100)
+        .map(|i| 0x3000 + 2 * i)
+        .chain(outer.clone())
+        .collect();
+    let many: Vec<u64> = (0..330).map(|i| 0x4001 + 2 * i).chain(outer).collect();
+    let mut memory = vec![0u64; 4 * many.len()];
+    let (mut walker, tree) = (walker(), Interned::default());
+    for ips in [&few, &many, &few, &many] {
+        let start = lay(&mut memory, ips);
+        for saved in memory.iter_mut().skip(2).step_by(4) {
+            *saved = start.fp;
+        }
+        let walk = walker.walk(start, 0, &tree, rules);
+        let (path, truncated) = tree.path(walk.leaf.unwrap());
+        assert!(!truncated && path == *ips);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Deep stacks whose inner parts are replaced by longer and shorter ones, whose frames read one
+    /// word or two.
+    #[test]
+    fn whatever_is_replaced_of_a_deep_stack_is_noticed(
+        edits in prop::collection::vec((0usize..700, 0usize..700, 0u64..4), 1..30),
+    ) {
+        const MOST: usize = 2000;
+        let mut memory = vec![0u64; 4 * MOST];
+        let tree = Interned::default();
+        let (mut remembering, mut forgetful) = (walker_on(&memory), walker_on(&memory));
+        // Outermost first.
+        let mut stack: Vec<u64> = (0..300).map(|i| 0x10 + 2 * i).collect();
+        for (removed, added, kind) in edits {
+            stack.truncate(stack.len().saturating_sub(removed).max(1));
+            let count = added.min(MOST - stack.len()) as u64;
+            stack.extend((0..count).map(|i| 0x1000 * (kind + 1) + i % 7 * 2 + kind % 2));
+            let ips: Vec<u64> = stack.iter().rev().copied().collect();
+            let start = lay(&mut memory, &ips);
+            for saved in memory.iter_mut().skip(2).step_by(4) {
+                *saved = start.fp;
+            }
+            forgetful.forget();
+            forgetful.pace = Pace::SLOW;
+            let expected = forgetful.walk(start, 0, &tree, rules);
+            prop_assert_eq!(remembering.walk(start, 0, &tree, rules), expected);
+        }
+    }
+}
