@@ -1,11 +1,11 @@
 //! The stacks that were seen before, shared by all threads: a stack whose frames all have their
 //! nodes already is interned by one lookup.
 //!
-//! Four-way set-associative; a set is one cache line, chosen by 13 bits of a stack's hash; if it is
-//! full, a stack may be in another one, chosen by 13 other bits. An entry is its leaf, with 40 more of those bits, and all 64. The hash depends on a random number of the
-//! session and thread: entries of former sessions, and those that a forked child inherits, are not
-//! found. The entry's words are stored one by one, the hash combined with the other word: what two
-//! threads have half written is not found.
+//! Four-way set-associative; a set is one cache line, chosen by 13 bits of a stack's hash. If it is
+//! full, a stack may be in another set, chosen by 13 other bits. An entry is two words: the leaf with
+//! 40 bits of the hash, and the whole hash combined with that. The hash depends on a random number of
+//! the session and thread: entries of former sessions, and those that a forked child inherits, are
+//! not found. The words are stored one by one; what two threads have half written is not found.
 //!
 //! The cache only ever saves work. Of an entry that is found nothing is followed without a check.
 

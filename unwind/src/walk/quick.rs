@@ -1,9 +1,9 @@
 //! Walks that leave the memo alone.
 //!
-//! Where most of a stack differs from the last one, as most of the last one did from the one before,
-//! a memo of it is of little use. So if the walker has met such stacks, and had seen them before, it
-//! walks by [places](super::places) and only sums up, for some walks in a row. If
-//! the stack is one that was seen, that is all. If not, it is walked once more, for the memo.
+//! A memo of the last stack is of little use where most frames of each stack differ from the one
+//! before. Once that was so in some walks in a row, and those stacks had been seen before, the walker
+//! goes by [places](super::places), keeps nothing but the stack's sum, and looks that up. If the stack
+//! was not seen before, it is walked once more, for the memo.
 
 use super::{Code, TRUNCATED, Tree, Walk, Walker, part, tagged};
 use crate::arch::Native;
