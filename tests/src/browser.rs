@@ -43,6 +43,8 @@ impl Browser {
                 "--headless",
                 "--no-sandbox",
                 "--disable-gpu",
+                // WebGL without a graphics card, for speedscope.
+                "--enable-unsafe-swiftshader",
                 "--disable-dev-shm-usage",
             ])
             .args([
