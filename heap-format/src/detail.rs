@@ -1,5 +1,7 @@
 //! What this project's dumps know of a stack.
 
+use crate::dump::numbers::as_written;
+
 /// Numbers of a stack that our own dumps have beyond the four pprof values.
 ///
 /// Objects and bytes are unbiased estimates: each sample counts for
@@ -61,13 +63,21 @@ impl Detail {
         }
     }
 
-    /// The four pprof values, rounded, in the order of [`heap_sample_types`].
+    /// The four pprof values, rounded, in the order of [`heap_sample_types`]. Those of a dump are the
+    /// same, which has thousandths: 12.4996 is 13 in both.
     pub fn values(&self) -> [i64; 4] {
+        let written = Self {
+            alloc_objects: as_written(self.alloc_objects),
+            alloc_bytes: as_written(self.alloc_bytes),
+            freed_objects: as_written(self.freed_objects),
+            freed_bytes: as_written(self.freed_bytes),
+            ..*self
+        };
         [
-            self.alloc_objects,
-            self.alloc_bytes,
-            self.live_objects(),
-            self.live_bytes(),
+            written.alloc_objects,
+            written.alloc_bytes,
+            written.live_objects(),
+            written.live_bytes(),
         ]
         .map(|v| v.round() as i64)
     }
@@ -114,5 +124,48 @@ impl Detail {
     pub fn add(&mut self, other: &Detail) {
         let (a, b) = (self.to_fields(), other.to_fields());
         *self = Detail::from_fields(std::array::from_fn(|i| a[i] + b[i]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dump::numbers::fraction;
+    use proptest::prelude::*;
+
+    fn read_back(value: f64) -> f64 {
+        let mut text = Vec::new();
+        fraction(&mut text, value);
+        String::from_utf8(text).unwrap().parse().unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn a_dump_has_the_same_values(
+            whole in prop::array::uniform4(0u64..1 << 40),
+            rest in prop::array::uniform4(0u32..100_000),
+        ) {
+            let number = |at: usize| whole[at] as f64 + f64::from(rest[at]) / 1e5;
+            let detail = Detail {
+                alloc_samples: 2,
+                free_samples: 1,
+                alloc_objects: number(0),
+                alloc_bytes: number(1),
+                freed_objects: number(2) / 2.0,
+                freed_bytes: number(3) / 2.0,
+                ..Detail::default()
+            };
+            let fields = detail.to_fields().map(read_back);
+            prop_assert_eq!(detail.values(), Detail::from_fields(fields).values());
+        }
+    }
+
+    #[test]
+    fn numbers_just_below_a_half_are_rounded_as_their_thousandths() {
+        let detail = Detail {
+            alloc_objects: 12.4996,
+            ..Detail::default()
+        };
+        assert_eq!(detail.values()[0], 13);
     }
 }

@@ -66,23 +66,38 @@ impl HexText {
     }
 }
 
+/// A number that is not negative, and below 2^53, to a thousandth: its whole part, and the rest.
+fn thousandths(value: f64) -> (u64, u64) {
+    let whole = value as u64;
+    // Of what is left, which is exact for every double of that size.
+    match ((value - whole as f64) * 1000.0 + 0.5) as u64 {
+        1000 => (whole + 1, 0),
+        rest => (whole, rest),
+    }
+}
+
+/// A number that is not negative as it is read back after it was written as a [`fraction`].
+pub(crate) fn as_written(value: f64) -> f64 {
+    if !(value.is_finite() && value < LARGE) {
+        return value;
+    }
+    let (whole, rest) = thousandths(value);
+    (whole * 1000 + rest) as f64 / 1000.0
+}
+
+/// Numbers from here on are written in exponent form.
+const LARGE: f64 = 9e15;
+
 /// Appends a number to a thousandth, without zeros at its end; large ones in
 /// exponent form, to the last bit. What is not finite becomes 0.
 pub(crate) fn fraction(out: &mut Vec<u8>, value: f64) {
     if !value.is_finite() {
         return out.push(b'0');
     }
-    if value.abs() >= 9e15 {
+    if value.abs() >= LARGE {
         return out.extend_from_slice(format!("{value:e}").as_bytes());
     }
-    let whole = value.abs() as u64;
-    // Thousandths of what is left, which is exact for every double below 2^53.
-    let thousandths = ((value.abs() - whole as f64) * 1000.0 + 0.5) as u64;
-    let (whole, thousandths) = if thousandths == 1000 {
-        (whole + 1, 0)
-    } else {
-        (whole, thousandths)
-    };
+    let (whole, thousandths) = thousandths(value.abs());
     if value < 0.0 && (whole, thousandths) != (0, 0) {
         out.push(b'-');
     }
