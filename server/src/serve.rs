@@ -66,8 +66,9 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let server = Server::new(agents, Arc::clone(&sessions), naming);
     let _entered = runtime.enter();
     let (listener, address) = open(&args.listen)?;
-    println!("serving at {address}");
+    // Before anybody knows of the socket, and may put another in its place.
     let own = place(&args.listen);
+    println!("serving at {address}");
     let keeper = (server.clone(), args.sample);
     runtime.block_on(async {
         let keeping = tokio::task::spawn_blocking(move || keep(&keeper.0, keeper.1, &signals));
