@@ -13,7 +13,7 @@ mod signals;
 mod targets;
 pub mod timers;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use cpu::kernel::Symbols;
 use cpu::proc::{self, FileLimit};
 use cpu::recording::Ended;
-use cpu::{Process, Recording, Refusal, Sampling};
+use cpu::{Machine, Process, Recording, Refusal, Sampling};
 use heap_format::cpu::Mode;
 use nix::sys::signal::Signal;
 
@@ -413,6 +413,7 @@ impl Run {
         let Ended {
             processes,
             unsampled,
+            foreign,
             symbols,
         } = std::mem::take(&mut self.recording).finish();
         self.outcome.silent.processes += unsampled.processes;
@@ -434,12 +435,15 @@ impl Run {
                 self.outcome.silent.cpu_ns += process.cpu_ns();
             } else if told.insert(process.pid) {
                 let title = self.title(process.pid);
+                let machine = process.foreign().map(|machine| machine.to_string());
                 let why = self.engine.trouble(process.pid);
+                let why = machine.as_deref().or(why);
                 let why = why.map(|why| nothing_for(process, why));
                 let why = why.unwrap_or_else(|| nothing(process, self.settings.mode));
                 self.fail(&format!("{title}: {why}"));
             }
         }
+        self.tell_foreign(foreign);
         if self.child.is_some() {
             self.tell_refusals(&told);
         }
@@ -450,6 +454,22 @@ impl Run {
                      mem_profiler cpu run"
                 ));
             }
+        }
+    }
+
+    /// Says which processes had no samples for their programs are another machine's. Where there are
+    /// no others, that is a failure.
+    fn tell_foreign(&mut self, foreign: BTreeMap<Machine, (i32, usize)>) {
+        let mut all = 0;
+        for (machine, (one, count)) in foreign {
+            let who = these(one, count);
+            terminal::warning(&format!("{who}: no sample: {machine}"));
+            all += count;
+        }
+        let silent = &mut self.outcome.silent.processes;
+        *silent = silent.saturating_sub(all as u64);
+        if all > 0 && self.outcome.written.is_empty() {
+            self.outcome.failures += all;
         }
     }
 

@@ -13,7 +13,8 @@
 //! - choose the engine, and say which it was: there is no policy here.
 //!
 //! # Limits
-//! x86-64 and aarch64, 64-bit programs, Linux 4.11 and later. Before Linux 6.13, samples come
+//! x86-64 and aarch64, 64-bit programs, Linux 4.11 and later. Programs for another [`Machine`] are
+//! recorded without samples. Before Linux 6.13, samples come
 //! without their thread's clock, and each stands for one period.
 
 mod clocks;
@@ -22,6 +23,7 @@ mod event;
 mod frame_pointer;
 mod frames;
 pub mod kernel;
+mod machine;
 mod memory;
 mod meters;
 mod mixer;
@@ -41,6 +43,7 @@ pub mod stacks;
 mod waiting;
 mod walk;
 
+pub use machine::Machine;
 pub use perf::{Perf, Sampling};
 pub use ptrace::Ptrace;
 pub use recording::{Counts, Process, Recording};

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::clocks::{At, Clocks, Share};
 use crate::event::{self, Attribute};
+use crate::machine::Machine;
 use crate::memory::Copied;
 use crate::meters::Meters;
 use crate::proc;
@@ -399,6 +400,10 @@ impl Perf {
             return;
         };
         process.counts.hidden_ns += share.hidden;
+        if sample.is_narrow && process.is_foreign_by(Machine::NARROW) {
+            process.counts.rest_ns += share.ns;
+            return;
+        }
         let sp = sample.registers.map_or(0, |live| live.followed().sp);
         let mut memory = Copied::new(sp, sample.stack);
         let taken = recording::Sample {

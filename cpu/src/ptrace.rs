@@ -173,6 +173,9 @@ impl Ptrace {
             let Some(process) = recording.process(thread.pid) else {
                 return false;
             };
+            if process.is_foreign() {
+                return true;
+            }
             match thread.used() {
                 Ok((now, ns)) if ns >= period => due.push((thread.pid, tid, now)),
                 Err(error) if proc::is_gone(&error) => {

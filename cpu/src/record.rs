@@ -18,7 +18,8 @@ const LOST_SAMPLES: u32 = 13;
 const MISC_EXEC: u16 = 1 << 13;
 /// Values from here on are no kernel addresses but change the context (`PERF_CONTEXT_MAX`).
 const CONTEXTS: u64 = (-4095i64).cast_unsigned();
-/// `PERF_SAMPLE_REGS_ABI_64`
+/// `PERF_SAMPLE_REGS_ABI_32`, `PERF_SAMPLE_REGS_ABI_64`
+const ABI_32: u64 = 1;
 const ABI_64: u64 = 2;
 const PROT_EXEC: u32 = 4;
 
@@ -68,6 +69,8 @@ pub(crate) struct Sample<'a> {
     pub stack: &'a [u8],
     /// Whether more of the stack was asked for than there was room.
     pub stack_is_full: bool,
+    /// Whether its registers have 32 bits.
+    pub is_narrow: bool,
 }
 
 /// An executable mapping.
@@ -225,6 +228,7 @@ fn sample(mut at: Cursor<'_>, sample_type: u64) -> Option<(u64, Record<'_>)> {
         registers,
         stack,
         stack_is_full: used == room,
+        is_narrow: abi == ABI_32,
     };
     Some((time, Record::Sample(sample)))
 }
@@ -325,7 +329,15 @@ mod tests {
         let kernel: Vec<u64> = kernel_addresses(sample.kernel).collect();
         assert_eq!(kernel, [0xffff_8000]);
         assert_eq!(sample.stack.len(), 16);
-        assert!(!sample.stack_is_full && sample.registers.is_some());
+        assert!(!sample.stack_is_full && sample.registers.is_some() && !sample.is_narrow);
+        let mut words = sample_words(32, 16);
+        let abi = words.iter().rposition(|word| *word == ABI_64).unwrap();
+        words[abi] = ABI_32;
+        let bytes = record(SAMPLE, 0, &words);
+        let Some((_, Record::Sample(sample))) = only(&bytes, ALL) else {
+            panic!("no sample")
+        };
+        assert!(sample.is_narrow && sample.registers.is_none());
     }
 
     #[test]

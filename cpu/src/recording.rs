@@ -2,12 +2,13 @@
 
 mod process;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use unwind::Cause;
 use unwind::stack::Memory;
 
 use crate::kernel::Symbols;
+use crate::machine::Machine;
 use crate::proc;
 use crate::registers::Live;
 use crate::space::{Range, Space};
@@ -74,6 +75,8 @@ pub struct Ended {
     pub processes: Vec<Process>,
     /// All others.
     pub unsampled: Unsampled,
+    /// Those of them whose programs are another machine's: one of them, and how many there are.
+    pub foreign: BTreeMap<Machine, (i32, usize)>,
     /// The kernel's functions.
     pub symbols: Symbols,
 }
@@ -84,6 +87,7 @@ pub struct Recording {
     processes: HashMap<i32, Process>,
     over: Vec<Process>,
     unsampled: Unsampled,
+    foreign: BTreeMap<Machine, (i32, usize)>,
     /// The numbers of programs that are in no list any more.
     dropped: Vec<u64>,
     unwinder: Unwinder,
@@ -308,6 +312,10 @@ impl Recording {
         if process.is_kept() {
             self.over.push(process);
         } else {
+            if let Some(machine) = process.foreign() {
+                let known = self.foreign.entry(machine).or_insert((process.pid, 0));
+                known.1 += 1;
+            }
             self.missed(process.cpu_ns());
             self.dropped.push(process.serial);
         }
@@ -323,6 +331,7 @@ impl Recording {
             if proc::is_over(process.pid) {
                 over.push(process.pid);
             }
+            process.judge();
             process.space.age();
         }
         over
@@ -342,6 +351,7 @@ impl Recording {
         Ended {
             processes: self.over,
             unsampled: self.unsampled,
+            foreign: self.foreign,
             symbols: self.symbols,
         }
     }

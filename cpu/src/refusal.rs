@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::machine::Machine;
 use crate::proc;
 
 /// Why an engine does not work here.
@@ -81,6 +82,14 @@ pub enum Refusal {
         /// Why.
         why: String,
     },
+    /// Its program is another machine's.
+    #[error("process {pid} cannot be sampled: {machine}")]
+    Machine {
+        /// The process.
+        pid: i32,
+        /// Which one.
+        machine: Machine,
+    },
     /// Its files in `/proc` cannot be read, and it is there.
     #[error("/proc/{pid} cannot be read: {error}")]
     Proc {
@@ -104,6 +113,13 @@ fn after(threads: usize) -> String {
 }
 
 impl Refusal {
+    /// Why no engine can sample what a process runs, if that is so.
+    #[must_use]
+    pub fn of_program(pid: i32) -> Option<Self> {
+        let machine = Machine::foreign_to_us(pid)?;
+        Some(Self::Machine { pid, machine })
+    }
+
     /// Why a process cannot be traced, as far as can be told without doing it.
     pub fn of_tracing(pid: i32) -> Option<Self> {
         let text = match proc::try_read(&format!("/proc/{pid}/status"), proc::MOST_BYTES) {
@@ -142,6 +158,7 @@ impl Refusal {
             Self::Agent { .. }
                 | Self::Foreign { .. }
                 | Self::Gone { .. }
+                | Self::Machine { .. }
                 | Self::OfKernel { .. }
                 | Self::Proc { .. }
                 | Self::Traced { .. }

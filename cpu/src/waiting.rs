@@ -12,7 +12,7 @@ use crate::memory::Copied;
 use crate::perf::Sampling;
 use crate::proc::{self, Program, Reread};
 use crate::programs::add_children;
-use crate::recording::{Recording, Sample, Time};
+use crate::recording::{Process, Recording, Sample, Time};
 use crate::refusal::Refusal;
 use crate::registers::Live;
 use crate::stacks::Count;
@@ -334,6 +334,9 @@ impl Thread {
         recording: &mut Recording,
     ) -> io::Result<()> {
         self.pass()?;
+        if recording.process(self.pid).is_some_and(Process::is_foreign) {
+            return Ok(());
+        }
         if self.meter.queued() >= period / 2 {
             self.count_queue(tid, recording);
         }

@@ -155,6 +155,10 @@ impl Engine {
     pub fn attach(&mut self, pids: &[i32]) -> Vec<(i32, Refusal)> {
         let mut refused = Vec::new();
         for &pid in pids {
+            if let Some(refusal) = Refusal::of_program(pid) {
+                refused.push((pid, refusal));
+                continue;
+            }
             let attached = match &mut self.taker {
                 Taker::Perf(perf) => perf.attach(pid),
                 Taker::Ptrace(ptrace) => ptrace.attach(pid),

@@ -318,7 +318,9 @@ impl Timers {
         }
         for pid in recording.look() {
             if !self.members.iter().any(|member| member.pid == pid) {
-                self.unbegun.insert(pid);
+                if !is_foreign(recording, pid) {
+                    self.unbegun.insert(pid);
+                }
                 recording.ended(pid);
             }
         }
@@ -396,7 +398,8 @@ impl Timers {
         self.adopt(recording);
         if self.family.is_some() {
             let all = self.unbegun.drain().chain(recording.pids());
-            for pid in all.filter(|pid| !self.begun.contains(pid)) {
+            let could = all.filter(|pid| !self.begun.contains(pid));
+            for pid in could.filter(|pid| !is_foreign(recording, *pid)) {
                 self.troubles.insert(pid, NOT_LOADED.to_owned());
             }
         }
@@ -456,6 +459,12 @@ impl Timers {
             terminal::warning(&format!("{path}: {error}"));
         }
     }
+}
+
+/// Whether a process runs another machine's program, of which the recording tells.
+fn is_foreign(recording: &mut Recording, pid: i32) -> bool {
+    let process = recording.process(pid);
+    process.is_some_and(|process| process.foreign().is_some())
 }
 
 /// What is asked of a process: signals that it uses are not to be touched.

@@ -1,6 +1,7 @@
 //! One program in one process: its threads, its stacks, its time.
 
 use super::Time;
+use crate::machine::Machine;
 use crate::mixer::ByAddress;
 use crate::proc;
 use crate::space::Space;
@@ -20,7 +21,7 @@ pub struct Counts {
     pub ns: u64,
     /// Samples whose stack could not be followed to its end, by [`unwind::Cause`].
     pub truncated: [u64; 6],
-    /// Samples without a stack: of code of 32 bits.
+    /// Samples without a stack: of code of 32 bits in a program of 64.
     pub without_stack: u64,
     /// Samples whose stack had no room in the table.
     pub table_full: u64,
@@ -76,6 +77,8 @@ pub struct Process {
     pub(super) origin: u64,
     /// CPU time that the engine itself has counted.
     pub counted_ns: Option<u64>,
+    /// The machine that its program is for, if that is another one, once it was looked at.
+    machine: Option<Option<Machine>>,
     /// Whether it was asked for by its number.
     pub(super) is_named: bool,
     /// Whether an earlier program of the process is kept.
@@ -96,9 +99,38 @@ impl Process {
             clock: (clock, clock),
             origin: clock,
             counted_ns: None,
+            machine: None,
             is_named: false,
             was_kept: false,
         }
+    }
+
+    /// The machine that its program is for, if that is another one: it has no samples then.
+    #[must_use]
+    pub fn foreign(&self) -> Option<Machine> {
+        let machine = self.machine.flatten();
+        machine.filter(|_| self.counts.samples == 0)
+    }
+
+    /// Finds out which machine its program is for, once.
+    pub(super) fn judge(&mut self) {
+        let pid = self.pid;
+        self.machine
+            .get_or_insert_with(|| Machine::foreign_to_us(pid));
+    }
+
+    /// Whether its program is another machine's.
+    pub(crate) fn is_foreign(&mut self) -> bool {
+        self.judge();
+        self.foreign().is_some()
+    }
+
+    /// The same if its registers are this machine's, and nothing else can be found out.
+    pub(crate) fn is_foreign_by(&mut self, machine: Machine) -> bool {
+        if self.machine.is_none() && proc::is_over(self.pid) {
+            self.machine = Some(Some(machine));
+        }
+        self.is_foreign()
     }
 
     /// The CPU time that it used meanwhile, in nanoseconds.

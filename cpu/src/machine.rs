@@ -1,0 +1,122 @@
+//! Which machine a process's program is for. Stacks are unwound by the rules of this program's own
+//! machine, so that only programs for it can be sampled.
+
+use std::fmt;
+
+use crate::proc;
+
+/// Bytes of an ELF header up to the machine's number (gABI, chapter 4).
+const HEAD_BYTES: u64 = 20;
+/// `ELFCLASS64`, `ELFDATA2MSB`.
+const CLASS_64: u8 = 2;
+const BIG_ENDIAN: u8 = 2;
+
+#[cfg(target_arch = "x86_64")]
+const OWN: u16 = 62;
+#[cfg(target_arch = "aarch64")]
+const OWN: u16 = 183;
+
+/// Another machine than this program's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Machine {
+    is_narrow: bool,
+    /// The number that ELF gives it, if it is known.
+    number: Option<u16>,
+}
+
+impl Machine {
+    /// Known only for its registers, which have 32 bits.
+    pub(crate) const NARROW: Self = Self {
+        is_narrow: true,
+        number: None,
+    };
+
+    /// The machine that a process's program is for. `None`: this program's own, or it may not be
+    /// known.
+    #[must_use]
+    pub fn foreign_to_us(pid: i32) -> Option<Self> {
+        let head = proc::try_read(&format!("/proc/{pid}/exe"), HEAD_BYTES).ok()?;
+        Self::parse(&head)
+    }
+
+    fn parse(head: &[u8]) -> Option<Self> {
+        let head: &[u8; HEAD_BYTES as usize] = head.try_into().ok()?;
+        let &[0x7f, b'E', b'L', b'F', class, data, ..] = head else {
+            return None;
+        };
+        let number = [head[18], head[19]];
+        let number = match data {
+            BIG_ENDIAN => u16::from_be_bytes(number),
+            _ => u16::from_le_bytes(number),
+        };
+        let is_narrow = class != CLASS_64;
+        (is_narrow || number != OWN).then_some(Self {
+            is_narrow,
+            number: Some(number),
+        })
+    }
+}
+
+/// What people call a machine.
+fn name(number: u16) -> String {
+    let known = match number {
+        3 => "i386",
+        8 => "MIPS",
+        20 => "PowerPC",
+        21 => "64-bit PowerPC",
+        22 => "S/390",
+        40 => "Arm",
+        62 => "x86-64",
+        183 => "aarch64",
+        243 => "RISC-V",
+        258 => "LoongArch",
+        n => return format!("machine {n}"),
+    };
+    known.to_owned()
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = if self.is_narrow { "32-bit " } else { "" };
+        write!(f, "it runs a {bits}program")?;
+        if let Some(number) = self.number {
+            write!(f, " for {}", name(number))?;
+        }
+        write!(
+            f,
+            ", and only 64-bit programs for {} can be sampled here",
+            name(OWN)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(class: u8, data: u8, number: [u8; 2]) -> Vec<u8> {
+        let mut head = b"\x7fELF".to_vec();
+        head.extend([class, data, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0]);
+        head.extend(number);
+        head
+    }
+
+    #[test]
+    fn other_machines_are_told_from_our_own() {
+        assert_eq!(Machine::parse(&head(2, 1, OWN.to_le_bytes())), None);
+        let said = |head: &[u8]| Machine::parse(head).expect("another one").to_string();
+        let narrow = said(&head(1, 1, [3, 0]));
+        assert!(narrow.contains("a 32-bit program for i386,"), "{narrow}");
+        let x32 = said(&head(1, 1, [62, 0]));
+        assert!(x32.contains("a 32-bit program for x86-64,"), "{x32}");
+        let big = said(&head(2, 2, [0, 22]));
+        assert!(big.contains("a program for S/390,"), "{big}");
+        let unheard_of = said(&head(2, 1, [0x34, 0x12]));
+        assert!(unheard_of.contains("for machine 4660,"), "{unheard_of}");
+        for no_program in [&b"#!/bin/sh"[..], b"", &head(1, 1, [3, 0])[..19]] {
+            assert_eq!(Machine::parse(no_program), None);
+        }
+        let own = std::process::id().cast_signed();
+        assert_eq!(Machine::foreign_to_us(own), None);
+    }
+}
