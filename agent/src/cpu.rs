@@ -5,6 +5,9 @@
 //! it interrupted, with the CPU time that the thread has used since its last sample: whatever was
 //! late or lost, the sum is what the process used.
 //!
+//! A forked child begins its parent's session in the handler, when the one timer that it has from its
+//! birth fires, if it has not allocated before.
+//!
 //! The handler takes no lock, allocates nothing and keeps `errno`. It runs on memory of its own,
 //! however small the stack is that it interrupted, and does nothing if that was in the agent. It
 //! also sees to it that new threads get timers, and that all are deleted once the session is over.
@@ -121,7 +124,8 @@ fn end(state: CpuState) {
 /// signal handler.
 #[inline]
 pub fn give_way(number: c_int) {
-    if timers::session() != 0 && number == timers::number() {
+    let has_timers = timers::session() != 0 || timers::awaits_session();
+    if has_timers && number == timers::number() {
         change_signal(number);
     }
 }
@@ -156,14 +160,15 @@ fn bit(number: c_int) -> u64 {
 /// Safe in a signal handler.
 #[cold]
 pub fn end_for_filter() {
-    if timers::session() == 0 {
+    let has_timers = || timers::session() != 0 || timers::awaits_session();
+    if !has_timers() {
         return;
     }
     let saved = sys::errno();
     // Whoever has the turn needs microseconds for it, unless this thread interrupts it.
     for _ in 0..100_000 {
         end(CpuState::Filtered);
-        if timers::session() == 0 {
+        if !has_timers() {
             break;
         }
         core::hint::spin_loop();
@@ -241,14 +246,18 @@ const VALUE: usize = 24;
 /// `info` is a signal's.
 unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
     // SAFETY: the caller's.
-    if unsafe { (*info).si_code } != SI_TIMER || timers::session() == 0 || !arch::has_locals() {
+    let is_timers = unsafe { (*info).si_code } == SI_TIMER;
+    let has_timers = timers::session() != 0 || timers::awaits_session();
+    if !is_timers || !has_timers || !arch::has_locals() {
         return null_mut();
     }
     let local = arch::local();
     // SAFETY: the thread's own words; while it is not busy nobody else has borrowed them.
     unsafe {
         if (*local).busy != 0 {
-            if let Some(totals) = cpu_totals::get() {
+            // Before its session begins, a forked child knows its parent's, which it has left.
+            let totals = cpu_totals::get().filter(|_| timers::session() != 0);
+            if let Some(totals) = totals {
                 totals.postponed.fetch_add(1, Ordering::Relaxed);
             }
             return null_mut();
@@ -292,8 +301,28 @@ unsafe extern "C" fn work(info: *const libc::siginfo_t, context: *const libc::uc
     sys::set_errno(saved);
 }
 
+/// Begins its parent's session in a forked child. Whether that has timers now.
+#[cold]
+fn begin_in_child(local: &mut Local) -> bool {
+    if session::wait_as_child(local)
+        && let Some(epoch) = session::current().filter(|epoch| epoch.cpu.rate != 0)
+    {
+        begin(&epoch);
+    }
+    let has_begun = timers::session() != 0;
+    if !has_begun && !session::is_waiting() {
+        // It has no segment, or may have no timers: there is nothing to wait for.
+        end(CpuState::Disarmed);
+    }
+    has_begun
+}
+
 fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucontext_t) {
     if !fork::leave_if_unseen(local) {
+        return;
+    }
+    let is_first = timers::awaits_session();
+    if is_first && !begin_in_child(local) {
         return;
     }
     // SAFETY: `enter` has made sure that there is one.
@@ -308,7 +337,11 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
         session::expire(epoch, now);
         return end(CpuState::Disarmed);
     }
-    if let Some(slot) = timers::slot_of(index) {
+    let slot = match is_first {
+        true => timers::own_slot(),
+        false => timers::slot_of(index),
+    };
+    if let Some(slot) = slot {
         let ns = slot.take_elapsed();
         if cpu_profile::lets_pass() {
             count(thread, epoch, context, ns);

@@ -44,7 +44,10 @@ unsafe extern "C" fn in_child() {
 /// Leaves the parent's session, whose countdown and epoch no longer count.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 fn leave(local: &mut Local, known: bool) {
-    timers::in_child();
+    let had_timers = timers::in_child();
     thread::forget_session(local);
     session::leave(local, thread::shard_of(local), known);
+    if had_timers {
+        timers::await_session(session::pending_cpu_rate());
+    }
 }

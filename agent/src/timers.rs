@@ -7,13 +7,17 @@
 //! Timers are made and deleted under one lock that is only ever tried, for all of this runs in
 //! signal handlers too. A thread whose turn it is not comes back later.
 //!
+//! A forked child in which its parent's session goes on has one timer from its birth, and begins the
+//! session when that fires, or when it allocates: most children execute another program before.
+//!
 //! A timer never fires while its thread forks: on old kernels (before 4.19) a `fork` that a signal
 //! interrupts starts again, for ever if the time between two signals is shorter than it takes.
 
 mod listing;
 mod signal;
 
-pub use signal::{is_ours, number, restore_in_child};
+use signal::restore_in_child;
+pub use signal::{is_ours, number};
 
 use crate::{own, sys, tid};
 use core::ffi::c_int;
@@ -21,6 +25,8 @@ use core::mem::{size_of, zeroed};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+/// What the timer of a child without a session says in place of a slot's number.
+const NO_SLOT: usize = usize::MAX;
 /// Most threads of a process that have timers at a time.
 const CAPACITY: usize = 4096;
 
@@ -45,6 +51,19 @@ static USED: AtomicU32 = AtomicU32::new(0);
 /// Number of the session that the timers are for; 0: there are none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SESSION: AtomicU64 = AtomicU64::new(0);
+/// The timer of a forked child that has no session yet.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
+static CHILD: Child = Child {
+    timer: AtomicU64::new(0),
+    paused: [const { AtomicU64::new(0) }; 2],
+};
+
+struct Child {
+    /// As of a [`Slot`].
+    timer: AtomicU64,
+    paused: [AtomicU64; 2],
+}
+
 /// Time between two samples, in ns.
 static PERIOD: AtomicU64 = AtomicU64::new(0);
 /// See [`listing`].
@@ -90,6 +109,13 @@ pub struct Armed {
 #[inline]
 pub fn session() -> u64 {
     SESSION.load(Ordering::Relaxed)
+}
+
+/// Whether this is a forked child that is about to begin its parent's session: it has a timer and
+/// the handler, and nothing else.
+#[inline]
+pub fn awaits_session() -> bool {
+    CHILD.timer.load(Ordering::Relaxed) != 0
 }
 
 fn slots() -> &'static [Slot] {
@@ -161,16 +187,27 @@ pub fn begin(
         }
         TABLE.store(made.cast(), Ordering::Release);
     }
-    for slot in slots() {
+    for slot in used() {
         // Those of a parent, after a fork.
         slot.tid.store(0, Ordering::Relaxed);
         slot.timer.store(0, Ordering::Relaxed);
     }
     USED.store(0, Ordering::Release);
-    signal::install(avoid, handler)?;
-    PERIOD.store(1_000_000_000 / rate.clamp(1, 1_000_000), Ordering::Relaxed);
+    // A forked child has the handler already, and all that its threads used is new.
+    let is_child = stop_awaiting();
+    if !is_child {
+        signal::install(avoid, handler)?;
+    }
+    PERIOD.store(period_of(rate), Ordering::Relaxed);
     SESSION.store(session, Ordering::SeqCst);
-    Ok(arm_all(true))
+    Ok(arm_all(!is_child))
+}
+
+/// Deletes the timer of a child that has no session yet. Whether there was one. Changes `errno`.
+fn stop_awaiting() -> bool {
+    let timer = CHILD.timer.swap(0, Ordering::Relaxed);
+    delete(timer);
+    timer != 0
 }
 
 /// Gives timers to new threads, and deletes those of threads that have ended. Changes `errno`.
@@ -179,8 +216,11 @@ pub fn look_after(_turn: &Turn) -> Armed {
 }
 
 /// Ends the session: deletes all timers, and lets the program have its signal back. Whether there
-/// was one. Changes `errno`.
+/// was one. A child that awaits its session will have none. Changes `errno`.
 pub fn end(_turn: &Turn) -> bool {
+    if stop_awaiting() {
+        signal::restore();
+    }
     if SESSION.swap(0, Ordering::SeqCst) == 0 {
         return false;
     }
@@ -271,6 +311,10 @@ fn arm(tid: u32, is_old: bool) -> Armed {
     }
 }
 
+fn period_of(rate: u64) -> u64 {
+    1_000_000_000 / rate.clamp(1, 1_000_000)
+}
+
 fn period() -> u64 {
     PERIOD.load(Ordering::Relaxed).max(1)
 }
@@ -340,26 +384,30 @@ fn set(timer: c_int, first: u64, interval: u64) -> Option<u64> {
     (result == 0).then_some(left.tv_sec as u64 * 1_000_000_000 + left.tv_nsec as u64)
 }
 
-impl Slot {
-    fn timer(&self) -> Option<c_int> {
-        let timer = self.timer.load(Ordering::SeqCst);
-        Some((timer.checked_sub(1)?) as c_int)
-    }
+/// The timer that a word holds, which has its number plus one.
+fn held(word: &AtomicU64) -> Option<c_int> {
+    Some(word.load(Ordering::SeqCst).checked_sub(1)? as c_int)
+}
 
+/// Deletes a timer that was taken out of the word that held it.
+fn delete(word: u64) {
+    if let Some(timer) = word.checked_sub(1) {
+        // SAFETY: a timer of ours, that nobody else deletes.
+        unsafe { libc::syscall(libc::SYS_timer_delete, timer as c_int) };
+    }
+}
+
+impl Slot {
     /// Deletes its timer, and frees it.
     fn clear(&self) {
-        let timer = self.timer.swap(0, Ordering::SeqCst);
-        if let Some(timer) = timer.checked_sub(1) {
-            // SAFETY: a timer of ours, that nobody else deletes.
-            unsafe { libc::syscall(libc::SYS_timer_delete, timer as c_int) };
-        }
+        delete(self.timer.swap(0, Ordering::SeqCst));
         self.tid.store(0, Ordering::Release);
     }
 }
 
 /// The slot of the calling thread.
 #[cold]
-fn own_slot() -> Option<&'static Slot> {
+pub fn own_slot() -> Option<&'static Slot> {
     let own = tid::own();
     let is_own = |slot: &&Slot| own != 0 && slot.tid.load(Ordering::Relaxed) == own;
     used().iter().find(is_own)
@@ -368,7 +416,7 @@ fn own_slot() -> Option<&'static Slot> {
 /// Before the calling thread forks.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn before_fork() {
-    if session() != 0 {
+    if session() != 0 || awaits_session() {
         pause();
     }
 }
@@ -376,18 +424,28 @@ pub unsafe extern "C" fn before_fork() {
 /// In the parent, when it has forked.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn after_fork() {
-    if session() != 0 {
+    if session() != 0 || awaits_session() {
         resume();
+    }
+}
+
+/// The timer that the calling thread's time is measured by, and what is kept of it in a pause.
+fn own_timer() -> Option<(c_int, &'static [AtomicU64; 2])> {
+    match held(&CHILD.timer) {
+        Some(timer) => Some((timer, &CHILD.paused)),
+        None => {
+            let slot = own_slot()?;
+            Some((held(&slot.timer)?, &slot.paused))
+        }
     }
 }
 
 #[cold]
 fn pause() {
     let saved = sys::errno();
-    if let Some((slot, timer)) = own_slot().and_then(|slot| Some((slot, slot.timer()?))) {
-        let left = set(timer, 0, 0).unwrap_or(0);
-        slot.paused[0].store(left, Ordering::Relaxed);
-        slot.paused[1].store(own_clock(), Ordering::Relaxed);
+    if let Some((timer, [left, since])) = own_timer() {
+        left.store(set(timer, 0, 0).unwrap_or(0), Ordering::Relaxed);
+        since.store(own_clock(), Ordering::Relaxed);
     }
     sys::set_errno(saved);
 }
@@ -396,8 +454,7 @@ fn pause() {
 #[cold]
 fn resume() {
     let saved = sys::errno();
-    if let Some((slot, timer)) = own_slot().and_then(|slot| Some((slot, slot.timer()?))) {
-        let [left, since] = &slot.paused;
+    if let Some((timer, [left, since])) = own_timer() {
         let spent = own_clock().saturating_sub(since.load(Ordering::Relaxed));
         let left = left.load(Ordering::Relaxed).saturating_sub(spent);
         start(timer, left.max(1));
@@ -405,12 +462,33 @@ fn resume() {
     sys::set_errno(saved);
 }
 
-/// In a child, which has none of its parent's timers.
+/// In a child, which has none of its parent's timers. Whether its parent had any: then
+/// [`await_session`] has to follow.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
-pub fn in_child() {
-    if session() != 0 {
+pub fn in_child() -> bool {
+    let had = session() != 0 || awaits_session();
+    if had {
         SESSION.store(0, Ordering::Relaxed);
+        CHILD.timer.store(0, Ordering::Relaxed);
         LOCK.store(false, Ordering::Relaxed);
+        listing::in_child();
+    }
+    had
+}
+
+/// In a child: if its parent's session goes on in it at this rate, it has a timer that makes it begin
+/// once it has used CPU time. 0: it does not go on.
+#[cold]
+pub fn await_session(rate: u64) {
+    let awaits = rate != 0 && {
+        PERIOD.store(period_of(rate), Ordering::Relaxed);
+        make(tid::own(), NO_SLOT).is_some_and(|timer| {
+            CHILD.timer.store(timer as u64 + 1, Ordering::Relaxed);
+            start(timer, 1 + at_random() % period())
+        })
+    };
+    if !awaits {
+        delete(CHILD.timer.swap(0, Ordering::Relaxed));
         restore_in_child();
     }
 }

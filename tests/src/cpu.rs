@@ -58,23 +58,38 @@ impl Read {
         self.profile.total(1) as f64
     }
 
+    /// Nanoseconds that samples stand for. How many there are is up to the machine.
+    pub fn sampled(&self) -> f64 {
+        let stacks = self.stacks().filter(|(_, samples, _)| *samples > 0);
+        stacks.map(|(_, _, ns)| ns as f64).sum()
+    }
+
     /// At least this share of samples must be of stacks that are followed to their end. One may be
     /// cut short whatever the share: short sessions have some fifty samples, and any of them may be
     /// in code without an unwind table (a PLT entry, a function of the compiler's runtime).
     pub fn assert_complete(&self, least: f64) {
         let (mut all, mut cut) = (0, 0);
         for (stack, samples, _) in self.stacks() {
-            let last = stack
-                .last()
-                .map(|id| self.profile.locations[*id as usize].address);
             all += samples;
-            if last == Some(TRUNCATED_ADDRESS - 1) {
+            if self.is_cut(stack) {
                 cut += samples;
             }
         }
         assert!(all > 0, "samples");
         let most = ((1.0 - least) * all as f64).max(1.0);
         assert!(cut as f64 <= most, "{cut} of {all} are cut short");
+    }
+
+    /// Nanoseconds of stacks that are cut short.
+    pub fn cut(&self) -> f64 {
+        let cut = self.stacks().filter(|(stack, ..)| self.is_cut(stack));
+        cut.map(|(_, _, ns)| ns as f64).sum()
+    }
+
+    fn is_cut(&self, stack: &[u32]) -> bool {
+        let last = stack.last();
+        let last = last.map(|id| self.profile.locations[*id as usize].address);
+        last == Some(TRUNCATED_ADDRESS - 1)
     }
 
     /// Nanoseconds of the functions of a program whose name starts so, the nearest to the leaf.

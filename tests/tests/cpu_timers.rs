@@ -21,16 +21,9 @@ fn check(read: &Read, cpu: f64, least_sampled: f64) {
     assert!(read.sampling.kernel_hidden.is_some());
     let total = read.total();
     assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
-    let sampled = sampled(read);
+    let sampled = read.sampled();
     assert!(sampled >= least_sampled * cpu, "{sampled} of {cpu}");
     read.assert_complete(COMPLETE);
-}
-
-/// The time that samples stand for. How many there are is up to the machine: the kernel compares
-/// clocks at its tick, of the threads that run just then.
-fn sampled(read: &Read) -> f64 {
-    let stacks = read.stacks().filter(|(_, samples, _)| *samples > 0);
-    stacks.map(|(_, _, ns)| ns as f64).sum()
 }
 
 /// The kernel compares clocks at its tick, of the threads that run just then: on a busy machine
@@ -84,6 +77,58 @@ fn programs_are_undisturbed() {
             "{shape}: {burnt} of {cpu}"
         );
     }
+}
+
+/// A parent that only forks, children that work and never allocate, and theirs: the session goes on
+/// in each, from its first instruction on.
+#[test]
+fn children_that_never_allocate_carry_on_the_session() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let outcome = timed_run(&scratch, &program, &["-F", "250"], &["family"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let mut said = truth(&outcome.stdout);
+    said.remove("cpu");
+    assert_eq!(said.len(), 12, "{outcome:?}");
+    for file in files(&outcome) {
+        let read = Read::of(&file);
+        let pid = read.profile.facts.pid.expect("a pid").to_string();
+        let Some(cpu) = said.remove(&pid) else {
+            continue;
+        };
+        // They end by `_exit`, so that what they used after their last sample may not be known.
+        let (total, sampled) = (read.total(), read.sampled());
+        assert!(total <= 1.02 * cpu, "{pid}: {total} of {cpu}");
+        assert!(sampled >= 0.8 * cpu, "{pid}: {sampled} of {cpu}");
+        let burnt = read.by_function(&program, "site_burn")["site_burn"];
+        assert!(burnt >= 0.8 * cpu, "{pid}: {burnt} of {cpu}");
+        read.assert_complete(COMPLETE);
+    }
+    assert!(said.is_empty(), "no profile of {said:?}: {outcome:?}");
+}
+
+/// A session of a process that runs already is its alone: its children have neither timers nor a
+/// handler, which they look for themselves.
+#[test]
+fn children_of_an_attached_process_are_as_they_would_be() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let mut command = scratch.preloaded(&program);
+    command.args(["forks", "wait"]);
+    let mut target = Target::start(&mut command);
+    assert_eq!(target.hear(), "ready");
+    let mut command = scratch.profiler();
+    command.args(["cpu", "--engine", "timers", "-F", "250"]);
+    command.args(["-p", &target.pid().to_string(), "-o"]);
+    let session = Session::start(command.arg(scratch.file("p_")));
+    wait::until("the session", || {
+        let listed = run(scratch.profiler().arg("list"));
+        listed.stdout.contains("sampling").then_some(())
+    });
+    target.say("go");
+    let said = target.finish_output();
+    assert!(said.starts_with("cpu "), "{said}");
+    assert!(Read::only(&session.wait()).samples() > 0);
 }
 
 /// Signals that a process handles, signal N being bit N - 1.
@@ -164,7 +209,7 @@ fn where_nothing_else_is_allowed_the_agent_samples() {
     read.assert_complete(COMPLETE);
     let (total, process) = (read.total(), read.sampling.process_ns.expect("its clock"));
     assert!(total <= process as f64 * 1.001, "{total} of {process}");
-    let sampled = sampled(&read);
+    let sampled = read.sampled();
     assert!(sampled >= 0.8 * total, "{sampled} of {total}");
     wait::until("the handler to be gone", || {
         (handled(target.pid()) & REAL_TIME == 0).then_some(())

@@ -124,6 +124,19 @@ fn pending() -> Option<Start> {
     })
 }
 
+/// The rate of the session of CPU time that goes on in a waiting child, if it may have timers; 0:
+/// none.
+pub fn pending_cpu_rate() -> u64 {
+    let may = LIFE.get() == WAITING && seccomp::lets_timers_pass();
+    let pending = pending().filter(|_| may);
+    pending.map_or(0, |start| start.cpu_rate)
+}
+
+/// Whether this is a child that has no segment, and may get one.
+pub fn is_waiting() -> bool {
+    matches!(LIFE.get(), WAITING | MAKING)
+}
+
 /// Gives up the parent's tables.
 /// Where they may still be used they are replaced by private memory instead.
 fn drop_tables(known: bool) -> bool {

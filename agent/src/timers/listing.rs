@@ -15,6 +15,12 @@ static BUFFER: Buffer = Buffer(UnsafeCell::new([0; BYTES]));
 /// Who uses it.
 static READING: AtomicUsize = AtomicUsize::new(0);
 
+/// In a forked child: the thread that reads may be its parent's.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
+pub fn in_child() {
+    READING.store(0, Ordering::Relaxed);
+}
+
 /// Where a name begins in a `linux_dirent64`, and where its length is.
 const NAME: usize = 19;
 const LENGTH: usize = 16;
