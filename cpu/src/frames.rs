@@ -42,6 +42,20 @@ pub struct Frames {
     pub entries: Part,
 }
 
+impl Frames {
+    /// Whether a function begins at one of these addresses, or between them.
+    pub fn has_function(&self, first: u64, last: u64) -> bool {
+        let rows = self.index.bytes.get(HEAD_BYTES..).unwrap_or_default();
+        let (rows, _) = rows.as_chunks::<ROW_BYTES>();
+        let start = |row: &[u8; ROW_BYTES]| {
+            let distance = i32::from_le_bytes([row[0], row[1], row[2], row[3]]);
+            self.index.address.wrapping_add_signed(i64::from(distance))
+        };
+        let next = rows.partition_point(|row| start(row) < first);
+        rows.get(next).is_some_and(|row| start(row) <= last)
+    }
+}
+
 /// Reads them. `page`: the file's first bytes; `headers`: the program headers.
 pub fn read(source: &(impl Source + ?Sized), page: &[u8], headers: &[u8]) -> Option<Frames> {
     let header = elf::segments(headers).find(|s| s.kind == PT_GNU_EH_FRAME);

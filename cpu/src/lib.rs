@@ -23,6 +23,7 @@ mod event;
 mod frame_pointer;
 mod frames;
 pub mod kernel;
+mod leaf;
 mod machine;
 mod memory;
 mod meters;

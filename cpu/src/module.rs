@@ -68,6 +68,12 @@ impl Tables {
         Some(tables)
     }
 
+    /// Whether a function that the tables describe begins at one of these addresses in the file, or
+    /// between them.
+    pub fn has_function(&self, first: u64, last: u64) -> bool {
+        self.frames.has_function(first, last)
+    }
+
     /// The same without unwind tables.
     pub fn without_frames(self) -> Self {
         Self {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use heap_format::maps::Entry;
 use heap_format::opening;
-use unwind::compile::{Scratch, compile};
+use unwind::compile::{Scratch, compile, function};
 use unwind::rule::Rule;
 
 use crate::module::{Loaded, Tables};
@@ -267,6 +267,42 @@ impl Space {
         let mut bytes = [0; 5];
         capture::read_memory(self.pid, address.wrapping_sub(5), &mut bytes);
         bytes
+    }
+
+    /// Reads memory of the process. Whether all of it could be read.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        capture::read_memory(self.pid, address, bytes) == bytes.len()
+    }
+
+    /// A word of its memory.
+    pub fn word(&self, address: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)
+            .then(|| u64::from_ne_bytes(bytes))
+    }
+
+    /// Whether two addresses lie in one range.
+    pub fn are_together(&self, one: u64, other: u64) -> bool {
+        self.position(one)
+            .is_some_and(|index| self.position(other) == Some(index))
+    }
+
+    /// Whether a function that the tables describe begins at one of these addresses, or between
+    /// them. Their range's tables have been loaded.
+    pub fn has_function(&self, first: u64, last: u64) -> bool {
+        let module = self.module(last.wrapping_add(1));
+        module.is_none_or(|module| {
+            let [first, last] = [first, last].map(|address| address.wrapping_sub(module.bias));
+            module.tables.has_function(first, last)
+        })
+    }
+
+    /// Whether the tables describe the function that holds a return address; `None`: no code is
+    /// mapped there.
+    pub fn function(&mut self, ip: u64, library: &mut Library) -> Option<bool> {
+        let index = self.find(ip.wrapping_sub(1))?;
+        self.load(index, library);
+        Some(function(&self.module(ip)?, ip).is_some())
     }
 
     /// Makes sure that the tables of a range are there.

@@ -7,6 +7,7 @@ use unwind::{Cause, Registers, remote};
 
 use crate::clone;
 use crate::frame_pointer;
+use crate::leaf;
 use crate::registers::Live;
 use crate::space::{Library, Space};
 
@@ -104,6 +105,13 @@ impl Unwinder {
             Step::Truncated(Cause::NoRule)
                 if self.frames.len() == 1
                     && let Some(step) = clone::step(space, live, at, memory) =>
+            {
+                step
+            }
+            Step::Truncated(Cause::NoRule)
+                if self.frames.len() == 1
+                    && let Some(step) =
+                        leaf::step((space, &mut self.library), live, at, memory) =>
             {
                 step
             }

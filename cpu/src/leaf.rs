@@ -1,0 +1,274 @@
+//! The innermost function where nothing describes it: hand-written assembly without unwind tables.
+//! One that has nothing on the stack has its return address at the stack pointer (x86-64), or in
+//! the link register (aarch64).
+//!
+//! Any word may look like a return address. This one is believed if code lies there, if the
+//! instruction before it is a call, and if that call can lead to where the thread is: its target is
+//! in front of that place, with no function between that has tables; or it is a stub or a slot of
+//! the linker's that leads there; or the target was in a register, and the tables know the caller.
+
+use unwind::Registers;
+use unwind::rule::{Step, Word};
+use unwind::stack::Memory;
+
+use crate::registers::Live;
+use crate::space::{Library, Space};
+
+/// How far a place may lie behind the first instruction of its function.
+const LONGEST: u64 = 1 << 20;
+/// Stubs that lead from one to the next.
+const MOST_STUBS: usize = 3;
+
+/// What a call calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Code at an address.
+    At(u64),
+    /// Code whose address is in memory.
+    By(u64),
+    /// Code whose address was in a register, or in memory that a register led to.
+    Unknown,
+}
+
+/// The step from a thread whose innermost function has no tables. `None`: nothing there looks like
+/// its caller.
+pub fn step(
+    (space, library): (&mut Space, &mut Library),
+    live: &Live,
+    at: Registers,
+    memory: &mut impl Memory,
+) -> Option<Step> {
+    let pc = live.pc();
+    space.find(pc)?;
+    let (ip, sp) = machine::caller(live, at, memory)?;
+    let is_known = space.function(ip, library)?;
+    let is_caller = |call| match call {
+        Call::At(target) => leads(space, target, pc),
+        Call::By(slot) => space
+            .word(slot)
+            .is_some_and(|target| leads(space, target, pc)),
+        Call::Unknown => is_known,
+    };
+    machine::calls(space, ip).any(is_caller).then(|| {
+        let registers = Registers { ip, sp, fp: at.fp };
+        let word = Word::default();
+        Step::Caller {
+            registers,
+            ra: word,
+            fp: word,
+        }
+    })
+}
+
+/// Whether what begins at `target` may be at `pc`: by itself, or through stubs.
+fn leads(space: &Space, mut target: u64, pc: u64) -> bool {
+    for _ in 0..MOST_STUBS {
+        if target <= pc && pc - target < LONGEST && space.are_together(target, pc) {
+            return !space.has_function(target, pc);
+        }
+        match machine::stub(space, target) {
+            Some(next) => target = next,
+            None => return false,
+        }
+    }
+    false
+}
+
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    use super::{Call, Live, Memory, Registers, Space};
+
+    /// Bytes of the longest call.
+    const MOST: usize = 7;
+
+    /// Its return address, and its caller's stack pointer.
+    pub fn caller(_: &Live, at: Registers, memory: &mut impl Memory) -> Option<(u64, u64)> {
+        Some((memory.read(at.sp).ok()?, at.sp.checked_add(8)?))
+    }
+
+    /// What may be called in front of a return address: instructions are read from behind, and
+    /// bytes may be the end of several.
+    pub fn calls(space: &Space, ip: u64) -> impl Iterator<Item = Call> {
+        let mut bytes = [0; MOST];
+        let start = ip.wrapping_sub(MOST as u64);
+        // The code may begin less far in front of it.
+        let missing = (0..MOST).find(|missing| {
+            let part = &mut bytes[*missing..];
+            space.read(start.wrapping_add(*missing as u64), part)
+        });
+        let from = missing.unwrap_or(MOST);
+        (from..MOST).filter_map(move |at| call(&bytes[at..], ip))
+    }
+
+    fn distance(bytes: &[u8]) -> Option<i64> {
+        let bytes: &[u8; 4] = bytes.try_into().ok()?;
+        Some(i64::from(i32::from_le_bytes(*bytes)))
+    }
+
+    /// The call that these bytes are, all of them, in front of `ip`: `e8`, or `ff` with 2 in the
+    /// middle of the byte behind it (Intel's manual, volume 2, CALL).
+    pub fn call(bytes: &[u8], ip: u64) -> Option<Call> {
+        let bytes = match bytes {
+            [0xe8, rest @ ..] => return Some(Call::At(ip.wrapping_add_signed(distance(rest)?))),
+            [0x40..=0x4f, rest @ ..] => rest,
+            all => all,
+        };
+        let [0xff, form, rest @ ..] = bytes else {
+            return None;
+        };
+        let (mode, register) = (form >> 6, form & 7);
+        if form >> 3 & 7 != 2 {
+            return None;
+        }
+        if (mode, register) == (0, 5) {
+            return Some(Call::By(ip.wrapping_add_signed(distance(rest)?)));
+        }
+        let (index, rest) = match (mode, register, rest) {
+            (0..3, 4, [index, rest @ ..]) => (Some(index), rest),
+            (0..3, 4, []) => return None,
+            _ => (None, rest),
+        };
+        let base_is_missing = mode == 0 && index.is_some_and(|index| index & 7 == 5);
+        let expected = match mode {
+            1 => 1,
+            2 => 4,
+            0 if base_is_missing => 4,
+            _ => 0,
+        };
+        (rest.len() == expected).then_some(Call::Unknown)
+    }
+
+    /// Where a stub jumps to: `jmp rel32`, or `jmp *slot`, behind what marks targets of jumps.
+    pub fn stub(space: &Space, at: u64) -> Option<u64> {
+        let mut bytes = [0; 11];
+        if !space.read(at, &mut bytes) {
+            return None;
+        }
+        let skipped = match bytes {
+            [0xf3, 0x0f, 0x1e, 0xfa, 0xf2, ..] => 5,
+            [0xf3, 0x0f, 0x1e, 0xfa, ..] => 4,
+            [0xf2, ..] => 1,
+            _ => 0,
+        };
+        let end = |len: usize| at.wrapping_add((skipped + len) as u64);
+        match &bytes[skipped..] {
+            [0xe9, rest @ ..] => Some(end(5).wrapping_add_signed(distance(&rest[..4])?)),
+            [0xff, 0x25, rest @ ..] => {
+                space.word(end(6).wrapping_add_signed(distance(rest.get(..4)?)?))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod machine {
+    use super::{Call, Live, Memory, Registers, Space};
+
+    /// The number of the link register.
+    const LR: usize = 30;
+
+    /// Its return address, and its caller's stack pointer.
+    pub fn caller(live: &Live, at: Registers, _: &mut impl Memory) -> Option<(u64, u64)> {
+        Some((*live.known().get(LR)?, at.sp))
+    }
+
+    fn instruction(space: &Space, at: u64) -> Option<u32> {
+        let mut bytes = [0; 4];
+        space
+            .read(at, &mut bytes)
+            .then(|| u32::from_le_bytes(bytes))
+    }
+
+    /// What is called in front of a return address: `bl`, or `blr` of any kind.
+    pub fn calls(space: &Space, ip: u64) -> impl Iterator<Item = Call> {
+        let at = ip.wrapping_sub(4);
+        let call = instruction(space, at).and_then(|word| call(word, at));
+        call.into_iter()
+    }
+
+    pub fn call(word: u32, at: u64) -> Option<Call> {
+        match word {
+            _ if word >> 26 == 0b10_0101 => Some(Call::At(branch(word, at))),
+            _ if word & 0xfeff_f000 == 0xd63f_0000 => Some(Call::Unknown),
+            _ => None,
+        }
+    }
+
+    fn branch(word: u32, at: u64) -> u64 {
+        at.wrapping_add_signed(i64::from((word << 6).cast_signed() >> 6) * 4)
+    }
+
+    /// Where a stub jumps to: `b`, or `adrp x16` and `ldr x17` of a slot, behind what marks targets
+    /// of jumps.
+    pub fn stub(space: &Space, at: u64) -> Option<u64> {
+        const MARK: u32 = 0xd503_245f;
+        let at = match instruction(space, at)? {
+            MARK => at.wrapping_add(4),
+            _ => at,
+        };
+        let first = instruction(space, at)?;
+        if first >> 26 == 0b00_0101 {
+            return Some(branch(first, at));
+        }
+        let second = instruction(space, at.wrapping_add(4))?;
+        if first & 0x9f00_001f != 0x9000_0010 || second & 0xffc0_03ff != 0xf940_0211 {
+            return None;
+        }
+        let pages = i64::from((first >> 5 & 0x7_ffff) << 2 | first >> 29 & 3);
+        let page = (at & !4095).wrapping_add_signed(pages << 43 >> 43 << 12);
+        space.word(page.wrapping_add(u64::from(second >> 10 & 0xfff) * 8))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn calls_are_told_from_other_bytes() {
+        use machine::call;
+        let slot = |distance: i64| Some(Call::By(0x1000u64.wrapping_add_signed(distance)));
+        for (bytes, expected) in [
+            (&[0xe8, 0x10, 0, 0, 0][..], Some(Call::At(0x1010))),
+            (&[0xe8, 0xf0, 0xff, 0xff, 0xff], Some(Call::At(0xff0))),
+            (&[0xff, 0x15, 0x20, 0, 0, 0], slot(0x20)),
+            (&[0xff, 0xd0], Some(Call::Unknown)),
+            (&[0x41, 0xff, 0xd3], Some(Call::Unknown)),
+            (&[0xff, 0x10], Some(Call::Unknown)),
+            (&[0xff, 0x53, 0x18], Some(Call::Unknown)),
+            (&[0xff, 0x54, 0x24, 8], Some(Call::Unknown)),
+            (&[0xff, 0x14, 0xc5, 0, 0, 0, 0], Some(Call::Unknown)),
+            (&[0x42, 0xff, 0x14, 0xe0], Some(Call::Unknown)),
+            (&[0xff, 0x90, 0, 1, 0, 0], Some(Call::Unknown)),
+            (
+                &[0x41, 0xff, 0x94, 0x24, 0, 1, 0, 0][1..],
+                Some(Call::Unknown),
+            ),
+            // A jump, an increment, parts of instructions.
+            (&[0xff, 0xe0], None),
+            (&[0xff, 0x00], None),
+            (&[0xff, 0x53], None),
+            (&[0xff, 0x14], None),
+            (&[0xe8, 0, 0, 0], None),
+            (&[0xff], None),
+            (&[], None),
+        ] {
+            assert_eq!(call(bytes, 0x1000), expected, "{bytes:x?}");
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn calls_are_told_from_other_instructions() {
+        use machine::call;
+        assert_eq!(call(0x9400_0004, 0x1000), Some(Call::At(0x1010)));
+        assert_eq!(call(0x97ff_ffff, 0x1000), Some(Call::At(0xffc)));
+        assert_eq!(call(0xd63f_0220, 0x1000), Some(Call::Unknown));
+        // `blraa x17, sp`
+        assert_eq!(call(0xd73f_0a3f, 0x1000), Some(Call::Unknown));
+        assert_eq!(call(0x1400_0004, 0x1000), None);
+        assert_eq!(call(0xd65f_03c0, 0x1000), None);
+    }
+}
