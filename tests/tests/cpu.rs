@@ -140,15 +140,17 @@ fn waiting_threads_are_seen_where_they_wait() {
     let read = Read::only(&session.wait());
     let waiting = read.by_function(&program, "wait_for_end")["wait_for_end"];
     let length = read.profile.facts.duration_ns.expect("its length") as f64;
+    // On a busy machine the last look may be long ago: what has no sample is known all the same.
+    let (total, sampled) = (read.total(), read.sampled());
     assert!(
-        waiting > 0.9 * 200.0 * length,
-        "{waiting} of 200 times {length}"
+        total > 0.9 * 200.0 * length && total < 1.02 * 201.0 * length,
+        "{total} of 200 times {length}"
     );
     assert!(
-        read.total() < 1.02 * 201.0 * length,
-        "{} of {length}",
-        read.total()
+        waiting > 0.98 * 200.0 / 201.0 * sampled,
+        "{waiting} of {sampled}"
     );
+    assert!(sampled > 0.2 * total, "{sampled} of {total}");
     read.assert_complete(COMPLETE);
     assert_eq!(read.sampling.engine, "/proc");
     target.say("go");
@@ -239,9 +241,13 @@ fn a_change_of_threads_costs_nothing() {
         }
         ns
     };
-    // With events of each thread it is a third more. The machine may be busy: the best of some.
-    let least = |is_sampled| (0..5).map(|_| turns(is_sampled)).fold(f64::MAX, f64::min);
-    let (alone, sampled) = (least(false), least(true));
+    // With events of each thread it is a third more. The machine may be busy, now more and now less:
+    // the best of some, in turn.
+    let (mut alone, mut sampled) = (f64::MAX, f64::MAX);
+    for _ in 0..5 {
+        alone = alone.min(turns(false));
+        sampled = sampled.min(turns(true));
+    }
     assert!(sampled <= 1.15 * alone, "{sampled} for {alone}");
 }
 
@@ -257,12 +263,17 @@ fn the_making_of_short_threads_is_seen_whole() {
     let options = ["--engine", "perf", "-F", "999"];
     let session = attached(&scratch, target.pid(), &options);
     target.say("go");
-    assert_eq!(target.finish_output().trim(), "over");
+    let said = truth(&target.finish_output());
     let read = Read::only(&session.wait());
     read.assert_complete(COMPLETE);
     let own = read.by_function(&program, "live");
-    let lived = own.get("live").copied().unwrap_or_default();
-    assert!(lived > 0.2 * read.total(), "{own:?} of {}", read.total());
+    let lived = own.get("live").copied().unwrap_or_default() / read.total();
+    // How much of it the making of threads takes depends on the machine, and what runs beside.
+    let expected = said["live"] / said["cpu"];
+    assert!(
+        lived > 0.7 * expected && lived < 1.2 * expected,
+        "{lived} for {expected}: {own:?} {said:?}"
+    );
 }
 
 /// gperftools' format holds the same time, to within its whole samples.

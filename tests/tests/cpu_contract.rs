@@ -18,6 +18,17 @@ enum Library {
     Ours,
 }
 
+impl Library {
+    /// The least that is expected where ours has so many seconds. Theirs counts signals, of which
+    /// one stands for several on a busy machine.
+    fn least(self, ours: f64) -> f64 {
+        match self {
+            Self::Ours => ours,
+            Self::Theirs => 0.05,
+        }
+    }
+}
+
 struct Stage {
     scratch: Scratch,
     program: PathBuf,
@@ -158,7 +169,10 @@ fn waiting_counts_where_real_time_is_asked_for() {
         let outcome = stage.whole(library, "sleep", ("CPUPROFILE_REALTIME", "1"));
         // Its stack ends there.
         let asleep = seconds(&stage.program, &stage.file, "clock_nanosleep");
-        assert!(asleep > 0.3, "{library:?}: {asleep} {outcome:?}");
+        assert!(
+            asleep > library.least(0.3),
+            "{library:?}: {asleep} {outcome:?}"
+        );
         let outcome = stage.whole(library, "sleep", ("CPUPROFILE_FREQUENCY", "100"));
         let asleep = seconds(&stage.program, &stage.file, "clock_nanosleep");
         assert!(asleep < 0.1, "{library:?}: {asleep} {outcome:?}");
@@ -174,7 +188,7 @@ fn each_thread_has_its_own_time() {
         for function in ["first_work", "second_work"] {
             let found = stage.seconds(function);
             assert!(
-                (0.3..=0.5).contains(&found),
+                (library.least(0.3)..=0.5).contains(&found),
                 "{library:?}: {found} {outcome:?}"
             );
         }
@@ -191,7 +205,10 @@ fn a_signal_keeps_the_programs_errno() {
         let switched = PathBuf::from(format!("{}.0", stage.file.display()));
         let [inside, outside] = ["first_work", "second_work"]
             .map(|name| seconds(&stage.program, &switched, &format!(" {name}")));
-        assert!((0.3..=0.5).contains(&inside), "{library:?}: {inside}");
+        assert!(
+            (library.least(0.3)..=0.5).contains(&inside),
+            "{library:?}: {inside}"
+        );
         assert!(outside < 0.05, "{library:?}: {outside}");
         fs::remove_file(switched).expect("the profile");
         outcome.stdout

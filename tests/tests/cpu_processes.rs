@@ -59,8 +59,12 @@ fn children_and_executed_programs_have_their_own_profiles() {
         .collect();
     assert_eq!(of_split.len(), 3, "{outcome:?}");
     for read in of_split {
-        let parts: f64 = read.by_function(&program, "part_").values().sum();
-        assert!(parts >= 0.29e9, "{parts}");
+        // They are many without a sample where stacks are copied anew, which takes its time.
+        let found = read.by_function(&program, "part_");
+        let parts = found.iter().filter(|(name, _)| name.starts_with("part_"));
+        let (parts, sampled): (f64, f64) = (parts.map(|(_, ns)| ns).sum(), read.sampled());
+        assert!(read.total() >= 0.3e9, "{}", read.total());
+        assert!(parts >= 0.8 * sampled, "{parts} of {sampled}: {found:?}");
         read.assert_complete(COMPLETE_DEEP);
     }
     let outcome = run(scratch
