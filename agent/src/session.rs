@@ -27,8 +27,8 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
-    AgentMemory, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node, REFUSES_MEMORY,
-    REFUSES_SECCOMP, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
+    AgentMemory, BankHeader, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node,
+    REFUSES_MEMORY, REFUSES_SECCOMP, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
 };
 use shm_protocol::owner::{self, Life, Mapping, Met, Sessions, Setting};
 use shm_protocol::record::FIRST_RECORD;
@@ -316,20 +316,53 @@ fn extend(epoch: &Epoch, part: u32) -> bool {
         true => steps.saturating_mul(2).min(RESERVE_STEPS),
         false => steps + 1,
     };
+    let populated = populate_steps(header, epoch.session, more);
+    if !populated {
+        REFUSED_GROWTH.store(epoch.session, Ordering::Relaxed);
+    }
+    populated
+}
+
+/// Reserves more of a session's bank before the program puts itself under a filter: afterwards only
+/// a controller can. Safe in a signal handler that interrupted an allocation.
+#[cold]
+pub fn grow_before_filter() {
+    let epoch = control().epoch.load(Ordering::Relaxed);
+    let params = &control().params[usize::from(epoch & 1)];
+    let Some(base) = BASE.get() else { return };
+    if epoch == 0 || !LIFE.is_own() {
+        return;
+    }
+    let session = params.session.load(Ordering::Relaxed);
+    let saved = sys::errno();
+    let _ = populate_steps(bank(base, session).header, session, UNDER_FILTERS);
+    sys::set_errno(saved);
+}
+
+/// Steps of the bank of a session that runs when the program puts itself under a filter.
+const UNDER_FILTERS: u8 = RESERVE_STEPS / 8;
+
+/// Puts memory behind more of a session's bank, up to `more` steps. Whether there is.
+fn populate_steps(header: &BankHeader, session: u64, more: u8) -> bool {
+    let steps = header.steps();
+    if steps >= more {
+        return true;
+    }
     let Some(base) = BASE.get() else { return false };
-    let bank = geometry.bank_offset(epoch.session);
+    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
+    let bank = geometry.bank_offset(session);
     let nodes = |steps| {
         bank + geometry.nodes_offset() + geometry.nodes_in(steps) as usize * size_of::<Node>()
     };
     let records = |steps| {
         bank + geometry.records_offset() + geometry.records_in(steps) as usize * size_of::<Record>()
     };
-    let populated =
-        populate(base, nodes(steps), nodes(more)) && populate(base, records(steps), records(more));
+    let slots = |steps| bank + geometry.early_slots_offset() + geometry.slot_bytes_in(steps);
+    let populated = (slots(steps) == slots(more) || populate(base, slots(steps), slots(more)))
+        && populate(base, nodes(steps), nodes(more))
+        && populate(base, records(steps), records(more));
     if populated {
         header.grown_steps.fetch_max(more, Ordering::Release);
-    } else {
-        REFUSED_GROWTH.store(epoch.session, Ordering::Relaxed);
     }
     populated
 }

@@ -11,8 +11,8 @@ use shm_protocol::Geometry;
 use shm_protocol::clock::unix_ns;
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
-    BANK_HEADER_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Node, REFUSES_MUSL,
-    REFUSES_SANITIZER, REFUSES_SECCOMP, RESERVE_STEPS, Record,
+    BANK_HEADER_BYTES, EARLY_STEPS, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Node,
+    REFUSES_MUSL, REFUSES_SANITIZER, REFUSES_SECCOMP, RESERVE_STEPS, Record,
 };
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{Header, Totals};
@@ -31,7 +31,8 @@ pub use error::{Error, NoRoom};
 
 /// Share of a process's remaining address space that sampled objects may reserve.
 const RANGE_SHARE: u64 = 16;
-/// Number of a table's [`RESERVE_STEPS`] that have memory behind them at first.
+/// Parts of a table, of [`RESERVE_STEPS`], that have memory behind them at first where the process
+/// cannot add any by itself, and a controller does.
 const FIRST_STEPS: u8 = 4;
 /// How long a process may take from its last destructor to its exit.
 const LAST_MOMENTS: Duration = Duration::from_millis(500);
@@ -310,9 +311,28 @@ impl Target {
     /// Memory in the shared directory needed to start a session.
     pub fn first_bytes(&self) -> u64 {
         let g = Geometry::of_segment(self.segment_bytes);
-        let table = g.nodes_in(FIRST_STEPS) as usize * size_of::<Node>()
-            + g.records_in(FIRST_STEPS) as usize * size_of::<Record>();
-        (HEADER_BYTES + BANK_HEADER_BYTES + g.slots * 4 + table) as u64
+        let steps = self.first_steps();
+        let table = g.nodes_in(steps) as usize * size_of::<Node>()
+            + g.records_in(steps) as usize * size_of::<Record>();
+        (HEADER_BYTES + BANK_HEADER_BYTES + g.slot_bytes_in(steps) + table) as u64
+    }
+
+    /// Parts of the table that have memory behind them when a session begins: few where the process
+    /// itself can add more when it needs them, otherwise all that it will have, or what lasts until
+    /// the controller has looked again.
+    fn first_steps(&self) -> u8 {
+        let mut head = Head::new();
+        let at_start = self
+            .agent
+            .segment
+            .head(&mut head)
+            .map(|header| header.seccomp());
+        let is_free = at_start.is_ok_and(|at_start| process::seccomp(self.agent.pid) <= at_start);
+        match self.session.controller_pid {
+            _ if is_free && can_populate() => EARLY_STEPS,
+            0 => RESERVE_STEPS,
+            _ => FIRST_STEPS,
+        }
     }
 
     /// Clears a bank for the next session.
@@ -329,10 +349,7 @@ impl Target {
         self.session.number = last.checked_add(1).unwrap_or(1);
         self.session.interval = density.interval;
         self.session.thinning = density.thinning;
-        self.steps = match self.session.controller_pid {
-            0 => steps_alone(),
-            _ => FIRST_STEPS,
-        };
+        self.steps = self.first_steps();
         let grown = segment.grow(self.segment_bytes as u64);
         let number = self.session.number;
         let prepared = grown.and_then(|()| segment.view().prepare_bank(number, self.steps));
@@ -502,9 +519,8 @@ impl Target {
     }
 }
 
-/// Parts of the table that have memory at first where no controller adds any: the process does that
-/// itself where its kernel can (Linux 5.14), as the agent decides of its own sessions.
-fn steps_alone() -> u8 {
+/// Whether a process can put memory behind more of its table itself: since Linux 5.14.
+fn can_populate() -> bool {
     let release = nix::sys::utsname::uname();
     let release = release
         .as_ref()
@@ -513,10 +529,7 @@ fn steps_alone() -> u8 {
         let parts = release.split(|c: char| !c.is_ascii_digit());
         parts.map(|part| part.parse().unwrap_or(0u32))
     });
-    match (numbers.next(), numbers.next()) >= (Some(5), Some(14)) {
-        true => RESERVE_STEPS / 8,
-        false => RESERVE_STEPS,
-    }
+    (numbers.next(), numbers.next()) >= (Some(5), Some(14))
 }
 
 /// Size of an agent's segment with tables, according to the segment.

@@ -2,8 +2,8 @@
 
 use crate::codes::{CODE_STEP, Codes, MAX_CODE_BYTES};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, Node, RESERVE_STEPS, Record, ShardTotals,
-    THREAD_ADDRESS, THREADS_KEPT,
+    BANK_HEADER_BYTES, BankHeader, EARLY_STEPS, HEADER_BYTES, Node, RESERVE_STEPS, Record,
+    ShardTotals, THREAD_ADDRESS, THREADS_KEPT,
 };
 use crate::record::{FreeSample, MAX_RECORDS, NewSample, RecordId, Records, TABLE_FULL, add};
 use crate::sync::{AtomicU32, Ordering};
@@ -11,11 +11,13 @@ use crate::tree::{MAX_NODES, Place, ROOT, TRUNCATED, Tree};
 use core::mem::size_of;
 
 /// Division of a bank of a given size: an eighth or so for slots, two slots a
-/// node, an eighth for code objects, the rest for records.
+/// node, an eighth for code objects, the rest for records. Before the slots lie the early ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of the whole bank.
     pub bank_bytes: usize,
+    /// Early slots of the tree, a power of two: two for each node of [`EARLY_STEPS`].
+    pub early_slots: usize,
     /// Slots of the tree, a power of two.
     pub slots: usize,
     /// Nodes of the tree.
@@ -35,13 +37,16 @@ impl Geometry {
         let slots = (bank_bytes / 48)
             .next_power_of_two()
             .min(2 * MAX_NODES as usize + 2);
+        let early_slots = slots / usize::from(RESERVE_STEPS) * usize::from(EARLY_STEPS);
         let nodes = (slots / 2).min((MAX_NODES & !63) as usize);
         let codes = (bank_bytes / 8).clamp(CODE_STEP, MAX_CODE_BYTES) & !(CODE_STEP - 1);
         let codes = codes.min(bank_bytes);
-        let used = BANK_HEADER_BYTES + slots * 4 + nodes * size_of::<Node>() + codes;
+        let index = (early_slots + slots) * size_of::<u32>();
+        let used = BANK_HEADER_BYTES + index + nodes * size_of::<Node>() + codes;
         let records = bank_bytes.saturating_sub(used) / size_of::<Record>();
         Self {
             bank_bytes,
+            early_slots,
             slots,
             nodes,
             records: records.min(MAX_RECORDS as usize),
@@ -55,16 +60,22 @@ impl Geometry {
         HEADER_BYTES + (bank & 1) as usize * self.bank_bytes
     }
 
+    /// Offset of the early slots in the bank.
+    #[must_use]
+    pub fn early_slots_offset(&self) -> usize {
+        BANK_HEADER_BYTES
+    }
+
     /// Offset of the slots in the bank.
     #[must_use]
     pub fn slots_offset(&self) -> usize {
-        BANK_HEADER_BYTES
+        self.early_slots_offset() + self.early_slots * size_of::<u32>()
     }
 
     /// Offset of the nodes in the bank.
     #[must_use]
     pub fn nodes_offset(&self) -> usize {
-        self.slots_offset() + self.slots * 4
+        self.slots_offset() + self.slots * size_of::<u32>()
     }
 
     /// Offset of the records in the bank.
@@ -77,6 +88,14 @@ impl Geometry {
     #[must_use]
     pub fn codes_offset(&self) -> usize {
         self.bank_bytes - self.codes
+    }
+
+    /// Bytes of the tree's slots that must have memory behind them when `steps` are reserved, from
+    /// [`early_slots_offset`](Self::early_slots_offset).
+    #[must_use]
+    pub fn slot_bytes_in(&self, steps: u8) -> usize {
+        let later = if steps > EARLY_STEPS { self.slots } else { 0 };
+        (self.early_slots + later) * size_of::<u32>()
     }
 
     /// Nodes usable when `steps` of [`RESERVE_STEPS`] are reserved.
@@ -125,6 +144,10 @@ impl<'a> Bank<'a> {
         // it and aligned; all types are atomics for which any bytes are valid.
         unsafe {
             let header = &*base.cast::<BankHeader>();
+            let early = core::slice::from_raw_parts(
+                base.add(geometry.early_slots_offset()).cast::<AtomicU32>(),
+                geometry.early_slots,
+            );
             let slots = core::slice::from_raw_parts(
                 base.add(geometry.slots_offset()).cast::<AtomicU32>(),
                 geometry.slots,
@@ -143,7 +166,7 @@ impl<'a> Bank<'a> {
             );
             Self {
                 header,
-                tree: Tree::new(slots, nodes, &header.node_count),
+                tree: Tree::new([early, slots], nodes, &header.node_count),
                 records: Records::new(records, &header.record_count),
                 codes: Codes::new(codes, &header.code_words, &header.code_bytes),
                 geometry,
@@ -155,14 +178,14 @@ impl<'a> Bank<'a> {
     #[cfg(all(test, loom))]
     pub(crate) fn of_parts(
         header: &'a BankHeader,
-        slots: &'a [AtomicU32],
+        [early, slots]: [&'a [AtomicU32]; 2],
         nodes: &'a [Node],
         records: &'a [Record],
         geometry: Geometry,
     ) -> Self {
         Self {
             header,
-            tree: Tree::new(slots, nodes, &header.node_count),
+            tree: Tree::new([early, slots], nodes, &header.node_count),
             records: Records::new(records, &header.record_count),
             codes: Codes::new(&[], &header.code_words, &header.code_bytes),
             geometry,
@@ -325,6 +348,9 @@ mod tests {
                 assert!(g.bank_offset(1) + g.bank_bytes <= bytes + odd);
                 assert!(g.records >= 128 && g.nodes >= 1024, "{bytes}: {g:?}");
                 assert!(g.slots.is_power_of_two() && g.slots >= 2 * g.nodes);
+                let early = g.nodes_in(EARLY_STEPS) as usize;
+                assert!(g.early_slots.is_power_of_two() && g.early_slots >= 2 * early);
+                assert_eq!(g.slots_offset() % 64, 0);
                 assert_eq!(g.records_offset() % 64, 0);
             }
             bytes *= 2;

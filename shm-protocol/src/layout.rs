@@ -22,7 +22,7 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -374,6 +374,9 @@ pub const SHARED_SHARD: u32 = EXCLUSIVE_SHARDS;
 
 /// Steps in which a bank's nodes and records are reserved.
 pub const RESERVE_STEPS: u8 = 64;
+/// As long as no more steps are reserved, the tree's early slots serve, which are few; with more, all
+/// of its slots have memory behind them.
+pub const EARLY_STEPS: u8 = 1;
 
 /// Start of a bank. All zero is a valid empty bank whose session is 0.
 #[repr(C)]

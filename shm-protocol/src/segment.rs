@@ -238,7 +238,7 @@ impl SegmentFile {
             };
             let node_bytes = used(offset_of!(BankHeader, node_count), 2, size_of::<Node>())?;
             let record_bytes = used(offset_of!(BankHeader, record_count), 1, size_of::<Record>())?;
-            self.free_between(at + geometry.slots_offset(), nodes)?;
+            self.free_between(at + geometry.early_slots_offset(), nodes)?;
             self.free_between(nodes.saturating_add(node_bytes), records)?;
             let codes = at + geometry.codes_offset();
             let code_bytes = used(offset_of!(BankHeader, code_words), 2, 4)?;
@@ -316,8 +316,8 @@ impl<F: Store> SegmentFile<F> {
         self.write_at(offset, &value.to_le_bytes())
     }
 
-    /// Empties the session's bank and puts memory behind the module table, the slots and
-    /// `steps` of [`RESERVE_STEPS`] of nodes and records.
+    /// Empties the session's bank and puts memory behind the module table and `steps` of
+    /// [`RESERVE_STEPS`] of nodes and records, with their slots.
     ///
     /// Memory that an earlier session used is overwritten with zeros, never given back: a thread
     /// that was stopped in the middle of a sample may still write there, and a page without
@@ -331,8 +331,6 @@ impl<F: Store> SegmentFile<F> {
         self.file.reserve(0, HEADER_BYTES)?;
         self.empty_bank(base)?;
         self.file.reserve(base, BANK_HEADER_BYTES)?;
-        self.file
-            .reserve(base + geometry.slots_offset(), geometry.slots * 4)?;
         self.reserve_steps(session, steps)?;
         self.write_word(base + offset_of!(BankHeader, session), session)
     }
@@ -366,7 +364,10 @@ impl<F: Store> SegmentFile<F> {
         )?;
         self.clear(base, BANK_HEADER_BYTES)?;
         self.clear(base + geometry.codes_offset(), codes * 4)?;
-        self.clear(base + geometry.slots_offset(), geometry.slots * 4)?;
+        self.clear(
+            base + geometry.early_slots_offset(),
+            geometry.slot_bytes_in(steps),
+        )?;
         self.clear(base + geometry.nodes_offset(), nodes * size_of::<Node>())?;
         self.clear(
             base + geometry.records_offset(),
@@ -397,8 +398,8 @@ impl<F: Store> SegmentFile<F> {
         Ok(())
     }
 
-    /// Puts memory behind `steps` of [`RESERVE_STEPS`] of nodes and records, then lets the
-    /// agent use them.
+    /// Puts memory behind `steps` of [`RESERVE_STEPS`] of nodes and records and behind their slots,
+    /// then lets the agent use them.
     ///
     /// # Errors
     /// `ENOSPC` when the directory is full: the agent goes on with what it had.
@@ -408,6 +409,9 @@ impl<F: Store> SegmentFile<F> {
         let steps = steps.min(RESERVE_STEPS);
         let nodes = geometry.nodes_in(steps) as usize * size_of::<Node>();
         let records = geometry.records_in(steps) as usize * size_of::<Record>();
+        let slots = geometry.slot_bytes_in(steps);
+        self.file
+            .reserve(base + geometry.early_slots_offset(), slots)?;
         self.file
             .reserve(base + geometry.nodes_offset(), nodes.max(PAGE))?;
         self.file

@@ -12,6 +12,12 @@
 //! A node's slot is chosen by a hash of its whole path, which is kept beside it ([`Place`]): the
 //! slots of a stack's frames can be read before any of its nodes is known.
 //!
+//! A hash leads anywhere in a table, so all of a table takes memory, however few nodes there are. There
+//! are two: the early one is small, and serves until more nodes have memory behind them than it has
+//! room for. From then on a node that is missing in the late one is looked for in the early one, and
+//! entered in the late one, too. A thread that has not heard of this yet may enter a node in the early
+//! one that another has just not found there: then one stack has two nodes, which readers add up.
+//!
 //! Cost: a lookup is one hash, one slot and one node (two cache lines), 30 instructions.
 
 use crate::layout::Node;
@@ -69,21 +75,26 @@ const MAX_PROBES: u32 = 256;
 /// The tree of one bank.
 #[derive(Clone, Copy)]
 pub struct Tree<'a> {
-    slots: &'a [AtomicU32],
+    early: &'a [AtomicU32],
+    late: &'a [AtomicU32],
     nodes: &'a [Node],
     count: &'a AtomicU32,
 }
 
 impl<'a> Tree<'a> {
-    /// A tree over zeroed or already used memory.
+    /// A tree over zeroed or already used memory, with its early and its late slots.
     ///
-    /// `slots.len()` must be a power of two and `nodes.len()` at most [`MAX_NODES`];
-    /// otherwise [`child`](Self::child) finds no room.
+    /// The number of late slots must be a power of two, that of the early ones, too, if there are any,
+    /// and `nodes.len()` at most [`MAX_NODES`]; otherwise [`child`](Self::child) finds no room.
     #[must_use]
-    pub fn new(slots: &'a [AtomicU32], nodes: &'a [Node], count: &'a AtomicU32) -> Self {
-        let usable = slots.len().is_power_of_two() && nodes.len() <= MAX_NODES as usize;
+    pub fn new(slots: [&'a [AtomicU32]; 2], nodes: &'a [Node], count: &'a AtomicU32) -> Self {
+        let [early, late] = slots.map(|slots| {
+            let usable = slots.len().is_power_of_two() && nodes.len() <= MAX_NODES as usize;
+            if usable { slots } else { &[] }
+        });
         Self {
-            slots: if usable { slots } else { &[] },
+            early,
+            late,
             nodes,
             count,
         }
@@ -91,8 +102,9 @@ impl<'a> Tree<'a> {
 
     /// The node of `address` called from `parent`, made if it is new.
     ///
-    /// `limit` is the number of nodes with memory behind them. `None` when there is
-    /// no room: the caller counts the sample under `[table full]`.
+    /// `limit` is the number of nodes with memory behind them; the late slots have some if it is more
+    /// than half the number of early ones. `None` when there is no room: the caller counts the sample
+    /// under `[table full]`.
     #[inline]
     pub fn child(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
         let path = path_to(parent.path, address);
@@ -102,7 +114,8 @@ impl<'a> Tree<'a> {
 
     #[inline]
     fn child_at(&self, hash: u64, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
-        let first = self.slots.get(self.first_slot(hash))?;
+        let slots = self.slots(limit);
+        let first = slots.get(first_slot(slots, hash))?;
         let seen = first.load(Ordering::Acquire);
         if seen >> INDEX_BITS == tag(hash) && self.is(seen & INDEX_MASK, parent, address) {
             return Some(seen & INDEX_MASK);
@@ -113,34 +126,57 @@ impl<'a> Tree<'a> {
     /// [`child`](Self::child) where the first slot is not its.
     #[inline(never)]
     fn probe(&self, hash: u64, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
+        let slots = self.slots(limit);
         let tag = tag(hash);
-        let mask = self.slots.len().wrapping_sub(1);
-        let mut at = self.first_slot(hash);
-        let mut made = 0;
-        for _ in 0..MAX_PROBES {
-            let slot = self.slots.get(at)?;
+        let mut node = 0;
+        for slot in probed(slots, hash) {
             let mut seen = slot.load(Ordering::Acquire);
             if seen == 0 {
-                if made == 0 {
-                    made = self.claim(parent, address, limit)?;
+                if node == 0 {
+                    let early = self
+                        .is_late(limit)
+                        .then(|| self.early(hash, parent, address));
+                    node = match early.flatten() {
+                        Some(early) => early,
+                        None => self.claim(parent, address, limit)?,
+                    };
                 }
-                let mine = tag << INDEX_BITS | made;
+                let mine = tag << INDEX_BITS | node;
                 match slot.compare_exchange(0, mine, Ordering::Release, Ordering::Acquire) {
-                    Ok(_) => return Some(made),
+                    Ok(_) => return Some(node),
                     Err(other) => seen = other,
                 }
             }
             if seen >> INDEX_BITS == tag && self.is(seen & INDEX_MASK, parent, address) {
                 return Some(seen & INDEX_MASK);
             }
-            at = (at + 1) & mask;
         }
         None
     }
 
-    #[inline]
-    fn first_slot(&self, hash: u64) -> usize {
-        (hash >> 32) as usize & self.slots.len().wrapping_sub(1)
+    /// A node that was entered in the early slots.
+    #[cold]
+    fn early(&self, hash: u64, parent: NodeId, address: u64) -> Option<NodeId> {
+        let slots = probed(self.early, hash).map(|slot| slot.load(Ordering::Acquire));
+        let mut taken = slots.take_while(|slot| *slot != 0);
+        let found = taken.find(|slot| {
+            slot >> INDEX_BITS == tag(hash) && self.is(slot & INDEX_MASK, parent, address)
+        });
+        found.map(|slot| slot & INDEX_MASK)
+    }
+
+    /// The slots in which new nodes are entered while so many nodes have memory behind them.
+    #[inline(always)]
+    fn slots(&self, limit: u32) -> &'a [AtomicU32] {
+        match self.is_late(limit) {
+            true => self.late,
+            false => self.early,
+        }
+    }
+
+    #[inline(always)]
+    fn is_late(&self, limit: u32) -> bool {
+        limit as usize > self.early.len() / 2
     }
 
     /// The node behind an index.
@@ -184,6 +220,20 @@ impl<'a> Tree<'a> {
     }
 }
 
+/// The slots in which a node may be, the likeliest one first.
+#[inline]
+fn probed(slots: &[AtomicU32], hash: u64) -> impl Iterator<Item = &AtomicU32> {
+    let mask = slots.len().wrapping_sub(1);
+    let first = first_slot(slots, hash);
+    let at = (0..MAX_PROBES as usize).map(move |further| (first + further) & mask);
+    at.map_while(|at| slots.get(at))
+}
+
+#[inline]
+fn first_slot(slots: &[AtomicU32], hash: u64) -> usize {
+    (hash >> 32) as usize & slots.len().wrapping_sub(1)
+}
+
 #[inline]
 fn tag(hash: u64) -> u32 {
     (hash >> 56) as u32
@@ -211,7 +261,7 @@ mod tests {
     #[test]
     fn same_path_same_node_other_path_other_node() {
         let (slots, nodes, count) = memory(64, 32);
-        let tree = Tree::new(&slots, &nodes, &count);
+        let tree = Tree::new([&[], &slots], &nodes, &count);
         let a = tree.child(Place::root(ROOT), 0x1000, 32).unwrap();
         let b = tree.child(a, 0x2000, 32).unwrap();
         assert_eq!(tree.child(Place::root(ROOT), 0x1000, 32), Some(a));
@@ -224,7 +274,7 @@ mod tests {
     #[test]
     fn full_tree_says_so_and_keeps_what_it_has() {
         let (slots, nodes, count) = memory(64, 8);
-        let tree = Tree::new(&slots, &nodes, &count);
+        let tree = Tree::new([&[], &slots], &nodes, &count);
         let made: Vec<_> = (1..=6)
             .map(|i| tree.child(Place::root(ROOT), i, 8).unwrap())
             .collect();
@@ -237,16 +287,39 @@ mod tests {
     #[test]
     fn unreserved_nodes_are_not_touched() {
         let (slots, nodes, count) = memory(64, 32);
-        let tree = Tree::new(&slots, &nodes, &count);
+        let tree = Tree::new([&[], &slots], &nodes, &count);
         assert!(tree.child(Place::root(ROOT), 1, 3).is_some());
         assert_eq!(tree.child(Place::root(ROOT), 2, 3), None);
         assert!(tree.child(Place::root(ROOT), 2, 4).is_some());
     }
 
     #[test]
+    fn early_nodes_are_found_when_the_late_slots_serve() {
+        let (early, nodes, count) = memory(16, 64);
+        let (late, _, _) = memory(128, 0);
+        let tree = Tree::new([&early, &late], &nodes, &count);
+        let child = |address, limit| tree.child(Place::root(ROOT), address, limit);
+        let first: Vec<_> = (1..=6).map(|i| child(i, 8).unwrap()).collect();
+        assert_eq!(child(7, 8), None);
+        assert!(late.iter().all(|slot| slot.load(Ordering::Relaxed) == 0));
+
+        let later: Vec<_> = (7..=40).map(|i| child(i, 64).unwrap()).collect();
+        for round in 0..2 {
+            for (i, place) in first.iter().chain(&later).enumerate() {
+                assert_eq!(
+                    child(i as u64 + 1, 64),
+                    Some(*place),
+                    "{i} in round {round}"
+                );
+            }
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 40);
+    }
+
+    #[test]
     fn four_threads_agree_on_every_node() {
         let (slots, nodes, count) = memory(1 << 14, 1 << 13);
-        let tree = Tree::new(&slots, &nodes, &count);
+        let tree = Tree::new([&[], &slots], &nodes, &count);
         let ids: Vec<Vec<Place>> = std::thread::scope(|scope| {
             let walk = || {
                 let path = |i: u64| {
@@ -269,6 +342,38 @@ mod model {
     use loom::sync::Arc;
     use std::vec::Vec;
 
+    /// One thread enters a path in the early slots, another, for which more nodes have memory behind
+    /// them already, in the late ones: what either has entered is found by all later on, and every
+    /// node that is found is the right one.
+    #[test]
+    fn late_slots_serve_while_a_thread_still_uses_the_early_ones() {
+        loom::model(|| {
+            let node = |_| Node {
+                address: AtomicU64::new(0),
+                parent: AtomicU32::new(0),
+                records: AtomicU32::new(0),
+            };
+            let slots = |count: usize| (0..count).map(|_| AtomicU32::new(0)).collect();
+            let slots: [Vec<AtomicU32>; 2] = [slots(8), slots(8)];
+            let nodes: Vec<Node> = (0..8).map(node).collect();
+            let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
+            let run = |memory: &(_, Vec<Node>, _), limit: u32| {
+                let ([early, late], nodes, count): (&[Vec<AtomicU32>; 2], _, _) =
+                    (&memory.0, &memory.1, &memory.2);
+                let tree = Tree::new([early, late], nodes, count);
+                let place = tree.child(Place::root(ROOT), 7, limit).unwrap();
+                assert!(tree.is(place.node, ROOT, 7));
+                place
+            };
+            let other = memory.clone();
+            let thread = loom::thread::spawn(move || run(&other, 4));
+            let late = run(&memory, 8);
+            let early = thread.join().unwrap();
+            assert_eq!(run(&memory, 8), late);
+            assert_eq!(run(&memory, 4), early);
+        });
+    }
+
     /// Two threads insert the same path and each a path of its own: they agree on the
     /// shared node, and whoever reads a node's index reads it filled in.
     #[test]
@@ -283,7 +388,7 @@ mod model {
             let nodes: Vec<Node> = (0..8).map(node).collect();
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
             let run = |memory: Arc<(Vec<AtomicU32>, Vec<Node>, AtomicU32)>, own: u64| {
-                let tree = Tree::new(&memory.0, &memory.1, &memory.2);
+                let tree = Tree::new([&[], &memory.0], &memory.1, &memory.2);
                 let shared = tree.child(Place::root(ROOT), 7, 8).unwrap();
                 let mine = tree.child(shared, own, 8).unwrap();
                 assert!(tree.is(mine.node, shared.node, own));

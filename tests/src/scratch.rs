@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -49,6 +50,15 @@ impl Scratch {
     /// The directory of segments.
     pub fn shared(&self) -> &Path {
         self.shared.path()
+    }
+
+    /// Memory behind the segments, in bytes.
+    pub fn shared_bytes(&self) -> u64 {
+        let files = self.shared().read_dir().expect("the shared directory");
+        let metadata = files.map(|file| file.and_then(|file| file.metadata()));
+        metadata
+            .map(|file| 512 * file.expect("a segment").blocks())
+            .sum()
     }
 
     /// Compiles one of `programs/` as released programs are: optimised, no frame pointers.

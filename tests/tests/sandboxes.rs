@@ -120,3 +120,27 @@ fn a_sandbox_that_closes_in_a_session_is_told() {
         assert!(status.success(), "{way}: {status}");
     }
 }
+
+/// What a program's own session may need later on has memory before a filter forbids to ask for it.
+#[test]
+fn a_table_has_room_before_a_filter_comes() {
+    for way in WAYS {
+        let scratch = Scratch::new();
+        let program = scratch.compile("sandboxed.c", &[]);
+        let mut command = scratch.preloaded(&program);
+        command.env("MEM_PROFILER_START", "1");
+        command.env("MEM_PROFILER_TABLE", "64M");
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready");
+        work(&mut target);
+        let before = scratch.shared_bytes();
+        assert!(before < 1 << 20, "{way}: {before} bytes");
+        target.say(&format!("filter {way}"));
+        assert_eq!(target.hear(), "ok");
+        let after = scratch.shared_bytes();
+        assert!(after > 4 << 20, "{way}: {after} bytes");
+        work(&mut target);
+        let status = target.finish();
+        assert!(status.success(), "{way}: {status}");
+    }
+}

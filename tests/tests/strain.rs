@@ -76,6 +76,46 @@ fn a_million_stacks_in_a_table_of_one_mebibyte_lose_no_byte() {
     program.target.finish_well();
 }
 
+/// Most of a table of 64 MiB has no memory behind it while a program has few stacks; it comes, and all
+/// stacks of before are still known, when there are many, with a controller and without.
+#[test]
+fn a_table_takes_as_much_memory_as_there_are_stacks() {
+    for alone in [true, false] {
+        let scratch = Scratch::new();
+        let mut program = strain(&scratch, |command| {
+            command.env("MEM_PROFILER_TABLE", "64M");
+            if alone {
+                command.env("MEM_PROFILER_START", "1");
+                command.env("MEM_PROFILER_INTERVAL", "1");
+            }
+        });
+        let session = (!alone).then(|| Session::of(&scratch, program.pid(), "1"));
+        program.step("paths 200");
+        let few = scratch.shared_bytes();
+        assert!(few < 1 << 20, "{few} bytes for 200 stacks, alone: {alone}");
+        program.step("paths 50000");
+        let many = scratch.shared_bytes();
+        assert!(
+            many > 8 << 20,
+            "{many} bytes for 50,000 stacks, alone: {alone}"
+        );
+        let pid = program.pid().to_string();
+        let profile = match session {
+            Some(session) => session.stop().profile(),
+            None => {
+                let prefix = scratch.file("dump_");
+                let mut command = scratch.profiler();
+                command.args(["dump", "-p", &pid, "-o"]).arg(&prefix);
+                mem_tests::run(&mut command).profile()
+            }
+        };
+        assert_eq!(profile.facts.counters["table_full"], 0);
+        let found = sums(&profile, &[&program.program], "site_");
+        assert_eq!(found["site_paths"].detail.alloc_objects, 50_200.0);
+        program.target.finish_well();
+    }
+}
+
 /// The controller enlarges the table from outside; a burst of new stacks does not wait for it.
 #[test]
 fn a_burst_of_stacks_has_room_while_the_controller_is_held_up() {

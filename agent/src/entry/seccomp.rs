@@ -6,7 +6,7 @@
 //! constructor has run, so they need nothing of the C library but `errno`.
 
 use crate::arch::{noting_prctl, noting_syscall};
-use crate::{cpu, cycles, seccomp};
+use crate::{cpu, cycles, seccomp, session};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
 
@@ -24,6 +24,7 @@ fn note(option: usize) {
 }
 
 fn note_installation() {
+    session::grow_before_filter();
     seccomp::note_installation();
     cpu::end_for_filter();
 }

@@ -14,8 +14,8 @@ use shm_protocol::clock;
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
     AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, CONTROL_BYTES, DEFAULT_SEGMENT_BYTES,
-    MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY, REFUSES_MUSL, REFUSES_SANITIZER,
-    RESERVE_STEPS, Status,
+    EARLY_STEPS, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY, REFUSES_MUSL,
+    REFUSES_SANITIZER, RESERVE_STEPS, Status,
 };
 use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
@@ -237,11 +237,11 @@ fn first_session(start: Start) -> Result<Session, Errno> {
     })
 }
 
-/// Steps of a bank that a session of our own making begins with: an eighth where more can
-/// be had later, all where not.
+/// Steps of a bank that a session of our own making begins with: few where more can be had
+/// later, all where not.
 fn first_steps() -> u8 {
     match mark::page().is_some_and(super::can_populate) {
-        true => RESERVE_STEPS / 8,
+        true => EARLY_STEPS,
         false => RESERVE_STEPS,
     }
 }

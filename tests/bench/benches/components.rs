@@ -56,7 +56,7 @@ impl Forest {
     }
 
     fn tree(&self) -> Tree<'_> {
-        Tree::new(&self.slots, &self.nodes, &self.count)
+        Tree::new([&[], &self.slots], &self.nodes, &self.count)
     }
 }
 

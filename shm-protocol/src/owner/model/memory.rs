@@ -23,6 +23,7 @@ pub const SHARDS: u32 = 2;
 
 pub struct BankWords {
     header: BankHeader,
+    early: Vec<AtomicU32>,
     slots: Vec<AtomicU32>,
     nodes: Vec<Node>,
     records: Vec<Record>,
@@ -142,6 +143,7 @@ fn bank_words() -> BankWords {
     };
     BankWords {
         header: header(),
+        early: (0..2).map(|_| half()).collect(),
         slots: (0..2).map(|_| half()).collect(),
         nodes: (0..NODES).map(node).collect(),
         records: (0..RECORDS).map(|_| record()).collect(),
@@ -152,7 +154,7 @@ impl BankWords {
     fn bank(&self) -> Bank<'_> {
         Bank::of_parts(
             &self.header,
-            &self.slots,
+            [&self.early, &self.slots],
             &self.nodes,
             &self.records,
             geometry(),
@@ -329,8 +331,11 @@ impl BankWords {
             let at = totals + index * size_of::<ShardTotals>();
             words.push((at, Word::Whole(&shard.samples)));
         }
-        for (index, slot) in self.slots.iter().enumerate() {
-            words.push((at + geometry().slots_offset() + index * 4, Word::Half(slot)));
+        let [early, slots] = [geometry().early_slots_offset(), geometry().slots_offset()];
+        for (offset, slots) in [(early, &self.early), (slots, &self.slots)] {
+            for (index, slot) in slots.iter().enumerate() {
+                words.push((at + offset + index * 4, Word::Half(slot)));
+            }
         }
         for (index, node) in self.nodes.iter().enumerate() {
             let at = at + geometry().nodes_offset() + index * size_of::<Node>();
