@@ -4,27 +4,25 @@
 mod answers;
 mod asked;
 mod description;
+mod ending;
 mod engine;
 mod filters;
 mod inside;
+mod outcome;
 mod profile;
 pub mod remains;
 mod signals;
 mod targets;
 pub mod timers;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use cpu::kernel::Symbols;
 use cpu::proc::{self, FileLimit};
-use cpu::recording::Ended;
-use cpu::{Machine, Process, Recording, Refusal, Sampling};
+use cpu::{Recording, Refusal, Sampling};
 use heap_format::cpu::Mode;
 use nix::sys::signal::Signal;
 
@@ -38,7 +36,8 @@ use crate::waiting::{Received, Signals};
 use answers::{Sink, files};
 pub use asked::Asked;
 pub use description::Description;
-pub use engine::{Agents, Engine};
+pub use engine::{Agents, Engine, samples_inside};
+pub use outcome::{Outcome, Silent, Written};
 pub use profile::{Session, Times, modules};
 pub use targets::{Targets, find};
 
@@ -66,50 +65,6 @@ pub struct Settings {
     pub format: CpuFormat,
     /// Whether processes leave samples out, by a filter of their own.
     pub is_filtered: bool,
-}
-
-/// What a session led to.
-#[derive(Default)]
-pub struct Outcome {
-    /// Files that were written.
-    pub written: Vec<Written>,
-    /// Processes or files that failed.
-    pub failures: usize,
-    /// What has no profile, as nothing of it was sampled.
-    pub silent: Silent,
-    /// Which time was sampled.
-    pub mode: Mode,
-    /// What the profiles are written as.
-    pub format: CpuFormat,
-    /// How the program that we started ended.
-    pub status: Option<ExitStatus>,
-    /// Who waits for the end of a session that a program asked for, and for what is told of it.
-    pub waiting: Vec<UnixStream>,
-}
-
-/// Programs of which nothing was sampled, that nobody has named.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Silent {
-    /// How many.
-    pub processes: u64,
-    /// Their CPU time, and that of unsampled programs in processes that have profiles of others.
-    pub cpu_ns: u64,
-}
-
-/// A profile that was written.
-pub struct Written {
-    /// The file.
-    pub path: PathBuf,
-    /// The process.
-    pub pid: i32,
-    /// Its name and pid, for people.
-    pub title: String,
-    /// Its samples.
-    pub samples: u64,
-    /// Its time of the kind that was sampled, in nanoseconds.
-    pub ns: u64,
-    /// What should be known of it.
-    pub remark: String,
 }
 
 /// A session.
@@ -402,185 +357,4 @@ impl Run {
         let processes = text::count(processes, "process", "processes");
         format!("{samples}, {time} of {mode}, {processes}")
     }
-
-    /// Writes what was sampled.
-    fn finish(&mut self) {
-        self.engine.finish(&mut self.recording);
-        // Writing may take a while, and needs files: nothing of the processes is held by then.
-        self.engine.close();
-        proc::reserve_files(0);
-        let session = self.session();
-        let Ended {
-            processes,
-            unsampled,
-            foreign,
-            symbols,
-        } = std::mem::take(&mut self.recording).finish();
-        self.outcome.silent.processes += unsampled.processes;
-        self.outcome.silent.cpu_ns += unsampled.ns;
-        let mut told = HashSet::new();
-        for process in &processes {
-            let known = self.descriptions.remove(&process.serial);
-            let description = known.unwrap_or_else(|| Description::by_code(process));
-            // A program that asked for a file has one, be it without a sample.
-            if process.counts.samples > 0 || matches!(self.sink, Sink::Asked(..)) {
-                self.write((process, &description), &session, &symbols);
-                told.insert(process.pid);
-            }
-        }
-        for process in processes.iter().filter(|p| p.counts.samples == 0) {
-            let is_named = self.named.iter().any(|(pid, _)| *pid == process.pid);
-            if !is_named {
-                self.outcome.silent.processes += 1;
-                self.outcome.silent.cpu_ns += process.cpu_ns();
-            } else if told.insert(process.pid) {
-                let title = self.title(process.pid);
-                let machine = process.foreign().map(|machine| machine.to_string());
-                let why = self.engine.trouble(process.pid);
-                let why = machine.as_deref().or(why);
-                let why = why.map(|why| nothing_for(process, why));
-                let why = why.unwrap_or_else(|| nothing(process, self.settings.mode));
-                self.fail(&format!("{title}: {why}"));
-            }
-        }
-        self.tell_foreign(foreign);
-        if self.child.is_some() {
-            self.tell_refusals(&told);
-        }
-        for (pid, title) in std::mem::take(&mut self.named) {
-            if told.insert(pid) {
-                self.fail(&format!(
-                    "{title}: no sample: it has ended. Sample more often (-F), or start it with \
-                     mem_profiler cpu run"
-                ));
-            }
-        }
-    }
-
-    /// Says which processes had no samples for their programs are another machine's. Where there are
-    /// no others, that is a failure.
-    fn tell_foreign(&mut self, foreign: BTreeMap<Machine, (i32, usize)>) {
-        let mut all = 0;
-        for (machine, (one, count)) in foreign {
-            let who = these(one, count);
-            terminal::warning(&format!("{who}: no sample: {machine}"));
-            all += count;
-        }
-        let silent = &mut self.outcome.silent.processes;
-        *silent = silent.saturating_sub(all as u64);
-        if all > 0 && self.outcome.written.is_empty() {
-            self.outcome.failures += all;
-        }
-    }
-
-    /// Says which of the program's processes could not be sampled. Where none could, that is a
-    /// failure; short ones are none.
-    fn tell_refusals(&mut self, told: &HashSet<i32>) {
-        let mut refused = 0;
-        for (why, mut pids) in self.engine.refusals() {
-            pids.retain(|pid| !told.contains(pid));
-            if let Some(first) = pids.iter().min() {
-                terminal::warning(&format!("{}: no sample: {why}", these(*first, pids.len())));
-            }
-            refused += pids.len();
-        }
-        let silent = &mut self.outcome.silent.processes;
-        *silent = silent.saturating_sub(refused as u64);
-        if refused > 0 && self.outcome.written.is_empty() {
-            self.outcome.failures += refused;
-        }
-    }
-
-    fn title(&self, pid: i32) -> String {
-        let named = self.named.iter().find(|(named, _)| *named == pid);
-        named.map_or_else(|| pid.to_string(), |(_, title)| title.clone())
-    }
-
-    fn session(&self) -> Session {
-        Session {
-            sampling: self.engine.facts(self.settings.mode),
-            format: self.settings.format,
-            has_clock: true,
-            is_filtered: self.settings.is_filtered,
-            start_unix_ns: self.start_unix_ns,
-            length: self.start.elapsed(),
-        }
-    }
-
-    fn write(
-        &mut self,
-        (process, description): (&Process, &Description),
-        session: &Session,
-        symbols: &Symbols,
-    ) {
-        let title = description.title(process.pid);
-        let of = (process, description);
-        let written = match &mut self.sink {
-            Sink::Files(output) => output.write(&description.name, process.pid, |number, file| {
-                session.write(of, symbols, number, file)
-            }),
-            Sink::Asked(_, serial) if *serial != process.serial => return,
-            Sink::Asked(asked, _) => {
-                let mut bytes = Vec::new();
-                let written = session.write(of, symbols, 0, &mut bytes);
-                let written = written.and_then(|()| asked.write(&bytes));
-                written.map(|()| asked.path().to_owned())
-            }
-        };
-        match written {
-            Ok(path) => self.outcome.written.push(Written {
-                path,
-                pid: process.pid,
-                title,
-                samples: process.counts.samples,
-                ns: Times::of(process, self.settings.mode).all,
-                remark: session.remark(process),
-            }),
-            Err(error) => self.fail(&format!("{title}: {error}")),
-        }
-    }
-}
-
-/// Whether agents take samples at this rate rather than what is outside, as far as can be told
-/// before a process is attached.
-pub fn samples_inside(engine: Option<EngineName>, rate: u32) -> bool {
-    let sampling = Sampling {
-        rate,
-        children: false,
-    };
-    match engine {
-        Some(engine) => engine == EngineName::Timers,
-        None => cpu::Perf::open(sampling).is_err(),
-    }
-}
-
-/// Processes, by the one with the lowest number.
-fn these(first: i32, all: usize) -> String {
-    match all {
-        1 => format!("process {first}"),
-        2 => format!("process {first} and another one"),
-        n => format!("process {first} and {} others", n - 1),
-    }
-}
-
-/// The same where the reason is known.
-fn nothing_for(process: &Process, why: &str) -> String {
-    let time = text::short_time(Duration::from_nanos(process.cpu_ns()));
-    format!("no sample of {time} of CPU time: {why}")
-}
-
-/// Why there is no sample of a process that was asked for.
-fn nothing(process: &Process, mode: Mode) -> String {
-    let time = Duration::from_nanos(Times::of(process, mode).all);
-    let time = text::short_time(time);
-    let end = if process.is_over {
-        "; it has ended"
-    } else {
-        ""
-    };
-    let when = match mode {
-        Mode::Cpu => ", or when it is busy",
-        Mode::Wall | Mode::OffCpu => "",
-    };
-    format!("no sample of {time} of {mode}{end}. Sample for longer (-s), or more often (-F){when}")
 }

@@ -97,6 +97,40 @@ fn waiting_children_and_executed_programs_are_told_apart() {
     assert!(!outcome.stderr.contains("of CPU time"), "{outcome:?}");
 }
 
+/// Sleepers beside a process that works: they are one line, and it has its profile.
+#[test]
+fn idle_processes_are_told_of_together() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    let mut sleepers: Vec<_> = (0..12)
+        .map(|_| Command::new("sleep").arg("1000").spawn().expect("sleep"))
+        .collect();
+    for engine in ["perf", "ptrace"] {
+        let mut target = waiting_split(&program, &["100", "two", "100", "wait"]);
+        target.say("go");
+        let mut command = scratch.profiler();
+        command.args(["cpu", "-s", "0.5", "--engine", engine, "-o"]);
+        command.arg(scratch.file("p_"));
+        for sleeper in &sleepers {
+            command.args(["-p", &sleeper.id().to_string()]);
+        }
+        let outcome = run(command.args(["-p", &target.pid().to_string()]));
+        assert_eq!(outcome.code, Some(1), "{outcome:?}");
+        assert_eq!(files(&outcome).len(), 1, "{outcome:?}");
+        let lines: Vec<&str> = outcome.stderr.lines().collect();
+        let of_sleepers: Vec<_> = lines.iter().filter(|line| line.contains("sleep")).collect();
+        assert_eq!(of_sleepers.len(), 1, "{outcome:?}");
+        let said = "12 processes have no sample, as they used ";
+        assert!(of_sleepers[0].contains(said), "{outcome:?}");
+        assert!(of_sleepers[0].ends_with("and 4 others"), "{outcome:?}");
+        target.kill();
+    }
+    for sleeper in &mut sleepers {
+        sleeper.kill().expect("a child");
+        sleeper.wait().expect("a child");
+    }
+}
+
 /// A program that is too short for a sample is no failure: its code is passed on.
 #[test]
 fn a_program_without_a_sample_ends_as_it_would() {

@@ -336,6 +336,19 @@ impl Engine {
     }
 }
 
+/// Whether agents take samples at this rate rather than what is outside, as far as can be told
+/// before a process is attached.
+pub fn samples_inside(engine: Option<EngineName>, rate: u32) -> bool {
+    let sampling = Sampling {
+        rate,
+        children: false,
+    };
+    match engine {
+        Some(engine) => engine == EngineName::Timers,
+        None => Perf::open(sampling).is_err(),
+    }
+}
+
 /// What agents do not see.
 pub const ONLY_ITSELF: &str = "timers show the process only: what it does in the kernel counts for \
                                the calls that lead there";

@@ -1,0 +1,250 @@
+//! The end of a session: a profile of each process that was sampled, and the reason for each that was
+//! not.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use cpu::kernel::Symbols;
+use cpu::proc;
+use cpu::recording::Ended;
+use cpu::{Machine, Process};
+use heap_format::cpu::Mode;
+
+use super::answers::Sink;
+use super::{Description, Run, Session, Times, Written};
+use crate::terminal;
+use crate::text;
+
+impl Run {
+    /// Writes what was sampled.
+    pub(super) fn finish(&mut self) {
+        self.engine.finish(&mut self.recording);
+        // Writing may take a while, and needs files: nothing of the processes is held by then.
+        self.engine.close();
+        proc::reserve_files(0);
+        let session = self.session();
+        let Ended {
+            processes,
+            unsampled,
+            foreign,
+            symbols,
+        } = std::mem::take(&mut self.recording).finish();
+        self.outcome.silent.processes += unsampled.processes;
+        self.outcome.silent.cpu_ns += unsampled.ns;
+        let mut told = HashSet::new();
+        for process in &processes {
+            let known = self.descriptions.remove(&process.serial);
+            let description = known.unwrap_or_else(|| Description::by_code(process));
+            // A program that asked for a file has one, be it without a sample.
+            if process.counts.samples > 0 || matches!(self.sink, Sink::Asked(..)) {
+                self.write((process, &description), &session, &symbols);
+                told.insert(process.pid);
+            }
+        }
+        let mut idle = Vec::new();
+        for process in processes.iter().filter(|p| p.counts.samples == 0) {
+            let is_named = self.named.iter().any(|(pid, _)| *pid == process.pid);
+            if !is_named {
+                self.outcome.silent.processes += 1;
+                self.outcome.silent.cpu_ns += process.cpu_ns();
+            } else if told.insert(process.pid) {
+                let title = self.title(process.pid);
+                let machine = process.foreign().map(|machine| machine.to_string());
+                let why = self.engine.trouble(process.pid);
+                match machine.as_deref().or(why) {
+                    Some(why) => self.fail(&format!("{title}: {}", nothing_for(process, why))),
+                    None => idle.push((title, process)),
+                }
+            }
+        }
+        self.tell_idle(&idle);
+        self.tell_foreign(foreign);
+        if self.child.is_some() {
+            self.tell_refusals(&told);
+        }
+        for (pid, title) in std::mem::take(&mut self.named) {
+            if told.insert(pid) {
+                self.fail(&format!(
+                    "{title}: no sample: it has ended. Sample more often (-F), or start it with \
+                     mem_profiler cpu run"
+                ));
+            }
+        }
+    }
+
+    /// Says which of the processes that were asked for have no sample, as they used so little time:
+    /// those that used less than a sample stands for are told of together.
+    fn tell_idle(&mut self, idle: &[(String, &Process)]) {
+        let mode = self.settings.mode;
+        let period = 1_000_000_000 / u64::from(self.settings.rate.max(1));
+        let used = |process: &Process| Times::of(process, mode).all;
+        let is_idle = |(_, process): &&(String, &Process)| used(process) < period;
+        let (few, some): (Vec<_>, Vec<_>) = idle.iter().partition(is_idle);
+        let (together, alone) = match few.len() {
+            0 | 1 => (Vec::new(), idle.iter().collect()),
+            _ => (few, some),
+        };
+        for (title, process) in alone {
+            self.fail(&format!("{title}: {}", nothing(process, mode)));
+        }
+        if let Some(most) = together.iter().map(|(_, process)| used(process)).max() {
+            let titles: Vec<&str> = together.iter().map(|(title, _)| &title[..]).collect();
+            terminal::diagnostic(&idle_together(&titles, most, mode));
+            self.outcome.failures += together.len();
+        }
+    }
+
+    /// Says which processes had no samples for their programs are another machine's. Where there are
+    /// no others, that is a failure.
+    fn tell_foreign(&mut self, foreign: BTreeMap<Machine, (i32, usize)>) {
+        let mut all = 0;
+        for (machine, (one, count)) in foreign {
+            let who = these(one, count);
+            terminal::warning(&format!("{who}: no sample: {machine}"));
+            all += count;
+        }
+        let silent = &mut self.outcome.silent.processes;
+        *silent = silent.saturating_sub(all as u64);
+        if all > 0 && self.outcome.written.is_empty() {
+            self.outcome.failures += all;
+        }
+    }
+
+    /// Says which of the program's processes could not be sampled. Where none could, that is a
+    /// failure; short ones are none.
+    fn tell_refusals(&mut self, told: &HashSet<i32>) {
+        let mut refused = 0;
+        for (why, mut pids) in self.engine.refusals() {
+            pids.retain(|pid| !told.contains(pid));
+            if let Some(first) = pids.iter().min() {
+                terminal::warning(&format!("{}: no sample: {why}", these(*first, pids.len())));
+            }
+            refused += pids.len();
+        }
+        let silent = &mut self.outcome.silent.processes;
+        *silent = silent.saturating_sub(refused as u64);
+        if refused > 0 && self.outcome.written.is_empty() {
+            self.outcome.failures += refused;
+        }
+    }
+
+    fn title(&self, pid: i32) -> String {
+        let named = self.named.iter().find(|(named, _)| *named == pid);
+        named.map_or_else(|| pid.to_string(), |(_, title)| title.clone())
+    }
+
+    pub(super) fn session(&self) -> Session {
+        Session {
+            sampling: self.engine.facts(self.settings.mode),
+            format: self.settings.format,
+            has_clock: true,
+            is_filtered: self.settings.is_filtered,
+            start_unix_ns: self.start_unix_ns,
+            length: self.start.elapsed(),
+        }
+    }
+
+    pub(super) fn write(
+        &mut self,
+        (process, description): (&Process, &Description),
+        session: &Session,
+        symbols: &Symbols,
+    ) {
+        let title = description.title(process.pid);
+        let of = (process, description);
+        let written = match &mut self.sink {
+            Sink::Files(output) => output.write(&description.name, process.pid, |number, file| {
+                session.write(of, symbols, number, file)
+            }),
+            Sink::Asked(_, serial) if *serial != process.serial => return,
+            Sink::Asked(asked, _) => {
+                let mut bytes = Vec::new();
+                let written = session.write(of, symbols, 0, &mut bytes);
+                let written = written.and_then(|()| asked.write(&bytes));
+                written.map(|()| asked.path().to_owned())
+            }
+        };
+        match written {
+            Ok(path) => self.outcome.written.push(Written {
+                path,
+                pid: process.pid,
+                title,
+                samples: process.counts.samples,
+                ns: Times::of(process, self.settings.mode).all,
+                remark: session.remark(process),
+            }),
+            Err(error) => self.fail(&format!("{title}: {error}")),
+        }
+    }
+}
+
+/// Most processes that are named in a line.
+const MOST_NAMED: usize = 8;
+
+/// Several processes that used hardly any time, `most` nanoseconds at the most.
+fn idle_together(titles: &[&str], most: u64, mode: Mode) -> String {
+    let (named, others) = titles.split_at(titles.len().min(MOST_NAMED));
+    let others = match others.len() {
+        0 => String::new(),
+        n => format!(" and {n} others"),
+    };
+    let time = match most {
+        0 => format!("no {mode}"),
+        most => {
+            let most = text::short_time(Duration::from_nanos(most));
+            format!("at most {most} of {mode} each")
+        }
+    };
+    let (all, named) = (titles.len(), named.join(", "));
+    format!("{all} processes have no sample, as they used {time}: {named}{others}")
+}
+
+/// Processes, by the one with the lowest number.
+fn these(first: i32, all: usize) -> String {
+    match all {
+        1 => format!("process {first}"),
+        2 => format!("process {first} and another one"),
+        n => format!("process {first} and {} others", n - 1),
+    }
+}
+
+/// The same where the reason is known.
+fn nothing_for(process: &Process, why: &str) -> String {
+    let time = text::short_time(Duration::from_nanos(process.cpu_ns()));
+    format!("no sample of {time} of CPU time: {why}")
+}
+
+/// Why there is no sample of a process that was asked for.
+fn nothing(process: &Process, mode: Mode) -> String {
+    let time = Duration::from_nanos(Times::of(process, mode).all);
+    let time = text::short_time(time);
+    let end = if process.is_over {
+        "; it has ended"
+    } else {
+        ""
+    };
+    let when = match mode {
+        Mode::Cpu => ", or when it is busy",
+        Mode::Wall | Mode::OffCpu => "",
+    };
+    format!("no sample of {time} of {mode}{end}. Sample for longer (-s), or more often (-F){when}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_processes_are_one_line() {
+        let said = idle_together(&["a (1)", "b (2)"], 0, Mode::Cpu);
+        let expected = "2 processes have no sample, as they used no CPU time: a (1), b (2)";
+        assert_eq!(said, expected);
+        let titles = ["c (3)"; 10];
+        let said = idle_together(&titles, 1_500_000, Mode::Cpu);
+        assert!(
+            said.contains("at most 1.5 ms of CPU time each: c (3), "),
+            "{said}"
+        );
+        assert!(said.ends_with("c (3) and 2 others"), "{said}");
+    }
+}
