@@ -61,6 +61,28 @@ pub struct Marker {
     pub name: &'static str,
 }
 
+/// What gperftools' format has added to the addresses of pseudo-frames. google-pprof takes any
+/// address that no library has for the program's: where that is linked to run anywhere, a low one
+/// lies in its first function. No process has these.
+const ASIDE: u64 = 1 << 60;
+
+/// The address that stands for a pseudo-frame, or is the return address of one, in gperftools'
+/// format; any other one stays.
+pub(crate) fn aside(address: u64) -> u64 {
+    match marker_at(address) {
+        Some(_) => address + ASIDE,
+        None => address,
+    }
+}
+
+/// The reverse.
+pub(crate) fn back(address: u64) -> u64 {
+    match marker_at(address.wrapping_sub(ASIDE)) {
+        Some(_) => address - ASIDE,
+        None => address,
+    }
+}
+
 /// The marker that a lookup address stands for.
 pub fn marker_at(address: u64) -> Option<&'static Marker> {
     MARKERS

@@ -151,11 +151,23 @@ fn expected() -> Stacks {
     .into()
 }
 
+/// The address that stands for a pseudo-frame in the file.
+fn aside(address: u64) -> u64 {
+    match address {
+        0..0x1000 => address + (1 << 60),
+        other => other,
+    }
+}
+
 #[test]
 fn gperftools_files_have_our_stacks_in_every_reader() {
     let (_directory, file) = legacy(&profile(&whole()));
     assert_eq!(ours(&file), expected());
-    assert_eq!(go(&file), expected());
+    let of_others = expected().into_iter().map(|(frames, values)| {
+        let frames: Vec<u64> = frames.into_iter().map(aside).collect();
+        (frames, values)
+    });
+    assert_eq!(go(&file), of_others.collect());
 }
 
 #[test]
@@ -196,8 +208,8 @@ fn google_pprof_counts_our_samples() {
         (BASE + 0x1100, 20),
         (BASE + 0x1200, 20),
         (BASE + 0x2000, 97),
-        (0x400, 7),
-        (0x300, 1),
+        (aside(0x400), 7),
+        (aside(0x300), 1),
     ];
     for (address, samples) in expected {
         assert_eq!(cum.get(&address), Some(&samples), "{address:x} in {cum:x?}");

@@ -298,6 +298,41 @@ fn the_format_of_gperftools_is_written_at_once() {
     assert!((found - said).abs() <= 0.02 * said, "{found} of {said}");
 }
 
+/// The kernel's part is nobody's function in other readers, also where the program runs anywhere.
+#[test]
+fn the_kernel_has_no_functions_name_in_other_readers() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("turns.c", &["-pie", "-fPIE"]);
+    let mut command = scratch.profiler();
+    command.args(["cpu", "run", "--engine", "perf", "--format", "gperftools"]);
+    command.arg("-o").arg(scratch.file("p_"));
+    let script = format!("echo | {}", program.display());
+    let outcome = run(command.args(["--", "sh", "-c", &script]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let is_it = |line: &&str| line.contains("/p_turns.") && line.ends_with(".prof");
+    let line = outcome.stderr.lines().find(is_it).expect("a profile");
+    let file = line.trim_start_matches("mem_profiler: ");
+    let mut shares = Vec::new();
+    for (reader, arguments, name) in [
+        ("google-pprof", &["--text"][..], "0x1000000000000400"),
+        ("go", &["tool", "pprof", "-top"], "[[kernel]]"),
+    ] {
+        let mut command = Command::new(reader);
+        let output = command.args(arguments).arg(&program).arg(file).output();
+        let text = output.expect(reader).stdout;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let row = text.lines().find(|line| line.ends_with(name));
+        let share = row.and_then(|row| row.split_whitespace().nth(1)?.strip_suffix('%'));
+        let share: f64 = share
+            .and_then(|share| share.parse().ok())
+            .unwrap_or_else(|| panic!("{reader}: {text}"));
+        assert!(share > 20.0, "{reader}: {text}");
+        assert!(!text.contains("__abi_tag"), "{reader}: {text}");
+        shares.push(share);
+    }
+    assert!((shares[0] - shares[1]).abs() < 1.0, "{shares:?}");
+}
+
 /// The live table: the one function that works has all the time there is, and each engine sees it.
 #[test]
 fn top_shows_what_works_now() {

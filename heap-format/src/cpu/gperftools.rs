@@ -16,6 +16,7 @@ use crate::builder::intern;
 use crate::error::Fault;
 use crate::intern::Interner;
 use crate::maps;
+use crate::marker;
 use crate::profile::{Format, Profile};
 use crate::value_type::ValueType;
 
@@ -107,6 +108,12 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
     }
     profile.facts.maps_text = rest.to_vec();
     profile.mappings = maps::parse(&profile.facts.maps_text);
+    for mapping in &mut profile.mappings {
+        let size = mapping.end.wrapping_sub(mapping.start);
+        mapping.start = marker::back(mapping.start);
+        mapping.end = mapping.start.wrapping_add(size);
+    }
+    profile.mappings.sort_by_key(|mapping| mapping.start);
     maps::assign(&mut profile);
     Ok(profile)
 }
@@ -132,6 +139,7 @@ fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<SampledStack>, Fault>
         for i in 0..depth {
             let address = layout.word(rest).ok_or_else(truncated)?;
             // The leaf is where the program was; the others are return addresses.
+            let address = marker::back(address);
             stack.push(if i == 0 {
                 address
             } else {

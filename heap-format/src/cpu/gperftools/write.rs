@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::cpu::kernel_function;
 use crate::dump::write::plain;
-use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, marker_at};
+use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, aside, marker_at};
 use crate::profile::{Mapping, Profile};
 
 /// The period of profiles that do not tell theirs: that of gperftools.
@@ -40,7 +40,7 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     for (stack, count) in &counts {
         words(&mut text, [*count, stack.len() as u64]);
         // They were sorted from the root on.
-        words(&mut text, stack.iter().rev().copied());
+        words(&mut text, stack.iter().rev().map(|&address| aside(address)));
     }
     let padded = pad(&mut text, counts.keys());
     words(&mut text, [0, 1, 0]);
@@ -144,7 +144,7 @@ fn pad<'a>(out: &mut Vec<u8>, stacks: impl ExactSizeIterator<Item = &'a Vec<u64>
     let padding = NOT_SAMPLED_ADDRESS - 1;
     let shared = most > 0 && most >= all - all / 32;
     shared.then(|| {
-        (0..=all / 31).for_each(|_| words(out, [0, 1, padding]));
+        (0..=all / 31).for_each(|_| words(out, [0, 1, aside(padding)]));
         padding
     })
 }
@@ -168,7 +168,8 @@ fn maps<'a>(profile: &Profile, addresses: impl Iterator<Item = &'a u64>, out: &m
         number.into_iter().for_each(|number| used[number] = true);
     }
     for (marker, _) in MARKERS.iter().zip(used).filter(|(_, used)| *used) {
-        let (start, end) = (marker.address, marker.address + marker.len);
+        let start = aside(marker.address);
+        let end = start + marker.len;
         let name = marker.name.replace(' ', "_");
         let entry = format!("{start:08x}-{end:08x} r-xp 00000000 00:00 0 {name}\n");
         out.extend_from_slice(entry.as_bytes());
