@@ -222,8 +222,13 @@ impl Context<'_> {
 
     /// How a CPU profile was taken.
     fn sampling(&self) -> Vec<String> {
-        let facts = sampling::facts(self.view.profile()).into_iter();
+        let (profile, column) = (self.view.profile(), self.view.column());
+        let facts = match sampling::is_about(profile, column) {
+            true => sampling::facts(profile),
+            false => Vec::new(),
+        };
         facts
+            .into_iter()
             .map(|(name, text)| format!("{name}: {}", printable(&text)))
             .collect()
     }

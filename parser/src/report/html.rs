@@ -189,14 +189,19 @@ fn data(page: &PageContext) -> String {
         context, columns, ..
     } = page;
     let profile = context.view.profile();
+    let sampled: Vec<bool> = columns
+        .iter()
+        .map(|&column| super::sampling::is_about(profile, column))
+        .collect();
     let chosen = columns.iter().position(|&c| c == context.view.column());
     let mut out = format!(
-        "{{\"title\":{},\"column\":{},\"compared\":{},\"memory\":{},\"sampling\":{}",
+        "{{\"title\":{},\"column\":{},\"compared\":{},\"memory\":{},\"sampling\":{},\"sampled\":{}",
         json::embedded(&title(context)),
         chosen.unwrap_or(0),
         page.compared,
         profile.is_of_memory(),
         json::embedded(&sampling(profile)),
+        json::embedded(&sampled),
     );
     let tabs = tabs(profile);
     for Data { key, json } in tabs.filter_map(|tab| tab.data.as_ref()) {

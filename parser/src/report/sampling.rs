@@ -69,6 +69,12 @@ fn is_unnamed(profile: &Profile, leaf: Option<&u32>) -> bool {
     })
 }
 
+/// Whether a column is of what was sampled so: of a profile of heap and CPU time, some are not.
+pub fn is_about(profile: &Profile, column: usize) -> bool {
+    let kind = &profile.sample_types[column];
+    kind.unit == "nanoseconds" || kind.kind == "samples"
+}
+
 /// What there is to say of it: names and texts, in the order of their importance.
 pub fn facts(profile: &Profile) -> Vec<(&'static str, String)> {
     let Some(sampling) = &profile.facts.cpu else {

@@ -1,8 +1,8 @@
 // Draws a tree of frames into an SVG element and lets people walk through it. Of the tree only
 // what is on the screen becomes elements. Names are written as text only.
 //
-// `data` is what data.rs describes. `options.title`: lines shown above the frames. The graph is
-// shown once attached; `show(column, rule)` selects what the widths are.
+// `data` is what data.rs describes. `options.title`: lines shown above the frames, or what gives
+// them. The graph is shown once attached; `show(column, rule)` selects what the widths are.
 //
 // The parts: `Canvas` draws a `FlameModel`; `Search` marks frames; `Tip` says what a frame is;
 // `Controls` are the bar above the frames; `FlameGraph` puts them together and moves through the
@@ -245,7 +245,8 @@ const flameGraph = (() => {
   class FlameGraph {
     constructor(root, data, options) {
       this.root = root;
-      this.title = (options && options.title) || [];
+      const title = (options && options.title) || [];
+      this.title = typeof title === "function" ? title : () => title;
       this.model = new FlameModel(data);
       this.canvas = new Canvas(root, this.model);
       this.search = new Search(root, this.model);
@@ -282,7 +283,7 @@ const flameGraph = (() => {
       this.model.index = index;
       this.model.rule = rule;
       this.rebuild();
-      this.controls.caption(this.model, this.title);
+      this.controls.caption(this.model, this.title());
       this.draw();
     }
     find(text) {
@@ -358,7 +359,7 @@ const flameGraph = (() => {
     attach() {
       this.root.classList.add("live");
       this.root.append(this.canvas.layer, this.canvas.thumb, this.controls.hud);
-      this.controls.caption(this.model, this.title);
+      this.controls.caption(this.model, this.title());
       this.draw();
     }
     detach() {

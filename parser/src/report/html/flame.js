@@ -7,8 +7,13 @@ function flameTab(page, panel) {
   svg.setAttribute("font-family", "Helvetica, Arial, 'Liberation Sans', sans-serif");
   panel.append(svg);
   const merged = data.flame.pruned;
-  const note = data.sampling.map(([name, text]) => `${name}: ${text}`);
-  if (merged) note.push(`${merged} branches too small to be seen are merged into grey frames`);
+  // How CPU time was sampled is told above CPU time only.
+  const note = () => {
+    const sampled = data.sampled[values.column] ? data.sampling : [];
+    const lines = sampled.map(([name, text]) => `${name}: ${text}`);
+    if (merged) lines.push(`${merged} branches too small to be seen are merged into grey frames`);
+    return lines;
+  };
   const graph = flameGraph(svg, data.flame, { title: note });
   let attached = false;
   page.find = (text) => {
