@@ -172,6 +172,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", env = "MEM_AGENT_LIB")]
     pub agent: Option<PathBuf>,
 
+    /// For Python: show small objects, too, by setting PYTHONMALLOC=malloc for the program
+    #[arg(long)]
+    pub python_malloc: bool,
+
     #[command(flatten)]
     pub page: PageArgs,
 

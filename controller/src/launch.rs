@@ -13,6 +13,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 use shm_protocol::segment::DIR_VARIABLE;
 
 use crate::discovery::{HIDDEN_PREFIX, RUN_PREFIX};
+use crate::python;
 use crate::target::Density;
 use crate::text;
 use crate::waiting::{Received, unblock_all};
@@ -47,15 +48,20 @@ pub struct Launched {
 impl Launched {
     /// Starts `command` with the agent, which samples this densely from its
     /// first allocation, its segments and its children's in `directory`. `leak_check`: gperftools'
-    /// mode of its checks, and whether at its exit it waits for one.
+    /// mode of its checks, and whether at its exit it waits for one. `python_malloc`: Python takes each
+    /// object from `malloc`.
     pub fn start(
         command: &[OsString],
         agent: &Path,
         density: Density,
         directory: &Path,
         (dump_signal, leak_check): (Option<Signal>, Option<(String, bool)>),
+        python_malloc: bool,
     ) -> io::Result<Self> {
         let mut command = program(command)?;
+        if python_malloc {
+            command.env(python::VARIABLE, "malloc");
+        }
         command
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_START", "1")

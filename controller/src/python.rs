@@ -44,7 +44,7 @@ pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<Stri
     let name = text::escape(name);
     Some(format!(
         "hint: {name} ({pid}) {who} small objects in an allocator of CPython's own: started with \
-         {VARIABLE}=malloc in the environment, each of them is seen"
+         {VARIABLE}=malloc in the environment (run --python-malloc), each of them is seen"
     ))
 }
 

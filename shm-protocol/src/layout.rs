@@ -272,6 +272,8 @@ pub const PYTHON_NAMED: u32 = 1;
 pub const PYTHON_UNKNOWN: u32 = 2;
 /// Its data are not as its version has them: its frames are left out.
 pub const PYTHON_DIFFERS: u32 = 3;
+/// It is a build without a global lock, whose data the agent does not know.
+pub const PYTHON_FREE_THREADED: u32 = 4;
 
 /// The process exits, and stands still until a controller has checked it for leaks.
 pub const AT_EXIT_WAITS: u64 = 1;

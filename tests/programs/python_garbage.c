@@ -1,11 +1,13 @@
 /* Writes garbage over words of the interpreter's data, allocates, and puts them back: what a
  * profiler may meet that reads them in between. Called through ctypes with the GIL held, so that
  * nobody else reads them. */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t state = 88172645463325252u;
+static _Thread_local uint64_t state = 88172645463325252u;
 
 static uint64_t next(void) {
     state ^= state << 13;
@@ -44,4 +46,46 @@ void spoil(uint64_t **places, size_t count, size_t rounds) {
             memcpy(at[i], &was[i], 8);
         free(other);
     }
+}
+
+static struct {
+    uint64_t **places, *were;
+    size_t count;
+    uint64_t seed;
+    atomic_int stop;
+} shared;
+
+/* Writes garbage over the words, one after the other, and what was there every other time. */
+static void *scribble(void *ignored) {
+    state = shared.seed | 1;
+    while (!atomic_load(&shared.stop)) {
+        size_t at = next() % shared.count;
+        uint64_t value = next() % 2 ? garbage(shared.were[at]) : shared.were[at];
+        __atomic_store_n(shared.places[at], value, __ATOMIC_RELAXED);
+    }
+    return ignored;
+}
+
+/* Allocates while another thread scribbles on the words at `places`, which are put back behind it.
+ * `were`: room for what they were. */
+void disturb(uint64_t **places, uint64_t *were, size_t count, size_t rounds) {
+    for (size_t i = 0; i < count; i++)
+        were[i] = *places[i];
+    shared.places = places;
+    shared.were = were;
+    shared.count = count;
+    shared.seed = next();
+    atomic_store(&shared.stop, 0);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, scribble, NULL))
+        abort();
+    for (size_t round = 0; round < rounds; round++) {
+        void *block = malloc(100 + next() % 1000);
+        void *volatile other = realloc(block, 5000);
+        free(other);
+    }
+    atomic_store(&shared.stop, 1);
+    pthread_join(thread, NULL);
+    for (size_t i = 0; i < count; i++)
+        *places[i] = were[i];
 }

@@ -1,5 +1,5 @@
-"""Spoils the data of its own interpreter while it allocates; python_garbage.c says how.
-Arguments: the library, seconds."""
+"""Spoils the data of its own interpreter while it allocates, before each allocation or from another
+thread beside them; python_garbage.c says how. Arguments: the library, seconds."""
 
 import ctypes
 import sys
@@ -7,6 +7,7 @@ import time
 
 library = ctypes.PyDLL(sys.argv[1])
 library.spoil.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+library.disturb.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
 python = ctypes.pythonapi
 python.PyThreadState_Get.restype = ctypes.c_void_p
 
@@ -56,7 +57,9 @@ def deeper(depth, rounds):
         return deeper(depth - 1, rounds)
     found = places(sys._getframe())
     array = (ctypes.c_uint64 * len(found))(*found)
+    were = (ctypes.c_uint64 * len(found))()
     library.spoil(array, len(found), rounds)
+    library.disturb(array, were, len(found), rounds)
 
 
 def generator(rounds):

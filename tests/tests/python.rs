@@ -80,6 +80,23 @@ fn each_stack_has_the_functions_and_lines_that_the_program_sees() {
     }
 }
 
+/// A program that tells of itself as an interpreter of a build without a global lock would.
+#[test]
+fn a_free_threaded_build_is_left_alone_and_told() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("free_threaded.c", &["-rdynamic"]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go");
+    assert_eq!(target.hear(), "done");
+    let says = "3.13.0: a free-threaded build: its frames are left out";
+    let line = listed(&scratch, target.pid());
+    assert!(line.ends_with(says), "{line}");
+    let profile = session.stop().profile();
+    assert_eq!(profile.facts.python.as_deref(), Some(says));
+}
+
 /// The line of a process in the list.
 fn listed(scratch: &Scratch, pid: u32) -> String {
     let outcome = run(scratch.profiler().arg("list"));

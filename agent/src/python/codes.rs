@@ -109,10 +109,10 @@ unsafe fn look_up(
     epoch: &Epoch,
 ) -> Option<(u32, Mark)> {
     // SAFETY: the caller's.
-    let code = unsafe { objects::code(layout, at) }?;
-    let number = number_of(&code, tables, epoch);
-    // SAFETY: a code object with its parts, as was just found.
-    let mark = unsafe { Mark::of(layout, at) };
+    let read = unsafe { objects::code(layout, at) }?;
+    let number = number_of(&read.code, tables, epoch);
+    // SAFETY: as was just read.
+    let mark = unsafe { Mark::of(layout, at, &read) };
     if entry.code.swap(BUSY, Ordering::AcqRel) == BUSY {
         // Another thread's, which is written right now.
         return Some((number, mark));

@@ -180,14 +180,29 @@ fn groups(version: u32) -> Option<Groups> {
     })
 }
 
-/// By what the interpreter tells of itself: the first words of `_PyRuntime`.
-pub fn told(words: &[u64; WORDS]) -> Option<(u32, Layout)> {
+/// What an interpreter is by what it tells of itself.
+pub enum Told {
+    Known(Layout),
+    Unknown,
+    /// It has no global lock: heads of objects, and what frames point to, are others.
+    FreeThreaded,
+}
+
+/// Version and layout by the first words of `_PyRuntime`; `None`: they tell nothing.
+pub fn told(words: &[u64; WORDS]) -> Option<(u32, Told)> {
     let [cookie, version, threaded, ..] = *words;
-    let version = u32::try_from(version).ok()?;
-    // Free-threaded builds have other heads of objects.
-    if cookie != COOKIE || threaded != 0 {
+    if cookie != COOKIE {
         return None;
     }
+    let version = u32::try_from(version).unwrap_or(u32::MAX);
+    let told = match threaded {
+        0 => by_words(version, words).map_or(Told::Unknown, Told::Known),
+        _ => Told::FreeThreaded,
+    };
+    Some((version, told))
+}
+
+fn by_words(version: u32, words: &[u64; WORDS]) -> Option<Layout> {
     let groups = groups(version)?;
     let offset = |word: usize| Some(words[word]).filter(|offset| *offset < 1 << 20);
     let layout = Layout {
@@ -209,5 +224,41 @@ pub fn told(words: &[u64; WORDS]) -> Option<(u32, Layout)> {
         instructions: offset(groups.code + 9)?,
         ..LATER
     };
-    Some((version, layout))
+    Some(layout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(version: u64, threaded: u64) -> [u64; WORDS] {
+        let mut words = core::array::from_fn(|place| place as u64 * 8);
+        [words[0], words[1], words[2]] = [COOKIE, version, threaded];
+        words
+    }
+
+    #[test]
+    fn offsets_are_the_interpreters_own() {
+        for (version, first) in [(0x030d_00f0, 28), (0x030e_00f0, 31), (0x030f_00f0, 39)] {
+            let Some((told, Told::Known(layout))) = told(&words(version, 0)) else {
+                panic!("{version:x}");
+            };
+            assert_eq!(u64::from(told), version);
+            assert_eq!(layout.frame_previous, (first + 1) * 8);
+        }
+    }
+
+    #[test]
+    fn builds_without_a_global_lock_and_later_versions_are_told_apart() {
+        let threaded = told(&words(0x030d_00f0, 1));
+        assert!(matches!(threaded, Some((0x030d_00f0, Told::FreeThreaded))));
+        let later = told(&words(0x0310_00a1, 0));
+        assert!(matches!(later, Some((0x0310_00a1, Told::Unknown))));
+        let mut far = words(0x030e_00f0, 0);
+        far[5] = 1 << 20;
+        assert!(matches!(told(&far), Some((_, Told::Unknown))));
+        let mut other = words(0x030d_00f0, 0);
+        other[0] = 0;
+        assert!(told(&other).is_none());
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::layout::{self, Layout};
 use super::memory::word;
-use super::objects;
+use super::objects::{self, Read};
 
 /// Words of a code object, of its name and of its table of lines, as they were when it was read.
 ///
@@ -57,29 +57,28 @@ impl Mark {
         unsafe { core::mem::transmute(words) }
     }
 
-    /// The mark of what is at an address.
+    /// The mark of what was read at an address.
     ///
     /// # Safety
-    /// It is a code object, whose parts were found readable ([`objects::code`]).
-    pub unsafe fn of(layout: &Layout, at: u64) -> Self {
-        // SAFETY: the caller's.
+    /// It was read there, and stays meanwhile ([`objects::code`]).
+    pub unsafe fn of(layout: &Layout, at: u64, read: &Read) -> Self {
+        let (name, length) = (read.name.at, read.name.length as u32);
+        let state = other_state(layout, read.name.state);
+        // SAFETY: the caller's; what was read before was found readable.
         unsafe {
-            let (name, lines) = (word(at + layout.name), word(at + layout.lines));
-            let (size, length) = (half(lines + layout::SIZE), half(name + layout::LENGTH));
-            let state = other_state(layout, name);
             let hash = word(name + layout::HASH);
             Self {
                 name,
-                lines,
-                file: word(at + layout.file),
+                lines: read.lines,
+                file: read.file,
                 own: own(layout, at),
                 hash: match hash {
                     NO_HASH if state == 0 => ascii(name + layout.ascii, length),
                     NO_HASH => others(layout, name, length, state),
                     hash => hash,
                 },
-                first: word(lines + layout::BYTES),
-                size,
+                first: word(read.lines + layout::BYTES),
+                size: read.size as u32,
                 length,
                 state,
             }
@@ -124,7 +123,7 @@ impl Mark {
             if self.state == 0 {
                 return ascii(name + layout.ascii, length) == self.hash;
             }
-            other_state(layout, name) == self.state
+            other_state(layout, word(name + layout::KIND)) == self.state
                 && others(layout, name, length, self.state) == self.hash
         }
     }
@@ -153,13 +152,9 @@ unsafe fn own(layout: &Layout, at: u64) -> u64 {
 }
 
 /// What a name says of its characters, unless they are ASCII.
-///
-/// # Safety
-/// A string is there.
 #[inline]
-unsafe fn other_state(layout: &Layout, name: u64) -> u64 {
-    // SAFETY: the caller's.
-    let state = u64::from(unsafe { half(name + layout::KIND) });
+fn other_state(layout: &Layout, state: u64) -> u64 {
+    let state = state & 0xffff_ffff;
     match objects::form(layout, state) {
         Some((head, 1)) if head == layout.ascii => 0,
         _ => state | 1 << 32,

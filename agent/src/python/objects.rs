@@ -50,32 +50,62 @@ fn readable(at: u64, bytes: u64) -> bool {
         .is_some_and(|end| probe::are_readable(at, end))
 }
 
+/// A code object as it was read, and where its parts are. Each word is read once, so that what was
+/// found readable is what is used, whoever writes to it meanwhile.
+pub struct Read {
+    pub code: Code<'static>,
+    pub file: u64,
+    pub name: Text,
+    pub lines: u64,
+    /// Length of the table of lines.
+    pub size: u64,
+}
+
+/// Where a string is, its length, and its word at [`layout::KIND`].
+#[derive(Clone, Copy)]
+pub struct Text {
+    pub at: u64,
+    pub length: u64,
+    pub state: u64,
+}
+
 /// A code object that is read for the first time; `None`: it is none.
 ///
 /// # Safety
 /// If it is one, it stays while the result is used.
-pub unsafe fn code(layout: &Layout, at: u64) -> Option<Code<'static>> {
+pub unsafe fn code(layout: &Layout, at: u64) -> Option<Read> {
     if !is_a(at, CODE, &CODE_TYPE, b"code\0") {
         return None;
     }
     // SAFETY: a code object, found readable; it holds its parts, which do not change.
     unsafe {
-        Some(Code {
-            name: text(layout, word(at + layout.name), MAX_NAME)?,
-            file: text(layout, word(at + layout.file), MAX_FILE)?,
+        let (name, of_name) = text(layout, word(at + layout.name), MAX_NAME)?;
+        let (file, of_file) = text(layout, word(at + layout.file), MAX_FILE)?;
+        let place = word(at + layout.lines);
+        let (lines, size) = bytes(place, MAX_LINES)?;
+        let code = Code {
+            name,
+            file,
             first_line: (at as *const u8)
                 .add(layout.first_line as usize)
                 .cast::<u32>()
                 .read_unaligned(),
-            lines: bytes(word(at + layout.lines), MAX_LINES)?,
+            lines,
             table: layout.table,
+        };
+        Some(Read {
+            code,
+            file: of_file.at,
+            name: of_name,
+            lines: place,
+            size,
         })
     }
 }
 
 /// # Safety
 /// If it is a string, it stays while the result is used.
-unsafe fn text(layout: &Layout, at: u64, most: u64) -> Option<Characters<'static>> {
+unsafe fn text(layout: &Layout, at: u64, most: u64) -> Option<(Characters<'static>, Text)> {
     if !is_a(at, layout.compact, &TEXT_TYPE, b"str\0") {
         return None;
     }
@@ -84,10 +114,13 @@ unsafe fn text(layout: &Layout, at: u64, most: u64) -> Option<Characters<'static
     let (head, width) = form(layout, state)?;
     let bytes = length.min(most) * width;
     let from = at + head;
-    readable(from, bytes).then(|| Characters {
-        // SAFETY: found readable.
-        bytes: unsafe { from_raw_parts(from as *const u8, bytes as usize) },
-        width: width as u8,
+    readable(from, bytes).then(|| {
+        let characters = Characters {
+            // SAFETY: found readable.
+            bytes: unsafe { from_raw_parts(from as *const u8, bytes as usize) },
+            width: width as u8,
+        };
+        (characters, Text { at, length, state })
     })
 }
 
@@ -108,13 +141,17 @@ pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
 
 /// # Safety
 /// If it is a bytes object, it stays while the result is used.
-unsafe fn bytes(at: u64, most: u64) -> Option<&'static [u8]> {
-    if !is_a(at, layout::BYTES, &BYTES_TYPE, b"bytes\0") {
+unsafe fn bytes(at: u64, most: u64) -> Option<(&'static [u8], u64)> {
+    // With the first word of its contents, which are terminated and end at a multiple of eight.
+    if !is_a(at, layout::BYTES + 8, &BYTES_TYPE, b"bytes\0") {
         return None;
     }
     // SAFETY: found readable.
-    let size = unsafe { word(at + layout::SIZE) }.min(most);
-    let from = at + layout::BYTES;
-    // SAFETY: found readable.
-    readable(from, size).then(|| unsafe { from_raw_parts(from as *const u8, size as usize) })
+    let size = unsafe { word(at + layout::SIZE) };
+    let (from, kept) = (at + layout::BYTES, size.min(most));
+    readable(from, kept).then(|| {
+        // SAFETY: found readable.
+        let bytes = unsafe { from_raw_parts(from as *const u8, kept as usize) };
+        (bytes, size)
+    })
 }

@@ -1,6 +1,6 @@
 //! The interpreter of this process.
 
-use super::layout::{self, Layout, WORDS};
+use super::layout::{self, Layout, Told, WORDS};
 use crate::arch::glibc_function;
 use crate::session;
 use crate::symbol_table;
@@ -8,7 +8,9 @@ use crate::sys;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use shm_protocol::layout::{PYTHON_DIFFERS, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
+use shm_protocol::layout::{
+    PYTHON_DIFFERS, PYTHON_FREE_THREADED, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN,
+};
 use unwind::probe;
 
 /// What is known of it. Written at start-up, while the process has one thread.
@@ -43,16 +45,19 @@ pub fn start() {
     if at == 0 || sys::variable(c"MEM_PROFILER_PYTHON") == Some(b"0") {
         return;
     }
-    let found = told(at).or_else(|| {
+    let (version, found) = told(at).unwrap_or_else(|| {
         let version = version();
-        VERSION.store(version, Ordering::Relaxed);
-        Some((version, layout::of_version(version)?))
+        let layout = layout::of_version(version);
+        (version, layout.map_or(Told::Unknown, Told::Known))
     });
-    let Some((version, layout)) = found else {
-        JUDGEMENT.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed);
-        return;
-    };
     VERSION.store(version, Ordering::Relaxed);
+    let layout = match found {
+        Told::Known(layout) => layout,
+        Told::Unknown => return JUDGEMENT.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed),
+        Told::FreeThreaded => {
+            return JUDGEMENT.store(PYTHON_FREE_THREADED as u8, Ordering::Relaxed);
+        }
+    };
     let evaluate = glibc_function!("_PyEval_EvalFrameDefault");
     // SAFETY: the interpreter is in the program or in a library that it is linked with.
     let size = unsafe { symbol_table::size_of_function(evaluate as *const c_void) }.unwrap_or(0);
@@ -66,7 +71,7 @@ pub fn start() {
 }
 
 /// What an interpreter says of itself.
-fn told(at: u64) -> Option<(u32, Layout)> {
+fn told(at: u64) -> Option<(u32, Told)> {
     let bytes = WORDS as u64 * 8;
     if !probe::are_readable(at, at + bytes) {
         return None;

@@ -7,6 +7,7 @@ use crate::cli::ListArgs;
 use crate::discovery::{Discovery, Life, Refused};
 use crate::listing::{Row, SAMPLES, STALE_NS, row};
 use crate::preload;
+use crate::python;
 use crate::segment::{Head, Refusal};
 use crate::select::Selection;
 use crate::terminal::{diagnostic, json, result, warning};
@@ -25,12 +26,16 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         .filter(|found| selection.wants(found));
     // One after the other: there may be more than descriptors.
     let agents = wanted.filter_map(|found| found.open().ok());
-    let mut live = Vec::new();
+    let (mut live, mut pythons) = (Vec::new(), Vec::new());
     let rows = agents.filter_map(|agent| {
         if agent.life == Life::Running {
             live.push((agent.pid, agent.name.clone()));
         }
-        row(&agent, &mut head)
+        let row = row(&agent, &mut head)?;
+        if agent.life == Life::Running && row.python.is_some() {
+            pythons.push((agent.pid, agent.name.clone()));
+        }
+        Some(row)
     });
     let rows: Vec<Row> = rows.filter(|row| args.all || row.is_of_use()).collect();
     if args.json {
@@ -41,6 +46,9 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     let live = live.iter().map(|(pid, name)| (*pid, &name[..]));
     let others = allocator::warnings(live);
     others.iter().for_each(|line| warning(line));
+    let pythons = pythons.iter().map(|(pid, name)| (*pid, &name[..]));
+    let hint = python::hint(pythons);
+    hint.iter().for_each(|hint| diagnostic(hint));
     if selection.names.is_empty() {
         let missing = preload::warnings();
         missing.iter().for_each(|line| warning(line));

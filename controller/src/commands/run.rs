@@ -48,7 +48,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             only: args.only,
         },
     };
-    let can_sample = warn_beforehand(&args.command[0], &agent)?;
+    let can_sample = warn_beforehand(&args.command[0], &agent, args.python_malloc)?;
     let mut push = Push::start(&args.push)?;
     let directory = launch::make_directory(&default_directory())?;
     let discovery = Discovery::in_directory(directory.clone());
@@ -60,6 +60,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             density,
             &directory,
             (dump_signal, modes),
+            args.python_malloc,
         ) {
             Ok(child) => run.follow(child).map(Ok),
             Err(error) => {
@@ -108,7 +109,7 @@ fn is_clean(outcome: &Outcome) -> bool {
 }
 
 /// Says what will be missing, before the program says anything. Whether it can be sampled.
-fn warn_beforehand(command: &OsStr, agent: &Path) -> anyhow::Result<bool> {
+fn warn_beforehand(command: &OsStr, agent: &Path, python_malloc: bool) -> anyhow::Result<bool> {
     let shown = text::path(command);
     let Some(file) = program::find(command.as_ref()) else {
         return Ok(true);
@@ -130,16 +131,26 @@ fn warn_beforehand(command: &OsStr, agent: &Path) -> anyhow::Result<bool> {
     if let Some(other) = allocator::of_program(&file, command.as_bytes(), true) {
         warning(&format!("{shown}: {other}"));
     }
-    let value = std::env::var_os(python::VARIABLE);
+    tell_of_python(command, python_malloc);
+    Ok(true)
+}
+
+/// Says whether small objects of Python will be seen: that they are made to, or how to.
+fn tell_of_python(command: &OsStr, python_malloc: bool) {
+    let (shown, variable) = (text::path(command), python::VARIABLE);
+    let value = std::env::var_os(variable);
     let hides = python::hides_objects(value.as_deref().map(OsStr::as_bytes));
-    if hides && python::is_interpreter(command.as_bytes()) {
+    if python_malloc {
         diagnostic(&format!(
-            "hint: {shown} keeps small objects in an allocator of its own: {}=malloc in the \
-             environment shows each of them",
-            python::VARIABLE
+            "{shown} is started with {variable}=malloc: Python takes each object from malloc, more \
+             slowly than from its own allocator"
+        ));
+    } else if hides && python::is_interpreter(command.as_bytes()) {
+        diagnostic(&format!(
+            "hint: {shown} keeps small objects in an allocator of its own: --python-malloc \
+             ({variable}=malloc in the environment) shows each of them"
         ));
     }
-    Ok(true)
 }
 
 /// The exit code is the program's; ours only where it ended well and a dump could not be written.

@@ -38,7 +38,7 @@ pub const SESSIONS: Performed = &[
         "File: redis-server",
     ),
     (
-        "mem_profiler run --peak --every-growth 20M -o trig_ -- env PYTHONMALLOC=malloc /usr/bin/python3 grow.py",
+        "mem_profiler run --python-malloc --peak --every-growth 20M -o trig_ -- /usr/bin/python3 grow.py",
         "high-water mark",
     ),
     (
