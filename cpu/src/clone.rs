@@ -5,9 +5,8 @@ use unwind::Registers;
 use unwind::rule::{Step, Word};
 use unwind::stack::Memory;
 
-use crate::frame_pointer::target;
 use crate::registers::Live;
-use crate::space::Space;
+use crate::space::{Caller, Space};
 
 /// Bytes of a function that makes it, at most.
 const LONGEST: u64 = 256;
@@ -29,17 +28,16 @@ pub fn step(
     }
     let word = Word::default();
     let ip = memory.read(at.sp).unwrap_or(0);
-    if space.find(ip.wrapping_sub(1)).is_some() {
-        let start = target(&space.before(ip), ip);
-        if start.is_some_and(|start| pc.wrapping_sub(start) < LONGEST) {
-            let sp = at.sp.checked_add(8)?;
-            let registers = Registers { ip, sp, fp: at.fp };
-            return Some(Step::Caller {
-                registers,
-                ra: word,
-                fp: word,
-            });
-        }
+    if let Some(Caller::Of(start)) = space.caller(ip)
+        && pc.wrapping_sub(start) < LONGEST
+    {
+        let sp = at.sp.checked_add(8)?;
+        let registers = Registers { ip, sp, fp: at.fp };
+        return Some(Step::Caller {
+            registers,
+            ra: word,
+            fp: word,
+        });
     }
     // What the call returns (rax): 0 in the new thread.
     (live.known().first() == Some(&0)).then_some(Step::End { ra: word })

@@ -2,20 +2,28 @@
 //! and not known.
 
 use unwind::Registers;
+use unwind::arch::{Machine, Native};
 use unwind::compile::function;
 use unwind::rule::{Step, Word};
 use unwind::stack::Memory;
 
-use crate::space::Space;
+use crate::space::{Caller, Space};
 
 /// How far above the stack pointer a frame may end.
 const REACH: u64 = 64 << 10;
 
-/// Code without tables may keep frame pointers: compilers at run time do, and Go's. `None`: what
-/// is there is no frame.
+/// Code without tables may keep frame pointers: compilers at run time do, and Go's. `None`: what is
+/// there is no frame.
 pub fn step(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
     // Nothing to go on from where no code is.
-    space.find(at.ip.wrapping_sub(1))?;
+    let index = space.find(at.ip.wrapping_sub(1))?;
+    let is_generated = space.ranges()[index].is_generated();
+    let step = by_record(space, at, memory);
+    step.or_else(|| is_generated.then(|| padded(space, at, memory)).flatten())
+}
+
+/// By the record that the frame pointer leads to: the caller's frame pointer, then the return address.
+fn by_record(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
     if at.fp < at.sp || !at.fp.is_multiple_of(8) {
         return None;
     }
@@ -25,15 +33,44 @@ pub fn step(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Optio
         let ra = Word::default();
         return Some(Step::End { ra });
     }
-    space.find(ip.wrapping_sub(1))?;
+    if let Caller::Of(function) = space.caller(ip)?
+        && at.fp != at.sp
+        && has_table(space, function)
+    {
+        // Another function's record: this one has no table, and a frame that is more.
+        return None;
+    }
     let sp = at.fp.checked_add(16)?;
+    Some(caller(Registers { ip, sp, fp }))
+}
+
+/// A trampoline of Python 3.12 or 3.13: a frame of two words, the outer one its return address.
+fn padded(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
+    let code = Native::PADDED?;
+    if !code.starts_with(&space.before(at.ip.wrapping_add(2))) {
+        return None;
+    }
+    let ip = memory.read(at.sp.checked_add(8)?).ok()?;
+    space.caller(ip)?;
+    let sp = at.sp.checked_add(16)?;
+    Some(caller(Registers { ip, sp, fp: at.fp }))
+}
+
+fn caller(registers: Registers) -> Step {
     let word = Word::default();
-    let registers = Registers { ip, sp, fp };
-    Some(Step::Caller {
+    Step::Caller {
         registers,
         ra: word,
         fp: word,
-    })
+    }
+}
+
+/// Whether there is a table for an address, as far as tables were loaded.
+fn has_table(space: &Space, address: u64) -> bool {
+    let ip = address.wrapping_add(1);
+    space
+        .module(ip)
+        .is_some_and(|module| function(&module, ip).is_some())
 }
 
 /// The frame pointer of a frame that has one, found by what such frames look like: the caller's
@@ -50,40 +87,9 @@ pub fn find(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Optio
             continue;
         }
         let ip = memory.read(fp.checked_add(8)?).ok()?;
-        if space.find(ip.wrapping_sub(1)).is_some() && target(&space.before(ip), ip) == Some(start)
-        {
+        if space.caller(ip) == Some(Caller::Of(start)) {
             return Some(fp);
         }
     }
     None
-}
-
-/// What a call calls that ends before `ip`: `call rel32`.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn target(before: &[u8; 5], ip: u64) -> Option<u64> {
-    let &[0xe8, distance @ ..] = before else {
-        return None;
-    };
-    Some(ip.wrapping_add_signed(i64::from(i32::from_le_bytes(distance))))
-}
-
-/// The same: `bl`.
-#[cfg(target_arch = "aarch64")]
-pub(crate) fn target(before: &[u8; 5], ip: u64) -> Option<u64> {
-    let &[_, a, b, c, d] = before;
-    let word = u32::from_le_bytes([a, b, c, d]);
-    let distance = i64::from((word << 6).cast_signed() >> 6) * 4;
-    (word >> 26 == 0b10_0101).then(|| ip.wrapping_sub(4).wrapping_add_signed(distance))
-}
-
-#[cfg(all(test, target_arch = "x86_64"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_calls_target_is_read() {
-        assert_eq!(target(&[0xe8, 0x10, 0, 0, 0], 0x1000), Some(0x1010));
-        assert_eq!(target(&[0xe8, 0xf0, 0xff, 0xff, 0xff], 0x1000), Some(0xff0));
-        assert_eq!(target(&[0, 0, 0, 0xff, 0xd0], 0x1000), None);
-    }
 }

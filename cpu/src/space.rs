@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use heap_format::maps::Entry;
 use heap_format::opening;
+use unwind::arch::{Machine, Native, Target};
 use unwind::compile::{Scratch, compile, function};
 use unwind::rule::Rule;
 
+use crate::mixer::ByAddress;
 use crate::module::{Loaded, Tables};
 use crate::proc;
 use crate::source::Source;
@@ -26,6 +28,20 @@ const MOST_BYTES: usize = 512 << 20;
 /// that such looks may take: large processes are looked at less often.
 const AGAIN: Duration = Duration::from_millis(1);
 const SHARE: u32 = 20;
+
+/// Addresses of which it is remembered whether they follow a call.
+const MOST_CALLERS: usize = 1 << 16;
+
+/// A place that a function may return to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// Behind a call of the function at this address.
+    Of(u64),
+    /// Behind a call of which the instruction does not say where it goes; or its bytes cannot be read.
+    OfAny,
+    /// In code that the process has made itself.
+    Generated,
+}
 
 /// A range of executable memory.
 #[derive(Clone)]
@@ -72,6 +88,12 @@ impl Range {
             told: Some(build_id.into()),
             ..Self::new(addresses, offset, ((0, 0), 0), path)
         }
+    }
+
+    /// Whether the process has made it itself: no file is mapped there. Perf events have a name for
+    /// that.
+    pub fn is_generated(&self) -> bool {
+        self.file.1 == 0 && (self.path.is_empty() || &*self.path == b"//anon")
     }
 
     /// The build id of its file, if that was read; empty: none.
@@ -153,6 +175,8 @@ pub struct Space {
     pid: i32,
     /// By address; none overlap.
     ranges: Vec<Range>,
+    /// What calls precede addresses of files' code.
+    callers: ByAddress<u64, Option<Caller>>,
     /// Whether the maps were read since anything changed.
     is_fresh: bool,
     /// When they may be read again all the same: nobody tells ptrace of a library that is loaded.
@@ -228,6 +252,7 @@ impl Space {
             return;
         }
         self.is_fresh = false;
+        self.callers.clear();
         self.ranges.splice(first..last, [range]);
     }
 
@@ -263,9 +288,9 @@ impl Space {
     }
 
     /// The bytes before an address; zero where they cannot be read.
-    pub fn before(&self, address: u64) -> [u8; 5] {
-        let mut bytes = [0; 5];
-        capture::read_memory(self.pid, address.wrapping_sub(5), &mut bytes);
+    pub fn before(&self, address: u64) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        capture::read_memory(self.pid, address.wrapping_sub(8), &mut bytes);
         bytes
     }
 
@@ -303,6 +328,29 @@ impl Space {
         let index = self.find(ip.wrapping_sub(1))?;
         self.load(index, library);
         Some(function(&self.module(ip)?, ip).is_some())
+    }
+
+    /// What may call a function that returns to `ip`. Bytes of code that the process has made itself
+    /// are not looked at: it changes.
+    pub fn caller(&mut self, ip: u64) -> Option<Caller> {
+        let index = self.find(ip.wrapping_sub(1))?;
+        if self.ranges[index].is_generated() {
+            return Some(Caller::Generated);
+        }
+        if let Some(known) = self.callers.get(&ip) {
+            return *known;
+        }
+        let before = self.before(ip);
+        let found = match Native::call(before, ip) {
+            Some(Target::Known(to)) => Some(Caller::Of(to)),
+            Some(Target::Unknown) => Some(Caller::OfAny),
+            None => (before == [0; 8]).then_some(Caller::OfAny),
+        };
+        if self.callers.len() >= MOST_CALLERS {
+            self.callers.clear();
+        }
+        self.callers.insert(ip, found);
+        found
     }
 
     /// Makes sure that the tables of a range are there.

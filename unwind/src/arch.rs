@@ -62,16 +62,20 @@ pub trait Machine {
     /// Where a call leaves the return address in a register, so that a frame may not have saved
     /// it: what the kernel saves of a frame that a signal interrupts.
     const LINKED: Option<SignalFrame>;
-    /// Whether the frame pointer points to a frame record by convention: the caller's frame
-    /// pointer, then the return address.
-    const HAS_FRAME_RECORDS: bool;
+    /// Whether a frame record (the caller's frame pointer, then the return address) is the outermost
+    /// part of its frame, as the call and the first instruction push it. Elsewhere a frame may have
+    /// any size beyond it.
+    const RECORD_ENDS_FRAME: bool;
+
+    /// The instructions of a trampoline that Python 3.12 and 3.13 make without a frame record, the
+    /// first six bytes of which lie before the return address.
+    const PADDED: Option<[u8; 11]>;
 
     /// The return address that a stack word stands for.
     fn return_address(word: u64) -> u64;
 
-    /// Where the instruction at `address` calls to, if it is a call; `None` also where there are no
-    /// frame records.
-    fn call(instruction: u32, address: u64) -> Option<Target>;
+    /// Where the call goes that ends at the return address `ip`, if the bytes before that are one.
+    fn call(before: [u8; 8], ip: u64) -> Option<Target>;
 
     /// Whether a signal's handler returns to these two instructions, where that can be told.
     fn is_signal_return(instructions: [u32; 2]) -> bool;

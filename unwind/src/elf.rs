@@ -50,6 +50,11 @@ pub trait Module<'a> {
     fn instruction(&self, _: u64) -> Option<u32> {
         None
     }
+
+    /// The bytes of the module's code that lie before an address; `None` as above.
+    fn before(&self, _: u64) -> Option<[u8; 8]> {
+        None
+    }
 }
 
 /// The unwind tables of a module that another process runs, read from its file. Addresses are
@@ -234,6 +239,23 @@ impl Image {
         Some(Section { bytes, address })
     }
 
+    /// Whether so many bytes of code are there, and can be read: programs may hide their code, which
+    /// segments do not show.
+    fn has_code(&self, address: u64, bytes: u64) -> bool {
+        let relative = address.wrapping_sub(self.bias);
+        let holds = |s: &Segment| {
+            s.kind == PT_LOAD
+                && s.flags & (PF_X | PF_R) == PF_X | PF_R
+                && relative >= s.address
+                && s.file_size >= bytes
+                && relative - s.address <= s.file_size - bytes
+        };
+        let is_mapped = address >= self.start && address < self.end;
+        is_mapped
+            && self.segments().any(|s| holds(&s))
+            && probe::are_readable(address, address.saturating_add(bytes))
+    }
+
     /// The executable segment that holds `pc`.
     #[must_use]
     pub fn text(&self, pc: u64) -> Option<Text> {
@@ -300,23 +322,16 @@ impl Module<'static> for Image {
     }
 
     fn instruction(&self, address: u64) -> Option<u32> {
-        let relative = address.wrapping_sub(self.bias);
-        let holds = |s: &Segment| {
-            s.kind == PT_LOAD
-                && s.flags & (PF_X | PF_R) == PF_X | PF_R
-                && relative >= s.address
-                && s.file_size >= 4
-                && relative - s.address <= s.file_size - 4
-        };
-        let is_mapped = address >= self.start && address < self.end;
-        // Programs may hide their code, which segments do not show.
-        let is_there = is_mapped
-            && address.is_multiple_of(4)
-            && self.segments().any(|s| holds(&s))
-            && probe::is_readable(address);
-        // SAFETY: in a segment of a module that the caller of `at` keeps mapped, just found
-        // readable.
+        let is_there = address.is_multiple_of(4) && self.has_code(address, 4);
+        // SAFETY: code of a module that the caller of `at` keeps mapped, just found readable.
         is_there.then(|| unsafe { (address as *const u32).read_volatile() })
+    }
+
+    fn before(&self, address: u64) -> Option<[u8; 8]> {
+        let from = address.checked_sub(8)?;
+        // SAFETY: as above; bytes need no alignment.
+        self.has_code(from, 8)
+            .then(|| unsafe { (from as *const [u8; 8]).read_volatile() })
     }
 }
 

@@ -4,6 +4,7 @@
 //! before it had saved its return address; the frame record ([`record`]) of code without unwind
 //! tables.
 
+use crate::Registers;
 use crate::arch::{Machine, Target};
 use crate::compile::Scratch;
 use crate::elf::Module;
@@ -11,7 +12,6 @@ use crate::record::{self, Caller};
 use crate::rule::{self, Rule, Step};
 use crate::slow::{self, Inner};
 use crate::stack::Memory;
-use crate::{Cause, Registers};
 
 /// A frame to step from.
 pub(crate) struct Frame<'f> {
@@ -55,28 +55,52 @@ where
             }
         }
         // Whether a function that was interrupted has made its record yet cannot be told.
-        (_, None) if A::HAS_FRAME_RECORDS && rule.is_missing() => {
-            let Inner {
-                module, scratch, ..
-            } = inner;
-            let caller = |ip: u64| {
-                let call = ip.checked_sub(4)?;
-                let target = A::call(module(ip)?.instruction(call)?, call);
-                let to = match target {
-                    Some(Target::Known(to)) => Some(rules(to.wrapping_add(1), scratch)),
-                    Some(Target::Unknown) | None => None,
-                };
-                let (rule, is_called) = (rules(ip, scratch), target.is_some());
-                Some(Caller {
-                    rule,
-                    is_called,
-                    to,
-                })
-            };
-            let is_chained = callee.is_some_and(|(rule, _)| rule.is_missing());
-            let step = record::step::<A>(at, is_chained, memory, caller);
-            step.unwrap_or(Step::Truncated(Cause::NoRule))
+        (_, None) if rule.is_bare() => {
+            let step = bare_step::<A, _, _, _>(from, memory, inner, rules);
+            step.unwrap_or_else(|| rule::step_on::<A>(rule, at, memory))
         }
         _ => rule::step_on::<A>(rule, at, memory),
     }
+}
+
+/// Steps from a frame whose code has no table.
+fn bare_step<'a, A, F, I, M>(
+    from: &Frame<'_>,
+    memory: &mut impl Memory,
+    inner: &mut Inner<'_, A, F, I>,
+    rules: impl Fn(u64, &mut Scratch) -> Rule,
+) -> Option<Step>
+where
+    A: Machine,
+    F: Fn(usize) -> Registers,
+    I: Fn(u64) -> Option<M>,
+    M: Module<'a>,
+{
+    let &Frame { rule, at, callee } = from;
+    let Inner {
+        module, scratch, ..
+    } = inner;
+    let mut caller = |ip: u64| {
+        let rule = rules(ip, scratch);
+        let (is_called, to) = match rule.is_outside() {
+            true => (false, None),
+            false => match A::call(module(ip)?.before(ip)?, ip) {
+                Some(Target::Known(to)) => (true, Some(rules(to.wrapping_add(1), scratch))),
+                target => (target.is_some(), None),
+            },
+        };
+        Some(Caller {
+            rule,
+            is_called,
+            to,
+        })
+    };
+    let is_chained = callee.is_some_and(|(rule, _)| rule.is_bare());
+    let step = record::step::<A>(at, is_chained, memory, &mut caller);
+    step.or_else(|| {
+        let may_be_padded = rule.is_outside() && !is_chained;
+        may_be_padded
+            .then(|| record::padded::<A>(at, memory, caller))
+            .flatten()
+    })
 }

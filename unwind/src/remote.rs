@@ -88,10 +88,11 @@ pub fn walk_on<'a, A: Machine, M: Module<'a>>(
     let mut callee: Option<(Rule, u64)> = None;
     for count in 0..frames.len() {
         frames[count] = at;
-        let Some(found) = module(at.ip) else {
-            return (count + 1, Some(Cause::NoModule));
+        let rules = |ip, scratch: &mut Scratch| match module(ip) {
+            Some(found) => compile_on::<A>(&found, ip, scratch),
+            None => Rule::failed(Cause::NoModule),
         };
-        let rule = compile_on::<A>(&found, at.ip, scratch);
+        let rule = rules(at.ip, scratch);
         let step = if rule.is_rare::<A>() {
             let mut inner = slow::Inner {
                 frame: |index: usize| frames[index],
@@ -102,10 +103,6 @@ pub fn walk_on<'a, A: Machine, M: Module<'a>>(
                 live: &[],
             };
             let at = &at;
-            let rules = |ip, scratch: &mut Scratch| match module(ip) {
-                Some(found) => compile_on::<A>(&found, ip, scratch),
-                None => Rule::failed(Cause::NoModule),
-            };
             rare::step(&rare::Frame { rule, at, callee }, memory, &mut inner, rules)
         } else {
             step_on::<A>(rule, &at, memory)

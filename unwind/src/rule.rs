@@ -191,9 +191,7 @@ impl Rule {
     /// frames further in, or the code.
     #[inline]
     pub(crate) fn is_rare<A: Machine>(self) -> bool {
-        self.is_slow()
-            || A::LINKED.is_some() && self.is_leaf()
-            || A::HAS_FRAME_RECORDS && self.is_missing()
+        self.is_slow() || A::LINKED.is_some() && self.is_leaf() || self.is_bare()
     }
 
     /// Whether a stack ends at this rule regardless of memory.
@@ -231,9 +229,19 @@ impl Rule {
         self.with_instance(0) == Self::failed(Cause::NoRule)
     }
 
+    /// Whether the code is in no module: the program has made it itself, if it is code.
+    pub(crate) fn is_outside(self) -> bool {
+        self.with_instance(0) == Self::failed(Cause::NoModule)
+    }
+
+    /// Whether nothing but a frame record may tell the caller of a frame with this rule.
+    pub(crate) fn is_bare(self) -> bool {
+        self.is_missing() || self.is_outside()
+    }
+
     /// Whether there is a table, or may be one that cannot be read now.
     pub(crate) fn is_tabled(self) -> bool {
-        !self.is_missing() && self.with_instance(0) != Self::failed(Cause::NoModule)
+        !self.is_bare()
     }
 
     /// The stack pointer of a frame with this rule whose frame pointer points to its frame
@@ -242,7 +250,7 @@ impl Rule {
     pub(crate) fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
         match self.kind() {
             Kind::End | Kind::Fp | Kind::FpDeref => Some(low),
-            Kind::Failed => self.is_missing().then_some(low),
+            Kind::Failed => self.is_bare().then_some(low),
             Kind::Sp => {
                 let fp_at = self.fp()?;
                 let is_record = self.ra()? == fp_at + 8;

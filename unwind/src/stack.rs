@@ -41,6 +41,13 @@ pub trait Memory {
     /// # Errors
     /// [`Cause::OutOfStack`] if its memory is not available.
     fn move_to(&mut self, sp: u64) -> Result<(), Cause>;
+
+    /// Whether the four bytes at `address`, a multiple of four, are there and have this value: of
+    /// code that is in no module, and may be unmapped at any moment. `false` also where that cannot
+    /// be told.
+    fn code_is(&self, _address: u64, _value: u32) -> bool {
+        false
+    }
 }
 
 /// A copy of a stack: of another process, or made up.
@@ -103,6 +110,10 @@ impl<M: Memory> Memory for Interrupted<'_, M> {
 
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
         self.memory.move_to(sp)
+    }
+
+    fn code_is(&self, address: u64, value: u32) -> bool {
+        self.memory.code_is(address, value)
     }
 }
 
@@ -370,6 +381,10 @@ impl Memory for Stack {
         let below = probe::is_readable(red);
         self.restart(if below { red } else { sp });
         self.extend(sp)
+    }
+
+    fn code_is(&self, address: u64, value: u32) -> bool {
+        probe::holds(address, value)
     }
 }
 

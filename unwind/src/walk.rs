@@ -131,7 +131,7 @@ fn never() -> Word {
 /// The words that must be unchanged for a step to have the same result.
 #[inline]
 fn words_read(rule: Rule, step: &Step) -> [Word; 2] {
-    let reads_two = (rule.is_plain() && !rule.is_leaf()) || rule.is_missing();
+    let reads_two = (rule.is_plain() && !rule.is_leaf()) || rule.is_bare();
     match *step {
         Step::Caller { ra, fp, .. } if reads_two => [ra, fp],
         Step::End { ra } if reads_two => [ra, Word::default()],
@@ -393,7 +393,7 @@ impl Walker {
             let stays = match frame.rule.base() {
                 Base::Sp => true,
                 Base::Fp => step <= PAGE,
-                Base::Other => false,
+                Base::Other => frame.rule.is_bare() && step <= PAGE,
             };
             if !stays {
                 break;

@@ -169,6 +169,13 @@ impl<'a> Module<'a> for Loaded<'a> {
         let bytes = text.bytes.get(offset..offset.checked_add(4)?)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     }
+
+    fn before(&self, address: u64) -> Option<[u8; 8]> {
+        let text = self.0.section(".text");
+        let end = usize::try_from(address.checked_sub(text.address)?).ok()?;
+        let bytes = text.bytes.get(end.checked_sub(8)?..end)?;
+        bytes.try_into().ok()
+    }
 }
 
 fn all_are_whole(program: &Program) {
@@ -263,9 +270,8 @@ fn what_is_no_frame_record_is_not_followed() {
         .expect("begin's caller");
     for wrong in [
         1,
-        u64::MAX,
-        text.address,
-        text.address + text.bytes.len() as u64 + 64,
+        stack.registers.sp,
+        text.address + 1,
         not_after_a_call,
         // The call of a function that has a table: another's record.
         after_another_call,
@@ -280,6 +286,34 @@ fn what_is_no_frame_record_is_not_followed() {
         let stack = changed(stack, |words, _| words[at - 1] = wrong);
         let found = program.walk(&stack);
         assert_eq!(found, (cut.clone(), Some(Cause::NoRule)), "{wrong:x}");
+    }
+}
+
+/// Code that the program has made itself would be outside of its modules.
+#[test]
+fn through_code_of_no_module_records_are_followed_if_they_lead_to_a_call() {
+    let program = Program::read("records");
+    let stack = program.stack("library");
+    let at = record_of_arrange(&program, stack);
+    let mut expected: Vec<&str> = stack.functions.iter().map(String::as_str).collect();
+    let outer = expected.iter().position(|name| *name == "visit");
+    let outer = outer.expect("arrange was called by visit");
+    expected[outer] = "nothing";
+    let generated = |words: &mut [u64]| words[at] = 0x7654_3210;
+    let made = changed(stack, |words, _| generated(words));
+    assert_eq!(program.walk(&made), (expected.clone(), None));
+    // The record of that code is none: below, zero, or without a call behind it.
+    let own = stack.registers.sp + 8 * (at as u64 - 1);
+    let place = |words: &[u64], low: u64| (words[at - 1] - low) as usize / 8;
+    for wrong in [own - 64, own, 0] {
+        let spoiled = changed(&made, |words, _| words[at - 1] = wrong);
+        let cut = (expected[..outer].to_vec(), Some(Cause::NoRule));
+        assert_eq!(program.walk(&spoiled), cut, "{wrong:x}");
+    }
+    for wrong in [0, 1, program.address("visit") + 4] {
+        let spoiled = changed(&made, |words, low| words[place(words, low) + 1] = wrong);
+        let cut = (expected[..outer].to_vec(), Some(Cause::NoRule));
+        assert_eq!(program.walk(&spoiled), cut, "{wrong:x}");
     }
 }
 

@@ -27,10 +27,12 @@ pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
     let local = arch::local();
     // SAFETY: the thread's own word. Set inside, and reset before leaving: a handler that
     // sees it knows that this thread is inside.
+    let before = unsafe { (*local).reading };
+    // SAFETY: as above.
     unsafe { (*local).reading = 1 };
     let result = work();
-    // SAFETY: as above.
-    unsafe { (*local).reading = 0 };
+    // SAFETY: as above. It may be inside of another reading.
+    unsafe { (*local).reading = before };
     drop(inside);
     Some(result)
 }

@@ -542,10 +542,10 @@ static void allocates_twice() {
 static void lost() {
     for (int i = 0; i < 20; i++)
         without_cfi(allocates_twice);
-    // Code in no file.
+    // Code in no file, without a record, and larger than a trampoline.
     char *code = (char *)mmap(nullptr, 4096, PROT_READ | PROT_WRITE | PROT_EXEC,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    static const unsigned char CODE[] = {0x48, 0x83, 0xec, 0x08, 0xff, 0xd7, 0x48, 0x83, 0xc4, 0x08, 0xc3};
+    static const unsigned char CODE[] = {0x48, 0x83, 0xec, 0x18, 0xff, 0xd7, 0x48, 0x83, 0xc4, 0x18, 0xc3};
     memcpy(code, CODE, sizeof CODE);
     for (int i = 0; i < 20; i++)
         ((void (*)(void (*)()))code)(allocates_twice);

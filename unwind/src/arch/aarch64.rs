@@ -29,7 +29,8 @@ impl Machine for Aarch64 {
         sp: SAVED + 31 * 8,
         pc: SAVED + 32 * 8,
     });
-    const HAS_FRAME_RECORDS: bool = true;
+    const RECORD_ENDS_FRAME: bool = false;
+    const PADDED: Option<[u8; 11]> = None;
 
     /// Without its pointer-authentication code, whose bits depend on the kernel's address space
     /// (from 39 bits on). Elsewhere, those of an address space of 48 bits are taken off.
@@ -52,11 +53,17 @@ impl Machine for Aarch64 {
         word & 0xffff_ffff_ffff
     }
 
-    fn call(instruction: u32, address: u64) -> Option<Target> {
+    fn call(before: [u8; 8], ip: u64) -> Option<Target> {
+        let [.., a, b, c, d] = before;
+        let instruction = u32::from_le_bytes([a, b, c, d]);
+        if !ip.is_multiple_of(4) {
+            return None;
+        }
         if instruction & 0xfc00_0000 == 0x9400_0000 {
             // BL: a distance of 26 bits, in words.
             let distance = i64::from((instruction << 6) as i32 >> 6) * 4;
-            return Some(Target::Known(address.wrapping_add_signed(distance)));
+            let at = ip.wrapping_sub(4);
+            return Some(Target::Known(at.wrapping_add_signed(distance)));
         }
         // BLR; those that authenticate the target (BLRAA, BLRABZ and so on).
         let is_by_register =
@@ -93,14 +100,19 @@ mod tests {
             0xb400_0040,
             0,
         ];
-        for call in calls {
-            assert_eq!(Aarch64::call(call, 0x1000), Some(Target::Unknown));
+        let call = |instruction: u32, ip| {
+            let [a, b, c, d] = instruction.to_le_bytes();
+            Aarch64::call([0, 0, 0, 0, a, b, c, d], ip)
+        };
+        for instruction in calls {
+            assert_eq!(call(instruction, 0x1004), Some(Target::Unknown));
         }
         for other in others {
-            assert_eq!(Aarch64::call(other, 0x1000), None, "{other:x}");
+            assert_eq!(call(other, 0x1004), None, "{other:x}");
         }
-        for (call, to) in [(0x9400_0010, 0x1040), (0x97ff_fff0, 0xfc0)] {
-            assert_eq!(Aarch64::call(call, 0x1000), Some(Target::Known(to)));
+        for (instruction, to) in [(0x9400_0010, 0x1040), (0x97ff_fff0, 0xfc0)] {
+            assert_eq!(call(instruction, 0x1004), Some(Target::Known(to)));
         }
+        assert_eq!(call(0x9400_0010, 0x1002), None);
     }
 }
