@@ -7,6 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use heap_format::merge::{self, Base};
 use heap_format::{Format, NO_MAPPING, Profile, cpu, dump, pprof};
 
+pub mod agent;
+pub mod python;
+// What the agent's readers name.
+pub use agent as backend;
+pub use agent as own;
+pub use agent as session;
+
 /// The system's allocator, with a count of what is held and of the most there was.
 struct Counting;
 

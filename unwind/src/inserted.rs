@@ -45,7 +45,17 @@ pub struct Trail<'a> {
     pub(crate) frame: &'a dyn Fn(usize) -> Registers,
 }
 
-impl Trail<'_> {
+impl<'a> Trail<'a> {
+    /// Of `count` native frames, by their registers, on a stack of which this is known.
+    #[must_use]
+    pub fn new(known: Known, count: usize, frame: &'a dyn Fn(usize) -> Registers) -> Self {
+        Self {
+            known,
+            count,
+            frame,
+        }
+    }
+
     /// The word at an address of the stack, if that is known to be readable.
     #[inline]
     #[must_use]

@@ -1,0 +1,190 @@
+//! An interpreter's memory: thread states, frames, code objects, strings, all of them the input's.
+//!
+//! The input's words lie right before memory that cannot be read. Those with a mark in their
+//! uppermost byte become addresses: in the input, of the types that objects must have, or the
+//! thread's own number. A second part of it changes words between two samples.
+#![no_main]
+
+use std::alloc::{Layout as Memory, alloc_zeroed, dealloc};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libfuzzer_sys::{Corpus, fuzz_target};
+use mem_fuzz::agent::{self, Epoch};
+use mem_fuzz::python::frames::Frames;
+use mem_fuzz::python::layout::{self, COOKIE, Layout, Told, WORDS};
+use mem_fuzz::python::runtime::{self, Runtime};
+use shm_protocol::Bank;
+use shm_protocol::bank::Geometry;
+use shm_protocol::codes::frame_of;
+use unwind::Registers;
+use unwind::inserted::Trail;
+use unwind::stack::{Memory as _, Stack};
+
+const PAGE: usize = 4096;
+/// Pages for the input, behind those of the types and in front of one that cannot be read.
+const PAGES: usize = 4;
+const MOST: usize = PAGES * PAGE / 8;
+/// Native frames of a walk.
+const NATIVE: u64 = 8;
+const BANK: usize = 1 << 20;
+
+/// Uppermost bytes of words that stand for addresses.
+const INSIDE: u64 = 0xa5;
+const TYPE: u64 = 0xa6;
+const THREAD: u64 = 0xa7;
+
+/// Where the types are: a page, with the input's behind it.
+fn place() -> u64 {
+    static PLACE: OnceLock<u64> = OnceLock::new();
+    *PLACE.get_or_init(|| {
+        let at = agent::map((PAGES + 2) * PAGE);
+        assert!(!at.is_null());
+        // SAFETY: its last page, which nobody uses.
+        let hidden =
+            unsafe { libc::mprotect(at.byte_add((PAGES + 1) * PAGE), PAGE, libc::PROT_NONE) };
+        assert_eq!(hidden, 0);
+        let place = at as u64;
+        for (number, name) in [b"code\0\0\0\0", b"str\0\0\0\0\0", b"bytes\0\0\0"]
+            .into_iter()
+            .enumerate()
+        {
+            let number = number as u64;
+            write(
+                place + number * 64 + layout::TYPE_NAME,
+                place + 1024 + number * 8,
+            );
+            write(place + 1024 + number * 8, u64::from_le_bytes(*name));
+        }
+        place
+    })
+}
+
+/// The end of what can be read.
+fn end() -> u64 {
+    place() + ((PAGES + 1) * PAGE) as u64
+}
+
+fn write(at: u64, word: u64) {
+    // SAFETY: callers name words of the pages of `place`, which stay mapped and which one thread
+    // uses.
+    unsafe { (at as *mut u64).write_unaligned(word) };
+}
+
+/// What a word of the input stands for, which begins at `start`.
+fn meant(word: u64, start: u64) -> u64 {
+    match word >> 56 {
+        INSIDE => start + (word & 0x3fff),
+        TYPE => place() + (word & 3) * 64,
+        // SAFETY: takes nothing.
+        THREAD => (unsafe { libc::pthread_self() }) as u64,
+        _ => word,
+    }
+}
+
+/// The layouts of all versions; `_PyRuntime` is where the input begins.
+fn layouts() -> Vec<Layout> {
+    let versions = [0x0309_0000, 0x030a_0000, 0x030b_0000, 0x030c_0000];
+    let known = versions.into_iter().filter_map(layout::of_version);
+    let told = [0x030d_00f0, 0x030e_00f0, 0x030f_00f0]
+        .into_iter()
+        .map(|version| {
+            let mut words: [u64; WORDS] = std::array::from_fn(|number| (number as u64 % 8 + 1) * 8);
+            [words[0], words[1], words[2]] = [COOKIE, version, 0];
+            match layout::told(&words) {
+                Some((_, Told::Known(layout))) => layout,
+                _ => unreachable!("a version that is known"),
+            }
+        });
+    known.chain(told).collect()
+}
+
+fn epoch() -> Epoch {
+    static SESSION: AtomicU64 = AtomicU64::new(1);
+    static AT: OnceLock<usize> = OnceLock::new();
+    let at = *AT.get_or_init(|| agent::map(BANK) as usize) as *mut u8;
+    assert!(!at.is_null());
+    // SAFETY: of this size, and nobody else's; a bank of zeros is empty.
+    unsafe { at.write_bytes(0, BANK) };
+    let geometry = Geometry::of_segment(BANK);
+    Epoch {
+        session: SESSION.fetch_add(1, Ordering::Relaxed),
+        // SAFETY: all of it is mapped, for ever.
+        bank: unsafe { Bank::at(at, geometry) },
+    }
+}
+
+/// The interpreter of a version, whose lists begin with the input.
+fn choose(version: u8, start: u64) {
+    let at = place() + 2048;
+    runtime::choose(usize::from(version), || {
+        let one = |layout| Runtime {
+            at,
+            layout,
+            loop_at: (0, u64::MAX),
+        };
+        layouts().into_iter().map(one).collect()
+    });
+    let layout = runtime::known().expect("just chosen").layout;
+    write(at + layout.interpreters, start);
+}
+
+/// A sample of a thread whose stack is what lies behind `sp`.
+fn sample(frames: &mut Frames, sp: u64, epoch: &Epoch) {
+    let mut stack = Stack::at(sp);
+    let _ = stack.read(end() - 8);
+    let frame = |index: usize| Registers {
+        ip: 0x1000,
+        sp: sp + (end() - sp) / NATIVE * index as u64,
+        fp: 0,
+    };
+    let trail = Trail::new(stack.known(), NATIVE as usize, &frame);
+    let insertion = frames.read(&trail, epoch);
+    assert!(insertion.same <= insertion.frames.len());
+    // What a code object is called is read again from what was written.
+    let named = insertion.frames.iter();
+    assert!(named.clone().all(|frame| frame_of(frame.address).is_some()));
+}
+
+fuzz_target!(|data: &[u8]| -> Corpus {
+    let [version, part, changes, rest @ ..] = data else {
+        return Corpus::Reject;
+    };
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    let mut words: Vec<u64> = rest.chunks_exact(8).map(word).collect();
+    let changes = usize::from(*changes).min(words.len() / 2);
+    let changes = words.split_off(words.len() - changes);
+    if words.is_empty() || words.len() > MOST {
+        return Corpus::Reject;
+    }
+    let count = words.len() as u64;
+    let start = end() - count * 8;
+    for (number, word) in (0..).zip(&words) {
+        write(start + number * 8, meant(*word, start));
+    }
+    choose(*version, start);
+    let epoch = epoch();
+    let memory = Memory::new::<Frames>();
+    // SAFETY: it has a size; zeroed memory is what a thread begins with.
+    let frames = unsafe { alloc_zeroed(memory) }.cast::<Frames>();
+    let sp = end() - (count * u64::from(*part) / 256).max(1) * 8;
+    // SAFETY: just allocated, and given back below.
+    unsafe {
+        sample(&mut *frames, sp, &epoch);
+        sample(&mut *frames, sp, &epoch);
+    }
+    for change in changes {
+        // The place in the upper half, the word in the lower: of addresses, where they lead.
+        let (number, value) = (change >> 40 & 0xffff, change & 0xff_ffff_ffff);
+        let value = value & 0xff_ffff | value >> 32 << 56;
+        write(start + number % count * 8, meant(value, start));
+    }
+    // SAFETY: as above.
+    unsafe {
+        sample(&mut *frames, sp, &epoch);
+        (*frames).forget_last();
+        sample(&mut *frames, sp, &epoch);
+        dealloc(frames.cast(), memory);
+    }
+    Corpus::Keep
+});
