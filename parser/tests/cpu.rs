@@ -323,6 +323,33 @@ fn the_cost_of_malloc_is_told_by_caller() {
     );
 }
 
+/// How CPU time was sampled stands above CPU time, and not above bytes.
+const NOTE_PROBE: &str = r##"
+const state = {};
+const $ = (s) => document.querySelector(s);
+$("#to-flame").click();
+const choose = (text) => [...document.querySelectorAll("header button")].find((b) => b.textContent === text).click();
+const note = () => [...document.querySelectorAll("#flame *")].some((el) => el.textContent.includes("Engine: "));
+for (const [key, text] of [["bytes", "In-use bytes"], ["cpu", "CPU time"], ["samples", "Samples"], ["objects", "Allocated objects"]]) {
+  choose(text);
+  state[key] = note();
+}
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+#[test]
+fn the_engine_is_told_above_cpu_time_only() {
+    let state = probe(&page(&["shop.heap", "shop.cpu"]), NOTE_PROBE);
+    for (key, told) in [
+        ("bytes", "false"),
+        ("cpu", "true"),
+        ("samples", "true"),
+        ("objects", "false"),
+    ] {
+        browser::assert_state(&state, key, told);
+    }
+}
+
 /// Where the agent is the allocator, no frame may have the name of `malloc`.
 #[test]
 fn the_agents_own_functions_are_malloc() {
