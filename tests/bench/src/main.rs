@@ -46,9 +46,9 @@ struct Arguments {
     /// Cargo's target directory, with what the script has built.
     #[arg(long, value_name = "DIR")]
     target: PathBuf,
-    /// What to measure: micro, micro-200, micro-2-threads, micro-4-threads, live, json,
-    /// redis, sqlite, cc1plus, instructions, resident, accuracy, latency, dumping. Default:
-    /// all.
+    /// What to measure: micro, micro-200, micro-2-threads, micro-4-threads, micro-16-threads,
+    /// handed-4-threads, handed-16-threads, changing-2, changing-1024, changing-16384, live, json,
+    /// redis, sqlite, cc1plus, instructions, resident, accuracy, latency, dumping. Default: all.
     what: Vec<String>,
 }
 

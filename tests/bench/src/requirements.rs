@@ -72,7 +72,13 @@ impl Findings {
         rows.at_most("1024: each further unchanged frame", 1.0, frame, " ns");
         let every = pair(Config::Every, 1.0);
         rows.at_most("every: over off, a pair", 120.0, every, " ns");
-        for workload in [Workload::Two, Workload::Four] {
+        for workload in [
+            Workload::Two,
+            Workload::Four,
+            Workload::Sixteen,
+            Workload::Handed,
+            Workload::HandedMore,
+        ] {
             let threads = sample(self.of(workload))
                 .zip(sample(micro))
                 .map(|(many, one)| many / one);

@@ -22,6 +22,12 @@ pub enum Workload {
     Two,
     /// Four threads.
     Four,
+    /// Sixteen threads.
+    Sixteen,
+    /// Two threads allocate, with one stack, what two others free.
+    Handed,
+    /// Eight and eight.
+    HandedMore,
     /// Pairs of malloc and free on two stacks in turn, which have few frames in common.
     Alternating,
     /// On 1,024 stacks at random.
@@ -42,11 +48,14 @@ pub enum Workload {
 
 impl Workload {
     /// All, in the order of the tables.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::Micro,
         Self::Deep,
         Self::Two,
         Self::Four,
+        Self::Sixteen,
+        Self::Handed,
+        Self::HandedMore,
         Self::Alternating,
         Self::Changing,
         Self::ManyChanging,
@@ -64,6 +73,9 @@ impl Workload {
             Self::Deep => "micro-200",
             Self::Two => "micro-2-threads",
             Self::Four => "micro-4-threads",
+            Self::Sixteen => "micro-16-threads",
+            Self::Handed => "handed-4-threads",
+            Self::HandedMore => "handed-16-threads",
             Self::Alternating => "changing-2",
             Self::Changing => "changing-1024",
             Self::ManyChanging => "changing-16384",
@@ -78,7 +90,8 @@ impl Workload {
     /// What one operation is.
     pub fn operation(self) -> &'static str {
         match self {
-            Self::Micro | Self::Deep | Self::Two | Self::Four => "pair",
+            Self::Micro | Self::Deep | Self::Two | Self::Four | Self::Sixteen => "pair",
+            Self::Handed | Self::HandedMore => "pair",
             Self::Alternating | Self::Changing | Self::ManyChanging => "pair",
             Self::Live => "element",
             Self::Json => "round",
@@ -97,7 +110,8 @@ impl Workload {
     pub fn operations(self) -> u64 {
         match self {
             Self::Micro | Self::Deep => 40_000_000,
-            Self::Two | Self::Four => 48_000_000,
+            Self::Two | Self::Four | Self::Sixteen => 48_000_000,
+            Self::Handed | Self::HandedMore => 32_000_000,
             Self::Alternating | Self::Changing | Self::ManyChanging => 8_000_000,
             Self::Live => 3_000_000,
             Self::Json => 300,
@@ -130,7 +144,8 @@ impl Workload {
     fn threads(self) -> u64 {
         match self {
             Self::Two => 2,
-            Self::Four => 4,
+            Self::Four | Self::Handed => 4,
+            Self::Sixteen | Self::HandedMore => 16,
             _ => 1,
         }
     }
@@ -139,7 +154,12 @@ impl Workload {
     fn command(self, tools: &Tools, config: Config, operations: u64) -> Result<Command> {
         let mut command;
         match self {
-            Self::Micro | Self::Deep | Self::Two | Self::Four => {
+            Self::Handed | Self::HandedMore => {
+                command = Command::new(tools.program("handed"));
+                let each = operations / (self.threads() / 2);
+                command.args([30, self.threads(), each].map(|n| n.to_string()));
+            }
+            Self::Micro | Self::Deep | Self::Two | Self::Four | Self::Sixteen => {
                 let depth = if self == Self::Deep { 200 } else { 30 };
                 command = Command::new(tools.program("micro"));
                 let each = operations / self.threads();
