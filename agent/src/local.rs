@@ -16,6 +16,8 @@ pub struct Local {
     pub busy: u8,
     /// Nonzero while it reads a module's memory, see [`crate::module`].
     pub reading: u8,
+    /// Sampled objects that it has freed without counters of its own, see [`crate::sample`].
+    pub freed: u8,
     /// How often it has said that what it allocates is no leak, without taking it back.
     pub ignoring: u32,
     /// Its memory for sampling ([`crate::thread::Thread`]); null before its first sample.

@@ -341,7 +341,7 @@ fn count_free(local: &mut Local, object: &Object) {
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
     let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object)) else {
-        return count_free_shared(object, now);
+        return count_free_shared(local, object, now);
     };
     let timer = thread.start_timer();
     let bank = &epoch.bank;
@@ -349,7 +349,7 @@ fn count_free(local: &mut Local, object: &Object) {
         born: object.sample(epoch.start_tick),
         tick: clock::tick_of(now).wrapping_sub(epoch.start_tick),
     };
-    let record = own_record(thread, epoch, object.record);
+    let record = thread.own_record(object.record, epoch);
     bank.count_free(record, thread.shard, &freed, thread.is_exclusive());
     thread.stop_timer(timer, bank);
 }
@@ -371,26 +371,9 @@ fn of_own_session<'a>(
     (holds && born_in).then_some((thread, epoch))
 }
 
-/// The record in this thread's shard that corresponds to an object's record.
-#[inline]
-fn own_record(thread: &mut Thread, epoch: &Epoch, record: RecordId) -> RecordId {
-    if epoch.bank.owns(record, thread.shard) || record == TABLE_FULL {
-        record
-    } else {
-        record_here(thread, epoch, record)
-    }
-}
-
-/// For another thread's object: this thread's record of the same stack and size class.
-#[cold]
-fn record_here(thread: &mut Thread, epoch: &Epoch, record: RecordId) -> RecordId {
-    let (leaf, class) = epoch.bank.stack_of(record);
-    thread.record_of(leaf, class, epoch)
-}
-
 /// Counts the free of an object by a thread that does not sample in its session.
 #[cold]
-fn count_free_shared(object: &Object, now: u64) {
+fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
     let Some((bank, start)) = session::of_object(object.session, object.born) else {
         return;
     };
@@ -400,6 +383,25 @@ fn count_free_shared(object: &Object, now: u64) {
     };
     let record = shared_record(&bank, object.record);
     bank.count_free(record, SHARED_SHARD, &freed, false);
+    take_part(local);
+}
+
+/// Lets a thread that frees sampled objects time and again meet the epoch, as if it had allocated: then
+/// it has counters of its own, which need no locked instructions.
+fn take_part(local: &mut Local) {
+    const FREES: u8 = 64;
+    let number = session::control().epoch.load(Ordering::Relaxed);
+    if local.freed == FREES || local.epoch == number {
+        return;
+    }
+    local.freed += 1;
+    if local.freed == FREES
+        && let Some(thread) = enroll(local, number)
+        && thread.interval != 0.0
+    {
+        local.freed = 0;
+        local.left = thread.gaps.next(thread.interval);
+    }
 }
 
 /// The record in the shared shard that corresponds to an object's record.

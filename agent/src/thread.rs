@@ -16,7 +16,7 @@ use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
-use shm_protocol::record::CPU_CLASS;
+use shm_protocol::record::{CPU_CLASS, TABLE_FULL};
 use shm_protocol::tree::Place;
 use shm_protocol::{Bank, NodeId, RecordId, Tree, tree};
 use unwind::Registers;
@@ -25,6 +25,8 @@ use unwind::walk::{self, Walk, Walker};
 
 /// Stacks for which a thread caches the record.
 const CACHED: usize = 512;
+/// Records of other threads for which it caches its own.
+const FOREIGN: usize = 128;
 /// One sample or free in this many is timed.
 const TIMED: u32 = 64;
 
@@ -55,6 +57,8 @@ pub struct Thread {
     salt: u64,
     /// By stack and size class, see [`cache_key`].
     records: [(u32, RecordId); CACHED],
+    /// Records of other threads, and its own of the same stacks and size classes.
+    foreign: [(RecordId, RecordId); FOREIGN],
     walker: Walker,
     handler: HandlerStack,
     python: python::Frames,
@@ -126,6 +130,7 @@ impl Thread {
             // At random: a forked child has a copy of what its parent has seen.
             self.salt = seed(self);
             self.records = [(0, 0); CACHED];
+            self.foreign = [(TABLE_FULL, TABLE_FULL); FOREIGN];
             self.walker.forget();
             self.python.forget_last();
             self.sites.forget();
@@ -222,10 +227,38 @@ impl Thread {
             return record;
         }
         let record = epoch.bank.record_of((leaf, class), self.shard);
-        if record != shm_protocol::record::TABLE_FULL {
+        if record != TABLE_FULL {
             self.records[slot] = (key, record);
         }
         record
+    }
+
+    /// The record of this thread's shard that corresponds to an object's record. That of another
+    /// thread is read as seldom as possible, for its cache line is that thread's to write.
+    #[inline]
+    pub fn own_record(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
+        let (known, own) = self.foreign[record as usize % FOREIGN];
+        if known == record {
+            return own;
+        }
+        match epoch.bank.owns(record, self.shard) {
+            true => record,
+            false => self.record_here(record, epoch),
+        }
+    }
+
+    /// For another thread's object: this thread's record of the same stack and size class.
+    #[cold]
+    fn record_here(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
+        if record == TABLE_FULL {
+            return record;
+        }
+        let (leaf, class) = epoch.bank.stack_of(record);
+        let own = self.record_of(leaf, class, epoch);
+        if own != TABLE_FULL {
+            self.foreign[record as usize % FOREIGN] = (record, own);
+        }
+        own
     }
 
     /// Starts the clock for one in [`TIMED`] samples and frees.

@@ -362,7 +362,7 @@ fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
     if let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, old)) {
-        let record = own_record(thread, epoch, old.record);
+        let record = thread.own_record(old.record, epoch);
         let sample = reborn.sample(epoch.start_tick);
         epoch
             .bank
