@@ -13,6 +13,7 @@ TOTALS(pairs)
 TOTALS(paths)
 TOTALS(crowd)
 TOTALS(switched)
+TOTALS(handed)
 TOTALS(small)
 TOTALS(medium)
 
@@ -30,6 +31,7 @@ static void fail(const char *what) {
     }
 KEEPER(crowd)
 KEEPER(switched)
+KEEPER(handed)
 KEEPER(small)
 KEEPER(medium)
 
@@ -54,6 +56,25 @@ static void pairs(long n, long count) {
     for (int i = 0; i < count && i < 16; i++)
         if (pthread_create(&threads[i], NULL, pairs_thread, (void *)n)) fail("pthread_create");
     for (int i = 0; i < count && i < 16; i++) pthread_join(threads[i], NULL);
+}
+
+// ---- objects that another thread frees, which allocates none
+
+static void *handed[1 << 16];
+
+static void *free_handed(void *n) {
+    for (long i = 0; i < (long)n; i++) {
+        died(&totals_handed, 40);
+        free(handed[i]);
+    }
+    return NULL;
+}
+
+static void hand_over(long n) {
+    pthread_t thread;
+    for (long i = 0; i < n + 10 && i < 1 << 16; i++) handed[i] = site_handed(40);
+    if (pthread_create(&thread, NULL, free_handed, (void *)n)) fail("pthread_create");
+    pthread_join(thread, NULL);
 }
 
 // ---- a stack of its own for each number
@@ -244,6 +265,8 @@ static void step(char *line) {
         for (long i = 0; i < n; i++) site_paths(i, 20);
     else if (sscanf(line, "crowd %ld", &n) == 1)
         crowd(n);
+    else if (sscanf(line, "handed %ld", &n) == 1)
+        hand_over(n);
     else if (sscanf(line, "switched %ld", &n) == 1)
         switched(n);
     else if (sscanf(line, "lazy %4095s %4095s %ld", first, second, &n) == 3)

@@ -133,6 +133,16 @@ fn a_burst_of_stacks_has_room_while_the_controller_is_held_up() {
     program.target.finish_well();
 }
 
+/// A thread that only frees is told of the session by what it frees.
+#[test]
+fn what_a_thread_frees_that_allocates_nothing_is_counted() {
+    for freed in [10, 50_000] {
+        let profile = exact_after(&format!("handed {freed}"));
+        let threads = profile.facts.counters["threads"];
+        assert_eq!(threads, if freed > 1000 { 2 } else { 1 });
+    }
+}
+
 #[test]
 fn five_hundred_threads_at_once_are_counted() {
     let profile = exact_after("crowd 500");
