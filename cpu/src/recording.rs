@@ -285,6 +285,7 @@ impl Recording {
         let Some(mut old) = self.processes.remove(&pid) else {
             return;
         };
+        old.reconcile();
         // What is not counted by then is found out with the new program.
         old.clock.1 = old.clock.0.saturating_add(old.known_ns());
         let mut new = Process::new(pid, Space::empty(pid), old.clock.1);
@@ -326,7 +327,7 @@ impl Recording {
         let mut over = Vec::new();
         for process in self.processes.values_mut() {
             if let Some(now) = proc::cpu_ns(process.pid) {
-                process.clock.1 = process.clock.1.max(now);
+                process.compare(now);
             }
             if proc::is_over(process.pid) {
                 over.push(process.pid);
@@ -348,6 +349,7 @@ impl Recording {
             self.unsampled.processes += u64::from(!process.is_kept() && !process.was_kept);
             self.put_away(process);
         }
+        self.over.iter_mut().for_each(Process::reconcile);
         Ended {
             processes: self.over,
             unsampled: self.unsampled,
@@ -424,6 +426,63 @@ mod tests {
             ns: 7,
         };
         assert_eq!(ended.unsampled, rest);
+    }
+
+    #[test]
+    fn samples_add_up_to_what_the_clock_said_where_events_counted_more() {
+        const MS: u64 = 1_000_000;
+        // What 2 s of samples are, by what the process's clock said: interrupts took 2 %; what may
+        // have come between two readings; an error of another kind; a process that was hardly sampled.
+        for (clock, samples, expected) in [
+            (1960 * MS, 200, 1960 * MS),
+            (1995 * MS, 200, 2000 * MS),
+            (1200 * MS, 200, 2000 * MS),
+            (490 * MS, 50, 500 * MS),
+        ] {
+            let mut recording = recording(&[FIRST]);
+            let process = recording.process(FIRST).expect("a process");
+            for sample in 0..samples {
+                let (samples, ns) = (1, 10 * MS);
+                let frames = [sample % 3].into_iter();
+                process.stacks.add(1, frames, Count { samples, ns });
+                process.counts.add(Time::Running, ns);
+            }
+            process.compare(clock);
+            let mut ended = recording.finish();
+            let process = ended.processes.pop().expect("a process");
+            let mut sum = 0;
+            process.stacks.each(|_, _, count| sum += count.ns);
+            assert_eq!(sum, process.counts.ns);
+            assert!(
+                sum <= expected && sum > expected - 10,
+                "{sum} for {expected}"
+            );
+            assert_eq!(process.cpu_ns(), clock.max(sum));
+        }
+    }
+
+    #[test]
+    fn what_is_scaled_once_is_not_scaled_again_with_the_next_program() {
+        const MS: u64 = 1_000_000;
+        let mut recording = recording(&[FIRST]);
+        for (now, expected) in [(2940 * MS, 2940 * MS), (2942 * MS, 2 * MS)] {
+            let process = recording.process(FIRST).expect("a process");
+            let ns = if expected > 10 * MS {
+                3000 * MS
+            } else {
+                expected
+            };
+            process
+                .stacks
+                .add(1, [7].into_iter(), Count { samples: 1, ns });
+            process.counts.add(Time::Running, ns);
+            process.compare(now);
+            recording.executed(FIRST);
+        }
+        let times: Vec<_> = (recording.finish().processes.iter())
+            .map(|process| process.counts.ns)
+            .collect();
+        assert_eq!(times[..2], [2940 * MS, 2 * MS]);
     }
 
     #[test]

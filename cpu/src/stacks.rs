@@ -86,6 +86,17 @@ impl Stacks {
         Some(index)
     }
 
+    /// All times that were counted.
+    pub(crate) fn each_ns(&mut self, mut visit: impl FnMut(&mut u64)) {
+        let nodes = self.nodes.iter_mut();
+        nodes.for_each(|node| visit(&mut node.count.ns));
+    }
+
+    /// Their sum.
+    pub(crate) fn ns(&self) -> u64 {
+        self.nodes.iter().map(|node| node.count.ns).sum()
+    }
+
     /// The threads and stacks for which something was counted, innermost frame first.
     pub fn each(&self, mut visit: impl FnMut(u32, &[u64], Count)) {
         let mut frames = Vec::new();

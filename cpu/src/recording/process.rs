@@ -77,6 +77,8 @@ pub struct Process {
     pub(super) origin: u64,
     /// CPU time that the engine itself has counted.
     pub counted_ns: Option<u64>,
+    /// CPU time by its clock when that was last read, and what was known of it by then.
+    compared: (u64, u64),
     /// The machine that its program is for, if that is another one, once it was looked at.
     machine: Option<Option<Machine>>,
     /// Whether it was asked for by its number.
@@ -99,6 +101,7 @@ impl Process {
             clock: (clock, clock),
             origin: clock,
             counted_ns: None,
+            compared: (0, 0),
             machine: None,
             is_named: false,
             was_kept: false,
@@ -194,6 +197,39 @@ impl Process {
     /// Takes what its clock said when somebody else read it.
     pub fn used(&mut self, clock: u64) {
         self.clock.1 = self.clock.1.max(clock.min(MOST_NS));
+    }
+
+    /// Takes what its clock says now, and compares it with what is known.
+    pub(super) fn compare(&mut self, now: u64) {
+        self.clock.1 = self.clock.1.max(now);
+        let read = self.clock.1.saturating_sub(self.clock.0);
+        self.compared = (read, self.known_ns());
+    }
+
+    /// Lets what samples stand for add up to what its clock said, if that was less.
+    ///
+    /// The kernel's events count the time for which a thread had a processor, be it that interrupts
+    /// used it, or that it was another machine's: a process's clock counts neither. What is less
+    /// than a 200th, or comes of less than a second, may be the time between two readings; what is
+    /// more than a tenth is something else.
+    pub(super) fn reconcile(&mut self) {
+        const LEAST_NS: u64 = 1_000_000_000;
+        let (read, known) = self.compared;
+        let earlier = self.clock.0.saturating_sub(self.origin);
+        let differs = read < known - known / 200 && read > known - known / 10;
+        // An error in the times of earlier programs is one in this one's.
+        if !differs || known < LEAST_NS || earlier > known || self.counts.waiting_ns > 0 {
+            return;
+        }
+        let scaled = |ns: u64| (u128::from(ns) * u128::from(read) / u128::from(known)) as u64;
+        let apart = self.counts.ns.saturating_sub(self.stacks.ns());
+        self.stacks.each_ns(|ns| *ns = scaled(*ns));
+        self.counts.ns = self.stacks.ns() + scaled(apart);
+        for ns in [&mut self.counts.rest_ns, &mut self.counts.hidden_ns] {
+            *ns = scaled(*ns);
+        }
+        self.counted_ns = self.counted_ns.map(scaled);
+        self.compared = (read, self.known_ns());
     }
 
     /// Takes a guess at time in the kernel, which may not be more than there is.
