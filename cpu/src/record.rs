@@ -331,8 +331,8 @@ mod tests {
         assert_eq!(sample.stack.len(), 16);
         assert!(!sample.stack_is_full && sample.registers.is_some() && !sample.is_narrow);
         let mut words = sample_words(32, 16);
-        let abi = words.iter().rposition(|word| *word == ABI_64).unwrap();
-        words[abi] = ABI_32;
+        let registers = words.len() - (REGISTERS + 32 / 8 + 2);
+        words[registers - 1] = ABI_32;
         let bytes = record(SAMPLE, 0, &words);
         let Some((_, Record::Sample(sample))) = only(&bytes, ALL) else {
             panic!("no sample")
