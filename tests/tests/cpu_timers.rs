@@ -489,12 +489,13 @@ fn a_process_that_does_not_notice_is_said() {
     let mut target = Target::start(&mut command);
     assert_eq!(target.hear(), "ready");
     let mut command = scratch.profiler();
-    command.args(["cpu", "--engine", "timers", "-s", "1"]);
+    // As long as it takes to use 0.3 s of CPU time on a busy machine.
+    command.args(["cpu", "--engine", "timers", "-s", "5"]);
     command.args(["-p", &target.pid().to_string(), "-o"]);
     run(command.arg(scratch.file("p_"))).refused(1, &["none of its threads has allocated memory"]);
     let mut command = scratch.profiler();
     command.args([
-        "top", "--cpu", "--once", "--delay", "1s", "--engine", "timers",
+        "top", "--cpu", "--once", "--delay", "5s", "--engine", "timers",
     ]);
     let outcome = run(command.args(["-p", &target.pid().to_string()]));
     let said = "none of its threads has allocated memory";
