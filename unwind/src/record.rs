@@ -125,9 +125,19 @@ fn sp_of_caller<A: Machine>(
     }
     let sp = rule.sp_of_record(low, fp)?;
     if rule.is_plain() {
-        let (fp, outer) = words(fp, memory)?;
-        let outer = A::return_address(outer.value);
-        if outer != 0 && !caller(outer)?.is_returned_to(fp.value) {
+        let (outer, ra) = words(fp, memory)?;
+        let ip = A::return_address(ra.value);
+        if ip == 0 {
+            return Some(sp);
+        }
+        let found = caller(ip)?;
+        let holds = match found.rule.is_outside() {
+            true => {
+                is_plausible(ip, fp) && leads_to_call::<A>((fp, outer.value), memory, &mut caller)
+            }
+            false => found.is_returned_to(outer.value),
+        };
+        if !holds {
             return None;
         }
     }
@@ -216,7 +226,7 @@ fn word(at: u64, memory: &mut impl Memory) -> Option<Word> {
 mod tests {
     use super::*;
     use crate::Cause;
-    use crate::arch::X86_64;
+    use crate::arch::{Aarch64, X86_64};
     use crate::rule::Kind;
     use crate::stack::Copied;
 
@@ -304,6 +314,48 @@ mod tests {
             ([0, 1], BY_REGISTER),
         ] {
             assert_eq!(chain(saved, last), None, "{saved:x?} {last:x}");
+        }
+    }
+
+    /// On aarch64 the caller's own record counts, which lies at the bottom of its frame of 32 bytes:
+    /// what has called it may be made code again.
+    #[test]
+    fn made_code_may_have_called_the_caller_too() {
+        let caller = |ip| {
+            caller(ip).map(|mut found| {
+                if !found.rule.is_outside() {
+                    found.rule = Rule::new(Kind::Sp, 32, Some(-24), Some(-32));
+                }
+                found
+            })
+        };
+        let stepped = |saved: u64, outer: [u64; 2]| {
+            let words = [at(3), BY_REGISTER, 9, saved, outer[0], 9, 9, 1, outer[1], 9];
+            let (ip, sp, fp) = (MADE, LOW, at(0));
+            let mut memory = Copied::new(LOW, &words);
+            let from = Registers { ip, sp, fp };
+            step::<Aarch64>(&from, false, &mut memory, caller).map(|step| match step {
+                Step::Caller { registers, .. } => registers,
+                other => panic!("{other:?}"),
+            })
+        };
+        let (ip, sp, fp) = (BY_REGISTER, at(3), at(3));
+        let whole = Some(Registers { ip, sp, fp });
+        for (saved, outer) in [
+            (at(7), [MADE + 64, BY_REGISTER]),
+            (at(7), [BY_REGISTER, 9]),
+            (0, [0, 9]),
+        ] {
+            assert_eq!(stepped(saved, outer), whole, "{saved:x} {outer:x?}");
+        }
+        for (saved, outer) in [
+            (at(7), [MADE + 64, NOT_CALLED]),
+            (at(7), [MADE + 64, OF_TABLED]),
+            (at(3), [MADE + 64, BY_REGISTER]),
+            (at(7), [at(5), BY_REGISTER]),
+            (at(7), [NOT_CALLED, BY_REGISTER]),
+        ] {
+            assert_eq!(stepped(saved, outer), None, "{saved:x} {outer:x?}");
         }
     }
 
