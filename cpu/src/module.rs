@@ -14,6 +14,8 @@ use crate::source::{Source, bytes};
 /// Headers are looked for in so many bytes.
 const HEADER_BYTES: usize = 4096;
 const MOST_NOTES: u64 = 1 << 16;
+/// Files are mapped by pages, of 64 KiB at most.
+const LARGEST_PAGE: u64 = 64 << 10;
 /// Most rules that are kept of a module.
 const MOST_RULES: usize = 1 << 20;
 
@@ -87,7 +89,7 @@ impl Tables {
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
         let holds = |s: &&Segment| {
             s.flags & PF_X != 0
-                && s.offset & !4095 <= offset
+                && s.offset & !(LARGEST_PAGE - 1) <= offset
                 && offset < s.offset.saturating_add(s.file_size.max(1))
         };
         let code = self.loaded.iter().find(holds)?;
@@ -134,5 +136,46 @@ impl<'a> Module<'a> for Loaded<'a> {
     fn entry(&self) -> Option<u64> {
         let entry = self.tables.entry;
         (entry != 0).then(|| self.bias.wrapping_add(entry))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An ELF file's headers, with one segment of code: 4 KiB from `offset` on, 64 KiB further on in
+    /// memory.
+    fn file(offset: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 128];
+        bytes[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);
+        bytes[32] = 64;
+        bytes[54] = 56;
+        bytes[56] = 1;
+        let flags = u64::from(PT_LOAD) | u64::from(PF_X) << 32;
+        let words = [
+            flags,
+            offset,
+            offset + 0x1_0000,
+            0,
+            0x1000,
+            0x1000,
+            0x1_0000,
+        ];
+        for (index, word) in words.into_iter().enumerate() {
+            let at = 64 + 8 * index;
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn code_that_begins_within_a_page_has_its_bias_whatever_the_size_of_pages() {
+        let tables = Tables::read(&file(0x1_2340)[..]);
+        for page in [0x1000u64, 0x4000, 0x1_0000] {
+            let mapped = 0x1_2340 & !(page - 1);
+            let start = 0x7000_0000 + mapped + 0x1_0000;
+            assert_eq!(tables.bias(start, mapped), Some(0x7000_0000), "{page:x}");
+        }
+        assert_eq!(tables.bias(0x7000_0000, 0x2_0000), None);
     }
 }
