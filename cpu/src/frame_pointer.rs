@@ -3,32 +3,40 @@
 
 use unwind::Registers;
 use unwind::arch::{Machine, Native};
-use unwind::compile::function;
+use unwind::compile::{Scratch, function};
 use unwind::rule::{Step, Word};
 use unwind::stack::Memory;
 
-use crate::space::{Caller, Space};
+use crate::space::{Caller, Library, Space};
 
 /// How far above the stack pointer a frame may end.
 const REACH: u64 = 64 << 10;
 
 /// Code without tables may keep frame pointers: compilers at run time do, and Go's. `None`: what is
 /// there is no frame.
-pub fn step(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
+pub fn step(
+    (space, library, scratch): (&mut Space, &mut Library, &mut Scratch),
+    at: Registers,
+    memory: &mut impl Memory,
+) -> Option<Step> {
     // Nothing to go on from where no code is.
     let index = space.find(at.ip.wrapping_sub(1))?;
     let is_generated = space.ranges()[index].is_generated();
-    let step = by_record(space, at, memory);
+    let step = by_record((space, library, scratch), at, memory);
     step.or_else(|| is_generated.then(|| padded(space, at, memory)).flatten())
 }
 
 /// By the record that the frame pointer leads to: the caller's frame pointer, then the return address.
-fn by_record(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
+fn by_record(
+    (space, library, scratch): (&mut Space, &mut Library, &mut Scratch),
+    at: Registers,
+    memory: &mut impl Memory,
+) -> Option<Step> {
     if at.fp < at.sp || !at.fp.is_multiple_of(8) {
         return None;
     }
     let fp = memory.read(at.fp).ok()?;
-    let ip = memory.read(at.fp.checked_add(8)?).ok()?;
+    let ip = saved_address(at.fp, memory)?;
     if ip == 0 && fp == 0 {
         let ra = Word::default();
         return Some(Step::End { ra });
@@ -40,8 +48,33 @@ fn by_record(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Opti
         // Another function's record: this one has no table, and a frame that is more.
         return None;
     }
-    let sp = at.fp.checked_add(16)?;
+    let low = at.fp.checked_add(16)?;
+    let sp = match Native::RECORD_ENDS_FRAME {
+        true => low,
+        false => space.rule(ip, library, scratch)?.sp_of_record(low, fp)?,
+    };
     Some(caller(Registers { ip, sp, fp }))
+}
+
+/// Has the tables of the caller read that a record leads to, where they tell what the record does
+/// not: the caller's stack pointer.
+pub fn load_caller(
+    (space, library): (&mut Space, &mut Library),
+    at: Registers,
+    memory: &mut impl Memory,
+) {
+    if !Native::RECORD_ENDS_FRAME
+        && at.fp >= at.sp
+        && let Some(ip) = saved_address(at.fp, memory)
+    {
+        space.function(ip, library);
+    }
+}
+
+/// The return address of the record at `fp`.
+fn saved_address(fp: u64, memory: &mut impl Memory) -> Option<u64> {
+    let word = memory.read(fp.checked_add(8)?).ok()?;
+    Some(Native::return_address(word))
 }
 
 /// A trampoline of Python 3.12 or 3.13: a frame of two words, the outer one its return address.
@@ -86,7 +119,7 @@ pub fn find(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Optio
         if !is_outer {
             continue;
         }
-        let ip = memory.read(fp.checked_add(8)?).ok()?;
+        let ip = saved_address(fp, memory)?;
         if space.caller(ip) == Some(Caller::Of(start)) {
             return Some(fp);
         }

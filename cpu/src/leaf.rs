@@ -25,6 +25,10 @@ pub enum Call {
     /// Code at an address.
     At(u64),
     /// Code whose address is in memory.
+    #[cfg_attr(
+        target_arch = "aarch64",
+        expect(dead_code, reason = "its calls name registers")
+    )]
     By(u64),
     /// Code whose address was in a register, or in memory that a register led to.
     Unknown,
@@ -164,13 +168,15 @@ mod machine {
 #[cfg(target_arch = "aarch64")]
 mod machine {
     use super::{Call, Live, Memory, Registers, Space};
+    use unwind::arch::{Machine, Native};
 
     /// The number of the link register.
     const LR: usize = 30;
 
     /// Its return address, and its caller's stack pointer.
     pub fn caller(live: &Live, at: Registers, _: &mut impl Memory) -> Option<(u64, u64)> {
-        Some((*live.known().get(LR)?, at.sp))
+        let link = *live.known().get(LR)?;
+        Some((Native::return_address(link), at.sp))
     }
 
     fn instruction(space: &Space, at: u64) -> Option<u32> {

@@ -88,6 +88,9 @@ impl Unwinder {
             self.lacks_fp = false;
         }
         let at = *self.frames.last().expect("a walk begins with a frame");
+        if rule.is_some_and(Rule::is_bare) {
+            frame_pointer::load_caller((space, &mut self.library), at, memory);
+        }
         let step = rule.map_or(Step::Truncated(Cause::NoModule), |rule| {
             let (space, frames) = (&*space, (&self.frames[..], live.known()));
             let module = |ip| space.module(ip);
@@ -116,9 +119,147 @@ impl Unwinder {
                 step
             }
             Step::Truncated(cause @ (Cause::NoModule | Cause::NoRule)) => {
-                frame_pointer::step(space, at, memory).unwrap_or(Step::Truncated(cause))
+                let code = (space, &mut self.library, &mut *self.scratch);
+                frame_pointer::step(code, at, memory).unwrap_or(Step::Truncated(cause))
             }
             step => step,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hint::black_box;
+    use std::ptr::null_mut;
+    use std::sync::Mutex;
+
+    /// Makes a frame record, and calls what it is given with its stack pointer, which is its frame
+    /// pointer as well.
+    #[cfg(target_arch = "x86_64")]
+    const CODE: &[u8] = &[
+        0x55, 0x48, 0x89, 0xe5, 0x48, 0x89, 0xf8, 0x48, 0x89, 0xe7, 0xff, 0xd0, 0x5d, 0xc3,
+    ];
+    #[cfg(target_arch = "aarch64")]
+    const CODE: &[u32] = &[
+        0xa9be_7bfd,
+        0x9100_03fd,
+        0xaa00_03e1,
+        0x9100_03e0,
+        0xd63f_0020,
+        0xa8c2_7bfd,
+        0xd65f_03c0,
+    ];
+    /// Where its call returns to.
+    const RETURN: u64 = if cfg!(target_arch = "x86_64") { 12 } else { 20 };
+    const FP: usize = if cfg!(target_arch = "x86_64") { 6 } else { 29 };
+    const SP: usize = if cfg!(target_arch = "x86_64") { 7 } else { 31 };
+    const BYTES: usize = 4096;
+
+    #[cfg(target_arch = "aarch64")]
+    unsafe extern "C" {
+        fn __clear_cache(start: *mut libc::c_void, end: *mut libc::c_void);
+    }
+
+    /// Where the code is.
+    fn made() -> *mut libc::c_void {
+        static PLACE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+        let place = PLACE.get_or_init(|| {
+            let (access, kind) = (
+                libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            );
+            // SAFETY: new memory, which the code fits into.
+            let at = unsafe {
+                let at = libc::mmap(null_mut(), BYTES, access, kind, -1, 0);
+                assert_ne!(at, libc::MAP_FAILED);
+                CODE.as_ptr().copy_to_nonoverlapping(at.cast(), CODE.len());
+                #[cfg(target_arch = "aarch64")]
+                __clear_cache(at, at.byte_add(BYTES));
+                at
+            };
+            at as usize
+        });
+        *place as *mut _
+    }
+
+    /// What was found, if it was not what is there.
+    static WRONG: Mutex<Option<String>> = Mutex::new(None);
+
+    /// Unwinds the stack from the made code outwards.
+    extern "C" fn look(sp: *const u8) {
+        // SAFETY: as much is on the stack above it: `outermost` has it in its frame.
+        let bytes = unsafe { std::slice::from_raw_parts(sp, BYTES) };
+        let mut registers = [0; 32];
+        registers[FP] = sp as u64;
+        registers[SP] = sp as u64;
+        let live = Live::of_all(&registers, made() as u64 + RETURN);
+        let mut space = Space::of(std::process::id().cast_signed());
+        let mut unwinder = Unwinder::default();
+        let mut memory = crate::memory::Copied::new(sp as u64, bytes);
+        let walked = unwinder.walk(&mut space, &live, &mut memory);
+        let is_in = |index: usize, function: usize| {
+            let ip = walked.frames.get(index).map_or(0, |frame| frame.ip);
+            ip.wrapping_sub(function as u64) < 512
+        };
+        let whole =
+            is_in(1, middle as *const () as usize) && is_in(2, outermost as *const () as usize);
+        *WRONG.lock().unwrap() = (!whole).then(|| format!("{:x?} {:?}", walked.frames, walked.cut));
+    }
+
+    // Calls its first argument with its second. Its table computes all from the stack pointer.
+    #[cfg(target_arch = "x86_64")]
+    std::arch::global_asm!(
+        ".pushsection .text.walk_middle,\"ax\",@progbits",
+        "walk_middle:",
+        ".cfi_startproc",
+        "sub rsp, 56",
+        ".cfi_def_cfa_offset 64",
+        "mov rax, rdi",
+        "mov rdi, rsi",
+        "call rax",
+        "add rsp, 56",
+        ".cfi_def_cfa_offset 8",
+        "ret",
+        ".cfi_endproc",
+        ".popsection",
+    );
+    #[cfg(target_arch = "aarch64")]
+    std::arch::global_asm!(
+        ".pushsection .text.walk_middle,\"ax\",@progbits",
+        "walk_middle:",
+        ".cfi_startproc",
+        "stp x29, x30, [sp, #-64]!",
+        ".cfi_def_cfa_offset 64",
+        ".cfi_offset 29, -64",
+        ".cfi_offset 30, -56",
+        "mov x29, sp",
+        "mov x2, x0",
+        "mov x0, x1",
+        "blr x2",
+        "ldp x29, x30, [sp], #64",
+        "ret",
+        ".cfi_endproc",
+        ".popsection",
+    );
+
+    unsafe extern "C" {
+        #[link_name = "walk_middle"]
+        fn middle(made: *mut libc::c_void, look: extern "C" fn(*const u8));
+    }
+
+    #[inline(never)]
+    fn outermost() {
+        let room = black_box([1u8; BYTES]);
+        // SAFETY: the code takes such a function.
+        unsafe { middle(made(), look) };
+        black_box(room);
+    }
+
+    #[test]
+    fn made_code_is_left_by_its_record_into_a_file_not_read_yet() {
+        *WRONG.lock().unwrap() = Some("nothing was looked at".to_owned());
+        outermost();
+        assert_eq!(*WRONG.lock().unwrap(), None);
     }
 }

@@ -235,7 +235,8 @@ impl Rule {
     }
 
     /// Whether nothing but a frame record may tell the caller of a frame with this rule.
-    pub(crate) fn is_bare(self) -> bool {
+    #[must_use]
+    pub fn is_bare(self) -> bool {
         self.is_missing() || self.is_outside()
     }
 
@@ -247,7 +248,8 @@ impl Rule {
     /// The stack pointer of a frame with this rule whose frame pointer points to its frame
     /// record, if the rule says that it saved one; `low` where the frame does not need its stack
     /// pointer.
-    pub(crate) fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
+    #[must_use]
+    pub fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
         match self.kind() {
             Kind::End | Kind::Fp | Kind::FpDeref => Some(low),
             Kind::Failed => self.is_bare().then_some(low),
