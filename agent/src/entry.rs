@@ -393,7 +393,7 @@ mod jemalloc_api {
     ) -> c_int {
         // SAFETY: name and buffers are the caller's, of the lengths that it says, and are not
         // touched here.
-        unsafe { NEXT.mallctl(name, old, old_len, new, new_len) }
+        sample::without(|| unsafe { NEXT.mallctl(name, old, old_len, new, new_len) })
     }
 
     /// jemalloc(3).
@@ -420,7 +420,7 @@ mod jemalloc_api {
     ) -> c_int {
         // SAFETY: `mib` and buffers are the caller's, of the lengths that it says, and are not
         // touched here.
-        unsafe { NEXT.mallctlbymib(mib, len, old, old_len, new, new_len) }
+        sample::without(|| unsafe { NEXT.mallctlbymib(mib, len, old, old_len, new, new_len) })
     }
 
     /// jemalloc(3).

@@ -75,6 +75,18 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     }
 }
 
+/// Runs `work`, in which the thread takes no sample: a control of the allocator's holds locks, which a
+/// sample may need, while it allocates (it makes threads, and calls hooks of the program's).
+pub fn without<R>(work: impl FnOnce() -> R) -> R {
+    let local = arch::local();
+    // SAFETY: the thread's own word.
+    let before = unsafe { core::mem::replace(&mut (*local).busy, 1) };
+    let result = work();
+    // SAFETY: as above.
+    unsafe { (*local).busy = before };
+    result
+}
+
 /// Returns a sampled object for a request on the slow path; null if no sample is due.
 #[inline]
 unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {

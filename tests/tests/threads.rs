@@ -101,3 +101,17 @@ fn the_names_of_threads_outlive_them() {
     target.kill();
     check(&session.wait().profile(), "crew");
 }
+
+/// A program that has the allocator make threads, by a call that holds its locks, goes on.
+#[test]
+fn the_allocators_own_threads_begin_in_a_session() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("background.c", &[]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("begin");
+    assert_eq!(target.hear(), "ok");
+    session.stop();
+    target.finish_well();
+}
