@@ -17,6 +17,7 @@ use crate::local::Local;
 use crate::object::{self, Layout, Object};
 use crate::probes;
 use crate::range::{self, Flags, FreeLists};
+use crate::seccomp;
 use crate::session::{self, Epoch};
 use crate::stats;
 use crate::sys;
@@ -403,7 +404,9 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
 fn take_part(local: &mut Local) {
     const FREES: u8 = 64;
     let number = session::control().epoch.load(Ordering::Relaxed);
-    if local.freed == FREES || local.epoch == number {
+    // A filter of the program's may forbid a thread that only frees to map memory.
+    let may_map = !seccomp::is_installed();
+    if local.freed == FREES || local.epoch == number || !may_map {
         return;
     }
     local.freed += 1;

@@ -330,7 +330,8 @@ pub fn grow_before_filter() {
     let epoch = control().epoch.load(Ordering::Relaxed);
     let params = &control().params[usize::from(epoch & 1)];
     let Some(base) = BASE.get() else { return };
-    if epoch == 0 || !LIFE.is_own() {
+    // It may be under one already that forbids this.
+    if epoch == 0 || !LIFE.is_own() || crate::seccomp::is_installed() {
         return;
     }
     let session = params.session.load(Ordering::Relaxed);
