@@ -39,10 +39,22 @@ pub fn execute(cli: Cli) -> ExitCode {
         true => overview::execute(),
         false => command(cli),
     };
-    done.unwrap_or_else(|error| {
+    let code = done.unwrap_or_else(|error| {
         terminal::diagnostic(&format!("{error:#}"));
         ExitCode::FAILURE
-    })
+    });
+    match terminal::loss() {
+        Some(error) => {
+            terminal::diagnostic(&format!("the results could not be written: {error}"));
+            // A program's own code stays what it is.
+            if code == ExitCode::SUCCESS {
+                ExitCode::FAILURE
+            } else {
+                code
+            }
+        }
+        None => code,
+    }
 }
 
 fn command(cli: Cli) -> anyhow::Result<ExitCode> {

@@ -1,12 +1,14 @@
 //! Results to stdout, diagnostics to stderr, progress only on a terminal. A closed terminal or
-//! pipe must not end a session, so failed writes are dropped.
+//! pipe must not end a session, so failed writes are dropped; that a result could not be written
+//! for another reason, a full disk say, is told at the end ([`loss`]).
 //!
 //! Nor may a terminal that takes nothing, stopped by Ctrl-S or at the end of a dead line,
 //! hold a session up: while one runs, a thread of its own does all the writing, and only
 //! [`Progress::finish`] waits for it.
 
 use std::collections::VecDeque;
-use std::io::{IsTerminal, Write};
+use std::io::{Error, ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -41,8 +43,27 @@ pub fn warning(line: &str) {
 /// Writes a report that is no result, as the program's own output is: lines without our name.
 pub fn report(lines: &[String]) {
     for line in lines {
-        eprintln!("{}", text::line(line));
+        // Nobody is left to be told.
+        let _ = writeln!(std::io::stderr().lock(), "{}", text::line(line));
     }
+}
+
+/// Why a result was not written, if that is anyone's concern.
+pub fn loss() -> Option<Error> {
+    match LOSS.load(Ordering::Relaxed) {
+        0 => None,
+        number => Some(Error::from_raw_os_error(number)),
+    }
+}
+
+/// The number of the first error that writing a result met.
+static LOSS: AtomicI32 = AtomicI32::new(0);
+
+/// Notes why a result was not written, unless its reader has gone away.
+fn note(error: &Error) {
+    let is_gone = error.kind() == ErrorKind::BrokenPipe || is_watched();
+    let number = error.raw_os_error().filter(|_| !is_gone).unwrap_or(0);
+    let _ = LOSS.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// Writes a value as JSON.
@@ -73,13 +94,17 @@ fn print(line: Line) {
 
 impl Line {
     fn write(&self) {
-        let _ = match self {
+        match self {
             Self::Result(line) => {
                 let mut out = std::io::stdout().lock();
-                writeln!(out, "{line}").and_then(|()| out.flush())
+                let written = writeln!(out, "{line}").and_then(|()| out.flush());
+                drop(out);
+                let _ = written.inspect_err(note);
             }
-            Self::Diagnostic(line) => writeln!(std::io::stderr().lock(), "{line}"),
-        };
+            Self::Diagnostic(line) => {
+                let _ = writeln!(std::io::stderr().lock(), "{line}");
+            }
+        }
     }
 }
 

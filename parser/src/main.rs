@@ -6,7 +6,7 @@
 mod cli;
 mod destination;
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
@@ -35,7 +35,12 @@ fn main() -> ExitCode {
 
 /// Prints a message without anything that acts on a terminal: it may hold names from anywhere.
 fn say(message: &str) {
-    eprintln!("mem_parser: {}", printable::text(message));
+    // Nobody is left to be told of a failure.
+    let _ = writeln!(
+        std::io::stderr(),
+        "mem_parser: {}",
+        printable::text(message)
+    );
 }
 
 fn warn(warning: String) {

@@ -129,6 +129,11 @@ impl Heap {
             });
             heap.regions += count as u32;
         }
+        // Allocated, but not by the program, and what they hold is nobody's.
+        let caches: Vec<_> = map.caches.iter().filter_map(|at| heap.find(*at)).collect();
+        for (_, region) in caches {
+            heap.allocated.clear(region as usize);
+        }
         let extents = map.extents.iter().map(|extent| extent.pages.clone());
         heap.own = joined(extents.chain(map.metadata.iter().cloned()).collect());
         heap

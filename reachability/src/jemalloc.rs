@@ -3,6 +3,8 @@
 //! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `base.h`, `emap.h`. The tests compare with what
 //! jemalloc itself says of its objects.
 
+mod caches;
+
 use std::ops::Range;
 
 use crate::memory::{self, Memory, word_of};
@@ -50,6 +52,8 @@ pub struct Map {
     pub free: Vec<u64>,
     /// Blocks of metadata.
     pub metadata: Vec<Range<u64>>,
+    /// Addresses of the objects in which threads' caches are.
+    pub caches: Vec<u64>,
     /// Extents that could not be read, or contradict others.
     pub damaged: usize,
 }
@@ -112,8 +116,10 @@ pub fn read(memory: &dyn Memory, globals: &Globals) -> Result<Map, Unreadable> {
     if !(12..=16).contains(&globals.page.trailing_zeros()) || !globals.page.is_power_of_two() {
         return Err(Unreadable::Layout);
     }
+    let arenas = arenas(memory, globals);
     let mut map = Map {
-        metadata: metadata(memory, globals),
+        metadata: metadata(memory, &arenas),
+        caches: caches::find(memory, globals, &arenas),
         ..Map::default()
     };
     if map.metadata.is_empty() {
@@ -368,8 +374,8 @@ fn slab(descriptor: &[u8], (bytes, usable): (u64, u64), free: &mut Vec<u64>) -> 
     Some(Content::Slab(usable, first))
 }
 
-/// The blocks of memory in which arenas keep their metadata.
-fn metadata(memory: &dyn Memory, globals: &Globals) -> Vec<Range<u64>> {
+/// The arenas' addresses.
+fn arenas(memory: &dyn Memory, globals: &Globals) -> Vec<u64> {
     let mut arenas = Vec::new();
     let mut buffer = vec![0; ARENAS * 8];
     words(
@@ -383,16 +389,23 @@ fn metadata(memory: &dyn Memory, globals: &Globals) -> Vec<Range<u64>> {
             }
         },
     );
+    // An arena lies in the first block of its own base allocator, behind that.
+    arenas.retain(|(index, arena)| {
+        let number = memory.word(base_of(*arena));
+        number.is_some_and(|word| word as u32 as usize == *index)
+    });
+    arenas.into_iter().map(|(_, arena)| arena).collect()
+}
+
+/// The base allocator of an arena.
+fn base_of(arena: u64) -> u64 {
+    (arena & !(BLOCK - 1)) + BLOCK_HEADER
+}
+
+/// The blocks of memory in which arenas keep their metadata.
+fn metadata(memory: &dyn Memory, arenas: &[u64]) -> Vec<Range<u64>> {
     let mut blocks = Vec::new();
-    for (index, arena) in arenas {
-        // An arena lies in the first block of its own base allocator, behind that.
-        let base = (arena & !(BLOCK - 1)) + BLOCK_HEADER;
-        if memory
-            .word(base)
-            .is_none_or(|word| word as u32 as usize != index)
-        {
-            continue;
-        }
+    for base in arenas.iter().map(|arena| base_of(*arena)) {
         let mut block = memory.word(base + BLOCKS_OFFSET).unwrap_or(0);
         for _ in 0..MOST_BLOCKS.min(MOST_BLOCKS_OF_ALL - blocks.len()) {
             let mut header = [0; 16];

@@ -31,6 +31,7 @@ pub mod serve;
 pub mod server;
 pub mod sessions;
 
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -54,10 +55,15 @@ pub fn run() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("mem_server: {error:#}");
+            say(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says something on standard error, wherever that leads: a full disk must not end a server.
+fn say(message: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "mem_server: {message}");
 }
 
 /// Writes a man page for each command into a directory.

@@ -380,7 +380,7 @@ impl Sender {
 }
 
 fn say(message: &str) {
-    eprintln!("mem_server: {}", printable::text(message));
+    crate::say(&printable::text(message));
 }
 
 /// Now, in ns since the Unix epoch.

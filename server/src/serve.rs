@@ -1,7 +1,7 @@
 //! `serve`: opens the door, and keeps the sessions.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -68,7 +68,8 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let (listener, address) = open(&args.listen)?;
     // Before anybody knows of the socket, and may put another in its place.
     let own = place(&args.listen);
-    println!("serving at {address}");
+    // Without a reader it serves all the same.
+    let _ = writeln!(io::stdout().lock(), "serving at {address}");
     let keeper = (server.clone(), args.sample);
     runtime.block_on(async {
         let keeping = tokio::task::spawn_blocking(move || keep(&keeper.0, keeper.1, &signals));

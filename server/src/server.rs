@@ -69,7 +69,7 @@ impl Server {
     /// Names the code of a profile, as far as that is possible.
     pub fn name(&self, profile: &mut Profile) {
         if let Some(trouble) = self.naming.name(profile) {
-            eprintln!("mem_server: {trouble}");
+            crate::say(&trouble);
         }
     }
 }

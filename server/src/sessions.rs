@@ -77,7 +77,7 @@ impl Entry {
         }
         let counts = matches!(self.target.look(), Ok(Look::Counting));
         for warning in self.target.take_warnings() {
-            eprintln!("mem_server: {warning}");
+            crate::say(&warning);
         }
         if counts && now >= self.renewal {
             self.renewal = now + RENEWAL;

@@ -35,6 +35,7 @@ pub struct LeaksArgs {
     /// Instead: what keeps an object alive, by an address in it, or by a function that
     /// allocated it; the chain of pointers from a root, and what that root alone keeps
     #[arg(long, value_name = "ADDRESS|FUNCTION",
+          value_parser = clap::builder::NonEmptyStringValueParser::new(),
           conflicts_with_all = ["output", "exit_code", "suppressions", "base"])]
     pub path: Option<String>,
 

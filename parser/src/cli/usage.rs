@@ -1,5 +1,6 @@
 //! Errors of usage: what is wrong, what was probably meant, and where to read on. Two lines.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
@@ -40,7 +41,8 @@ pub fn end(error: Error) -> ! {
 
 /// Says what is wrong with the usage, and what to do; the exit code for it.
 pub fn fail(message: &str) -> ExitCode {
-    eprintln!("error: {}", printable::text(message));
+    // Nobody is left to be told of a failure.
+    let _ = writeln!(std::io::stderr(), "error: {}", printable::text(message));
     ExitCode::from(2)
 }
 

@@ -134,6 +134,42 @@ fn its_metadata_is_known_to_be_no_object() {
 }
 
 #[test]
+fn threads_caches_are_no_objects() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let mut index: u32 = 0;
+    let mut len = size_of::<u32>();
+    // SAFETY: a number of that size is written.
+    let made = unsafe {
+        let name = c"tcache.create".as_ptr();
+        let index = (&raw mut index).cast();
+        jemalloc::mallctl(name, index, &raw mut len, std::ptr::null_mut(), 0)
+    };
+    assert_eq!(made, 0);
+    // One object by that cache, one by the thread's own.
+    let flags = (index as i32 + 2) << 8;
+    for flags in [flags, 0] {
+        // SAFETY: a size that is not 0.
+        let object = unsafe { jemalloc::mallocx(1000, flags) };
+        let memory = memory();
+        let map = read(&memory, &globals()).expect("jemalloc's map");
+        let heap = Heap::of(&map, 0..0);
+        assert!(heap.find(object.addr() as u64).is_some());
+        let holds = |at: &&u64| {
+            let mut bytes = vec![0; 64 << 10];
+            let got = memory.read(**at, &mut bytes);
+            let mut words = bytes[..got].chunks_exact(8).map(word_of);
+            words.any(|word| word == object.addr() as u64)
+        };
+        let cache = *map.caches.iter().find(holds).expect("a cache that had it");
+        for inside in [0, 8, 4096] {
+            assert_eq!(heap.find(cache + inside), None);
+        }
+        // SAFETY: allocated with the same flags.
+        unsafe { jemalloc::dallocx(object, flags) };
+    }
+}
+
+#[test]
 fn other_data_is_refused() {
     let mut wrong = globals();
     wrong.emap = 0x1000;

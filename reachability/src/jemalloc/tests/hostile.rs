@@ -118,7 +118,7 @@ fn lists_of_blocks_that_loop_end() {
         words.0.insert(at, BLOCK);
         words.0.insert(at + 8, at);
     }
-    let blocks = metadata(&words, &GLOBALS);
+    let blocks = metadata(&words, &arenas(&words, &GLOBALS));
     assert_eq!(blocks.len(), MOST_BLOCKS_OF_ALL);
 }
 

@@ -1,0 +1,77 @@
+//! Reports of leak checks that cannot be written.
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+
+use mem_tests::leaks::tell;
+use mem_tests::{Scratch, Session, Target, run};
+
+fn full() -> Stdio {
+    File::options()
+        .write(true)
+        .open("/dev/full")
+        .expect("/dev/full")
+        .into()
+}
+
+fn code(command: &mut Command) -> Option<i32> {
+    command.status().expect("the program starts").code()
+}
+
+#[test]
+fn results_that_cannot_be_written_are_a_failure() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let mut target = Target::start(&mut scratch.preloaded(program));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    tell(&mut target, "plant", "planted");
+    let pid = target.pid().to_string();
+    for options in [&["--json"][..], &[]] {
+        let mut command = scratch.profiler();
+        command.args(["leaks", "-p", &pid]).args(options);
+        let child = command.stdout(full()).stderr(Stdio::piped()).spawn();
+        let outcome = child.and_then(|child| child.wait_with_output());
+        let outcome = outcome.expect("the profiler");
+        let said = String::from_utf8_lossy(&outcome.stderr);
+        assert_eq!(outcome.status.code(), Some(1), "{said}");
+        assert!(said.contains("the results could not be written"), "{said}");
+    }
+    // Whoever reads no further has what was wanted.
+    let mut command = scratch.profiler();
+    let command = command.args(["leaks", "-p", &pid]).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("the profiler");
+    drop(child.stdout.take());
+    assert_eq!(child.wait().expect("its end").code(), Some(0));
+    session.stop();
+}
+
+#[test]
+fn a_verdict_does_not_depend_on_who_hears_it() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("few.c", &[]);
+    for (objects, expected) in [("3", 1), ("0", 0)] {
+        let mut command = scratch.profiler();
+        let prefix = scratch.file("exit_");
+        command.args(["run", "--leak-check", "-o"]).arg(prefix);
+        command.arg("--").arg(&program).arg(objects);
+        assert_eq!(code(command.stderr(full())), Some(expected), "{objects}");
+        let mut command = scratch.preloaded(&program);
+        let command = command.env("HEAPCHECK", "normal").arg(objects);
+        assert_eq!(code(command.stderr(full())), Some(expected), "{objects}");
+    }
+}
+
+/// What the allocator's caches remember of it keeps no object.
+#[test]
+fn a_few_lost_objects_are_found_at_exit() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("few.c", &[]);
+    for objects in ["1", "3", "10"] {
+        let mut command = scratch.preloaded(&program);
+        let outcome = run(command.env("HEAPCHECK", "normal").arg(objects));
+        let wanted = format!("detected leaks of {objects}000 bytes in {objects} objects");
+        assert!(outcome.stderr.contains(&wanted), "{outcome:?}");
+        assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    }
+}
