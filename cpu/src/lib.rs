@@ -19,6 +19,7 @@
 
 mod clocks;
 mod clone;
+mod continued;
 mod event;
 mod frame_pointer;
 mod frames;

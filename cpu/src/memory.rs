@@ -25,6 +25,17 @@ impl<'a> Copied<'a> {
             is_short: false,
         }
     }
+
+    /// Where it begins and ends.
+    pub(crate) fn range(&self) -> (u64, u64) {
+        (self.low, self.low.saturating_add(self.bytes.len() as u64))
+    }
+
+    /// What it has from one address to another.
+    pub(crate) fn bytes(&self, from: u64, to: u64) -> Option<&'a [u8]> {
+        let at = |address: u64| usize::try_from(address.checked_sub(self.low)?).ok();
+        self.bytes.get(at(from)?..at(to)?)
+    }
 }
 
 impl Memory for Copied<'_> {

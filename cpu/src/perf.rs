@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::clocks::{At, Clocks, Share};
+use crate::continued::{Continued, Rest};
 use crate::event::{self, Attribute};
 use crate::machine::Machine;
 use crate::memory::Copied;
@@ -37,7 +38,8 @@ const MOST_STACK: u32 = 65_528;
 /// Copies grow when so many of them are too short, and more than one in [`TOLERATED`].
 const ENOUGH: u64 = 3;
 const TOLERATED: u64 = 500;
-/// For so long, what was copied is looked at soon: until copies grow, deep stacks are truncated.
+/// For so long, what was copied is looked at soon, as after a copy that was too short: while what
+/// lies behind its end is still there.
 const START: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(10);
 /// Time between looks at the processes.
@@ -77,8 +79,10 @@ pub struct Perf {
     judged: (u64, u64),
     /// Records that were lost.
     pub lost: u64,
-    /// When the newest process was added, or the copies grew.
+    /// When the newest process was added, the copies grew, or one was too short.
     started: Instant,
+    /// What lay behind the end of a copy.
+    rest: Rest,
     /// When the processes were looked at.
     looked: Instant,
 }
@@ -123,6 +127,7 @@ impl Perf {
             judged: (0, 0),
             lost: 0,
             started: Instant::now(),
+            rest: Rest::default(),
             looked: Instant::now(),
         })
     }
@@ -136,8 +141,7 @@ impl Perf {
     /// The longest time until samples should be collected.
     #[must_use]
     pub fn due(&self) -> Duration {
-        let may_grow = self.attribute.stack_bytes < MOST_STACK;
-        match may_grow && self.started.elapsed() < START {
+        match self.started.elapsed() < START {
             true => SOON,
             false => LOOK,
         }
@@ -405,7 +409,8 @@ impl Perf {
             return;
         }
         let sp = sample.registers.map_or(0, |live| live.followed().sp);
-        let mut memory = Copied::new(sp, sample.stack);
+        let copied = Copied::new(sp, sample.stack);
+        let mut memory = Continued::new(copied, sample.pid, &mut self.rest);
         let taken = recording::Sample {
             pid: sample.pid,
             tid: sample.tid,
@@ -414,12 +419,13 @@ impl Perf {
             ns: share.ns,
             time: recording::Time::Running,
         };
-        let is_cut = recording
-            .sample(taken, &mut memory)
-            .is_some_and(|taken| taken.cut == Some(unwind::Cause::OutOfStack));
-        let is_short = is_cut && memory.is_short;
+        let is_taken = recording.sample(taken, &mut memory).is_some();
+        let is_short = is_taken && memory.is_short() && sample.stack_is_full;
         self.judged.0 += 1;
-        self.judged.1 += u64::from(is_short && sample.stack_is_full);
+        self.judged.1 += u64::from(is_short);
+        if is_short {
+            self.started = Instant::now();
+        }
     }
 
     /// Copies more of the stacks when too many are too short.

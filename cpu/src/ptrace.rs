@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use capture::Glimpses;
 
+use crate::continued::{Continued, Rest};
 use crate::memory::Copied;
 use crate::perf::Sampling;
 use crate::proc::{self, Reread};
@@ -48,6 +49,7 @@ pub struct Ptrace {
     next: Instant,
     searched: Option<Instant>,
     buffer: Vec<u8>,
+    rest: Rest,
 }
 
 impl Thread {
@@ -86,6 +88,7 @@ impl Ptrace {
             next: Instant::now(),
             searched: None,
             buffer: Vec::new(),
+            rest: Rest::default(),
         }
     }
 
@@ -227,7 +230,8 @@ impl Ptrace {
         let Ok(Some((live, buffer, read))) = seen else {
             return;
         };
-        let mut memory = Copied::new(live.followed().sp, &buffer[..read]);
+        let copied = Copied::new(live.followed().sp, &buffer[..read]);
+        let mut memory = Continued::new(copied, pid, &mut self.rest);
         thread.last = now;
         let sample = Sample {
             pid,
@@ -239,7 +243,7 @@ impl Ptrace {
         };
         recording.sample(sample, &mut memory);
         // The next time there is enough of it.
-        if memory.is_short && read == thread.stack {
+        if memory.is_short() && read == thread.stack {
             thread.stack = (thread.stack * 2).min(MOST_STACK);
         }
         self.buffer = buffer;

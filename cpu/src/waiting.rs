@@ -19,7 +19,7 @@ use crate::stacks::Count;
 
 /// Stack that is copied at first, and at most.
 const FIRST_STACK: usize = 16 << 10;
-const MOST_STACK: usize = 1 << 20;
+const MOST_STACK: usize = 8 << 20;
 /// Time between looks for new threads.
 const SEARCH: Duration = Duration::from_millis(50);
 /// A look for children, which reads all processes, takes at most this part of the time.

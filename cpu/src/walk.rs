@@ -12,7 +12,7 @@ use crate::registers::Live;
 use crate::space::{Library, Space};
 
 /// Most frames of a stack.
-pub const MOST_FRAMES: usize = 2048;
+pub const MOST_FRAMES: usize = 8192;
 
 /// Unwinds stacks.
 pub struct Unwinder {
