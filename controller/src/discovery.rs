@@ -120,7 +120,7 @@ impl Discovery {
         }
         let mut scan = search.scan;
         mark_replaced(&mut scan.found);
-        scan.found.sort_by_key(|a| (a.pid, a.created_ns));
+        scan.found.sort_by_key(|found| (found.pid, found.age()));
         scan
     }
 
@@ -329,25 +329,24 @@ fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> 
 /// belong to one process only if owner, namespace and directory are the same.
 fn mark_replaced(all: &mut [Found]) {
     let key = |found: &Found| (found.process(), found.directory.identity);
-    let mut images: HashMap<_, (usize, u64)> = HashMap::new();
+    let mut newest: HashMap<_, (u64, bool, u32)> = HashMap::new();
     for found in all.iter() {
-        let (count, newest) = images.entry(key(found)).or_default();
-        *count += 1;
-        *newest = found.created_ns.max(*newest);
+        let newest = newest.entry(key(found)).or_default();
+        *newest = found.age().max(*newest);
     }
     let mut claimants: HashMap<i32, usize> = HashMap::new();
     for found in all.iter().filter(|found| found.life == Life::Running) {
         *claimants.entry(found.pid).or_default() += 1;
     }
     for found in all {
-        let newest = images[&key(found)].1;
+        let is_last = newest[&key(found)] == found.age();
         let replaced = match found.life {
             Life::Running if claimants[&found.pid] > 1 => match found.seems_mapped() {
                 Some(mapped) => !mapped,
-                None => newest > found.created_ns,
+                None => !is_last,
             },
             Life::Running => false,
-            _ => newest > found.created_ns,
+            _ => !is_last,
         };
         if replaced {
             found.life = Life::Replaced;

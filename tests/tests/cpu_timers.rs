@@ -107,6 +107,23 @@ fn children_that_never_allocate_carry_on_the_session() {
     assert!(said.is_empty(), "no profile of {said:?}: {outcome:?}");
 }
 
+/// A shell that executes the program at once has made its segment in the same tick of the clock:
+/// which of the two came first does not depend on that.
+#[test]
+fn a_program_that_a_shell_executes_at_once_is_sampled_to_its_end() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    let command = format!("exec {} 0.3 two", program.display());
+    // Half of them have a tick for both.
+    for _ in 0..10 {
+        let outcome = timed_run(&scratch, Path::new("sh"), &[], &["-c", &command]);
+        let read = Read::only(&outcome);
+        let cpu = truth(&outcome.stdout)["cpu"];
+        let total = read.total();
+        assert!(total >= 0.9 * cpu, "{total} of {cpu}: {outcome:?}");
+    }
+}
+
 /// A session of a process that runs already is its alone: its children have neither timers nor a
 /// handler, which they look for themselves.
 #[test]

@@ -96,6 +96,13 @@ impl Found {
         (self.owner, self.namespace, name.pid, name.start_time)
     }
 
+    /// Orders images of one process: a shell that executes a program at once has made its segment
+    /// in the same tick of the clock.
+    pub fn age(&self) -> (u64, bool, u32) {
+        let is_last = self.life == Life::Running;
+        (self.created_ns, is_last, self.entry.name.image)
+    }
+
     /// Opens its segment, if the name still means that file.
     pub fn open(self) -> Result<Agent, Refusal> {
         let segment = Segment::open(&self.directory, self.entry.name)?;

@@ -243,7 +243,8 @@ impl Run {
     fn retire_earlier_image(&mut self, agent: &Agent) {
         let earlier = |member: &Member| {
             let other = &member.target.agent;
-            other.process() == agent.process() && other.created_ns < agent.created_ns
+            let is_other = other.entry != agent.entry;
+            is_other && other.process() == agent.process() && other.created_ns <= agent.created_ns
         };
         while let Some(at) = self.members.iter().position(earlier) {
             let mut member = self.members.swap_remove(at);
