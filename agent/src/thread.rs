@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
 use shm_protocol::record::{CPU_CLASS, TABLE_FULL};
 use shm_protocol::tree::Place;
-use shm_protocol::{Bank, NodeId, RecordId, Tree, tree};
+use shm_protocol::{Bank, NodeId, RecordId, tree};
 use unwind::Registers;
 use unwind::seen::{Key, Seen};
 use unwind::walk::{self, Walk, Walker};
@@ -71,8 +71,7 @@ struct HandlerStack([MaybeUninit<u8>; 64 << 10]);
 
 /// The tree of a bank, as the walker wants it.
 struct Interned<'a> {
-    tree: &'a Tree<'static>,
-    limit: u32,
+    bank: &'a Bank<'static>,
     roots: [Place; 2],
     seen: Option<&'static Seen>,
     salt: u64,
@@ -101,12 +100,13 @@ impl walk::Tree for Interned<'_> {
             node: parent.id,
             path: parent.path,
         };
-        self.tree.child(parent, address, self.limit).map(node)
+        let limit = self.bank.node_limit();
+        self.bank.tree.child(parent, address, limit).map(node)
     }
     #[inline]
     fn seen(&self, stack: Key, address: u64) -> Option<u32> {
         let leaf = self.seen?.get(stack)?;
-        let node = self.tree.node(leaf)?;
+        let node = self.bank.tree.node(leaf)?;
         (node.address.load(Ordering::Relaxed) == address).then_some(leaf)
     }
     #[inline]
@@ -161,16 +161,26 @@ impl Thread {
     /// Walks the stack above `registers` and interns it.
     #[inline]
     pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
+        self.drop_old_rules();
+        if !python::is_known() {
+            let again = self.walker.again(registers);
+            return again.unwrap_or_else(|| self.walk_anew(registers, epoch));
+        }
         let tree = self.tree(epoch);
         let (thread, code) = (arch::thread_pointer(), module::Modules::now());
-        if !python::is_known() {
-            return self.walker.walk(*registers, thread, &tree, code);
-        }
         let python = &mut self.python;
         self.walker
             .walk_with(*registers, thread, &tree, code, |trail| {
                 python.read(trail, epoch)
             })
+    }
+
+    /// Walks a stack that is not the last one once more.
+    #[inline(never)]
+    fn walk_anew(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
+        let tree = self.tree(epoch);
+        let (thread, code) = (arch::thread_pointer(), module::Modules::now());
+        self.walker.walk(*registers, thread, &tree, code)
     }
 
     /// Meets the epoch, outside of the slow path.
@@ -194,23 +204,28 @@ impl Thread {
 
     /// Walks the stack of what a signal interrupted, and interns it.
     pub fn walk_interrupted(&mut self, interrupted: &Interrupted, epoch: &Epoch) -> Walk {
+        self.drop_old_rules();
         let tree = self.tree(epoch);
         let from = (interrupted.registers, &interrupted.live[..]);
         self.walker
             .walk_interrupted(from, arch::thread_pointer(), &tree, module::Modules::now())
     }
 
-    /// The session's tree, with a memo of what is still valid.
+    /// Forgets the last stack if rules of its generation are no longer valid.
     #[inline]
-    fn tree<'e>(&mut self, epoch: &'e Epoch) -> Interned<'e> {
+    fn drop_old_rules(&mut self) {
         let generation = module::generation();
         if generation != self.generation {
             self.generation = generation;
             self.walker.forget();
         }
+    }
+
+    /// The session's tree.
+    #[inline]
+    fn tree<'e>(&self, epoch: &'e Epoch) -> Interned<'e> {
         Interned {
-            tree: &epoch.bank.tree,
-            limit: epoch.bank.node_limit(),
+            bank: &epoch.bank,
             roots: self.roots,
             seen: module::seen(),
             salt: self.salt,
@@ -275,15 +290,20 @@ impl Thread {
     /// Accounts for the time of a timed sample or free, extrapolated to those not timed.
     #[inline]
     pub fn stop_timer(&self, started: Option<u64>, bank: &Bank<'_>) {
-        if let Some((started, now)) = started.zip(cycles::read()) {
-            let cycles = now.wrapping_sub(started);
-            if let Some(ns) = stats::cycles_to_ns(cycles) {
-                let totals = bank.totals(self.shard);
-                totals
-                    .agent_ns
-                    .fetch_add(ns * u64::from(TIMED), Ordering::Relaxed);
-                totals.timed.fetch_add(1, Ordering::Relaxed);
-            }
+        if let Some(started) = started {
+            self.account(started, bank);
+        }
+    }
+
+    #[cold]
+    fn account(&self, started: u64, bank: &Bank<'_>) {
+        let cycles = cycles::read().map(|now| now.wrapping_sub(started));
+        if let Some(ns) = cycles.and_then(stats::cycles_to_ns) {
+            let totals = bank.totals(self.shard);
+            totals
+                .agent_ns
+                .fetch_add(ns * u64::from(TIMED), Ordering::Relaxed);
+            totals.timed.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

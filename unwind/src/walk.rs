@@ -14,6 +14,7 @@
 
 mod intern;
 mod memo;
+mod near;
 mod places;
 mod quick;
 
@@ -162,6 +163,10 @@ pub struct Walker {
     leaf: u32,
     /// Whether the last stack was seen before it was walked.
     was_seen: bool,
+    /// Whether the last stack differed from the one before in its innermost frame alone.
+    is_near: bool,
+    /// What names the last stack, if it did so and is not in the memo; else 0, or an older one's.
+    near: u64,
     pace: Pace,
     scratch: MaybeUninit<Scratch>,
     memo: Memo,
@@ -236,8 +241,13 @@ impl Walker {
             && let Some(walk) = self.walk_quickly(start, tree, &code)
         {
             return walk;
+        } else if self.is_near
+            && let Some(walk) = self.walk_near(start, tree, &code)
+        {
+            return walk;
         }
         let trace = self.trace(start, Noted::NONE, &[], (&code, tree.salt()));
+        self.is_near = trace.found.fresh.count == 1 && trace.found.joins.is_some();
         self.was_seen = false;
         let walk = self.complete(&trace, tree, |_| Insertion::NONE);
         self.pace.walked(trace.found.fresh.count, self.was_seen);

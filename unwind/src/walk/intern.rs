@@ -1,7 +1,8 @@
 //! From the frames of a walk to the node of its stack.
 
 use super::memo::{self, Found};
-use super::{DEEP_FRAMES, Node, TRUNCATED, Tree, Walk, Walker};
+use super::near::named;
+use super::{DEEP_FRAMES, Node, Tree, Walk, Walker};
 use crate::Cause;
 use crate::inserted::{Inserted, Insertion};
 use crate::seen::Key;
@@ -120,10 +121,7 @@ impl Walker {
     /// What names the memo's stack, with the inserted frames.
     #[inline]
     fn key(&self, salt: u64, insertion: &Insertion<'_>) -> Key {
-        let mut key = self.memo.key();
-        if self.truncated.is_some() {
-            key = key.wrapping_add(TRUNCATED);
-        }
+        let Key(mut key) = named(self.memo.key(), self.truncated);
         let inserted = self.memo.frame(self.memo.begin()).inserted as usize;
         let frames = insertion.frames.get(..inserted).unwrap_or_default();
         for (index, frame) in frames.iter().enumerate() {

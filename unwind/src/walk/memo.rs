@@ -253,16 +253,20 @@ impl Memo {
         if index.wrapping_sub(*from) >= self.end - *from {
             return None;
         }
-        let frame = self.frame(index);
-        // One branch: which of them differs cannot be foreseen.
-        if (frame.registers.sp ^ at.sp) | (frame.registers.ip ^ at.ip) != 0 {
-            return None;
-        }
-        let same = frame.registers.fp == at.fp || frame.rule.ignores_fp();
+        let same = self.is_at(index, &at);
         if same {
             *from = index + 1;
         }
         same.then_some(index)
+    }
+
+    /// Whether a frame of the last stack has these registers, as far as its step depends on them.
+    #[inline(always)]
+    pub(super) fn is_at(&self, index: usize, at: &Registers) -> bool {
+        let frame = self.frame(index);
+        // One branch: which of them differs cannot be foreseen.
+        (frame.registers.sp ^ at.sp) | (frame.registers.ip ^ at.ip) == 0
+            && (frame.registers.fp == at.fp || frame.rule.ignores_fp())
     }
 
     /// Compares, from frame `from` outwards, the words that each step read with their current

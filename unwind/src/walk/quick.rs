@@ -5,10 +5,10 @@
 //! goes by [places](super::places), keeps nothing but the stack's sum, and looks that up. If the stack
 //! was not seen before, it is walked once more, for the memo.
 
-use super::{Code, TRUNCATED, Tree, Walk, Walker, part, tagged};
+use super::near::named;
+use super::{Code, Tree, Walk, Walker, part, tagged};
 use crate::arch::Native;
 use crate::rule::{Step, plain_step, step};
-use crate::seen::Key;
 use crate::{Cause, Registers};
 
 /// New frames from which on a stack differs much from the last one.
@@ -101,11 +101,7 @@ impl Walker {
         // SAFETY: `init` wrote it.
         let rule = code.rule(start.ip, unsafe { self.scratch.assume_init_mut() });
         let address = tagged(start.ip, rule.instance());
-        let key = match found.truncated {
-            Some(_) => found.sum.wrapping_add(TRUNCATED),
-            None => found.sum,
-        };
-        let leaf = tree.seen(Key(key), address)?;
+        let leaf = tree.seen(named(found.sum, found.truncated), address)?;
         Some(Walk {
             leaf: Some(leaf),
             truncated: found.truncated,
@@ -159,7 +155,7 @@ impl Walker {
     /// The sum of the memo's frames from the one with these registers outwards, if there is one and
     /// they are all unchanged.
     #[inline(always)]
-    fn joined(&self, at: Registers, from: &mut usize) -> Option<u64> {
+    pub(super) fn joined(&self, at: Registers, from: &mut usize) -> Option<u64> {
         let index = self.memo.meet(at, from)?;
         // SAFETY: the memo is of the thread's own stack: `settle` forgets others.
         let changed = unsafe { self.memo.first_changed(index) };

@@ -62,6 +62,12 @@ fn walker() -> Box<Walker> {
     walker
 }
 
+/// A walk as a sampler makes it.
+fn walk(walker: &mut Walker, start: Registers, tree: &Interned, code: impl Code) -> Walk {
+    let again = walker.again(&start);
+    again.unwrap_or_else(|| walker.walk(start, 0, tree, code))
+}
+
 /// Frames of 32 bytes: two locals, saved fp, return address. Odd addresses save fp.
 fn rules(ip: u64, _: &mut Scratch) -> Rule {
     match ip {
@@ -144,7 +150,7 @@ proptest! {
             memory[slot] = fp;
             forgetful.forget();
             let expected = forgetful.walk(start, 0, &tree, rules);
-            prop_assert_eq!(remembering.walk(start, 0, &tree, rules), expected);
+            prop_assert_eq!(walk(&mut remembering, start, &tree, rules), expected);
             prop_assert_eq!(&tree.path(expected.leaf.unwrap()).0, ips);
         }
     }
@@ -356,7 +362,7 @@ proptest! {
             forgetful.forget();
             forgetful.pace = Pace::SLOW;
             let expected = forgetful.walk(start, 0, &tree, rules_by_fp);
-            prop_assert_eq!(remembering.walk(start, 0, &tree, rules_by_fp), expected);
+            prop_assert_eq!(walk(&mut remembering, start, &tree, rules_by_fp), expected);
             if damage != 0 {
                 prop_assert_eq!(&tree.path(expected.leaf.unwrap()).0, ips);
             }
@@ -389,6 +395,65 @@ fn stacks_in_turn_are_walked_quickly() {
     let start = lay_with_fp(&mut memory, &new);
     let walk = walker.walk(start, 0, &tree, rules_by_fp);
     assert_eq!(tree.path(walk.leaf.unwrap()).0, new);
+}
+
+proptest! {
+    /// The same where one function allocates at several places, and now and then another does.
+    #[test]
+    fn near_stacks_never_change_the_result(
+        picks in prop::collection::vec((0u64..4, 0usize..16, 0usize..16), 20..120),
+    ) {
+        let mut memory = vec![0u64; 4 * 16];
+        let tree = Interned::default();
+        let mut remembering = walker_on(&memory);
+        let mut forgetful = walker_on(&memory);
+        for (inner, outer, damage) in picks {
+            let mut ips: Vec<u64> = (0..9).map(|i| 0x30 + i).collect();
+            ips[0] += 3 * inner;
+            if outer == 0 {
+                ips[4] += 3;
+            }
+            let start = lay_with_fp(&mut memory, &ips);
+            if damage == 0 {
+                let at = memory.len() - 10;
+                memory[at] = memory[at].wrapping_add(32);
+            }
+            forgetful.forget();
+            let expected = forgetful.walk(start, 0, &tree, rules_by_fp);
+            prop_assert_eq!(walk(&mut remembering, start, &tree, rules_by_fp), expected);
+        }
+    }
+}
+
+#[test]
+fn a_stack_once_more_or_near_asks_for_few_rules() {
+    let asked = Cell::new(0);
+    let rules = |ip: u64, scratch: &mut Scratch| {
+        asked.set(asked.get() + 1);
+        rules_by_fp(ip, scratch)
+    };
+    let mut memory = vec![0u64; 4 * 16];
+    let tree = Interned::default();
+    let mut walker = walker_on(&memory);
+    let mut rules_for = |innermost: u64| {
+        let ips: Vec<u64> = (1..9).map(|i| 0x30 + i).collect();
+        let ips = [&[innermost], &ips[..]].concat();
+        let start = lay_with_fp(&mut memory, &ips);
+        let before = asked.get();
+        let walk = walk(&mut walker, start, &tree, &rules);
+        assert_eq!(tree.path(walk.leaf.unwrap()).0, ips);
+        asked.get() - before
+    };
+    // The second walk knows whose stack it is.
+    assert_eq!((rules_for(0x33), rules_for(0x33)), (9, 9));
+    assert_eq!(rules_for(0x33), 0);
+    // At another place: noted, as it is new; then known, beside the one that was noted last.
+    assert_eq!((rules_for(0x36), rules_for(0x33)), (1, 1));
+    for _ in 0..9 {
+        assert_eq!((rules_for(0x36), rules_for(0x33)), (0, 1));
+    }
+    // Twice in a row: noted.
+    assert_eq!((rules_for(0x33), rules_for(0x33)), (2, 0));
 }
 
 #[test]
@@ -479,7 +544,7 @@ proptest! {
             forgetful.forget();
             forgetful.pace = Pace::SLOW;
             let expected = forgetful.walk(start, 0, &tree, rules);
-            prop_assert_eq!(remembering.walk(start, 0, &tree, rules), expected);
+            prop_assert_eq!(walk(&mut remembering, start, &tree, rules), expected);
         }
     }
 }
