@@ -10,6 +10,7 @@
 //! sampled but their frees cannot be tracked.
 
 mod free_lists;
+mod transfer;
 
 pub use free_lists::FreeLists;
 

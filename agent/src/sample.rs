@@ -416,6 +416,8 @@ fn take_part(local: &mut Local) {
     {
         local.freed = 0;
         local.left = thread.gaps.next(thread.interval);
+        // What it frees is some other thread's to allocate.
+        thread.free_lists.get_or_insert_with(FreeLists::new);
     }
 }
 

@@ -8,10 +8,15 @@
 //! The thread's counts of bytes, jemalloc's `thread.allocated` and `thread.deallocated`,
 //! go on by what the program may use of each object, as they would without the agent.
 //!
+//! A thread that frees more of a size than it allocates hands batches of them on ([`transfer`]).
+//!
 //! Limits: blocks of up to 512 bytes, [`ROOM`] bytes a thread, given back when the thread
-//! ends.
+//! ends; and 32 KiB of each size on their way.
+//!
+//! [`transfer`]: super::transfer
 
 use super::Flags;
+use super::transfer::{Transfer, batch};
 use crate::object::Layout;
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
@@ -24,6 +29,11 @@ const STEP: usize = 16;
 const BINS: usize = 32;
 /// Most bytes in a thread's free lists.
 const ROOM: usize = 128 << 10;
+
+/// Batches on their way from one thread to another, by size.
+static TRANSFERS: [Transfer; BINS] = [const { Transfer::none() }; BINS];
+/// Frees of a size between two attempts to hand a batch on.
+const PAUSE: u16 = 8;
 
 struct FreeBlock {
     next: *mut FreeBlock,
@@ -50,7 +60,8 @@ impl Count {
             return true;
         };
         let sum = *count + bytes as u64;
-        if sum >= *limit {
+        // 0 where jemalloc looks at the count in each of its calls, as in a thread that only frees.
+        if sum >= *limit && *limit != 0 {
             return false;
         }
         *count = sum;
@@ -76,12 +87,14 @@ impl Count {
 /// Free lists of one thread, one for each size.
 pub struct FreeLists {
     flags: Flags,
-    /// Bytes that the lists may still take.
-    room: usize,
+    /// Bytes that the lists may still take; below 0 after batches of other threads.
+    room: isize,
     allocated: Count,
     deallocated: Count,
     /// For each size, the block that was freed last.
     heads: [*mut FreeBlock; BINS],
+    /// For each size, how many blocks there are.
+    counts: [u16; BINS],
 }
 
 impl FreeLists {
@@ -91,10 +104,54 @@ impl FreeLists {
     pub fn new() -> Self {
         Self {
             flags: Flags::with_new_cache(),
-            room: ROOM,
+            room: ROOM as isize,
             allocated: Count::new(c"thread.allocatedp"),
             deallocated: Count::new(c"thread.deallocatedp"),
             heads: [null_mut(); BINS],
+            counts: [0; BINS],
+        }
+    }
+
+    /// Takes a batch that another thread has handed on; whether there was one.
+    #[cold]
+    fn take_batch(&mut self, bin: usize) -> bool {
+        let Self { heads, counts, .. } = self;
+        let count = TRANSFERS[bin].take(|block| {
+            let block: *mut FreeBlock = block.cast();
+            // SAFETY: a free block, at least 16 bytes, that `hand_on` put there; now it is ours.
+            unsafe { (*block).next = heads[bin] };
+            heads[bin] = block;
+        });
+        counts[bin] += count as u16;
+        self.room -= (count * (bin + 1) * STEP) as isize;
+        count > 0
+    }
+
+    /// Whether there is room for a block, if need be because others are handed on.
+    #[inline]
+    fn has_room(&mut self, bin: usize) -> bool {
+        let size = ((bin + 1) * STEP) as isize;
+        if self.room < size && self.counts[bin] > 0 {
+            self.hand_on(bin);
+        }
+        self.room >= size
+    }
+
+    /// Hands a batch on, for a thread that has none.
+    #[cold]
+    fn hand_on(&mut self, bin: usize) {
+        let size = (bin + 1) * STEP;
+        let count = batch(size).min(usize::from(self.counts[bin]));
+        let Self { heads, counts, .. } = self;
+        let done = TRANSFERS[bin].put(count, || {
+            let block = heads[bin];
+            // SAFETY: the list has so many blocks.
+            heads[bin] = unsafe { (*block).next };
+            block.cast()
+        });
+        if done {
+            counts[bin] -= count as u16;
+            self.room += (count * size) as isize;
         }
     }
 
@@ -106,16 +163,18 @@ impl FreeLists {
     pub unsafe fn alloc(&mut self, layout: Layout, align: usize) -> *mut u8 {
         let Layout { offset, usable } = layout;
         let size = (usable + offset).next_multiple_of(STEP);
+        let bin = size / STEP - 1;
         if align <= STEP
-            && let Some(head) = self.heads.get_mut(size / STEP - 1)
-            && !head.is_null()
+            && bin < BINS
+            && (!self.heads[bin].is_null() || self.take_batch(bin))
             && self.allocated.add(usable)
         {
-            let block = *head;
+            let block = self.heads[bin];
             // SAFETY: `free` put it into this list: it is as large as the list's size, and
             // nobody else's.
-            *head = unsafe { (*block).next };
-            self.room += size;
+            self.heads[bin] = unsafe { (*block).next };
+            self.counts[bin] -= 1;
+            self.room += size as isize;
             return block.cast();
         }
         self.allocated.instead(usable, || {
@@ -133,19 +192,24 @@ impl FreeLists {
     pub unsafe fn free(&mut self, base: *mut u8, layout: Layout) {
         let Layout { offset, usable } = layout;
         let size = (usable + offset).next_multiple_of(STEP);
-        match self.heads.get_mut(size / STEP - 1) {
-            Some(head) if self.room >= size && self.deallocated.add(usable) => {
-                let block: *mut FreeBlock = base.cast();
-                // SAFETY: the caller's memory, 16 bytes at least, and nobody else's now.
-                unsafe { (*block).next = *head };
-                *head = block;
-                self.room -= size;
+        let bin = size / STEP - 1;
+        if bin < BINS && self.has_room(bin) && self.deallocated.add(usable) {
+            let block: *mut FreeBlock = base.cast();
+            // SAFETY: the caller's memory, 16 bytes at least, and nobody else's now.
+            unsafe { (*block).next = self.heads[bin] };
+            self.heads[bin] = block;
+            self.room -= size as isize;
+            self.counts[bin] += 1;
+            let count = self.counts[bin];
+            if count.is_multiple_of(PAUSE) && usize::from(count) >= batch(size) * 3 / 2 {
+                self.hand_on(bin);
             }
-            _ => self.deallocated.instead(usable, || {
-                // SAFETY: the caller's.
-                unsafe { super::free(base, self.flags) }
-            }),
+            return;
         }
+        self.deallocated.instead(usable, || {
+            // SAFETY: the caller's.
+            unsafe { super::free(base, self.flags) }
+        });
     }
 
     /// Gives everything back: what the program freed before.
@@ -169,7 +233,8 @@ impl FreeLists {
                 }
             }
         });
-        self.room = ROOM;
+        self.room = ROOM as isize;
+        self.counts = [0; BINS];
         self.flags.destroy_cache();
     }
 }
@@ -224,5 +289,7 @@ mod tests {
         assert!(!count.add(1));
         assert_eq!(count.instead(64, || 5), 5);
         assert_eq!(words, [263, 200]);
+        let mut words = [100, 0];
+        assert!(Count(&raw mut words).add(1));
     }
 }

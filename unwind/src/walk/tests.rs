@@ -440,7 +440,7 @@ fn a_stack_once_more_or_near_asks_for_few_rules() {
         let ips = [&[innermost], &ips[..]].concat();
         let start = lay_with_fp(&mut memory, &ips);
         let before = asked.get();
-        let walk = walk(&mut walker, start, &tree, &rules);
+        let walk = walk(&mut walker, start, &tree, rules);
         assert_eq!(tree.path(walk.leaf.unwrap()).0, ips);
         asked.get() - before
     };
