@@ -4,25 +4,19 @@ use super::layout::{Layout, Style};
 use super::memo::{Memo, Words};
 use super::memory::{Memory, word};
 use super::runtime::{self, Runtime};
-use super::state::{self, OWN};
+use super::state::{Known, States};
 use crate::session::Epoch;
 use unwind::inserted::{Insertion, Trail};
-use unwind::probe;
 
 /// Most frames that are looked at.
 const MAX_STEPS: usize = 1 << 17;
-/// Samples without a state before it is looked for again, at first and at most.
-const PATIENCE: (u32, u32) = (4, 256);
 /// Bytes of a frame object that are read, and of other frames.
 const FRAME_BYTES: (u64, u64) = (112, 80);
 
 /// What a thread needs for its frames. Start with zeroed memory, or call [`forget`](Self::forget).
 #[repr(C)]
 pub struct Frames {
-    /// The thread's states, as they were found.
-    states: [u64; OWN],
-    /// Samples until they are looked for again, and how many that were the last time.
-    patience: (u32, u32),
+    states: States,
     memory: Memory,
     memo: Memo,
 }
@@ -34,9 +28,8 @@ impl Frames {
     /// Forgets everything: the memory was another thread's.
     pub fn forget(&mut self) {
         // Only where there is something: nobody else pays for the memory.
-        if self.patience != (0, 0) || self.states[0] != 0 {
-            self.states = [0; OWN];
-            self.patience = (0, 0);
+        if !self.states.are_unknown() {
+            self.states.forget();
             self.memo.forget();
             self.memory.forget();
         }
@@ -64,19 +57,23 @@ impl Frames {
             epoch,
         };
         self.memo.begin();
-        if !(self.find_states(runtime) && self.stays(&walk)) {
+        // SAFETY: takes nothing, and reads the thread pointer.
+        let thread = unsafe { libc::pthread_self() } as u64;
+        let known = self.states.find(runtime, thread);
+        let is_one = known == Some(Known::Before) && self.states.count() == 1;
+        if !(is_one && self.stays(&walk)) {
             self.read_anew(&walk, runtime.loop_at);
         }
         let (frames, same) = self.memo.frames();
         Insertion { frames, same }
     }
 
-    /// Whether the thread's frames are those of the last walk.
+    /// Whether the frames of the thread's only state are those of the last walk.
     #[inline]
     fn stays(&mut self, walk: &Walk<'_>) -> bool {
         let layout = walk.layout;
-        // SAFETY: a state that is this thread's may be read, as `find_states` says.
-        let top = unsafe { word(self.states[0] + layout.frames) };
+        // SAFETY: a state that is this thread's may be read.
+        let top = unsafe { word(self.states.get(0) + layout.frames) };
         match (layout.style, layout.has_record) {
             (Style::Objects, _) => false,
             (Style::Records, _) => {
@@ -94,10 +91,8 @@ impl Frames {
     #[inline(never)]
     fn read_anew(&mut self, walk: &Walk<'_>, loop_at: (u64, u64)) {
         self.memo.collect();
-        if self.states[0] != 0 {
-            let read = self.collect(walk, loop_at);
-            self.memo.discard_pending();
-            match read {
+        if self.states.count() > 0 {
+            match self.collect(walk, loop_at) {
                 // No memory for any code object (before Linux 5.14): native frames alone say more.
                 Ok(()) if walk.epoch.bank.codes.reserved() == 0 => self.memo.discard(),
                 Ok(()) if self.memo.len() > 0 => runtime::confirm(),
@@ -111,50 +106,30 @@ impl Frames {
         self.memo.end();
     }
 
-    /// Whether the states of this thread are known.
-    #[inline]
-    fn find_states(&mut self, runtime: &Runtime) -> bool {
-        // SAFETY: takes nothing, and reads the thread pointer.
-        let thread = unsafe { libc::pthread_self() } as u64;
-        let state = self.states[0];
-        if state != 0 {
-            let gone = crate::backend::is_system() && !probe::is_readable(state);
-            // SAFETY: this thread's state was here: the allocator's memory stays mapped, or, with
-            // the program's own, it was just probed.
-            if !gone && unsafe { word(state + runtime.layout.thread_id) } == thread {
-                return true;
-            }
-            self.states = [0; OWN];
-            self.patience = (0, 0);
+    /// The frames of all states: an interpreter that another one's code has started runs within it.
+    fn collect(&mut self, walk: &Walk<'_>, loop_at: (u64, u64)) -> Result<(), Damaged> {
+        let mut native = 0;
+        for index in 0..self.states.count() {
+            self.collect_of(walk, self.states.get(index), loop_at, &mut native)?;
+            self.memo.discard_pending();
         }
-        self.look_for_states(runtime, thread)
+        Ok(())
     }
 
-    fn look_for_states(&mut self, runtime: &Runtime, thread: u64) -> bool {
-        if self.patience.0 > 0 {
-            self.patience.0 -= 1;
-            return false;
-        }
-        // SAFETY: a variable of a loaded module.
-        if unsafe { word(runtime.at + runtime.layout.interpreters) } == 0 {
-            return false;
-        }
-        let (first, most) = PATIENCE;
-        let next = (self.patience.1 * 2).clamp(first, most);
-        self.patience = (next, next);
-        self.states = state::find(runtime, thread);
-        let bytes = match runtime.layout.style {
+    fn collect_of(
+        &mut self,
+        walk: &Walk<'_>,
+        state: u64,
+        loop_at: (u64, u64),
+        native: &mut usize,
+    ) -> Result<(), Damaged> {
+        let (layout, trail) = (walk.layout, walk.trail);
+        let bytes = match layout.style {
             Style::Objects => FRAME_BYTES.0,
             _ => FRAME_BYTES.1,
         };
-        self.memory.take_state(self.states[0], bytes);
-        self.states[0] != 0
-    }
-
-    fn collect(&mut self, walk: &Walk<'_>, loop_at: (u64, u64)) -> Result<(), Damaged> {
-        let (layout, trail) = (walk.layout, walk.trail);
-        let state = self.states[0];
-        // SAFETY: a state that is this thread's may be read, as `find_states` says.
+        self.memory.take_state(state, bytes);
+        // SAFETY: a state that is this thread's may be read.
         let top = unsafe {
             if layout.chunk != 0 {
                 self.memory.begin(state + layout.chunk);
@@ -162,7 +137,7 @@ impl Frames {
             word(state + layout.frames)
         };
         match layout.style {
-            Style::Objects => self.objects(walk, top, loop_at),
+            Style::Objects => self.objects(walk, top, loop_at, native),
             Style::Records => self.records(walk, top),
             Style::Entries if layout.has_record => {
                 let at = top + layout.current;
@@ -179,16 +154,16 @@ impl Frames {
         walk: &Walk<'_>,
         top: u64,
         (from, to): (u64, u64),
+        native: &mut usize,
     ) -> Result<(), Damaged> {
-        let mut native = 0;
         let mut frame = top;
         let mut steps = 0;
         while frame != 0 && steps < MAX_STEPS {
             let runs = loop {
-                let Some(registers) = walk.trail.frame(native) else {
+                let Some(registers) = walk.trail.frame(*native) else {
                     return Ok(());
                 };
-                native += 1;
+                *native += 1;
                 if registers.ip > from && registers.ip <= to {
                     break registers;
                 }

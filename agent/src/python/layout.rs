@@ -18,6 +18,7 @@ pub struct Layout {
     pub interpreters: u64,
     pub next_interpreter: u64,
     pub threads: u64,
+    pub previous_thread: u64,
     pub next_thread: u64,
     pub thread_id: u64,
     /// In a thread's state: its frames.
@@ -61,6 +62,7 @@ const OBJECTS: Layout = Layout {
     interpreters: 32,
     next_interpreter: 0,
     threads: 8,
+    previous_thread: 0,
     next_thread: 8,
     thread_id: 176,
     frames: 24,
@@ -209,6 +211,7 @@ fn by_words(version: u32, words: &[u64; WORDS]) -> Option<Layout> {
         interpreters: offset(5)?,
         next_interpreter: offset(groups.interpreter + 2)?,
         threads: offset(groups.interpreter + 3)?,
+        previous_thread: offset(groups.thread + 1)?,
         next_thread: offset(groups.thread + 2)?,
         frames: offset(groups.thread + 4)?,
         thread_id: offset(groups.thread_id)?,

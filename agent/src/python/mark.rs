@@ -95,12 +95,17 @@ impl Mark {
     pub unsafe fn holds(&self, layout: &Layout, at: u64) -> bool {
         // SAFETY: the caller's.
         unsafe {
+            let version = (self.own >> 32) as u32;
+            if version != 0 {
+                // Of its interpreter's, no other one has it; the name tells interpreters apart.
+                return half(at + layout.version) == version && word(at + layout.name) == self.name;
+            }
             let same = own(layout, at) == self.own
                 && word(at + layout.name) == self.name
                 && word(at + layout.lines) == self.lines
                 && word(at + layout.file) == self.file;
-            if !same || self.own >> 32 != 0 {
-                return same;
+            if !same {
+                return false;
             }
             let same = half(self.lines + layout::SIZE) == self.size
                 && word(self.lines + layout::BYTES) == self.first;

@@ -1,6 +1,11 @@
-//! The state of the running thread, among those of all threads of all interpreters.
+//! The states of the running thread, among those of all threads of all interpreters.
+//!
+//! A thread has one in each interpreter that it runs, and a thread of C one in each of its calls into
+//! Python. New ones, and new interpreters, are put at the beginnings of the lists: these tell
+//! whether there may be others than were found.
 
 use super::layout::Layout;
+use super::mark::mix;
 use super::memory::{STATE, word};
 use super::runtime::Runtime;
 use unwind::probe;
@@ -8,41 +13,194 @@ use unwind::probe;
 /// Most interpreters, and most threads of one, that are looked at.
 const INTERPRETERS: usize = 256;
 const THREADS: usize = 4096;
-/// Most states of one thread: one for each interpreter that it runs.
-pub const OWN: usize = 4;
+/// Most states of one thread that are kept: of more, the newest and the oldest.
+const OWN: usize = 8;
+/// Samples without a state before it is looked for again, at first and at most.
+const PATIENCE: (u32, u32) = (4, 256);
+/// Of a list with a new beginning, so many are looked at before that.
+const NEWEST: usize = 4;
 
-/// The states of the thread with this number, as the C library has it, newest interpreter first.
-///
-/// Other threads may change the lists meanwhile: each address is probed before it is followed,
-/// and the memory of a state that is gone stays mapped for longer than this takes.
-#[cold]
-pub fn find(runtime: &Runtime, thread: u64) -> [u64; OWN] {
-    let layout = &runtime.layout;
-    let mut found = [0; OWN];
-    let mut count = 0;
-    let Some(mut interpreter) = follow(runtime.at + layout.interpreters) else {
-        return found;
-    };
-    for _ in 0..INTERPRETERS {
-        let Some(mut state) = follow(interpreter + layout.threads) else {
-            break;
-        };
-        for _ in 0..THREADS {
-            if is_of(layout, state, thread) && count < OWN {
-                found[count] = state;
-                count += 1;
+/// The states of a thread, as they were found. Zeroed memory has none.
+#[repr(C)]
+pub struct States {
+    /// Those in newer interpreters first.
+    own: [Own; OWN],
+    count: usize,
+    /// What the lists began with.
+    begin: u64,
+    /// The only interpreter, or 0: there are several.
+    only: u64,
+    /// Samples until they are looked for again, and how many that were the last time.
+    patience: (u32, u32),
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Own {
+    state: u64,
+    interpreter: u64,
+    /// The state before it in the list, which was probed.
+    previous: u64,
+}
+
+/// Since when a thread's states are known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Known {
+    Before,
+    Anew,
+}
+
+impl States {
+    /// Whether nothing was looked for.
+    #[inline]
+    pub fn are_unknown(&self) -> bool {
+        self.count == 0 && self.patience == (0, 0)
+    }
+
+    pub fn forget(&mut self) {
+        (self.count, self.begin, self.only) = (0, 0, 0);
+        self.patience = (0, 0);
+    }
+
+    /// Number of those that are known.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// One of them, those in newer interpreters first.
+    #[inline]
+    pub fn get(&self, index: usize) -> u64 {
+        self.own.get(index).map_or(0, |own| own.state)
+    }
+
+    /// Whether there are any of the thread with this number, as the C library has it.
+    #[inline]
+    pub fn find(&mut self, runtime: &Runtime, thread: u64) -> Option<Known> {
+        let layout = &runtime.layout;
+        // SAFETY: a variable of a loaded module.
+        let newest = unsafe { word(runtime.at + layout.interpreters) };
+        if self.count == 1 && self.only == newest && self.own[0].is_listed(layout, thread) {
+            return Some(Known::Before);
+        }
+        self.look(layout, thread, newest)
+    }
+
+    #[inline(never)]
+    fn look(&mut self, layout: &Layout, thread: u64, newest: u64) -> Option<Known> {
+        if newest == 0 {
+            self.forget();
+            return None;
+        }
+        let (begin, only) = self.beginnings(layout, newest);
+        let is_same = (begin, only) == (self.begin, self.only);
+        (self.begin, self.only) = (begin, only);
+        let own = &mut self.own[..self.count];
+        if is_same && !own.is_empty() && own.iter_mut().all(|own| own.is_listed(layout, thread)) {
+            return Some(Known::Before);
+        }
+        let had_any = self.count > 0;
+        if had_any || self.patience.0 == 0 {
+            let (first, most) = PATIENCE;
+            let next = (self.patience.1 * 2).clamp(first, most);
+            self.patience = (next, next);
+            self.collect(layout, newest, thread, THREADS);
+        } else {
+            self.patience.0 -= 1;
+            if !is_same {
+                self.collect(layout, newest, thread, NEWEST);
             }
-            match follow(state + layout.next_thread) {
-                Some(next) => state = next,
+        }
+        if self.count == 0 {
+            return None;
+        }
+        self.patience = (0, 0);
+        Some(Known::Anew)
+    }
+
+    /// What the lists begin with, and the interpreter if it is the only one.
+    fn beginnings(&self, layout: &Layout, newest: u64) -> (u64, u64) {
+        if self.only == newest {
+            // SAFETY: it was probed, and the only interpreter stays as long as it is in the list.
+            return (unsafe { word(newest + layout.threads) }, newest);
+        }
+        let (mut begin, mut interpreter, mut count) = (0, newest, 0);
+        while count < INTERPRETERS {
+            count += 1;
+            let threads = follow(interpreter + layout.threads).unwrap_or(0);
+            begin = mix(mix(begin, interpreter), threads);
+            match follow(interpreter + layout.next_interpreter) {
+                Some(next) => interpreter = next,
                 None => break,
             }
         }
-        match follow(interpreter + layout.next_interpreter) {
-            Some(next) => interpreter = next,
-            None => break,
+        match (count, follow(newest + layout.threads)) {
+            (1, Some(threads)) => (threads, newest),
+            _ => (begin, 0),
         }
     }
-    found
+
+    /// Other threads may change the lists meanwhile: each address is probed before it is followed,
+    /// and the memory of a state that is gone stays mapped for longer than this takes.
+    #[cold]
+    fn collect(&mut self, layout: &Layout, newest: u64, thread: u64, threads: usize) {
+        self.count = 0;
+        let mut interpreter = newest;
+        for _ in 0..INTERPRETERS {
+            // One that nobody runs now has no state.
+            let mut next = follow(interpreter + layout.threads);
+            for _ in 0..threads {
+                let Some(state) = next else { break };
+                if is_of(layout, state, thread) {
+                    self.count = (self.count + 1).min(OWN);
+                    self.own[self.count - 1] = Own {
+                        state,
+                        interpreter,
+                        previous: 0,
+                    };
+                }
+                next = follow(state + layout.next_thread);
+            }
+            match follow(interpreter + layout.next_interpreter) {
+                Some(next) => interpreter = next,
+                None => break,
+            }
+        }
+    }
+}
+
+impl Own {
+    /// Whether it still is a state of its interpreter, and of a thread.
+    #[inline]
+    fn is_listed(&mut self, layout: &Layout, thread: u64) -> bool {
+        let is_system = crate::backend::is_system();
+        if is_system && !probe::is_readable(self.state) {
+            return false;
+        }
+        // SAFETY: this thread's state was here: the allocator's memory stays mapped, or, with the
+        // program's own, it was just probed.
+        let (of, previous) = unsafe {
+            let state = self.state;
+            (
+                word(state + layout.thread_id),
+                word(state + layout.previous_thread),
+            )
+        };
+        let leads_here = match previous {
+            0 => self.interpreter + layout.threads,
+            _ => previous.wrapping_add(layout.next_thread),
+        };
+        let is_probed = match previous {
+            0 => !is_system,
+            _ => previous == self.previous && !is_system,
+        };
+        if of != thread || !(is_probed || follow_any(leads_here).is_some()) {
+            return false;
+        }
+        self.previous = previous;
+        // SAFETY: of this interpreter or in that state, which were probed: as above.
+        unsafe { word(leads_here) == self.state }
+    }
 }
 
 /// Whether a state is readable and of a thread.
@@ -53,10 +211,13 @@ fn is_of(layout: &Layout, state: u64, thread: u64) -> bool {
 
 /// The pointer at an address, if there is one.
 fn follow(at: u64) -> Option<u64> {
-    if !probe::are_readable(at, at.checked_add(8)?) {
-        return None;
-    }
+    let is_one = |pointer: &u64| *pointer != 0 && pointer.is_multiple_of(8) && *pointer < 1 << 56;
+    follow_any(at).filter(is_one)
+}
+
+/// The word at an address, if it can be read.
+fn follow_any(at: u64) -> Option<u64> {
+    let readable = probe::are_readable(at, at.checked_add(8)?);
     // SAFETY: found readable.
-    let pointer = unsafe { word(at) };
-    (pointer != 0 && pointer.is_multiple_of(8) && pointer < 1 << 56).then_some(pointer)
+    readable.then(|| unsafe { word(at) })
 }
