@@ -1,16 +1,19 @@
 //! Initialisation when the library is loaded: each module looks up what it needs, while the process
 //! has one thread and the loader may be called.
 
+use core::ffi::{c_char, c_int};
+
 use crate::{
-    atfork, backend, checks, cpu, cpu_profile, ends, entry, fork, image, library, module, python,
-    range, seccomp, session, stats, sys, thread, tid,
+    atfork, backend, checks, cpu, cpu_profile, ends, entry, fork, image, library, module, musl,
+    python, range, seccomp, session, stats, sys, thread, tid,
 };
 
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
-static CONSTRUCTOR: extern "C" fn() = constructor;
+static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char) = constructor;
 
-extern "C" fn constructor() {
+/// glibc's loader passes the program's command line; musl's does not.
+extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
     if cfg!(test) {
         return;
     }
@@ -32,7 +35,8 @@ extern "C" fn constructor() {
     let samples_all = checks::start();
     let own = image::memory();
     session::start((limits.file, limits.address_space), samples_all, own);
-    python::start();
+    let line = python::CommandLine { count, arguments };
+    python::start((!musl::is_here()).then_some(line));
     python::publish();
     cpu::start();
     cpu_profile::start();

@@ -22,6 +22,7 @@
 //! | `memo` | the frames of its last walk |
 //! | `mark` | what tells a code object from another one at its address |
 //! | `objects` | strings, code objects |
+//! | `options` | what its command line says of its environment |
 //! | `codes` | code objects in the segment, each once |
 
 mod codes;
@@ -31,10 +32,12 @@ mod mark;
 mod memo;
 mod memory;
 mod objects;
+mod options;
 mod runtime;
 mod state;
 
 pub use frames::Frames;
+pub use options::CommandLine;
 pub use runtime::{publish, start};
 
 /// Whether this process runs an interpreter whose frames can be read.

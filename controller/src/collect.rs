@@ -355,6 +355,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
             .map(|log2| 1 << log2.min(63)),
         threads: snapshot.thread_entries.iter().map(thread).collect(),
         python: interpreted::describe(header),
+        python_hides: header.python_hides(),
         trigger: Some(metadata.trigger.clone()).filter(|t| !t.is_empty()),
         ended: Some(metadata.ended.clone()).filter(|t| !t.is_empty()),
         counters,

@@ -31,6 +31,39 @@ pub fn hides_objects(value: Option<&[u8]>) -> bool {
     !matches!(value, Some(b"malloc" | b"malloc_debug"))
 }
 
+/// Whether a command line tells CPython to leave its environment aside (`-I`, `-E`): with it, the value
+/// of [`VARIABLE`].
+pub fn ignores_environment<T: AsRef<[u8]>>(command_line: &[T]) -> bool {
+    let mut arguments = command_line.iter().map(AsRef::as_ref);
+    let is_python = |program: &[u8]| is_interpreter(program);
+    if !arguments.next().is_some_and(is_python) {
+        return false;
+    }
+    while let Some([b'-', letters @ ..]) = arguments.next() {
+        if letters == b"-check-hash-based-pycs" {
+            arguments.next();
+        }
+        if letters.first() == Some(&b'-') {
+            continue;
+        }
+        for (place, letter) in letters.iter().enumerate() {
+            match letter {
+                b'I' | b'E' => return true,
+                b'c' | b'm' => return false,
+                b'W' | b'X' => {
+                    // Its value is the rest, or the next argument.
+                    if place + 1 == letters.len() {
+                        arguments.next();
+                    }
+                    break;
+                }
+                _ => {}
+            }
+        }
+    }
+    false
+}
+
 /// What to do about running processes whose small objects the agent cannot see, if there are any:
 /// those of CPython whose environment says so. One line for all of them.
 pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<String> {
@@ -56,9 +89,11 @@ fn keeps_objects(pid: i32) -> bool {
         Entry::all(&maps).any(|entry| is_library(entry.path))
     };
     let is_python = by_name() || by_library();
-    is_python
-        && process::environment(pid)
-            .is_some_and(|text| hides_objects(process::value(&text, VARIABLE)))
+    let hides = |text: Vec<u8>| {
+        hides_objects(process::value(&text, VARIABLE))
+            || ignores_environment(&process::command_line(pid))
+    };
+    is_python && process::environment(pid).is_some_and(hides)
 }
 
 #[cfg(test)]
@@ -92,6 +127,31 @@ mod tests {
         assert!(hides(b"\xff\0XPYTHONMALLOC=malloc\0PYTHONMALLOC=\0"));
         assert!(!hides(b"PATH=/bin\0PYTHONMALLOC=malloc"));
         assert!(!hides(b"PYTHONMALLOC=malloc_debug\0"));
+    }
+
+    #[test]
+    fn options_make_it_ignore_the_environment() {
+        let ignores = |line: &str| ignores_environment(&line.split(' ').collect::<Vec<_>>());
+        for line in [
+            "python3 -I x.py",
+            "/usr/bin/python3.11 -sE",
+            "python3 -X dev -I x.py",
+            "python3 -W ignore -uEm x",
+        ] {
+            assert!(ignores(line), "{line}");
+        }
+        for line in [
+            "python3",
+            "python3 x.py -I",
+            "python3 -c -I",
+            "python3 -X E x.py",
+            "python3 -Wignore::E x.py",
+            "python3 -um E",
+            "node -I",
+            "python3 -",
+        ] {
+            assert!(!ignores(line), "{line}");
+        }
     }
 
     #[test]

@@ -270,6 +270,7 @@ impl Merger {
             out.intervals.clone_from(&new.intervals);
         }
         out.thinning = out.thinning.max(new.thinning);
+        out.python_hides = out.python_hides.max(new.python_hides);
         let start = out.start_unix_ns.into_iter().chain(new.start_unix_ns);
         out.start_unix_ns = start.min();
         out.end_unix_ns = out.end_unix_ns.max(new.end_unix_ns);

@@ -242,6 +242,9 @@ pub struct Facts {
     pub thinning: Option<u64>,
     /// The Python interpreter in the process, and whether its lines are in the stacks.
     pub python: Option<String>,
+    /// Whether that interpreter takes small objects from an allocator of its own, where the agent does not
+    /// see them.
+    pub python_hides: Option<bool>,
     /// The threads whose stacks are kept apart.
     pub threads: Vec<Thread>,
     /// Number of this dump among those of its process.

@@ -9,10 +9,11 @@ use heap_format::{Profile, ReadError, beside, maps, printable};
 
 use crate::combine::{self, Combined};
 use crate::files::Sources;
+use crate::python::{self, Shown};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series;
 use crate::view::View;
-use crate::{hint, nearest, program, python};
+use crate::{hint, nearest, program};
 
 /// Reads the dumps, combines them as the format needs it and finds symbols. Warnings go to
 /// `warn`, also before an error. The error may be a
@@ -42,8 +43,10 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     if let Some(error) = missing.into_iter().find(|e| e.holds(&combined.profile)) {
         return Err(error.into());
     }
+    let only_python = sources.python == Shown::PythonOnly && has_python(&combined.profile);
     let hint = match needs.symbols {
-        Symbols::Required => hinted(&mut combined.profile, &sources, &warnings),
+        // Where no native code is shown, nobody misses its names.
+        Symbols::Required if !only_python => hinted(&mut combined.profile, &sources, &warnings),
         _ => None,
     };
     if sources.module_names {
@@ -59,8 +62,15 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         .into_iter()
         .chain(hint)
         .chain(python)
+        .chain(python::hidden_objects(&combined.profile))
         .for_each(warn);
     Ok(combined)
+}
+
+/// Whether there are lines of Python.
+fn has_python(profile: &Profile) -> bool {
+    let mut locations = profile.locations.iter();
+    locations.any(|location| profile.is_python(location))
 }
 
 /// What to say of code without names.

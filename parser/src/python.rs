@@ -93,6 +93,16 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
     None
 }
 
+/// What to say of objects that are not in a profile of memory.
+pub fn hidden_objects(profile: &Profile) -> Option<String> {
+    let hides = profile.facts.python_hides == Some(true) && profile.facts.cpu.is_none();
+    hides.then(|| {
+        "small objects of Python are not in here: it takes them from an allocator of its own; started \
+         with PYTHONMALLOC=malloc in the environment (run --python-malloc), each of them is seen"
+            .to_owned()
+    })
+}
+
 /// Takes away the locations that are in no stack any more.
 fn forget_unused(profile: &mut Profile) {
     let mut used = vec![false; profile.locations.len()];

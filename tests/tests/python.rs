@@ -1,7 +1,7 @@
 //! Python's own frames: the same as the program itself sees them.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use heap_format::Profile;
@@ -16,6 +16,11 @@ fn profiled(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Profile {
     command.arg("--").arg(python).args(arguments);
     let outcome = run(&mut command);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    heap_format::open(&the_dump(scratch)).expect("a dump that can be read")
+}
+
+/// The one that was written.
+fn the_dump(scratch: &Scratch) -> PathBuf {
     let mut files = std::fs::read_dir(scratch.files()).expect("the files");
     let dump = files.find_map(|file| {
         let path = file.expect("a file").path();
@@ -23,7 +28,7 @@ fn profiled(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Profile {
             .is_some_and(|e| e == "heap")
             .then_some(path)
     });
-    heap_format::open(&dump.expect("a dump")).expect("a dump that can be read")
+    dump.expect("a dump")
 }
 
 /// Live bytes by stack of Python, innermost first, as the program writes them.
@@ -97,6 +102,106 @@ fn a_free_threaded_build_is_left_alone_and_told() {
     assert!(line.ends_with(says), "{line}");
     let profile = session.stop().profile();
     assert_eq!(profile.facts.python.as_deref(), Some(says));
+}
+
+/// By the environment, and by options that leave it aside; said where the dump is read.
+#[test]
+fn a_dump_says_whether_small_objects_are_missing() {
+    const SCRIPT: &str = "kept = [[i] for i in range(10000)]; import os; os._exit(0)";
+    let cases = [
+        ("", "-s", true),
+        ("pymalloc", "-s", true),
+        ("malloc", "-s", false),
+        ("malloc_debug", "-X dev -s", false),
+        ("malloc", "-I", true),
+        ("malloc", "-uE", true),
+    ];
+    for (value, options, hides) in cases {
+        let scratch = Scratch::new();
+        let mut command = scratch.profiler();
+        command
+            .args(["run", "-c", "1", "-o"])
+            .arg(scratch.file("p_"));
+        command.args(["--", "/usr/bin/python3"]);
+        command.args(options.split(' ')).args(["-c", SCRIPT]);
+        match value {
+            "" => command.env_remove("PYTHONMALLOC"),
+            value => command.env("PYTHONMALLOC", value),
+        };
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let dump = the_dump(&scratch);
+        let profile = heap_format::open(&dump).expect("a dump that can be read");
+        assert_eq!(profile.facts.python_hides, Some(hides), "{value} {options}");
+        for view in [
+            &["-n", "3"][..],
+            &["--python-only"],
+            &["--traces"],
+            &["--leaks"],
+        ] {
+            let outcome = run(scratch.parser().args(view).arg(&dump));
+            let says = outcome
+                .stderr
+                .contains("small objects of Python are not in here");
+            assert_eq!(
+                says, hides,
+                "{value} {options} {view:?}: {}",
+                outcome.stderr
+            );
+        }
+    }
+}
+
+/// Of threads that run several interpreters, and of threads of C that become Python's for a call.
+#[test]
+fn frames_are_seen_whichever_state_the_thread_has_now() {
+    for python in pythons::all() {
+        let scratch = Scratch::new();
+        let library = scratch.compile("python_states.c", &["-shared", "-fPIC", "-pthread"]);
+        let script = artifacts::source("python_states.py");
+        let profile = profiled(&scratch, &python, &[&script, &library]);
+        let found = by_stack(&profile);
+        let of = |begins: &str, holds: &str| {
+            let is_it = |(stack, _): &(&String, &f64)| {
+                let rest = stack.strip_prefix(begins);
+                rest.is_some_and(|rest| rest.contains(holds))
+            };
+            found
+                .iter()
+                .filter(is_it)
+                .map(|(_, bytes)| bytes)
+                .sum::<f64>()
+        };
+        // As versions call what has no file.
+        let within = |rest: &str| {
+            let files = ["<string>", "<script>"];
+            let sums = files.map(|f| of(&format!("inner ({f}:4);<module> ({f}:5)"), rest));
+            sums[0] + sums[1]
+        };
+        let sums = [
+            (
+                within(";enter (python_states.py:31);main (python_states.py:51)"),
+                12e6,
+            ),
+            (
+                within(";enter (python_states.py:31);enter_new (python_states.py:36)"),
+                1e6,
+            ),
+            (
+                of("keep (python_states.py:40);main (python_states.py:52)", ""),
+                12e6,
+            ),
+            (of("called (python_states.py:44)", ""), 5e6),
+        ];
+        for (live, bytes) in sums {
+            let all = bytes..bytes * 1.02;
+            assert!(
+                all.contains(&live),
+                "{}: {live} of {bytes}: {found:#?}",
+                python.display()
+            );
+        }
+    }
 }
 
 /// The line of a process in the list.

@@ -1,6 +1,7 @@
 //! The interpreter of this process.
 
 use super::layout::{self, Layout, Told, WORDS};
+use super::options::CommandLine;
 use crate::arch::glibc_function;
 use crate::session;
 use crate::symbol_table;
@@ -9,7 +10,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use shm_protocol::layout::{
-    PYTHON_DIFFERS, PYTHON_FREE_THREADED, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN,
+    PYTHON_DIFFERS, PYTHON_FREE_THREADED, PYTHON_HIDES, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN,
 };
 use unwind::probe;
 
@@ -22,6 +23,8 @@ static KNOWN: Known = Known(UnsafeCell::new(None));
 static VERSION: AtomicU32 = AtomicU32::new(0);
 /// One of the `PYTHON_` constants.
 static JUDGEMENT: AtomicU8 = AtomicU8::new(PYTHON_MET as u8);
+/// [`PYTHON_HIDES`], or 0.
+static HIDES: AtomicU32 = AtomicU32::new(0);
 /// Stacks that could not be read before one could.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
 /// So many are forgiven: an interpreter that starts has frames which are not whole.
@@ -40,7 +43,7 @@ pub struct Runtime {
 /// Looks for an interpreter; at start-up. Its names are weak references of this library, which the
 /// loader has bound: a `dlsym` in vain would allocate its message from the program's heap, where
 /// a session may already record every allocation.
-pub fn start() {
+pub fn start(line: Option<CommandLine>) {
     let at = glibc_function!("_PyRuntime") as u64;
     if at == 0 || sys::variable(c"MEM_PROFILER_PYTHON") == Some(b"0") {
         return;
@@ -51,6 +54,11 @@ pub fn start() {
         (version, layout.map_or(Told::Unknown, Told::Known))
     });
     VERSION.store(version, Ordering::Relaxed);
+    let allocator = sys::variable(c"PYTHONMALLOC");
+    let is_asked = matches!(allocator, Some(b"malloc" | b"malloc_debug"));
+    if !is_asked || line.is_some_and(CommandLine::ignores_environment) {
+        HIDES.store(PYTHON_HIDES, Ordering::Relaxed);
+    }
     let layout = match found {
         Told::Known(layout) => layout,
         Told::Unknown => return JUDGEMENT.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed),
@@ -130,7 +138,8 @@ pub fn doubt() {
 pub fn publish() {
     if let Some(status) = session::status() {
         let judgement = u32::from(JUDGEMENT.load(Ordering::Relaxed));
-        status.python.store(judgement, Ordering::Relaxed);
+        let hides = HIDES.load(Ordering::Relaxed);
+        status.python.store(judgement | hides, Ordering::Relaxed);
         let version = VERSION.load(Ordering::Relaxed);
         status.python_version.store(version, Ordering::Release);
     }

@@ -1,6 +1,6 @@
 //! `run`: a program with the agent from its first allocation.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -48,7 +48,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             only: args.only,
         },
     };
-    let can_sample = warn_beforehand(&args.command[0], &agent, args.python_malloc)?;
+    let can_sample = warn_beforehand(&args.command, &agent, args.python_malloc)?;
     let mut push = Push::start(&args.push)?;
     let directory = launch::make_directory(&default_directory())?;
     let discovery = Discovery::in_directory(directory.clone());
@@ -109,7 +109,8 @@ fn is_clean(outcome: &Outcome) -> bool {
 }
 
 /// Says what will be missing, before the program says anything. Whether it can be sampled.
-fn warn_beforehand(command: &OsStr, agent: &Path, python_malloc: bool) -> anyhow::Result<bool> {
+fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyhow::Result<bool> {
+    let command = line[0].as_os_str();
     let shown = text::path(command);
     let Some(file) = program::find(command.as_ref()) else {
         return Ok(true);
@@ -131,16 +132,24 @@ fn warn_beforehand(command: &OsStr, agent: &Path, python_malloc: bool) -> anyhow
     if let Some(other) = allocator::of_program(&file, command.as_bytes(), true) {
         warning(&format!("{shown}: {other}"));
     }
-    tell_of_python(command, python_malloc);
+    tell_of_python(line, python_malloc);
     Ok(true)
 }
 
 /// Says whether small objects of Python will be seen: that they are made to, or how to.
-fn tell_of_python(command: &OsStr, python_malloc: bool) {
+fn tell_of_python(line: &[OsString], python_malloc: bool) {
+    let command = line[0].as_os_str();
+    let bytes: Vec<&[u8]> = line.iter().map(|argument| argument.as_bytes()).collect();
+    let ignores = python::ignores_environment(&bytes);
     let (shown, variable) = (text::path(command), python::VARIABLE);
     let value = std::env::var_os(variable);
-    let hides = python::hides_objects(value.as_deref().map(OsStr::as_bytes));
-    if python_malloc {
+    let hides = python::hides_objects(value.as_deref().map(OsStrExt::as_bytes));
+    if ignores && (python_malloc || !hides) {
+        warning(&format!(
+            "{shown} ignores {variable}, as -I and -E say: its small objects stay in an allocator of \
+             its own, and will not be seen"
+        ));
+    } else if python_malloc {
         diagnostic(&format!(
             "{shown} is started with {variable}=malloc: Python takes each object from malloc, more \
              slowly than from its own allocator"

@@ -12,6 +12,10 @@ use crate::printable::is_hidden;
 use crate::profile::{BuildId, Function, IntervalPeriod, Line, Location, Mapping, Profile, Thread};
 use crate::sampling;
 
+/// What a dump says of Python's small objects.
+const HIDDEN: &str = "hidden";
+const SEEN: &str = "seen";
+
 /// The version whose promises the profile keeps.
 pub(crate) fn version(profile: &Profile) -> u32 {
     match (profile.sizes_apart, profile.losses.is_empty()) {
@@ -88,6 +92,11 @@ impl Writer<'_> {
         }
         self.number("thinning", facts.thinning);
         self.text("python", facts.python.as_deref());
+        let objects = facts.python_hides.map(|hides| match hides {
+            true => HIDDEN,
+            false => SEEN,
+        });
+        self.text("python_objects", objects);
         for thread in &facts.threads {
             self.fact(
                 "thread",
@@ -371,6 +380,13 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
             .push(interval(std::str::from_utf8(value).ok()?)?),
         b"thinning" => facts.thinning = Some(number()?),
         b"python" => facts.python = Some(string(value)),
+        b"python_objects" => {
+            facts.python_hides = match string(value).as_str() {
+                HIDDEN => Some(true),
+                SEEN => Some(false),
+                _ => None,
+            };
+        }
         b"thread" => {
             let (name, tid) = named()?;
             facts.threads.push(Thread {

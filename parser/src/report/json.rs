@@ -304,6 +304,10 @@ struct Facts<'a> {
     intervals: Vec<Interval>,
     #[serde(skip_serializing_if = "Option::is_none")]
     thinning: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    python: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    python_hides: Option<bool>,
     counters: &'a BTreeMap<String, u64>,
     allocator: &'a BTreeMap<String, u64>,
     memory: &'a BTreeMap<String, u64>,
@@ -375,6 +379,8 @@ fn facts(profile: &Profile) -> Facts<'_> {
         command_line: &facts.command_line,
         intervals: facts.intervals.iter().map(interval).collect(),
         thinning: facts.thinning,
+        python: facts.python.as_deref(),
+        python_hides: facts.python_hides,
         counters: &facts.counters,
         allocator: &facts.allocator,
         memory: &facts.memory,

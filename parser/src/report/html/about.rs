@@ -53,6 +53,16 @@ fn facts(page: &PageContext) -> String {
             .duration_ns
             .map(|ns| format!("{:.1} s", ns as f64 / 1e9)),
     );
+    add("Python", facts.python.clone());
+    add(
+        "Small objects of Python",
+        facts.python_hides.map(|hides| match hides {
+            true => {
+                "not in here: from an allocator of its own (without PYTHONMALLOC=malloc)".to_owned()
+            }
+            false => "each is seen".to_owned(),
+        }),
+    );
     add("Dump number", facts.sequence.map(|n| n.to_string()));
     add("Trigger", facts.trigger.clone());
     add("Ended", facts.ended.clone());
