@@ -27,7 +27,12 @@ pub struct Mark {
     length: u32,
     /// What the characters of the name are, if they are not ASCII; else 0.
     state: u64,
+    /// Of an ASCII name that the interpreter has no hash of: its characters, where they fit.
+    text: [u64; 4],
 }
+
+/// Lengths of names whose characters are kept.
+const KEPT: core::ops::RangeInclusive<u32> = 8..=32;
 
 /// What a string has in the place of its hash before it is asked for.
 const NO_HASH: u64 = u64::MAX;
@@ -64,9 +69,13 @@ impl Mark {
     pub unsafe fn of(layout: &Layout, at: u64, read: &Read) -> Self {
         let (name, length) = (read.name.at, read.name.length as u32);
         let state = other_state(layout, read.name.state);
+        let mut text = [0; 4];
         // SAFETY: the caller's; what was read before was found readable.
         unsafe {
             let hash = word(name + layout::HASH);
+            if hash == NO_HASH && state == 0 && KEPT.contains(&length) {
+                text = characters(name + layout.ascii, length);
+            }
             Self {
                 name,
                 lines: read.lines,
@@ -81,6 +90,7 @@ impl Mark {
                 size: read.size as u32,
                 length,
                 state,
+                text,
             }
         }
     }
@@ -96,7 +106,8 @@ impl Mark {
         // SAFETY: the caller's.
         unsafe {
             let version = (self.own >> 32) as u32;
-            if version != 0 {
+            // The layout is a constant where it has none.
+            if layout.version != 0 && version != 0 {
                 // Of its interpreter's, no other one has it; the name tells interpreters apart.
                 return half(at + layout.version) == version && word(at + layout.name) == self.name;
             }
@@ -124,6 +135,9 @@ impl Mark {
         unsafe {
             if half(name + layout::LENGTH) != length {
                 return false;
+            }
+            if self.state == 0 && KEPT.contains(&length) && self.text[0] != 0 {
+                return characters(name + layout.ascii, length) == self.text;
             }
             if self.state == 0 {
                 return ascii(name + layout.ascii, length) == self.hash;
@@ -163,6 +177,22 @@ fn other_state(layout: &Layout, state: u64) -> u64 {
     match objects::form(layout, state) {
         Some((head, 1)) if head == layout.ascii => 0,
         _ => state | 1 << 32,
+    }
+}
+
+/// A name's ASCII characters: how it begins and how it ends, which is all of it.
+///
+/// # Safety
+/// So many bytes can be read, eight at least.
+#[inline(always)]
+unsafe fn characters(at: u64, length: u32) -> [u64; 4] {
+    let end = at + u64::from(length);
+    // SAFETY: the caller's.
+    unsafe {
+        match length {
+            16.. => [word(at), word(at + 8), word(end - 16), word(end - 8)],
+            _ => [word(at), 0, 0, word(end - 8)],
+        }
     }
 }
 
