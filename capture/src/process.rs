@@ -44,6 +44,11 @@ impl Status {
         self.number("Tgid")
     }
 
+    /// How many threads its process has, also ended ones that nobody has waited for.
+    pub fn threads(&self) -> Option<usize> {
+        self.field("Threads")?.parse().ok()
+    }
+
     /// The parent.
     pub fn parent(&self) -> Option<i32> {
         self.number("PPid")

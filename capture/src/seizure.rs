@@ -66,14 +66,19 @@ impl Seizure {
         Ok(seizure)
     }
 
-    /// Until the list of threads has twice held no new one: while it is read, a thread that
-    /// still runs may start another, but when all have stopped, none can.
+    /// Until there are no more threads than have stopped, or their list has twice held no new one:
+    /// while it is read, a thread that still runs may start another, but when all have stopped,
+    /// none can. (One that has ended may be counted for long.)
     fn stop(&mut self, limit: Duration) -> Result<(), Refusal> {
         let mut patience = Patience::new(limit);
         let mut quiet = 0;
         while quiet < 2 {
             quiet = if self.seize_new()? { 0 } else { quiet + 1 };
             self.await_stops(&mut patience)?;
+            let count = Status::of(self.pid, self.pid).and_then(|status| status.threads());
+            if count == Some(self.threads.len()) {
+                break;
+            }
         }
         if self.threads.is_empty() {
             return Err(Refusal::Ended { pid: self.pid });
@@ -125,7 +130,7 @@ impl Seizure {
         loop {
             let mut index = 0;
             while index < self.threads.len() {
-                if self.look_at(index)? {
+                if self.threads[index].stopped || self.look_at(index)? {
                     index += 1;
                 } else {
                     self.threads.swap_remove(index);
@@ -133,6 +138,7 @@ impl Seizure {
             }
             self.forget_dead_leader(patience);
             let Some(running) = self.threads.iter().find(|thread| !thread.stopped) else {
+                patience.answered();
                 return Ok(());
             };
             if !patience.wait() {
