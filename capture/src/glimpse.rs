@@ -98,11 +98,11 @@ fn take<R>(
     if !runs() || request::interrupt(tid).is_err() {
         return Taken::nothing(false);
     }
-    let mut patience = Patience::new(limit);
+    let mut patience = Patience::new(limit).sparing();
     loop {
         // Its end is left alone: when our thread ends, the kernel tells whoever is to be told.
         match request::poll(tid, true) {
-            Ok(None) if patience.wait() => {}
+            Ok(None) if patience.wait(tid) => {}
             Ok(None | Some(Event::End)) | Err(_) => return Taken::nothing(false),
             Ok(Some(Event::None)) => return Taken::nothing(true),
             Ok(Some(event)) => {

@@ -30,6 +30,9 @@
 //!   that memory, so nothing in it is believed. The target's memory and the copy's own stay as they
 //!   are.
 //!
+//! While it waits for a process's threads, a timer interrupts it: of this process's signals the last
+//! but one, `SIGRTMAX - 1`, is taken for that.
+//!
 //! A single thread can be stopped for as long as its registers take ([`Glimpses`]).
 //!
 //! # Caller's duties
@@ -63,6 +66,7 @@
 //!   (`pthread_attr_setstack`) with less than 16 KiB of room would lose the bytes below it if
 //!   this process were killed in [`Stopped::copy`].
 
+mod alarm;
 mod arch;
 mod choice;
 mod code;

@@ -5,26 +5,28 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::Refusal;
+use crate::alarm;
 use crate::process::Status;
 use crate::request::{self, Event};
 
 /// How often it is asked without a pause: some 30 µs. What runs on another processor has answered
 /// by then, which saves two changes between processes.
 const SPINS: u32 = 64;
-/// The first sleep, in µs; each further one is a µs longer. Shorter ones keep interrupting what is
-/// waited for, where that is on the same processor.
-const FIRST_SLEEP: u32 = 21;
-/// What runs on this processor answers during the first sleeps, and not before. Then so many waits
-/// begin with a sleep, since it is likely to stay here.
-const HERE: u32 = 2;
+/// The same where the processor has better things to do.
+const FEW_SPINS: u32 = 20;
+/// What runs on this processor answers soon after this one has been given up, and not before. Then
+/// so many waits begin with that, since it is likely to stay here.
+const SOON: Duration = Duration::from_micros(200);
 const REST: u32 = 6;
+/// The first sleep where the kernel cannot be made to wake us, in µs; each further one is a µs longer.
+const FIRST_SLEEP: u32 = 21;
 
 thread_local! {
-    /// Waits to come that begin with a sleep.
+    /// Waits to come that begin with giving up the processor.
     static RESTING: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A wait that ends: it asks often at first, then less and less.
+/// A wait that ends: it asks often at first, and then is woken.
 pub struct Patience {
     asked: u32,
     spins: u32,
@@ -55,13 +57,22 @@ impl Patience {
         self
     }
 
-    /// Lets some time pass; false if there is none left.
-    pub fn wait(&mut self) -> bool {
+    /// Asks less often: processor time counts more than how soon the answer is here.
+    pub fn sparing(mut self) -> Self {
+        self.spins = FEW_SPINS;
+        self
+    }
+
+    /// Lets some time pass, or the time until something happens to this thread; false if there is
+    /// none left.
+    pub fn wait(&mut self, tid: i32) -> bool {
         self.asked += 1;
         // No yielding: among busy threads that takes the longest.
         if self.asked > self.spins {
-            let time = Duration::from_micros((FIRST_SLEEP + self.slept).into());
-            sleep(time.min(self.longest));
+            if !alarm::wait_for(tid) {
+                let time = Duration::from_micros((FIRST_SLEEP + self.slept).into());
+                sleep(time.min(self.longest));
+            }
             self.slept += 1;
         }
         Instant::now() < self.end
@@ -69,14 +80,15 @@ impl Patience {
 
     /// Notes how the answer came that was waited for.
     pub fn answered(&self) {
-        if self.spins > 0 && (1..=HERE).contains(&self.slept) {
+        let gone = || self.limit.saturating_sub(self.end - Instant::now());
+        if self.spins > 0 && self.slept > 0 && gone() < SOON {
             RESTING.set(REST);
         }
     }
 
     /// Whether it is time for what is done now and then only.
     pub fn seldom(&self) -> bool {
-        self.asked % 64 == 63
+        self.asked % 64 == 63 || self.slept > 1
     }
 
     /// That this thread did not stop in time.
@@ -104,7 +116,7 @@ pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result
                 return Ok(event);
             }
             None if dead => return Ok(Event::End),
-            None if patience.wait() => {}
+            None if patience.wait(tid) => {}
             None => return Err(patience.ended(pid, tid)),
         }
     }

@@ -253,10 +253,21 @@ pub fn reap(tid: i32) {
     let _ = wait(tid, libc::WEXITED);
 }
 
+/// Waits until a thread that the calling one traces has stopped or ended, or a signal comes; what
+/// happened is left for [`poll`].
+pub fn await_change(tid: i32) -> Result<()> {
+    let kinds = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WNOTHREAD;
+    wait_with(tid, kinds).map(drop)
+}
+
 fn wait(tid: i32, kinds: i32) -> Result<Option<(i32, i32)>> {
+    wait_with(tid, kinds | libc::WNOHANG)
+}
+
+fn wait_with(tid: i32, kinds: i32) -> Result<Option<(i32, i32)>> {
     // SAFETY: plain numbers and a union of them.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let options = kinds | libc::WNOHANG | libc::__WALL;
+    let options = kinds | libc::__WALL;
     // SAFETY: `info` is ours to fill.
     let got = unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &raw mut info, options) };
     check(got.into())?;

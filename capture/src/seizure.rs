@@ -141,7 +141,7 @@ impl Seizure {
                 patience.answered();
                 return Ok(());
             };
-            if !patience.wait() {
+            if !patience.wait(running.tid) {
                 return Err(patience.ended(self.pid, running.tid));
             }
         }
@@ -249,7 +249,10 @@ impl Seizure {
                 !matches!(event, Ok(Some(Event::End | Event::None)))
             };
             killed.retain(|&tid| ended(tid));
-            if killed.is_empty() || !patience.wait() {
+            let Some(&left) = killed.first() else {
+                return released;
+            };
+            if !patience.wait(left) {
                 return released;
             }
         }

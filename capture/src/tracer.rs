@@ -22,6 +22,7 @@ impl Tracer {
         let work = move || {
             block_signals();
             hurry();
+            crate::alarm::set_up();
             todo.into_iter().for_each(|job| job());
         };
         let thread = Builder::new().name("capture".to_owned()).spawn(work)?;
