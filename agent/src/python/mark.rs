@@ -136,8 +136,16 @@ impl Mark {
             if half(name + layout::LENGTH) != length {
                 return false;
             }
-            if self.state == 0 && KEPT.contains(&length) && self.text[0] != 0 {
-                return characters(name + layout.ascii, length) == self.text;
+            // Kept, as it is one of ASCII characters with such a length.
+            if self.text[0] != 0 {
+                let at = name + layout.ascii;
+                let end = at + u64::from(length);
+                let [first, second, third, last] = self.text;
+                let outer = (word(at) ^ first) | (word(end - 8) ^ last);
+                return match length {
+                    16.. => outer | (word(at + 8) ^ second) | (word(end - 16) ^ third) == 0,
+                    _ => outer == 0,
+                };
             }
             if self.state == 0 {
                 return ascii(name + layout.ascii, length) == self.hash;
