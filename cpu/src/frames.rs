@@ -38,11 +38,18 @@ pub struct Part {
 pub struct Frames {
     /// `.eh_frame_hdr`.
     pub index: Part,
-    /// `.eh_frame`.
-    pub entries: Part,
+    /// `.eh_frame`, and others that the index leads to: a program that BOLT has rewritten keeps its
+    /// old one for what was not moved.
+    pub entries: Vec<Part>,
 }
 
 impl Frames {
+    /// The bytes that are kept.
+    pub fn size(&self) -> usize {
+        let entries: usize = self.entries.iter().map(|part| part.bytes.len()).sum();
+        self.index.bytes.len() + entries
+    }
+
     /// Whether a function begins at one of these addresses, or between them.
     pub fn has_function(&self, first: u64, last: u64) -> bool {
         let rows = self.index.bytes.get(HEAD_BYTES..).unwrap_or_default();
@@ -60,9 +67,20 @@ impl Frames {
 pub fn read(source: &(impl Source + ?Sized), page: &[u8], headers: &[u8]) -> Option<Frames> {
     let header = elf::segments(headers).find(|s| s.kind == PT_GNU_EH_FRAME);
     match header {
-        Some(header) => indexed(source, headers, &header),
+        Some(header) => indexed(source, page, headers, &header),
         None => made(source, page),
     }
+}
+
+fn loaded(headers: &[u8]) -> impl Iterator<Item = Segment> {
+    elf::segments(headers).filter(|s| s.kind == PT_LOAD)
+}
+
+/// Whether a segment has so many bytes at an address.
+fn holds(segment: &Segment, address: u64, len: u64) -> bool {
+    let from = address.checked_sub(segment.address);
+    let end = from.and_then(|from| from.checked_add(len));
+    end.is_some_and(|end| end <= segment.file_size)
 }
 
 /// Bytes at an address.
@@ -72,17 +90,17 @@ fn at(
     (address, len): (u64, u64),
     most: u64,
 ) -> Option<Vec<u8>> {
-    let holds = |s: &Segment| {
-        let from = address.checked_sub(s.address);
-        from.is_some_and(|from| from.checked_add(len).is_some_and(|end| end <= s.file_size))
-    };
-    let mut loaded = elf::segments(headers).filter(|s| s.kind == PT_LOAD);
-    let segment = loaded.find(holds)?;
+    let segment = loaded(headers).find(|s| holds(s, address, len))?;
     let offset = segment.offset.checked_add(address - segment.address)?;
     bytes(source, offset, len, most).filter(|bytes| bytes.len() as u64 == len)
 }
 
-fn indexed(source: &(impl Source + ?Sized), headers: &[u8], header: &Segment) -> Option<Frames> {
+fn indexed(
+    source: &(impl Source + ?Sized),
+    page: &[u8],
+    headers: &[u8],
+    header: &Segment,
+) -> Option<Frames> {
     let place = (header.address, header.file_size);
     let index = Part {
         address: header.address,
@@ -100,16 +118,45 @@ fn indexed(source: &(impl Source + ?Sized), headers: &[u8], header: &Segment) ->
     let count = u32::from_le_bytes(index.bytes.get(8..12)?.try_into().ok()?);
     let count = rows.min(usize::try_from(count).ok()?);
     let row = |n: usize| relative(HEAD_BYTES + n * ROW_BYTES + 4, index.address);
-    // The entry that comes last in the file ends what can be found.
-    let last = (0..count).filter_map(row).max()?;
-    let len = u32::from_le_bytes(at(source, headers, (last, 4), 4)?.try_into().ok()?);
-    let end = last.checked_add(4)?.checked_add(u64::from(len))?;
-    let len = end.checked_sub(start)?;
-    let entries = Part {
-        address: start,
-        bytes: at(source, headers, (start, len), MOST_ENTRIES)?,
+    // For each segment that holds entries, the first and the last one.
+    let mut reach: Vec<(Segment, u64, u64)> = Vec::new();
+    for entry in (0..count).filter_map(row) {
+        let known = reach.iter_mut().find(|(s, ..)| holds(s, entry, 4));
+        if let Some((_, first, last)) = known {
+            (*first, *last) = ((*first).min(entry), (*last).max(entry));
+        } else if let Some(s) = loaded(headers).find(|s| holds(s, entry, 4)) {
+            reach.push((s, entry, entry));
+        }
+    }
+    let part = |(segment, first, last): (Segment, u64, u64)| {
+        let begin = match holds(&segment, start, 4) && start <= first {
+            true => start,
+            // What entries have in common lies in front of the first one.
+            false => beginning(source, page, first).unwrap_or(first),
+        };
+        // The entry that comes last in the file ends what can be found.
+        let len = u32::from_le_bytes(at(source, headers, (last, 4), 4)?.try_into().ok()?);
+        let end = last.checked_add(4)?.checked_add(u64::from(len))?;
+        let place = (begin, end.checked_sub(begin)?);
+        Some(Part {
+            address: begin,
+            bytes: at(source, headers, place, MOST_ENTRIES)?,
+        })
     };
-    Some(Frames { index, entries })
+    let entries: Vec<Part> = reach.into_iter().filter_map(part).collect();
+    (!entries.is_empty()).then_some(Frames { index, entries })
+}
+
+/// Where the section begins that has this address.
+fn beginning(source: &(impl Source + ?Sized), page: &[u8], address: u64) -> Option<u64> {
+    let (headers, _) = sections(source, page)?;
+    let (headers, _) = headers.as_chunks::<{ SECTION_BYTES as usize }>();
+    let starts = headers.iter().filter_map(|header| {
+        let (start, len) = (word(header, 16)?, word(header, 32)?);
+        let inside = address.checked_sub(start)?;
+        (start != 0 && inside < len).then_some(start)
+    });
+    starts.max()
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
@@ -128,11 +175,12 @@ fn made(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
     let bytes = bytes(source, offset, len, MOST_ENTRIES)?;
     let entries = Part { address, bytes };
     let index = index_of(&entries)?;
+    let entries = vec![entries];
     Some(Frames { index, entries })
 }
 
-/// Address, offset and size of a section.
-fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Option<(u64, u64, u64)> {
+/// The sections' headers, and which of them has their names.
+fn sections(source: &(impl Source + ?Sized), page: &[u8]) -> Option<(Vec<u8>, u64)> {
     let numbers = word(page, 58)?.to_le_bytes();
     let [size, count, names] =
         [0, 2, 4].map(|at| u64::from(u16::from_le_bytes([numbers[at], numbers[at + 1]])));
@@ -141,6 +189,12 @@ fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Optio
     }
     let most = MOST_SECTIONS * SECTION_BYTES;
     let headers = bytes(source, word(page, 40)?, count * SECTION_BYTES, most)?;
+    Some((headers, names))
+}
+
+/// Address, offset and size of a section.
+fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Option<(u64, u64, u64)> {
+    let (headers, names) = sections(source, page)?;
     let headers: Vec<&[u8]> = headers.chunks_exact(SECTION_BYTES as usize).collect();
     let table = headers.get(usize::try_from(names).ok()?)?;
     let table = bytes(source, word(table, 24)?, word(table, 32)?, MOST_NAMES)?;
@@ -207,8 +261,11 @@ mod tests {
         let headers = elf::program_headers(&page).unwrap();
         let linked = read(&file, &page, headers).unwrap();
         let made = made(&file, &page).unwrap();
-        assert_eq!(linked.entries.address, made.entries.address);
-        assert!(made.entries.bytes.starts_with(&linked.entries.bytes));
+        let [[linked_part], [made_part]] = [&linked.entries[..], &made.entries[..]] else {
+            panic!("one section each");
+        };
+        assert_eq!(linked_part.address, made_part.address);
+        assert!(made_part.bytes.starts_with(&linked_part.bytes));
         let (linked, made) = (rows(&linked.index), rows(&made.index));
         assert!(linked.len() > 1000);
         // Linkers leave out what begins where another one does.
@@ -232,7 +289,10 @@ mod tests {
             moved.address = wild;
             longer.file_size = wild.max(1 << 31);
             for damaged in [moved, longer] {
-                assert!(indexed(&file, headers, &damaged).is_none(), "{wild:x}");
+                assert!(
+                    indexed(&file, &page, headers, &damaged).is_none(),
+                    "{wild:x}"
+                );
             }
         }
         for at in [40, 58, 60, 62] {

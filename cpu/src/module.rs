@@ -14,6 +14,8 @@ use crate::source::{Source, bytes};
 /// Headers are looked for in so many bytes.
 const HEADER_BYTES: usize = 4096;
 const MOST_NOTES: u64 = 1 << 16;
+/// Most bytes of program headers.
+const MOST_HEADERS: u64 = 1 << 16;
 /// Files are mapped by pages, of 64 KiB at most.
 const LARGEST_PAGE: u64 = 64 << 10;
 /// Most rules that are kept of a module.
@@ -52,7 +54,12 @@ impl Tables {
 
     fn try_read(source: &(impl Source + ?Sized)) -> Option<Self> {
         let page = bytes(source, 0, HEADER_BYTES as u64, HEADER_BYTES as u64)?;
-        let headers = elf::program_headers(&page)?;
+        let (offset, len) = elf::program_headers_place(&page)?;
+        let headers = bytes(source, offset, len as u64, MOST_HEADERS)?;
+        if headers.len() < len {
+            return None;
+        }
+        let headers = &headers[..];
         let of = |kind| elf::segments(headers).filter(move |s: &Segment| s.kind == kind);
         let mut tables = Self {
             loaded: of(PT_LOAD).collect(),
@@ -104,7 +111,7 @@ impl Tables {
 
     /// The bytes that are kept.
     pub fn size(&self) -> usize {
-        self.frames.index.bytes.len() + self.frames.entries.bytes.len()
+        self.frames.size()
     }
 }
 
@@ -127,9 +134,12 @@ impl<'a> Module<'a> for Loaded<'a> {
     }
 
     fn bytes_from(&self, address: u64) -> Option<Section<'a>> {
-        let entries = &self.tables.frames.entries;
-        let offset = address.wrapping_sub(self.bias.wrapping_add(entries.address));
-        let bytes = entries.bytes.get(usize::try_from(offset).ok()?..)?;
+        let parts = self.tables.frames.entries.iter();
+        let bytes = parts.filter_map(|part| {
+            let offset = address.wrapping_sub(self.bias.wrapping_add(part.address));
+            part.bytes.get(usize::try_from(offset).ok()?..)
+        });
+        let bytes = bytes.into_iter().next()?;
         Some(Section { bytes, address })
     }
 
@@ -177,5 +187,20 @@ mod tests {
             assert_eq!(tables.bias(start, mapped), Some(0x7000_0000), "{page:x}");
         }
         assert_eq!(tables.bias(0x7000_0000, 0x2_0000), None);
+    }
+
+    #[test]
+    fn headers_may_be_far_behind_the_first_page() {
+        let near = file(0x1_2340);
+        let mut far = near.clone();
+        far.resize(0x5000, 0);
+        far.extend_from_slice(&near[64..]);
+        far[32..40].copy_from_slice(&0x5000u64.to_le_bytes());
+        far[64..128].fill(0);
+        let tables = Tables::read(&far[..]);
+        assert_eq!(tables.bias(0x7002_2340, 0x1_2340), Some(0x7000_0000));
+        // Beyond the file there are none.
+        far.truncate(0x5000 + 55);
+        assert_eq!(Tables::read(&far[..]).bias(0x7002_2340, 0x1_2340), None);
     }
 }

@@ -160,20 +160,53 @@ pub fn extent(page: &[u8], pc: u64, offset: u64) -> Option<(u64, u64)> {
     ))
 }
 
-/// The program headers, if the page is the first of an ELF file.
+/// Where the program headers are in the file, and how many bytes they have, if the page is the
+/// first of an ELF file. Tools that rewrite programs (BOLT, patchelf) put them far behind it.
 #[must_use]
-pub fn program_headers(page: &[u8]) -> Option<&[u8]> {
+pub fn program_headers_place(page: &[u8]) -> Option<(u64, usize)> {
     if page.len() < HEADER_BYTES || !page.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
-    let offset = usize::try_from(u64_at(page, 32)?).ok()?;
+    let offset = u64_at(page, 32)?;
     let count = usize::from(u16::from_le_bytes([page[56], page[57]])).min(MAX_PROGRAM_HEADERS);
     let size = usize::from(u16::from_le_bytes([page[54], page[55]]));
-    let bytes = count * PROGRAM_HEADER_BYTES;
-    if size != PROGRAM_HEADER_BYTES || offset < HEADER_BYTES {
+    let is_usual = size == PROGRAM_HEADER_BYTES && offset >= HEADER_BYTES as u64;
+    is_usual.then_some((offset, count * PROGRAM_HEADER_BYTES))
+}
+
+/// The program headers, if the page is the first of an ELF file, and holds them.
+#[must_use]
+pub fn program_headers(page: &[u8]) -> Option<&[u8]> {
+    let (offset, bytes) = program_headers_place(page)?;
+    let offset = usize::try_from(offset).ok()?;
+    page.get(offset..offset.checked_add(bytes)?)
+}
+
+/// The program headers of what is mapped at `start..end`, whose first page this is. They are where
+/// the file has them if they, which tell that, say so themselves.
+///
+/// # Safety
+/// It stays mapped for as long as they are used.
+unsafe fn mapped_headers(page: &'static [u8], start: u64, end: u64) -> Option<&'static [u8]> {
+    if let Some(headers) = program_headers(page) {
+        return Some(headers);
+    }
+    let (offset, bytes) = program_headers_place(page)?;
+    let from = start.checked_add(offset)?;
+    let to = from.checked_add(bytes as u64)?;
+    if to > end || !from.is_multiple_of(8) || !probe::are_readable(from, to) {
         return None;
     }
-    page.get(offset..offset.checked_add(bytes)?)
+    // SAFETY: found readable, and the caller vouches that it stays.
+    let headers = unsafe { from_raw_parts(from as *const u8, bytes) };
+    let first = first_address(headers)?;
+    let mut loaded = segments(headers).filter(|s| s.kind == PT_LOAD);
+    let holds = |s: Segment| {
+        let inside = offset.checked_sub(s.offset);
+        inside.is_some_and(|inside| inside < s.file_size)
+            && s.address.wrapping_sub(s.offset) == first
+    };
+    loaded.any(holds).then_some(headers)
 }
 
 /// Program headers one by one.
@@ -208,7 +241,8 @@ impl Image {
     pub unsafe fn at(start: u64, end: u64) -> Option<Self> {
         // SAFETY: the caller's.
         let page = unsafe { first_page(start, end) }?;
-        let headers = program_headers(page)?;
+        // SAFETY: the caller's.
+        let headers = unsafe { mapped_headers(page, start, end) }?;
         let mut image = Self {
             headers,
             start,
@@ -294,6 +328,11 @@ impl Image {
     pub(crate) fn first_page(&self) -> &'static [u8] {
         // SAFETY: `at` found the page readable, and its caller keeps it mapped.
         unsafe { from_raw_parts(self.start as *const u8, 4096) }
+    }
+
+    /// Its program headers, where they are mapped.
+    pub(crate) fn headers(&self) -> &'static [u8] {
+        self.headers
     }
 
     /// Where the module begins.

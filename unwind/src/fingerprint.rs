@@ -21,22 +21,29 @@ impl Fingerprint {
     /// module's.
     #[must_use]
     pub fn of(page: &[u8], at: u64) -> Self {
-        let mut fingerprint = Self::default();
         let Some(headers) = program_headers(page) else {
-            return fingerprint;
+            return Self::default();
         };
         let first = headers.as_ptr() as usize - page.as_ptr() as usize;
+        Self::of_parts((page, at), (headers, at + first as u64))
+    }
+
+    /// Of a page and program headers, which are mapped at these addresses.
+    fn of_parts((page, at): (&[u8], u64), (headers, headers_at): (&[u8], u64)) -> Self {
+        let mut fingerprint = Self::default();
         let size = headers.len() / segments(headers).count().max(1);
         let sizes = segments(headers).enumerate();
         let mut sizes = sizes.filter(|(_, segment)| segment.kind == PT_LOAD);
         let sizes = [sizes.next(), sizes.last()].into_iter().flatten();
-        let sizes = sizes.map(|(index, _)| first + index * size + FILE_SIZE_OFFSET);
+        let sizes = sizes.map(|(index, _)| (headers, headers_at, index * size + FILE_SIZE_OFFSET));
         let id = build_id_offset(page, headers);
-        let offsets = sizes.chain(id.into_iter().flat_map(|id| [id, id + 4]));
-        let words = offsets.filter_map(|offset| {
-            let word = page.get(offset..offset + 4)?.try_into().ok()?;
-            let aligned = offset.is_multiple_of(4);
-            aligned.then_some((at + offset as u64, u32::from_le_bytes(word)))
+        let id = id.into_iter().flat_map(|id| [id, id + 4]);
+        let places = sizes.chain(id.map(|offset| (page, at, offset)));
+        let words = places.filter_map(|(bytes, at, offset)| {
+            let word = bytes.get(offset..offset + 4)?.try_into().ok()?;
+            let address = at + offset as u64;
+            let aligned = address.is_multiple_of(4);
+            aligned.then_some((address, u32::from_le_bytes(word)))
         });
         let slots = fingerprint.0.iter_mut();
         slots.zip(words).for_each(|(slot, word)| *slot = word);
@@ -46,7 +53,9 @@ impl Fingerprint {
     /// Of a module that is mapped.
     #[must_use]
     pub fn of_image(image: &Image) -> Self {
-        Self::of(image.first_page(), image.start())
+        let headers = image.headers();
+        let page = (image.first_page(), image.start());
+        Self::of_parts(page, (headers, headers.as_ptr() as u64))
     }
 
     /// Whether there are none: nothing is known of the module.
