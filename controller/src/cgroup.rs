@@ -32,23 +32,114 @@ fn parse(text: &str) -> Vec<(String, String)> {
         .collect()
 }
 
+/// A hierarchy of control groups that is mounted.
+struct Mount {
+    /// Its controllers; none: version 2.
+    controllers: Vec<String>,
+    /// The group that is shown at the mount point.
+    root: PathBuf,
+    at: PathBuf,
+}
+
+impl Mount {
+    /// All, version 1 and 2: on many machines there are both.
+    fn all() -> Vec<Self> {
+        let text = process::own_mounts().unwrap_or_default();
+        String::from_utf8_lossy(&text)
+            .lines()
+            .filter_map(Self::parse)
+            .collect()
+    }
+
+    /// A line of `mountinfo`.
+    fn parse(line: &str) -> Option<Self> {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mut file_system = file_system.split(' ');
+        let (kind, options) = (file_system.next()?, file_system.nth(1)?);
+        let controllers = match kind {
+            "cgroup2" => Vec::new(),
+            "cgroup" => options.split(',').map(str::to_owned).collect(),
+            _ => return None,
+        };
+        let mut mount = mount.split(' ').skip(3);
+        Some(Self {
+            controllers,
+            root: mount.next()?.into(),
+            at: mount.next()?.into(),
+        })
+    }
+
+    /// Where a group of a process is shown.
+    fn shows(&self, controllers: &str, path: &Path) -> Option<PathBuf> {
+        let is_it = match controllers {
+            "" => self.controllers.is_empty(),
+            _ => controllers
+                .split(',')
+                .all(|controller| self.controllers.iter().any(|own| own == controller)),
+        };
+        let inside = path.strip_prefix(&self.root).ok().filter(|_| is_it)?;
+        Some(self.at.join(inside))
+    }
+}
+
+/// A control group that was asked for.
+pub struct Group {
+    path: PathBuf,
+    mounts: Vec<Mount>,
+}
+
+impl Group {
+    /// By its path, with or without the mount point.
+    pub fn at(path: &Path) -> Self {
+        let mounts = Mount::all();
+        let path = Path::new("/").join(path);
+        Self { path, mounts }
+    }
+
+    /// Whether there is one, with a process or without.
+    pub fn exists(&self) -> bool {
+        let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
+        let in_mount = |mount: &Mount| match self.path.starts_with(&mount.at) {
+            true => self.path.is_dir(),
+            false => mount.at.join(inside).is_dir(),
+        };
+        self.mounts.iter().any(in_mount) || Path::new(MOUNT).join(inside).is_dir()
+    }
+
+    /// Whether a process is in it or below it.
+    pub fn contains(&self, pid: i32) -> bool {
+        let wanted = normal(&self.path);
+        groups(pid).iter().any(|(controllers, own)| {
+            let own = Path::new(own);
+            let shown = |mount: &Mount| {
+                let shown = mount.shows(controllers, own);
+                shown.is_some_and(|shown| shown.starts_with(&self.path))
+            };
+            // Version 1 has a tree for each controller, named as a directory of the mount point.
+            let below = |first: &str| {
+                Path::new("/")
+                    .join(first)
+                    .join(own.strip_prefix("/").unwrap_or(own))
+            };
+            own.starts_with(&wanted)
+                || self.mounts.iter().any(shown)
+                || controllers
+                    .split(',')
+                    .any(|c| below(c).starts_with(&wanted))
+        })
+    }
+}
+
 /// Whether a process is in the control group `path` or below it. The path may be given
 /// with or without the mount point.
 pub fn contains(path: &Path, pid: i32) -> bool {
-    let wanted = normal(path);
-    groups(pid).iter().any(|(controllers, own)| {
-        let own = Path::new(own);
-        // Version 1 has a tree for each controller, named as a directory of the mount point.
-        let below = |first: &str| {
-            Path::new("/")
-                .join(first)
-                .join(own.strip_prefix("/").unwrap_or(own))
-        };
-        own.starts_with(&wanted)
-            || controllers
-                .split(',')
-                .any(|c| below(c).starts_with(&wanted))
-    })
+    Group::at(path).contains(pid)
+}
+
+/// Whether a process is in a control group of this name, or below one.
+pub fn is_called(name: &str, pid: i32) -> bool {
+    let mut groups = groups(pid).into_iter();
+    groups.any(|(_, path)| path.split('/').any(|part| part == name))
 }
 
 fn normal(path: &Path) -> PathBuf {
@@ -168,6 +259,30 @@ mod tests {
             Path::new("/memory/x")
         );
         assert_eq!(normal(Path::new("app")), Path::new("/app"));
+    }
+
+    #[test]
+    fn groups_are_found_where_their_hierarchy_is_mounted() {
+        let mounts = [
+            "30 25 0:26 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate",
+            "31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
+            "32 25 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd",
+            "33 25 0:29 /box /cgroup rw - cgroup2 cgroup2 rw",
+        ]
+        .map(|line| Mount::parse(line).expect("a mount"));
+        for (mount, controllers, path, shown) in [
+            (0, "", "/app/web", Some("/sys/fs/cgroup/unified/app/web")),
+            (0, "cpu", "/app", None),
+            (1, "cpu,cpuacct", "/a", Some("/sys/fs/cgroup/cpu,cpuacct/a")),
+            (1, "", "/a", None),
+            (2, "name=systemd", "/u", Some("/sys/fs/cgroup/systemd/u")),
+            (3, "", "/box/a", Some("/cgroup/a")),
+            (3, "", "/other", None),
+        ] {
+            let found = mounts[mount].shows(controllers, Path::new(path));
+            assert_eq!(found.as_deref(), shown.map(Path::new), "{path}");
+        }
+        assert!(Mount::parse("22 1 0:2 / /proc rw - proc proc rw").is_none());
     }
 
     #[test]

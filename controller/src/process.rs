@@ -259,6 +259,11 @@ fn read(pid: i32, file: &str, limit: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// What is mounted here, as the kernel lists it.
+pub fn own_mounts() -> Option<Vec<u8>> {
+    std::fs::read("/proc/self/mountinfo").ok()
+}
+
 /// The text of `/proc/PID/maps`; `None` without permission, empty for a zombie.
 pub fn maps(pid: i32) -> Option<Vec<u8>> {
     let mut text = read(pid, "maps", MAPS_LIMIT)?;

@@ -1,10 +1,11 @@
 //! Which processes `mem_profiler cpu` samples: children, executed programs, those that end at once,
 //! and what it says of those that it cannot sample.
 
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use mem_tests::cpu::{COMPLETE_DEEP, Read, files, waiting_split};
-use mem_tests::{Outcome, Scratch, Session, run, wait};
+use mem_tests::{Outcome, Scratch, Session, Target, run, wait};
 
 #[test]
 fn what_cannot_be_sampled_is_explained() {
@@ -231,4 +232,59 @@ fn a_started_program_keeps_its_limit_of_files() {
     let outcome = run(command.args(["--", "sh", "-c", "sleep 0.5; ulimit -Sn"]));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert!(outcome.stdout.starts_with("200\n"), "{outcome:?}");
+}
+
+/// A control group of this test's own.
+struct Group(PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Version 2 is mounted in one place or another, beside version 1 or alone; and a group is named
+/// by the path that its files have, by the one that the kernel has for it, or by its own name.
+#[test]
+fn a_control_group_is_meant_by_each_of_its_names() {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the mounts");
+    let mounts = mounts.lines().filter(|line| line.contains(" - cgroup"));
+    let mut tried = 0;
+    for mount in mounts.filter_map(|line| line.split(' ').nth(4)) {
+        let name = format!("mem-tests-{}.scope", std::process::id());
+        let group = Group(Path::new(mount).join(&name));
+        let scratch = Scratch::new();
+        let program = scratch.compile("burn.c", &[]);
+        let mut command = Command::new(&program);
+        command.env("STAYS", "1").stdin(Stdio::piped());
+        let mut target = Target::start(command.stdout(Stdio::piped()));
+        let pid = target.pid().to_string();
+        // Some hierarchies take no process before their limits are set, or are not ours to change.
+        let is_in = std::fs::create_dir(&group.0).is_ok()
+            && std::fs::write(group.0.join("cgroup.procs"), &pid).is_ok();
+        if is_in {
+            tried += 1;
+            let path = group.0.to_str().expect("a path");
+            for named in [path, &format!("{path}/"), &format!("/{name}"), &name] {
+                let mut command = scratch.profiler();
+                command.args(["cpu", "-s", "0.3", "-F", "499", "-p", named, "-o"]);
+                let outcome = run(command.arg(scratch.file("g_")));
+                assert_eq!(outcome.code, Some(0), "{named}: {outcome:?}");
+                assert_eq!(mem_tests::cpu::files(&outcome).len(), 1, "{outcome:?}");
+                assert!(outcome.stderr.contains(&pid), "{named}: {outcome:?}");
+            }
+        }
+        target.kill();
+        target.finish();
+        if is_in {
+            let path = group.0.to_str().expect("a path");
+            let mut command = scratch.profiler();
+            let outcome = run(command.args(["cpu", "-s", "0.1", "-p", path]));
+            outcome.refused(1, &["no process is in this control group"]);
+        }
+    }
+    assert!(
+        tried > 0,
+        "no control group could be made: this test needs root"
+    );
 }

@@ -38,25 +38,29 @@ fn of_name(name: &str) -> Result<Vec<i32>, String> {
     if let Ok(pid) = name.parse::<i32>() {
         return of_pid(pid).map(|pid| vec![pid]);
     }
-    let (pids, what) = match name.starts_with('/') {
+    let own = std::process::id() as i32;
+    let others = || process::all().into_iter().filter(|pid| *pid != own);
+    let called: Vec<i32> = match name.contains('/') {
+        true => Vec::new(),
+        false => select::processes_called(name).into_iter().collect(),
+    };
+    let (pids, what) = match name.contains('/') {
         true => {
-            let path = Path::new(name);
-            let inside = path.strip_prefix(GROUPS).unwrap_or(path);
-            let inside = inside.strip_prefix("/").unwrap_or(inside);
-            if !Path::new(GROUPS).join(inside).is_dir() {
+            let group = cgroup::Group::at(Path::new(name));
+            if !group.exists() {
                 return Err(format!(
                     "{shown}: there is no such control group below {GROUPS}"
                 ));
             }
-            let own = std::process::id() as i32;
-            let all = process::all().into_iter();
-            let pids = all.filter(|pid| *pid != own && cgroup::contains(path, *pid));
-            (pids.collect(), "no process is in this control group")
+            let pids = others().filter(|pid| group.contains(*pid)).collect();
+            (pids, "no process is in this control group")
         }
-        false => (
-            select::processes_called(name).into_iter().collect(),
-            "no process has this name",
-        ),
+        false if called.is_empty() => {
+            let pids = others().filter(|pid| cgroup::is_called(name, *pid));
+            let none = "no process has this name, nor is one in a control group of this name";
+            (pids.collect(), none)
+        }
+        false => (called, ""),
     };
     let pids: Vec<i32> = pids;
     match pids.is_empty() {
@@ -90,6 +94,7 @@ mod tests {
                 "no-such-name-anywhere".to_owned(),
                 "no process has this name",
             ),
+            ("no/such/group".to_owned(), "no such control group"),
         ] {
             let targets = find(&[name]);
             assert!(targets.pids.is_empty(), "{targets:?}");
