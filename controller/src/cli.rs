@@ -346,7 +346,8 @@ pub fn refuse(message: impl std::fmt::Display) -> ! {
 
 /// Reads the command line; does not return where it is not valid.
 pub fn parse() -> Cli {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse();
+    let cli = cli.unwrap_or_else(|error| crate::terminal::answer("mem_profiler", &error));
     if let Some(Command::Run(args)) = &cli.command {
         refuse_option(&args.command[0]);
         let (search, known) = (SearchArgs::default(), KnownArgs::default());

@@ -66,6 +66,21 @@ fn note(error: &Error) {
     let _ = LOSS.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
 }
 
+/// Ends a program that was asked for help or its version, or wrongly: as clap does, but for help
+/// that could not be written.
+pub fn answer(program: &str, error: &clap::Error) -> ! {
+    let written = error.print().and_then(|()| std::io::stdout().flush());
+    if let (false, Err(lost)) = (error.use_stderr(), &written) {
+        note(lost);
+    }
+    let lost = loss();
+    if let Some(lost) = &lost {
+        let text = format!("{program}: the results could not be written: {lost}");
+        let _ = writeln!(std::io::stderr().lock(), "{text}");
+    }
+    std::process::exit(error.exit_code().max(lost.is_some().into()))
+}
+
 /// Writes a value as JSON.
 pub fn json(value: &impl serde::Serialize) -> serde_json::Result<()> {
     let text = serde_json::to_string_pretty(value)?;

@@ -38,20 +38,29 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Command};
+use mem_controller::terminal;
 
 /// Executes the command line.
 pub fn run() -> ExitCode {
-    let done = match Cli::parse().command {
+    let cli = Cli::try_parse();
+    let cli = cli.unwrap_or_else(|error| terminal::answer("mem_server", &error));
+    let done = match cli.command {
         Command::Serve(args) => serve::execute(args),
         Command::Push(args) => push::execute(args),
         Command::Names => naming::child(),
         Command::Completions { shell } => {
             let mut command = Cli::command();
-            clap_complete::generate(shell, &mut command, "mem_server", &mut std::io::stdout());
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut command, "mem_server", &mut text);
+            terminal::own(String::from_utf8_lossy(&text).trim_end());
             Ok(())
         }
         Command::Man { directory } => man(&directory),
     };
+    let done = done.and_then(|()| match terminal::loss() {
+        Some(error) => Err(anyhow::anyhow!("the results could not be written: {error}")),
+        None => Ok(()),
+    });
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

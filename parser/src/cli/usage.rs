@@ -1,6 +1,6 @@
 //! Errors of usage: what is wrong, what was probably meant, and where to read on. Two lines.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::CommandFactory;
@@ -9,6 +9,7 @@ use heap_format::printable;
 use mem_parser::nearest;
 
 use super::Cli;
+use crate::destination;
 
 /// Names that other programs have for options of this one.
 const ELSEWHERE: [(&str, &str); 11] = [
@@ -28,7 +29,16 @@ const ELSEWHERE: [(&str, &str); 11] = [
 /// Ends the program: with help or the version, or with what is wrong and exit code 2.
 pub fn end(error: Error) -> ! {
     if !error.use_stderr() {
-        error.exit();
+        let text = error.render();
+        let text = match std::io::stdout().is_terminal() {
+            true => text.ansi().to_string(),
+            false => text.to_string(),
+        };
+        let written = destination::to_stdout(text.as_bytes());
+        if let Err(error) = &written {
+            let _ = writeln!(std::io::stderr(), "mem_parser: {error:#}");
+        }
+        std::process::exit(i32::from(written.is_err()));
     }
     let message = message(&error);
     // A name in it is no line of its own.
