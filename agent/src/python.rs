@@ -45,3 +45,9 @@ pub use runtime::{publish, start};
 pub fn is_known() -> bool {
     runtime::known().is_some()
 }
+
+/// Whether its frames are found without the native ones that run them.
+#[inline]
+pub fn is_found_by_stack() -> bool {
+    runtime::known().is_some_and(|runtime| runtime.layout.style != layout::Style::Objects)
+}

@@ -72,7 +72,7 @@ struct HandlerStack([MaybeUninit<u8>; 64 << 10]);
 /// The tree of a bank, as the walker wants it.
 struct Interned<'a> {
     bank: &'a Bank<'static>,
-    roots: [Place; 2],
+    roots: &'a [Place; 2],
     seen: Option<&'static Seen>,
     salt: u64,
 }
@@ -82,6 +82,19 @@ fn node(place: Place) -> walk::Node {
     walk::Node {
         id: place.node,
         path: place.path,
+    }
+}
+
+impl<'a> Interned<'a> {
+    /// The session's tree, with a thread's roots and salt.
+    #[inline(always)]
+    fn new(epoch: &'a Epoch, roots: &'a [Place; 2], salt: u64) -> Self {
+        Self {
+            bank: &epoch.bank,
+            roots,
+            seen: module::seen(),
+            salt,
+        }
     }
 }
 
@@ -107,7 +120,8 @@ impl walk::Tree for Interned<'_> {
     fn seen(&self, stack: Key, address: u64) -> Option<u32> {
         let leaf = self.seen?.get(stack)?;
         let node = self.bank.tree.node(leaf)?;
-        (node.address.load(Ordering::Relaxed) == address).then_some(leaf)
+        let differs = node.address.load(Ordering::Relaxed) ^ address;
+        (differs << (u64::BITS - walk::ADDRESS_BITS) == 0).then_some(leaf)
     }
     #[inline]
     fn see(&self, stack: Key, leaf: u32) {
@@ -166,19 +180,20 @@ impl Thread {
             let again = self.walker.again(registers);
             return again.unwrap_or_else(|| self.walk_anew(registers, epoch));
         }
-        let tree = self.tree(epoch);
+        let tree = Interned::new(epoch, &self.roots, self.salt);
         let (thread, code) = (arch::thread_pointer(), module::Modules::now());
         let python = &mut self.python;
+        let by_stack = python::is_found_by_stack();
         self.walker
-            .walk_with(*registers, thread, &tree, code, |trail| {
+            .walk_with(*registers, thread, &tree, code, by_stack, |trail| {
                 python.read(trail, epoch)
             })
     }
 
     /// Walks a stack that is not the last one once more.
-    #[inline(never)]
+    #[inline(always)]
     fn walk_anew(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
-        let tree = self.tree(epoch);
+        let tree = Interned::new(epoch, &self.roots, self.salt);
         let (thread, code) = (arch::thread_pointer(), module::Modules::now());
         self.walker.walk(*registers, thread, &tree, code)
     }
@@ -205,7 +220,7 @@ impl Thread {
     /// Walks the stack of what a signal interrupted, and interns it.
     pub fn walk_interrupted(&mut self, interrupted: &Interrupted, epoch: &Epoch) -> Walk {
         self.drop_old_rules();
-        let tree = self.tree(epoch);
+        let tree = Interned::new(epoch, &self.roots, self.salt);
         let from = (interrupted.registers, &interrupted.live[..]);
         self.walker
             .walk_interrupted(from, arch::thread_pointer(), &tree, module::Modules::now())
@@ -218,17 +233,6 @@ impl Thread {
         if generation != self.generation {
             self.generation = generation;
             self.walker.forget();
-        }
-    }
-
-    /// The session's tree.
-    #[inline]
-    fn tree<'e>(&self, epoch: &'e Epoch) -> Interned<'e> {
-        Interned {
-            bank: &epoch.bank,
-            roots: self.roots,
-            seen: module::seen(),
-            salt: self.salt,
         }
     }
 

@@ -23,12 +23,26 @@ pub struct Insertion<'a> {
     pub same: usize,
 }
 
-impl Insertion<'_> {
+impl<'a> Insertion<'a> {
     /// No frames.
     pub const NONE: Self = Self {
         frames: &[],
         same: 0,
     };
+
+    /// Those of them that run further out than `sp`.
+    #[inline]
+    pub(crate) fn frames_above(&self, sp: u64) -> &'a [Inserted] {
+        let count = self
+            .frames
+            .iter()
+            .rev()
+            .take_while(|frame| frame.at < sp)
+            .count();
+        self.frames
+            .get(..self.frames.len() - count)
+            .unwrap_or_default()
+    }
 
     /// Whether a native frame whose stack begins at `sp` still has the same frames further out
     /// and in itself: `count` of them.
@@ -53,6 +67,16 @@ impl<'a> Trail<'a> {
             known,
             count,
             frame,
+        }
+    }
+
+    /// Of a stack whose native frames are not told.
+    #[inline]
+    pub(crate) fn of_stack(known: Known) -> Self {
+        Self {
+            known,
+            count: 0,
+            frame: &|_| Registers::default(),
         }
     }
 

@@ -14,7 +14,7 @@
 
 mod intern;
 mod memo;
-mod near;
+mod name;
 mod places;
 mod quick;
 
@@ -69,7 +69,8 @@ pub trait Tree {
     fn truncated(&self) -> Node;
     /// The node of `address` under `parent`; `None` when there is no room.
     fn child(&self, parent: Node, address: u64) -> Option<Node>;
-    /// The leaf of a stack that was seen before, if that is known; its innermost frame is `address`.
+    /// The leaf of a stack that was seen before, if that is known. What was interned for its innermost
+    /// frame has the lower [`ADDRESS_BITS`] of `address`.
     fn seen(&self, _stack: Key, _address: u64) -> Option<u32> {
         None
     }
@@ -163,11 +164,12 @@ pub struct Walker {
     leaf: u32,
     /// Whether the last stack was seen before it was walked.
     was_seen: bool,
-    /// Whether the last stack differed from the one before in its innermost frame alone.
-    is_near: bool,
-    /// What names the last stack, if it did so and is not in the memo; else 0, or an older one's.
-    near: u64,
+    /// What names the last stack that was found without the memo; 0: it is the memo's.
+    last: u64,
     pace: Pace,
+    /// How many of an interpreter's frames are still those of the memo, from the outermost on, as far
+    /// as the walks tell that left it alone.
+    same: usize,
     scratch: MaybeUninit<Scratch>,
     memo: Memo,
     places: Places,
@@ -210,6 +212,7 @@ impl Walker {
         self.span = (0, 0);
         self.truncated = None;
         self.pace = Pace::SLOW;
+        self.same = usize::MAX;
         self.scratch.write(Scratch::new());
     }
 
@@ -225,6 +228,31 @@ impl Walker {
         self.leaf = 0;
     }
 
+    /// The node of the last stack, if it is that once more: for who asks before [`walk`](Self::walk),
+    /// in the same generation of rules and the same tree.
+    #[inline(always)]
+    #[must_use]
+    pub fn again(&mut self, start: &Registers) -> Option<Walk> {
+        let is_known = self.leaf != 0 && !self.memo.is_empty();
+        if !is_known || !self.stack.stays_on_own(start.sp) {
+            return None;
+        }
+        let begin = self.memo.begin();
+        if !self.memo.is_at(begin, start) {
+            return None;
+        }
+        // SAFETY: the memo is of the thread's own stack: `settle` forgets others.
+        let changed = unsafe { self.memo.first_changed(begin) };
+        if changed.is_some() {
+            return None;
+        }
+        self.last = 0;
+        Some(Walk {
+            leaf: Some(self.leaf),
+            truncated: self.truncated,
+        })
+    }
+
     /// Walks from `start`, asking `code` for rules and interning in `tree`. `thread` is the
     /// thread pointer, above which the thread's own stack holds nothing (0: unknown).
     #[inline]
@@ -238,23 +266,19 @@ impl Walker {
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
         } else if self.pace.is_quick()
-            && let Some(walk) = self.walk_quickly(start, tree, &code)
-        {
-            return walk;
-        } else if self.is_near
-            && let Some(walk) = self.walk_near(start, tree, &code)
+            && let Some(walk) = self.walk_quickly(start, tree, &code, &mut |_| Insertion::NONE)
         {
             return walk;
         }
         let trace = self.trace(start, Noted::NONE, &[], (&code, tree.salt()));
-        self.is_near = trace.found.fresh.count == 1 && trace.found.joins.is_some();
         self.was_seen = false;
         let walk = self.complete(&trace, tree, |_| Insertion::NONE);
         self.pace.walked(trace.found.fresh.count, self.was_seen);
         walk
     }
 
-    /// Like [`walk`](Self::walk), with an interpreter's frames in the result, which `insert` finds.
+    /// Like [`walk`](Self::walk), with an interpreter's frames in the result, which `insert` finds:
+    /// where `by_stack`, from the stack alone, without the native frames.
     #[inline(never)]
     pub fn walk_with<'a, T: Tree>(
         &mut self,
@@ -262,13 +286,36 @@ impl Walker {
         thread: u64,
         tree: &T,
         code: impl Code,
+        by_stack: bool,
         insert: impl FnOnce(&Trail<'_>) -> Insertion<'a>,
     ) -> Walk {
+        let mut insert = Some(insert);
+        let mut known = None;
+        // Once: what is the same is so since the last time.
+        let mut once = |trail: &Trail<'_>| {
+            let found = insert.take().map(|insert| insert(trail));
+            *known.insert(found.or(known).unwrap_or(Insertion::NONE))
+        };
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
+        } else if by_stack
+            && self.pace.is_quick()
+            && let Some(walk) = self.walk_quickly(start, tree, &code, &mut once)
+        {
+            return walk;
         }
         let trace = self.trace(start, Noted::NONE, &[], (&code, tree.salt()));
-        self.complete(&trace, tree, insert)
+        self.was_seen = false;
+        let same = core::mem::replace(&mut self.same, usize::MAX);
+        let walk = self.complete(&trace, tree, |trail| {
+            let found = once(trail);
+            Insertion {
+                same: found.same.min(same),
+                ..found
+            }
+        });
+        self.pace.walked(trace.found.fresh.count, self.was_seen);
+        walk
     }
 
     /// The same from a frame that was interrupted, at any of its instructions: `start.ip` is the

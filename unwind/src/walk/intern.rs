@@ -1,7 +1,7 @@
 //! From the frames of a walk to the node of its stack.
 
-use super::memo::{self, Found};
-use super::near::named;
+use super::memo::Found;
+use super::name::{named, with_inserted};
 use super::{DEEP_FRAMES, Node, Tree, Walk, Walker};
 use crate::Cause;
 use crate::inserted::{Inserted, Insertion};
@@ -121,15 +121,10 @@ impl Walker {
     /// What names the memo's stack, with the inserted frames.
     #[inline]
     fn key(&self, salt: u64, insertion: &Insertion<'_>) -> Key {
-        let Key(mut key) = named(self.memo.key(), self.truncated);
+        let Key(native) = named(self.memo.key(), self.truncated);
         let inserted = self.memo.frame(self.memo.begin()).inserted as usize;
         let frames = insertion.frames.get(..inserted).unwrap_or_default();
-        for (index, frame) in frames.iter().enumerate() {
-            // Several may run at one address.
-            let place = frame.at ^ (index as u64) << 48;
-            key = key.wrapping_add(memo::part(frame.address, place, !salt));
-        }
-        Key(key)
+        with_inserted(native, frames, salt)
     }
 
     /// The frames that are inserted in one of the memo's.

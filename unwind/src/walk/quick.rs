@@ -1,27 +1,32 @@
 //! Walks that leave the memo alone.
 //!
-//! A memo of the last stack is of little use where most frames of each stack differ from the one
-//! before. Once that was so in some walks in a row, and those stacks had been seen before, the walker
-//! goes by [places](super::places), keeps nothing but the stack's sum, and looks that up. If the stack
-//! was not seen before, it is walked once more, for the memo.
+//! To change the memo is of little use where the next stack differs again. Once some walks in a row
+//! found stacks that differ, and that had been seen before, the walker goes by
+//! [places](super::places), keeps nothing but the stack's sum, and looks that up. If the stack
+//! was not seen before, it is walked once more, for the memo; so is one that comes twice in a row, whose
+//! frames then need no lookups.
 
-use super::near::named;
-use super::{Code, Tree, Walk, Walker, part, tagged};
+use super::name::{named, with_inserted};
+use super::{Code, Tree, Walk, Walker, part};
 use crate::arch::Native;
+use crate::inserted::{Insertion, Trail};
 use crate::rule::{Step, plain_step, step};
+use crate::seen::Key;
 use crate::{Cause, Registers};
 
-/// New frames from which on a stack differs much from the last one.
-const MANY: usize = 6;
 /// Walks in a row that leave the memo alone.
 const ROW: u32 = 32;
 /// As how many of them one counts that was in vain.
 const IN_VAIN: u32 = 8;
-/// Walks in a row that must have found a stack that differs much, and that was seen before.
+/// The same of one that found the stack of the walk before.
+const TWICE: u32 = 4;
+/// Walks in a row that must have found a stack that differs, and that was seen before.
 const TRIED: i32 = 2;
 /// Walks for the memo that are not counted as such after a row that ended in vain.
 const PAUSE: i32 = 8;
-/// One frame in this many is looked up in the memo.
+/// The innermost frames, each of which is looked up in the memo.
+const NEAR: usize = 2;
+/// Further out, one in this many is.
 const OFTEN: usize = 4;
 
 /// Whether to leave the memo alone.
@@ -32,10 +37,25 @@ pub(super) struct Pace {
     left: u32,
     /// Walks in a row after which doing so would have been worth it.
     worth: i32,
+    /// How many times [`OFTEN`] frames may differ from the memo's; if more do, that is too old to be of
+    /// use.
+    reach: u32,
+}
+
+/// What came of a walk that left the memo alone.
+enum Outcome {
+    Found(Walk),
+    /// As the walk before.
+    Twice,
+    InVain,
 }
 
 impl Pace {
-    pub(super) const SLOW: Self = Self { left: 0, worth: 0 };
+    pub(super) const SLOW: Self = Self {
+        left: 0,
+        worth: 0,
+        reach: 0,
+    };
 
     #[inline(always)]
     pub(super) fn is_quick(self) -> bool {
@@ -48,24 +68,30 @@ impl Pace {
         if self.is_quick() {
             return;
         }
-        if fresh < MANY || !was_seen {
+        if fresh == 0 || !was_seen {
             self.worth = self.worth.min(0);
             return;
         }
         self.worth += 1;
         if self.worth >= TRIED {
             self.left = ROW;
+            self.reach = (2 * fresh).div_ceil(OFTEN) as u32;
         }
     }
 
-    /// A quick walk has found its stack, or not.
+    /// The node that a quick walk has found.
     #[inline(always)]
-    fn walked_quickly(&mut self, was_seen: bool) {
-        let cost = if was_seen { 1 } else { IN_VAIN };
+    fn walked_quickly(&mut self, outcome: &Outcome) -> Option<Walk> {
+        let (cost, walk) = match outcome {
+            Outcome::Found(walk) => (1, Some(*walk)),
+            Outcome::Twice => (TWICE, None),
+            Outcome::InVain => (IN_VAIN, None),
+        };
         self.left = self.left.saturating_sub(cost);
         if self.left == 0 {
-            self.worth = if was_seen { 0 } else { -PAUSE };
+            self.worth = if cost < IN_VAIN { 0 } else { -PAUSE };
         }
+        walk
     }
 }
 
@@ -75,87 +101,131 @@ struct Sum {
     truncated: Option<Cause>,
 }
 
+impl Sum {
+    /// Of a stack that was walked to its end.
+    #[inline(always)]
+    fn whole(sum: u64) -> Self {
+        Self {
+            sum,
+            truncated: None,
+        }
+    }
+}
+
 impl Walker {
-    /// Walks from `start`, on the known part of the thread's own stack. `None`: the stack was not
-    /// seen before, or takes more than plain steps.
-    #[inline(never)]
-    pub(super) fn walk_quickly<T: Tree>(
+    /// Walks from `start`, on the known part of the thread's own stack, with an interpreter's frames in
+    /// the result, which `insert` finds. `None`: the stack was not seen before, or takes more than plain
+    /// steps.
+    #[inline(always)]
+    pub(super) fn walk_quickly<'a, T: Tree>(
         &mut self,
         start: Registers,
         tree: &T,
         code: &impl Code,
+        insert: &mut impl FnMut(&Trail<'_>) -> Insertion<'a>,
     ) -> Option<Walk> {
-        let walk = self.find_quickly(start, tree, code);
-        self.pace.walked_quickly(walk.is_some());
-        walk
+        let found = self.find_quickly(start, tree, code, insert);
+        self.pace.walked_quickly(&found.unwrap_or(Outcome::InVain))
     }
 
     #[inline(always)]
-    fn find_quickly<T: Tree>(
+    fn find_quickly<'a, T: Tree>(
         &mut self,
         start: Registers,
         tree: &T,
         code: &impl Code,
-    ) -> Option<Walk> {
+        insert: &mut impl FnMut(&Trail<'_>) -> Insertion<'a>,
+    ) -> Option<Outcome> {
         let found = self.sum(start, (code, tree.salt()))?;
-        // SAFETY: `init` wrote it.
-        let rule = code.rule(start.ip, unsafe { self.scratch.assume_init_mut() });
-        let address = tagged(start.ip, rule.instance());
-        let leaf = tree.seen(named(found.sum, found.truncated), address)?;
-        Some(Walk {
+        let insertion = insert(&Trail::of_stack(self.stack.known()));
+        self.same = self.same.min(insertion.same);
+        let inserted = insertion.frames_above(start.sp);
+        let Key(native) = named(found.sum, found.truncated);
+        let key = with_inserted(native, inserted, tree.salt());
+        if core::mem::replace(&mut self.last, key.0) == key.0 {
+            return Some(Outcome::Twice);
+        }
+        let innermost = match inserted.last() {
+            Some(last) if self.runs(start, last.at, code) => last.address,
+            _ => start.ip,
+        };
+        let leaf = tree.seen(key, innermost)?;
+        Some(Outcome::Found(Walk {
             leaf: Some(leaf),
             truncated: found.truncated,
-        })
+        }))
+    }
+
+    /// Whether what is at an address of the stack is in a frame.
+    #[inline(never)]
+    fn runs(&mut self, frame: Registers, at: u64, code: &impl Code) -> bool {
+        // SAFETY: `init` wrote it.
+        let rule = code.rule(frame.ip, unsafe { self.scratch.assume_init_mut() });
+        plain_step(rule, frame, self.stack.known()).is_none_or(|(caller, ..)| at < caller.sp)
     }
 
     /// Sums up the frames from `start` outwards.
     #[inline(always)]
     fn sum(&mut self, start: Registers, (code, salt): (&impl Code, u64)) -> Option<Sum> {
-        let Registers {
-            mut ip,
-            mut sp,
-            mut fp,
-        } = start;
         let mut sum = 0u64;
         let mut from = self.memo.begin();
-        for _ in 0..super::MAX_FRAMES / OFTEN {
-            if let Some(outer) = self.joined(Registers { ip, sp, fp }, &mut from) {
-                return Some(Sum {
-                    sum: sum.wrapping_add(outer),
-                    truncated: self.truncated,
-                });
+        let mut at = start;
+        // Where a stack hardly differs, it is the memo's from the first frames on.
+        for _ in 0..NEAR {
+            if let Some(outer) = self.joined(at, &mut from) {
+                return Some(self.as_the_memo(sum, outer));
+            }
+            match self.outwards(at, &mut sum, (code, salt))? {
+                Some(caller) => at = caller,
+                None => return Some(Sum::whole(sum)),
+            }
+        }
+        for _ in 0..self.pace.reach {
+            if let Some(outer) = self.joined(at, &mut from) {
+                return Some(self.as_the_memo(sum, outer));
             }
             for _ in 0..OFTEN {
-                let at = Registers { ip, sp, fp };
-                // SAFETY: they were noted in walks on the thread's own stack, which stays mapped while
-                // the thread lives; with another thread, stack or generation of rules they are
-                // forgotten.
-                let known = unsafe { self.places.caller(at) };
-                if let Some(caller) = known
-                    && caller.registers.ip != 0
-                {
-                    sum = sum.wrapping_add(caller.part);
-                    Registers { ip, sp, fp } = caller.registers;
-                    continue;
+                match self.outwards(at, &mut sum, (code, salt))? {
+                    Some(caller) => at = caller,
+                    None => return Some(Sum::whole(sum)),
                 }
-                let (caller, part) = self.plain(at, (code, salt))?;
-                sum = sum.wrapping_add(part);
-                let Some(caller) = caller else {
-                    return Some(Sum {
-                        sum,
-                        truncated: None,
-                    });
-                };
-                Registers { ip, sp, fp } = caller;
             }
         }
         None
     }
 
+    #[inline(always)]
+    fn as_the_memo(&self, inner: u64, outer: u64) -> Sum {
+        Sum {
+            sum: inner.wrapping_add(outer),
+            truncated: self.truncated,
+        }
+    }
+
+    /// A frame's caller, or that there is none; adds the frame to the sum. `None`: not a plain step.
+    #[inline(always)]
+    fn outwards(
+        &mut self,
+        at: Registers,
+        sum: &mut u64,
+        code: (&impl Code, u64),
+    ) -> Option<Option<Registers>> {
+        // SAFETY: they were noted in walks on the thread's own stack, which stays mapped while
+        // the thread lives; with another thread, stack or generation of rules they are
+        // forgotten.
+        let known = unsafe { self.places.caller(at) };
+        let (caller, part) = match known {
+            Some(caller) if caller.registers.ip != 0 => (Some(caller.registers), caller.part),
+            _ => self.plain(at, code)?,
+        };
+        *sum = sum.wrapping_add(part);
+        Some(caller)
+    }
+
     /// The sum of the memo's frames from the one with these registers outwards, if there is one and
     /// they are all unchanged.
     #[inline(always)]
-    pub(super) fn joined(&self, at: Registers, from: &mut usize) -> Option<u64> {
+    fn joined(&self, at: Registers, from: &mut usize) -> Option<u64> {
         let index = self.memo.meet(at, from)?;
         // SAFETY: the memo is of the thread's own stack: `settle` forgets others.
         let changed = unsafe { self.memo.first_changed(index) };
