@@ -233,24 +233,31 @@ impl Walker {
     #[inline(always)]
     #[must_use]
     pub fn again(&mut self, start: &Registers) -> Option<Walk> {
+        self.is_last(start).then(|| self.last_again())
+    }
+
+    /// Whether the native frames are those of the memo, whose node is known.
+    #[inline(always)]
+    fn is_last(&self, start: &Registers) -> bool {
         let is_known = self.leaf != 0 && !self.memo.is_empty();
         if !is_known || !self.stack.stays_on_own(start.sp) {
-            return None;
+            return false;
         }
         let begin = self.memo.begin();
         if !self.memo.is_at(begin, start) {
-            return None;
+            return false;
         }
         // SAFETY: the memo is of the thread's own stack: `settle` forgets others.
-        let changed = unsafe { self.memo.first_changed(begin) };
-        if changed.is_some() {
-            return None;
-        }
+        unsafe { self.memo.first_changed(begin) }.is_none()
+    }
+
+    #[inline(always)]
+    fn last_again(&mut self) -> Walk {
         self.last = 0;
-        Some(Walk {
+        Walk {
             leaf: Some(self.leaf),
             truncated: self.truncated,
-        })
+        }
     }
 
     /// Walks from `start`, asking `code` for rules and interning in `tree`. `thread` is the
@@ -296,15 +303,23 @@ impl Walker {
             let found = insert.take().map(|insert| insert(trail));
             *known.insert(found.or(known).unwrap_or(Insertion::NONE))
         };
+        let mut trace = None;
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
+        } else if by_stack && self.is_last(&start) {
+            let found = once(&Trail::of_stack(self.stack.known()));
+            if self.has_inserted(&found) {
+                return self.last_again();
+            }
+            trace = Some(Trace::joins(self.memo.begin(), Noted::NONE));
         } else if by_stack
             && self.pace.is_quick()
             && let Some(walk) = self.walk_quickly(start, tree, &code, &mut once)
         {
             return walk;
         }
-        let trace = self.trace(start, Noted::NONE, &[], (&code, tree.salt()));
+        let trace =
+            trace.unwrap_or_else(|| self.trace(start, Noted::NONE, &[], (&code, tree.salt())));
         self.was_seen = false;
         let same = core::mem::replace(&mut self.same, usize::MAX);
         let walk = self.complete(&trace, tree, |trail| {
@@ -316,6 +331,14 @@ impl Walker {
         });
         self.pace.walked(trace.found.fresh.count, self.was_seen);
         walk
+    }
+
+    /// Whether these are the frames that are inserted in the memo's.
+    #[inline(always)]
+    fn has_inserted(&self, found: &Insertion<'_>) -> bool {
+        let count = found.frames.len();
+        let inserted = self.memo.frame(self.memo.begin()).inserted;
+        found.same.min(self.same) >= count && inserted as usize == count
     }
 
     /// The same from a frame that was interrupted, at any of its instructions: `start.ip` is the

@@ -24,9 +24,8 @@ const TWICE: u32 = 4;
 const TRIED: i32 = 2;
 /// Walks for the memo that are not counted as such after a row that ended in vain.
 const PAUSE: i32 = 8;
-/// The innermost frames, each of which is looked up in the memo.
-const NEAR: usize = 2;
-/// Further out, one in this many is.
+/// Of the frames from the third on, one in this many is looked up in the memo. The innermost is not: a
+/// stack that is the memo's wholly was found before.
 const OFTEN: usize = 4;
 
 /// Whether to leave the memo alone.
@@ -98,18 +97,9 @@ impl Pace {
 /// What is known of a stack without its frames.
 struct Sum {
     sum: u64,
+    /// Where the innermost frame ends.
+    inner_end: u64,
     truncated: Option<Cause>,
-}
-
-impl Sum {
-    /// Of a stack that was walked to its end.
-    #[inline(always)]
-    fn whole(sum: u64) -> Self {
-        Self {
-            sum,
-            truncated: None,
-        }
-    }
 }
 
 impl Walker {
@@ -146,7 +136,7 @@ impl Walker {
             return Some(Outcome::Twice);
         }
         let innermost = match inserted.last() {
-            Some(last) if self.runs(start, last.at, code) => last.address,
+            Some(last) if last.at < found.inner_end => last.address,
             _ => start.ip,
         };
         let leaf = tree.seen(key, innermost)?;
@@ -156,50 +146,44 @@ impl Walker {
         }))
     }
 
-    /// Whether what is at an address of the stack is in a frame.
-    #[inline(never)]
-    fn runs(&mut self, frame: Registers, at: u64, code: &impl Code) -> bool {
-        // SAFETY: `init` wrote it.
-        let rule = code.rule(frame.ip, unsafe { self.scratch.assume_init_mut() });
-        plain_step(rule, frame, self.stack.known()).is_none_or(|(caller, ..)| at < caller.sp)
-    }
-
     /// Sums up the frames from `start` outwards.
     #[inline(always)]
-    fn sum(&mut self, start: Registers, (code, salt): (&impl Code, u64)) -> Option<Sum> {
+    fn sum(&mut self, start: Registers, code: (&impl Code, u64)) -> Option<Sum> {
         let mut sum = 0u64;
         let mut from = self.memo.begin();
-        let mut at = start;
-        // Where a stack hardly differs, it is the memo's from the first frames on.
-        for _ in 0..NEAR {
-            if let Some(outer) = self.joined(at, &mut from) {
-                return Some(self.as_the_memo(sum, outer));
-            }
-            match self.outwards(at, &mut sum, (code, salt))? {
-                Some(caller) => at = caller,
-                None => return Some(Sum::whole(sum)),
-            }
+        let first = self.outwards(start, &mut sum, code)?;
+        let inner_end = first.map_or(u64::MAX, |caller| caller.sp);
+        let whole = |sum| Sum {
+            sum,
+            inner_end,
+            truncated: None,
+        };
+        let joined = |sum: u64, outer, truncated| Sum {
+            sum: sum.wrapping_add(outer),
+            inner_end,
+            truncated,
+        };
+        let Some(second) = first else {
+            return Some(whole(sum));
+        };
+        if let Some(outer) = self.joined(second, &mut from) {
+            return Some(joined(sum, outer, self.truncated));
         }
+        let Some(mut at) = self.outwards(second, &mut sum, code)? else {
+            return Some(whole(sum));
+        };
         for _ in 0..self.pace.reach {
             if let Some(outer) = self.joined(at, &mut from) {
-                return Some(self.as_the_memo(sum, outer));
+                return Some(joined(sum, outer, self.truncated));
             }
             for _ in 0..OFTEN {
-                match self.outwards(at, &mut sum, (code, salt))? {
+                match self.outwards(at, &mut sum, code)? {
                     Some(caller) => at = caller,
-                    None => return Some(Sum::whole(sum)),
+                    None => return Some(whole(sum)),
                 }
             }
         }
         None
-    }
-
-    #[inline(always)]
-    fn as_the_memo(&self, inner: u64, outer: u64) -> Sum {
-        Sum {
-            sum: inner.wrapping_add(outer),
-            truncated: self.truncated,
-        }
     }
 
     /// A frame's caller, or that there is none; adds the frame to the sum. `None`: not a plain step.
