@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -61,9 +62,16 @@ static LOSS: AtomicI32 = AtomicI32::new(0);
 
 /// Notes why a result was not written, unless its reader has gone away.
 fn note(error: &Error) {
-    let is_gone = error.kind() == ErrorKind::BrokenPipe || is_watched();
+    let is_gone = error.kind() == ErrorKind::BrokenPipe || is_watched() || is_hung_up(error);
     let number = error.raw_os_error().filter(|_| !is_gone).unwrap_or(0);
     let _ = LOSS.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Whether that is what a terminal says whose other end is gone: it is no longer known as one.
+fn is_hung_up(error: &Error) -> bool {
+    let stdout = std::io::stdout();
+    let kind = nix::sys::stat::fstat(stdout.as_fd()).map(|stat| stat.st_mode & libc::S_IFMT);
+    error.raw_os_error() == Some(libc::EIO) && kind == Ok(libc::S_IFCHR)
 }
 
 /// Ends a program that was asked for help or its version, or wrongly: as clap does, but for help

@@ -1,12 +1,13 @@
 //! Stacks that are longer than the kernel copies, in CPU profiles by each engine.
 
-use mem_tests::cpu::{COMPLETE, COMPLETE_DEEP, Read};
-use mem_tests::{Scratch, run};
+use mem_tests::cpu::{COMPLETE_DEEP, Read};
+use mem_tests::{Scratch, code, run};
 
 /// Frames of the recursion whose stacks are a third of a megabyte, and three megabytes.
 const DEPTHS: [usize; 2] = [300, 2900];
 
-/// `seconds`, how deep, and whether it goes down again and again.
+/// `seconds`, how deep, and whether it goes down again and again; and most frames of the recursion in a
+/// stack.
 fn sampled(engine: &str, depth: usize, again: bool) -> (Read, usize) {
     let scratch = Scratch::new();
     let program = scratch.compile("abyss.c", &["-O1", "-fno-optimize-sibling-calls"]);
@@ -17,7 +18,11 @@ fn sampled(engine: &str, depth: usize, again: bool) -> (Read, usize) {
     let outcome = run(command.args(again.then_some("again")));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let read = Read::only(&outcome);
-    let frames = read.stacks().map(|(stack, ..)| stack.len());
+    let binaries = [code::Code::of(&program)];
+    let frames = read.stacks().map(|(stack, ..)| {
+        let names = code::names(&read.profile, stack, &binaries);
+        names.iter().filter(|name| **name == "site_down").count()
+    });
     let most = frames.max().expect("a stack");
     (read, most)
 }
@@ -27,8 +32,8 @@ fn stacks_longer_than_a_copy_are_followed_to_their_end() {
     for engine in ["perf", "timers", "ptrace"] {
         for depth in DEPTHS {
             let (read, frames) = sampled(engine, depth, false);
-            read.assert_complete(COMPLETE);
-            assert!(frames > depth, "{engine}: {frames} frames of {depth}");
+            read.assert_complete(COMPLETE_DEEP);
+            assert_eq!(frames, depth + 1, "{engine}");
         }
     }
 }
@@ -40,8 +45,6 @@ fn stacks_that_come_and_go_are_followed_too() {
     for engine in ["perf", "ptrace"] {
         let (read, frames) = sampled(engine, DEPTHS[0], true);
         read.assert_complete(COMPLETE_DEEP);
-        // Nothing but the recursion is in a stack, and what calls it.
-        let most = DEPTHS[0] + 16;
-        assert!(frames > DEPTHS[0] && frames < most, "{engine}: {frames}");
+        assert_eq!(frames, DEPTHS[0] + 1, "{engine}");
     }
 }
