@@ -279,7 +279,10 @@ impl Report {
     /// What is lost in all.
     fn summary(&self) -> String {
         let title = format!("{} ({})", self.name, self.pid);
-        let time = |seconds: f64| text::duration(Duration::from_secs_f64(seconds));
+        let time = |seconds: f64| match Duration::from_secs_f64(seconds) {
+            short if short.as_secs() == 0 => text::short_time(short),
+            long => text::duration(long),
+        };
         let since = match &self.base {
             None => format!(
                 "of what it allocated in the last {}",
