@@ -1,8 +1,8 @@
 //! Running the controller and the parser.
 
 use std::ffi::OsStr;
-use std::io::Read;
-use std::path::PathBuf;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 
@@ -140,6 +140,19 @@ pub fn tool<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -
 /// open for a moment longer.
 pub fn copy_program(from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) {
     tool("cp", [from.as_ref(), to.as_ref()]);
+}
+
+/// Makes a file of these bytes that is to be executed, in a process of its own as well.
+pub fn write_program(path: &Path, bytes: &[u8]) {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "cat >\"$0\" && chmod 755 \"$0\""])
+        .arg(path);
+    let mut child = command.stdin(Stdio::piped()).spawn().expect("a shell");
+    let mut pipe = child.stdin.take().expect("a pipe");
+    pipe.write_all(bytes).expect("a shell that reads");
+    drop(pipe);
+    assert!(child.wait().expect("a child").success(), "{command:?}");
 }
 
 fn collect(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mem_tests::package::{applets, shell_command};
-use mem_tests::session::{copy_program, tool};
+use mem_tests::session::{copy_program, tool, write_program};
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::{Group, Outcome, Package, SHELLS, Scratch, Session, Target, run, wait};
 
@@ -140,8 +140,10 @@ fn a_process_that_is_left_out_keeps_its_allocator_and_makes_no_table() {
     ] {
         let scratch = Scratch::new();
         let script = scratch.file("lidar.py");
-        fs::write(&script, format!("#!/usr/bin/python3\n{ALLOCATES}")).expect("a script");
-        tool("chmod", ["+x", &script.display().to_string()]);
+        write_program(
+            &script,
+            format!("#!/usr/bin/python3\n{ALLOCATES}").as_bytes(),
+        );
         let mut command = scratch.preloaded(&script);
         let mut target = Target::start(command.env("MEM_PROFILER_ONLY", only));
         assert_eq!(target.hear(), size, "{only}");

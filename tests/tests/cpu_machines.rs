@@ -2,12 +2,11 @@
 //! are refused by name, whichever engine there is, and do not disturb what is sampled beside them.
 #![cfg(target_arch = "x86_64")]
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use mem_tests::cpu::{Read, files, waiting_split};
+use mem_tests::session::write_program;
 use mem_tests::{Scratch, run, target, wait};
 
 const ENGINES: [&[&str]; 6] = [
@@ -52,8 +51,7 @@ fn narrow_program(scratch: &Scratch, rounds: Option<u32>) -> PathBuf {
     words(&mut file, &[1, 0, BASE, BASE, size, size, 5, 4096]);
     file.extend(code);
     let path = scratch.file("narrow");
-    fs::write(&path, file).expect("a program");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
+    write_program(&path, &file);
     path
 }
 
