@@ -29,7 +29,7 @@ mod write;
 pub use crate::sampling::{KERNEL, Mode, Sampling};
 pub use builder::{CpuBuilder, Frame};
 pub(crate) use read::read;
-pub use write::write;
+pub use write::{write, write_packed};
 
 use crate::dump::facts::Writer;
 use crate::profile::{Location, Profile};

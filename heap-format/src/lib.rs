@@ -42,6 +42,7 @@ pub mod moment;
 mod named;
 pub mod opening;
 pub mod otlp;
+mod packed;
 mod perf;
 pub mod pprof;
 pub mod printable;
@@ -128,6 +129,30 @@ fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     if start.is_empty() {
         return Err(Fault::whole("is empty"));
     }
+    if packed::looks_like(start) {
+        let content = packed::unpack(&lines.rest()?)?;
+        let mut lines = Lines::new(&content[..]);
+        let is_pprof = {
+            let start = lines.peek(START)?;
+            !is_text(start) || packed::looks_like(start)
+        };
+        return match is_pprof {
+            true => pprof::read(&content),
+            false => plain(&mut lines),
+        };
+    }
+    plain(lines)
+}
+
+/// Whether it is a format of text.
+fn is_text(start: &[u8]) -> bool {
+    start.starts_with(heap_text::START)
+        || start.starts_with(jemalloc::START)
+        || start.starts_with(cpu::START)
+}
+
+fn plain<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
+    let start = lines.peek(START)?;
     if start.starts_with(heap_text::START) {
         heap_text::read(lines)
     } else if start.starts_with(jemalloc::START) {
@@ -137,7 +162,7 @@ fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     } else if cpu::gperftools::looks_like(start) {
         cpu::gperftools::read(&lines.rest()?)
     } else if pprof::looks_like(start) {
-        pprof::read(lines.rest()?)
+        pprof::read(&lines.rest()?)
     } else if perf::looks_like(start) {
         perf::read(lines)
     } else if folded::looks_like(start) {

@@ -105,6 +105,18 @@ fn a_profile_comes_back_exactly() {
     assert_eq!(names.collect::<Vec<_>>(), expected);
 }
 
+/// As `mem_profiler` writes it.
+#[test]
+fn a_packed_profile_comes_back_as_well() {
+    let mut packed = Vec::new();
+    cpu::write_packed(&sample(), &mut packed).unwrap();
+    assert_eq!(packed[..2], [0x1f, 0x8b]);
+    let back = read(&packed, "x.cpu").unwrap();
+    assert_eq!(written(&back), written(&sample()));
+    let cut = read(&packed[..packed.len() - 9], "x.cpu").unwrap_err();
+    assert!(cut.to_string().contains("cut off or damaged"), "{cut}");
+}
+
 #[test]
 fn frames_of_the_kernel_are_names_in_a_mapping_of_their_own() {
     let profile = again(&sample());

@@ -89,7 +89,7 @@ impl Session {
         let mut out = BufWriter::new(file);
         let profile = builder.finish();
         match self.format {
-            CpuFormat::Cpu => heap_format::cpu::write(&profile, &mut out)?,
+            CpuFormat::Cpu => heap_format::cpu::write_packed(&profile, &mut out)?,
             CpuFormat::Gperftools => heap_format::cpu::gperftools::write(&profile, &mut out)?,
         }
         out.flush()

@@ -1,10 +1,7 @@
 //! Reading `profile.proto`.
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::path::PathBuf;
-
-use flate2::read::MultiGzDecoder;
 
 use super::wire::{Field, Fields, Value};
 use crate::error::Fault;
@@ -13,49 +10,20 @@ use crate::profile::{
 };
 use crate::value_type::ValueType;
 
-const GZIP: &[u8] = &[0x1f, 0x8b];
-
-/// Largest ratio of unpacked content to file: far more than
-/// real profiles shrink, and little enough to be harmless.
-const MOST_EXPANSION: u64 = 200;
-
-/// Room for small files beyond their expansion.
+/// Room for the copies of small files.
 const SMALL: u64 = 1 << 20;
 
-/// Whether a file that starts like this may be a pprof profile: gzip, or a
-/// first field that this message has.
+/// Whether a file that starts like this may be a pprof profile: a first field that this
+/// message has.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
-    if start.starts_with(GZIP) {
-        return true;
-    }
     // Writers start with sample types, samples or mappings, as messages.
     matches!(start, [0x0a | 0x12 | 0x1a, length, tag, ..]
         if *length > 0 && *tag != 0 && (*tag >> 3) <= 10 && matches!(tag & 7, 0 | 2))
 }
 
 /// Reads a whole file.
-pub(crate) fn read(bytes: Vec<u8>) -> Result<Profile, Fault> {
-    let bytes = if bytes.starts_with(GZIP) {
-        unpack(&bytes)?
-    } else {
-        bytes
-    };
-    parse(&bytes)
-}
-
-fn unpack(packed: &[u8]) -> Result<Vec<u8>, Fault> {
-    let most = packed.len() as u64 * MOST_EXPANSION + SMALL;
-    let mut out = Vec::new();
-    MultiGzDecoder::new(packed)
-        .take(most + 1)
-        .read_to_end(&mut out)
-        .map_err(|e| Fault::whole(format!("cannot be unpacked: {e}; cut off or damaged")))?;
-    if out.len() as u64 > most {
-        return Err(Fault::whole(format!(
-            "unpacks to more than {MOST_EXPANSION} times its size"
-        )));
-    }
-    Ok(out)
+pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
+    parse(bytes)
 }
 
 fn damaged(what: &str) -> Fault {
