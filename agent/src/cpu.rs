@@ -15,6 +15,8 @@
 //! Only a session that asks for it makes these system calls, and none where a seccomp filter may
 //! forbid them ([`seccomp::lets_timers_pass`]).
 
+mod outside;
+
 use crate::arch::{self, on_own_stack};
 use crate::local::Local;
 use crate::session::{self, Epoch};
@@ -80,6 +82,7 @@ fn begin(epoch: &Epoch) {
     match timers::begin(&turn, epoch.session, wanted, handler) {
         Ok(armed) => {
             note(armed);
+            note_signal(totals);
             let state = CpuState::Armed as u32;
             totals.state.store(state, Ordering::Release);
         }
@@ -102,6 +105,11 @@ pub fn start() {
     }
     // SAFETY: as above.
     unsafe { (*local).busy = 0 };
+}
+
+fn note_signal(totals: &CpuTotals) {
+    let number = timers::number() as u32;
+    totals.signal.store(number, Ordering::Relaxed);
 }
 
 fn refuse(totals: &CpuTotals, state: CpuState, errno: c_int) {
@@ -140,9 +148,13 @@ fn change_signal(taken: c_int) {
             if timers::end(&turn) {
                 let wanted = epoch.map(|epoch| (epoch.cpu.rate, epoch.cpu.avoid | bit(taken)));
                 let began = wanted.map(|wanted| timers::begin(&turn, session, wanted, handler));
-                if let (false, Some(totals)) = (matches!(began, Some(Ok(_))), cpu_totals::get()) {
-                    let state = CpuState::SignalTaken as u32;
-                    totals.state.store(state, Ordering::Release);
+                match (began, cpu_totals::get()) {
+                    (Some(Ok(_)), Some(totals)) => note_signal(totals),
+                    (_, Some(totals)) => {
+                        let state = CpuState::SignalTaken as u32;
+                        totals.state.store(state, Ordering::Release);
+                    }
+                    _ => {}
                 }
             }
             break;
@@ -344,7 +356,7 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
     if let Some(slot) = slot {
         let ns = slot.take_elapsed();
         if cpu_profile::lets_pass() {
-            count(thread, epoch, context, ns);
+            count(thread, epoch, (context, slot.is_resuming()), ns);
         }
         let overruns = &epoch.bank.header.cpu.overruns;
         overruns.fetch_add(overrun.max(0) as u64, Ordering::Relaxed);
@@ -383,10 +395,13 @@ fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
     Some(epoch)
 }
 
-fn count(thread: &mut Thread, epoch: &Epoch, context: &libc::ucontext_t, ns: u64) {
-    let (mut walk, mut record) = intern(thread, epoch, context);
+/// What was interrupted, and whether that is the agent at the end of a fork.
+type Place<'a> = (&'a libc::ucontext_t, bool);
+
+fn count(thread: &mut Thread, epoch: &Epoch, place: Place<'_>, ns: u64) {
+    let (mut walk, mut record) = intern(thread, epoch, place);
     while record == TABLE_FULL && session::grow(epoch) {
-        (walk, record) = intern(thread, epoch, context);
+        (walk, record) = intern(thread, epoch, place);
     }
     if let Some(cause) = walk.truncated {
         let causes = &epoch.bank.header.cpu.truncated;
@@ -397,10 +412,13 @@ fn count(thread: &mut Thread, epoch: &Epoch, context: &libc::ucontext_t, ns: u64
         .count_cpu(record, thread.shard, ns, thread.is_exclusive());
 }
 
-fn intern(thread: &mut Thread, epoch: &Epoch, context: &libc::ucontext_t) -> (Walk, u32) {
+fn intern(thread: &mut Thread, epoch: &Epoch, place: Place<'_>) -> (Walk, u32) {
+    let (context, is_in_agent) = place;
     let walk = thread.walk_interrupted(&arch::interrupted(context), epoch);
-    let record = walk
-        .leaf
-        .map_or(TABLE_FULL, |leaf| thread.record_of(leaf, CPU_CLASS, epoch));
+    let leaf = walk.leaf.map(|leaf| match is_in_agent {
+        true => outside::caller(leaf, &epoch.bank.tree),
+        false => leaf,
+    });
+    let record = leaf.map_or(TABLE_FULL, |leaf| thread.record_of(leaf, CPU_CLASS, epoch));
     (walk, record)
 }

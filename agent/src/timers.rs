@@ -40,9 +40,12 @@ pub struct Slot {
     timer: AtomicU64,
     /// Its CPU time at its last sample, in ns.
     last: AtomicU64,
-    /// What was left of its period when it began to fork, and its CPU time then, in ns.
+    /// What was left of its period when it began to fork, and its CPU time then, in ns; 0 afterwards.
     paused: [AtomicU64; 2],
 }
+
+/// Place of that CPU time.
+const SINCE: usize = 1;
 
 /// All of them, mapped by the first session that needs them.
 static TABLE: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
@@ -140,6 +143,11 @@ pub fn slot_of(index: usize) -> Option<&'static Slot> {
 }
 
 impl Slot {
+    /// Whether its thread has just forked, and is in the agent's handler for that.
+    pub fn is_resuming(&self) -> bool {
+        self.paused[SINCE].load(Ordering::Relaxed) != 0
+    }
+
     /// The CPU time that the calling thread has used since this was last asked.
     pub fn take_elapsed(&self) -> u64 {
         let now = own_clock();
@@ -191,6 +199,7 @@ pub fn begin(
         // Those of a parent, after a fork.
         slot.tid.store(0, Ordering::Relaxed);
         slot.timer.store(0, Ordering::Relaxed);
+        slot.paused[SINCE].store(0, Ordering::Relaxed);
     }
     USED.store(0, Ordering::Release);
     // A forked child has the handler already, and all that its threads used is new.
@@ -352,7 +361,7 @@ fn make(tid: u32, index: usize) -> Option<c_int> {
 
 /// Lets a timer fire in `first` ns of CPU time, and then each period. Whether it could.
 fn start(timer: c_int, first: u64) -> bool {
-    set(timer, first, period()).is_some()
+    set((timer, 0), first, period()).is_some()
 }
 
 fn timespec(ns: u64) -> libc::timespec {
@@ -362,8 +371,8 @@ fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
-/// Sets a timer; 0 stops it. What was left, in ns.
-fn set(timer: c_int, first: u64, interval: u64) -> Option<u64> {
+/// Sets a timer, with these flags; 0 stops it. What was left, in ns.
+fn set((timer, flags): (c_int, c_int), first: u64, interval: u64) -> Option<u64> {
     let setting = libc::itimerspec {
         it_interval: timespec(interval),
         it_value: timespec(first),
@@ -375,7 +384,7 @@ fn set(timer: c_int, first: u64, interval: u64) -> Option<u64> {
         libc::syscall(
             libc::SYS_timer_settime,
             timer,
-            0,
+            flags,
             &raw const setting,
             &raw mut old,
         )
@@ -444,20 +453,22 @@ fn own_timer() -> Option<(c_int, &'static [AtomicU64; 2])> {
 fn pause() {
     let saved = sys::errno();
     if let Some((timer, [left, since])) = own_timer() {
-        left.store(set(timer, 0, 0).unwrap_or(0), Ordering::Relaxed);
+        left.store(set((timer, 0), 0, 0).unwrap_or(0), Ordering::Relaxed);
         since.store(own_clock(), Ordering::Relaxed);
     }
     sys::set_errno(saved);
 }
 
-/// Goes on as if the timer had run meanwhile: what the fork took is sampled right after it.
+/// Goes on as if the timer had run meanwhile. If it would have fired, it does so in this call, and
+/// not at the kernel's next tick: by then the thread may be in its next fork.
 #[cold]
 fn resume() {
     let saved = sys::errno();
-    if let Some((timer, [left, since])) = own_timer() {
-        let spent = own_clock().saturating_sub(since.load(Ordering::Relaxed));
-        let left = left.load(Ordering::Relaxed).saturating_sub(spent);
-        start(timer, left.max(1));
+    if let Some((timer, paused)) = own_timer() {
+        let [left, since] = [&paused[0], &paused[SINCE]].map(|ns| ns.load(Ordering::Relaxed));
+        let due = since.saturating_add(left).max(1);
+        set((timer, libc::TIMER_ABSTIME), due, period());
+        paused[SINCE].store(0, Ordering::Relaxed);
     }
     sys::set_errno(saved);
 }

@@ -77,7 +77,7 @@ pub struct Perf {
     bytes: (Vec<u8>, Vec<u8>),
     /// Samples, and those whose copy was too short, since the copies have this size.
     judged: (u64, u64),
-    /// Records that were lost.
+    /// Records that were lost, of events of threads.
     pub lost: u64,
     /// When the newest process was added, the copies grew, or one was too short.
     started: Instant,
@@ -362,7 +362,9 @@ impl Perf {
                 recording.executed(pid);
             }
             Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
-            Record::Lost(count) => self.lost += count,
+            // Of processors' events, it is not known whose samples they were.
+            Record::Lost(count) if self.meters.is_none() => self.lost += count,
+            Record::Lost(_) => {}
         }
     }
 

@@ -385,7 +385,7 @@ impl Thread {
         if !same {
             // It ran meanwhile: what was read may be of two moments.
             if let Some(process) = recording.process(self.pid) {
-                process.counts.dropped += 1;
+                process.counts.lost += 1;
             }
             return;
         }

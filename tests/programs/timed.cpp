@@ -6,7 +6,10 @@
 // it handles all real-time signals itself, and after another says how many came), `forks`, `family`
 // (children and their children, which work and never allocate; each says "PID NANOSECONDS"),
 // `storm` (2000 short threads that never allocate), `epoll` (a server that must not be
-// interrupted), `stacks` (handlers on small stacks, coroutines), `stays` (until it is killed).
+// interrupted), `stacks` (handlers on small stacks, coroutines), `masks` (blocks all signals two
+// fifths of the time), `deaf` (its threads block them all the time), `breeds` (forks children that
+// end at once, all the time, and has so much memory that a fork takes long), `stays` (until it is
+// killed).
 
 #include <atomic>
 #include <cerrno>
@@ -277,6 +280,50 @@ static void stacks() {
         raise(SIGUSR1);
 }
 
+extern "C" void __attribute__((noinline)) site_masked(long ns) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    site_burn(ns);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+static void masks() {
+    for (int round = 0; round < 20; round++) {
+        site_burn(60000000);
+        site_masked(40000000);
+    }
+}
+
+static void deaf() {
+    std::thread threads[2];
+    for (auto &thread : threads)
+        thread = std::thread([] {
+            sigset_t all;
+            sigfillset(&all);
+            pthread_sigmask(SIG_BLOCK, &all, nullptr);
+            site_burn(1000000000);
+        });
+    for (auto &thread : threads)
+        thread.join();
+}
+
+static void breeds() {
+    const size_t bytes = 128 << 20;
+    char *memory = (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    madvise(memory, bytes, MADV_NOHUGEPAGE);
+    memset(memory, 1, bytes);
+    long end = now(CLOCK_PROCESS_CPUTIME_ID) + 800000000;
+    while (now(CLOCK_PROCESS_CPUTIME_ID) < end) {
+        pid_t child = fork();
+        if (child == 0)
+            _exit(0);
+        if (child < 0 || waitpid(child, nullptr, 0) != child)
+            fail("a child");
+    }
+}
+
 int main(int count, char **arguments) {
     const char *shape = count > 1 ? arguments[1] : "";
     if (count > 2) {
@@ -292,7 +339,8 @@ int main(int count, char **arguments) {
         const char *name;
         void (*run)();
     } shapes[] = {{"signals", signals}, {"takes", takes}, {"forks", forks},   {"family", family},
-                  {"storm", storm},     {"epoll", epoll}, {"stacks", stacks}, {"stays", stay}};
+                  {"storm", storm},     {"epoll", epoll}, {"stacks", stacks}, {"stays", stay},
+                  {"masks", masks},     {"deaf", deaf},   {"breeds", breeds}};
     for (auto &known : shapes)
         if (!strcmp(known.name, shape))
             known.run();

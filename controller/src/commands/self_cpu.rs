@@ -88,7 +88,13 @@ fn rate(value: Option<&str>) -> u32 {
         return RATE;
     };
     match value.trim_start().parse::<u64>() {
-        Ok(rate) if rate > 0 => u32::try_from(rate).unwrap_or(MOST_RATE).min(MOST_RATE),
+        Ok(rate) if rate > u64::from(MOST_RATE) => {
+            warning(&format!(
+                "CPUPROFILE_FREQUENCY={rate}: taken for {MOST_RATE}, the most that gperftools takes"
+            ));
+            MOST_RATE
+        }
+        Ok(rate) if rate > 0 => u32::try_from(rate).unwrap_or(MOST_RATE),
         _ => {
             warning(&format!(
                 "CPUPROFILE_FREQUENCY={}: no number above 0, taken for {RATE}",

@@ -238,7 +238,7 @@ impl Engine {
         }
     }
 
-    /// Samples that the kernel had no room for.
+    /// Samples that the kernel had no room for, where it is not known whose they were.
     pub fn lost(&self) -> u64 {
         if let Some(closed) = &self.closed {
             return closed.lost;

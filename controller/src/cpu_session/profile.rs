@@ -14,6 +14,7 @@ use heap_format::{BuildId, Facts, Mapping, Thread};
 use super::Description;
 use crate::cli::CpuFormat;
 use crate::process;
+use crate::text;
 
 /// Part of the time from which on its lack of samples is worth advice, in percent.
 const MUCH: f64 = 10.0;
@@ -98,7 +99,7 @@ impl Session {
     fn sampling(&self, process: &Process) -> Sampling {
         let mut sampling = self.sampling.clone();
         sampling.process_ns = self.has_clock.then(|| process.cpu_ns());
-        sampling.lost += process.counts.dropped;
+        sampling.lost += process.counts.lost;
         sampling
     }
 
@@ -142,6 +143,10 @@ impl Session {
                 false => "not sampled",
             };
             parts.push(format!("{unsampled:.1} % of the time {why}"));
+        }
+        if counts.blocked > 0 && unsampled >= MUCH {
+            let threads = text::count(counts.blocked, "thread blocks", "threads block");
+            parts.push(format!("{threads} the timers' signal"));
         }
         let short = share(counts.rest_ns.min(times.unsampled), times.all);
         let mode = self.sampling.mode;

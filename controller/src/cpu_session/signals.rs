@@ -1,4 +1,7 @@
-//! The signals that a process uses, which timers must leave alone.
+//! The signals that a process uses, which timers must leave alone, and threads that block the one
+//! that timers use.
+
+use std::time::{Duration, Instant};
 
 /// From this one on they are real-time signals.
 const FIRST: u32 = 34;
@@ -10,18 +13,80 @@ const SOME: u32 = 16;
 pub fn in_use(pid: i32) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
     let tasks = tasks.into_iter().flatten().flatten();
-    tasks.fold(0, |used, task| {
-        let status = std::fs::read(task.path().join("status")).unwrap_or_default();
-        used | of_status(&String::from_utf8_lossy(&status))
-    })
+    tasks.fold(0, |used, task| used | of_status(&status(&task)))
+}
+
+fn status(task: &std::fs::DirEntry) -> String {
+    let status = std::fs::read(task.path().join("status")).unwrap_or_default();
+    String::from_utf8_lossy(&status).into_owned()
+}
+
+/// Threads in which the timers' signal has come and is blocked. They are looked for while samples
+/// are missing: a process with thousands of threads is not read for nothing.
+pub struct Blocked {
+    looked: Instant,
+    /// CPU time, and that of samples, at the last look.
+    clock: u64,
+    sampled: u64,
+    /// The most threads at a time.
+    most: u64,
+}
+
+/// Time between looks.
+const EACH: Duration = Duration::from_millis(200);
+/// CPU time, in nanoseconds, of which there should be samples.
+const ENOUGH: u64 = 50_000_000;
+/// Threads that are looked at.
+const MOST: usize = 1024;
+
+impl Blocked {
+    pub fn new() -> Self {
+        Self {
+            looked: Instant::now(),
+            clock: 0,
+            sampled: 0,
+            most: 0,
+        }
+    }
+
+    /// The most threads at a time so far, of a process that has used so much CPU time, of which
+    /// its samples have so much.
+    pub fn most(&mut self, (pid, signal): (i32, u32), (clock, sampled): (u64, u64)) -> u64 {
+        let used = clock.saturating_sub(self.clock);
+        if self.looked.elapsed() >= EACH && used >= ENOUGH {
+            let is_missing = sampled.saturating_sub(self.sampled) < used / 2;
+            (self.looked, self.clock, self.sampled) = (Instant::now(), clock, sampled);
+            if is_missing {
+                self.most = self.most.max(blocking(pid, signal));
+            }
+        }
+        self.most
+    }
+}
+
+fn blocking(pid: i32, signal: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let tasks = tasks.into_iter().flatten().flatten().take(MOST);
+    tasks
+        .filter(|task| has_blocked(&status(task), signal))
+        .count() as u64
+}
+
+/// Whether a thread blocks a signal that was sent to it.
+fn has_blocked(status: &str, signal: u32) -> bool {
+    let bit = signal.checked_sub(1).and_then(|at| 1u64.checked_shl(at));
+    let held = mask(status, "SigPnd:") & mask(status, "SigBlk:");
+    bit.is_some_and(|bit| held & bit != 0)
+}
+
+fn mask(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
 fn of_status(status: &str) -> u64 {
-    let mask = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-            .unwrap_or(0)
-    };
+    let mask = |name: &str| mask(status, name);
     let blocked = mask("SigBlk:");
     let real_time = blocked >> (FIRST - 1);
     let waited_for = match real_time.count_ones() > SOME {
@@ -43,5 +108,13 @@ mod tests {
         // A thread that wants to be left alone.
         assert_eq!(of_status("SigBlk:\tfffffffe7ffbfeff\n"), 0);
         assert_eq!(of_status("SigCgt:\tnonsense\n"), 0);
+    }
+
+    #[test]
+    fn what_has_come_and_is_blocked_is_held_back() {
+        let status = "SigPnd:\t8000000000000002\nShdPnd:\t0000000000000001\n\
+                      SigBlk:\tfffffffffffffffd\n";
+        let held: Vec<u32> = (0..=65).filter(|n| has_blocked(status, *n)).collect();
+        assert_eq!(held, [64]);
     }
 }

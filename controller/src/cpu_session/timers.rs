@@ -12,7 +12,7 @@ use shm_protocol::cpu::{CpuSetting, CpuState};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::CpuView;
 
-use super::signals;
+use super::signals::{self, Blocked};
 use crate::collect;
 use crate::discovery::{Agent, Discovery, Found, Life};
 use crate::dump;
@@ -68,6 +68,7 @@ struct Member {
     counted: CpuView,
     /// Its CPU time when the session began.
     clock: u64,
+    blocked: (Blocked, u64),
 }
 
 impl Member {
@@ -76,6 +77,7 @@ impl Member {
         Self {
             counted: CpuView::default(),
             clock: cpu::proc::cpu_ns(pid).unwrap_or(0),
+            blocked: (Blocked::new(), 0),
             pid,
             target,
         }
@@ -120,6 +122,12 @@ impl Member {
     fn trouble(&self) -> Trouble {
         let refused = |why: &str| Trouble::Refused(why.to_owned());
         match self.counted.state {
+            CpuState::Armed | CpuState::Disarmed
+                if self.blocked.1 > 0 && self.counted.samples == 0 =>
+            {
+                let signal = self.counted.signal;
+                refused(&blocked(self.blocked.1, signal))
+            }
             CpuState::Armed | CpuState::Disarmed => Trouble::None,
             CpuState::Unnoticed => {
                 let now = cpu::proc::cpu_ns(self.pid).unwrap_or(0);
@@ -485,7 +493,20 @@ fn note(member: &mut Member, recording: &mut Recording) {
     member.counted = bank.cpu();
     if let Some(process) = recording.process(member.pid) {
         count(process, &member.counted);
+        let time = (process.cpu_ns(), process.counts.ns);
+        let whose = (member.pid, member.counted.signal);
+        member.blocked.1 = member.blocked.0.most(whose, time);
+        process.counts.blocked = member.blocked.1;
     }
+}
+
+/// Why there are no samples of threads.
+fn blocked(threads: u64, signal: u32) -> String {
+    let (who, block) = match threads {
+        1 => ("a thread".to_owned(), "blocks"),
+        n => (format!("{n} threads"), "block"),
+    };
+    format!("{who} of it {block} signal {signal}, which the timers use")
 }
 
 fn count(process: &mut Process, counted: &CpuView) {
@@ -494,6 +515,7 @@ fn count(process: &mut Process, counted: &CpuView) {
     counts.ns = counted.ns.saturating_add(counted.full_ns);
     counts.table_full = counted.full_samples;
     counts.truncated = counted.truncated;
+    counts.lost = counted.overruns.saturating_add(counted.postponed);
 }
 
 /// Takes a process's stacks and modules out of its segment. `maps`: what it maps, while it is there.

@@ -85,13 +85,19 @@ impl Perf {
         };
         let mut samples: HashMap<i32, u64> = HashMap::new();
         for (.., record) in records {
-            if let Record::Sample(sample) = record
-                && recording.process(sample.pid).is_some()
-            {
-                *samples.entry(sample.pid).or_default() += 1;
+            match record {
+                Record::Sample(sample) if recording.process(sample.pid).is_some() => {
+                    *samples.entry(sample.pid).or_default() += 1;
+                }
+                Record::Lost(_) => meters.some_were_lost(),
+                _ => {}
             }
         }
-        meters.round(&samples, proc::cpu_ns);
+        for (pid, lost) in meters.round(&samples, proc::cpu_ns) {
+            if let Some(process) = recording.process(pid) {
+                process.counts.lost = process.counts.lost.saturating_add(lost);
+            }
+        }
     }
 
     /// What a sample stands for. `None`: it does not count.

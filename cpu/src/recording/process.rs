@@ -33,8 +33,11 @@ pub struct Counts {
     pub waited_ns: u64,
     /// Time in the kernel, where that may not be sampled.
     pub hidden_ns: u64,
-    /// Samples that were taken and thrown away: their stack changed while it was read.
-    pub dropped: u64,
+    /// Samples that were due and are not there: there was no room for them, their signal came too
+    /// late, or their stack changed while it was read.
+    pub lost: u64,
+    /// Threads in which the signal that takes samples was blocked, the most at a time.
+    pub blocked: u64,
 }
 
 impl Counts {

@@ -1,0 +1,77 @@
+//! Stacks without the agent's own frames: a sample that is due when a fork ends is taken in the
+//! agent's handler for that (`timers::after_fork`), and is the fork's.
+
+use core::sync::atomic::Ordering;
+use shm_protocol::tree::{FIRST_NODE, NodeId, Tree};
+use unwind::walk::ADDRESS_BITS;
+
+/// Frames among which the agent's are.
+const INNER: usize = 16;
+
+unsafe extern "C" {
+    // The linker's names for where the library begins, and where its code ends.
+    static __ehdr_start: u8;
+    static _etext: u8;
+}
+
+fn is_own(address: u64) -> bool {
+    let [start, end] = [&raw const __ehdr_start, &raw const _etext].map(|at| at.addr() as u64);
+    (start..end).contains(&address)
+}
+
+/// The stack that called the agent; itself if none of its inner frames are the agent's.
+pub fn caller(leaf: NodeId, tree: &Tree<'_>) -> NodeId {
+    above(leaf, tree, is_own)
+}
+
+fn above(leaf: NodeId, tree: &Tree<'_>, is_own: impl Fn(u64) -> bool) -> NodeId {
+    let (mut at, mut found) = (leaf, leaf);
+    for _ in 0..INNER {
+        let Some(node) = tree.node(at).filter(|_| at >= FIRST_NODE) else {
+            break;
+        };
+        let parent = node.parent.load(Ordering::Relaxed);
+        let address = node.address.load(Ordering::Relaxed) & ((1 << ADDRESS_BITS) - 1);
+        if is_own(address) && parent >= FIRST_NODE {
+            found = parent;
+        }
+        at = parent;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::{AtomicU32, AtomicU64};
+    use shm_protocol::layout::Node;
+    use shm_protocol::tree::{Place, ROOT};
+    use std::vec::Vec;
+
+    #[test]
+    fn the_outermost_own_frame_decides() {
+        let slots: Vec<AtomicU32> = (0..64).map(|_| AtomicU32::new(0)).collect();
+        let nodes: Vec<Node> = (0..32)
+            .map(|_| Node {
+                address: AtomicU64::new(0),
+                parent: AtomicU32::new(0),
+                records: AtomicU32::new(0),
+            })
+            .collect();
+        let count = FIRST_NODE.into();
+        let tree = Tree::new([&[], &slots], &nodes, &count);
+        let mut at = Place::root(ROOT);
+        // main, fork, two frames of ours, the C library's `syscall`.
+        let places = [1, 2, 103, 104, 5].map(|address| {
+            at = tree.child(at, address, 32).expect("room");
+            at.node
+        });
+        let own = |address| address > 100;
+        assert_eq!(above(places[4], &tree, own), places[1]);
+        assert_eq!(above(places[1], &tree, own), places[1]);
+        // Nothing is left outside.
+        let alone = tree.child(Place::root(ROOT), 105, 32).expect("room");
+        assert_eq!(above(alone.node, &tree, own), alone.node);
+        assert!(is_own(caller as *const () as u64) && !is_own(1));
+    }
+}

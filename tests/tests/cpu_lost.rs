@@ -1,0 +1,152 @@
+//! CPU profiles in which samples are missing, since nobody reads them, the program blocks their signal,
+//! or it forks all the time: the sum is what the process used all the same, and what was lost is said.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use mem_tests::cpu::{COMPLETE, Read, files, truth};
+use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, target, wait};
+
+/// CPU time for which the controller is held up, and for which it may go on, in seconds: of each engine's
+/// samples more than a fifth are lost, whatever the machine does besides.
+const HELD_UP: f64 = 0.35;
+const GOES_ON: f64 = 0.25;
+
+/// Lets a process that works for so many seconds be sampled by a controller that stands still most of
+/// the time.
+fn hold_up(session: &Session, pid: u32, seconds: f64) {
+    let reach = |used: f64| {
+        wait::until("CPU time", || {
+            (target::cpu_seconds(pid) >= used).then_some(())
+        });
+    };
+    let mut used = target::cpu_seconds(pid);
+    let end = used + seconds - HELD_UP - GOES_ON;
+    while used < end {
+        session.signal(libc::SIGSTOP);
+        reach(used + HELD_UP);
+        session.signal(libc::SIGCONT);
+        reach(used + HELD_UP + GOES_ON);
+        used = target::cpu_seconds(pid);
+    }
+}
+
+fn lost_share(read: &Read) -> f64 {
+    let lost = read.sampling.lost as f64;
+    lost / (lost + read.samples() as f64)
+}
+
+/// By the kernel's events of processors, and of threads, which are what a process without rights
+/// has.
+#[test]
+fn samples_without_room_cost_no_time() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    let rights = ["--bounding-set=-all", "--inh-caps=-all"];
+    for (rights, engine) in [
+        (&[][..], "perf"),
+        (&rights[..], "perf"),
+        (&rights[..], "ptrace"),
+    ] {
+        let mut command = Command::new("setpriv");
+        command.args(rights).arg(&program);
+        command.args(["3", "threads", "200", "wait"]);
+        command.stdin(Stdio::piped());
+        command.stdout(Stdio::piped());
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready");
+        let mut command = Command::new("setpriv");
+        command.args(rights).arg(artifacts::profiler());
+        command.args(["cpu", "--engine", engine, "-F", "999"]);
+        command.args(["-p", &target.pid().to_string(), "-o"]);
+        let session = Session::start(command.arg(scratch.file("p_")));
+        let directory = format!("/proc/{}/fd", session.pid());
+        wait::until("the session to begin", || {
+            let files = std::fs::read_dir(&directory).ok()?.flatten();
+            let names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+            let is_engine = |name: &PathBuf| {
+                let name = name.to_string_lossy();
+                name.contains("perf_event") || name.ends_with("/schedstat")
+            };
+            let processors = std::thread::available_parallelism().map_or(1, usize::from);
+            let least = if engine == "perf" { processors } else { 0 };
+            (names.filter(is_engine).count() > least).then_some(())
+        });
+        target.say("go");
+        hold_up(&session, target.pid(), 2.9);
+        let cpu = truth(&target.finish_output())["cpu"];
+        let read = Read::only(&session.wait());
+        let total = read.total();
+        assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
+        read.assert_complete(COMPLETE);
+        if engine == "perf" {
+            let lost = lost_share(&read);
+            assert!(lost >= 0.2, "{lost} of the samples are lost");
+        }
+    }
+}
+
+fn timed_run(scratch: &Scratch, program: &Path, shape: &str) -> Outcome {
+    let mut command = scratch.profiler();
+    command.args(["cpu", "run", "--engine", "timers", "-o"]);
+    run(command
+        .arg(scratch.file("p_"))
+        .arg("--")
+        .arg(program)
+        .arg(shape))
+}
+
+/// A sample that comes late stands for all the time until then.
+#[test]
+fn a_signal_that_is_blocked_for_a_while_costs_no_time() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let outcome = timed_run(&scratch, &program, "masks");
+    let read = Read::only(&outcome);
+    let (total, cpu) = (read.total(), truth(&outcome.stdout)["cpu"]);
+    assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
+    // Of 40 ms, three or four samples come as one.
+    let lost = lost_share(&read);
+    assert!(lost >= 0.2, "{lost} of the samples are lost");
+    read.assert_complete(COMPLETE);
+}
+
+/// Threads whose samples never come are said, and why there are none.
+#[test]
+fn threads_that_block_the_signal_are_told_of() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let outcome = timed_run(&scratch, &program, "deaf");
+    let said = &outcome.stderr;
+    assert!(
+        said.contains("2 threads") && said.contains("block") && said.contains("signal"),
+        "{outcome:?}"
+    );
+}
+
+/// A timer does not run while its thread forks. What a fork took has its sample all the same, and
+/// none of the agent's functions is in it.
+#[test]
+fn a_program_that_forks_all_the_time_is_sampled() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let outcome = timed_run(&scratch, &program, "breeds");
+    let cpu = truth(&outcome.stdout)["cpu"];
+    let files = files(&outcome);
+    let reads = files.iter().map(|file| Read::of(file));
+    let read = reads.max_by_key(Read::samples).expect("a profile");
+    let (total, sampled) = (read.total(), read.sampled());
+    assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
+    assert!(sampled > 0.8 * cpu, "{sampled} of {cpu}");
+    read.assert_complete(COMPLETE);
+    let is_agents = |id: &u32| {
+        let location = &read.profile.locations[*id as usize];
+        let module = read.profile.mappings.get(location.mapping as usize);
+        module.is_some_and(|module| module.path.ends_with("libmem_agent.so"))
+    };
+    let inside = read
+        .stacks()
+        .filter(|(stack, ..)| stack.iter().any(is_agents));
+    let inside: f64 = inside.map(|(_, _, ns)| ns as f64).sum();
+    assert!(inside < 0.05 * cpu, "{inside} of {cpu}");
+}
