@@ -20,6 +20,7 @@
 //! | `state` | the state of the running thread |
 //! | `frames` | its frames, for the walker |
 //! | `memo` | the frames of its last walk |
+//! | `function` | what tells more cheaply that a code object is what it was |
 //! | `mark` | what tells a code object from another one at its address |
 //! | `objects` | strings, code objects |
 //! | `options` | what its command line says of its environment |
@@ -27,6 +28,7 @@
 
 mod codes;
 mod frames;
+mod function;
 mod layout;
 mod mark;
 mod memo;

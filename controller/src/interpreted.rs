@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use heap_format::{Function, Location, LocationId, Profile, ProfileBuilder};
 use shm_protocol::codes::{Characters, Code, CodeTable, LEFT_OUT, NO_CODE, frame_of};
-use shm_protocol::layout::{PYTHON_FREE_THREADED, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
+use shm_protocol::layout::{PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
 use shm_protocol::snapshot::Header;
 
 /// Name of the frame for those whose code objects found no room.
@@ -63,10 +63,13 @@ pub fn describe(header: &Header<'_>) -> Option<String> {
         PYTHON_MET => "no frame seen yet",
         PYTHON_NAMED => "named",
         PYTHON_UNKNOWN => "a version that is not known: its frames are left out",
-        PYTHON_FREE_THREADED => "a free-threaded build: its frames are left out",
         _ => "its data differ from what its version has: its frames are left out",
     };
-    Some(format!("{version}: {state}"))
+    let build = match header.python_is_unlocked() {
+        true => ", free-threaded",
+        false => "",
+    };
+    Some(format!("{version}{build}: {state}"))
 }
 
 /// Samples of a profile in whose stacks a line of Python has no name, as there was no room for it.

@@ -15,6 +15,12 @@ pub fn is_interpreter(path: &[u8]) -> bool {
     version.is_some_and(|version| is_version(version.strip_suffix(b"t").unwrap_or(version)))
 }
 
+/// Whether a file is called as a free-threaded interpreter is, which takes all objects from an
+/// allocator of its own, and starts with no other one.
+pub fn is_free_threaded(path: &[u8]) -> bool {
+    is_interpreter(path) && path.ends_with(b"t")
+}
+
 /// Whether a file is called as CPython's library is, which other programs embed.
 fn is_library(path: &[u8]) -> bool {
     let name = text::base_name(path).strip_prefix(b"libpython");
@@ -83,7 +89,10 @@ pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<Stri
 
 /// Whether a process is CPython and hides its small objects; false where that cannot be known.
 fn keeps_objects(pid: i32) -> bool {
-    let by_name = || process::exe(pid).is_some_and(|exe| is_interpreter(&exe));
+    let by_name = || {
+        let is_one = |exe: Vec<u8>| is_interpreter(&exe) && !is_free_threaded(&exe);
+        process::exe(pid).is_some_and(is_one)
+    };
     let by_library = || {
         let maps = process::maps(pid).unwrap_or_default();
         Entry::all(&maps).any(|entry| is_library(entry.path))
@@ -113,6 +122,8 @@ mod tests {
         for name in ["python-build", "pypy3", "ipython3", "python3.11-config", ""] {
             assert!(!is_interpreter(name.as_bytes()), "{name}");
         }
+        assert!(is_free_threaded(b"/opt/python3.13t") && !is_free_threaded(b"/t/python3"));
+        assert!(!is_free_threaded(b"pytest"));
         assert!(is_library(b"/usr/lib/libpython3.11.so.1.0"));
         for name in ["libpython3.11.a", "libpythonic.so", "libpython"] {
             assert!(!is_library(name.as_bytes()), "{name}");

@@ -93,9 +93,20 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
     None
 }
 
+/// What the fact `python` says of a build without a global lock.
+const FREE_THREADED: &str = "free-threaded";
+
 /// What to say of objects that are not in a profile of memory.
 pub fn hidden_objects(profile: &Profile) -> Option<String> {
     let hides = profile.facts.python_hides == Some(true) && profile.facts.cpu.is_none();
+    let is_unlocked = |python: &String| python.contains(FREE_THREADED);
+    if hides && profile.facts.python.as_ref().is_some_and(is_unlocked) {
+        return Some(
+            "objects of Python are not in here: a free-threaded build takes them, small and large ones, from \
+             an allocator of its own; what extensions take from malloc is"
+                .to_owned(),
+        );
+    }
     hides.then(|| {
         "small objects of Python are not in here: it takes them from an allocator of its own; started \
          with PYTHONMALLOC=malloc in the environment (run --python-malloc), each of them is seen"

@@ -22,7 +22,7 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -260,7 +260,7 @@ pub struct Status {
     pub at_exit: AtomicU64,
     /// Version of the Python interpreter that was met, as `PY_VERSION_HEX` has it; 0: none.
     pub python_version: AtomicU32,
-    /// One of the `PYTHON_` constants, and [`PYTHON_HIDES`].
+    /// One of the `PYTHON_` constants, with [`PYTHON_HIDES`] and [`PYTHON_UNLOCKED`].
     pub python: AtomicU32,
 }
 
@@ -272,10 +272,10 @@ pub const PYTHON_NAMED: u32 = 1;
 pub const PYTHON_UNKNOWN: u32 = 2;
 /// Its data are not as its version has them: its frames are left out.
 pub const PYTHON_DIFFERS: u32 = 3;
-/// It is a build without a global lock, whose data the agent does not know.
-pub const PYTHON_FREE_THREADED: u32 = 4;
 /// Set beside one of these: its environment leaves small objects to an allocator of its own.
 pub const PYTHON_HIDES: u32 = 1 << 8;
+/// Set beside one of these: it is a build without a global lock.
+pub const PYTHON_UNLOCKED: u32 = 1 << 9;
 
 /// The process exits, and stands still until a controller has checked it for leaks.
 pub const AT_EXIT_WAITS: u64 = 1;

@@ -17,10 +17,15 @@ except ImportError:
 
     run = interpreters.run_string
 
-SOURCE = """
+# A free-threaded build takes all objects from an allocator of its own.
+TAKE = "take = bytearray"
+if "free-threading" in sys.version:
+    TAKE = "import ctypes; take = ctypes.CDLL(None).malloc"
+exec(TAKE)
+SOURCE = TAKE + """
 kept = globals().setdefault("all", [])
 def inner():
-    kept.append(bytearray(1_000_000))
+    kept.append(take(1_000_000))
 inner()
 """
 kept = []
@@ -37,11 +42,11 @@ def enter_new():
 
 
 def keep():
-    kept.append(bytearray(1_000_000))
+    kept.append(take(1_000_000))
 
 
 def called():
-    kept.append(bytearray(100_000))
+    kept.append(take(100_000))
 
 
 def main():

@@ -8,13 +8,19 @@ import sys
 import threading
 
 kept = []
+take = bytearray
+if "free-threading" in sys.version:
+    # All objects are from an allocator of its own.
+    import ctypes
+
+    take = ctypes.CDLL(None).malloc
 totals = {}
 lock = threading.Lock()
 
 
 def keep(size):
-    block = bytearray(size)
-    note(size + 1)
+    block = take(size)
+    note(size)
     kept.append(block)
     return block
 
@@ -74,16 +80,31 @@ def compare(a, b):
     return a - b
 
 
+def changing():
+    return keep(35_000)
+
+
+def change():
+    """One function, which the interpreter specialises calls of, and one code object after the other."""
+    for number in range(60):
+        scope = {}
+        exec(f"def changed_{number}():\n    return keep(35_000)\n", scope)
+        changing.__code__ = scope.pop(f"changed_{number}").__code__
+        for _ in range(12):
+            changing()
+
+
 def main():
     for _ in range(50):
         Loader(3).load(20_000)
     Loader.nested(25_000)
     list(generate(20))
-    sum(len(keep(size)) for size in (60_000, 61_000))
+    sum(keep(size) is not None for size in (60_000, 61_000))
     # A function of C that calls back.
     sorted([3, 1, 2], key=functools.cmp_to_key(compare))
     list(map(keep, [70_000, 71_000]))
     asyncio.run(root())
+    change()
     thread = threading.Thread(target=Loader(40).load, args=(80_000,))
     thread.start()
     thread.join()

@@ -87,21 +87,46 @@ fn each_stack_has_the_functions_and_lines_that_the_program_sees() {
     }
 }
 
-/// A program that tells of itself as an interpreter of a build without a global lock would.
+/// Said of the dump, and before the program starts; what it would not start with is refused.
 #[test]
-fn a_free_threaded_build_is_left_alone_and_told() {
+fn a_free_threaded_build_is_named_and_what_it_hides_is_said() {
+    let of = |path: &PathBuf| path.to_string_lossy().ends_with('t');
+    let python = pythons::all().into_iter().find(of).expect("one of them");
     let scratch = Scratch::new();
-    let program = scratch.compile("free_threaded.c", &["-rdynamic"]);
-    let mut target = Target::start(&mut scratch.preloaded(&program));
-    assert_eq!(target.hear(), "ready");
-    let session = Session::of(&scratch, target.pid(), "1");
-    target.say("go");
-    assert_eq!(target.hear(), "done");
-    let says = "3.13.0: a free-threaded build: its frames are left out";
-    let line = listed(&scratch, target.pid());
-    assert!(line.ends_with(says), "{line}");
-    let profile = session.stop().profile();
-    assert_eq!(profile.facts.python.as_deref(), Some(says));
+    let script = "import ctypes; kept = ctypes.CDLL(None).malloc(5000000)";
+    let run_it = |options: &[&str]| {
+        let mut command = scratch.profiler();
+        command
+            .args(["run", "-c", "1", "-o"])
+            .arg(scratch.file("p_"));
+        command
+            .args(options)
+            .arg("--")
+            .arg(&python)
+            .args(["-c", script]);
+        run(&mut command)
+    };
+    run_it(&["--python-malloc"]).refused(1, &["free-threaded", "leave --python-malloc out"]);
+    let outcome = run_it(&[]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(
+        outcome.stderr.contains("a free-threaded build"),
+        "{outcome:?}"
+    );
+    let dump = the_dump(&scratch);
+    let profile = heap_format::open(&dump).expect("a dump that can be read");
+    let said = profile.facts.python.clone().unwrap_or_default();
+    assert!(
+        said.starts_with("3.14.") && said.ends_with(", free-threaded: named"),
+        "{said}"
+    );
+    assert_eq!(profile.facts.python_hides, Some(true));
+    assert!(by_stack(&profile)["<module> (<string>:1)"] >= 5e6);
+    let outcome = run(scratch.parser().arg(&dump));
+    assert!(
+        outcome.stderr.contains("objects of Python are not in here"),
+        "{outcome:?}"
+    );
 }
 
 /// By the environment, and by options that leave it aside; said where the dump is read.
@@ -180,18 +205,18 @@ fn frames_are_seen_whichever_state_the_thread_has_now() {
         };
         let sums = [
             (
-                within(";enter (python_states.py:31);main (python_states.py:51)"),
+                within(";enter (python_states.py:36);main (python_states.py:56)"),
                 12e6,
             ),
             (
-                within(";enter (python_states.py:31);enter_new (python_states.py:36)"),
+                within(";enter (python_states.py:36);enter_new (python_states.py:41)"),
                 1e6,
             ),
             (
-                of("keep (python_states.py:40);main (python_states.py:52)", ""),
+                of("keep (python_states.py:45);main (python_states.py:57)", ""),
                 12e6,
             ),
-            (of("called (python_states.py:44)", ""), 5e6),
+            (of("called (python_states.py:49)", ""), 5e6),
         ];
         for (live, bytes) in sums {
             let all = bytes..bytes * 1.02;

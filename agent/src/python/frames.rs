@@ -78,13 +78,13 @@ impl Frames {
             (Style::Objects, _) => false,
             (Style::Records, _) => {
                 let frame = walk.trail.peek(top + layout.current);
-                frame.is_some_and(|frame| self.memo.stays(walk, frame, top))
+                frame.is_some_and(|frame| self.memo.stays(walk, &mut self.memory, (frame, top)))
             }
             (Style::Entries, true) => {
                 let frame = self.memory.record_word(walk.trail, top + layout.current);
-                frame.is_some_and(|frame| self.memo.stays(walk, frame, 0))
+                frame.is_some_and(|frame| self.memo.stays(walk, &mut self.memory, (frame, 0)))
             }
-            (Style::Entries, false) => self.memo.stays(walk, top, 0),
+            (Style::Entries, false) => self.memo.stays(walk, &mut self.memory, (top, 0)),
         }
     }
 
@@ -190,7 +190,7 @@ impl Frames {
                 if steps > MAX_STEPS {
                     return Ok(());
                 }
-                if self.memo.joins(walk, frame, record)? {
+                if self.memo.joins(walk, &mut self.memory, (frame, record))? {
                     return Ok(());
                 }
                 let next = self.step(walk, frame)?;
@@ -219,7 +219,7 @@ impl Frames {
         const OWNED_BY_NATIVE: u8 = 3;
         let mut frame = top;
         for _ in 0..MAX_STEPS {
-            if frame == 0 || self.memo.joins(walk, frame, 0)? {
+            if frame == 0 || self.memo.joins(walk, &mut self.memory, (frame, 0))? {
                 break;
             }
             if !self.memory.has_frame(walk.trail, frame) {
@@ -250,7 +250,7 @@ impl Frames {
         // SAFETY: just found readable.
         let words = unsafe { Words::of(layout, frame) };
         if self.memo.has_room() {
-            self.memo.add(walk, frame, words)?;
+            self.memo.add(walk, &mut self.memory, (frame, words))?;
         } else {
             self.memo.leave_out();
         }

@@ -31,6 +31,11 @@ pub struct Layout {
     pub frame_code: u64,
     pub frame_instruction: u64,
     pub frame_owner: u64,
+    /// In a frame, its function, if `function_version` is not 0; in a function, its code object and a
+    /// version, which is 0 or no other function's, and changes with its code object.
+    pub frame_function: u64,
+    pub function_code: u64,
+    pub function_version: u64,
     pub first_line: u64,
     pub file: u64,
     pub name: u64,
@@ -38,6 +43,11 @@ pub struct Layout {
     pub version: u64,
     /// The first instruction: from 3.11 on in the code object itself.
     pub instructions: u64,
+    /// Bytes that the head of an object has more than with a global lock.
+    pub more: u64,
+    /// In a frame, which copy of the instructions it runs; in a code object, where the copies are.
+    pub frame_copy: u64,
+    pub copies: u64,
     /// Size of the head of a string of ASCII characters, and of others.
     pub ascii: u64,
     pub compact: u64,
@@ -48,7 +58,7 @@ pub struct Layout {
 
 use shm_protocol::codes::LineTable;
 
-/// Heads of objects, the same in all versions (with reference counts that are one word).
+/// Heads of objects, the same in all versions; without a global lock, there is [`Layout::more`] first.
 pub const TYPE: u64 = 8;
 pub const SIZE: u64 = 16;
 pub const BYTES: u64 = 32;
@@ -73,12 +83,18 @@ const OBJECTS: Layout = Layout {
     frame_code: 32,
     frame_instruction: 104,
     frame_owner: 0,
+    frame_function: 0,
+    function_code: 0,
+    function_version: 0,
     first_line: 40,
     file: 104,
     name: 112,
     lines: 120,
     version: 0,
     instructions: 0,
+    more: 0,
+    frame_copy: 0,
+    copies: 0,
     ascii: 48,
     compact: 72,
     place_unit: 2,
@@ -106,6 +122,8 @@ pub const PYTHON_3_11: Layout = Layout {
     frame_code: 32,
     frame_instruction: 56,
     frame_owner: 64,
+    function_code: 48,
+    function_version: 128,
     first_line: 72,
     file: 112,
     name: 128,
@@ -124,6 +142,8 @@ const PYTHON_3_12: Layout = Layout {
     frame_previous: 8,
     frame_code: 0,
     frame_owner: 70,
+    // Code objects have versions.
+    function_version: 0,
     first_line: 68,
     version: 92,
     instructions: 192,
@@ -137,6 +157,15 @@ const LATER: Layout = Layout {
     has_record: false,
     instructions: 200,
     ..PYTHON_3_12
+};
+
+/// Without a global lock. Threads that make code objects at a time may give them one version.
+const UNLOCKED: Layout = Layout {
+    version: 0,
+    more: 16,
+    ascii: LATER.ascii + 16,
+    compact: LATER.compact + 16,
+    ..LATER
 };
 
 /// By version, as `PY_VERSION_HEX` has it.
@@ -163,6 +192,8 @@ struct Groups {
     chunk: usize,
     frame: usize,
     code: usize,
+    /// Whether each thread may have its own copy of a code object's instructions.
+    has_copies: bool,
 }
 
 fn groups(version: u32) -> Option<Groups> {
@@ -179,6 +210,7 @@ fn groups(version: u32) -> Option<Groups> {
         chunk: thread + chunk,
         frame,
         code,
+        has_copies: version >> 16 > 0x030d,
     })
 }
 
@@ -186,8 +218,6 @@ fn groups(version: u32) -> Option<Groups> {
 pub enum Told {
     Known(Layout),
     Unknown,
-    /// It has no global lock: heads of objects, and what frames point to, are others.
-    FreeThreaded,
 }
 
 /// Version and layout by the first words of `_PyRuntime`; `None`: they tell nothing.
@@ -197,16 +227,21 @@ pub fn told(words: &[u64; WORDS]) -> Option<(u32, Told)> {
         return None;
     }
     let version = u32::try_from(version).unwrap_or(u32::MAX);
-    let told = match threaded {
-        0 => by_words(version, words).map_or(Told::Unknown, Told::Known),
-        _ => Told::FreeThreaded,
+    let of = match threaded {
+        0 => &LATER,
+        _ => &UNLOCKED,
     };
-    Some((version, told))
+    let found = by_words(version, words, of);
+    Some((version, found.map_or(Told::Unknown, Told::Known)))
 }
 
-fn by_words(version: u32, words: &[u64; WORDS]) -> Option<Layout> {
+fn by_words(version: u32, words: &[u64; WORDS], of: &Layout) -> Option<Layout> {
     let groups = groups(version)?;
     let offset = |word: usize| Some(words[word]).filter(|offset| *offset < 1 << 20);
+    let (frame_copy, copies) = match groups.has_copies && of.more != 0 {
+        true => (offset(groups.frame + 7)?, offset(groups.code + 10)?),
+        false => (0, 0),
+    };
     let layout = Layout {
         interpreters: offset(5)?,
         next_interpreter: offset(groups.interpreter + 2)?,
@@ -225,7 +260,9 @@ fn by_words(version: u32, words: &[u64; WORDS]) -> Option<Layout> {
         lines: offset(groups.code + 4)?,
         first_line: offset(groups.code + 5)?,
         instructions: offset(groups.code + 9)?,
-        ..LATER
+        frame_copy,
+        copies,
+        ..*of
     };
     Some(layout)
 }
@@ -253,8 +290,12 @@ mod tests {
 
     #[test]
     fn builds_without_a_global_lock_and_later_versions_are_told_apart() {
-        let threaded = told(&words(0x030d_00f0, 1));
-        assert!(matches!(threaded, Some((0x030d_00f0, Told::FreeThreaded))));
+        for (version, copies) in [(0x030d_00f0, 0), (0x030e_00f0, 49 * 8)] {
+            let Some((_, Told::Known(layout))) = told(&words(version, 1)) else {
+                panic!("{version:x}");
+            };
+            assert_eq!((layout.more, layout.copies), (16, copies));
+        }
         let later = told(&words(0x0310_00a1, 0));
         assert!(matches!(later, Some((0x0310_00a1, Told::Unknown))));
         let mut far = words(0x030e_00f0, 0);

@@ -72,7 +72,7 @@ impl Mark {
         let mut text = [0; 4];
         // SAFETY: the caller's; what was read before was found readable.
         unsafe {
-            let hash = word(name + layout::HASH);
+            let hash = word(name + layout.more + layout::HASH);
             if hash == NO_HASH && state == 0 && KEPT.contains(&length) {
                 text = characters(name + layout.ascii, length);
             }
@@ -86,7 +86,7 @@ impl Mark {
                     NO_HASH => others(layout, name, length, state),
                     hash => hash,
                 },
-                first: word(read.lines + layout::BYTES),
+                first: word(read.lines + layout.more + layout::BYTES),
                 size: read.size as u32,
                 length,
                 state,
@@ -118,9 +118,9 @@ impl Mark {
             if !same {
                 return false;
             }
-            let same = half(self.lines + layout::SIZE) == self.size
-                && word(self.lines + layout::BYTES) == self.first;
-            let hash = word(self.name + layout::HASH);
+            let same = half(self.lines + layout.more + layout::SIZE) == self.size
+                && word(self.lines + layout.more + layout::BYTES) == self.first;
+            let hash = word(self.name + layout.more + layout::HASH);
             same && (hash == self.hash || hash == NO_HASH && self.holds_characters(layout))
         }
     }
@@ -133,7 +133,7 @@ impl Mark {
         // SAFETY: the caller's. So many characters take no fewer bytes than if they are ASCII; as
         // others they are read only if they are of the same kind.
         unsafe {
-            if half(name + layout::LENGTH) != length {
+            if half(name + layout.more + layout::LENGTH) != length {
                 return false;
             }
             // Kept, as it is one of ASCII characters with such a length.
@@ -150,7 +150,7 @@ impl Mark {
             if self.state == 0 {
                 return ascii(name + layout.ascii, length) == self.hash;
             }
-            other_state(layout, word(name + layout::KIND)) == self.state
+            other_state(layout, word(name + layout.more + layout::KIND)) == self.state
                 && others(layout, name, length, self.state) == self.hash
         }
     }

@@ -7,9 +7,11 @@
 
 use super::codes;
 use super::frames::{Damaged, Walk, is_entry};
+use super::function::Function;
 use super::layout::{self, Layout, Style};
 use super::mark::Mark;
-use super::memory::word;
+use super::memory::{Memory, word};
+use super::state::{follow, follow_any};
 use core::mem::MaybeUninit;
 use shm_protocol::codes::{LEFT_OUT, NO_CODE, TABLE_FULL, address_of};
 use unwind::inserted::Inserted;
@@ -58,6 +60,7 @@ struct Seen {
     is_entry: u8,
     /// To the next one further out.
     link: Link,
+    function: Function,
     mark: Mark,
 }
 
@@ -170,7 +173,7 @@ impl Memo {
     /// Whether the last walk's frames are all of those of this one, whose innermost is `frame` in the
     /// native frame `at` (0: it is not known).
     #[inline]
-    pub fn stays(&mut self, walk: &Walk<'_>, frame: u64, at: u64) -> bool {
+    pub fn stays(&mut self, walk: &Walk<'_>, memory: &mut Memory, (frame, at): (u64, u64)) -> bool {
         let Some(last) = self.count.checked_sub(1) else {
             return false;
         };
@@ -178,7 +181,7 @@ impl Memo {
         if innermost.frame != frame || (at != 0 && innermost.inserted.at != at) {
             return false;
         }
-        let other = self.first_other_by_style(walk, last);
+        let other = self.first_other_by_style(walk, memory, last);
         self.ahead = other.unwrap_or(self.ahead);
         other.is_none()
     }
@@ -195,7 +198,12 @@ impl Memo {
     /// Whether a frame in the native frame `at` is one of the last walk's, as are all further out:
     /// then these are taken. `at` 0: it is not known yet.
     #[inline]
-    pub fn joins(&mut self, walk: &Walk<'_>, frame: u64, at: u64) -> Result<bool, Damaged> {
+    pub fn joins(
+        &mut self,
+        walk: &Walk<'_>,
+        memory: &mut Memory,
+        (frame, at): (u64, u64),
+    ) -> Result<bool, Damaged> {
         let from = self.ahead.saturating_sub(REACH);
         let is_it = |index: &usize| {
             let seen = self.seen(*index);
@@ -207,7 +215,7 @@ impl Memo {
         if index + self.fresh_count + 2 >= MAX_FRAMES {
             return Ok(false);
         }
-        if let Some(other) = self.first_other_by_style(walk, index) {
+        if let Some(other) = self.first_other_by_style(walk, memory, index) {
             // What is further in leads to it, so each frame is looked at once.
             self.ahead = other;
             return Ok(false);
@@ -220,18 +228,28 @@ impl Memo {
     }
 
     #[inline(never)]
-    fn first_other_by_style(&mut self, walk: &Walk<'_>, index: usize) -> Option<usize> {
+    fn first_other_by_style(
+        &mut self,
+        walk: &Walk<'_>,
+        memory: &mut Memory,
+        index: usize,
+    ) -> Option<usize> {
         match walk.layout.style {
             // The same layout, as a constant.
-            Style::Records => self.first_other(walk, &layout::PYTHON_3_11, index),
-            _ => self.first_other(walk, walk.layout, index),
+            Style::Records => self.first_other((walk, memory), &layout::PYTHON_3_11, index),
+            _ => self.first_other((walk, memory), walk.layout, index),
         }
     }
 
     /// The first of the last walk's frames from `index` outwards that is none any more, or does not
     /// lead to the next one. What has changed in the others is found.
     #[inline(always)]
-    fn first_other(&mut self, walk: &Walk<'_>, layout: &Layout, index: usize) -> Option<usize> {
+    fn first_other(
+        &mut self,
+        (walk, memory): (&Walk<'_>, &mut Memory),
+        layout: &Layout,
+        index: usize,
+    ) -> Option<usize> {
         for index in (0..=index).rev() {
             let seen = self.seen(index);
             if seen.frame == 0 {
@@ -247,11 +265,21 @@ impl Memo {
             if !leads_on {
                 return Some(index);
             }
-            let stays = words.code == seen.words.code
-                && words.instruction == seen.words.instruction
-                // SAFETY: its code object was here, and the thread's frame holds what is here.
-                && unsafe { seen.mark.holds(layout, words.code) };
-            if !stays && !self.renew(walk, index) {
+            let frame = seen.frame;
+            let stays =
+                words.code == seen.words.code && words.instruction == seen.words.instruction;
+            // SAFETY: it was just read.
+            if stays && unsafe { seen.function.holds(layout, frame) } {
+                continue;
+            }
+            // SAFETY: its code object was here, and the thread's frame holds what is here.
+            if stays && unsafe { seen.mark.holds(layout, words.code) } {
+                // SAFETY: the last walk's.
+                let seen = unsafe { self.seen[index].assume_init_mut() };
+                seen.function.renew(layout, memory, (frame, words.code));
+                continue;
+            }
+            if !self.renew(walk, memory, index) {
                 return Some(index);
             }
         }
@@ -260,22 +288,25 @@ impl Memo {
 
     /// Finds the address of a frame anew, whose words have changed; whether there is one.
     #[inline(never)]
-    fn renew(&mut self, walk: &Walk<'_>, index: usize) -> bool {
+    fn renew(&mut self, walk: &Walk<'_>, memory: &mut Memory, index: usize) -> bool {
         let layout = walk.layout;
         // SAFETY: the last walk's.
         let seen = unsafe { self.seen[index].assume_init_mut() };
         // SAFETY: read just now.
         let words = unsafe { Words::of(layout, seen.frame) };
         // SAFETY: as in `first_other`.
-        let is_same =
-            words.code == seen.words.code && unsafe { seen.mark.holds(layout, words.code) };
+        let is_same = words.code == seen.words.code
+            && unsafe {
+                seen.function.holds(layout, seen.frame) || seen.mark.holds(layout, words.code)
+            };
         if !is_same {
             let Some((number, mark)) = codes::number(layout, words.code, walk.epoch) else {
                 return false;
             };
             (seen.number, seen.mark) = (number, mark);
+            seen.function = Function::met(layout, memory, (seen.frame, words.code));
         }
-        let Ok(address) = address(layout, seen.number, words) else {
+        let Ok(address) = address(layout, seen.number, (seen.frame, words)) else {
             return false;
         };
         seen.words = words;
@@ -317,10 +348,15 @@ impl Memo {
 
     /// Adds a frame that can be read, further out than those before.
     #[inline]
-    pub fn add(&mut self, walk: &Walk<'_>, frame: u64, words: Words) -> Result<(), Damaged> {
+    pub fn add(
+        &mut self,
+        walk: &Walk<'_>,
+        memory: &mut Memory,
+        (frame, words): (u64, Words),
+    ) -> Result<(), Damaged> {
         let layout = walk.layout;
         let (number, mark) = codes::number(layout, words.code, walk.epoch).ok_or(Damaged)?;
-        let address = address(layout, number, words)?;
+        let address = address(layout, number, (frame, words))?;
         self.push(Seen {
             frame,
             words,
@@ -329,6 +365,7 @@ impl Memo {
             // SAFETY: it can be read.
             is_entry: unsafe { is_entry(layout, frame) },
             link: Link::None,
+            function: Function::met(layout, memory, (frame, words.code)),
             mark,
         });
         Ok(())
@@ -360,6 +397,7 @@ impl Memo {
                 number: NO_CODE,
                 is_entry: 0,
                 link: Link::None,
+                function: Function::default(),
                 mark: Mark::default(),
             });
         }
@@ -388,14 +426,17 @@ impl Memo {
 
 /// The address that stands for a frame: its code object and the place of its instruction.
 #[inline]
-fn address(layout: &Layout, number: u32, words: Words) -> Result<u64, Damaged> {
+fn address(layout: &Layout, number: u32, (frame, words): (u64, Words)) -> Result<u64, Damaged> {
     let place = match layout.style {
         Style::Objects => {
             let place = i64::from(words.instruction as i32).max(0) as u64;
             place / u64::from(layout.place_unit)
         }
         _ => {
-            let first = words.code + layout.instructions;
+            let first = match layout.copies {
+                0 => words.code + layout.instructions,
+                _ => own_copy(layout, frame, words.code).ok_or(Damaged)?,
+            };
             (words.instruction.wrapping_sub(first) as i64).max(0) as u64 / 2
         }
     };
@@ -404,4 +445,17 @@ fn address(layout: &Layout, number: u32, words: Words) -> Result<u64, Damaged> {
         NO_CODE => Ok(address_of(NO_CODE, TABLE_FULL)),
         number => Ok(address_of(number, place as u32)),
     }
+}
+
+/// Where the instructions begin that a frame runs, where each thread may have a copy of its own: the
+/// first thread's is in the code object. The table of copies may grow meanwhile, and be another one.
+fn own_copy(layout: &Layout, frame: u64, code: u64) -> Option<u64> {
+    // SAFETY: callers have read the frame.
+    let copy = unsafe { *((frame + layout.frame_copy) as *const u32) };
+    if copy == 0 {
+        return Some(code + layout.instructions);
+    }
+    let copies = follow(code + layout.copies)?;
+    let is_there = follow_any(copies).is_some_and(|count| u64::from(copy) < count);
+    is_there.then(|| follow(copies + 8 + 8 * u64::from(copy)))?
 }

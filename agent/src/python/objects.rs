@@ -20,20 +20,20 @@ static TEXT_TYPE: AtomicU64 = AtomicU64::new(0);
 static BYTES_TYPE: AtomicU64 = AtomicU64::new(0);
 
 /// Whether an object's first `bytes` can be read, and it is of the type with this name.
-fn is_a(object: u64, bytes: u64, known: &AtomicU64, name: &[u8]) -> bool {
+fn is_a(layout: &Layout, object: u64, bytes: u64, (known, name): (&AtomicU64, &[u8])) -> bool {
     if object == 0 || !object.is_multiple_of(8) || !readable(object, bytes) {
         return false;
     }
     // SAFETY: found readable.
-    let kind = unsafe { word(object + layout::TYPE) };
+    let kind = unsafe { word(object + layout.more + layout::TYPE) };
     if kind != 0 && kind == known.load(Ordering::Relaxed) {
         return true;
     }
-    if known.load(Ordering::Relaxed) != 0 || !readable(kind, layout::TYPE_NAME + 8) {
+    if known.load(Ordering::Relaxed) != 0 || !readable(kind, layout.more + layout::TYPE_NAME + 8) {
         return false;
     }
     // SAFETY: found readable.
-    let at = unsafe { word(kind + layout::TYPE_NAME) };
+    let at = unsafe { word(kind + layout.more + layout::TYPE_NAME) };
     if !readable(at, name.len() as u64) {
         return false;
     }
@@ -74,7 +74,7 @@ pub struct Text {
 /// # Safety
 /// If it is one, it stays while the result is used.
 pub unsafe fn code(layout: &Layout, at: u64) -> Option<Read> {
-    if !is_a(at, CODE, &CODE_TYPE, b"code\0") {
+    if !is_a(layout, at, CODE + layout.more, (&CODE_TYPE, b"code\0")) {
         return None;
     }
     // SAFETY: a code object, found readable; it holds its parts, which do not change.
@@ -82,7 +82,7 @@ pub unsafe fn code(layout: &Layout, at: u64) -> Option<Read> {
         let (name, of_name) = text(layout, word(at + layout.name), MAX_NAME)?;
         let (file, of_file) = text(layout, word(at + layout.file), MAX_FILE)?;
         let place = word(at + layout.lines);
-        let (lines, size) = bytes(place, MAX_LINES)?;
+        let (lines, size) = bytes(layout, place, MAX_LINES)?;
         let code = Code {
             name,
             file,
@@ -106,11 +106,16 @@ pub unsafe fn code(layout: &Layout, at: u64) -> Option<Read> {
 /// # Safety
 /// If it is a string, it stays while the result is used.
 unsafe fn text(layout: &Layout, at: u64, most: u64) -> Option<(Characters<'static>, Text)> {
-    if !is_a(at, layout.compact, &TEXT_TYPE, b"str\0") {
+    if !is_a(layout, at, layout.compact, (&TEXT_TYPE, b"str\0")) {
         return None;
     }
     // SAFETY: found readable.
-    let (length, state) = unsafe { (word(at + layout::LENGTH), word(at + layout::KIND)) };
+    let (length, state) = unsafe {
+        (
+            word(at + layout.more + layout::LENGTH),
+            word(at + layout.more + layout::KIND),
+        )
+    };
     let (head, width) = form(layout, state)?;
     let bytes = length.min(most) * width;
     let from = at + head;
@@ -141,14 +146,19 @@ pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
 
 /// # Safety
 /// If it is a bytes object, it stays while the result is used.
-unsafe fn bytes(at: u64, most: u64) -> Option<(&'static [u8], u64)> {
+unsafe fn bytes(layout: &Layout, at: u64, most: u64) -> Option<(&'static [u8], u64)> {
     // With the first word of its contents, which are terminated and end at a multiple of eight.
-    if !is_a(at, layout::BYTES + 8, &BYTES_TYPE, b"bytes\0") {
+    if !is_a(
+        layout,
+        at,
+        layout.more + layout::BYTES + 8,
+        (&BYTES_TYPE, b"bytes\0"),
+    ) {
         return None;
     }
     // SAFETY: found readable.
-    let size = unsafe { word(at + layout::SIZE) };
-    let (from, kept) = (at + layout::BYTES, size.min(most));
+    let size = unsafe { word(at + layout.more + layout::SIZE) };
+    let (from, kept) = (at + layout.more + layout::BYTES, size.min(most));
     readable(from, kept).then(|| {
         // SAFETY: found readable.
         let bytes = unsafe { from_raw_parts(from as *const u8, kept as usize) };

@@ -10,7 +10,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use shm_protocol::layout::{
-    PYTHON_DIFFERS, PYTHON_FREE_THREADED, PYTHON_HIDES, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN,
+    PYTHON_DIFFERS, PYTHON_HIDES, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN, PYTHON_UNLOCKED,
 };
 use unwind::probe;
 
@@ -23,8 +23,8 @@ static KNOWN: Known = Known(UnsafeCell::new(None));
 static VERSION: AtomicU32 = AtomicU32::new(0);
 /// One of the `PYTHON_` constants.
 static JUDGEMENT: AtomicU8 = AtomicU8::new(PYTHON_MET as u8);
-/// [`PYTHON_HIDES`], or 0.
-static HIDES: AtomicU32 = AtomicU32::new(0);
+/// [`PYTHON_HIDES`] and [`PYTHON_UNLOCKED`], where they are said of it.
+static FLAGS: AtomicU32 = AtomicU32::new(0);
 /// Stacks that could not be read before one could.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
 /// So many are forgiven: an interpreter that starts has frames which are not whole.
@@ -54,17 +54,18 @@ pub fn start(line: Option<CommandLine>) {
         (version, layout.map_or(Told::Unknown, Told::Known))
     });
     VERSION.store(version, Ordering::Relaxed);
+    if matches!(&found, Told::Known(layout) if layout.more != 0) {
+        // It takes all objects from an allocator of its own.
+        FLAGS.fetch_or(PYTHON_UNLOCKED | PYTHON_HIDES, Ordering::Relaxed);
+    }
     let allocator = sys::variable(c"PYTHONMALLOC");
     let is_asked = matches!(allocator, Some(b"malloc" | b"malloc_debug"));
     if !is_asked || line.is_some_and(CommandLine::ignores_environment) {
-        HIDES.store(PYTHON_HIDES, Ordering::Relaxed);
+        FLAGS.fetch_or(PYTHON_HIDES, Ordering::Relaxed);
     }
     let layout = match found {
         Told::Known(layout) => layout,
         Told::Unknown => return JUDGEMENT.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed),
-        Told::FreeThreaded => {
-            return JUDGEMENT.store(PYTHON_FREE_THREADED as u8, Ordering::Relaxed);
-        }
     };
     let evaluate = glibc_function!("_PyEval_EvalFrameDefault");
     // SAFETY: the interpreter is in the program or in a library that it is linked with.
@@ -138,8 +139,8 @@ pub fn doubt() {
 pub fn publish() {
     if let Some(status) = session::status() {
         let judgement = u32::from(JUDGEMENT.load(Ordering::Relaxed));
-        let hides = HIDES.load(Ordering::Relaxed);
-        status.python.store(judgement | hides, Ordering::Relaxed);
+        let flags = FLAGS.load(Ordering::Relaxed);
+        status.python.store(judgement | flags, Ordering::Relaxed);
         let version = VERSION.load(Ordering::Relaxed);
         status.python_version.store(version, Ordering::Release);
     }

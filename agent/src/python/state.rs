@@ -210,13 +210,13 @@ fn is_of(layout: &Layout, state: u64, thread: u64) -> bool {
 }
 
 /// The pointer at an address, if there is one.
-fn follow(at: u64) -> Option<u64> {
+pub fn follow(at: u64) -> Option<u64> {
     let is_one = |pointer: &u64| *pointer != 0 && pointer.is_multiple_of(8) && *pointer < 1 << 56;
     follow_any(at).filter(is_one)
 }
 
 /// The word at an address, if it can be read.
-fn follow_any(at: u64) -> Option<u64> {
+pub fn follow_any(at: u64) -> Option<u64> {
     let readable = probe::are_readable(at, at.checked_add(8)?);
     // SAFETY: found readable.
     readable.then(|| unsafe { word(at) })

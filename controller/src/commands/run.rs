@@ -132,8 +132,29 @@ fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyh
     if let Some(other) = allocator::of_program(&file, command.as_bytes(), true) {
         warning(&format!("{shown}: {other}"));
     }
-    tell_of_python(line, python_malloc);
+    let file = file.canonicalize().unwrap_or(file);
+    if python::is_free_threaded(file.as_os_str().as_bytes()) {
+        tell_of_free_threads(&shown, python_malloc)?;
+    } else {
+        tell_of_python(line, python_malloc);
+    }
     Ok(true)
+}
+
+/// Says that no object of a free-threaded build will be seen.
+fn tell_of_free_threads(shown: &str, python_malloc: bool) -> anyhow::Result<()> {
+    if python_malloc {
+        bail!(
+            "{shown} is a free-threaded build of Python, which does not start with {}=malloc: leave \
+             --python-malloc out",
+            python::VARIABLE
+        );
+    }
+    diagnostic(&format!(
+        "hint: {shown} is a free-threaded build of Python, which takes all objects from an allocator \
+         of its own: what extensions take from malloc is seen, at its line of Python"
+    ));
+    Ok(())
 }
 
 /// Says whether small objects of Python will be seen: that they are made to, or how to.

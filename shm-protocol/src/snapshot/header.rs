@@ -5,7 +5,7 @@ use crate::cpu::{CpuParams, CpuSetting};
 use crate::layout::{
     ABI_VERSION, AgentMemory, AllocatorStats, CONTROL_BYTES, Control, HEADER_BYTES, HeapGlobals,
     IDENTITY_OFFSET, Identity, MAGIC, MODULE_CAPACITY, MODULE_PATH_BYTES, MODULES_OFFSET, Module,
-    ModuleTable, PYTHON_HIDES, Params, STATUS_OFFSET, Status,
+    ModuleTable, PYTHON_HIDES, PYTHON_UNLOCKED, Params, STATUS_OFFSET, Status,
 };
 use crate::segment::Session;
 use core::mem::{offset_of, size_of};
@@ -277,8 +277,15 @@ impl<'a> Header<'a> {
     pub fn python(&self) -> Option<(u32, u32)> {
         let field = |field: usize| u32_at(self.bytes, STATUS_OFFSET + field);
         let version = field(offset_of!(Status, python_version));
-        let judgement = field(offset_of!(Status, python)) & !PYTHON_HIDES;
+        let judgement = field(offset_of!(Status, python)) & !(PYTHON_HIDES | PYTHON_UNLOCKED);
         (version != 0).then_some((version, judgement))
+    }
+
+    /// Whether that is a build without a global lock.
+    #[must_use]
+    pub fn python_is_unlocked(&self) -> bool {
+        let at = STATUS_OFFSET + offset_of!(Status, python);
+        u32_at(self.bytes, at) & PYTHON_UNLOCKED != 0
     }
 
     /// Whether its environment leaves small objects to an allocator of its own; `None`: there is none.

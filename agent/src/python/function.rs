@@ -1,0 +1,91 @@
+//! What tells that a frame runs the code object that it ran, more cheaply than its [mark](super::mark).
+//!
+//! Before 3.12, code objects have no versions, but functions that the interpreter has specialised a
+//! call of have: a version is 0 or no other function's, and it becomes 0 when the function gets another
+//! code object.
+
+use super::layout::Layout;
+use super::memory::{Memory, word};
+
+/// So many times in a row, a frame is what it was before its function is looked at: that takes a system
+/// call at each address that was not met before.
+const PATIENCE: u32 = 8;
+
+/// The function of a frame. Zeroed memory is none.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct Function {
+    /// 0: none, or it is not known whether it can be read.
+    at: u64,
+    /// 0: it has none yet, or its code object is not the frame's.
+    version: u32,
+    /// How often the frame was what it was.
+    age: u32,
+}
+
+impl Function {
+    /// That of a frame that can be read, which runs this code object; if it was met before.
+    #[inline(always)]
+    pub fn met(layout: &Layout, memory: &mut Memory, (frame, code): (u64, u64)) -> Self {
+        Self::find(layout, memory, (frame, code), false)
+    }
+
+    #[inline(always)]
+    fn find(layout: &Layout, memory: &mut Memory, (frame, code): (u64, u64), probes: bool) -> Self {
+        let mut function = Self::default();
+        if layout.function_version == 0 {
+            return function;
+        }
+        // SAFETY: callers have read the frame.
+        let at = unsafe { word(frame + layout.frame_function) };
+        if memory.has_spot(at, layout.function_version + 8, probes) {
+            function.at = at;
+            function.look(layout, code);
+        }
+        function
+    }
+
+    /// Takes the version that it has now, if its code object is the frame's.
+    #[inline(always)]
+    fn look(&mut self, layout: &Layout, code: u64) {
+        // SAFETY: found readable, and a frame of the running thread holds it.
+        let (own, version) = unsafe {
+            (
+                word(self.at + layout.function_code),
+                word(self.at + layout.function_version) as u32,
+            )
+        };
+        self.version = if own == code { version } else { 0 };
+    }
+
+    /// Whether a frame's function is this one, with the same version: where its code object is at the
+    /// same address, it is the same.
+    ///
+    /// # Safety
+    /// The frame can be read.
+    #[inline(always)]
+    pub unsafe fn holds(&self, layout: &Layout, frame: u64) -> bool {
+        layout.function_version != 0
+            && self.version != 0
+            // SAFETY: the caller's.
+            && unsafe { word(frame + layout.frame_function) } == self.at
+            // SAFETY: the frame holds what is at this address, which was found readable.
+            && unsafe { word(self.at + layout.function_version) } as u32 == self.version
+    }
+
+    /// The frame is what it was, and this did not tell.
+    #[inline(always)]
+    pub fn renew(&mut self, layout: &Layout, memory: &mut Memory, (frame, code): (u64, u64)) {
+        if layout.function_version == 0 {
+            return;
+        }
+        // SAFETY: callers have read the frame.
+        if self.at != 0 && unsafe { word(frame + layout.frame_function) } == self.at {
+            self.look(layout, code);
+        } else if self.age < PATIENCE {
+            self.age += 1;
+        } else {
+            *self = Self::find(layout, memory, (frame, code), true);
+        }
+    }
+}
