@@ -18,7 +18,8 @@ mod maps;
 mod record;
 mod tables;
 
-pub use close::close;
+use crate::python;
+pub use close::{close, reading};
 use record::{Facts, publish_missing};
 pub use tables::map as prepare;
 use tables::tables;
@@ -262,6 +263,10 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     unsafe { (*slot.facts.get()).write(Facts::read(found, pc, image)) };
     slot.state.store(LIVE, Ordering::Release);
     record::publish(slot);
+    if image.is_some() {
+        // SAFETY: its headers are there, and the caller keeps it loaded.
+        unsafe { python::meet(slot.facts().name, found.start) };
+    }
     instance
 }
 
@@ -272,6 +277,8 @@ fn retire(slot: &Slot) {
     if was.is_ok() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         record::note_unloaded(slot);
+        let [start, end] = [&slot.start, &slot.end].map(|end| end.load(Ordering::Relaxed));
+        python::leave(start, end);
     }
 }
 

@@ -40,7 +40,7 @@ mod state;
 
 pub use frames::Frames;
 pub use options::CommandLine;
-pub use runtime::{publish, start};
+pub use runtime::{leave, meet, publish, start};
 
 /// Whether this process runs an interpreter whose frames can be read.
 #[inline]

@@ -59,6 +59,16 @@ pub unsafe fn size_of_function(function: *const c_void) -> Option<u64> {
     Some(symbol.size)
 }
 
+/// Address and size of what a library exports by this name.
+///
+/// # Safety
+/// A loaded library begins at `base`, and stays meanwhile.
+pub unsafe fn exported(base: u64, name: &CStr) -> Option<(u64, u64)> {
+    // SAFETY: the caller's.
+    let found = unsafe { named(base, name) }?;
+    Some((address(base, found), found.size))
+}
+
 /// A program at fixed addresses has them in its table.
 fn address(base: u64, symbol: &Symbol) -> u64 {
     match symbol.value >= base {
@@ -70,14 +80,21 @@ fn address(base: u64, symbol: &Symbol) -> u64 {
 /// # Safety
 /// A loaded library that stays begins at `base`.
 unsafe fn look_up(base: u64, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the caller's.
+    let found = unsafe { named(base, name) }?;
+    Some((base + found.value) as *mut c_void)
+}
+
+/// # Safety
+/// That of [`look_up`].
+unsafe fn named(base: u64, name: &CStr) -> Option<&'static Symbol> {
     // SAFETY: the caller's; the names are in the library's table of strings.
-    let found = unsafe {
+    unsafe {
         find(base, |symbol, strings| {
             let at = (strings + u64::from(symbol.name)) as *const c_char;
             CStr::from_ptr(at) == name
         })
-    }?;
-    Some((base + found.value) as *mut c_void)
+    }
 }
 
 /// The first symbol of a library's own that `is_it`, which gets the address of the table of

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use heap_format::{Function, Location, LocationId, Profile, ProfileBuilder};
 use shm_protocol::codes::{Characters, Code, CodeTable, LEFT_OUT, NO_CODE, frame_of};
-use shm_protocol::layout::{PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
+use shm_protocol::layout::{PYTHON_GONE, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
 use shm_protocol::snapshot::Header;
 
 /// Name of the frame for those whose code objects found no room.
@@ -62,6 +62,7 @@ pub fn describe(header: &Header<'_>) -> Option<String> {
     let state = match judgement {
         PYTHON_MET => "no frame seen yet",
         PYTHON_NAMED => "named",
+        PYTHON_GONE => "unloaded: frames after that are left out",
         PYTHON_UNKNOWN => "a version that is not known: its frames are left out",
         _ => "its data differ from what its version has: its frames are left out",
     };

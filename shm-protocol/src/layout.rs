@@ -272,6 +272,8 @@ pub const PYTHON_NAMED: u32 = 1;
 pub const PYTHON_UNKNOWN: u32 = 2;
 /// Its data are not as its version has them: its frames are left out.
 pub const PYTHON_DIFFERS: u32 = 3;
+/// It was in a library that has been unloaded.
+pub const PYTHON_GONE: u32 = 4;
 /// Set beside one of these: its environment leaves small objects to an allocator of its own.
 pub const PYTHON_HIDES: u32 = 1 << 8;
 /// Set beside one of these: it is a build without a global lock.

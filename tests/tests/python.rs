@@ -129,6 +129,45 @@ fn a_free_threaded_build_is_named_and_what_it_hides_is_said() {
     );
 }
 
+/// In a library that the program loads while it is sampled, and unloads.
+#[test]
+fn an_interpreter_that_is_loaded_later_is_named() {
+    const SCRIPT: &str = "kept = []\n\
+                          def keep(n):\n    kept.append(bytearray(n))\n\n\
+                          def work():\n    for i in range(40):\n        keep(50000)\n\n\
+                          work()\nsize = sum(map(len, kept))\n\
+                          import os\nif os.environ.get('STAY'): os._exit(0)\n";
+    let scratch = Scratch::new();
+    let program = scratch.compile("python_embedded.c", &[]);
+    for stays in [true, false] {
+        let mut command = scratch.profiler();
+        command
+            .args(["run", "-c", "1", "-o"])
+            .arg(scratch.file("p_"));
+        command.arg("--").arg(&program);
+        command.args(["libpython3.11.so.1.0", SCRIPT]);
+        if stays {
+            command.env("STAY", "1");
+        }
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let dump = the_dump(&scratch);
+        let profile = heap_format::open(&dump).expect("a dump that can be read");
+        let said = profile.facts.python.clone().unwrap_or_default();
+        assert!(said.starts_with("3.11."), "{said}");
+        if stays {
+            assert!(said.ends_with(": named"), "{said}");
+            let found = by_stack(&profile);
+            let stack = "keep (<string>:3);work (<string>:7);<module> (<string>:9)";
+            let live = found.get(stack).copied().unwrap_or_default();
+            assert!((2e6..2.1e6).contains(&live), "{live}: {found:#?}");
+        } else if outcome.stdout.contains("gone") {
+            assert!(said.contains("unloaded"), "{said}");
+        }
+        std::fs::remove_file(dump).expect("the dump");
+    }
+}
+
 /// By the environment, and by options that leave it aside; said where the dump is read.
 #[test]
 fn a_dump_says_whether_small_objects_are_missing() {

@@ -5,6 +5,7 @@ use super::memo::{Memo, Words};
 use super::memory::{Memory, word};
 use super::runtime::{self, Runtime};
 use super::state::{Known, States};
+use crate::module;
 use crate::session::Epoch;
 use unwind::inserted::{Insertion, Trail};
 
@@ -44,9 +45,20 @@ impl Frames {
     #[inline]
     pub fn read(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
         match runtime::known() {
+            Some(runtime) if runtime.may_go => self.read_held(trail, epoch),
             Some(runtime) => self.read_from(runtime, trail, epoch),
             None => Insertion::NONE,
         }
+    }
+
+    /// The same of an interpreter whose library may be unloaded: not while its data are read.
+    #[inline(never)]
+    fn read_held(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
+        module::reading(move || match runtime::known() {
+            Some(runtime) => self.read_from(runtime, trail, epoch),
+            None => Insertion::NONE,
+        })
+        .unwrap_or(Insertion::NONE)
     }
 
     #[inline(never)]

@@ -7,9 +7,9 @@
 use super::layout::Layout;
 use super::memory::{Memory, word};
 
-/// So many times in a row, a frame is what it was before its function is looked at: that takes a system
-/// call at each address that was not met before.
-const PATIENCE: u32 = 8;
+/// So many times, a frame is what it was before its function is looked at again: that may take a system
+/// call, and most functions that have no version get none.
+const PATIENCE: u32 = 32;
 
 /// The function of a frame. Zeroed memory is none.
 #[derive(Clone, Copy, Default)]
@@ -19,7 +19,7 @@ pub struct Function {
     at: u64,
     /// 0: it has none yet, or its code object is not the frame's.
     version: u32,
-    /// How often the frame was what it was.
+    /// How often the frame was what it was since this was looked for.
     age: u32,
 }
 
@@ -79,13 +79,15 @@ impl Function {
         if layout.function_version == 0 {
             return;
         }
-        // SAFETY: callers have read the frame.
-        if self.at != 0 && unsafe { word(frame + layout.frame_function) } == self.at {
-            self.look(layout, code);
-        } else if self.age < PATIENCE {
-            self.age += 1;
-        } else {
-            *self = Self::find(layout, memory, (frame, code), true);
+        self.age += 1;
+        if self.age >= PATIENCE {
+            self.look_again(layout, memory, (frame, code));
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_again(&mut self, layout: &Layout, memory: &mut Memory, frame: (u64, u64)) {
+        *self = Self::find(layout, memory, frame, true);
     }
 }

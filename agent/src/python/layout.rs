@@ -214,14 +214,9 @@ fn groups(version: u32) -> Option<Groups> {
     })
 }
 
-/// What an interpreter is by what it tells of itself.
-pub enum Told {
-    Known(Layout),
-    Unknown,
-}
-
-/// Version and layout by the first words of `_PyRuntime`; `None`: they tell nothing.
-pub fn told(words: &[u64; WORDS]) -> Option<(u32, Told)> {
+/// Version and layout by the first words of `_PyRuntime`, where it tells of itself; the layout of a
+/// version that is not known is not.
+pub fn told(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
     let [cookie, version, threaded, ..] = *words;
     if cookie != COOKIE {
         return None;
@@ -231,8 +226,7 @@ pub fn told(words: &[u64; WORDS]) -> Option<(u32, Told)> {
         0 => &LATER,
         _ => &UNLOCKED,
     };
-    let found = by_words(version, words, of);
-    Some((version, found.map_or(Told::Unknown, Told::Known)))
+    Some((version, by_words(version, words, of)))
 }
 
 fn by_words(version: u32, words: &[u64; WORDS], of: &Layout) -> Option<Layout> {
@@ -280,7 +274,7 @@ mod tests {
     #[test]
     fn offsets_are_the_interpreters_own() {
         for (version, first) in [(0x030d_00f0, 28), (0x030e_00f0, 31), (0x030f_00f0, 39)] {
-            let Some((told, Told::Known(layout))) = told(&words(version, 0)) else {
+            let Some((told, Some(layout))) = told(&words(version, 0)) else {
                 panic!("{version:x}");
             };
             assert_eq!(u64::from(told), version);
@@ -291,16 +285,16 @@ mod tests {
     #[test]
     fn builds_without_a_global_lock_and_later_versions_are_told_apart() {
         for (version, copies) in [(0x030d_00f0, 0), (0x030e_00f0, 49 * 8)] {
-            let Some((_, Told::Known(layout))) = told(&words(version, 1)) else {
+            let Some((_, Some(layout))) = told(&words(version, 1)) else {
                 panic!("{version:x}");
             };
             assert_eq!((layout.more, layout.copies), (16, copies));
         }
         let later = told(&words(0x0310_00a1, 0));
-        assert!(matches!(later, Some((0x0310_00a1, Told::Unknown))));
+        assert!(matches!(later, Some((0x0310_00a1, None))));
         let mut far = words(0x030e_00f0, 0);
         far[5] = 1 << 20;
-        assert!(matches!(told(&far), Some((_, Told::Unknown))));
+        assert!(matches!(told(&far), Some((_, None))));
         let mut other = words(0x030d_00f0, 0);
         other[0] = 0;
         assert!(told(&other).is_none());
