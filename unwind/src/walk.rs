@@ -32,6 +32,7 @@ use crate::{Cause, Registers};
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use memo::{Found, Memo, Noted};
+use name::InsertedSum;
 use places::Places;
 use quick::Pace;
 
@@ -170,6 +171,7 @@ pub struct Walker {
     /// How many of an interpreter's frames are still those of the memo, from the outermost on, as far
     /// as the walks tell that left it alone.
     same: usize,
+    inserted: InsertedSum,
     scratch: MaybeUninit<Scratch>,
     memo: Memo,
     places: Places,
@@ -213,6 +215,7 @@ impl Walker {
         self.truncated = None;
         self.pace = Pace::SLOW;
         self.same = usize::MAX;
+        self.inserted = InsertedSum::default();
         self.scratch.write(Scratch::new());
     }
 
@@ -308,6 +311,7 @@ impl Walker {
             self.enter(start.sp, thread);
         } else if by_stack && self.is_last(&start) {
             let found = once(&Trail::of_stack(self.stack.known()));
+            self.inserted.note(&found);
             if self.has_inserted(&found) {
                 return self.last_again();
             }
@@ -416,6 +420,7 @@ impl Walker {
             count,
             frame: &|index| memo.found(&trace.found, index).registers,
         });
+        self.inserted.note(&insertion);
         if count > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
             let walk = self.intern_deep(&trace.found, tree, &insertion);
             let own = self.stack.own();

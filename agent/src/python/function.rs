@@ -65,12 +65,28 @@ impl Function {
     /// The frame can be read.
     #[inline(always)]
     pub unsafe fn holds(&self, layout: &Layout, frame: u64) -> bool {
-        layout.function_version != 0
-            && self.version != 0
-            // SAFETY: the caller's.
-            && unsafe { word(frame + layout.frame_function) } == self.at
-            // SAFETY: the frame holds what is at this address, which was found readable.
-            && unsafe { word(self.at + layout.function_version) } as u32 == self.version
+        // SAFETY: the caller's.
+        self.has_version(layout) && unsafe { self.difference(layout, frame) } == 0
+    }
+
+    #[inline(always)]
+    pub fn has_version(&self, layout: &Layout) -> bool {
+        layout.function_version != 0 && self.version != 0
+    }
+
+    /// 0 if a frame's function is this one, with the same version.
+    ///
+    /// # Safety
+    /// The frame can be read, and this has a version.
+    #[inline(always)]
+    pub unsafe fn difference(&self, layout: &Layout, frame: u64) -> u64 {
+        // SAFETY: the caller's.
+        if unsafe { word(frame + layout.frame_function) } != self.at {
+            return 1;
+        }
+        // SAFETY: the frame holds what is at this address, which was found readable.
+        let version = unsafe { word(self.at + layout.function_version) } as u32;
+        u64::from(version ^ self.version)
     }
 
     /// The frame is what it was, and this did not tell.

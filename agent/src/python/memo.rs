@@ -64,6 +64,35 @@ struct Seen {
     mark: Mark,
 }
 
+impl Seen {
+    /// Whether a frame that names the next one is what it was, by its function alone: that has the
+    /// code object that it had, in which the instruction is.
+    ///
+    /// # Safety
+    /// The frame can be read, if there is one.
+    #[inline(always)]
+    unsafe fn is_plainly_same(&self, layout: &Layout) -> bool {
+        if !self.function.has_version(layout) || self.link != Link::Direct {
+            return false;
+        }
+        // SAFETY: the caller's.
+        let (previous, instruction) = unsafe {
+            (
+                word(self.frame + layout.frame_previous),
+                word(self.frame + layout.frame_instruction),
+            )
+        };
+        // SAFETY: the caller's.
+        let other = unsafe {
+            self.function.difference(layout, self.frame)
+                | u64::from(is_entry(layout, self.frame))
+                | (previous ^ self.words.previous)
+                | (instruction ^ self.words.instruction)
+        };
+        other == 0
+    }
+}
+
 /// How a frame leads to the next one further out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -252,6 +281,10 @@ impl Memo {
     ) -> Option<usize> {
         for index in (0..=index).rev() {
             let seen = self.seen(index);
+            // SAFETY: a frame with a function was read.
+            if unsafe { seen.is_plainly_same(layout) } {
+                continue;
+            }
             if seen.frame == 0 {
                 // In the place of those that were too many.
                 return Some(index);
@@ -268,10 +301,6 @@ impl Memo {
             let frame = seen.frame;
             let stays =
                 words.code == seen.words.code && words.instruction == seen.words.instruction;
-            // SAFETY: it was just read.
-            if stays && unsafe { seen.function.holds(layout, frame) } {
-                continue;
-            }
             // SAFETY: its code object was here, and the thread's frame holds what is here.
             if stays && unsafe { seen.mark.holds(layout, words.code) } {
                 // SAFETY: the last walk's.

@@ -1,7 +1,7 @@
 //! From the frames of a walk to the node of its stack.
 
 use super::memo::Found;
-use super::name::{named, with_inserted};
+use super::name::named;
 use super::{DEEP_FRAMES, Node, Tree, Walk, Walker};
 use crate::Cause;
 use crate::inserted::{Inserted, Insertion};
@@ -120,11 +120,11 @@ impl Walker {
 
     /// What names the memo's stack, with the inserted frames.
     #[inline]
-    fn key(&self, salt: u64, insertion: &Insertion<'_>) -> Key {
+    fn key(&mut self, salt: u64, insertion: &Insertion<'_>) -> Key {
         let Key(native) = named(self.memo.key(), self.truncated);
         let inserted = self.memo.frame(self.memo.begin()).inserted as usize;
         let frames = insertion.frames.get(..inserted).unwrap_or_default();
-        with_inserted(native, frames, salt)
+        self.inserted.name(native, frames, salt)
     }
 
     /// The frames that are inserted in one of the memo's.

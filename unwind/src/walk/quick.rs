@@ -6,7 +6,7 @@
 //! was not seen before, it is walked once more, for the memo; so is one that comes twice in a row, whose
 //! frames then need no lookups.
 
-use super::name::{named, with_inserted};
+use super::name::named;
 use super::{Code, Tree, Walk, Walker, part};
 use crate::arch::Native;
 use crate::inserted::{Insertion, Trail};
@@ -129,9 +129,10 @@ impl Walker {
         let found = self.sum(start, (code, tree.salt()))?;
         let insertion = insert(&Trail::of_stack(self.stack.known()));
         self.same = self.same.min(insertion.same);
+        self.inserted.note(&insertion);
         let inserted = insertion.frames_above(start.sp);
         let Key(native) = named(found.sum, found.truncated);
-        let key = with_inserted(native, inserted, tree.salt());
+        let key = self.inserted.name(native, inserted, tree.salt());
         if core::mem::replace(&mut self.last, key.0) == key.0 {
             return Some(Outcome::Twice);
         }
