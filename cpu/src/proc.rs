@@ -205,6 +205,11 @@ pub fn is_over(pid: i32) -> bool {
     }
 }
 
+/// Whether a process is stopped, by a signal or by who traces it.
+pub fn is_stopped(pid: i32) -> bool {
+    stat(pid).is_ok_and(|text| matches!(field(&text, 3), Some("T" | "t")))
+}
+
 /// CPU time that a process has used in all its threads, also in those that have ended.
 pub fn cpu_ns(pid: i32) -> Option<u64> {
     // A clock's number has 29 bits for the process. What exceeds them would name another one.

@@ -218,10 +218,10 @@ fn nothing_for(process: &Process, why: &str) -> String {
 fn nothing(process: &Process, mode: Mode) -> String {
     let time = Duration::from_nanos(Times::of(process, mode).all);
     let time = text::short_time(time);
-    let end = if process.is_over {
-        "; it has ended"
-    } else {
-        ""
+    let end = match process.is_over {
+        true => "; it has ended",
+        false if proc::is_stopped(process.pid) => "; it is stopped (kill -CONT lets it go on)",
+        false => "",
     };
     let when = match mode {
         Mode::Cpu => ", or when it is busy",
