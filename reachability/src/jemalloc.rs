@@ -424,4 +424,4 @@ fn metadata(memory: &dyn Memory, arenas: &[u64]) -> Vec<Range<u64>> {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -30,12 +30,14 @@ mod tests {
         let classes: Vec<u64> = (0..CLASSES).map_while(of_class).collect();
         for pair in classes.windows(2).take_while(|pair| pair[0] < MOST) {
             let (size, next) = (pair[0], pair[1]);
-            // SAFETY: sizes that are not 0.
-            let own = unsafe {
-                let nallocx = tikv_jemalloc_sys::nallocx;
-                [nallocx(size as usize, 0), nallocx(size as usize + 1, 0)]
-            };
-            assert_eq!(own, [size as usize, next as usize]);
+            crate::jemalloc::tests::alone(|| {
+                // SAFETY: sizes that are not 0.
+                let own = unsafe {
+                    let nallocx = tikv_jemalloc_sys::nallocx;
+                    [nallocx(size as usize, 0), nallocx(size as usize + 1, 0)]
+                };
+                assert_eq!(own, [size as usize, next as usize]);
+            });
         }
         assert_eq!(of_class(CLASSES), None);
     }

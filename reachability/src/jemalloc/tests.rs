@@ -5,6 +5,7 @@ use crate::{Heap, ProcessMemory};
 use std::collections::HashSet;
 use std::ffi::c_void;
 use std::sync::Mutex;
+use std::thread;
 use tikv_jemalloc_sys as jemalloc;
 
 unsafe extern "C" {
@@ -14,8 +15,15 @@ unsafe extern "C" {
     static ARENA_TABLE: u8;
 }
 
-/// Nobody else may allocate from jemalloc while it is read.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Runs a test while no other uses jemalloc, in a thread that has ended afterwards: with the last
+/// thread of an arena, jemalloc gives all the arena's free pages back.
+pub fn alone(test: impl FnOnce() + Send) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let ended = thread::scope(|scope| scope.spawn(test).join());
+    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 const NO_CACHE: i32 = 1 << 8;
 
 fn globals() -> Globals {
@@ -49,124 +57,128 @@ mod hostile;
 
 #[test]
 fn every_object_has_the_bounds_that_jemalloc_says() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    let sizes = [
-        1,
-        8,
-        9,
-        48,
-        100,
-        512,
-        3000,
-        14336,
-        14337,
-        20_000,
-        70_000,
-        5 << 20,
-    ];
-    let mut objects = Vec::new();
-    for round in 0..200 {
-        for size in sizes {
-            if size < 100_000 || round < 3 {
-                objects.push(alloc(size + round, 1 << (round % 9)));
+    alone(|| {
+        let sizes = [
+            1,
+            8,
+            9,
+            48,
+            100,
+            512,
+            3000,
+            14336,
+            14337,
+            20_000,
+            70_000,
+            5 << 20,
+        ];
+        let mut objects = Vec::new();
+        for round in 0..200 {
+            for size in sizes {
+                if size < 100_000 || round < 3 {
+                    objects.push(alloc(size + round, 1 << (round % 9)));
+                }
             }
         }
-    }
-    let gone: Vec<_> = objects.iter().copied().step_by(3).collect();
-    gone.iter().for_each(|at| free(*at));
-    let map = read(&memory(), &globals()).expect("jemalloc's map");
-    assert_eq!(map.damaged, 0);
-    let heap = Heap::of(&map, 0..0);
-    for (index, at) in objects.iter().enumerate() {
-        let address = at.addr() as u64;
-        if index % 3 == 0 {
-            let found = heap
-                .find(address)
-                .and_then(|(_, region)| heap.region(region));
-            assert!(found.is_none(), "{address:#x} is free: {found:x?}");
-            continue;
+        let gone: Vec<_> = objects.iter().copied().step_by(3).collect();
+        gone.iter().for_each(|at| free(*at));
+        let map = read(&memory(), &globals()).expect("jemalloc's map");
+        assert_eq!(map.damaged, 0);
+        let heap = Heap::of(&map, 0..0);
+        for (index, at) in objects.iter().enumerate() {
+            let address = at.addr() as u64;
+            if index % 3 == 0 {
+                let found = heap
+                    .find(address)
+                    .and_then(|(_, region)| heap.region(region));
+                assert!(found.is_none(), "{address:#x} is free: {found:x?}");
+                continue;
+            }
+            // SAFETY: allocated.
+            let usable = unsafe { jemalloc::sallocx(*at, 0) } as u64;
+            for inside in [0, 1, usable / 2, usable - 1] {
+                let (_, region) = heap.find(address + inside).expect("allocated");
+                let (at, size) = heap.region(region).expect("a region");
+                let spare = if usable > 14336 { globals().page } else { 0 };
+                assert_eq!(at, address, "{inside}");
+                assert!((usable..=usable + spare).contains(&size), "{size} {usable}");
+                assert!(heap.is_allocated(region));
+            }
+            let beyond = address + usable + globals().page;
+            let beyond = heap.find(beyond).and_then(|(_, r)| heap.region(r));
+            assert_ne!(beyond.map(|(at, _)| at), Some(address));
         }
-        // SAFETY: allocated.
-        let usable = unsafe { jemalloc::sallocx(*at, 0) } as u64;
-        for inside in [0, 1, usable / 2, usable - 1] {
-            let (_, region) = heap.find(address + inside).expect("allocated");
-            let (at, size) = heap.region(region).expect("a region");
-            let spare = if usable > 14336 { globals().page } else { 0 };
-            assert_eq!(at, address, "{inside}");
-            assert!((usable..=usable + spare).contains(&size), "{size} {usable}");
-            assert!(heap.is_allocated(region));
-        }
-        let beyond = address + usable + globals().page;
-        let beyond = heap.find(beyond).and_then(|(_, r)| heap.region(r));
-        assert_ne!(beyond.map(|(at, _)| at), Some(address));
-    }
-    let rest = objects
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| index % 3 != 0);
-    rest.for_each(|(_, at)| free(*at));
+        let rest = objects
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| index % 3 != 0);
+        rest.for_each(|(_, at)| free(*at));
+    });
 }
 
 #[test]
 fn its_metadata_is_known_to_be_no_object() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    let objects: Vec<_> = (0..20_000).map(|_| alloc(4096, 1)).collect();
-    let map = read(&memory(), &globals()).expect("jemalloc's map");
-    let heap = Heap::of(&map, 0..0);
-    let shape = shape(&memory(), &globals()).expect("a shape");
-    let mut descriptors = HashSet::new();
-    for (_, leaf) in leaves(&memory(), &globals(), &shape).expect("leaves") {
-        let (count, buffer) = (shape.words << shape.lower, &mut vec![0; CHUNK]);
-        words(&memory(), leaf, count, buffer, |number, word| {
-            if number % shape.words == 0 {
-                descriptors.insert(word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_BYTES as u64 - 1));
-            }
-        });
-    }
-    descriptors.remove(&0);
-    assert!(descriptors.len() > 100);
-    for descriptor in descriptors {
-        let range = descriptor..descriptor + EDATA_BYTES as u64;
-        assert_eq!(heap.outside(range.clone()), [], "{range:x?}");
-        assert_eq!(heap.find(descriptor), None);
-    }
-    objects.into_iter().for_each(free);
+    alone(|| {
+        let objects: Vec<_> = (0..20_000).map(|_| alloc(4096, 1)).collect();
+        let map = read(&memory(), &globals()).expect("jemalloc's map");
+        let heap = Heap::of(&map, 0..0);
+        let shape = shape(&memory(), &globals()).expect("a shape");
+        let mut descriptors = HashSet::new();
+        for (_, leaf) in leaves(&memory(), &globals(), &shape).expect("leaves") {
+            let (count, buffer) = (shape.words << shape.lower, &mut vec![0; CHUNK]);
+            words(&memory(), leaf, count, buffer, |number, word| {
+                if number % shape.words == 0 {
+                    descriptors
+                        .insert(word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_BYTES as u64 - 1));
+                }
+            });
+        }
+        descriptors.remove(&0);
+        assert!(descriptors.len() > 100);
+        for descriptor in descriptors {
+            let range = descriptor..descriptor + EDATA_BYTES as u64;
+            assert_eq!(heap.outside(range.clone()), [], "{range:x?}");
+            assert_eq!(heap.find(descriptor), None);
+        }
+        objects.into_iter().for_each(free);
+    });
 }
 
 #[test]
 fn threads_caches_are_no_objects() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    let mut index: u32 = 0;
-    let mut len = size_of::<u32>();
-    // SAFETY: a number of that size is written.
-    let made = unsafe {
-        let name = c"tcache.create".as_ptr();
-        let index = (&raw mut index).cast();
-        jemalloc::mallctl(name, index, &raw mut len, std::ptr::null_mut(), 0)
-    };
-    assert_eq!(made, 0);
-    // One object by that cache, one by the thread's own.
-    let flags = (index as i32 + 2) << 8;
-    for flags in [flags, 0] {
-        // SAFETY: a size that is not 0.
-        let object = unsafe { jemalloc::mallocx(1000, flags) };
-        let memory = memory();
-        let map = read(&memory, &globals()).expect("jemalloc's map");
-        let heap = Heap::of(&map, 0..0);
-        assert!(heap.find(object.addr() as u64).is_some());
-        let holds = |at: &&u64| {
-            let mut bytes = vec![0; 64 << 10];
-            let got = memory.read(**at, &mut bytes);
-            let mut words = bytes[..got].chunks_exact(8).map(word_of);
-            words.any(|word| word == object.addr() as u64)
+    alone(|| {
+        let mut index: u32 = 0;
+        let mut len = size_of::<u32>();
+        // SAFETY: a number of that size is written.
+        let made = unsafe {
+            let name = c"tcache.create".as_ptr();
+            let index = (&raw mut index).cast();
+            jemalloc::mallctl(name, index, &raw mut len, std::ptr::null_mut(), 0)
         };
-        let cache = *map.caches.iter().find(holds).expect("a cache that had it");
-        for inside in [0, 8, 4096] {
-            assert_eq!(heap.find(cache + inside), None);
+        assert_eq!(made, 0);
+        // One object by that cache, one by the thread's own.
+        let flags = (index as i32 + 2) << 8;
+        for flags in [flags, 0] {
+            // SAFETY: a size that is not 0.
+            let object = unsafe { jemalloc::mallocx(1000, flags) };
+            let memory = memory();
+            let map = read(&memory, &globals()).expect("jemalloc's map");
+            let heap = Heap::of(&map, 0..0);
+            assert!(heap.find(object.addr() as u64).is_some());
+            let holds = |at: &&u64| {
+                let mut bytes = vec![0; 64 << 10];
+                let got = memory.read(**at, &mut bytes);
+                let mut words = bytes[..got].chunks_exact(8).map(word_of);
+                words.any(|word| word == object.addr() as u64)
+            };
+            let cache = *map.caches.iter().find(holds).expect("a cache that had it");
+            for inside in [0, 8, 4096] {
+                assert_eq!(heap.find(cache + inside), None);
+            }
+            // SAFETY: allocated with the same flags.
+            unsafe { jemalloc::dallocx(object, flags) };
         }
-        // SAFETY: allocated with the same flags.
-        unsafe { jemalloc::dallocx(object, flags) };
-    }
+    });
 }
 
 #[test]
