@@ -14,7 +14,7 @@ use crate::backend::NEXT;
 use crate::session::skips_sampling;
 #[cfg(target_arch = "x86_64")]
 use crate::{backend::Next, session};
-use crate::{range, sample};
+use crate::{object, range, sample};
 #[cfg(target_arch = "x86_64")]
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
@@ -378,6 +378,8 @@ mod jemalloc_api {
     /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
+        // Who asks counts on it.
+        object::expect_classes();
         // SAFETY: a computation, of a size that is not 0.
         unsafe { NEXT.nallocx(size, flags) }
     }

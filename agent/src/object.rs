@@ -4,13 +4,17 @@
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! The extension is there when the object is aligned to more than 16 bytes, has 1 GiB or
+//! The extension is there when the object is aligned to more than 16 bytes, has 512 MiB or
 //! more, or is so small that an alignment to 16 makes it larger.
 //!
-//! An object has as many usable bytes as jemalloc gives its request: the size class, 8 bytes
-//! at least, and memory for all of them.
+//! An object with its header takes the size class of the two together. All of it can be used that
+//! would be without a header, 8 bytes at least: as a rule, the object's own size class, as `nallocx`
+//! says; where the two together fill the same class as the object alone, 16 bytes less. A program that
+//! has ever called `nallocx`, or that allocates by `mallocx`, may count on all of the class, and has it:
+//! its objects are exact, and take the next class where they fill theirs.
 
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::record::{NewSample, RecordId};
 
 /// Bytes of a header.
@@ -18,6 +22,10 @@ pub const HEADER: usize = 16;
 const EXTENDED: u32 = 1 << 31;
 /// In the size: the program said that the object is no leak.
 const IGNORED: u32 = 1 << 30;
+/// In the size: the object has all of its size class.
+const EXACT: u32 = 1 << 29;
+/// Sizes from here on are in the extension.
+const LONG: usize = 1 << 29;
 /// jemalloc's smallest size class.
 const SMALLEST: usize = 8;
 /// Size classes up to here are known; those of large objects are jemalloc's affair.
@@ -40,6 +48,25 @@ pub struct Object {
     pub align: usize,
     /// Whether a leak check leaves it out.
     pub ignored: bool,
+    /// Whether it has all of its size class.
+    pub exact: bool,
+}
+
+/// Whether the program has asked for the size of a class.
+static KNOWS_CLASSES: AtomicBool = AtomicBool::new(false);
+
+/// From now on, every object has all of its size class.
+pub fn expect_classes() {
+    if !KNOWS_CLASSES.load(Ordering::Relaxed) {
+        KNOWS_CLASSES.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether an object that is not jemalloc's own calls' needs all of its size class.
+#[inline]
+#[must_use]
+pub fn is_exact() -> bool {
+    KNOWS_CLASSES.load(Ordering::Relaxed)
 }
 
 #[repr(C)]
@@ -61,62 +88,80 @@ struct Extension {
 pub struct Layout {
     /// Distance from the allocation's base to the object.
     pub offset: usize,
-    /// Bytes that its owner may use: what jemalloc's `nallocx` says.
+    /// Bytes that its owner may use.
     pub usable: usize,
 }
 
-/// The layout of an object of `bytes` aligned to `align`.
+/// The layout of an object of `bytes` aligned to `align`, `exact` if it needs all of its size class.
 #[inline]
 #[must_use]
-pub fn layout(bytes: usize, align: usize) -> Layout {
+pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {
     if align < HEADER && bytes <= KNOWN {
+        let known = if exact { &CLASSES } else { &USABLE };
         Layout {
             offset: HEADER,
-            usable: known_class(bytes),
+            usable: usize::from(known[bytes.div_ceil(SMALLEST)]),
         }
     } else {
-        uncommon_layout(bytes, align)
+        uncommon_layout(bytes, align, exact)
     }
 }
 
 #[cold]
 #[inline(never)]
-fn uncommon_layout(bytes: usize, align: usize) -> Layout {
+fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     let aligned = align < HEADER || (align == HEADER && bytes > SMALLEST);
     let flags = align.trailing_zeros() as c_int;
-    Layout {
-        offset: if aligned && bytes < IGNORED as usize {
-            HEADER
-        } else {
-            align.max(2 * HEADER)
-        },
-        // SAFETY: a size that is not 0 and a power of two.
-        usable: unsafe { tikv_jemalloc_sys::nallocx(bytes.max(1), flags) },
-    }
+    let bytes = bytes.max(1);
+    let offset = if aligned && bytes < LONG {
+        HEADER
+    } else {
+        align.max(2 * HEADER)
+    };
+    // SAFETY: a size that is not 0 and a power of two.
+    let class = |bytes| unsafe { tikv_jemalloc_sys::nallocx(bytes, flags) };
+    let usable = match (class(bytes), exact) {
+        (own, true) => own,
+        // 0 if it is too large for any class.
+        (own, false) => own.min(class(bytes + offset).saturating_sub(offset)),
+    };
+    Layout { offset, usable }
 }
 
-/// The least size class that holds `bytes`, up to [`KNOWN`].
-#[inline]
-fn known_class(bytes: usize) -> usize {
-    usize::from(CLASSES[bytes.div_ceil(SMALLEST)])
-}
-
-/// By multiples of 8: classes are 8, multiples of 16, and from 128 on four to each doubling.
+/// Size classes by multiples of 8: 8, multiples of 16, and from 128 on four to each doubling.
 static CLASSES: [u16; KNOWN / SMALLEST + 1] = {
     let mut classes = [SMALLEST as u16; KNOWN / SMALLEST + 1];
     let mut at = 2;
     while at < classes.len() {
-        let bytes = at * SMALLEST;
-        let step = if bytes <= 128 {
-            16
-        } else {
-            1 << ((bytes - 1).ilog2() - 2)
-        };
-        classes[at] = bytes.next_multiple_of(step) as u16;
+        classes[at] = class_of(at * SMALLEST) as u16;
         at += 1;
     }
     classes
 };
+
+/// What can be used of them behind a header, in the class that both fill together.
+static USABLE: [u16; KNOWN / SMALLEST + 1] = {
+    let mut usable = CLASSES;
+    let mut at = 2;
+    while at < usable.len() {
+        let both = class_of(at * SMALLEST + HEADER) - HEADER;
+        if both < usable[at] as usize {
+            usable[at] = both as u16;
+        }
+        at += 1;
+    }
+    usable
+};
+
+/// The least size class of more than 8 bytes that holds `bytes`.
+const fn class_of(bytes: usize) -> usize {
+    let step = if bytes <= 128 {
+        16
+    } else {
+        1 << ((bytes - 1).ilog2() - 2)
+    };
+    bytes.next_multiple_of(step)
+}
 
 impl Object {
     /// Writes the header of the object at `at`.
@@ -133,6 +178,7 @@ impl Object {
             self.bytes as u32
         };
         let size = size | if self.ignored { IGNORED } else { 0 };
+        let size = size | if self.exact { EXACT } else { 0 };
         let counted = self.record << 8 | u32::from(self.session);
         // SAFETY: the caller vouches for the bytes before `at`.
         unsafe {
@@ -163,7 +209,7 @@ impl Object {
         // SAFETY: the caller vouches that a header is there.
         let header = unsafe { at.sub(HEADER).cast::<Header>().read() };
         let (bytes, align) = if header.size & EXTENDED == 0 {
-            (u64::from(header.size & !IGNORED), 1)
+            (u64::from(header.size & !(IGNORED | EXACT)), 1)
         } else {
             // SAFETY: `write` put an extension there with this flag.
             let extension = unsafe { at.sub(2 * HEADER).cast::<Extension>().read() };
@@ -177,6 +223,7 @@ impl Object {
             bytes,
             align,
             ignored: header.size & IGNORED != 0,
+            exact: header.size & EXACT != 0,
         }
     }
 
@@ -195,7 +242,7 @@ impl Object {
     #[inline]
     #[must_use]
     pub fn layout(&self) -> Layout {
-        layout(self.bytes as usize, self.align)
+        layout(self.bytes as usize, self.align, self.exact)
     }
 
     /// Bytes that it stands for; 0 if its header was overwritten.
@@ -237,7 +284,8 @@ mod tests {
             (5, 16),
             (17, 1),
             (64, 64),
-            ((1 << 30) - 1, 1),
+            ((1 << 29) - 1, 1),
+            (1 << 29, 8),
             (1 << 30, 8),
             (1 << 31, 8),
             (1 << 40, 4096),
@@ -250,6 +298,7 @@ mod tests {
                 bytes: bytes as u64,
                 align,
                 ignored: bytes % 2 == 1,
+                exact: bytes % 3 == 1,
             };
             let Layout { offset, .. } = object.layout();
             assert!(offset >= HEADER && offset.is_multiple_of(align.max(16)));
@@ -275,6 +324,7 @@ mod tests {
                 bytes,
                 align: 1,
                 ignored: false,
+                exact: false,
             }
             .weighted_bytes()
         };
@@ -287,22 +337,49 @@ mod tests {
     }
 
     #[test]
-    fn objects_have_the_size_that_jemalloc_says() {
+    fn exact_objects_have_the_size_that_jemalloc_says() {
+        for (bytes, align, class) in sizes() {
+            assert_eq!(
+                layout(bytes, align, true).usable,
+                class(bytes),
+                "{bytes} aligned to {align}"
+            );
+        }
+        assert_eq!(layout(0, 1, true).usable, 8);
+        assert_eq!(layout(0, 16, true).usable, 16);
+    }
+
+    /// A header takes no more than the class that it needs, and what of that is not usable would not
+    /// be without it either.
+    #[test]
+    fn other_objects_share_their_class_with_their_header() {
+        for (bytes, align, class) in sizes() {
+            let Layout { offset, usable } = layout(bytes, align, false);
+            let told = std::format!("{bytes} aligned to {align}");
+            assert_eq!(offset, layout(bytes, align, true).offset, "{told}");
+            let together = class(bytes + offset);
+            assert_eq!(usable, class(bytes).min(together - offset), "{told}");
+            assert!(
+                usable >= bytes && class(usable + offset) == together,
+                "{told}"
+            );
+        }
+        assert_eq!(layout(0, 1, false).usable, 8);
+        assert_eq!(layout(4368, 1, false).usable, 5104);
+        assert_eq!(layout(5120, 1, false).usable, 5120);
+    }
+
+    /// Sizes and alignments, each with jemalloc's word for the class of a size so aligned.
+    fn sizes() -> impl Iterator<Item = (usize, usize, impl Fn(usize) -> usize)> {
         let mut sizes: std::vec::Vec<usize> = (1..70_000).collect();
         sizes.extend((16..40).flat_map(|bits| [1 << bits, (1 << bits) + 1, (5 << bits) - 1]));
-        for bytes in sizes {
-            for align in [1usize, 8, 16, 32, 64, 4096, 1 << 21] {
+        sizes.into_iter().flat_map(|bytes| {
+            [1usize, 8, 16, 32, 64, 4096, 1 << 21].map(|align| {
                 let flags = align.trailing_zeros() as c_int;
                 // SAFETY: a size that is not 0 and a power of two.
-                let theirs = unsafe { tikv_jemalloc_sys::nallocx(bytes, flags) };
-                assert_eq!(
-                    layout(bytes, align).usable,
-                    theirs,
-                    "{bytes} aligned to {align}"
-                );
-            }
-        }
-        assert_eq!(layout(0, 1).usable, 8);
-        assert_eq!(layout(0, 16).usable, 16);
+                let class = move |bytes| unsafe { tikv_jemalloc_sys::nallocx(bytes, flags) };
+                (bytes, align, class)
+            })
+        })
     }
 }

@@ -43,15 +43,30 @@ struct Request {
     bytes: usize,
     align: usize,
     zero: bool,
+    /// Whether it needs all of its size class.
+    exact: bool,
 }
 
 impl Request {
     fn plain(bytes: usize) -> Self {
+        Self::aligned(bytes, 1)
+    }
+
+    fn aligned(bytes: usize, align: usize) -> Self {
         Self {
             bytes,
-            align: 1,
+            align,
             zero: false,
+            exact: object::is_exact(),
         }
+    }
+
+    fn zeroed(self) -> Self {
+        Self { zero: true, ..self }
+    }
+
+    fn layout(&self) -> Layout {
+        object::layout(self.bytes, self.align, self.exact)
     }
 }
 
@@ -200,7 +215,7 @@ fn sample(
     registers: &Registers,
     now_ns: u64,
 ) -> *mut u8 {
-    let layout = object::layout(request.bytes, request.align);
+    let layout = request.layout();
     let base = allocate(thread, request.align, layout, epoch.range_limit);
     let born = clock::tick_of(now_ns);
     let mut weight = thread.weights.of(request.bytes as u64, thread.interval);
@@ -231,6 +246,7 @@ fn sample(
         bytes: request.bytes as u64,
         align: request.align,
         ignored,
+        exact: request.exact,
     };
     // SAFETY: `base` is fresh and has `offset` bytes for the header, then `usable`.
     unsafe {

@@ -8,6 +8,9 @@ pub const HEADER: u64 = 16;
 const EXTENSION: u64 = 16;
 const EXTENDED: u32 = 1 << 31;
 const IGNORED: u32 = 1 << 30;
+const EXACT: u32 = 1 << 29;
+/// What is in the size besides it.
+const FLAGS: u32 = IGNORED | EXACT;
 /// The farthest that an object begins behind its memory's start.
 const MOST_OFFSET: u64 = 1 << 30;
 
@@ -53,7 +56,7 @@ pub(crate) fn find_by_words(
     mut peek: impl FnMut(u64) -> Option<[u64; 2]>,
 ) -> Option<Sampled> {
     let plain = Header::of(peek(0)?);
-    let bytes = u64::from(plain.size & !IGNORED);
+    let bytes = u64::from(plain.size & !FLAGS);
     if plain.size & EXTENDED == 0 && plain.fits(bytes, HEADER, room) {
         return plain.object(base.wrapping_add(HEADER), bytes);
     }
@@ -62,7 +65,7 @@ pub(crate) fn find_by_words(
     while offset < room && offset <= MOST_OFFSET {
         let [bytes, align] = peek(offset.wrapping_sub(HEADER + EXTENSION))?;
         let header = Header::of(peek(offset.wrapping_sub(HEADER))?);
-        let is_here = header.size & !IGNORED == EXTENDED
+        let is_here = header.size & !FLAGS == EXTENDED
             && align.is_power_of_two()
             && offset == align.max(HEADER + EXTENSION)
             && header.fits(bytes, offset, room);

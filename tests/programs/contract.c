@@ -81,6 +81,49 @@ static void zero_sizes(void) {
 
 // ---- sizes
 
+// Before the program has asked for a class: what is usable is there, and nobody else's.
+static void plain_sizes(void) {
+    unsigned char *kept[3] = {0};
+    size_t of[3] = {0};
+    int next = 0;
+    for (size_t bytes = 1; bytes < 3000000; bytes += bytes / 37 + 1)
+        for (int way = 0; way < 6; way++) {
+            size_t align = way == 4 ? 64 : way == 5 ? 4096 : 8;
+            void *p = way < 2 ? malloc(bytes) : way == 2 ? calloc(1, bytes) : memalign(align, bytes);
+            if (way == 1) {
+                memset(p, 9, bytes);
+                size_t more = bytes + bytes / 50 + 1;
+                p = realloc(p, more);
+                CHECK(p && size_of(p) >= more);
+                for (size_t i = 0; i < bytes; i += bytes / 50 + 1)
+                    CHECK(((unsigned char *)p)[i] == 9);
+            }
+            CHECK(p && (uintptr_t)p % align == 0 && size_of(p) >= bytes);
+            if (kept[next]) {
+                for (size_t i = 0; i < of[next]; i += of[next] / 50 + 1)
+                    CHECK(kept[next][i] == (unsigned char)of[next]);
+                CHECK(kept[next][of[next] - 1] == (unsigned char)of[next]);
+                free(kept[next]);
+            }
+            of[next] = size_of(p);
+            kept[next] = memset(p, (int)of[next], of[next]);
+            next = (next + 1) % 3;
+        }
+    for (int i = 0; i < 3; i++) free(kept[i]);
+}
+
+// Afterwards every object has all of its class.
+static void asked_sizes(void) {
+    for (size_t bytes = 1; bytes < 3000000; bytes += bytes / 37 + 1) {
+        size_t class = nallocx(bytes, 0);
+        void *p = malloc(bytes);
+        CHECK(p && size_of(p) == class);
+        p = realloc(memset(p, 1, class), class);
+        CHECK(p && size_of(p) == class);
+        free(p);
+    }
+}
+
 static void sizes(void) {
     unsigned char *kept[3] = {0};
     size_t of[3] = {0};
@@ -187,6 +230,8 @@ int main(void) {
     find(&xallocx, "xallocx"), find(&sallocx, "sallocx"), find(&nallocx, "nallocx");
     find(&mallctl, "mallctl");
     zero_sizes();
+    plain_sizes();
+    asked_sizes();
     sizes();
     in_place();
     zeroed();

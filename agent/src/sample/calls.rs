@@ -52,26 +52,19 @@ pub unsafe extern "C" fn calloc(
 ) -> *mut c_void {
     // SAFETY: plain allocation calls.
     unsafe {
-        let object = sampled(
-            Request {
-                bytes,
-                align: 1,
-                zero: true,
-            },
-            registers,
-        );
+        let object = sampled(Request::plain(bytes).zeroed(), registers);
         or_else(object, || NEXT.calloc(n, size))
     }
 }
 
 /// An aligned object on the slow path; null also for an alignment that is none, which
 /// the allocator is to refuse.
-unsafe fn aligned(align: usize, bytes: usize, zero: bool, registers: &Registers) -> *mut c_void {
+unsafe fn aligned(align: usize, bytes: usize, registers: &Registers) -> *mut c_void {
     if !align.is_power_of_two() {
         return null_mut();
     }
     // SAFETY: a power of two.
-    unsafe { sampled(Request { bytes, align, zero }, registers).cast() }
+    unsafe { sampled(Request::aligned(bytes, align), registers).cast() }
 }
 
 /// `memalign(align, size)` on the slow path.
@@ -83,7 +76,7 @@ pub unsafe extern "C" fn memalign(
 ) -> *mut c_void {
     // SAFETY: plain allocation calls.
     unsafe {
-        let object = aligned(align, size, false, registers);
+        let object = aligned(align, size, registers);
         or_else(object, || NEXT.memalign(align, size))
     }
 }
@@ -108,7 +101,7 @@ pub unsafe extern "C" fn aligned_alloc(
 ) -> *mut c_void {
     // SAFETY: plain allocation calls.
     unsafe {
-        let object = aligned(align, size, false, registers);
+        let object = aligned(align, size, registers);
         or_else(object, || NEXT.aligned_alloc(align, size))
     }
 }
@@ -125,7 +118,7 @@ pub unsafe extern "C" fn posix_memalign(
     unsafe {
         let valid = align.is_multiple_of(size_of::<usize>());
         let object = if valid {
-            aligned(align, size, false, registers)
+            aligned(align, size, registers)
         } else {
             null_mut()
         };
@@ -148,6 +141,7 @@ pub(super) fn request(size: usize, flags: usize) -> Option<Request> {
         bytes: size,
         align: 1 << (flags & 0x3f),
         zero: flags & ZERO != 0,
+        exact: true,
     })
 }
 

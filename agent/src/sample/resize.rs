@@ -67,7 +67,7 @@ unsafe fn resize(
         if new.is_null() {
             return leave(p, elsewhere());
         }
-        let room = object::layout(bytes, request.align).usable;
+        let room = request.layout().usable;
         new.copy_from_nonoverlapping(p, object.layout().usable.min(room));
         free(p);
         new
@@ -111,8 +111,13 @@ fn stay(
     registers: &Registers,
 ) -> *mut u8 {
     let number = session::control().epoch.load(Ordering::Relaxed);
-    let Request { bytes, align, zero } = request;
-    let (old, new) = (object.layout(), object::layout(bytes, align));
+    let (old, new) = (object.layout(), request.layout());
+    let Request {
+        bytes,
+        align,
+        zero,
+        exact,
+    } = request;
     let fits_address = old.offset == new.offset && (at as usize).is_multiple_of(align);
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
@@ -127,6 +132,7 @@ fn stay(
         bytes: bytes as u64,
         align,
         born: clock::tick_of(clock::now_ns()),
+        exact,
         ..*object
     };
     let drawn = thread.weights.of(bytes as u64, thread.interval);
@@ -288,7 +294,7 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         return old;
     }
     let most = size + extra.min(LARGEST - size);
-    let class = |bytes| object::layout(bytes, 1).usable;
+    let class = |bytes| object::layout(bytes, 1, true).usable;
     let Request { align, zero, .. } = flag_parts(size, flags);
     if old < LEAST_LARGE || class(most) < LEAST_LARGE || !(at as usize).is_multiple_of(align) {
         return old;
@@ -338,11 +344,12 @@ fn flag_parts(size: usize, flags: c_int) -> Request {
 /// The object with another size and its header's form; `None` where there is none.
 fn resized(object: &Object, bytes: usize) -> Option<Object> {
     let offset = object.layout().offset;
-    let keeps = |align: &usize| object::layout(bytes, *align).offset == offset;
+    let keeps = |align: &usize| object::layout(bytes, *align, true).offset == offset;
     let align = [object.align, offset].into_iter().find(keeps)?;
     (bytes < MAX_BYTES).then_some(Object {
         bytes: bytes as u64,
         align,
+        exact: true,
         ..*object
     })
 }

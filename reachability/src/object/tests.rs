@@ -22,6 +22,23 @@ fn memory(room: usize, offset: usize, bytes: u64, align: Option<u64>, weight: f3
     memory
 }
 
+/// The flag of an object that has all of its size class.
+#[test]
+fn exact_objects_are_found() {
+    for (room, offset, bytes, align) in [
+        (1 << 20, 16, 1_000_000, None),
+        (16384, 4096, 9000, Some(4096)),
+    ] {
+        let mut memory = memory(room, offset, bytes, align, 2.5);
+        memory[offset - 13] |= (EXACT >> 24) as u8;
+        let found = found(&memory).expect("an object");
+        assert_eq!((found.bytes, found.ignored), (bytes, false));
+        memory[offset - 13] |= (IGNORED >> 24) as u8;
+        let found = self::found(&memory).expect("an object");
+        assert_eq!((found.bytes, found.ignored), (bytes, true));
+    }
+}
+
 fn found(memory: &[u8]) -> Option<Sampled> {
     find(0x1000, memory.len() as u64, |offset| {
         memory
