@@ -203,6 +203,10 @@ impl Flood {
         if offset >= self.header.span {
             return;
         }
+        if self.count == 0 && !self.by_address {
+            // Perhaps there is nothing else to search, as along a list: then this is waited for.
+            fetch(self.here(word));
+        }
         // SAFETY: as for all; the roots are for all of the span, and there is room for one more.
         unsafe {
             let leaf = *self.at(self.header.roots, offset >> LEAF_BITS);
