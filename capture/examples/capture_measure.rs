@@ -45,8 +45,8 @@ fn measure(pid: i32, times: usize) -> Result<(), Box<dyn Error>> {
 }
 
 fn capture(pid: i32) -> Result<capture::Pause, capture::Refusal> {
-    let mut stopped = capture::Stopped::stop(pid, PATIENCE)?;
-    let copy = stopped.copy()?;
+    let (stopped, copy) = capture::Stopped::stop_with_copy(pid, PATIENCE)?;
+    let copy = copy?;
     let pause = stopped.resume();
     drop(copy);
     Ok(pause)

@@ -2,9 +2,9 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), capture::Refusal> {
-//! let mut stopped = capture::Stopped::stop(4711, std::time::Duration::from_secs(1))?;
-//! let registers = stopped.threads().to_vec();
-//! let copy = stopped.copy()?;
+//! let second = std::time::Duration::from_secs(1);
+//! let (stopped, copy) = capture::Stopped::stop_with_copy(4711, second)?;
+//! let (registers, copy) = (stopped.threads().to_vec(), copy?);
 //! let pause = stopped.resume();
 //! println!("stopped for {:?}; /proc/{}/mem is as it was then", pause.stopped, copy.pid());
 //! # Ok(()) }
@@ -145,27 +145,57 @@ pub struct Copy {
 impl Stopped {
     /// Stops every thread of a process, or, if one has not stopped by the deadline, lets it run.
     pub fn stop(pid: i32, deadline: Duration) -> Result<Self, Refusal> {
+        Self::stop_and(pid, deadline, |_| ()).map(|(stopped, ())| stopped)
+    }
+
+    /// Stops it and takes a copy at once, which is faster than one after the other. If there is no
+    /// copy, it is stopped all the same.
+    pub fn stop_with_copy(
+        pid: i32,
+        deadline: Duration,
+    ) -> Result<(Self, Result<Copy, Refusal>), Refusal> {
+        let copy = |seizure: &mut Seizure| {
+            let began = Instant::now();
+            (copying::copy(seizure), began.elapsed())
+        };
+        let (mut stopped, (copied, took)) = Self::stop_and(pid, deadline, copy)?;
+        stopped.cloned = took;
+        let copied = copied.map(|newborn| stopped.adopt(newborn));
+        Ok((stopped, copied))
+    }
+
+    /// Stops it, and does something more on the tracer's thread.
+    fn stop_and<R: Send + 'static>(
+        pid: i32,
+        deadline: Duration,
+        then: impl FnOnce(&mut Seizure) -> R + Send + 'static,
+    ) -> Result<(Self, R), Refusal> {
         let broken = |error| Refusal::kernel(pid, "start a thread to trace", error);
         let tracer = Arc::new(Tracer::start().map_err(broken)?);
         let stop = move || {
             let mut seizure = Seizure::new(pid, deadline)?;
-            let described = seizure.described();
-            if described.is_err() {
-                seizure.release();
-            }
-            Ok((described?, seizure))
+            let threads = match seizure.described() {
+                Ok(threads) => threads,
+                Err(refusal) => {
+                    seizure.release();
+                    return Err(refusal);
+                }
+            };
+            let result = then(&mut seizure);
+            Ok((threads, seizure, result))
         };
         let stopped = tracer.run_while(stop, || seizure::reap_dead_threads(pid));
-        let (threads, seizure) = stopped.unwrap_or(Err(Refusal::Ended { pid }))?;
+        let (threads, seizure, result) = stopped.unwrap_or(Err(Refusal::Ended { pid }))?;
         let began = seizure.began;
-        Ok(Self {
+        let stopped = Self {
             tracer,
             seizure: Some(seizure),
             threads,
             newborns: Vec::new(),
             began,
             cloned: Duration::ZERO,
-        })
+        };
+        Ok((stopped, result))
     }
 
     /// Its threads, by number.
@@ -180,13 +210,18 @@ impl Stopped {
         let copied = self.with_seizure(copying::copy);
         self.cloned += began.elapsed();
         let newborn = copied.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
+        Ok(self.adopt(newborn))
+    }
+
+    /// A copy that has just been made.
+    fn adopt(&mut self, newborn: Newborn) -> Copy {
         let copy = Copy {
             tracer: Arc::clone(&self.tracer),
             pid: newborn.pid,
             code: newborn.code,
         };
         self.newborns.push(newborn);
-        Ok(copy)
+        copy
     }
 
     /// Lets it run on.

@@ -37,8 +37,10 @@ fn check(result: libc::c_int) -> Result<()> {
 
 /// No copy, but everything else; gives the reason.
 fn refused(target: Target) -> Refusal {
-    let mut stopped = target.stop().expect("stopped");
-    let refusal = stopped.copy().err().expect("refused");
+    let (mut stopped, copy) = target.stop_with_copy().expect("stopped");
+    let refusal = copy.err().expect("refused");
+    let again = stopped.copy().err().expect("refused again");
+    assert_eq!(again.to_string(), refusal.to_string());
     assert_eq!(stopped.threads().len(), 1);
     // Its memory can be read all the same.
     common::memory(target.pid(), stopped.threads()[0].sp, 8);

@@ -136,11 +136,14 @@ impl Target {
         Stopped::stop(self.pid(), Duration::from_secs(10))
     }
 
+    pub fn stop_with_copy(&self) -> Result<(Stopped, Result<capture::Copy, Refusal>), Refusal> {
+        Stopped::stop_with_copy(self.pid(), Duration::from_secs(10))
+    }
+
     /// Stops, copies, lets go.
     pub fn capture(&self) -> (capture::Copy, capture::Pause) {
-        let mut stopped = self.stop().expect("stopped");
-        let copy = stopped.copy().expect("a copy");
-        (copy, stopped.resume())
+        let (stopped, copy) = self.stop_with_copy().expect("stopped");
+        (copy.expect("a copy"), stopped.resume())
     }
 
     /// Lets it finish.

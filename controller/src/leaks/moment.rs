@@ -61,6 +61,21 @@ impl Hold {
     }
 }
 
+/// Stops a process, and takes the copy of it that is asked for.
+fn stop(pid: i32, means: Means) -> anyhow::Result<(Stopped, Option<Copy>)> {
+    if let Means::Stopped | Means::Running(_) = means {
+        let stopped = Stopped::stop(pid, PATIENCE).map_err(without_stop)?;
+        return Ok((stopped, None));
+    }
+    let (stopped, copied) = Stopped::stop_with_copy(pid, PATIENCE).map_err(without_stop)?;
+    let copy = match (means, copied) {
+        (Means::CopiedIfPossible, Err(refusal)) if refusal.is_of_copy() => None,
+        (Means::CopiedIfPossible, copied) => Some(copied?),
+        (_, copied) => Some(copied.map_err(without_copy)?),
+    };
+    Ok((stopped, copy))
+}
+
 impl Moment {
     /// Captures a process.
     pub fn of(agent: &Agent, means: Means) -> anyhow::Result<Self> {
@@ -71,18 +86,10 @@ impl Moment {
         // Reading it takes too long to be done meanwhile. What is an entry at the moment is one
         // shortly before or shortly after it.
         let mut kernels = KernelData::of_descriptors(pid);
-        let mut stopped = Stopped::stop(pid, PATIENCE).map_err(without_stop)?;
+        let (stopped, copy) = stop(pid, means)?;
         let regions = regions(agent)?;
         kernels.add_timers(pid);
         let threads = stopped.threads().to_vec();
-        let copy = match means {
-            Means::Copied => Some(stopped.copy().map_err(without_copy)?),
-            Means::CopiedIfPossible => match stopped.copy() {
-                Err(refusal) if refusal.is_of_copy() => None,
-                copied => Some(copied?),
-            },
-            Means::Stopped | Means::Running(_) => None,
-        };
         let (memory, hold) = match copy {
             None => (
                 MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
