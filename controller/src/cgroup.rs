@@ -149,6 +149,51 @@ fn normal(path: &Path) -> PathBuf {
 
 /// Memory of the nearest control group around a process that has a limit, else of its own.
 pub fn memory(pid: i32) -> Option<Memory> {
+    let (directories, names) = memory_groups(pid)?;
+    let mut own_memory = None;
+    for directory in directories {
+        let found = memory_of(&directory, names);
+        if found.is_some_and(|memory| memory.limit.is_some()) {
+            return found;
+        }
+        own_memory = own_memory.or(found);
+    }
+    own_memory
+}
+
+/// Bytes that a process's control groups have left, where they have a limit: more, and the kernel
+/// kills one of their processes.
+pub fn room(pid: i32) -> Option<u64> {
+    let (directories, names) = memory_groups(pid)?;
+    let rooms = directories.iter().filter_map(|at| room_of(at, names));
+    rooms.min()
+}
+
+/// What a control group has left. The kernel takes back what it keeps of files.
+fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
+    let memory = memory_of(directory, names)?;
+    let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+    let number = |name: &str| {
+        let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
+        let found = lines.find(|(key, _)| *key == name);
+        found.and_then(|(_, number)| number.parse::<u64>().ok())
+    };
+    // In version 1 those of the group with all below it have a prefix.
+    let files = ["inactive_file", "active_file"].map(|name| {
+        number(&format!("total_{name}"))
+            .or_else(|| number(name))
+            .unwrap_or(0)
+    });
+    let in_use = memory
+        .current
+        .saturating_sub(files[0])
+        .saturating_sub(files[1]);
+    Some(memory.limit?.saturating_sub(in_use))
+}
+
+/// The control groups whose memory a process's is part of, from its own up, and the names of the
+/// files that tell what is in use and the limit.
+fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
     let (root, path, names) = groups(pid).into_iter().find_map(|(controllers, path)| {
         if controllers.is_empty() && Path::new(MOUNT).join("cgroup.controllers").exists() {
             return Some((PathBuf::from(MOUNT), path, ["memory.current", "memory.max"]));
@@ -157,20 +202,9 @@ pub fn memory(pid: i32) -> Option<Memory> {
         let names = ["memory.usage_in_bytes", "memory.limit_in_bytes"];
         v1.then(|| (Path::new(MOUNT).join("memory"), path, names))
     })?;
-    let inside = path.trim_start_matches('/');
-    let own = root.join(inside);
-    let mut own_memory = None;
-    for directory in own
-        .ancestors()
-        .take_while(|directory| directory.starts_with(&root))
-    {
-        let found = memory_of(directory, names);
-        if found.is_some_and(|memory| memory.limit.is_some()) {
-            return found;
-        }
-        own_memory = own_memory.or(found);
-    }
-    own_memory
+    let own = root.join(path.trim_start_matches('/'));
+    let directories = own.ancestors().take_while(|at| at.starts_with(&root));
+    Some((directories.map(Path::to_owned).collect(), names))
 }
 
 fn memory_of(directory: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
@@ -283,6 +317,31 @@ mod tests {
             assert_eq!(found.as_deref(), shown.map(Path::new), "{path}");
         }
         assert!(Mount::parse("22 1 0:2 / /proc rw - proc proc rw").is_none());
+    }
+
+    #[test]
+    fn what_is_kept_of_files_is_room() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = directory.path();
+        let write = |name: &str, text: &str| fs::write(at.join(name), text).expect("written");
+        let names = ["memory.current", "memory.max"];
+        write("memory.current", "1000\n");
+        write("memory.max", "max\n");
+        assert_eq!(room_of(at, names), None);
+        write("memory.max", "1200\n");
+        assert_eq!(room_of(at, names), Some(200));
+        write(
+            "memory.stat",
+            "anon 5\ninactive_file 300\nactive_file 100\n",
+        );
+        assert_eq!(room_of(at, names), Some(600));
+        write(
+            "memory.stat",
+            "inactive_file 300\ntotal_inactive_file 20\ntotal_active_file 0\n",
+        );
+        assert_eq!(room_of(at, names), Some(220));
+        write("memory.max", "100\n");
+        assert_eq!(room_of(at, names), Some(0));
     }
 
     #[test]

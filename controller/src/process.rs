@@ -218,6 +218,13 @@ fn status_field<'a>(text: &'a [u8], name: &str) -> Option<&'a str> {
     Some(std::str::from_utf8(value).ok()?.trim())
 }
 
+/// Bytes of a process's page tables.
+pub fn page_tables(pid: i32) -> Option<u64> {
+    let text = read(pid, "status", FILE_LIMIT)?;
+    let kib = status_field(&text, "VmPTE:")?.strip_suffix("kB")?;
+    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// Bytes of address space that a process may still map; `None` if there is no limit, or it
 /// cannot be read.
 pub fn address_space_left(pid: i32) -> Option<u64> {

@@ -14,8 +14,10 @@ use super::kernel::KernelData;
 use super::memory::MomentMemory;
 use super::regions::{self, Region};
 use super::{roots, unstopped};
+use crate::cgroup;
 use crate::discovery::Agent;
 use crate::process;
+use crate::text;
 
 /// Longest time to stop all threads.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -63,7 +65,12 @@ impl Hold {
 
 /// Stops a process, and takes the copy of it that is asked for.
 fn stop(pid: i32, means: Means) -> anyhow::Result<(Stopped, Option<Copy>)> {
-    if let Means::Stopped | Means::Running(_) = means {
+    let lack = match means {
+        Means::Copied => no_room(pid).map_or(Ok(false), Err)?,
+        Means::CopiedIfPossible => no_room(pid).is_some(),
+        Means::Stopped | Means::Running(_) => true,
+    };
+    if lack {
         let stopped = Stopped::stop(pid, PATIENCE).map_err(without_stop)?;
         return Ok((stopped, None));
     }
@@ -173,6 +180,24 @@ fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
     let segments = regions.iter_mut().filter(|region| Some(region.file) == own);
     segments.for_each(|region| region.is_readable = false);
     Ok(regions)
+}
+
+/// Why a copy would cost the process its life: the kernel counts a copy's page tables to the control
+/// group, and if there is no room for them, it kills the largest process there.
+fn no_room(pid: i32) -> Option<anyhow::Error> {
+    /// For the rest that the kernel keeps of a process, and for what the process itself asks for meanwhile.
+    const MORE: u64 = 2 << 20;
+    let (room, tables) = (cgroup::room(pid)?, process::page_tables(pid)?);
+    let needed = tables.saturating_add(tables / 8).saturating_add(MORE);
+    (room < needed).then(|| {
+        anyhow!(
+            "process {pid} cannot be copied: the memory limit of its control group leaves {}, and a copy \
+             needs {} for its page tables: without them, the kernel would kill the process; search it \
+             while it is stopped instead: --stop; or while it runs: --gentle",
+            text::bytes(room as f64),
+            text::bytes(needed as f64)
+        )
+    })
 }
 
 /// A refusal to stop, with the option that does without, where that could help.
