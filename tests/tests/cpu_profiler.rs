@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mem_tests::cpu::seconds;
+use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::{Outcome, Scratch, Target, run, wait};
 
 fn start(scratch: &Scratch, arguments: &[&str]) -> (PathBuf, PathBuf, Outcome) {
@@ -120,6 +121,33 @@ fn what_cannot_be_profiled_says_so_and_runs() {
     for said in said {
         assert!(outcome.stderr.contains(said), "{said}: {outcome:?}");
     }
+}
+
+/// A full disk is said, and is nothing to the program.
+#[test]
+fn a_profile_without_room_is_said() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("cpu_profiler.c", &[]);
+    let place = scratch.file("tiny");
+    let tiny = TinyFilesystem::mount(&place, "64k");
+    tiny.fill();
+    let mut command = scratch.preloaded(&program);
+    let outcome = run(command.env("CPUPROFILE", place.join("own.prof")));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("No space left"), "{outcome:?}");
+}
+
+/// gperftools takes less than was asked for without a word.
+#[test]
+fn a_rate_that_is_too_high_is_said() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("cpu_profiler.c", &[]);
+    let mut command = scratch.preloaded(&program);
+    command.env("CPUPROFILE", scratch.file("own.prof"));
+    let outcome = run(command.env("CPUPROFILE_FREQUENCY", "9999"));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let said = "CPUPROFILE_FREQUENCY=9999: taken for 4000";
+    assert!(outcome.stderr.contains(said), "{outcome:?}");
 }
 
 /// It writes its own profile under the very name.
