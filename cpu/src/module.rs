@@ -122,6 +122,8 @@ pub struct Loaded<'a> {
     pub tables: &'a Tables,
     /// See [`Tables::bias`].
     pub bias: u64,
+    /// A process that runs it.
+    pub pid: i32,
 }
 
 impl<'a> Module<'a> for Loaded<'a> {
@@ -146,6 +148,12 @@ impl<'a> Module<'a> for Loaded<'a> {
     fn entry(&self) -> Option<u64> {
         let entry = self.tables.entry;
         (entry != 0).then(|| self.bias.wrapping_add(entry))
+    }
+
+    fn around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
+        let mut bytes = [[0; 8]; 4];
+        let got = capture::read_memory(self.pid, address.checked_sub(8)?, bytes.as_flattened_mut());
+        (got >= 16).then_some(bytes)
     }
 }
 

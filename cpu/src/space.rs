@@ -373,6 +373,7 @@ impl Space {
         Some(Loaded {
             tables,
             bias: *bias,
+            pid: self.pid,
         })
     }
 

@@ -51,6 +51,19 @@ pub enum Target {
     Unknown,
 }
 
+/// What the end of a function does to the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epilogue {
+    /// Whether the CFA is computed from the frame pointer, not the stack pointer.
+    pub by_fp: bool,
+    /// Distance of the CFA from that register.
+    pub cfa: i64,
+    /// Distance of the return address from the CFA.
+    pub ra: i64,
+    /// Distance of the saved frame pointer from the CFA, if it is restored.
+    pub fp: Option<i64>,
+}
+
 /// A machine whose stacks are unwound.
 pub trait Machine {
     /// DWARF numbers of the registers that are followed.
@@ -76,6 +89,10 @@ pub trait Machine {
 
     /// Where the call goes that ends at the return address `ip`, if the bytes before that are one.
     fn call(before: [u8; 8], ip: u64) -> Option<Target>;
+
+    /// The function's end, if the code after a call is that and nothing else: what restores registers,
+    /// frees the frame and returns, and moves between registers that unwinding does not follow.
+    fn epilogue(code: &[u8]) -> Option<Epilogue>;
 
     /// Whether a signal's handler returns to these two instructions, where that can be told.
     fn is_signal_return(instructions: [u32; 2]) -> bool;

@@ -6,6 +6,7 @@ use crate::Cause;
 use crate::arch::{Machine, Native};
 use crate::brief;
 use crate::elf::{Module, Section};
+use crate::epilogue;
 use crate::row::{Bytes, Row, Rows};
 use crate::rule::{Kind, Rule};
 use gimli::{
@@ -55,7 +56,9 @@ pub fn compile_on<'a, A: Machine>(
         Ok((rule, false)) => rule,
         Ok((rule, true)) => signal_return::<A>(module, ip).unwrap_or(rule),
         Err(Cause::NoRule) if begins() || is_start(module, ip) => Rule::END,
-        Err(Cause::NoRule) => signal_return::<A>(module, ip).unwrap_or(Rule::failed(Cause::NoRule)),
+        Err(Cause::NoRule) => signal_return::<A>(module, ip)
+            .or_else(|| epilogue::rule::<A>(module, ip))
+            .unwrap_or(Rule::failed(Cause::NoRule)),
         Err(cause) => Rule::failed(cause),
     }
 }

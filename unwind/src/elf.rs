@@ -55,6 +55,14 @@ pub trait Module<'a> {
     fn before(&self, _: u64) -> Option<[u8; 8]> {
         None
     }
+
+    /// Eight bytes of the module's code before an address and 24 from it on, zeros where its code ends;
+    /// `None` as above.
+    fn around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
+        let after = |bytes: u64| self.before(address.checked_add(bytes)?);
+        let [second, third] = [16, 24].map(|bytes| after(bytes).unwrap_or_default());
+        Some([self.before(address)?, after(8)?, second, third])
+    }
 }
 
 /// The unwind tables of a module that another process runs, read from its file. Addresses are

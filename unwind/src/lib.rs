@@ -32,8 +32,8 @@
 //! emit it (System V ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are
 //! followed; for the rare frame whose CFA depends on another register, the value is taken
 //! from a frame further in that saved it, and if none did, the stack ends with
-//! [`Cause::Unsupported`]. Code without `.eh_frame` is left by its frame record, if it has made one that
-//! passes a check; if not, it ends the stack with [`Cause::NoRule`], code outside every module (JIT) with
+//! [`Cause::Unsupported`]. Code without `.eh_frame` is left by the function's end, if that follows the call,
+//! or by its frame record, if it has made one that passes a check; if not, it ends the stack with [`Cause::NoRule`], code outside every module (JIT) with
 //! [`Cause::NoModule`].
 #![no_std]
 
@@ -45,6 +45,7 @@ mod brief;
 pub mod cache;
 pub mod compile;
 pub mod elf;
+mod epilogue;
 pub mod fingerprint;
 pub mod inserted;
 pub mod probe;

@@ -1,7 +1,7 @@
 //! aarch64 (DWARF for the Arm 64-bit Architecture, table 4.1; AAPCS64 6.4.6; Linux's
 //! `asm/sigcontext.h`).
 
-use super::{Machine, Numbers, SignalFrame, Target};
+use super::{Epilogue, Machine, Numbers, SignalFrame, Target};
 use gimli::{Register, Vendor};
 
 /// aarch64.
@@ -71,9 +71,76 @@ impl Machine for Aarch64 {
         is_by_register.then_some(Target::Unknown)
     }
 
+    fn epilogue(code: &[u8]) -> Option<Epilogue> {
+        const RET: u32 = 0xd65f_03c0;
+        const RETAA: u32 = 0xd65f_0bff;
+        const AUTIASP: u32 = 0xd503_23bf;
+        // Bytes that were taken off the stack; where the link register and the frame pointer were.
+        let (mut taken, mut link, mut fp) = (0, None, None);
+        for word in code.chunks_exact(4) {
+            let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+            match word {
+                RET | RETAA => {
+                    // The stack pointer is a multiple of 16 (AAPCS64 6.2.2), and what calls another
+                    // function has saved where it returns to.
+                    let is_whole = taken > 0 && taken % 16 == 0;
+                    return link.filter(|_| is_whole).map(|link: i64| Epilogue {
+                        by_fp: false,
+                        cfa: taken,
+                        ra: link - taken,
+                        fp: fp.map(|at: i64| at - taken),
+                    });
+                }
+                AUTIASP => {}
+                // mov of a general register below 29 from another, or of a number.
+                _ if word & 0x7fe0_ffe0 == 0x2a00_03e0 && word & 31 < 29 => {}
+                _ if word & 0x7f80_0000 == 0x5280_0000 && word & 31 < 29 => {}
+                // add sp, sp, #n.
+                _ if word & 0xffc0_03ff == 0x9100_03ff => taken += i64::from(word >> 10 & 0xfff),
+                // ldr x, [sp], #n; ldr x, [sp, #n].
+                _ if word & 0xffe0_0fe0 == 0xf840_07e0 => {
+                    note(word & 31, taken, (&mut link, &mut fp))?;
+                    taken += signed(word >> 12, 9);
+                }
+                _ if word & 0xffc0_03e0 == 0xf940_03e0 => {
+                    let at = taken + i64::from(word >> 10 & 0xfff) * 8;
+                    note(word & 31, at, (&mut link, &mut fp))?;
+                }
+                // ldp x, x, [sp], #n; ldp x, x, [sp, #n].
+                _ if word & 0xffc0_03e0 == 0xa8c0_03e0 || word & 0xffc0_03e0 == 0xa940_03e0 => {
+                    let distance = signed(word >> 15, 7) * 8;
+                    let is_after = word & 0x0100_0000 == 0;
+                    let at = taken + if is_after { 0 } else { distance };
+                    note(word & 31, at, (&mut link, &mut fp))?;
+                    note(word >> 10 & 31, at + 8, (&mut link, &mut fp))?;
+                    taken += if is_after { distance } else { 0 };
+                }
+                _ => return None,
+            }
+        }
+        None
+    }
+
     fn is_signal_return(instructions: [u32; 2]) -> bool {
         instructions == SIGNAL_RETURN
     }
+}
+
+/// Notes where a register was saved that is restored from `at`; `None` if it is none that functions
+/// restore.
+fn note(register: u32, at: i64, (link, fp): (&mut Option<i64>, &mut Option<i64>)) -> Option<()> {
+    match register {
+        19..=28 => {}
+        29 => *fp = Some(at),
+        30 => *link = Some(at),
+        _ => return None,
+    }
+    Some(())
+}
+
+/// A signed number in the lowest bits of a field.
+fn signed(field: u32, bits: u32) -> i64 {
+    i64::from((field << (32 - bits)) as i32 >> (32 - bits))
 }
 
 #[cfg(test)]
@@ -114,5 +181,48 @@ mod tests {
             assert_eq!(call(instruction, 0x1004), Some(Target::Known(to)));
         }
         assert_eq!(call(0x9400_0010, 0x1002), None);
+    }
+
+    fn epilogue(words: &[u32]) -> Option<Epilogue> {
+        let bytes: std::vec::Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        Aarch64::epilogue(&bytes)
+    }
+
+    #[test]
+    fn a_functions_end_tells_its_frame() {
+        let frame = |cfa, ra, fp| {
+            Some(Epilogue {
+                by_fp: false,
+                cfa,
+                ra,
+                fp,
+            })
+        };
+        // ldr x30, [sp], #16; ret.
+        assert_eq!(epilogue(&[0xf841_07fe, 0xd65f_03c0]), frame(16, -16, None));
+        // mov w0, #0; ldp x29, x30, [sp], #16; autiasp; ret.
+        let code = [0x5280_0000, 0xa8c1_7bfd, 0xd503_23bf, 0xd65f_03c0];
+        assert_eq!(epilogue(&code), frame(16, -8, Some(-16)));
+        // mov x0, x19; ldp x20, x19, [sp, #32]; ldp x29, x30, [sp, #16]; add sp, sp, #48; ret.
+        let code = [
+            0xaa13_03e0,
+            0xa942_4ff4,
+            0xa941_7bfd,
+            0x9100_c3ff,
+            0xd65f_03c0,
+        ];
+        assert_eq!(epilogue(&code), frame(48, -24, Some(-32)));
+        // ret alone; without x30; a stack that is not aligned; x0 restored; b; nothing.
+        let others: [&[u32]; 6] = [
+            &[0xd65f_03c0],
+            &[0x9100_43ff, 0xd65f_03c0],
+            &[0xf840_87fe, 0xd65f_03c0],
+            &[0xf841_07e0, 0xd65f_03c0],
+            &[0x1400_0010],
+            &[],
+        ];
+        for other in others {
+            assert_eq!(epilogue(other), None, "{other:x?}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! x86-64 (System V ABI, x86-64 psABI table 3.36).
 
-use super::{Machine, Numbers, SignalFrame, Target};
+use super::{Epilogue, Machine, Numbers, SignalFrame, Target};
 use gimli::{Register, Vendor};
 
 /// x86-64.
@@ -46,9 +46,75 @@ impl Machine for X86_64 {
         Some(Target::Known(ip.wrapping_add_signed(distance)))
     }
 
+    fn epilogue(mut code: &[u8]) -> Option<Epilogue> {
+        // Bytes that were taken off the stack; where among them the frame pointer was.
+        let (mut taken, mut fp) = (0, None);
+        loop {
+            let length = match *code {
+                // ret, also as AMD's processors like it.
+                [0xc3, ..] | [0xf3, 0xc3, ..] => {
+                    let cfa = taken + 8;
+                    // At a call the stack is aligned to 16 bytes (psABI 3.2.2), so that a function which
+                    // calls another has moved it.
+                    let is_whole = taken > 0 && cfa % 16 == 0;
+                    return is_whole.then_some(Epilogue {
+                        by_fp: false,
+                        cfa,
+                        ra: -8,
+                        fp: fp.map(|at: i64| at - cfa),
+                    });
+                }
+                // leave, ret.
+                [0xc9, 0xc3, ..] if taken == 0 => {
+                    return Some(Epilogue {
+                        by_fp: true,
+                        cfa: 16,
+                        ra: -8,
+                        fp: Some(-16),
+                    });
+                }
+                // add $n, %rsp.
+                [0x48, 0x83, 0xc4, n @ 8..=0x7f, ..] => {
+                    taken += i64::from(n);
+                    4
+                }
+                [0x48, 0x81, 0xc4, a, b, c, d, ..] if d < 0x80 => {
+                    taken += i64::from(u32::from_le_bytes([a, b, c, d]));
+                    7
+                }
+                // pop %r8 to %r15.
+                [0x41, 0x58..=0x5f, ..] => {
+                    taken += 8;
+                    2
+                }
+                // pop of another register, but for the stack pointer.
+                [register @ (0x58..=0x5b | 0x5d..=0x5f), ..] => {
+                    if register == 0x5d {
+                        fp = Some(taken);
+                    }
+                    taken += 8;
+                    1
+                }
+                // The function's result: xor or mov of one register with another; mov of a number.
+                [0x31 | 0x33 | 0x89 | 0x8b, operand, ..] if is_of_others(operand) => 2,
+                [0x40..=0x4f, 0x31 | 0x33 | 0x89 | 0x8b, operand, ..] if is_of_others(operand) => 3,
+                [0xb8, ..] => 5,
+                _ => return None,
+            };
+            code = code.get(length..)?;
+        }
+    }
+
     fn is_signal_return(_: [u32; 2]) -> bool {
         false
     }
+}
+
+/// Whether an operand (ModRM) is two registers, neither the stack pointer nor the frame pointer (nor,
+/// after a prefix, two others that are as rare).
+fn is_of_others(operand: u8) -> bool {
+    let is_other = |register: u8| !matches!(register & 7, 4 | 5);
+    operand >= 0xc0 && is_other(operand) && is_other(operand >> 3)
 }
 
 /// How many bytes an operand takes that begins with this byte (ModRM): itself, a scaled index, and a
@@ -115,5 +181,54 @@ mod tests {
         assert_eq!(call(&[0xe8, 0x10, 0, 0, 0]), Some(Target::Known(0x1010)));
         let back = [0xe8, 0xf0, 0xff, 0xff, 0xff];
         assert_eq!(call(&back), Some(Target::Known(0xff0)));
+    }
+
+    #[test]
+    fn a_functions_end_tells_its_frame() {
+        let by_sp = |cfa, fp| {
+            Some(Epilogue {
+                by_fp: false,
+                cfa,
+                ra: -8,
+                fp,
+            })
+        };
+        // pop rcx; ret.
+        assert_eq!(X86_64::epilogue(&[0x59, 0xc3]), by_sp(16, None));
+        // xor eax, eax; add rsp, 8; pop rbx; pop rbp; rep ret.
+        let code = [0x31, 0xc0, 0x48, 0x83, 0xc4, 8, 0x5b, 0x5d, 0xf3, 0xc3];
+        assert_eq!(X86_64::epilogue(&code), by_sp(32, Some(-16)));
+        // mov rax, rbx; add rsp, 0x1008; pop r12; pop r15; ret, and something else.
+        let code = [
+            0x48, 0x89, 0xd8, 0x48, 0x81, 0xc4, 8, 0x10, 0, 0, 0x41, 0x5c, 0x41, 0x5f, 0xc3, 0xff,
+        ];
+        assert_eq!(X86_64::epilogue(&code), by_sp(0x1020, None));
+        assert_eq!(X86_64::epilogue(&code[..14]), None, "cut");
+        let fewer = [&code[..12], &code[14..]].concat();
+        assert_eq!(X86_64::epilogue(&fewer), None, "not aligned");
+        let code = [0xb8, 1, 0, 0, 0, 0x48, 0x83, 0xc4, 0x10, 0x41, 0x5c, 0xc3];
+        assert_eq!(X86_64::epilogue(&code), by_sp(32, None));
+        // leave; ret.
+        let by_fp = Epilogue {
+            by_fp: true,
+            cfa: 16,
+            ra: -8,
+            fp: Some(-16),
+        };
+        assert_eq!(X86_64::epilogue(&[0xc9, 0xc3]), Some(by_fp));
+        // ret; pop rsp; mov rsp, rbp; mov ebp, eax; sub rsp, 8; add rsp, -8; jmp; nothing.
+        let others: [&[u8]; 8] = [
+            &[0xc3],
+            &[0x5c, 0x59, 0xc3],
+            &[0x48, 0x89, 0xec, 0x5d, 0xc3],
+            &[0x89, 0xc5, 0x59, 0xc3],
+            &[0x48, 0x83, 0xec, 8, 0xc3],
+            &[0x48, 0x83, 0xc4, 0xf8, 0xc3],
+            &[0xeb, 0x10],
+            &[],
+        ];
+        for other in others {
+            assert_eq!(X86_64::epilogue(other), None, "{other:x?}");
+        }
     }
 }

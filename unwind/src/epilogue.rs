@@ -1,0 +1,20 @@
+//! Epilogues: the rule of a return address in code without an unwind table, by what that code does.
+//!
+//! Where a call is the last thing that a function does before it returns, the instructions behind the
+//! call say how large its frame is. rustc's `main` is such a function: with `panic=abort` it has no
+//! table, and is outermost but three in every stack of the first thread.
+
+use crate::arch::Machine;
+use crate::elf::Module;
+use crate::rule::{Kind, Rule};
+
+/// The rule of `ip`, if a call leads there and the function ends behind it.
+#[cold]
+pub(crate) fn rule<'a, A: Machine>(module: &impl Module<'a>, ip: u64) -> Option<Rule> {
+    let [before, code @ ..] = module.around(ip)?;
+    A::call(before, ip)?;
+    let epilogue = A::epilogue(code.as_flattened())?;
+    let kind = if epilogue.by_fp { Kind::Fp } else { Kind::Sp };
+    let rule = Rule::new(kind, epilogue.cfa, Some(epilogue.ra), epilogue.fp);
+    rule.is_plain().then_some(rule)
+}
