@@ -47,7 +47,7 @@ use base::Since;
 use gentle::Look;
 use known::Known;
 use moment::{Hold, Moment};
-use search::Search;
+use search::{Search, is_counted};
 use stacks::Sum;
 
 pub use base::{Amount, Base, Earlier, TRIGGER};
@@ -249,6 +249,10 @@ fn attempt(
         mut search,
         mut found,
     } = look;
+    if !found.lost.is_empty() {
+        let stacks = Snapshot::read_stacks(&agent.segment, session)?;
+        found.lost.retain(|lost| is_counted(&lost.object, &stacks));
+    }
     if found.lost.iter().any(|lost| lost.object.ignored) {
         search.excuse(&moment.memory, &mut found, |lost| lost.object.ignored);
     }

@@ -156,14 +156,19 @@ impl Snapshot {
         Ok(sums)
     }
 
-    /// The stack and the size class of each record, by its number.
+    /// The stack and the size class of each record, by its number; the class is [`NO_CLASS`] where
+    /// nothing was counted.
     pub fn read_stacks(segment: &Segment, session: &Session) -> Result<Vec<(NodeId, u32)>, Gone> {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = current(segment, session, &mut buffer)?;
         let records = within(segment, bank.records(), RECORD)?;
         let mut stacks = Vec::with_capacity(records);
         each_record(segment, session, records, |record| {
-            stacks.push((record.node, record.size_class));
+            let class = match record.is_empty() {
+                true => NO_CLASS,
+                false => record.size_class,
+            };
+            stacks.push((record.node, class));
         })?;
         current(segment, session, &mut buffer)?;
         Ok(stacks)
@@ -263,6 +268,9 @@ fn least_interval(session: &Session, bank: &BankSummary<'_>) -> u64 {
     let logged = bank.least_interval();
     logged.map_or(session.interval, |least| least.min(session.interval))
 }
+
+/// No size class.
+pub const NO_CLASS: u32 = u32::MAX;
 
 /// Adds up the records of each stack and size class.
 #[derive(Default)]

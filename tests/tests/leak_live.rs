@@ -81,6 +81,19 @@ fn children(pid: u32) -> Vec<u32> {
     Result::expect(list, "numbers")
 }
 
+/// What the allocator has at hand for objects to come holds what former objects held, which may look
+/// like the header of a sampled one.
+#[test]
+fn memory_that_looks_like_lost_objects_is_none() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("stale.c", &[]);
+    let (target, session) = leaks::planted(&scratch, &program);
+    let report = check(&scratch, target.pid());
+    assert_eq!(report["lost_samples"], 0, "{report:#}");
+    session.stop();
+    target.finish_well();
+}
+
 #[test]
 fn redis_server_loses_nothing() {
     let scratch = Scratch::new();

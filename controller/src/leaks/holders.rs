@@ -16,7 +16,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use super::memory::MomentMemory;
-use super::search::is_of;
+use super::search::{is_counted, is_of};
 use super::stacks::Sum;
 use super::{Means, Moment, Options, Search, globals};
 use crate::discovery::Agent;
@@ -124,10 +124,14 @@ impl Finder<'_> {
         &self.search.pointers
     }
 
+    fn is_of_session(&self, object: &Sampled) -> bool {
+        is_of(object, self.session) && is_counted(object, self.stacks)
+    }
+
     /// The node of a sampled object's stack.
     fn node(&self, object: &Sampled) -> Option<NodeId> {
         let stack = self.stacks.get(object.record as usize);
-        let stack = stack.filter(|_| is_of(object, self.session));
+        let stack = stack.filter(|_| self.is_of_session(object));
         stack.map(|(node, _)| *node)
     }
 
@@ -285,7 +289,7 @@ impl Finder<'_> {
         let (heap, all) = (&self.search.heap, &self.search.marks);
         let rest = mark::mark(self.memory, heap, &rest);
         let chosen = |region| all.has(region) && !rest.has(region);
-        let wanted = |object: &Sampled| is_of(object, self.session);
+        let wanted = |object: &Sampled| self.is_of_session(object);
         let found = lost::find_if(self.memory, heap, chosen, wanted);
         let mut sum = Sum::default();
         found.lost.iter().for_each(|lost| sum.add(lost));

@@ -5,8 +5,10 @@ use reachability::lost::{self, Found, Lost};
 use reachability::mark::{self, Marks};
 use reachability::object::Sampled;
 use reachability::{Heap, Memory, Pointers, causes};
+use shm_protocol::NodeId;
 use shm_protocol::clock::tick_of;
 use shm_protocol::layout::{AgentMemory, HeapGlobals};
+use shm_protocol::record::{TABLE_FULL, size_class};
 use shm_protocol::segment::Session;
 
 use super::exemptions;
@@ -15,6 +17,7 @@ use super::moment::{Hold, Moment};
 use super::options::Options;
 use super::roots::{self, Roots};
 use super::{Scope, unstopped};
+use crate::snapshot::NO_CLASS;
 
 /// The heap and what was reached in it.
 pub struct Search {
@@ -134,6 +137,21 @@ pub fn is_of(object: &Sampled, session: &Session) -> bool {
     object.session == session.number as u8 && object.born.wrapping_sub(first) as i32 >= -1
 }
 
+/// Whether the records of a session, each with its stack and size class, have one in which an object
+/// was counted. Memory that the allocator has at hand for objects to come may hold anything, the
+/// likeness of a header among it.
+pub fn is_counted(object: &Sampled, records: &[(NodeId, u32)]) -> bool {
+    /// Larger objects may have been resized where they are, and stay with their record.
+    const LARGEST_SMALL: u64 = 14 << 10;
+    let record = records.get(object.record as usize);
+    record.is_some_and(|(_, class)| match object.record {
+        // It has objects of all sizes.
+        TABLE_FULL => *class != NO_CLASS,
+        _ if object.bytes > LARGEST_SMALL => *class != NO_CLASS,
+        _ => *class == size_class(object.bytes),
+    })
+}
+
 /// Large tables are made, copied into better ones, and dropped. With the threshold that glibc raises
 /// with each of them, their memory would stay in this process.
 fn give_back_tables() {
@@ -141,5 +159,43 @@ fn give_back_tables() {
     // SAFETY: takes numbers, and may be called at any time.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_never_counted_is_no_object() {
+        let records = [(0, NO_CLASS), (5, 6), (7, NO_CLASS), (8, 20)];
+        let is = |record, bytes| {
+            let object = Sampled {
+                at: 0x1000,
+                bytes,
+                record,
+                session: 1,
+                weight: 1.0,
+                born: 1,
+                ignored: false,
+            };
+            is_counted(&object, &records)
+        };
+        assert!(is(1, 100) && is(3, 2_000_000) && is(3, 300_000));
+        assert!(!is(1, 128), "of another class");
+        assert!(!is(2, 100) && !is(2, 1 << 20), "of an empty record");
+        assert!(!is(4, 100), "of none");
+        assert!(!is(0, 0) && !is(0, 1 << 20), "the table was never full");
+        let full = [(0, 0)];
+        let object = |bytes| Sampled {
+            at: 0x1000,
+            bytes,
+            record: 0,
+            session: 1,
+            weight: 1.0,
+            born: 1,
+            ignored: false,
+        };
+        assert!(is_counted(&object(0), &full) && is_counted(&object(1 << 20), &full));
     }
 }
