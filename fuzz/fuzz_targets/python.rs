@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use mem_fuzz::agent::{self, Epoch};
 use mem_fuzz::python::frames::Frames;
-use mem_fuzz::python::layout::{self, COOKIE, Layout, Told, WORDS};
+use mem_fuzz::python::layout::{self, COOKIE, Layout, WORDS};
 use mem_fuzz::python::runtime::{self, Runtime};
 use shm_protocol::Bank;
 use shm_protocol::bank::Geometry;
@@ -86,16 +86,19 @@ fn meant(word: u64, start: u64) -> u64 {
 fn layouts() -> Vec<Layout> {
     let versions = [0x0309_0000, 0x030a_0000, 0x030b_0000, 0x030c_0000];
     let known = versions.into_iter().filter_map(layout::of_version);
-    let told = [0x030d_00f0, 0x030e_00f0, 0x030f_00f0]
+    let own = [0x030d_00f0, 0x030e_00f0, 0x030f_00f0];
+    // With a global lock, and without one.
+    let all = [0, 1]
         .into_iter()
-        .map(|version| {
-            let mut words: [u64; WORDS] = std::array::from_fn(|number| (number as u64 % 8 + 1) * 8);
-            [words[0], words[1], words[2]] = [COOKIE, version, 0];
-            match layout::told(&words) {
-                Some((_, Told::Known(layout))) => layout,
-                _ => unreachable!("a version that is known"),
-            }
-        });
+        .flat_map(|threaded| own.map(|version| (version, threaded)));
+    let told = all.map(|(version, threaded)| {
+        let mut words: [u64; WORDS] = std::array::from_fn(|number| (number as u64 % 8 + 1) * 8);
+        [words[0], words[1], words[2]] = [COOKIE, version, threaded];
+        match layout::told(&words) {
+            Some((_, Some(layout))) => layout,
+            _ => unreachable!("a version that is known"),
+        }
+    });
     known.chain(told).collect()
 }
 
@@ -118,10 +121,11 @@ fn epoch() -> Epoch {
 fn choose(version: u8, start: u64) {
     let at = place() + 2048;
     runtime::choose(usize::from(version), || {
-        let one = |layout| Runtime {
+        let one = |layout: Layout| Runtime {
             at,
             layout,
             loop_at: (0, u64::MAX),
+            may_go: layout.more != 0,
         };
         layouts().into_iter().map(one).collect()
     });

@@ -18,6 +18,11 @@ pub fn reserve_codes(epoch: &Epoch, bytes: usize) -> bool {
     epoch.bank.codes.reserved() >= bytes
 }
 
+/// Runs what reads modules' memory: none of it goes.
+pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
+    Some(work())
+}
+
 /// New memory, zeroed.
 pub fn map(bytes: usize) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -11,6 +11,7 @@ pub mod agent;
 pub mod python;
 // What the agent's readers name.
 pub use agent as backend;
+pub use agent as module;
 pub use agent as own;
 pub use agent as session;
 

@@ -4,6 +4,8 @@
 mod codes;
 #[path = "../../agent/src/python/frames.rs"]
 pub mod frames;
+#[path = "../../agent/src/python/function.rs"]
+mod function;
 #[path = "../../agent/src/python/layout.rs"]
 pub mod layout;
 #[path = "../../agent/src/python/mark.rs"]
@@ -32,6 +34,8 @@ pub mod runtime {
         pub layout: Layout,
         /// Where its evaluation loop is.
         pub loop_at: (u64, u64),
+        /// Whether its library may be unloaded.
+        pub may_go: bool,
     }
 
     static ALL: OnceLock<Vec<Runtime>> = OnceLock::new();
