@@ -32,9 +32,9 @@
 //! emit it (System V ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are
 //! followed; for the rare frame whose CFA depends on another register, the value is taken
 //! from a frame further in that saved it, and if none did, the stack ends with
-//! [`Cause::Unsupported`]. Code without `.eh_frame` is left by the function's end, if that follows the call,
-//! or by its frame record, if it has made one that passes a check; if not, it ends the stack with [`Cause::NoRule`], code outside every module (JIT) with
-//! [`Cause::NoModule`].
+//! [`Cause::Unsupported`]. Code without `.eh_frame` is left by the function's epilogue, if that follows the
+//! call, or by its frame record, if it has made one that passes a check; if not, it ends the stack with
+//! [`Cause::NoRule`], code outside every module (JIT) with [`Cause::NoModule`].
 #![no_std]
 
 #[cfg(test)]

@@ -168,8 +168,7 @@ mod tests {
 
     #[test]
     fn what_was_never_counted_is_no_object() {
-        let records = [(0, NO_CLASS), (5, 6), (7, NO_CLASS), (8, 20)];
-        let is = |record, bytes| {
+        let is = |records: &[(NodeId, u32)], record, bytes| {
             let object = Sampled {
                 at: 0x1000,
                 bytes,
@@ -179,23 +178,25 @@ mod tests {
                 born: 1,
                 ignored: false,
             };
-            is_counted(&object, &records)
+            is_counted(&object, records)
         };
-        assert!(is(1, 100) && is(3, 2_000_000) && is(3, 300_000));
-        assert!(!is(1, 128), "of another class");
-        assert!(!is(2, 100) && !is(2, 1 << 20), "of an empty record");
-        assert!(!is(4, 100), "of none");
-        assert!(!is(0, 0) && !is(0, 1 << 20), "the table was never full");
+        let records = [(0, NO_CLASS), (5, 6), (7, NO_CLASS), (8, 20)];
+        for (record, bytes) in [(1, 100), (3, 2_000_000), (3, 300_000)] {
+            assert!(is(&records, record, bytes), "{record} {bytes}");
+        }
+        // Of another class; of an empty record; of none; of a table that was never full.
+        let others = [
+            (1, 128),
+            (2, 100),
+            (2, 1 << 20),
+            (4, 100),
+            (0, 0),
+            (0, 1 << 20),
+        ];
+        for (record, bytes) in others {
+            assert!(!is(&records, record, bytes), "{record} {bytes}");
+        }
         let full = [(0, 0)];
-        let object = |bytes| Sampled {
-            at: 0x1000,
-            bytes,
-            record: 0,
-            session: 1,
-            weight: 1.0,
-            born: 1,
-            ignored: false,
-        };
-        assert!(is_counted(&object(0), &full) && is_counted(&object(1 << 20), &full));
+        assert!(is(&full, 0, 0) && is(&full, 0, 1 << 20));
     }
 }
