@@ -81,11 +81,24 @@ static void zero_sizes(void) {
 
 // ---- sizes
 
+// Keeps an object in place of the third last one, of which all is there, and nobody else's.
+static void keep(void *p) {
+    static unsigned char *kept[3];
+    static size_t of[3];
+    static int next;
+    if (kept[next]) {
+        for (size_t i = 0; i < of[next]; i += of[next] / 50 + 1)
+            CHECK(kept[next][i] == (unsigned char)of[next]);
+        CHECK(kept[next][of[next] - 1] == (unsigned char)of[next]);
+        free(kept[next]);
+    }
+    of[next] = p ? size_of(p) : 0;
+    kept[next] = p ? memset(p, (int)of[next], of[next]) : NULL;
+    next = (next + 1) % 3;
+}
+
 // Before the program has asked for a class: what is usable is there, and nobody else's.
 static void plain_sizes(void) {
-    unsigned char *kept[3] = {0};
-    size_t of[3] = {0};
-    int next = 0;
     for (size_t bytes = 1; bytes < 3000000; bytes += bytes / 37 + 1)
         for (int way = 0; way < 6; way++) {
             size_t align = way == 4 ? 64 : way == 5 ? 4096 : 8;
@@ -99,17 +112,9 @@ static void plain_sizes(void) {
                     CHECK(((unsigned char *)p)[i] == 9);
             }
             CHECK(p && (uintptr_t)p % align == 0 && size_of(p) >= bytes);
-            if (kept[next]) {
-                for (size_t i = 0; i < of[next]; i += of[next] / 50 + 1)
-                    CHECK(kept[next][i] == (unsigned char)of[next]);
-                CHECK(kept[next][of[next] - 1] == (unsigned char)of[next]);
-                free(kept[next]);
-            }
-            of[next] = size_of(p);
-            kept[next] = memset(p, (int)of[next], of[next]);
-            next = (next + 1) % 3;
+            keep(p);
         }
-    for (int i = 0; i < 3; i++) free(kept[i]);
+    for (int i = 0; i < 3; i++) keep(NULL);
 }
 
 // Afterwards every object has all of its class.
@@ -125,27 +130,15 @@ static void asked_sizes(void) {
 }
 
 static void sizes(void) {
-    unsigned char *kept[3] = {0};
-    size_t of[3] = {0};
-    int next = 0;
     for (size_t bytes = 1; bytes < 3000000; bytes += bytes / 37 + 1)
         for (int align = 0; align <= 13; align++) {
             unsigned char *p = mallocx(bytes, align);
             CHECK(p && (uintptr_t)p % (1 << align) == 0);
             CHECK(size_of(p) == nallocx(bytes, align));
-            // All of it is there, and nobody else's.
-            if (kept[next]) {
-                for (size_t i = 0; i < of[next]; i += of[next] / 50 + 1)
-                    CHECK(kept[next][i] == (unsigned char)of[next]);
-                CHECK(kept[next][of[next] - 1] == (unsigned char)of[next]);
-                free(kept[next]);
-            }
-            of[next] = size_of(p);
-            kept[next] = memset(p, (int)of[next], of[next]);
-            next = (next + 1) % 3;
+            keep(p);
             if (align > 4 && bytes > 100000) break;
         }
-    for (int i = 0; i < 3; i++) free(kept[i]);
+    for (int i = 0; i < 3; i++) keep(NULL);
 }
 
 // ---- in place
