@@ -1,9 +1,15 @@
 //! The interpreters of Python that are tried: Debian's, those that `tests/pythons` downloads, and
 //! those that `MEM_TESTS_PYTHONS` names.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
+
+use heap_format::Profile;
+
+use crate::{Scratch, run};
 
 /// Downloaded once for a build directory.
 static DOWNLOADED: LazyLock<Vec<PathBuf>> = LazyLock::new(|| {
@@ -29,4 +35,80 @@ pub fn all() -> Vec<PathBuf> {
     let more = std::env::split_paths(&more).filter(|path| !path.as_os_str().is_empty());
     let own = std::iter::once(PathBuf::from("/usr/bin/python3"));
     own.chain(DOWNLOADED.iter().cloned()).chain(more).collect()
+}
+
+/// The dump of a script, profiled from its start; each allocation is sampled.
+///
+/// # Panics
+/// If it fails.
+pub fn profiled(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Profile {
+    profiled_by(scratch.profiler(), scratch, python, arguments)
+}
+
+/// The same with a command that has an environment of its own.
+///
+/// # Panics
+/// If it fails.
+pub fn profiled_by(
+    mut command: Command,
+    scratch: &Scratch,
+    python: &Path,
+    arguments: &[&Path],
+) -> Profile {
+    command
+        .args(["run", "-c", "1", "-o"])
+        .arg(scratch.file("p_"));
+    command.arg("--").arg(python).args(arguments);
+    let outcome = run(&mut command);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    heap_format::open(&the_dump(scratch)).expect("a dump that can be read")
+}
+
+/// The one that was written.
+///
+/// # Panics
+/// If there is none.
+pub fn the_dump(scratch: &Scratch) -> PathBuf {
+    let mut files = fs::read_dir(scratch.files()).expect("the files");
+    let dump = files.find_map(|file| {
+        let path = file.expect("a file").path();
+        path.extension()
+            .is_some_and(|e| e == "heap")
+            .then_some(path)
+    });
+    dump.expect("a dump")
+}
+
+/// Live bytes by stack of Python, innermost first, as the program writes them.
+pub fn by_stack(profile: &Profile) -> BTreeMap<String, f64> {
+    let mut sums = BTreeMap::new();
+    for (index, detail) in profile.details.iter().enumerate() {
+        let frames = profile.stacks.get(index).iter();
+        let locations = frames.map(|frame| &profile.locations[*frame as usize]);
+        let names: Vec<String> = locations.filter_map(|l| profile.python_name(l)).collect();
+        *sums.entry(names.join(";")).or_default() += detail.live_bytes();
+    }
+    sums
+}
+
+/// Compares live bytes by stack with what the program has written: at least `least` stacks.
+///
+/// # Panics
+/// If they differ.
+pub fn compare(profile: &Profile, truth: &Path, least: usize) {
+    let found = by_stack(profile);
+    let said = profile.facts.python.as_deref().unwrap_or_default();
+    let text = fs::read_to_string(truth).expect("what the program wrote");
+    assert!(text.lines().count() >= least, "{said}: {text}");
+    for line in text.lines() {
+        let (bytes, stack) = line.split_once(' ').expect("a number and a stack");
+        let bytes: f64 = bytes.parse().expect("a number");
+        let live = found.get(stack).copied().unwrap_or(0.0);
+        // The line that allocates may allocate a little more than the block.
+        let few = bytes * 0.02 + 4096.0;
+        assert!(
+            (bytes..bytes + few).contains(&live),
+            "{said}: {live} of {bytes} at {stack}"
+        );
+    }
 }

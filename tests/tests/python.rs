@@ -1,47 +1,10 @@
 //! Python's own frames: the same as the program itself sees them.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
-use heap_format::Profile;
+use mem_tests::pythons::{by_stack, profiled, the_dump};
 use mem_tests::{Scratch, Session, Target, artifacts, pythons, run};
-
-/// The dump of a script, profiled from its start; each allocation is sampled.
-fn profiled(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Profile {
-    let mut command: Command = scratch.profiler();
-    command
-        .args(["run", "-c", "1", "-o"])
-        .arg(scratch.file("p_"));
-    command.arg("--").arg(python).args(arguments);
-    let outcome = run(&mut command);
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    heap_format::open(&the_dump(scratch)).expect("a dump that can be read")
-}
-
-/// The one that was written.
-fn the_dump(scratch: &Scratch) -> PathBuf {
-    let mut files = std::fs::read_dir(scratch.files()).expect("the files");
-    let dump = files.find_map(|file| {
-        let path = file.expect("a file").path();
-        path.extension()
-            .is_some_and(|e| e == "heap")
-            .then_some(path)
-    });
-    dump.expect("a dump")
-}
-
-/// Live bytes by stack of Python, innermost first, as the program writes them.
-fn by_stack(profile: &Profile) -> BTreeMap<String, f64> {
-    let mut sums = BTreeMap::new();
-    for (index, detail) in profile.details.iter().enumerate() {
-        let frames = profile.stacks.get(index).iter();
-        let locations = frames.map(|frame| &profile.locations[*frame as usize]);
-        let names: Vec<String> = locations.filter_map(|l| profile.python_name(l)).collect();
-        *sums.entry(names.join(";")).or_default() += detail.live_bytes();
-    }
-    sums
-}
 
 /// Words of the interpreter's data are spoiled before each allocation, or by another thread beside
 /// them, and put back behind it: for three seconds, or as many as `MEM_TESTS_GARBAGE_SECONDS` says.
@@ -76,21 +39,7 @@ fn each_stack_has_the_functions_and_lines_that_the_program_sees() {
         let truth = scratch.file("truth");
         let script = artifacts::source("python_truth.py");
         let profile = profiled(&scratch, &python, &[&script, &truth]);
-        let found = by_stack(&profile);
-        let text = std::fs::read_to_string(&truth).expect("what the program wrote");
-        assert!(text.lines().count() > 200, "{}", python.display());
-        for line in text.lines() {
-            let (bytes, stack) = line.split_once(' ').expect("a number and a stack");
-            let bytes: f64 = bytes.parse().expect("a number");
-            let live = found.get(stack).copied().unwrap_or(0.0);
-            // The line that allocates may allocate a little more than the block.
-            let few = bytes * 0.02 + 4096.0;
-            assert!(
-                (bytes..bytes + few).contains(&live),
-                "{}: {live} of {bytes} at {stack}",
-                python.display()
-            );
-        }
+        pythons::compare(&profile, &truth, 200);
     }
 }
 
