@@ -7,26 +7,35 @@ use std::process::{Command, Stdio};
 use mem_tests::cpu::{COMPLETE, Read, files, truth};
 use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, target, wait};
 
-/// CPU time for which the controller is held up, and for which it may go on, in seconds: of each engine's
-/// samples more than a fifth are lost, whatever the machine does besides.
-const HELD_UP: f64 = 0.35;
+/// CPU time for which the controller may go on, in seconds.
 const GOES_ON: f64 = 0.25;
+
+/// CPU time for which the controller is held up, in seconds: each processor has a ring of its own,
+/// which takes some 0.1 s of samples, so more than a fifth of all are lost, however the threads
+/// move between processors.
+fn held_up() -> f64 {
+    0.5 * std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64)
+}
+
+/// How often the controller is held up.
+const TIMES: f64 = 3.0;
 
 /// Lets a process that works for so many seconds be sampled by a controller that stands still most of
 /// the time.
 fn hold_up(session: &Session, pid: u32, seconds: f64) {
+    let held_up = held_up();
     let reach = |used: f64| {
         wait::until("CPU time", || {
             (target::cpu_seconds(pid) >= used).then_some(())
         });
     };
     let mut used = target::cpu_seconds(pid);
-    let end = used + seconds - HELD_UP - GOES_ON;
+    let end = used + seconds - held_up - GOES_ON;
     while used < end {
         session.signal(libc::SIGSTOP);
-        reach(used + HELD_UP);
+        reach(used + held_up);
         session.signal(libc::SIGCONT);
-        reach(used + HELD_UP + GOES_ON);
+        reach(used + held_up + GOES_ON);
         used = target::cpu_seconds(pid);
     }
 }
@@ -43,6 +52,7 @@ fn samples_without_room_cost_no_time() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
     let rights = ["--bounding-set=-all", "--inh-caps=-all"];
+    let seconds = (TIMES * (held_up() + GOES_ON)).ceil();
     for (rights, engine) in [
         (&[][..], "perf"),
         (&rights[..], "perf"),
@@ -50,7 +60,7 @@ fn samples_without_room_cost_no_time() {
     ] {
         let mut command = Command::new("setpriv");
         command.args(rights).arg(&program);
-        command.args(["3", "threads", "200", "wait"]);
+        command.args([&seconds.to_string(), "threads", "200", "wait"]);
         command.stdin(Stdio::piped());
         command.stdout(Stdio::piped());
         let mut target = Target::start(&mut command);
@@ -73,7 +83,7 @@ fn samples_without_room_cost_no_time() {
             (names.filter(is_engine).count() > least).then_some(())
         });
         target.say("go");
-        hold_up(&session, target.pid(), 2.9);
+        hold_up(&session, target.pid(), seconds - 0.1);
         let cpu = truth(&target.finish_output())["cpu"];
         let read = Read::only(&session.wait());
         let total = read.total();
