@@ -185,18 +185,22 @@ fn python_loses_only_what_its_program_loses() {
     assert_eq!(server.hear(), "ready");
     let load = Load::http(4, &socket);
     check_often(&scratch, "python3", server.pid(), &load);
-    for _ in 0..10 {
+    for _ in 0..9 {
         ask(&socket, "/lose");
     }
-    // An address may lie in a part of a stack that nobody uses any more, until somebody does.
+    // An address may stay in a register or a part of a stack that nobody uses any more, and an
+    // object with it; so there is one more each time.
+    let mut most = 9.0;
     until("ten lost objects", || {
+        ask(&socket, "/lose");
+        most += 1.0;
         load.goes_on();
         let report = check(&scratch, server.pid());
         let [objects, bytes] = ["lost_objects", "lost_bytes"].map(|sum| report[sum].as_f64());
         let objects = objects.expect("a number");
-        assert!(objects <= 10.0, "{report:#}");
+        assert!(objects <= most, "{report:#}");
         assert_eq!(bytes, Some(objects * 1000.0), "{report:#}");
-        (objects == 10.0).then_some(())
+        (objects >= 10.0).then_some(())
     });
     load.end();
     assert!(ask(&socket, "/").starts_with("{\"served\":"));
