@@ -131,7 +131,7 @@ pub enum Refusal {
         /// What `clone` said.
         error: io::Error,
         /// What that usually means.
-        advice: &'static str,
+        advice: String,
     },
     /// Somebody killed the copy.
     #[error(
@@ -181,13 +181,14 @@ impl Refusal {
     pub(crate) fn clone(pid: i32, number: i32) -> Self {
         let advice = match number {
             libc::EAGAIN => {
-                "a limit on processes: RLIMIT_NPROC of its user, or pids.max of its cgroup"
+                "a limit on processes: RLIMIT_NPROC of its user, pids.max of its control group, or kernel.threads-max"
             }
-            libc::ENOMEM => "no memory for it: vm.overcommit_memory, or the cgroup's limit",
+            libc::ENOMEM => "no memory for its page tables, or its control group may have no more",
             libc::EPERM | libc::ENOSYS => "a security module forbids it",
             _ => "unexpected",
         };
         let error = io::Error::from_raw_os_error(number);
+        let advice = advice.to_owned();
         Self::Clone { pid, error, advice }
     }
 

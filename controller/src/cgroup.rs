@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::process;
+use crate::{process, text};
 
 /// Where control groups are mounted.
 const MOUNT: &str = "/sys/fs/cgroup";
@@ -191,30 +191,49 @@ fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
     Some(memory.limit?.saturating_sub(in_use))
 }
 
+/// A control group around a process that has as many threads as it may, and how many that is.
+pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
+    let (directories, _) = controlled_by("pids", pid)?;
+    directories.iter().find_map(|directory| {
+        let number = |name: &str| number_in(&directory.join(name));
+        let (current, most) = (number("pids.current")?, number("pids.max")?);
+        let path = text::escape(directory.as_os_str().as_encoded_bytes());
+        (current >= most).then_some((path, most))
+    })
+}
+
 /// The control groups whose memory a process's is part of, from its own up, and the names of the
 /// files that tell what is in use and the limit.
 fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
-    let (root, path, names) = groups(pid).into_iter().find_map(|(controllers, path)| {
+    let (directories, version) = controlled_by("memory", pid)?;
+    let names = match version {
+        1 => ["memory.usage_in_bytes", "memory.limit_in_bytes"],
+        _ => ["memory.current", "memory.max"],
+    };
+    Some((directories, names))
+}
+
+/// The directories of the control groups around a process that a controller sees, from its own up, and
+/// their version.
+fn controlled_by(controller: &str, pid: i32) -> Option<(Vec<PathBuf>, u8)> {
+    let (root, path, version) = groups(pid).into_iter().find_map(|(controllers, path)| {
         if controllers.is_empty() && Path::new(MOUNT).join("cgroup.controllers").exists() {
-            return Some((PathBuf::from(MOUNT), path, ["memory.current", "memory.max"]));
+            return Some((PathBuf::from(MOUNT), path, 2));
         }
-        let v1 = controllers.split(',').any(|c| c == "memory");
-        let names = ["memory.usage_in_bytes", "memory.limit_in_bytes"];
-        v1.then(|| (Path::new(MOUNT).join("memory"), path, names))
+        let is_its = controllers.split(',').any(|c| c == controller);
+        is_its.then(|| (Path::new(MOUNT).join(controller), path, 1))
     })?;
     let own = root.join(path.trim_start_matches('/'));
     let directories = own.ancestors().take_while(|at| at.starts_with(&root));
-    Some((directories.map(Path::to_owned).collect(), names))
+    Some((directories.map(Path::to_owned).collect(), version))
+}
+
+fn number_in(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 fn memory_of(directory: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
-    let number = |name: &str| {
-        fs::read_to_string(directory.join(name))
-            .ok()?
-            .trim()
-            .parse::<u64>()
-            .ok()
-    };
+    let number = |name: &str| number_in(&directory.join(name));
     // "max", or a number near 2^63 in version 1, is no limit.
     let limit = number(limit).filter(|limit| *limit < 1 << 60);
     Some(Memory {

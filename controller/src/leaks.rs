@@ -24,6 +24,7 @@ mod roots;
 mod search;
 mod stacks;
 mod suppressions;
+mod uncopied;
 mod unstopped;
 mod variables;
 

@@ -212,7 +212,7 @@ pub fn innermost_tid(pid: i32, tid: i32) -> Option<u32> {
 }
 
 /// The value of a line in `/proc/PID/status`.
-fn status_field<'a>(text: &'a [u8], name: &str) -> Option<&'a str> {
+pub fn status_field<'a>(text: &'a [u8], name: &str) -> Option<&'a str> {
     let mut lines = text.split(|b| *b == b'\n');
     let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
     Some(std::str::from_utf8(value).ok()?.trim())

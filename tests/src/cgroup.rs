@@ -1,11 +1,12 @@
-//! A control group of a test's own, of version 1 or 2, with a limit of memory.
+//! A control group of a test's own, of version 1 or 2, with a limit of memory or of processes; and
+//! what looks like a tree of them.
 
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::wait;
@@ -17,22 +18,46 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes one. Needs root, and a hierarchy that may be written to.
+    /// Makes one with a limit of memory. Needs root, and a hierarchy that may be written to.
     pub fn new(bytes: u64) -> Self {
+        let group = Self::controlled_by("memory");
+        group.limit_memory(bytes);
+        group
+    }
+
+    /// Makes one of so many processes.
+    pub fn of_processes(count: u64) -> Self {
+        let group = Self::controlled_by("pids");
+        group.write("pids.max", &count.to_string());
+        group
+    }
+
+    fn controlled_by(controller: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("mem-tests.{}.{number}", std::process::id());
         let mount = Path::new("/sys/fs/cgroup");
-        let group = if mount.join("memory").is_dir() {
-            Self::at(mount.join("memory").join(name), 1)
+        if mount.join(controller).is_dir() {
+            Self::at(mount.join(controller).join(name), 1)
         } else {
             // Where nobody else has, the controller is switched on for the children.
-            let _ = fs::write(mount.join("cgroup.subtree_control"), "+memory");
+            let wanted = format!("+{controller}");
+            let _ = fs::write(mount.join("cgroup.subtree_control"), wanted);
             Self::at(mount.join(name), 2)
-        };
-        let limit = ["memory.limit_in_bytes", "memory.max"][usize::from(group.version - 1)];
-        group.write(limit, &bytes.to_string());
-        group
+        }
+    }
+
+    /// Sets the limit of memory.
+    pub fn limit_memory(&self, bytes: u64) {
+        let limit = ["memory.limit_in_bytes", "memory.max"][usize::from(self.version - 1)];
+        self.write(limit, &bytes.to_string());
+    }
+
+    /// Bytes that its processes have in use.
+    pub fn memory(&self) -> u64 {
+        let file = ["memory.usage_in_bytes", "memory.current"][usize::from(self.version - 1)];
+        let text = fs::read_to_string(self.directory.join(file)).expect("our group");
+        text.trim().parse().expect("a number")
     }
 
     fn at(directory: PathBuf, version: u8) -> Self {
@@ -91,4 +116,29 @@ impl Drop for Cgroup {
             let _ = fs::remove_dir(&self.directory);
         }
     }
+}
+
+/// A command that sees a tree of control groups of version 2, made of plain files, whatever
+/// this machine has: the process is in the group `/box/app`; `/box` holds the limit.
+#[must_use]
+pub fn with_version_2(pid: u32, tree: &Path, mut command: Command) -> Command {
+    let script = r#"
+        echo "0::/box/app" >"$TREE/of_process"
+        mount --bind "$TREE" /sys/fs/cgroup && mount --bind "$TREE/of_process" "/proc/$PID/cgroup" &&
+            exec "$0" "$@"
+    "#;
+    let mut outer = Command::new("unshare");
+    outer.args(["--mount", "sh", "-c", script]);
+    outer.arg(command.get_program());
+    command.args(["-p", &pid.to_string()]);
+    outer.args(command.get_args());
+    outer.envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    outer.env("TREE", tree).env("PID", pid.to_string());
+    outer.current_dir(command.get_current_dir().expect("the test's directory"));
+    outer.stdin(Stdio::null());
+    outer
 }

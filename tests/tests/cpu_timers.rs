@@ -338,7 +338,10 @@ fn under_the_controller_s_own_filters_timers_are_tried_by_a_child_of_it() {
     // What installs the filter may be sampled before, under those that the controller tried.
     let before = files(&outcome);
     let is_before = |file: &PathBuf| file.to_string_lossy().contains("more_filtered.");
-    assert!(before.len() <= 1 && before.iter().all(is_before), "{outcome:?}");
+    assert!(
+        before.len() <= 1 && before.iter().all(is_before),
+        "{outcome:?}"
+    );
     assert_eq!(outcome.code, Some(1 - before.len() as i32), "{outcome:?}");
     let said = "it was started under 4 seccomp filters";
     assert!(outcome.stderr.contains(said), "{outcome:?}");

@@ -5,9 +5,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use mem_tests::cgroup::Cgroup;
+use mem_tests::cgroup::{Cgroup, with_version_2};
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::{CrashTarget, Scratch, Session, Steps, Target, run, wait};
 
@@ -166,30 +166,6 @@ fn before_the_control_group_is_full_a_dump_is_written() {
     );
     assert!(early.total(3) < last.total(3), "it went on growing");
     assert_eq!(last.facts.ended.as_deref(), Some("target died: SIGKILL"));
-}
-
-/// A command that sees a tree of control groups of version 2, made of plain files, whatever
-/// this machine has: the process is in the group `/box/app`; `/box` holds the limit.
-fn with_version_2(pid: u32, tree: &Path, mut command: Command) -> Command {
-    let script = r#"
-        echo "0::/box/app" >"$TREE/of_process"
-        mount --bind "$TREE" /sys/fs/cgroup && mount --bind "$TREE/of_process" "/proc/$PID/cgroup" &&
-            exec "$0" "$@"
-    "#;
-    let mut outer = Command::new("unshare");
-    outer.args(["--mount", "sh", "-c", script]);
-    outer.arg(command.get_program());
-    command.args(["-p", &pid.to_string()]);
-    outer.args(command.get_args());
-    outer.envs(
-        command
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
-    outer.env("TREE", tree).env("PID", pid.to_string());
-    outer.current_dir(command.get_current_dir().expect("the test's directory"));
-    outer.stdin(Stdio::null());
-    outer
 }
 
 #[test]

@@ -188,8 +188,8 @@ fn python_loses_only_what_its_program_loses() {
     for _ in 0..9 {
         ask(&socket, "/lose");
     }
-    // An address may stay in a register or a part of a stack that nobody uses any more, and an
-    // object with it; so there is one more each time.
+    // Python keeps freed objects in free lists, with the addresses that were in them. One may be where
+    // an object was allocated later, which is not lost then; so there is one more each time.
     let mut most = 9.0;
     until("ten lost objects", || {
         ask(&socket, "/lose");

@@ -13,11 +13,10 @@ use super::held::Held;
 use super::kernel::KernelData;
 use super::memory::MomentMemory;
 use super::regions::{self, Region};
+use super::uncopied::{no_room, without_copy};
 use super::{roots, unstopped};
-use crate::cgroup;
 use crate::discovery::Agent;
 use crate::process;
-use crate::text;
 
 /// Longest time to stop all threads.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -182,24 +181,6 @@ fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
     Ok(regions)
 }
 
-/// Why a copy would cost the process its life: the kernel counts a copy's page tables to the control
-/// group, and if there is no room for them, it kills the largest process there.
-fn no_room(pid: i32) -> Option<anyhow::Error> {
-    /// For the rest that the kernel keeps of a process, and for what the process itself asks for meanwhile.
-    const MORE: u64 = 2 << 20;
-    let (room, tables) = (cgroup::room(pid)?, process::page_tables(pid)?);
-    let needed = tables.saturating_add(tables / 8).saturating_add(MORE);
-    (room < needed).then(|| {
-        anyhow!(
-            "process {pid} cannot be copied: the memory limit of its control group leaves {}, and a copy \
-             needs {} for its page tables: without them, the kernel would kill the process; search it \
-             while it is stopped instead: --stop; or while it runs: --gentle",
-            text::bytes(room as f64),
-            text::bytes(needed as f64)
-        )
-    })
-}
-
 /// A refusal to stop, with the option that does without, where that could help.
 fn without_stop(refusal: Refusal) -> anyhow::Error {
     match refusal {
@@ -209,14 +190,6 @@ fn without_stop(refusal: Refusal) -> anyhow::Error {
         ),
         Refusal::Deadline { .. } => anyhow!("{refusal}; or search it while it runs: --gentle"),
         _ => refusal.into(),
-    }
-}
-
-/// A refusal to copy, with the options that do without.
-fn without_copy(refusal: Refusal) -> anyhow::Error {
-    match refusal.is_of_copy() {
-        true => anyhow!("{refusal}: --stop; or while it runs: --gentle"),
-        false => refusal.into(),
     }
 }
 

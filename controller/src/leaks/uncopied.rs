@@ -1,0 +1,104 @@
+//! Why a process cannot be copied, and which grade of a check works instead.
+
+use anyhow::anyhow;
+use capture::Refusal;
+
+use crate::{cgroup, process, text};
+
+/// Why a copy would cost the process its life: the kernel counts a copy's page tables to the control
+/// group, and if there is no room for them, it kills the largest process there.
+pub fn no_room(pid: i32) -> Option<anyhow::Error> {
+    /// For the rest that the kernel keeps of a process, and for what the process itself asks for meanwhile.
+    const MORE: u64 = 2 << 20;
+    let (room, tables) = (cgroup::room(pid)?, process::page_tables(pid)?);
+    let needed = tables.saturating_add(tables / 8).saturating_add(MORE);
+    (room < needed).then(|| {
+        anyhow!(
+            "process {pid} cannot be copied: the memory limit of its control group leaves {}, and a copy \
+             needs {} for its page tables: without them, the kernel would kill the process; search it \
+             while it is stopped instead: --stop; or while it runs: --gentle",
+            text::bytes(room as f64),
+            text::bytes(needed as f64)
+        )
+    })
+}
+
+/// A refusal to copy, with the options that do without.
+pub fn without_copy(mut refusal: Refusal) -> anyhow::Error {
+    if let Refusal::Clone { pid, error, advice } = &mut refusal
+        && let Some(cause) = cause(*pid, error.raw_os_error())
+    {
+        *advice = cause;
+    }
+    match refusal.is_of_copy() {
+        true => anyhow!("{refusal}: --stop; or while it runs: --gentle"),
+        false => refusal.into(),
+    }
+}
+
+/// The one of several limits for which `clone` gave this error number, where that can be told.
+fn cause(pid: i32, number: Option<i32>) -> Option<String> {
+    match number? {
+        libc::EAGAIN => {
+            let full = cgroup::full_of_processes(pid);
+            full.map(|(path, limit)| format!("pids.max of its control group {path} is {limit}"))
+                .or_else(|| most_processes(&process::file(pid, "limits")?))
+        }
+        libc::ENOMEM => {
+            let read = |path| std::fs::read_to_string(path).ok();
+            let policy = read("/proc/sys/vm/overcommit_memory")?;
+            overcommitted(&policy, &read("/proc/meminfo")?)
+        }
+        _ => None,
+    }
+}
+
+/// `limits`: the text of `/proc/PID/limits`.
+fn most_processes(limits: &[u8]) -> Option<String> {
+    let limit = process::status_field(limits, "Max processes")?;
+    let soft = limit.split_ascii_whitespace().next()?;
+    let soft: u64 = soft.parse().ok()?;
+    Some(format!("RLIMIT_NPROC lets its user have {soft} threads"))
+}
+
+/// What the kernel may not promise any more, if it promises no more than there is: a copy counts with all
+/// that the process may write to, whether it writes or not.
+fn overcommitted(policy: &str, meminfo: &str) -> Option<String> {
+    let bytes = |name: &str| {
+        let mut lines = meminfo.lines();
+        let text = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let kib = text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+        Some(text::bytes(kib as f64 * 1024.0))
+    };
+    (policy.trim() == "2").then_some(())?;
+    let (promised, most) = (bytes("Committed_AS")?, bytes("CommitLimit")?);
+    Some(format!(
+        "vm.overcommit_memory is 2, {promised} of {most} are promised already, and a copy counts with all \
+         memory that the process may write to"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_that_is_in_the_way_is_named() {
+        let limits = b"Limit                     Soft Limit           Hard Limit           Units\n\
+            Max processes             17                   unlimited            processes\n";
+        let said = most_processes(limits);
+        assert_eq!(
+            said.as_deref(),
+            Some("RLIMIT_NPROC lets its user have 17 threads")
+        );
+        let unlimited = String::from_utf8_lossy(limits).replace("17 ", "unlimited ");
+        assert_eq!(most_processes(unlimited.as_bytes()), None);
+
+        let meminfo =
+            "MemTotal:  24000000 kB\nCommitLimit:    12582912 kB\nCommitted_AS:  11534336 kB\n";
+        let said = overcommitted("2\n", meminfo).expect("a cause");
+        assert!(said.contains("11.0 GiB of 12.0 GiB are promised"), "{said}");
+        assert_eq!(overcommitted("0\n", meminfo), None);
+        assert_eq!(overcommitted("2\n", "MemTotal: 1 kB\n"), None);
+    }
+}
