@@ -23,7 +23,8 @@ def words(at, count):
 def places(frame):
     """The thread's state, and everything that its frames lead to, as far as it is known."""
     state = python.PyThreadState_Get()
-    found = words(state + 16, 40)
+    # Of 264 bytes in 3.8 and 3.9: what is behind is somebody else's.
+    found = words(state + 16, 40 if sys.version_info >= (3, 11) else 30)
     if sys.version_info[:2] == (3, 11):
         record = word(state + 56)
         found += words(record, 3)

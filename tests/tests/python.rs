@@ -47,7 +47,14 @@ fn each_stack_has_the_functions_and_lines_that_the_program_sees() {
 #[test]
 fn a_free_threaded_build_is_named_and_what_it_hides_is_said() {
     let of = |path: &PathBuf| path.to_string_lossy().ends_with('t');
-    let python = pythons::all().into_iter().find(of).expect("one of them");
+    let pythons: Vec<PathBuf> = pythons::all().into_iter().filter(of).collect();
+    for (version, python) in ["3.13.", "3.14."].into_iter().zip(&pythons) {
+        free_threaded(python, version);
+    }
+    assert!(pythons.len() >= 2);
+}
+
+fn free_threaded(python: &Path, version: &str) {
     let scratch = Scratch::new();
     let script = "import ctypes; kept = ctypes.CDLL(None).malloc(5000000)";
     let run_it = |options: &[&str]| {
@@ -55,11 +62,8 @@ fn a_free_threaded_build_is_named_and_what_it_hides_is_said() {
         command
             .args(["run", "-c", "1", "-o"])
             .arg(scratch.file("p_"));
-        command
-            .args(options)
-            .arg("--")
-            .arg(&python)
-            .args(["-c", script]);
+        command.args(options).arg("--").arg(python);
+        command.args(["-c", script]);
         run(&mut command)
     };
     run_it(&["--python-malloc"]).refused(1, &["free-threaded", "leave --python-malloc out"]);
@@ -73,7 +77,7 @@ fn a_free_threaded_build_is_named_and_what_it_hides_is_said() {
     let profile = heap_format::open(&dump).expect("a dump that can be read");
     let said = profile.facts.python.clone().unwrap_or_default();
     assert!(
-        said.starts_with("3.14.") && said.ends_with(", free-threaded: named"),
+        said.starts_with(version) && said.ends_with(", free-threaded: named"),
         "{said}"
     );
     assert_eq!(profile.facts.python_hides, Some(true));
@@ -175,7 +179,9 @@ fn a_dump_says_whether_small_objects_are_missing() {
 /// Of threads that run several interpreters, and of threads of C that become Python's for a call.
 #[test]
 fn frames_are_seen_whichever_state_the_thread_has_now() {
-    for python in pythons::all() {
+    // The one that the free-threaded 3.13 is from makes no interpreters.
+    let makes_some = |path: &PathBuf| !path.ends_with("python3.13t");
+    for python in pythons::all().into_iter().filter(makes_some) {
         let scratch = Scratch::new();
         let library = scratch.compile("python_states.c", &["-shared", "-fPIC", "-pthread"]);
         let script = artifacts::source("python_states.py");
