@@ -23,7 +23,7 @@
 //! | `function` | what tells more cheaply that a code object is what it was |
 //! | `mark` | what tells a code object from another one at its address |
 //! | `objects` | strings, code objects |
-//! | `options` | what its command line says of its environment |
+//! | `options` | its command line, for what that says of its environment |
 //! | `codes` | code objects in the segment, each once |
 
 mod codes;

@@ -2,6 +2,7 @@
 //! at most, unless `PYTHONMALLOC=malloc` is in the environment.
 
 use heap_format::maps::Entry;
+use shm_protocol::options::ignore_environment;
 
 use crate::process;
 use crate::text;
@@ -42,32 +43,7 @@ pub fn hides_objects(value: Option<&[u8]>) -> bool {
 pub fn ignores_environment<T: AsRef<[u8]>>(command_line: &[T]) -> bool {
     let mut arguments = command_line.iter().map(AsRef::as_ref);
     let is_python = |program: &[u8]| is_interpreter(program);
-    if !arguments.next().is_some_and(is_python) {
-        return false;
-    }
-    while let Some([b'-', letters @ ..]) = arguments.next() {
-        if letters == b"-check-hash-based-pycs" {
-            arguments.next();
-        }
-        if letters.first() == Some(&b'-') {
-            continue;
-        }
-        for (place, letter) in letters.iter().enumerate() {
-            match letter {
-                b'I' | b'E' => return true,
-                b'c' | b'm' => return false,
-                b'W' | b'X' => {
-                    // Its value is the rest, or the next argument.
-                    if place + 1 == letters.len() {
-                        arguments.next();
-                    }
-                    break;
-                }
-                _ => {}
-            }
-        }
-    }
-    false
+    arguments.next().is_some_and(is_python) && ignore_environment(arguments)
 }
 
 /// What to do about running processes whose small objects the agent cannot see, if there are any:
@@ -142,27 +118,10 @@ mod tests {
 
     #[test]
     fn options_make_it_ignore_the_environment() {
-        let ignores = |line: &str| ignores_environment(&line.split(' ').collect::<Vec<_>>());
-        for line in [
-            "python3 -I x.py",
-            "/usr/bin/python3.11 -sE",
-            "python3 -X dev -I x.py",
-            "python3 -W ignore -uEm x",
-        ] {
-            assert!(ignores(line), "{line}");
-        }
-        for line in [
-            "python3",
-            "python3 x.py -I",
-            "python3 -c -I",
-            "python3 -X E x.py",
-            "python3 -Wignore::E x.py",
-            "python3 -um E",
-            "node -I",
-            "python3 -",
-        ] {
-            assert!(!ignores(line), "{line}");
-        }
+        assert!(ignores_environment(&["/usr/bin/python3.11", "-sE", "x.py"]));
+        assert!(!ignores_environment(&["/usr/bin/python3.11", "x.py", "-E"]));
+        assert!(!ignores_environment(&["node", "-E"]));
+        assert!(!ignores_environment::<&str>(&[]));
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub mod codes;
 pub mod counters;
 pub mod cpu;
 pub mod layout;
+pub mod options;
 pub mod owner;
 pub mod pattern;
 pub mod record;

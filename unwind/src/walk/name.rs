@@ -56,3 +56,64 @@ fn sum_of(frames: &[Inserted], salt: u64) -> u64 {
     let parts = frames.iter().enumerate().map(part);
     parts.fold(0, u64::wrapping_add)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(at: u64, address: u64) -> Inserted {
+        Inserted { at, address }
+    }
+
+    /// The name by what was computed before, which is to be that by nothing.
+    fn name(sum: &mut InsertedSum, frames: &[Inserted], same: usize, salt: u64) -> Key {
+        sum.note(&Insertion { frames, same });
+        let name = sum.name(7, frames, salt);
+        assert_eq!(name, InsertedSum::default().name(7, frames, salt));
+        name
+    }
+
+    #[test]
+    fn a_sum_is_computed_anew_where_frames_are_others() {
+        let sum = &mut InsertedSum::default();
+        let frames = [frame(64, 1), frame(64, 2), frame(32, 3)];
+        let first = name(sum, &frames, 0, 5);
+        assert_eq!(name(sum, &frames, 3, 5), first);
+        // Another one further in, at the same number of frames.
+        let other = [frame(64, 1), frame(64, 2), frame(32, 4)];
+        assert_ne!(name(sum, &other, 2, 5), first);
+        // The outermost ones alone; then all of them, as they were.
+        assert_ne!(name(sum, &other[..2], 2, 5), first);
+        assert_eq!(name(sum, &frames, 2, 5), first);
+        assert_eq!(name(sum, &[], 0, 5), Key(7));
+        assert_eq!(name(sum, &frames, 0, 5), first);
+    }
+
+    /// Some walks note the frames, and do not name them.
+    #[test]
+    fn what_was_noted_and_not_named_is_not_taken_for_what_was_named() {
+        let sum = &mut InsertedSum::default();
+        let (frames, others) = ([frame(64, 1)], [frame(64, 2)]);
+        let first = name(sum, &frames, 0, 5);
+        sum.note(&Insertion {
+            frames: &others,
+            same: 0,
+        });
+        assert_ne!(name(sum, &others, 1, 5), first);
+    }
+
+    #[test]
+    fn names_differ_by_salt_place_and_order() {
+        let sum = &mut InsertedSum::default();
+        let names = [
+            name(sum, &[frame(64, 1), frame(64, 2)], 0, 5),
+            name(sum, &[frame(64, 1), frame(64, 2)], 2, 1 << 40),
+            name(sum, &[frame(64, 2), frame(64, 1)], 0, 1 << 40),
+            name(sum, &[frame(64, 2), frame(56, 1)], 1, 1 << 40),
+            name(sum, &[frame(64, 2)], 1, 1 << 40),
+        ];
+        for (index, one) in names.iter().enumerate() {
+            assert!(names[..index].iter().all(|other| other != one), "{index}");
+        }
+    }
+}

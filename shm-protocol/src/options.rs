@@ -1,0 +1,64 @@
+//! What the options of a Python interpreter say of its environment, with which
+//! [`PYTHON_HIDES`](crate::layout::PYTHON_HIDES) is set: the agent knows them when its program starts,
+//! and the controller before that.
+
+/// Whether the arguments after the program's name tell CPython to leave its environment aside: `-I`,
+/// `-E`.
+pub fn ignore_environment<'a>(arguments: impl IntoIterator<Item = &'a [u8]>) -> bool {
+    let mut arguments = arguments.into_iter();
+    while let Some([b'-', letters @ ..]) = arguments.next() {
+        if letters == b"-check-hash-based-pycs" {
+            arguments.next();
+        }
+        if letters.first() == Some(&b'-') {
+            continue;
+        }
+        for (place, letter) in letters.iter().enumerate() {
+            match letter {
+                b'I' | b'E' => return true,
+                b'c' | b'm' => return false,
+                b'W' | b'X' => {
+                    // Its value is the rest, or the next argument.
+                    if place + 1 == letters.len() {
+                        arguments.next();
+                    }
+                    break;
+                }
+                _ => {}
+            }
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_found_among_others() {
+        let ignore = |line: &str| ignore_environment(line.split(' ').map(str::as_bytes));
+        for line in [
+            "-I x.py",
+            "-sE",
+            "-X dev -I x.py",
+            "-W ignore -uEm x",
+            "--check-hash-based-pycs never -I",
+        ] {
+            assert!(ignore(line), "{line}");
+        }
+        for line in [
+            "",
+            "x.py -I",
+            "-c -I",
+            "-X E x.py",
+            "-Wignore::E x.py",
+            "-um E",
+            "-",
+            "-X",
+            "--check-hash-based-pycs -I",
+        ] {
+            assert!(!ignore(line), "{line}");
+        }
+    }
+}
