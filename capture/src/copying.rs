@@ -19,6 +19,7 @@ use crate::choice::{Chosen, choose};
 use crate::code::Code;
 use crate::frames::ALL_SIGNALS;
 use crate::patience::next_event;
+use crate::priority;
 use crate::process;
 use crate::request::{self, Event};
 use crate::seizure::{OPTIONS, Seizure};
@@ -39,6 +40,8 @@ pub struct Newborn {
     pub code: Code,
     /// The state in which it closes the files.
     closing: General,
+    /// The thread that it is a copy of.
+    original: i32,
 }
 
 /// Makes a copy of a stopped process.
@@ -94,8 +97,9 @@ pub fn end(pid: i32) {
 }
 
 impl Newborn {
-    /// Gives it files of its own, and closes them.
+    /// Gives it the target's priority, and files of its own, and closes them.
     pub fn complete(self) {
+        priority::equal(self.pid, self.original);
         // Before Linux 5.9 it keeps sharing the target's open files.
         if worker::call(self.pid, &self.closing).is_some() {
             process::offer_to_oom_killer(self.pid);
@@ -197,6 +201,7 @@ impl Host {
             pid: copy,
             code: self.code,
             closing,
+            original: self.chosen.tid,
         })
     }
 
@@ -265,7 +270,12 @@ impl Host {
             self.done(request::proceed_to_call(tid, signal))?;
             signal = match next_event(self.pid, tid, self.keeps_end(tid), LIMIT)? {
                 Event::Call => return Ok(Reached::Call),
-                Event::Birth => return self.done(request::newborn(tid)).map(Reached::Birth),
+                Event::Birth => {
+                    let child = self.done(request::newborn(tid))?;
+                    // The target waits for it.
+                    priority::raise(child);
+                    return Ok(Reached::Birth(child));
+                }
                 Event::Stop | Event::Other | Event::Exec => 0,
                 Event::Signal(number) => self.harmless(number)?,
                 Event::End | Event::None => return Err(self.dead(tid)),

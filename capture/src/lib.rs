@@ -36,7 +36,8 @@
 //! A single thread can be stopped for as long as its registers take ([`Glimpses`]).
 //!
 //! # Caller's duties
-//! - keep a [`Stopped`] short: the target stands still, and so does everyone who waits for it;
+//! - keep a [`Stopped`] short: the target stands still, and so does everyone who waits for it
+//!   ([`Hurry`]);
 //! - do not wait for the target, or for any child whatever (`waitpid(-1)`), in another thread
 //!   while it is stopped;
 //! - drop the [`Copy`] soon: as long as it exists, the target's first write to each page
@@ -75,6 +76,7 @@ mod frames;
 mod glimpse;
 mod image;
 mod patience;
+mod priority;
 mod process;
 mod refusal;
 mod request;
@@ -86,6 +88,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use glimpse::Glimpses;
+pub use priority::Hurry;
 pub use refusal::Refusal;
 pub use request::{read as read_memory, read_error as read_memory_error};
 pub use worker::{Failure, Work, Worker};

@@ -5,6 +5,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use crate::Hurry;
+
 const IDLE: Duration = Duration::from_millis(10);
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -21,7 +23,9 @@ impl Tracer {
         let (jobs, todo) = channel::<Job>();
         let work = move || {
             block_signals();
-            hurry();
+            // Before the target's own threads.
+            let _hurry = Hurry::begin();
+            sleep_exactly();
             crate::alarm::set_up();
             todo.into_iter().for_each(|job| job());
         };
@@ -77,11 +81,8 @@ fn block_signals() {
     }
 }
 
-/// Before the target's own threads, if we may, and without the 50 µs by which the kernel may
-/// lengthen each sleep: they stand still the shorter.
-fn hurry() {
-    // SAFETY: takes numbers only; on Linux, 0 is the calling thread.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+/// Without the 50 µs by which the kernel may lengthen each sleep: the target stands still the shorter.
+fn sleep_exactly() {
     // SAFETY: takes numbers only, and concerns the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
 }

@@ -80,6 +80,32 @@ fn a_copy_does_not_change() {
     target.finish().assert_clean();
 }
 
+/// What is raised for the stop is a copy's no more when the target runs on, whatever priority that has.
+#[test]
+fn a_copy_has_the_target_s_priority() {
+    let target = Target::start(&["churn", "2", "8"]);
+    let nice = |pid: i32| {
+        // SAFETY: takes numbers only.
+        unsafe { libc::getpriority(libc::PRIO_PROCESS, pid.cast_unsigned()) }
+    };
+    for wanted in [5, 7] {
+        for thread in std::fs::read_dir(format!("/proc/{}/task", target.pid())).expect("alive") {
+            let tid = thread.expect("its thread").file_name();
+            let tid: u32 = tid
+                .to_str()
+                .and_then(|tid| tid.parse().ok())
+                .expect("a number");
+            // SAFETY: takes numbers only.
+            let set = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, wanted) };
+            assert_eq!(set, 0);
+        }
+        let (copy, _) = target.capture();
+        assert_eq!(nice(target.pid()), wanted);
+        assert_eq!(nice(copy.pid()), wanted);
+    }
+    target.finish().assert_clean();
+}
+
 #[test]
 fn two_copies_of_one_stop() {
     let target = Target::start(&["read", "4"]);

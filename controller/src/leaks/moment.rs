@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
-use capture::{Copy, Pause, Refusal, Stopped, Thread};
+use capture::{Copy, Hurry, Pause, Refusal, Stopped, Thread};
 use libc::{major, minor};
 
 use super::Means;
@@ -92,20 +92,24 @@ impl Moment {
         // Reading it takes too long to be done meanwhile. What is an entry at the moment is one
         // shortly before or shortly after it.
         let mut kernels = KernelData::of_descriptors(pid);
+        // A search of the process itself takes long, and others want the processor, too.
+        let hurry = (means != Means::Stopped).then(Hurry::begin);
         let (stopped, copy) = stop(pid, means)?;
         let regions = regions(agent)?;
         kernels.add_timers(pid);
         let threads = stopped.threads().to_vec();
         let (memory, hold) = match copy {
-            None => (
-                MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
-                Hold::Process(stopped),
-            ),
+            None => {
+                drop(hurry);
+                let memory = MomentMemory::of(pid, pid, &regions, (&[], Held::default()));
+                (memory, Hold::Process(stopped))
+            }
             Some(copy) => {
                 let copied = process::maps(copy.pid()).unwrap_or_default();
                 let absent = roots::absent(&regions, &copied);
                 let held = Held::of(pid, &regions, &absent);
                 let pause = stopped.resume();
+                drop(hurry);
                 let copy = Arc::new(copy);
                 let mut memory = MomentMemory::of(copy.pid(), pid, &regions, (&absent, held));
                 memory.let_work(&copy);

@@ -200,8 +200,9 @@ fn print(answer: &Answer) {
         let (bytes, objects) = (kept.root_alone_bytes, kept.root_alone_objects);
         result(&match objects > 0.0 {
             true => format!(
-                "  Without it, {} in {objects:.0} sampled objects would be lost.",
-                text::bytes(bytes)
+                "  Without it, {} in {} would be lost.",
+                text::bytes(bytes),
+                text::count(objects.round() as u64, "sampled object", "sampled objects")
             ),
             false => "  Other pointers lead there, too.".to_owned(),
         });
