@@ -74,6 +74,8 @@ pub(crate) struct Attribute {
     pub period: u64,
     /// Bytes of stack that are copied.
     pub stack_bytes: u32,
+    /// Whether the ring becomes readable with each sample.
+    pub at_once: bool,
     /// Whether the kernel is sampled too.
     pub kernel: bool,
     /// Whether each sample comes with its thread's clock.
@@ -114,7 +116,7 @@ impl Attribute {
                 | when(!self.kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HV)
                 | when(!self.children && self.threads_only, flag::INHERIT_THREAD)
                 | when(self.from_exec, flag::DISABLED | flag::ENABLE_ON_EXEC),
-            wakeup: 0,
+            wakeup: u32::from(self.at_once),
             registers: crate::registers::MASK,
             stack_bytes: self.stack_bytes,
             ..Attributes::default()

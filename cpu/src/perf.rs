@@ -38,8 +38,12 @@ const MOST_STACK: u32 = 65_528;
 /// Copies grow when so many of them are too short, and more than one in [`TOLERATED`].
 const ENOUGH: u64 = 3;
 const TOLERATED: u64 = 500;
-/// For so long, what was copied is looked at soon, as after a copy that was too short: while what
-/// lies behind its end is still there.
+/// The shortest time between samples, in nanoseconds, of which each is looked at when it comes: what
+/// lies behind the end of a copy is gone as soon as a function there calls another one. Nothing else
+/// comes so often that it would cost more than the samples themselves.
+const LEAST_AT_ONCE: u64 = 1_000_000;
+/// Where they come more often, what was copied is looked at soon for so long, as after a copy that
+/// was too short.
 const START: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(10);
 /// Time between looks at the processes.
@@ -90,9 +94,11 @@ pub struct Perf {
 impl Perf {
     /// Finds out what is allowed, and maps the rings.
     pub fn open(sampling: Sampling) -> Result<Self, Refusal> {
+        let period = 1_000_000_000 / u64::from(sampling.rate.max(1));
         let attribute = Attribute {
-            period: 1_000_000_000 / u64::from(sampling.rate.max(1)),
+            period,
             stack_bytes: FIRST_STACK,
+            at_once: period >= LEAST_AT_ONCE,
             kernel: true,
             clock: true,
             children: sampling.children,
@@ -141,7 +147,7 @@ impl Perf {
     /// The longest time until samples should be collected.
     #[must_use]
     pub fn due(&self) -> Duration {
-        match self.started.elapsed() < START {
+        match self.started.elapsed() < START && !self.attribute.at_once {
             true => SOON,
             false => LOOK,
         }

@@ -1,0 +1,46 @@
+//! What lies behind the end of a copied stack is gone before long: samples are told of as they come.
+
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
+
+use cpu::{Perf, Recording, Sampling};
+
+/// Waits for a line, works for some samples, which the ring has room for many times over, and waits
+/// for its end.
+const WORK: &str = "read line; i=0; while [ $i -lt 150000 ]; do i=$((i+1)); done; read line";
+/// Samples in a second of CPU time.
+const RATE: u32 = 50;
+/// The longest time until the first one comes.
+const PATIENCE_MS: i32 = 60_000;
+
+#[test]
+fn a_single_sample_is_told_of() {
+    let mut command = Command::new("sh");
+    command.args(["-c", WORK]).stdin(Stdio::piped());
+    let mut child = command.spawn().expect("a shell");
+    let pid = child.id().cast_signed();
+    let mut perf = Perf::open(Sampling {
+        rate: RATE,
+        children: false,
+    })
+    .expect("perf events");
+    let mut recording = Recording::new(false);
+    recording.add(pid);
+    perf.attach(pid).expect("a process of ours");
+    let mut input = child.stdin.take().expect("a pipe");
+    writeln!(input).expect("a shell that reads");
+    let mut descriptors: Vec<libc::pollfd> = (perf.descriptors())
+        .map(|descriptor| libc::pollfd {
+            fd: descriptor.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    let count = descriptors.len() as libc::nfds_t;
+    // SAFETY: as many entries as it is told of.
+    let ready = unsafe { libc::poll(descriptors.as_mut_ptr(), count, PATIENCE_MS) };
+    assert!(ready > 0, "no ring became readable");
+    drop(input);
+    child.wait().expect("a child");
+}
