@@ -3,7 +3,7 @@
 //! out of stacks is left out here. Reading is done apart, as the target's files are not to
 //! be trusted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub struct Symbols {
     ids: HashMap<Rc<str>, FunctionId>,
     /// Functions at an address, innermost first.
     known: HashMap<u64, Rc<[FunctionId]>>,
+    /// Addresses that were looked up in vain.
+    unnamed: HashSet<u64>,
     allocator: Option<Allocator>,
     next: Instant,
     trouble: Option<String>,
@@ -70,6 +72,7 @@ impl Symbols {
             left_out: Vec::new(),
             ids: HashMap::new(),
             known: HashMap::new(),
+            unnamed: HashSet::new(),
             allocator: None,
             next: Instant::now(),
             trouble: None,
@@ -84,6 +87,11 @@ impl Symbols {
     /// A function's name.
     pub fn name(&self, id: FunctionId) -> &str {
         self.names.get(id as usize).map_or("?", |name| name)
+    }
+
+    /// Whether an address was looked up, and has no name.
+    pub fn is_unnamed(&self, address: u64) -> bool {
+        self.unnamed.contains(&address)
     }
 
     /// The number of functions.
@@ -184,7 +192,10 @@ impl Symbols {
                         .map(|n| self.intern(&text::escape(n.as_bytes())));
                     ids.collect()
                 }
-                _ => [self.intern(objects.get(location).map_or("<unknown>", |o| o))].into(),
+                _ => {
+                    self.unnamed.insert(address);
+                    [self.intern(objects.get(location).map_or("<unknown>", |o| o))].into()
+                }
             };
             self.known.insert(address, functions);
         }

@@ -333,6 +333,33 @@ fn the_kernel_has_no_functions_name_in_other_readers() {
     assert!((shares[0] - shares[1]).abs() < 1.0, "{shares:?}");
 }
 
+/// What the live table says of its numbers: all of them are there, and add up.
+fn check_quality(quality: &serde_json::Value, engine: &str) {
+    let number = |name: &str| {
+        quality[name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{quality}"))
+    };
+    assert!(
+        quality["engine"]
+            .as_str()
+            .is_some_and(|name| name.starts_with(engine))
+    );
+    assert!(number("samples") > 0 && number("rate") == 99, "{quality}");
+    let all = number("process_ns");
+    let parts = ["truncated_ns", "not_sampled_ns", "unnamed_ns", "hidden_ns"];
+    // Hardly any stack of a program this simple lacks anything.
+    let lacking: u64 = parts.map(number).iter().sum();
+    assert!(all > 0 && lacking < all / 2, "{quality}");
+    assert!(number("lost") <= number("samples"), "{quality}");
+    assert_eq!(
+        quality["kernel_hidden"].is_string(),
+        engine == "ptrace",
+        "{quality}"
+    );
+    assert_eq!(quality["fallbacks"], serde_json::json!([]));
+}
+
 /// The live table: the one function that works has all the time there is, and each engine sees it.
 #[test]
 fn top_shows_what_works_now() {
@@ -356,6 +383,15 @@ fn top_shows_what_works_now() {
             all > 0.0 && own > 0.8 * all && own <= 1.001 * all,
             "{table}"
         );
+        check_quality(&table["cpu"], engine);
+        let mut command = scratch.profiler();
+        command.args(["top", "--cpu", "--once", "--engine", engine, "-p", &pid]);
+        let outcome = run(&mut command);
+        let parts = ["lost ", " truncated, ", " not sampled, ", " without a name"];
+        let is_told = |line: &str| parts.iter().all(|part| line.contains(part));
+        let line = outcome.stdout.lines().find(|line| is_told(line));
+        let line = line.unwrap_or_else(|| panic!("{outcome:?}"));
+        assert_eq!(line.contains("kernel hidden"), engine == "ptrace", "{line}");
     }
     for (options, said) in [
         (&["top", "--cpu", "--once"][..], "name a process"),

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::{self, TopArgs};
 use crate::terminal::{self, result, warning};
@@ -50,6 +50,11 @@ trait Feed {
         until: Instant,
     ) -> nix::Result<Vec<Received>> {
         signals.wait(others, until.saturating_duration_since(Instant::now()))
+    }
+
+    /// How the numbers came about, for programs: a name and what belongs to it.
+    fn facts(&self) -> Option<(&'static str, Value)> {
+        None
     }
 
     /// Writes what was counted to a file; says where, or why not.
@@ -100,6 +105,7 @@ fn show<F: Feed>(
         title: Title {
             process,
             session: String::new(),
+            quality: String::new(),
             rss_bytes: None,
             message: String::new(),
         },
@@ -148,15 +154,22 @@ impl<F: Feed> Top<F> {
             let name = |row: &Row<F::Numbers>| row.name(self.view.page, &self.model);
             let row = |row: &Row<F::Numbers>| json!({ "name": name(row), "numbers": row.numbers });
             let (pid, process) = self.feed.process();
-            terminal::json(&json!({
+            let mut table = json!({
                 "pid": pid,
                 "name": process,
                 "samples": self.model.samples,
                 "total": self.model.total,
                 "functions": rows.iter().map(row).collect::<Vec<_>>(),
-            }))?;
+            });
+            if let Some((name, facts)) = self.feed.facts() {
+                table[name] = facts;
+            }
+            terminal::json(&table)?;
         } else {
             result(&format!("{}  {}", self.title.process, self.title.session));
+            if !self.title.quality.is_empty() {
+                result(&self.title.quality);
+            }
             let cells = rows.iter().map(|row| {
                 let mut cells = row
                     .numbers
@@ -202,7 +215,7 @@ impl<F: Feed> Top<F> {
             }
             let rows = self.view.rows(&self.model);
             self.view.select(0, rows.len());
-            self.height = screen::row_count(terminal.size()?.height);
+            self.height = self.title.rows(terminal.size()?.height);
             self.view.scroll(self.height);
             terminal.draw(|frame| {
                 screen::draw(frame, &self.title, &self.model, &self.view, &rows);

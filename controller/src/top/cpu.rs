@@ -17,6 +17,7 @@ use crate::process;
 use crate::text;
 use crate::top::model::{Model, StackRow};
 use crate::top::numbers::Numbers;
+use crate::top::quality::Quality;
 use crate::top::sort::Sort;
 
 /// The CPU time of a function or a stack.
@@ -40,6 +41,8 @@ pub struct Cpu {
     stacks: Vec<Stack>,
     /// Of the program that the process runs.
     serial: u64,
+    /// What the numbers lack.
+    pub quality: Quality,
 }
 
 struct Stack {
@@ -68,6 +71,8 @@ impl Cpu {
         self.count(process);
         self.name_stacks(model, (process, kernel), at_once);
         self.fill_stacks(model, seconds.max(0.001));
+        self.quality = Quality::of(process);
+        self.judge(&model.symbols);
         model.samples = process.counts.samples;
         model.fill_functions();
     }
@@ -94,6 +99,20 @@ impl Cpu {
             };
             self.stacks[id as usize].ns[1] += count.ns;
         });
+    }
+
+    /// Adds up the stacks that lack something.
+    fn judge(&mut self, symbols: &Symbols) {
+        for stack in &self.stacks {
+            let [_, ns] = stack.ns;
+            let (inner, outer) = (stack.addresses.first(), stack.addresses.last());
+            if outer == Some(&TRUNCATED) {
+                self.quality.truncated += ns;
+            }
+            if inner.is_none_or(|address| symbols.is_unnamed(*address)) {
+                self.quality.unnamed += ns;
+            }
+        }
     }
 
     /// Names the functions of stacks that are new.
@@ -297,5 +316,38 @@ mod tests {
             model.total.cells(),
             ["50.0 %", "50.0 %", "2.00 s", "2.00 s"]
         );
+    }
+    #[test]
+    fn what_stacks_lack_is_added_up() {
+        let mut recording = cpu::Recording::new(false);
+        recording.add_newborn(i32::MAX);
+        let process = recording.process(i32::MAX).expect("a process");
+        let count = |ns| cpu::stacks::Count { samples: 1, ns };
+        let kernel = FIRST_OF_KERNEL + 1;
+        // No process has this number: its code has no names.
+        for (stack, ns) in [
+            (&[kernel][..], 1),
+            (&[TRUNCATED, kernel], 10),
+            (&[0x4000], 100),
+            (&[0x4000, kernel], 1000),
+            (&[TRUNCATED, 0x4000], 10_000),
+        ] {
+            process.stacks.add(1, stack.iter().copied(), count(ns));
+            process.counts.ns += ns;
+        }
+        process.counts.rest_ns = 7;
+        process.counts.hidden_ns = 3;
+        let (mut cpu, mut model) = (Cpu::default(), Model::new(i32::MAX));
+        let kernel = kernel::Symbols::default();
+        cpu.update(&mut model, (process, &kernel), 1.0, true);
+        let expected = Quality {
+            all: 11_121,
+            samples: 0,
+            truncated: 10_010,
+            not_sampled: 7,
+            unnamed: 10_100,
+            hidden: 3,
+        };
+        assert_eq!(cpu.quality, expected);
     }
 }

@@ -18,10 +18,25 @@ pub struct Title {
     pub process: String,
     /// Interval and time left.
     pub session: String,
+    /// What the numbers lack, if anything is to be said of that.
+    pub quality: String,
     /// Resident memory.
     pub rss_bytes: Option<u64>,
     /// The last thing that happened: a dump written, an error.
     pub message: String,
+}
+
+impl Title {
+    /// Lines above the table.
+    fn height(&self) -> u16 {
+        2 + u16::from(!self.quality.is_empty())
+    }
+
+    /// How many rows a terminal of this height shows.
+    pub fn rows(&self, height: u16) -> usize {
+        // The table's own head, and one line below.
+        usize::from(height.saturating_sub(self.height() + 2))
+    }
 }
 
 /// Draws everything.
@@ -33,7 +48,7 @@ pub fn draw<N: Numbers>(
     rows: &[Row<N>],
 ) {
     let areas = Layout::vertical([
-        Constraint::Length(2),
+        Constraint::Length(title.height()),
         Constraint::Min(2),
         Constraint::Length(1),
     ]);
@@ -64,20 +79,18 @@ fn header<N: Numbers>(
         text::count(model.samples, "sample", "samples"),
         text::count(model.stacks.len() as u64, "stack", "stacks"),
     ]);
-    vec![
+    let mut lines = vec![
         Line::from(vec![
             Span::styled(title.process.clone(), bold),
             Span::raw(format!("  {}", title.session)),
             Span::styled(paused, bold.fg(Color::Yellow)),
         ]),
         Line::raw(fitting(&sums, width)),
-    ]
-}
-
-/// How many rows a terminal of this height shows.
-pub fn row_count(height: u16) -> usize {
-    // Two lines above the table, its own head, one below.
-    usize::from(height.saturating_sub(4))
+    ];
+    if !title.quality.is_empty() {
+        lines.push(Line::raw(cut(&title.quality, width)));
+    }
+    lines
 }
 
 fn table<N: Numbers>(
@@ -251,11 +264,16 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     fn drawn(width: u16, height: u16, view: &View) -> String {
+        drawn_with("", width, height, view)
+    }
+
+    fn drawn_with(quality: &str, width: u16, height: u16, view: &View) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         let model = example();
         let title = Title {
             process: "server (42)".to_owned(),
             session: "every 1024 bytes, 9 s left".to_owned(),
+            quality: quality.to_owned(),
             rss_bytes: Some(1 << 20),
             message: String::new(),
         };
@@ -287,6 +305,17 @@ live 3.9 KiB  +400 B/s  allocating 7.8 KiB/s  age 0.00 s  RSS 1.0 MiB  0 samples
 q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
 ";
         assert_eq!(drawn(100, 8, &View::default()), expected);
+    }
+
+    #[test]
+    fn what_is_missing_has_a_line_of_its_own() {
+        let quality = "lost 0; of the time 0.50 % truncated";
+        let text = drawn_with(quality, 100, 9, &View::default());
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[2], quality);
+        assert!(lines[3].contains("FUNCTION") && lines[7].ends_with("main"));
+        let text = drawn_with(quality, 20, 9, &View::default());
+        assert!(text.contains("\nlost 0; of the time…\n"), "{text}");
     }
 
     #[test]

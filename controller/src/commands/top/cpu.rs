@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use anyhow::bail;
 use cpu::{Recording, Sampling};
-use heap_format::cpu::Mode;
+use heap_format::cpu::{Mode, Sampling as Facts};
+use serde_json::Value;
 
 use super::Feed;
 use crate::cli::{self, CpuFormat, TopArgs};
@@ -28,6 +29,8 @@ pub struct CpuFeed {
     recording: Recording,
     rate: u32,
     cpu: Cpu,
+    /// How it is sampled, at the last refresh.
+    sampling: Facts,
     start: Instant,
     start_unix_ns: u64,
     refreshed: Instant,
@@ -64,6 +67,7 @@ impl CpuFeed {
             recording,
             rate: args.frequency,
             cpu: Cpu::default(),
+            sampling: Facts::default(),
             start: now,
             start_unix_ns: shm_protocol::clock::unix_ns(),
             refreshed: now,
@@ -115,12 +119,8 @@ impl Feed for CpuFeed {
         }
         let seconds = self.refreshed.elapsed().as_secs_f64();
         self.refreshed = Instant::now();
-        let hidden = match self.engine.kernel_hidden() {
-            Some(_) => ", kernel hidden",
-            None => "",
-        };
         title.session = format!(
-            "{}, {} samples per second of CPU time{hidden}, {}",
+            "{}, {} samples per second of CPU time, {}",
             self.engine.name(),
             self.rate,
             text::duration(self.start.elapsed())
@@ -140,7 +140,15 @@ impl Feed for CpuFeed {
         }
         let kernel = self.recording.symbols();
         self.cpu.update(model, (process, kernel), seconds, at_once);
+        let mut sampling = self.engine.facts(Mode::Cpu);
+        sampling.lost += process.counts.lost;
+        title.quality = self.cpu.quality.text(&sampling);
+        self.sampling = sampling;
         Ok(true)
+    }
+
+    fn facts(&self) -> Option<(&'static str, Value)> {
+        Some(("cpu", self.cpu.quality.json(&self.sampling)))
     }
 
     /// Collects meanwhile: the kernel's buffers are small.

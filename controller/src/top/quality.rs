@@ -1,0 +1,129 @@
+//! What the numbers of CPU time lack, as far as that is known: as `mem_parser` tells it of a
+//! profile.
+
+use cpu::Process;
+use heap_format::cpu::Sampling;
+use serde_json::{Value, json};
+
+/// Parts of a process's CPU time, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quality {
+    /// All of it, by its clock.
+    pub all: u64,
+    /// Samples.
+    pub samples: u64,
+    /// In stacks that could not be followed to their end.
+    pub truncated: u64,
+    /// Of which there is no sample.
+    pub not_sampled: u64,
+    /// In functions without a name.
+    pub unnamed: u64,
+    /// In the kernel, where that may not be sampled.
+    pub hidden: u64,
+}
+
+impl Quality {
+    /// Of a process, but for what its stacks tell.
+    pub fn of(process: &Process) -> Self {
+        Self {
+            all: process.cpu_ns(),
+            samples: process.counts.samples,
+            not_sampled: process.unsampled_ns(),
+            hidden: process.counts.hidden_ns,
+            ..Self::default()
+        }
+    }
+
+    /// In a line.
+    pub fn text(&self, sampling: &Sampling) -> String {
+        let due = self.samples.saturating_add(sampling.lost);
+        let lost = match sampling.lost {
+            0 => "0".to_owned(),
+            lost => format!("{lost} ({})", share(lost, due)),
+        };
+        let parts = [
+            (self.truncated, "truncated"),
+            (self.not_sampled, "not sampled"),
+            (self.unnamed, "without a name"),
+        ];
+        let parts = parts.map(|(ns, what)| format!("{} {what}", share(ns, self.all)));
+        let hidden = sampling
+            .kernel_hidden
+            .as_ref()
+            .map(|why| match self.hidden {
+                0 => format!("; kernel hidden: {why}"),
+                ns => format!("; kernel hidden ({}): {why}", share(ns, self.all)),
+            });
+        format!(
+            "lost {lost}; of the time {}{}",
+            parts.join(", "),
+            hidden.unwrap_or_default()
+        )
+    }
+
+    /// For programs, by the names that `mem_parser --json` has.
+    pub fn json(&self, sampling: &Sampling) -> Value {
+        json!({
+            "engine": sampling.engine,
+            "mode": sampling.mode.name(),
+            "rate": sampling.rate,
+            "process_ns": self.all,
+            "lost": sampling.lost,
+            "kernel_hidden": sampling.kernel_hidden,
+            "fallbacks": sampling.fallbacks,
+            "samples": self.samples,
+            "truncated_ns": self.truncated,
+            "not_sampled_ns": self.not_sampled,
+            "unnamed_ns": self.unnamed,
+            "hidden_ns": self.hidden,
+        })
+    }
+}
+
+fn share(part: u64, all: u64) -> String {
+    format!("{:.1} %", 100.0 * part as f64 / all.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_told() {
+        let quality = Quality {
+            all: 1000,
+            samples: 99,
+            truncated: 5,
+            not_sampled: 20,
+            unnamed: 300,
+            hidden: 0,
+        };
+        let mut sampling = Sampling::default();
+        let said = quality.text(&sampling);
+        let parts = "of the time 0.5 % truncated, 2.0 % not sampled, 30.0 % without a name";
+        assert_eq!(said, format!("lost 0; {parts}"));
+        sampling.lost = 1;
+        sampling.kernel_hidden = Some("it may not be".to_owned());
+        let said = quality.text(&sampling);
+        let hidden = "kernel hidden: it may not be";
+        assert_eq!(said, format!("lost 1 (1.0 %); {parts}; {hidden}"));
+        let hidden = Quality {
+            hidden: 100,
+            ..quality
+        };
+        let said = hidden.text(&sampling);
+        assert!(
+            said.ends_with("kernel hidden (10.0 %): it may not be"),
+            "{said}"
+        );
+        let told = hidden.json(&sampling);
+        assert_eq!(
+            (&told["lost"], &told["hidden_ns"]),
+            (&1.into(), &100.into())
+        );
+        assert_eq!(
+            Quality::default().text(&Sampling::default())[..7],
+            *"lost 0;"
+        );
+    }
+}
