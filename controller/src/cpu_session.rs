@@ -81,6 +81,8 @@ pub struct Run {
     child: Option<Launched>,
     /// The limit that a program which is started should have.
     files: Option<FileLimit>,
+    /// CPU time of children of this process that were waited for before that program began.
+    waited_before_ns: u64,
     start: Instant,
     start_unix_ns: u64,
     /// Whether it has the terminal for itself.
@@ -147,6 +149,7 @@ impl Run {
             named: Vec::new(),
             child: None,
             files,
+            waited_before_ns: 0,
             start: Instant::now(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
             is_alone: true,
@@ -226,6 +229,7 @@ impl Run {
 
     fn follow_child(mut self, child: Launched, needs_attaching: bool) -> anyhow::Result<Outcome> {
         let pid = child.pid();
+        self.waited_before_ns = ending::waited_ns();
         if let Some(files) = self.files {
             files.restore(pid);
         }

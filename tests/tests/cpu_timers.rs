@@ -193,6 +193,30 @@ fn burn(pid: u32, seconds: f64) {
     });
 }
 
+/// A process that was attached, and executes another program, takes no more samples: that is said.
+#[test]
+fn an_attached_process_that_executes_another_program_is_told_of() {
+    let scratch = Scratch::new();
+    let sign = scratch.file("sign");
+    let mut command = scratch.preloaded("/bin/sh");
+    let script = "while [ ! -e \"$0\" ]; do i=$((i+1)); done; exec sleep 1000";
+    let mut target = Target::start(command.args(["-c", script]).arg(&sign));
+    let mut command = scratch.profiler();
+    command.args(["cpu", "--engine", "timers", "-p"]);
+    command.arg(target.pid().to_string());
+    let session = Session::start(command.arg("-o").arg(scratch.file("p_")));
+    wait::until("the process to have timers", || {
+        (handled(target.pid()) & REAL_TIME != 0).then_some(())
+    });
+    burn(target.pid(), 0.3);
+    std::fs::write(&sign, "").expect("a file");
+    let outcome = session.wait();
+    let said = "has executed another program, and its timers are gone";
+    assert!(outcome.stderr.contains(said), "{outcome:?}");
+    assert!(Read::only(&outcome).samples() > 0);
+    target.kill();
+}
+
 /// The controller where it may neither open perf events nor trace.
 fn unobserving(scratch: &Scratch, filter: &Path) -> Command {
     through(scratch, filter, &[])

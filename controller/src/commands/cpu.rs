@@ -47,9 +47,7 @@ fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCo
     report(&outcome, diagnostic);
     Ok(match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
-        // A short program may have no sample: that is no failure of it, nor of ours.
-        _ if outcome.failures == 0 => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
+        _ => conclude(&outcome),
     })
 }
 
@@ -109,32 +107,38 @@ pub fn name_files(outcome: &Outcome, say: fn(&str)) {
 
 /// Says of all that has no sample, in a line however many there are.
 fn silence(outcome: &Outcome) -> Option<String> {
-    let Silent { processes, cpu_ns } = outcome.silent;
-    // Where only waiting is sampled, this is not the time that has no sample.
-    let time = match cpu_ns {
-        ns if ns > 0 && outcome.mode != Mode::OffCpu => {
-            let time = text::short_time(Duration::from_nanos(ns));
-            format!(" ({time} of CPU time in all)")
-        }
-        _ => String::new(),
-    };
-    let which = match processes {
-        0 => String::new(),
-        n => {
-            let processes = text::count(n, "process", "processes");
-            format!("{processes} without a sample{time}")
-        }
-    };
-    let advice = "sample more often (-F) to see what is short";
-    match (
+    let Silent {
         processes,
-        outcome.written.is_empty() && outcome.failures == 0,
-    ) {
-        (0, true) => Some(format!("nothing was sampled: {advice}")),
-        (0, false) => None,
-        (_, true) => Some(format!("nothing was sampled: {which}; {advice}")),
-        (_, false) => Some(format!("{which}; {advice}")),
+        cpu_ns,
+        unseen_ns,
+    } = outcome.silent;
+    let short = |ns| text::short_time(Duration::from_nanos(ns));
+    let mut parts = Vec::new();
+    // Where only waiting is sampled, this is not the time that has no sample.
+    let is_told = |ns| ns > 0 && outcome.mode != Mode::OffCpu;
+    if processes > 0 {
+        let time = match cpu_ns {
+            ns if is_told(ns) => format!(" ({} of CPU time in all)", short(ns)),
+            _ => String::new(),
+        };
+        let processes = text::count(processes, "process", "processes");
+        parts.push(format!("{processes} without a sample{time}"));
     }
+    if is_told(unseen_ns) && unseen_ns > cpu_ns / 2 {
+        let whose = "of CPU time is that of processes that ended before they were seen";
+        parts.push(format!("{} {whose}", short(unseen_ns)));
+    }
+    let is_nothing = outcome.written.is_empty() && outcome.failures == 0;
+    if parts.is_empty() && !is_nothing {
+        return None;
+    }
+    parts.push("sample more often (-F) to see what is short".to_owned());
+    let nothing = if is_nothing {
+        "nothing was sampled: "
+    } else {
+        ""
+    };
+    Some(format!("{nothing}{}", parts.join("; ")))
 }
 
 fn conclude(outcome: &Outcome) -> ExitCode {
@@ -150,7 +154,11 @@ mod tests {
 
     fn said(processes: u64, cpu_ns: u64, failures: usize) -> Option<String> {
         silence(&Outcome {
-            silent: Silent { processes, cpu_ns },
+            silent: Silent {
+                processes,
+                cpu_ns,
+                unseen_ns: cpu_ns / 4 * 3,
+            },
             failures,
             ..Outcome::default()
         })
@@ -168,7 +176,8 @@ mod tests {
         assert_eq!(
             said(50, 2_000_000_000, 1),
             Some(format!(
-                "50 processes without a sample (2.00 s of CPU time in all); {advice}"
+                "50 processes without a sample (2.00 s of CPU time in all); 1.50 s of CPU time is that of \
+                 processes that ended before they were seen; {advice}"
             ))
         );
         assert_eq!(

@@ -9,9 +9,12 @@ use cpu::proc;
 use cpu::recording::Ended;
 use cpu::{Machine, Process};
 use heap_format::cpu::Mode;
+use nix::sys::resource::{Usage, UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 
 use super::answers::Sink;
 use super::{Description, Run, Session, Times, Written};
+use crate::launch::Launched;
 use crate::terminal;
 use crate::text;
 
@@ -31,6 +34,8 @@ impl Run {
         } = std::mem::take(&mut self.recording).finish();
         self.outcome.silent.processes += unsampled.processes;
         self.outcome.silent.cpu_ns += unsampled.ns;
+        let seen: u64 = processes.iter().map(Process::cpu_ns).sum();
+        self.count_unseen(seen.saturating_add(self.outcome.silent.cpu_ns));
         let mut told = HashSet::new();
         for process in &processes {
             let known = self.descriptions.remove(&process.serial);
@@ -68,6 +73,22 @@ impl Run {
                     "{title}: no sample: it has ended. Sample more often (-F), or start it with \
                      mem_profiler cpu run"
                 ));
+            }
+        }
+    }
+
+    /// Counts the time of processes that ended before the engine knew of them, where that is known:
+    /// a program that we started and waited for has it with its own, if it waited for them. `seen`:
+    /// what is known of all others.
+    fn count_unseen(&mut self, seen: u64) {
+        let has_ended = |child: &Launched| child.status.is_some();
+        if self.child.as_ref().is_some_and(has_ended) {
+            let all = waited_ns().saturating_sub(self.waited_before_ns);
+            let unseen = all.saturating_sub(seen);
+            // Clocks are not read at one moment, and count in ticks where the kernel does.
+            if unseen > all / 50 {
+                self.outcome.silent.cpu_ns += unseen;
+                self.outcome.silent.unseen_ns = unseen;
             }
         }
     }
@@ -176,6 +197,17 @@ impl Run {
             Err(error) => self.fail(&format!("{title}: {error}")),
         }
     }
+}
+
+/// CPU time of this process's children, and theirs, as far as they were waited for.
+pub(super) fn waited_ns() -> u64 {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN);
+    let ns = |usage: Usage| {
+        let times = [usage.user_time(), usage.system_time()];
+        let times = times.map(|time| u64::try_from(time.num_nanoseconds()).unwrap_or(0));
+        times.iter().sum()
+    };
+    usage.map_or(0, ns)
 }
 
 /// Most processes that are named in a line.

@@ -98,7 +98,8 @@ impl Engine {
         // A program that we start may be traced, and carries no agent unless that was asked for. Who
         // waits is seen with the rights that it takes to trace.
         if self.sampling.children || self.waiting.is_some() {
-            self.fallbacks.push(format!("{refusal}; {STOPPED}"));
+            let missed = if self.sampling.children { MISSED } else { "" };
+            self.fallbacks.push(format!("{refusal}; {STOPPED}{missed}"));
             self.taker = Taker::Ptrace(Box::new(Ptrace::new(self.sampling)));
         } else {
             let inside = Inside::instead(self.sampling, self.agents == Agents::Beside, refusal);
@@ -348,6 +349,9 @@ pub fn samples_inside(engine: Option<EngineName>, rate: u32) -> bool {
         None => Perf::open(sampling).is_err(),
     }
 }
+
+/// What is not seen either where children are looked for.
+const MISSED: &str = "; processes that end within some milliseconds are missed";
 
 /// What agents do not see.
 pub const ONLY_ITSELF: &str = "timers show the process only: what it does in the kernel counts for \

@@ -34,6 +34,9 @@ pub struct Silent {
     pub processes: u64,
     /// Their CPU time, and that of unsampled programs in processes that have profiles of others.
     pub cpu_ns: u64,
+    /// The part of it that nobody saw being used: by processes that ended before the engine came to
+    /// know them, as far as their parents have waited for them.
+    pub unseen_ns: u64,
 }
 
 /// A profile that was written.

@@ -18,6 +18,10 @@ use crate::text;
 
 /// Part of the time from which on its lack of samples is worth advice, in percent.
 const MUCH: f64 = 10.0;
+/// So many samples that were not taken are no chance.
+const MANY: u64 = 10;
+/// What may have had no sample.
+const UNSEEN: &str = "threads that end soon are seldom seen";
 /// What the time that threads stand in the queue of a processor is called.
 const QUEUE: &str = "[waits for a processor]";
 /// Most samples in a second that may be asked for.
@@ -128,13 +132,18 @@ impl Session {
     /// What should be known of a profile, in a line.
     pub fn remark(&self, process: &Process) -> String {
         let counts = &process.counts;
-        let mut parts = Vec::new();
+        let mut parts = vec![self.sampling.engine.clone()];
         let share = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
         let complete = counts.samples - counts.all_truncated().min(counts.samples);
         parts.push(format!(
             "{:.1} % of stacks complete",
             share(complete, counts.samples)
         ));
+        match self.sampling.lost.saturating_add(counts.lost) {
+            0 => {}
+            1 => parts.push("1 sample lost".to_owned()),
+            lost => parts.push(format!("{lost} samples lost")),
+        }
         let times = Times::of(process, self.sampling.mode);
         let unsampled = share(times.unsampled, times.all);
         if unsampled >= 0.1 {
@@ -148,23 +157,35 @@ impl Session {
             let threads = text::count(counts.blocked, "thread blocks", "threads block");
             parts.push(format!("{threads} the timers' signal"));
         }
-        let short = share(counts.rest_ns.min(times.unsampled), times.all);
-        let mode = self.sampling.mode;
-        if short >= MUCH && mode != Mode::OffCpu && self.sampling.rate < MOST_RATE {
-            parts.push(more_often(self.sampling.rate));
+        let short = counts.rest_ns.min(times.unsampled);
+        let is_much = |ns| share(ns, times.all) >= MUCH;
+        let can_help = self.sampling.mode != Mode::OffCpu && self.sampling.rate < MOST_RATE;
+        if can_help && is_much(short) {
+            parts.push(more_often(
+                "many threads end before a sample is due",
+                self.sampling.rate,
+            ));
+        } else if can_help && counts.blocked == 0 && !self.is_filtered && is_much(times.unsampled) {
+            // What other engines than perf events do not see, they do not know of.
+            let period = 1_000_000_000 / u64::from(self.sampling.rate.max(1));
+            if times.unsampled >= period.saturating_mul(MANY) {
+                parts.push(more_often(UNSEEN, self.sampling.rate));
+            }
         }
         if counts.hidden_ns > 0 {
             let hidden = share(counts.hidden_ns, times.all);
             parts.push(format!("{hidden:.1} % in the kernel, which is hidden"));
+        } else if self.sampling.kernel_hidden.is_some() {
+            parts.push("kernel hidden".to_owned());
         }
         parts.join(", ")
     }
 }
 
-/// What helps where much of the time is that of threads that ended before a sample was due.
-fn more_often(rate: u32) -> String {
+/// What helps where much of the time has no sample, and why it has none.
+fn more_often(why: &str, rate: u32) -> String {
     let more = rate.saturating_mul(10).min(MOST_RATE);
-    format!("many threads end before a sample is due: sample more often (-F {more})")
+    format!("{why}: sample more often (-F {more})")
 }
 
 /// The code of a process.
@@ -235,7 +256,54 @@ mod tests {
 
     #[test]
     fn the_advice_is_a_rate_that_is_accepted() {
-        assert!(more_often(99).ends_with("(-F 990)"));
-        assert!(more_often(5000).ends_with("(-F 10000)"));
+        assert!(more_often(UNSEEN, 99).ends_with("(-F 990)"));
+        assert!(more_often(UNSEEN, 5000).ends_with("(-F 10000)"));
+    }
+    #[test]
+    fn a_line_says_what_a_profile_lacks() {
+        const MS: u64 = 1_000_000;
+        let mut session = Session {
+            sampling: Sampling {
+                engine: "perf_event".into(),
+                rate: 99,
+                ..Sampling::default()
+            },
+            format: CpuFormat::Cpu,
+            has_clock: true,
+            start_unix_ns: 0,
+            length: Duration::from_secs(1),
+            is_filtered: false,
+        };
+        let mut recording = cpu::Recording::new(false);
+        recording.add_newborn(i32::MAX);
+        let process = recording.process(i32::MAX).expect("a process");
+        process.counts.samples = 100;
+        process.counts.ns = 1000 * MS;
+        assert_eq!(
+            session.remark(process),
+            "perf_event, 100.0 % of stacks complete"
+        );
+        process.counts.truncated[0] = 1;
+        process.counts.lost = 2;
+        session.sampling.kernel_hidden = Some("it may not be seen".into());
+        let whole = "perf_event, 99.0 % of stacks complete, 2 samples lost";
+        assert_eq!(session.remark(process), format!("{whole}, kernel hidden"));
+        // Of threads that ended nothing is known to ptrace but the process's clock.
+        process.used(2000 * MS);
+        let said = session.remark(process);
+        let missing =
+            format!("50.0 % of the time not sampled, {UNSEEN}: sample more often (-F 990)");
+        assert_eq!(said, format!("{whole}, {missing}, kernel hidden"));
+        process.counts.rest_ns = 1000 * MS;
+        process.counts.hidden_ns = 100 * MS;
+        let said = session.remark(process);
+        assert!(
+            said.contains("many threads end before a sample is due"),
+            "{said}"
+        );
+        assert!(
+            said.ends_with("4.8 % in the kernel, which is hidden"),
+            "{said}"
+        );
     }
 }

@@ -36,6 +36,11 @@ const NOT_LOADED: &str = "it has not loaded the agent: it is linked statically, 
                           machine or C library, or it has other rights than whoever starts it. \
                           Without --engine timers it is sampled from outside";
 
+/// What becomes of a process that was attached and executes another program.
+const EXECUTED: &str = "has executed another program, and its timers are gone: what it does from now \
+                        on is not sampled. Sample it anew, or start it with mem_profiler cpu run \
+                        --engine timers, which goes on with such programs";
+
 /// What has become of a process that samples itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
@@ -68,6 +73,8 @@ struct Member {
     counted: CpuView,
     /// Its CPU time when the session began.
     clock: u64,
+    /// The program that it ran then.
+    exe: Option<Vec<u8>>,
     blocked: (Blocked, u64),
 }
 
@@ -77,10 +84,17 @@ impl Member {
         Self {
             counted: CpuView::default(),
             clock: cpu::proc::cpu_ns(pid).unwrap_or(0),
+            exe: process::exe(pid),
             blocked: (Blocked::new(), 0),
             pid,
             target,
         }
+    }
+
+    /// Whether its process runs another program by now.
+    fn has_executed(&self) -> bool {
+        let exe = process::exe(self.pid);
+        exe.is_some() && exe != self.exe && self.target.agent.confirm().is_err()
     }
 
     /// Why it makes no timers under seccomp filters.
@@ -312,6 +326,13 @@ impl Timers {
                 terminal::warning(&warning);
             }
             match looked {
+                // What a program that we start executes goes on by itself.
+                Ok(_) if self.family.is_none() && member.has_executed() => {
+                    member.target.agent.life = Life::Replaced;
+                    let title = member.target.agent.title();
+                    terminal::warning(&format!("{title} {EXECUTED}"));
+                    self.over(at, recording);
+                }
                 Ok(Look::Counting | Look::Stopped) => {
                     note(member, recording);
                     at += 1;

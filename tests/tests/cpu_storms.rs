@@ -1,0 +1,84 @@
+//! CPU time of threads and processes that end before anybody can look at them: each engine says what
+//! it has not seen, and leaves nothing out of the sums.
+
+use std::fs::File;
+
+use mem_tests::cpu::{Read, truth};
+use mem_tests::{Outcome, Scratch, run};
+
+/// How far sums may be off: a program says what it used before it ends.
+const NEARLY: f64 = 0.05;
+
+fn is_near(one: f64, other: f64) -> bool {
+    (one - other).abs() <= NEARLY * other
+}
+
+#[test]
+fn threads_that_end_at_once_are_told_of_and_counted() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("births.c", &["-O1", "-pthread"]);
+    let line = scratch.file("line");
+    std::fs::write(&line, "\n").expect("a file");
+    for engine in ["perf", "timers", "ptrace"] {
+        let mut command = scratch.profiler();
+        command.args(["cpu", "run", "--engine", engine, "-F", "250", "-o"]);
+        command.arg(scratch.file("p_")).arg("--").arg(&program);
+        let outcome = run(command.stdin(File::open(&line).expect("a file")));
+        let read = Read::only(&outcome);
+        let lines = outcome.stdout.lines().filter(|line| *line != "ready");
+        let said = truth(&lines.collect::<Vec<_>>().join("\n"))["cpu"];
+        assert!(is_near(read.total(), said), "{} {said}", read.total());
+        // The threads take more than half of the time, and live for a tenth of a period.
+        assert!(read.sampled() < 0.7 * said, "{} {said}", read.sampled());
+        let advice = "sample more often (-F 2500)";
+        assert!(outcome.stderr.contains(advice), "{outcome:?}");
+    }
+}
+
+/// Seconds in a message.
+fn seconds(text: &str) -> f64 {
+    let (number, unit) = text.trim().split_once(' ').expect("a time and its unit");
+    let number: f64 = number.parse().expect("a number");
+    match unit {
+        "s" => number,
+        "ms" => number / 1e3,
+        _ => panic!("{text}"),
+    }
+}
+
+/// The time of all profiles that a session names, and of all that it has no sample of.
+fn told(outcome: &Outcome) -> f64 {
+    let written = |line: &str| {
+        let (_, rest) = line
+            .split_once(" samples of ")
+            .or_else(|| line.split_once(" sample of "))?;
+        let (time, _) = rest.split_once(" of CPU time;")?;
+        Some(seconds(time))
+    };
+    let silent = |line: &str| {
+        let (before, _) = line.split_once(" of CPU time in all)")?;
+        let (_, time) = before.rsplit_once('(')?;
+        Some(seconds(time))
+    };
+    let lines = outcome.stderr.lines();
+    lines
+        .filter_map(|line| written(line).or_else(|| silent(line)))
+        .sum()
+}
+
+/// What was used by children that no engine saw is known from what their parents waited for.
+#[test]
+fn the_time_of_children_that_end_at_once_is_told() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("litter.c", &["-O1"]);
+    for engine in ["perf", "ptrace"] {
+        let mut command = scratch.profiler();
+        command.args(["cpu", "run", "--engine", engine, "-F", "20", "-o"]);
+        let outcome = run(command.arg(scratch.file("p_")).arg("--").arg(&program));
+        let (told, said) = (told(&outcome), truth(&outcome.stdout)["cpu"] / 1e9);
+        assert!(is_near(told, said), "{engine}: {told} {said} {outcome:?}");
+        // Ptrace asks now and then who the children are: hardly any is still there.
+        let unseen = outcome.stderr.contains("ended before they were seen");
+        assert_eq!(unseen, engine == "ptrace", "{outcome:?}");
+    }
+}
