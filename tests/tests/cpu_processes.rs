@@ -37,6 +37,32 @@ fn what_cannot_be_sampled_is_explained() {
     sleeper.wait().expect("a child");
 }
 
+/// Without rights, perf events show the process's own part only: the session's line says so, and
+/// whose part of the time that is, and so does the profile.
+#[test]
+fn a_kernel_that_is_hidden_is_said_to_be() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
+    command.arg(mem_tests::artifacts::profiler());
+    command.args(["cpu", "run", "--engine", "perf", "-o"]);
+    command.arg(scratch.file("p_")).arg("--").arg(&program);
+    let outcome = run(command.args(["0.3", "two"]));
+    let read = Read::only(&outcome);
+    let setting = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
+    let setting: i32 = setting
+        .expect("a setting")
+        .trim()
+        .parse()
+        .expect("a number");
+    let said = outcome.stderr.contains("kernel hidden")
+        || outcome.stderr.contains("in the kernel, which is hidden");
+    assert_eq!(said, setting > 1, "{outcome:?}");
+    let why = read.sampling.kernel_hidden.unwrap_or_default();
+    assert_eq!(why.contains("CAP_PERFMON"), setting > 1, "{why}");
+}
+
 /// A shell that executes a program after another, and ends with its code: one profile for each
 /// process and program that used time, in the program's own words.
 #[test]
