@@ -4,11 +4,13 @@
 //! be trusted.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use heap_format::{NO_MAPPING, Profile};
+use heap_format::{Location, NO_MAPPING, Profile, marker_at};
 use regex_lite::Regex;
+use symbols::interpreter::{self, Role};
 use symbols::{Options, apart};
 
 use crate::text;
@@ -31,36 +33,54 @@ pub struct Symbols {
     /// For each whether it is an allocator's, which stacks leave out.
     left_out: Vec<bool>,
     ids: HashMap<Rc<str>, FunctionId>,
-    /// Functions at an address, innermost first.
-    known: HashMap<u64, Rc<[FunctionId]>>,
+    known: HashMap<u64, Known>,
     /// Addresses that were looked up in vain.
     unnamed: HashSet<u64>,
+    /// Files with code of an interpreter whose frames were met.
+    interpreters: HashSet<Rc<Path>>,
     allocator: Option<Allocator>,
     next: Instant,
     trouble: Option<String>,
 }
 
+/// What is at an address.
+struct Known {
+    /// Its functions, innermost first.
+    functions: Rc<[FunctionId]>,
+    /// Whether it is a line of Python.
+    is_python: bool,
+    /// The file that its code is from.
+    file: Option<Rc<Path>>,
+}
+
 /// Frames of the allocator, as dumps name them.
 struct Allocator {
     drop: Regex,
+    /// Those of an interpreter, if one was met.
+    interpreters: Option<Regex>,
     keep: Option<Regex>,
 }
 
 impl Allocator {
     fn of(profile: &Profile) -> Option<Self> {
-        let whole = |pattern: &str| Regex::new(&format!("^({pattern})$")).ok();
         let drop = Some(&profile.drop_frames).filter(|p| !p.is_empty())?;
         let keep = Some(&profile.keep_frames).filter(|p| !p.is_empty());
         Some(Self {
             drop: whole(drop)?,
+            interpreters: None,
             keep: keep.and_then(|keep| whole(keep)),
         })
     }
 
     fn holds(&self, name: &str) -> bool {
-        let keep = self.keep.as_ref();
-        self.drop.is_match(name) && !keep.is_some_and(|keep| keep.is_match(name))
+        let is_in = |pattern: &Option<Regex>| pattern.as_ref().is_some_and(|p| p.is_match(name));
+        (self.drop.is_match(name) || is_in(&self.interpreters)) && !is_in(&self.keep)
     }
+}
+
+/// A pattern that names match from end to end.
+fn whole(pattern: &str) -> Option<Regex> {
+    Regex::new(&format!("^({pattern})$")).ok()
 }
 
 impl Symbols {
@@ -73,6 +93,7 @@ impl Symbols {
             ids: HashMap::new(),
             known: HashMap::new(),
             unnamed: HashSet::new(),
+            interpreters: HashSet::new(),
             allocator: None,
             next: Instant::now(),
             trouble: None,
@@ -119,16 +140,33 @@ impl Symbols {
     }
 
     /// The functions of a stack of return addresses, both leaf first, without those of the
-    /// allocator at its leaf and what they called; with them where there is nothing else.
-    /// `None` while not all addresses are looked up.
-    pub fn frames(&self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
-        let all: Option<Vec<&[FunctionId]>> = addresses
+    /// allocator at its leaf and what they called; with them where there is nothing else. Where there
+    /// is Python, without the interpreter between its lines. `None` while not all addresses are
+    /// looked up.
+    pub fn frames(&mut self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
+        let all: Option<Vec<(u64, &Known)>> = addresses
             .iter()
-            .map(|address| self.known.get(address).map(|functions| &functions[..]))
+            .map(|address| Some((*address, self.known.get(address)?)))
             .collect();
+        let all = all?;
+        for pair in all.windows(2) {
+            let [(_, inner), (_, outer)] = [pair[0], pair[1]];
+            let runs = outer.file.as_ref().filter(|path| path.is_absolute());
+            let is_run = inner.is_python && !outer.is_python;
+            if let Some(file) = runs.filter(|file| is_run && !self.interpreters.contains(*file)) {
+                self.interpreters.insert(file.clone());
+            }
+        }
+        let mut shown: Vec<&[FunctionId]> = Vec::with_capacity(all.len());
+        interpreter::usual(
+            &all,
+            |(_, known)| self.role(known),
+            |(address, _)| marker_at(address).is_some(),
+            |(_, known)| shown.push(&known.functions),
+        );
         let mut frames: Vec<&[FunctionId]> = Vec::new();
         let mut found_user = false;
-        for functions in all?.into_iter().rev() {
+        for functions in shown.into_iter().rev() {
             let left_out = |id: &FunctionId| self.left_out[*id as usize];
             match functions.iter().rposition(left_out) {
                 None => {
@@ -152,6 +190,34 @@ impl Symbols {
         Some(frames.into_iter().rev().flatten().copied().collect())
     }
 
+    fn role(&self, known: &Known) -> Role {
+        match &known.file {
+            _ if known.is_python => Role::Python,
+            None => Role::Other,
+            Some(file) => {
+                let names = known.functions.iter().map(|function| self.name(*function));
+                Role::native(file, self.interpreters.contains(file), names)
+            }
+        }
+    }
+
+    /// Takes note of an interpreter among what is looked up.
+    fn meet_interpreter(&mut self, profile: &Profile) {
+        if !profile.locations.iter().any(|l| profile.is_python(l)) {
+            return;
+        }
+        let main = symbols::main_mapping(profile).map(|at| profile.mappings[at].path.as_path());
+        let main = main.filter(|path| interpreter::is_called_python(path));
+        self.interpreters.extend(main.map(Rc::from));
+        if let Some(allocator) = &mut self.allocator
+            && allocator.interpreters.is_none()
+        {
+            allocator.interpreters = whole(interpreter::ALLOCATORS);
+            let names = self.names.iter();
+            self.left_out = names.map(|name| allocator.holds(name)).collect();
+        }
+    }
+
     /// Looks up those of the return addresses that are new, by a `profile` of them; at most
     /// [`BATCH`] at a time, with pauses between.
     pub fn resolve(
@@ -170,14 +236,16 @@ impl Symbols {
         }
         let profile = profile(&new);
         self.allocator = self.allocator.take().or_else(|| Allocator::of(&profile));
+        self.meet_interpreter(&profile);
         let locations = profile.locations.len();
         let location = |stack: usize| profile.stacks.get(stack).first().copied();
         let of_address: Vec<Option<u32>> = (0..new.len()).map(location).collect();
-        let object = |location: &heap_format::Location| match location.mapping {
+        let object = |location: &Location| match location.mapping {
             NO_MAPPING => "<unknown>".to_owned(),
             mapping => object(&profile, mapping),
         };
         let objects: Vec<String> = profile.locations.iter().map(object).collect();
+        let places: Vec<_> = places(&profile);
         let names = apart::names(profile, &OPTIONS, PATIENCE, waiting::is_ending);
         let names = names.unwrap_or_else(|error| {
             self.trouble = Some(error.to_string());
@@ -197,10 +265,27 @@ impl Symbols {
                     [self.intern(objects.get(location).map_or("<unknown>", |o| o))].into()
                 }
             };
-            self.known.insert(address, functions);
+            let (is_python, file) = places.get(location).cloned().unwrap_or_default();
+            let known = Known {
+                functions,
+                is_python,
+                file,
+            };
+            self.known.insert(address, known);
         }
         self.next = Instant::now() + start.elapsed() * PAUSE;
     }
+}
+
+/// Of each location, whether it is Python, and its file.
+fn places(profile: &Profile) -> Vec<(bool, Option<Rc<Path>>)> {
+    let mappings = profile.mappings.iter();
+    let files: Vec<Rc<Path>> = mappings.map(|m| Rc::from(m.path.as_path())).collect();
+    let place = |location: &Location| {
+        let file = files.get(location.mapping as usize).cloned();
+        (profile.is_python(location), file)
+    };
+    profile.locations.iter().map(place).collect()
 }
 
 /// The defaults of `mem_parser`.
@@ -229,16 +314,22 @@ mod tests {
         let mut symbols = Symbols::new(0);
         symbols.allocator = Some(Allocator {
             drop: Regex::new("^(malloc|allocate|operator new)$").unwrap(),
+            interpreters: None,
             keep: None,
         });
         for (address, names) in known {
-            let ids = names.iter().map(|name| symbols.intern(name)).collect();
-            symbols.known.insert(*address, ids);
+            let functions = names.iter().map(|name| symbols.intern(name)).collect();
+            let known = Known {
+                functions,
+                is_python: names[0].ends_with(')'),
+                file: Some(Path::new("/usr/bin/python3").into()),
+            };
+            symbols.known.insert(*address, known);
         }
         symbols
     }
 
-    fn named(symbols: &Symbols, addresses: &[u64]) -> Vec<String> {
+    fn named(symbols: &mut Symbols, addresses: &[u64]) -> Vec<String> {
         let frames = symbols.frames(addresses).unwrap();
         frames
             .iter()
@@ -248,15 +339,32 @@ mod tests {
 
     #[test]
     fn the_allocator_is_left_out_with_what_it_called() {
-        let symbols = symbols(&[
+        let symbols = &mut symbols(&[
             (1, &["inner"]),
             (2, &["malloc"]),
             (3, &["allocate", "push", "fill"]),
             (4, &["main"]),
         ]);
-        assert_eq!(named(&symbols, &[1, 2, 4]), ["main"]);
-        assert_eq!(named(&symbols, &[2, 3, 4]), ["push", "fill", "main"]);
-        assert_eq!(named(&symbols, &[1, 2]), ["inner", "malloc"]);
+        assert_eq!(named(symbols, &[1, 2, 4]), ["main"]);
+        assert_eq!(named(symbols, &[2, 3, 4]), ["push", "fill", "main"]);
+        assert_eq!(named(symbols, &[1, 2]), ["inner", "malloc"]);
         assert_eq!(symbols.frames(&[1, 9]), None);
+    }
+
+    #[test]
+    fn the_interpreter_is_left_out_between_lines_of_python() {
+        let symbols = &mut symbols(&[
+            (1, &["PyList_Append"]),
+            (2, &["_PyObject_MakeTpCall"]),
+            (3, &["_PyEval_EvalFrameDefault"]),
+            (4, &["put (a.py:7)"]),
+            (5, &["<module> (a.py:9)"]),
+            (6, &["Py_BytesMain"]),
+        ]);
+        let stack = [1, 2, 4, 3, 5, 3, 6];
+        let lines = ["PyList_Append", "put (a.py:7)", "<module> (a.py:9)"];
+        assert_eq!(named(symbols, &stack), lines);
+        // Code that runs no Python is shown.
+        assert_eq!(named(symbols, &[1, 6]), ["PyList_Append", "Py_BytesMain"]);
     }
 }

@@ -1,16 +1,10 @@
-//! Which frames are shown of stacks that hold Python: a person who writes Python wants its lines, and
-//! of the native code what they called, not the interpreter between them.
-//!
-//! The native frames that are left out are those of the interpreter's module, between Python's
-//! frames and outside the outermost one. That module is known by where it stands: the frame around
-//! a Python frame runs it. What the innermost line called stays, whosever code it is, but for what
-//! only passes the call on; so do modules that call back, and a garbage collection. Functions of the
-//! interpreter that only ask for memory are an allocator's.
+//! Which frames are shown of stacks that hold Python ([`symbols::interpreter`] has the rules).
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use heap_format::{Function, Line, Location, NO_MAPPING, Profile, marker_at, merge};
+use symbols::interpreter::{self, Role};
 
 use crate::nodes::{Origin, origin};
 
@@ -28,40 +22,6 @@ pub enum Shown {
 
 /// Name of what is in no Python function, where only Python is shown.
 const NATIVE: &str = "[native]";
-
-/// What the interpreter's function is called that runs code; compilers add to the name.
-const EVALUATION: &str = "_PyEval_EvalFrame";
-
-/// The function of the interpreter that matters although no line of Python has called it.
-const COLLECTION: &str = "gc_collect_main";
-
-/// Beginnings of the names of its functions that do no more than call what a line calls.
-const CALLS: [&str; 17] = [
-    "_PyEval_",
-    "_PyFunction_Vectorcall",
-    "_PyObject_Call",
-    "_PyObject_FastCall",
-    "_PyObject_MakeTpCall",
-    "_PyObject_Vectorcall",
-    "_PyVectorcall",
-    "PyObject_Call",
-    "PyObject_Vectorcall",
-    "PyVectorcall",
-    "call_function",
-    "cfunction_",
-    "do_call_core",
-    "method_vectorcall",
-    "object_vacall",
-    "slot_tp_call",
-    "vectorcall_",
-];
-
-/// The interpreter's functions that do no more than ask for memory, as `malloc`.
-const ALLOCATORS: &str =
-    "_?Py(Mem|Object)_(Raw)?(Malloc|Calloc|Realloc)|_PyMem_(Debug|Raw).*|pymalloc_.*|new_arena";
-
-/// Beginnings of the names of files in which threads and programs start.
-const STARTING: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
 
 /// Leaves out of the stacks what is not to be shown. `merged`: equal stacks become one. Returns a
 /// warning for people.
@@ -82,7 +42,7 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
     };
     if shown == Shown::Usual && !profile.drop_frames.is_empty() {
         profile.drop_frames.push('|');
-        profile.drop_frames.push_str(ALLOCATORS);
+        profile.drop_frames.push_str(interpreter::ALLOCATORS);
     }
     profile.stacks = frames;
     forget_unused(profile);
@@ -160,34 +120,6 @@ fn only(profile: &mut Profile, python: &[bool]) -> heap_format::Stacks {
     })
 }
 
-/// What a location is to a reader of Python.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// A line of Python.
-    Python,
-    /// The interpreter's name for one, where there are Python's own frames as well.
-    Trampoline,
-    /// The function of the interpreter that runs code.
-    Evaluation,
-    /// Code of the interpreter that only calls.
-    Call,
-    /// Other code of the interpreter.
-    Interpreter,
-    /// Where programs and threads start.
-    Start,
-    /// Anything else.
-    Other,
-}
-
-/// What is left out outside of Python's frames; between them, all but the first.
-const HIDDEN: [Role; 5] = [
-    Role::Start,
-    Role::Trampoline,
-    Role::Evaluation,
-    Role::Call,
-    Role::Interpreter,
-];
-
 struct Roles {
     of: Vec<Role>,
 }
@@ -208,39 +140,14 @@ impl Roles {
         }
     }
 
-    fn is(&self, frame: u32, roles: &[Role]) -> bool {
-        roles.contains(&self.of[frame as usize])
-    }
-
     fn usual(&self, profile: &Profile) -> heap_format::Stacks {
+        let role = |frame: u32| self.of[frame as usize];
+        let is_mark = |frame: u32| {
+            let address = profile.locations[frame as usize].address;
+            marker_at(address).is_some()
+        };
         profile.stacks.rewritten(|frames, out| {
-            let is_python = |&frame: &u32| self.is(frame, &[Role::Python]);
-            let (Some(first), Some(last)) = (
-                frames.iter().position(is_python),
-                frames.iter().rposition(is_python),
-            ) else {
-                out.extend(frames);
-                return;
-            };
-            // A trampoline is outside of the frame that runs its code.
-            let inner = &frames[..first];
-            let runs = |&&frame: &&u32| self.is(frame, &[Role::Evaluation, Role::Trampoline]);
-            let running = inner.iter().rev().take_while(runs).count();
-            let called = inner[..first - running].iter();
-            out.extend(called.filter(|&&frame| !self.is(frame, &[Role::Call])));
-            let middle = frames[first..=last].iter();
-            let hidden = &HIDDEN[1..];
-            out.extend(middle.filter(|&&frame| !self.is(frame, hidden)));
-            let outer = &frames[last + 1..];
-            let is_python_alone = outer.iter().all(|&frame| {
-                let address = profile.locations[frame as usize].address;
-                self.is(frame, &HIDDEN) || marker_at(address).is_some()
-            });
-            let hidden = match is_python_alone {
-                true => &HIDDEN[..],
-                false => &HIDDEN[1..],
-            };
-            out.extend(outer.iter().filter(|&&frame| !self.is(frame, hidden)));
+            interpreter::usual(frames, role, is_mark, |frame| out.push(frame));
         })
     }
 }
@@ -250,41 +157,9 @@ fn native(profile: &Profile, location: &Location, modules: &HashSet<PathBuf>) ->
     let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
         return Role::Other;
     };
-    if modules.contains(&mapping.path) {
-        // Debug information tells what was inlined there, too.
-        let is_in = |start: &str| {
-            let mut lines = profile.lines_of(location).iter();
-            lines.any(|line| {
-                let function = &profile.functions[line.function as usize];
-                function.name.starts_with(start)
-            })
-        };
-        return match (is_in(EVALUATION), is_in(COLLECTION)) {
-            (true, _) => Role::Evaluation,
-            (_, true) => Role::Other,
-            _ if only_calls(profile, location) => Role::Call,
-            _ => Role::Interpreter,
-        };
-    }
-    let file = mapping
-        .path
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy();
-    match STARTING.iter().any(|start| file.starts_with(start)) {
-        true => Role::Start,
-        false => Role::Other,
-    }
-}
-
-/// Whether all functions at a location of the interpreter only call.
-fn only_calls(profile: &Profile, location: &Location) -> bool {
-    let lines = profile.lines_of(location);
-    let calls = |line: &Line| {
-        let name = &profile.functions[line.function as usize].name;
-        CALLS.iter().any(|start| name.starts_with(start))
-    };
-    !lines.is_empty() && lines.iter().all(calls)
+    let lines = profile.lines_of(location).iter();
+    let names = lines.map(|line| profile.functions[line.function as usize].name.as_str());
+    Role::native(&mapping.path, modules.contains(&mapping.path), names)
 }
 
 /// Modules with code of the interpreter: what stands around frames of Python, and a program that is
@@ -304,10 +179,6 @@ fn interpreters(profile: &Profile, python: &[bool]) -> HashSet<PathBuf> {
         }
     }
     let main = symbols::main_mapping(profile).map(|at| profile.mappings[at].path.clone());
-    let is_python = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        path.as_path() != Path::new("") && name.starts_with("python")
-    };
-    modules.extend(main.filter(is_python));
+    modules.extend(main.filter(|path| interpreter::is_called_python(path)));
     modules
 }

@@ -18,6 +18,7 @@ mod dwarf;
 mod elf;
 mod files;
 mod frame;
+pub mod interpreter;
 mod links;
 mod module;
 mod names;

@@ -49,6 +49,19 @@ fn dumped(scratch: &Scratch, program: &std::path::Path, dump: &std::path::Path) 
     lines.map(row).collect()
 }
 
+/// Of the dump's rows `top` shows the first ones, and what holds nothing besides.
+fn compare(shown: &Table, written: &Table) {
+    assert!(shown.len() > 5, "{shown:?}");
+    for (name, (flat, sum)) in shown.iter().filter(|(_, (_, sum))| *sum > 0.0) {
+        let (flat_there, sum_there) = written
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} is not in {written:?}"));
+        let equal = |a: f64, b: f64| (a - b).abs() <= 1.0 + a.abs() * 1e-6;
+        assert!(equal(*flat, *flat_there), "{name}: {flat} {flat_there}");
+        assert!(equal(*sum, *sum_there), "{name}: {sum} {sum_there}");
+    }
+}
+
 #[test]
 fn top_and_the_parser_tell_the_same() {
     let scratch = Scratch::new();
@@ -64,16 +77,40 @@ fn top_and_the_parser_tell_the_same() {
     target.hear_until("done");
     let shown = live(&scratch, target.pid());
     let outcome = session.stop();
-    let written = dumped(&scratch, &program, &outcome.dump());
-    assert!(shown.len() > 5, "{shown:?}");
-    // Of the dump's rows `top` shows the first ones, and what holds nothing besides.
-    for (name, (flat, sum)) in shown.iter().filter(|(_, (_, sum))| *sum > 0.0) {
-        let (flat_there, sum_there) = written
-            .get(name)
-            .unwrap_or_else(|| panic!("{name} is not in {written:?}"));
-        let equal = |a: f64, b: f64| (a - b).abs() <= 1.0 + a.abs() * 1e-6;
-        assert!(equal(*flat, *flat_there), "{name}: {flat} {flat_there}");
-        assert!(equal(*sum, *sum_there), "{name}: {sum} {sum_there}");
+    compare(&shown, &dumped(&scratch, &program, &outcome.dump()));
+    drop(target);
+}
+
+/// Lines of Python, and what they called; not the interpreter between them.
+#[test]
+fn top_shows_lines_of_python_as_the_parser_does() {
+    const SCRIPT: &str = "import sys\nkept = []\n\
+                          def put(key):\n    kept.append({key: [key] * 50})\n\
+                          def handle():\n    for key in range(1000):\n        put(str(key))\n\
+                          print('ready', flush=True)\nsys.stdin.readline()\n\
+                          handle()\nprint('done', flush=True)\nsys.stdin.readline()\n";
+    let scratch = Scratch::new();
+    // Code without names is called after its file.
+    let program = std::fs::canonicalize("/usr/bin/python3").expect("Python");
+    let mut command = scratch.preloaded(&program);
+    command.args(["-c", SCRIPT]).env("PYTHONMALLOC", "malloc");
+    let mut target = Target::start(command.stdin(std::process::Stdio::piped()));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go");
+    target.hear_until("done");
+    let shown = live(&scratch, target.pid());
+    let outcome = session.stop();
+    compare(&shown, &dumped(&scratch, &program, &outcome.dump()));
+    for line in [
+        "put (<string>:4)",
+        "handle (<string>:7)",
+        "<module> (<string>:10)",
+    ] {
+        assert!(shown[line].1 > 500_000.0, "{line}: {shown:#?}");
+    }
+    for hidden in ["_PyEval_EvalFrameDefault", "Py_BytesMain", "main"] {
+        assert!(!shown.contains_key(hidden), "{hidden}: {shown:#?}");
     }
     drop(target);
 }
