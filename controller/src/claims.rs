@@ -10,6 +10,7 @@ use std::collections::HashMap;
 
 use crate::discovery::spaces::namespace;
 use crate::discovery::{Found, Life};
+use crate::mappings;
 use crate::process::{self, Stat, Status};
 use crate::text;
 
@@ -124,7 +125,7 @@ impl Seen {
     }
 
     fn add(&mut self, pid: i32, maps: &[u8]) {
-        for file in process::shared_files(maps) {
+        for file in mappings::shared_files(maps) {
             let inode = file.inode;
             self.mapped.entry((file.device, inode)).or_insert(pid);
             let name = text::base_name(file.path);
@@ -136,7 +137,7 @@ impl Seen {
 
     fn check(&self, found: &Found) -> Result<(), Doubt> {
         let (device, inode) = found.file;
-        let mapped = self.mapped.get(&(process::device(device), inode));
+        let mapped = self.mapped.get(&(mappings::device(device), inode));
         let name = found.entry.name.to_string().into_bytes();
         if let Some(pid) = mapped.or_else(|| self.named.get(&(inode, name))) {
             return Err(Doubt::Mapped(*pid));

@@ -34,6 +34,7 @@ pub mod launch;
 mod leaks;
 pub mod listing;
 pub mod live;
+mod mappings;
 mod names;
 pub mod output;
 mod page;

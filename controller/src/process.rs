@@ -12,7 +12,6 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use cpu::proc::cpu_ns;
-use heap_format::maps::Entry;
 
 use crate::text;
 
@@ -304,71 +303,6 @@ pub fn memory(pid: i32) -> Vec<(&'static str, u64)> {
     NAMES.iter().filter_map(value).collect()
 }
 
-/// A device as the kernel writes it in maps.
-pub fn device(number: u64) -> (u32, u32) {
-    (libc::major(number), libc::minor(number))
-}
-
-/// Whether a maps text has a mapping of the file with this device, inode and name. Inodes
-/// alone are not unique: on a filesystem of their own, users can choose any.
-pub fn maps_file(maps: &[u8], device: (u32, u32), inode: u64, name: &[u8]) -> bool {
-    let mut lines = maps
-        .split(|b| *b == b'\n')
-        .filter(|line| line_ends(line, name));
-    lines.any(|line| Entry::parse(line).is_some_and(|m| (m.device, m.inode) == (device, inode)))
-}
-
-/// The same whatever the device.
-pub fn maps_name(maps: &[u8], inode: u64, name: &[u8]) -> bool {
-    let mut lines = maps
-        .split(|b| *b == b'\n')
-        .filter(|line| line_ends(line, name));
-    lines.any(|line| Entry::parse(line).is_some_and(|m| m.inode == inode))
-}
-
-/// Bytes of the largest mapping of a file with this inode and name.
-pub fn mapped_bytes(maps: &[u8], inode: u64, name: &[u8]) -> u64 {
-    let lines = maps
-        .split(|b| *b == b'\n')
-        .filter(|line| line_ends(line, name));
-    let entries = lines.filter_map(Entry::parse).filter(|m| m.inode == inode);
-    let bytes = entries.map(|m| m.end.saturating_sub(m.start));
-    bytes.max().unwrap_or(0)
-}
-
-fn line_ends(line: &[u8], name: &[u8]) -> bool {
-    let path = line.strip_suffix(b" (deleted)").unwrap_or(line);
-    path.strip_suffix(name)
-        .is_some_and(|rest| rest.ends_with(b"/"))
-}
-
-/// The shared mappings of files.
-pub fn shared_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
-    Entry::all(maps).filter(|m| m.permissions.ends_with(b"s") && m.inode != 0)
-}
-
-/// The device that maps show for an open file, which on some filesystems differs from the file's.
-/// Maps the file without access rights, so its contents cannot be touched.
-pub fn shown_device(file: &File) -> Option<(u32, u32)> {
-    let (length, flags) = (4096, libc::MAP_SHARED);
-    // SAFETY: the kernel chooses a free range; nobody may read or write the new mapping.
-    let at = unsafe {
-        let fd = file.as_raw_fd();
-        libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, fd, 0)
-    };
-    if at == libc::MAP_FAILED {
-        return None;
-    }
-    let text = maps(std::process::id() as i32);
-    // SAFETY: the mapping was made above, and no pointer to it was handed out.
-    unsafe { libc::munmap(at, length) };
-    let text = text?;
-    let mut entries = Entry::all(&text);
-    entries
-        .find(|entry| entry.start == at as u64)
-        .map(|entry| entry.device)
-}
-
 /// Path of the executable; `None` without permission.
 pub fn exe(pid: i32) -> Option<Vec<u8>> {
     let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
@@ -560,38 +494,5 @@ mod tests {
             b"nginx"
         );
         assert_eq!(display_name(b"", b"/a/b", &[]), b"b");
-    }
-
-    #[test]
-    fn a_mapping_is_found_by_device_inode_and_name() {
-        let maps = b"7f0-7f1 rw-s 00000000 00:1b 4711 /dev/shm/mem_profiler.1.2.0\n";
-        let name = b"mem_profiler.1.2.0";
-        assert!(maps_file(maps, (0, 0x1b), 4711, name));
-        assert!(!maps_file(maps, (0, 0x1b), 471, name));
-        assert!(!maps_file(maps, (0, 0x1c), 4711, name));
-        assert!(!maps_file(maps, (0, 0x1b), 4711, b"mem_profiler.1.2.1"));
-        assert!(!maps_file(maps, (0, 0x1b), 4711, b"profiler.1.2.0"));
-        assert!(maps_name(maps, 4711, name));
-        assert_eq!(mapped_bytes(maps, 4711, name), 0x1);
-        assert_eq!(mapped_bytes(maps, 471, name), 0);
-        let deleted = b"7f0-7f1 rw-s 00000000 08:1b 4711    /dev/shm/mem_profiler.1.2.0 (deleted)";
-        assert!(maps_file(deleted, (8, 0x1b), 4711, name));
-        let private = b"1-2 rw-p 00000000 08:1b 9 /x\n3-4 rw-s 00000000 00:01 8 /y z\n";
-        let shared = shared_files(private).map(|m| (m.device, m.inode, m.path));
-        assert!(shared.eq([((0, 1), 8, &b"/y z"[..])]));
-    }
-
-    #[test]
-    fn a_files_device_is_shown_in_maps() {
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let file = File::create_new(dir.path().join("x")).unwrap();
-        file.set_len(4096).unwrap();
-        use std::os::unix::fs::MetadataExt;
-        let own = device(file.metadata().unwrap().dev());
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(dir.path().join("x"));
-        assert_eq!(shown_device(&file.unwrap()), Some(own));
     }
 }

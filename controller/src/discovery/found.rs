@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::mappings;
 use crate::process;
 use crate::process_end::ProcessEnd;
 use crate::segment::{Directory, Entry, Refusal, Segment};
@@ -120,7 +121,7 @@ impl Found {
     pub fn seems_mapped(&self) -> Option<bool> {
         let maps = process::maps(self.pid)?;
         let name = self.entry.name.to_string();
-        Some(process::maps_name(&maps, self.file.1, name.as_bytes()))
+        Some(mappings::has_name(&maps, self.file.1, name.as_bytes()))
     }
 }
 
@@ -130,12 +131,12 @@ impl Agent {
         let maps = process::maps(self.pid).ok_or(Unconfirmed::Unreadable)?;
         let name = self.segment.name.to_string();
         let is_mapped = |device| {
-            process::maps_file(&maps, device, self.segment.inode, name.as_bytes()).then_some(())
+            mappings::has_file(&maps, device, self.segment.inode, name.as_bytes()).then_some(())
         };
-        let mapped = is_mapped(process::device(self.segment.device)).or_else(|| {
+        let mapped = is_mapped(mappings::device(self.segment.device)).or_else(|| {
             // Some filesystems show another device there than `stat` does.
-            let seems = process::maps_name(&maps, self.segment.inode, name.as_bytes());
-            let shown = || process::shown_device(self.segment.file());
+            let seems = mappings::has_name(&maps, self.segment.inode, name.as_bytes());
+            let shown = || mappings::shown_device(self.segment.file());
             seems.then(shown).flatten().and_then(is_mapped)
         });
         mapped.ok_or_else(|| Unconfirmed::NotMapped(self.segment.path()))
@@ -149,7 +150,7 @@ impl Agent {
         let maps = process::maps(self.pid)?;
         let name = self.segment.name.to_string();
         let inode = self.segment.inode;
-        Some(process::mapped_bytes(&maps, inode, name.as_bytes()) > CONTROL_BYTES as u64)
+        Some(mappings::largest(&maps, inode, name.as_bytes()) > CONTROL_BYTES as u64)
     }
 }
 

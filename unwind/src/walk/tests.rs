@@ -3,6 +3,7 @@
 use super::*;
 use crate::inserted::Inserted;
 use crate::rule::Kind;
+use crate::seen::Key;
 use proptest::prelude::*;
 use std::boxed::Box;
 use std::cell::{Cell, RefCell};
