@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,15 +20,21 @@ enum Library {
 }
 
 impl Library {
-    /// The least that is expected where ours has so many seconds. Theirs counts signals, of which
-    /// one stands for several on a busy machine.
-    fn least(self, ours: f64) -> f64 {
+    /// The least and the most that is expected where ours has so many seconds. Theirs counts signals, of
+    /// which one stands for several on a busy machine; and in real time there are more, see
+    /// [`IN_REAL_TIME`].
+    fn bounds(self, ours: RangeInclusive<f64>) -> RangeInclusive<f64> {
         match self {
             Self::Ours => ours,
-            Self::Theirs => 0.05,
+            Self::Theirs => 0.005..=f64::INFINITY,
         }
     }
 }
+
+/// What the program does in one thread, and never sleeps. There the library is compared by real time:
+/// its timer of CPU time goes by the kernel's ticks, and a process that another one interrupts just
+/// before each tick has no sample.
+const IN_REAL_TIME: [&str; 3] = ["calls", "killed", "switch"];
 
 struct Stage {
     scratch: Scratch,
@@ -53,6 +60,9 @@ impl Stage {
             Library::Theirs => {
                 let mut command = Command::new(&self.program);
                 command.env("LD_PRELOAD", "libprofiler.so.0");
+                if IN_REAL_TIME.contains(&arguments[0]) {
+                    command.env("CPUPROFILE_REALTIME", "1");
+                }
                 command
             }
         };
@@ -112,9 +122,10 @@ fn a_filter_leaves_threads_out() {
     for library in BOTH {
         let outcome = stage.call(library, "filter");
         let [wanted, unwanted] = ["first_work", "second_work"].map(|name| stage.seconds(name));
-        // There one timer serves all threads, so that they share what comes.
-        let least = if library == Library::Ours { 0.3 } else { 0.1 };
-        assert!(wanted > least, "{library:?}: {wanted} {outcome:?}");
+        // There one timer serves all threads, so that they share what comes, if anything does.
+        if library == Library::Ours {
+            assert!((0.3..=0.5).contains(&wanted), "{wanted} {outcome:?}");
+        }
         assert!(unwanted == 0.0, "{library:?}: {unwanted} {outcome:?}");
     }
 }
@@ -170,7 +181,7 @@ fn waiting_counts_where_real_time_is_asked_for() {
         // Its stack ends there.
         let asleep = seconds(&stage.program, &stage.file, "clock_nanosleep");
         assert!(
-            asleep > library.least(0.3),
+            library.bounds(0.3..=f64::INFINITY).contains(&asleep),
             "{library:?}: {asleep} {outcome:?}"
         );
         let outcome = stage.whole(library, "sleep", ("CPUPROFILE_FREQUENCY", "100"));
@@ -187,8 +198,10 @@ fn each_thread_has_its_own_time() {
         let outcome = stage.whole(library, "threads", variable);
         for function in ["first_work", "second_work"] {
             let found = stage.seconds(function);
+            // Of two threads that share a processor, chance tells which is met how often: of 80
+            // samples 40, and 18 more or less in one case of 16,000.
             assert!(
-                (library.least(0.3)..=0.5).contains(&found),
+                library.bounds(0.22..=0.58).contains(&found),
                 "{library:?}: {found} {outcome:?}"
             );
         }
@@ -206,7 +219,7 @@ fn a_signal_keeps_the_programs_errno() {
         let [inside, outside] = ["first_work", "second_work"]
             .map(|name| seconds(&stage.program, &switched, &format!(" {name}")));
         assert!(
-            (library.least(0.3)..=0.5).contains(&inside),
+            library.bounds(0.3..=0.5).contains(&inside),
             "{library:?}: {inside}"
         );
         assert!(outside < 0.05, "{library:?}: {outside}");
