@@ -1,12 +1,13 @@
 //! Where a limit leaves no room for a copy, `leaks` says which, and the grades that do without work.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use mem_tests::cgroup::{Cgroup, with_version_2};
 use mem_tests::leaks::{report, tell};
-use mem_tests::{Outcome, Scratch, Target, run};
+use mem_tests::{Outcome, Scratch, Target, artifacts, run};
 
 fn start(scratch: &Scratch, enter: impl FnOnce(&mut Command)) -> Target {
     let program = scratch.compile("planted.cpp", &["-pthread"]);
@@ -100,26 +101,21 @@ fn a_limit_of_processes_is_named() {
 #[test]
 fn a_user_s_limit_of_processes_is_named() {
     let scratch = Scratch::new();
-    fs::set_permissions(
-        scratch.shared(),
-        std::os::unix::fs::PermissionsExt::from_mode(0o1777),
-    )
-    .expect("our own");
+    for (path, mode) in [(scratch.files(), 0o755), (scratch.shared(), 0o1777)] {
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect("our own");
+    }
+    // The build's directories may be closed to others.
+    let agent = scratch.file("libmem_agent.so");
+    fs::copy(artifacts::agent(), &agent).expect("a copy");
     let program = scratch.compile("planted.cpp", &["-pthread"]);
     let mut command = Command::new("prlimit");
-    command.args([
-        "--nproc=1",
-        "setpriv",
-        "--reuid=54322",
-        "--regid=54322",
-        "--clear-groups",
-        "env",
-    ]);
-    let preload = scratch.preloaded(&program);
-    for (name, value) in preload.get_envs() {
-        if let Some(value) = value {
-            command.arg(format!("{}={}", name.display(), value.display()));
-        }
+    let user = ["--reuid=54322", "--regid=54322", "--clear-groups"];
+    command.args(["--nproc=1", "setpriv"]).args(user).arg("env");
+    for (name, path) in [
+        ("LD_PRELOAD", &*agent),
+        ("MEM_PROFILER_DIR", scratch.shared()),
+    ] {
+        command.arg(format!("{name}={}", path.display()));
     }
     command.args(["MEM_PROFILER_START=1", "MEM_PROFILER_INTERVAL=1"]);
     command
