@@ -39,17 +39,18 @@ enum Request {
     Session(Box<Target>),
 }
 
-/// The statistics, if they are not older than this moment of [`now_ns`].
+/// The statistics, if they are later than this moment of [`now_ns`]. That clock stands still for some
+/// milliseconds: what is of the same moment may be earlier.
 pub fn since(header: &Header<'_>, ns: u64) -> Option<Stats> {
     let (taken_ns, stats) = header.allocator_stats()?;
-    (taken_ns >= ns).then_some(stats)
+    (taken_ns > ns).then_some(stats)
 }
 
 /// Brings the statistics of these processes up to date as far as that is possible. For each the
 /// reason why they are older than the call, where it is known.
 pub fn refresh(agents: &[Agent]) -> Vec<Option<String>> {
     let start = now_ns();
-    let mut requests: Vec<Request> = agents.iter().map(request).collect();
+    let mut requests: Vec<Request> = agents.iter().map(|agent| request(agent, start)).collect();
     let end = Instant::now() + Duration::from_nanos(PERIOD_NS) + PATIENCE;
     loop {
         let mut waiting = false;
@@ -71,7 +72,8 @@ fn is_since(agent: &Agent, ns: u64) -> bool {
     header.is_ok_and(|header| since(&header, ns).is_some())
 }
 
-fn request(agent: &Agent) -> Request {
+/// `start`: what is published at that very moment would not count.
+fn request(agent: &Agent, start: u64) -> Request {
     let mut head = Head::new();
     let Ok(header) = agent.segment.head(&mut head) else {
         return Request::Settled(None);
@@ -84,7 +86,8 @@ fn request(agent: &Agent) -> Request {
     }
     let taken = header.allocator_stats().map_or(0, |(taken_ns, _)| taken_ns);
     // A time that is still to come is not the agent's.
-    Request::Due(taken.min(now_ns()).saturating_add(PERIOD_NS))
+    let due = taken.min(now_ns()).saturating_add(PERIOD_NS);
+    Request::Due(due.max(start.saturating_add(1)))
 }
 
 /// Starts a session of our own, unless that would overwrite what an earlier one left.
@@ -105,7 +108,7 @@ fn start(agent: &Agent) -> anyhow::Result<Target> {
 
 impl Request {
     /// Starts the session when it is due; settles it as soon as there are statistics that are
-    /// not older than `ns`.
+    /// later than `ns`.
     fn look(&mut self, agent: &Agent, ns: u64) {
         match self {
             Self::Settled(_) => {}

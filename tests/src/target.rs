@@ -131,3 +131,13 @@ pub fn cpu_seconds(pid: u32) -> f64 {
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
     ticks as f64 / per_second as f64
 }
+
+/// Whether a child of ours has ended, and was not waited for yet.
+#[must_use]
+pub fn has_ended(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a child");
+    stat.rsplit_once(") ")
+        .expect("a name in brackets")
+        .1
+        .starts_with('Z')
+}
