@@ -40,8 +40,8 @@ pub struct Newborn {
     pub code: Code,
     /// The state in which it closes the files.
     closing: General,
-    /// The thread that it is a copy of.
-    original: i32,
+    /// The priority of the thread that it is a copy of.
+    priority: i32,
 }
 
 /// Makes a copy of a stopped process.
@@ -99,7 +99,7 @@ pub fn end(pid: i32) {
 impl Newborn {
     /// Gives it the target's priority, and files of its own, and closes them.
     pub fn complete(self) {
-        priority::equal(self.pid, self.original);
+        priority::set(self.pid, self.priority);
         // Before Linux 5.9 it keeps sharing the target's open files.
         if worker::call(self.pid, &self.closing).is_some() {
             process::offer_to_oom_killer(self.pid);
@@ -201,7 +201,7 @@ impl Host {
             pid: copy,
             code: self.code,
             closing,
-            original: self.chosen.tid,
+            priority: priority::of(self.chosen.tid),
         })
     }
 

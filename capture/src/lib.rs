@@ -37,7 +37,7 @@
 //!
 //! # Caller's duties
 //! - keep a [`Stopped`] short: the target stands still, and so does everyone who waits for it
-//!   ([`Hurry`]);
+//!   ([`RaisedPriority`]);
 //! - do not wait for the target, or for any child whatever (`waitpid(-1)`), in another thread
 //!   while it is stopped;
 //! - drop the [`Copy`] soon: as long as it exists, the target's first write to each page
@@ -88,7 +88,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use glimpse::Glimpses;
-pub use priority::Hurry;
+pub use priority::RaisedPriority;
 pub use refusal::Refusal;
 pub use request::{read as read_memory, read_error as read_memory_error};
 pub use worker::{Failure, Work, Worker};

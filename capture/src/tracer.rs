@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::Hurry;
+use crate::RaisedPriority;
 
 const IDLE: Duration = Duration::from_millis(10);
 
@@ -24,7 +24,7 @@ impl Tracer {
         let work = move || {
             block_signals();
             // Before the target's own threads.
-            let _hurry = Hurry::begin();
+            let _raised = RaisedPriority::new();
             sleep_exactly();
             crate::alarm::set_up();
             todo.into_iter().for_each(|job| job());

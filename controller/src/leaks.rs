@@ -18,13 +18,13 @@ mod memory;
 mod moment;
 mod notes;
 mod options;
+mod refusal;
 mod regions;
 mod report;
 mod roots;
 mod search;
 mod stacks;
 mod suppressions;
-mod uncopied;
 mod unstopped;
 mod variables;
 

@@ -126,6 +126,12 @@ fn a_user_s_limit_of_processes_is_named() {
     assert_eq!(target.hear(), "ready");
     tell(&mut target, "go 100", "gone");
     let refused = check(&scratch, &target, &[]);
-    refused.refused(1, &["RLIMIT_NPROC lets its user have 1 thread", "--stop"]);
+    refused.refused(
+        1,
+        &[
+            "RLIMIT_NPROC allows its user 1 thread; there are 1",
+            "--stop",
+        ],
+    );
     loses_ten(&check(&scratch, &target, &["--json", "--stop"]));
 }

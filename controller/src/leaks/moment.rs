@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
-use capture::{Copy, Hurry, Pause, Refusal, Stopped, Thread};
+use capture::{Copy, Pause, RaisedPriority, Refusal, Stopped, Thread};
 use libc::{major, minor};
 
 use super::Means;
 use super::held::Held;
 use super::kernel::KernelData;
 use super::memory::MomentMemory;
+use super::refusal::{no_room, without_copy};
 use super::regions::{self, Region};
-use super::uncopied::{no_room, without_copy};
 use super::{roots, unstopped};
 use crate::discovery::Agent;
 use crate::process;
@@ -93,14 +93,14 @@ impl Moment {
         // shortly before or shortly after it.
         let mut kernels = KernelData::of_descriptors(pid);
         // A search of the process itself takes long, and others want the processor, too.
-        let hurry = (means != Means::Stopped).then(Hurry::begin);
+        let raised = (means != Means::Stopped).then(RaisedPriority::new);
         let (stopped, copy) = stop(pid, means)?;
         let regions = regions(agent)?;
         kernels.add_timers(pid);
         let threads = stopped.threads().to_vec();
         let (memory, hold) = match copy {
             None => {
-                drop(hurry);
+                drop(raised);
                 let memory = MomentMemory::of(pid, pid, &regions, (&[], Held::default()));
                 (memory, Hold::Process(stopped))
             }
@@ -109,7 +109,7 @@ impl Moment {
                 let absent = roots::absent(&regions, &copied);
                 let held = Held::of(pid, &regions, &absent);
                 let pause = stopped.resume();
-                drop(hurry);
+                drop(raised);
                 let copy = Arc::new(copy);
                 let mut memory = MomentMemory::of(copy.pid(), pid, &regions, (&absent, held));
                 memory.let_work(&copy);

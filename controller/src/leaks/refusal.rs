@@ -42,7 +42,7 @@ fn cause(pid: i32, number: Option<i32>) -> Option<String> {
         libc::EAGAIN => {
             let full = cgroup::full_of_processes(pid);
             full.map(|(path, limit)| format!("pids.max of its control group {path} is {limit}"))
-                .or_else(|| most_processes(&process::file(pid, "limits")?))
+                .or_else(|| too_many_threads(pid))
         }
         libc::ENOMEM => {
             let read = |path| std::fs::read_to_string(path).ok();
@@ -53,12 +53,29 @@ fn cause(pid: i32, number: Option<i32>) -> Option<String> {
     }
 }
 
+/// Whether the process's user has as many threads as RLIMIT_NPROC allows.
+fn too_many_threads(pid: i32) -> Option<String> {
+    let most = most_threads(&process::file(pid, "limits")?)?;
+    let user = process::Status::of(pid)?.uids[0];
+    let is_theirs = |pid: &i32| process::Status::of(*pid).is_some_and(|of| of.uids[0] == user);
+    let count = |pid: i32| {
+        let status = process::file(pid, "status")?;
+        process::status_field(&status, "Threads:")?
+            .parse::<u64>()
+            .ok()
+    };
+    let theirs = process::all().into_iter().filter(is_theirs);
+    let threads: u64 = theirs.filter_map(count).sum();
+    (threads >= most).then(|| {
+        let allowed = text::count(most, "thread", "threads");
+        format!("RLIMIT_NPROC allows its user {allowed}; there are {threads}")
+    })
+}
+
 /// `limits`: the text of `/proc/PID/limits`.
-fn most_processes(limits: &[u8]) -> Option<String> {
+fn most_threads(limits: &[u8]) -> Option<u64> {
     let limit = process::status_field(limits, "Max processes")?;
-    let soft = limit.split_ascii_whitespace().next()?;
-    let soft: u64 = soft.parse().ok()?;
-    Some(format!("RLIMIT_NPROC lets its user have {soft} threads"))
+    limit.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// What the kernel may not promise any more, if it promises no more than there is: a copy counts with all
@@ -86,13 +103,9 @@ mod tests {
     fn the_limit_that_is_in_the_way_is_named() {
         let limits = b"Limit                     Soft Limit           Hard Limit           Units\n\
             Max processes             17                   unlimited            processes\n";
-        let said = most_processes(limits);
-        assert_eq!(
-            said.as_deref(),
-            Some("RLIMIT_NPROC lets its user have 17 threads")
-        );
+        assert_eq!(most_threads(limits), Some(17));
         let unlimited = String::from_utf8_lossy(limits).replace("17 ", "unlimited ");
-        assert_eq!(most_processes(unlimited.as_bytes()), None);
+        assert_eq!(most_threads(unlimited.as_bytes()), None);
 
         let meminfo =
             "MemTotal:  24000000 kB\nCommitLimit:    12582912 kB\nCommitted_AS:  11534336 kB\n";
