@@ -7,6 +7,11 @@ import os
 import sys
 import threading
 
+# Not every build of an interpreter looks there.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.dont_write_bytecode = True
+import python_places
+
 kept = []
 take = bytearray
 if "free-threading" in sys.version:
@@ -14,32 +19,13 @@ if "free-threading" in sys.version:
     import ctypes
 
     take = ctypes.CDLL(None).malloc
-totals = {}
-lock = threading.Lock()
 
 
 def keep(size):
     block = take(size)
-    note(size)
+    python_places.note(size)
     kept.append(block)
     return block
-
-
-def note(size):
-    """Where the caller allocates: one line before the one that calls this."""
-    frame = sys._getframe(1)
-    lines = [(frame, frame.f_lineno - 1)]
-    while frame.f_back:
-        frame = frame.f_back
-        lines.append((frame, frame.f_lineno))
-    stack = ";".join(name(frame.f_code, line) for frame, line in lines)
-    with lock:
-        totals[stack] = totals.get(stack, 0) + size
-
-
-def name(code, line):
-    function = getattr(code, "co_qualname", code.co_name)
-    return f"{function} ({code.co_filename.rsplit('/', 1)[-1]}:{line})"
 
 
 class Loader:
@@ -116,8 +102,6 @@ def main():
 
 
 main()
-with open(sys.argv[1], "w") as file:
-    for stack, size in totals.items():
-        print(size, stack, file=file)
+python_places.write(sys.argv[1])
 # With all of it kept.
 os._exit(0)
