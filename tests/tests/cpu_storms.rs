@@ -9,6 +9,10 @@ use mem_tests::{Outcome, Scratch, run};
 /// How far sums may be off: a program says what it used before it ends.
 const NEARLY: f64 = 0.05;
 
+/// What events may count beyond the kernel's clocks where a host takes processors away. Children
+/// that were counted twice would be far beyond it.
+const STOLEN: f64 = 1.5;
+
 fn is_near(one: f64, other: f64) -> bool {
     (one - other).abs() <= NEARLY * other
 }
@@ -76,7 +80,18 @@ fn the_time_of_children_that_end_at_once_is_told() {
         command.args(["cpu", "run", "--engine", engine, "-F", "20", "-o"]);
         let outcome = run(command.arg(scratch.file("p_")).arg("--").arg(&program));
         let (told, said) = (told(&outcome), truth(&outcome.stdout)["cpu"] / 1e9);
-        assert!(is_near(told, said), "{engine}: {told} {said} {outcome:?}");
+        // On a virtual machine events count what the host took as well, and the kernel's clocks do
+        // not, to which nobody can compare those of a process that has ended.
+        let most = if engine == "perf" {
+            STOLEN * said
+        } else {
+            (1.0 + NEARLY) * said
+        };
+        let least = (1.0 - NEARLY) * said;
+        assert!(
+            least <= told && told <= most,
+            "{engine}: {told} {said} {outcome:?}"
+        );
         // Ptrace asks now and then who the children are: hardly any is still there.
         let unseen = outcome.stderr.contains("ended before they were seen");
         assert_eq!(unseen, engine == "ptrace", "{outcome:?}");
