@@ -11,6 +11,8 @@
 //! stands for, whatever was lost before it.
 
 mod opening;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod peer;
 mod processors;
 
 use std::collections::{HashMap, HashSet};

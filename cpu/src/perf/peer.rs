@@ -1,0 +1,423 @@
+//! The unwinder beside framehop, on the registers and stacks that the kernel copied of programs
+//! without frame pointers.
+//!
+//! Both have the same copy and no more: what is behind its end is not read.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder as _};
+use heap_format::maps::Entry;
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::{LittleEndian, Object, ObjectSection};
+
+use super::opening::{RING_BYTES, allowed, processor};
+use super::{MOST_STACK, proc};
+use crate::event::{self, Attribute};
+use crate::memory::Copied;
+use crate::record::{self, Record};
+use crate::registers::Live;
+use crate::space::Space;
+use crate::walk::{MOST_FRAMES, Unwinder};
+
+/// Samples of each program.
+const SAMPLES: usize = 1000;
+/// The longest time until it has used as much CPU time.
+const PATIENCE: Duration = Duration::from_secs(120);
+const PERIOD_NS: u64 = 1_000_000;
+
+/// A thread as a sample has it.
+struct Dump {
+    live: Live,
+    stack: Vec<u8>,
+}
+
+/// A program that is ended with the test.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
+        Self(quiet.spawn().expect("a program that is installed"))
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id().cast_signed()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Samples the program until there is enough, and leaves it stopped.
+fn dumps(program: &Running) -> Vec<Dump> {
+    let numbers = proc::processors();
+    let attribute = Attribute {
+        period: PERIOD_NS,
+        stack_bytes: MOST_STACK,
+        at_once: true,
+        kernel: true,
+        clock: false,
+        children: false,
+        threads_only: true,
+        from_exec: false,
+    };
+    let attribute = allowed(attribute, &numbers).expect("perf events");
+    let mut bytes = RING_BYTES;
+    let processors = numbers.iter().map(|number| processor(*number, &mut bytes));
+    let processors: Vec<_> = processors.collect::<Result<_, _>>().expect("rings");
+    let mut events = Vec::new();
+    for processor in &processors {
+        for tid in proc::threads(program.pid()) {
+            let event = attribute.open(tid, processor.number).expect("an event");
+            event::redirect(&event, &processor.owner).expect("a ring for it");
+            events.push(event);
+        }
+    }
+    let begun = Instant::now();
+    let (mut found, mut executed) = (Vec::new(), 0);
+    while found.len() < SAMPLES {
+        assert!(begun.elapsed() < PATIENCE, "{} samples", found.len());
+        let mut descriptors: Vec<libc::pollfd> = (processors.iter())
+            .map(|processor| libc::pollfd {
+                fd: processor.owner.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        let count = descriptors.len() as libc::nfds_t;
+        // SAFETY: as many entries as it is told of.
+        unsafe { libc::poll(descriptors.as_mut_ptr(), count, 1000) };
+        for processor in &processors {
+            let mut bytes = Vec::new();
+            processor.ring.take(&mut bytes);
+            let ends = [bytes.len()];
+            for (time, _, record) in record::all(&bytes, &ends, attribute.sample_type()) {
+                match record {
+                    Record::Sample(sample) => found.extend(sample.registers.map(|live| {
+                        let stack = sample.stack.to_vec();
+                        (time, Dump { live, stack })
+                    })),
+                    Record::Exec { .. } => executed = executed.max(time),
+                    _ => {}
+                }
+            }
+            found.retain(|(time, _)| *time > executed);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: a child of ours, which is not waited for elsewhere, and a word of ours.
+    let stopped = unsafe {
+        libc::kill(program.pid(), libc::SIGSTOP);
+        libc::waitpid(program.pid(), &raw mut status, libc::WUNTRACED)
+    };
+    assert_eq!(stopped, program.pid());
+    assert!(libc::WIFSTOPPED(status), "it has ended: {status:x}");
+    found.into_iter().map(|(_, dump)| dump).collect()
+}
+
+type Bytes = Rc<[u8]>;
+
+/// framehop with all that a process has mapped.
+struct Peer {
+    unwinder: UnwinderX86_64<Bytes>,
+    cache: CacheX86_64,
+}
+
+impl Peer {
+    fn of(pid: i32) -> Self {
+        let mut unwinder = UnwinderX86_64::new();
+        let text = proc::maps(pid).expect("a process that is there");
+        for entry in Entry::all(&text) {
+            if entry.permissions.contains(&b'x')
+                && let Some(module) = module(pid, &entry)
+            {
+                unwinder.add_module(module);
+            }
+        }
+        Self {
+            unwinder,
+            cache: CacheX86_64::new(),
+        }
+    }
+
+    /// The addresses of a stack. Why it ends is not told: framehop may take for an end where it
+    /// could not read.
+    fn walk(&mut self, dump: &Dump) -> Vec<u64> {
+        let at = dump.live.followed();
+        let (pc, low) = (dump.live.pc(), at.sp);
+        let mut read = |address: u64| {
+            let offset = address.checked_sub(low).ok_or(())?;
+            let bytes = usize::try_from(offset).ok();
+            let bytes = bytes.and_then(|offset| dump.stack.get(offset..offset.checked_add(8)?));
+            let word = bytes.and_then(|bytes| bytes.try_into().ok());
+            word.map(u64::from_ne_bytes).ok_or(())
+        };
+        let mut registers = UnwindRegsX86_64::new(pc, at.sp, at.fp);
+        let mut address = FrameAddress::from_instruction_pointer(pc);
+        let mut frames = vec![pc];
+        while frames.len() < MOST_FRAMES {
+            let (unwinder, cache) = (&self.unwinder, &mut self.cache);
+            let step = unwinder.unwind_frame(address, &mut registers, cache, &mut read);
+            let Some(ip) = step.ok().flatten() else {
+                break;
+            };
+            match FrameAddress::from_return_address(ip) {
+                Some(next) => address = next,
+                None => break,
+            }
+            frames.push(ip);
+        }
+        frames
+    }
+}
+
+/// The sections of what is mapped there.
+fn module(pid: i32, entry: &Entry<'_>) -> Option<Module<Bytes>> {
+    let name = String::from_utf8_lossy(entry.path).into_owned();
+    let bytes = match &*name {
+        "[vdso]" => {
+            let mut bytes = vec![0; (entry.end - entry.start) as usize];
+            capture::read_memory(pid, entry.start, &mut bytes);
+            bytes
+        }
+        _ if entry.inode == 0 => return None,
+        _ => {
+            let inside = format!("/proc/{pid}/map_files/{:x}-{:x}", entry.start, entry.end);
+            fs::read(inside).or_else(|_| fs::read(&name)).ok()?
+        }
+    };
+    let data = &*bytes;
+    let elf = ElfFile64::<LittleEndian>::parse(data).ok()?;
+    let headers = elf.elf_header().program_headers(LittleEndian, data).ok()?;
+    let code = headers.iter().find(|header| {
+        let offset = header.p_offset(LittleEndian);
+        header.p_type(LittleEndian) == object::elf::PT_LOAD
+            && header.p_flags(LittleEndian) & object::elf::PF_X != 0
+            && offset & !4095 <= entry.file_offset
+            && entry.file_offset < offset + header.p_filesz(LittleEndian)
+    })?;
+    let address = code.p_vaddr(LittleEndian) + entry.file_offset - code.p_offset(LittleEndian);
+    let section = |name: &str| {
+        let section = elf.section_by_name(name)?;
+        let range = section.address()..section.address() + section.size();
+        Some((range, section.data().ok()?.into()))
+    };
+    let range = |name: &str| section(name).map(|(range, _): (_, Bytes)| range);
+    let data = |name: &str| section(name).map(|(_, data)| data);
+    let sections = ExplicitModuleSectionInfo {
+        base_svma: 0,
+        text_svma: range(".text"),
+        text: data(".text"),
+        got_svma: range(".got"),
+        eh_frame_svma: range(".eh_frame"),
+        eh_frame: data(".eh_frame"),
+        eh_frame_hdr_svma: range(".eh_frame_hdr"),
+        eh_frame_hdr: data(".eh_frame_hdr"),
+        ..Default::default()
+    };
+    let bias = entry.start.wrapping_sub(address);
+    Some(Module::new(name, entry.start..entry.end, bias, sections))
+}
+
+/// How two stacks differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    /// Not at all.
+    Equal,
+    /// Ours reaches its end; framehop's stops on the way there. It follows the three registers
+    /// that nearly all functions need, and `_dl_runtime_resolve`, for one, finds its caller by
+    /// another.
+    Further,
+    /// Ours reaches its end; framehop's leaves the way there, and stops where no stack ends.
+    Astray,
+    /// There is no telling which one is right.
+    Unknown,
+}
+
+/// Judges our stack, which is `whole` or not, and framehop's. `ends`: where whole stacks end.
+fn judge((ours, is_whole): (&[u64], bool), theirs: &[u64], ends: &HashSet<u64>) -> Verdict {
+    match is_whole {
+        _ if ours == theirs => Verdict::Equal,
+        true if ours.starts_with(theirs) => Verdict::Further,
+        true if theirs.last().is_none_or(|end| !ends.contains(end)) => Verdict::Astray,
+        _ => Verdict::Unknown,
+    }
+}
+
+/// Unwinds what was copied of the program by both. At least 99 in 100 stacks are equal; of the
+/// others, ours is the better one, but for two in a thousand at most: what has no tables is a
+/// matter of luck. Returns how many of ours reach their end.
+fn compare(program: &Running) -> usize {
+    let dumps = dumps(program);
+    let mut peer = Peer::of(program.pid());
+    let mut space = Space::of(program.pid());
+    let mut unwinder = Unwinder::default();
+    let pairs = dumps.iter().map(|dump| {
+        let mut memory = Copied::new(dump.live.followed().sp, &dump.stack);
+        let walked = unwinder.walk(&mut space, &dump.live, &mut memory);
+        let mut ours: Vec<u64> = walked.frames.iter().map(|frame| frame.ip).collect();
+        // It looks like a return address there.
+        ours[0] = dump.live.pc();
+        (ours, walked.cut.is_none(), peer.walk(dump))
+    });
+    let pairs: Vec<_> = pairs.collect();
+    let whole = pairs.iter().filter(|(_, is_whole, _)| *is_whole);
+    let ends: HashSet<u64> = (whole.clone())
+        .filter_map(|(ours, _, theirs)| ours.last().filter(|_| ours == theirs).copied())
+        .collect();
+    let mut counts: BTreeMap<Verdict, usize> = BTreeMap::new();
+    for (ours, is_whole, theirs) in &pairs {
+        let verdict = judge((ours, *is_whole), theirs, &ends);
+        if verdict != Verdict::Equal {
+            println!("{verdict:?}:\n  ours     {ours:x?}\n  framehop {theirs:x?}");
+        }
+        *counts.entry(verdict).or_default() += 1;
+    }
+    let of = |verdict| counts.get(&verdict).copied().unwrap_or(0);
+    println!("{counts:?}, {} whole", whole.clone().count());
+    assert!(of(Verdict::Equal) * 100 >= 99 * pairs.len(), "{counts:?}");
+    assert!(of(Verdict::Unknown) * 500 <= pairs.len(), "{counts:?}");
+    whole.count()
+}
+
+/// The same of programs whose stacks are shorter than what the kernel copies.
+fn compare_whole(program: &Running) {
+    let whole = compare(program);
+    assert!(
+        whole * 100 >= 99 * SAMPLES,
+        "{whole} of {SAMPLES} are whole"
+    );
+}
+
+fn done(command: &mut Command) {
+    assert!(
+        command.status().expect("a compiler").success(),
+        "{command:?}"
+    );
+}
+
+const PYTHON: &str = "
+import json, re
+while True:
+    text = json.dumps({str(i): [i, {'k': i}] for i in range(2000)})
+    sorted(json.loads(text), key=lambda k: re.sub('1+', 'x', k))
+";
+
+#[test]
+fn framehop_agrees_on_python() {
+    let mut command = Command::new("/usr/bin/python3");
+    compare_whole(&Running::start(command.args(["-c", PYTHON])));
+}
+
+#[test]
+fn framehop_agrees_on_redis() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("socket");
+    let mut command = Command::new("redis-server");
+    command.args(["--port", "0", "--save", "", "--unixsocket"]);
+    command.arg(&socket).arg("--dir").arg(directory.path());
+    let server = Running::start(&mut command);
+    let begun = Instant::now();
+    while !socket.exists() {
+        assert!(begun.elapsed() < PATIENCE, "no socket");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut load = Command::new("redis-benchmark");
+    load.args(["-l", "-q", "-r", "100000", "-t"]);
+    load.args(["set,get,lpush,lrange_100,zadd", "-s"]);
+    let _load = Running::start(load.arg(&socket));
+    compare_whole(&server);
+}
+
+const CPP: &str = "
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <iostream>
+#include <map>
+#include <random>
+#include <regex>
+bool is_it(const std::string &text) { return std::regex_match(text, std::regex(\"a+b*\")); }
+";
+
+/// g++'s compiler proper, at work on a file that keeps it for some seconds.
+#[test]
+fn framehop_agrees_on_cc1plus() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [source, input] = ["a.cpp", "a.ii"].map(|name| directory.path().join(name));
+    fs::write(&source, CPP).expect("a file");
+    let mut command = Command::new("g++");
+    done(
+        command
+            .args(["-std=c++20", "-E", "-o"])
+            .arg(&input)
+            .arg(source),
+    );
+    let told = Command::new("g++").arg("-print-prog-name=cc1plus").output();
+    let told = String::from_utf8(told.expect("g++").stdout).expect("a path");
+    let mut command = Command::new(told.trim());
+    command.args(["-fpreprocessed", "-std=c++20", "-quiet", "-O2", "-o"]);
+    compare_whole(&Running::start(command.arg("/dev/null").arg(input)));
+}
+
+const RUST: &str = r#"
+use std::collections::{BTreeMap, HashMap};
+fn count(words: &[String]) -> BTreeMap<String, usize> {
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    words.iter().for_each(|word| *counts.entry(word).or_default() += 1);
+    counts.into_iter().map(|(word, n)| (format!("{word}:{n}"), n)).collect()
+}
+fn work() {
+    for round in 0u64.. {
+        let mut words: Vec<String> = (0..5000).map(|i| (i * round % 977).to_string()).collect();
+        words.sort_by_key(|word| word.chars().rev().collect::<String>());
+        std::hint::black_box(count(&words));
+    }
+}
+fn main() {
+    std::thread::spawn(work);
+    work();
+}
+"#;
+
+#[test]
+fn framehop_agrees_on_a_program_in_rust() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [source, program] = ["a.rs", "a"].map(|name| directory.path().join(name));
+    fs::write(&source, RUST).expect("a file");
+    let mut command = Command::new("rustc");
+    command.args(["--edition=2024", "-O", "-Cforce-frame-pointers=no", "-o"]);
+    done(command.arg(&program).arg(source));
+    compare_whole(&Running::start(&mut Command::new(program)));
+}
+
+/// The compiler keeps more on its stack than the kernel copies: what both have is equal.
+#[test]
+fn framehop_agrees_on_rustc() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let source = directory.path().join("a.rs");
+    let functions = (0..20_000).map(|i| {
+        format!(
+            "pub fn f{i}(of: &[String]) -> Vec<String> {{
+                 let mut all: Vec<_> = of.iter().map(|s| format!(\"{{s}}{i}\")).collect();
+                 all.sort();
+                 all
+             }}\n"
+        )
+    });
+    fs::write(&source, functions.collect::<String>()).expect("a file");
+    let mut command = Command::new("rustc");
+    command.args(["--crate-type=lib", "--emit=metadata", "--out-dir"]);
+    compare(&Running::start(command.arg(directory.path()).arg(source)));
+}
