@@ -21,6 +21,10 @@ pub struct Cleaned {
     pub kept: usize,
     /// Memory that they take.
     pub kept_bytes: u64,
+    /// Segments of another version that were not removed: nobody knows what they hold.
+    pub outdated: usize,
+    /// Memory that they take.
+    pub outdated_bytes: u64,
     /// Segments that somebody may still use, each with the reason.
     pub doubted: Vec<(String, Doubt)>,
 }
@@ -44,10 +48,19 @@ pub fn remove_unused(discovery: &Discovery, selection: &Selection, all: bool) ->
             Err(error) => cleaned.fail(&error.to_string()),
         }
     }
-    let unfinished = scan.unfinished.iter().filter(|f| selection.wants(f));
-    for found in unfinished {
+    let unfinished = scan.unfinished.iter().map(|found| (found, true));
+    let outdated = scan.outdated.iter().map(|found| (found, all));
+    for (found, remove) in unfinished.chain(outdated) {
+        if !selection.wants(found) {
+            continue;
+        }
+        if !remove {
+            cleaned.outdated += 1;
+            cleaned.outdated_bytes = cleaned.outdated_bytes.saturating_add(found.memory_bytes());
+            continue;
+        }
         match claims.check(found) {
-            Ok(()) => cleaned.remove_unfinished(found),
+            Ok(()) => cleaned.remove_unread(found),
             Err(doubt) => cleaned.doubted.push((text::path(found.path()), doubt)),
         }
     }
@@ -79,10 +92,17 @@ impl Cleaned {
         }
     }
 
-    /// Removes what a process left that was killed while it made its segment.
-    fn remove_unfinished(&mut self, found: &Found) {
+    /// Removes a segment that nobody can read: its process was killed while it made it, or it is
+    /// of another version.
+    fn remove_unread(&mut self, found: &Found) {
+        let bytes = found.memory_bytes();
         match found.directory.remove_file(found.entry.name, found.file) {
-            Ok(removed) => self.removed += usize::from(removed),
+            Ok(true) => {
+                self.removed += 1;
+                self.removed_bytes = self.removed_bytes.saturating_add(bytes);
+            }
+            // Somebody else removed it.
+            Ok(false) => {}
             Err(error) => self.fail(&format!("{}: {error}", text::path(found.path()))),
         }
     }

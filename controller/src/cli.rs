@@ -322,7 +322,7 @@ pub struct CleanArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 
-    /// Remove also profiles that nobody has written out yet
+    /// Remove also profiles that nobody has written out yet, and what other versions left
     #[arg(long)]
     pub all: bool,
 }

@@ -45,6 +45,8 @@ pub struct Scan {
     pub refused: Refusals,
     /// Unfinished segments of processes that are gone: they hold nothing.
     pub unfinished: Vec<Found>,
+    /// Segments of another version whose processes are gone: what they hold is not known.
+    pub outdated: Vec<Found>,
     /// Refused segments that need no second look.
     pub settled: Vec<Entry>,
 }
@@ -168,7 +170,7 @@ impl Discovery {
         let Ok(kind) = directory.kind(entry.name) else {
             return;
         };
-        if kind.is_stub() && self.keep_unfinished(directory, entry, &kind, search) {
+        if kind.is_stub() && search.keep_unfinished(directory, entry, &kind) {
             return;
         }
         let refusal = match kind.refusal() {
@@ -201,41 +203,14 @@ impl Discovery {
             Err(Refusal::Content(Invalid::NoMagic))
                 if directory
                     .kind(entry.name)
-                    .is_ok_and(|kind| self.keep_unfinished(directory, entry, &kind, search)) => {}
-            Err(reason) => search.refuse(directory, entry, reason, young),
+                    .is_ok_and(|kind| search.keep_unfinished(directory, entry, &kind)) => {}
+            Err(reason) => {
+                if matches!(reason, Refusal::Content(Invalid::Version(..))) {
+                    search.keep_outdated(directory, entry);
+                }
+                search.refuse(directory, entry, reason, young);
+            }
         }
-    }
-
-    /// Records a segment whose process was killed while making it, for cleaning up. Returns
-    /// whether it is one.
-    fn keep_unfinished(
-        &self,
-        directory: &Arc<Directory>,
-        entry: Entry,
-        kind: &Kind,
-        search: &mut Search<'_>,
-    ) -> bool {
-        let full = search.scan.unfinished.len() >= MOST_LEFT;
-        if full || kind.is_young() || search.spaces.process_of(entry.name, 0).is_some() {
-            return false;
-        }
-        search.scan.unfinished.push(Found {
-            pid: entry.name.pid,
-            namespace: 0,
-            life: Life::Dead,
-            other_boot: false,
-            end: None,
-            name: Vec::new(),
-            comm: Vec::new(),
-            uid: kind.owner,
-            cpu_ticks: 0,
-            created_ns: 0,
-            entry,
-            directory: directory.clone(),
-            owner: kind.owner,
-            file: kind.file,
-        });
-        true
     }
 
     /// Checks a segment and matches it with its process.
@@ -283,6 +258,48 @@ impl Discovery {
 const AHEAD_NS: u64 = 1_000_000_000;
 
 impl Search<'_> {
+    /// Records a segment whose process was killed while making it, for cleaning up. Returns
+    /// whether it is one.
+    fn keep_unfinished(&mut self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> bool {
+        let room = self.scan.unfinished.len() < MOST_LEFT;
+        let left = self.left_behind(directory, entry, kind);
+        let kept = left.filter(|_| room && !kind.is_young());
+        let is_one = kept.is_some();
+        self.scan.unfinished.extend(kept);
+        is_one
+    }
+
+    /// Records a segment of another version, for cleaning up, if its process is gone.
+    fn keep_outdated(&mut self, directory: &Arc<Directory>, entry: Entry) {
+        if let Ok(kind) = directory.kind(entry.name)
+            && self.scan.outdated.len() < MOST_LEFT
+        {
+            let left = self.left_behind(directory, entry, &kind);
+            self.scan.outdated.extend(left);
+        }
+    }
+
+    /// A segment of which nothing but its name is known, if its process is gone.
+    fn left_behind(&self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> Option<Found> {
+        let process = self.spaces.process_of(entry.name, 0);
+        process.is_none().then(|| Found {
+            pid: entry.name.pid,
+            namespace: 0,
+            life: Life::Dead,
+            other_boot: false,
+            end: None,
+            name: Vec::new(),
+            comm: Vec::new(),
+            uid: kind.owner,
+            cpu_ticks: 0,
+            created_ns: 0,
+            entry,
+            directory: directory.clone(),
+            owner: kind.owner,
+            file: kind.file,
+        })
+    }
+
     fn refuse(&mut self, directory: &Directory, entry: Entry, reason: Refusal, young: bool) {
         if !young {
             self.scan.settled.push(entry);

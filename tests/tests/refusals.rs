@@ -239,9 +239,9 @@ fn a_full_shared_directory_is_told_before_the_session() {
 }
 
 #[test]
-fn a_segment_of_another_version_is_refused_with_both() {
+fn a_segment_of_another_version_is_refused_with_both_and_cleaned_on_request() {
     let scratch = Scratch::new();
-    let program = Steps::start(&scratch);
+    let mut program = Steps::start(&scratch);
     let segment = scratch.segment(program.pid()).expect("a segment");
     let file = File::options()
         .write(true)
@@ -255,6 +255,23 @@ fn a_segment_of_another_version_is_refused_with_both() {
     let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
     outcome.refused(1, &[&pid, &other.to_string(), &ABI_VERSION.to_string()]);
     assert!(!scratch.is_sampling(program.pid()));
+    let clean = |options: &[&str]| {
+        let outcome = run(scratch.profiler().arg("clean").args(options));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        outcome
+    };
+    assert!(clean(&["--all"]).stdout.starts_with("removed 0 "));
+    program.target.kill();
+    let kept = clean(&[]);
+    assert!(kept.stdout.starts_with("removed 0 "), "{kept:?}");
+    let said = "1 segment of another version (";
+    assert!(
+        kept.stderr.contains(said) && kept.stderr.contains("clean --all"),
+        "{kept:?}"
+    );
+    let removed = clean(&["--all"]);
+    assert!(removed.stdout.starts_with("removed 1 "), "{removed:?}");
+    assert!(!segment.exists());
 }
 
 #[test]

@@ -13,6 +13,10 @@ use crate::text;
 /// Most reasons that are reported why something is kept.
 const MOST_DOUBTS: usize = 8;
 
+/// What to do about segments of another version.
+const OUTDATED: &str =
+    "only mem_profiler of that version can recover profiles; to remove: clean --all";
+
 /// Removes the segments of dead processes, but for profiles that nobody wrote out.
 pub fn execute(args: CleanArgs) -> ExitCode {
     let selection = Selection::from(args.select);
@@ -37,6 +41,13 @@ pub fn execute(args: CleanArgs) -> ExitCode {
             "{} hold profiles that nobody wrote out: mem_profiler recover, or clean --all",
             cleaned.kept
         ));
+    }
+    if cleaned.outdated > 0 {
+        let size = text::bytes(cleaned.outdated_bytes as f64);
+        diagnostic(&match cleaned.outdated {
+            1 => format!("1 segment of another version ({size}) is kept: {OUTDATED}"),
+            n => format!("{n} segments of another version ({size}) are kept: {OUTDATED}"),
+        });
     }
     report_doubts(&cleaned);
     match cleaned.failures.is_empty() {

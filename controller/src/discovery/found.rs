@@ -104,6 +104,13 @@ impl Found {
         (self.created_ns, is_last, self.entry.name.image)
     }
 
+    /// Memory that its segment takes, if the name still means that file.
+    pub fn memory_bytes(&self) -> u64 {
+        let kind = self.directory.kind(self.entry.name).ok();
+        let same = kind.filter(|kind| kind.file == self.file);
+        same.map_or(0, |kind| kind.memory_bytes)
+    }
+
     /// Opens its segment, if the name still means that file.
     pub fn open(self) -> Result<Agent, Refusal> {
         let segment = Segment::open(&self.directory, self.entry.name)?;

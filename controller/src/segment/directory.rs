@@ -137,6 +137,8 @@ pub struct Kind {
     pub owner: u32,
     /// Device and inode.
     pub file: (u64, u64),
+    /// Memory or disk space that it takes.
+    pub memory_bytes: u64,
     regular: bool,
     bytes: u64,
     modified_unix_ns: u64,
@@ -147,6 +149,7 @@ impl Kind {
         Self {
             owner: stat.st_uid,
             file: (stat.st_dev, stat.st_ino),
+            memory_bytes: (stat.st_blocks.max(0) as u64).saturating_mul(512),
             regular: is_regular(stat),
             bytes: stat.st_size.max(0) as u64,
             modified_unix_ns: modified_unix_ns(stat),
