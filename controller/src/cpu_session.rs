@@ -48,6 +48,9 @@ const ROUND: Duration = Duration::from_millis(100);
 /// difference is for the files of programs.
 const RESERVE: (usize, usize) = (24, 4);
 
+/// Longest time for which a session waits for a program that is on its way out.
+const MOST_AWAITED: Duration = Duration::from_secs(2);
+
 /// Settings of a session.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -241,6 +244,7 @@ impl Run {
         self.warn_of_fallbacks();
         let progress = Progress::without_bar();
         self.watch(&progress)?;
+        self.await_end()?;
         self.finish();
         drop(progress);
         // The program may outlive the session: how it ends is passed on all the same.
@@ -254,6 +258,22 @@ impl Run {
         }
         self.outcome.status = self.child.take().and_then(|child| child.status);
         Ok(self.outcome)
+    }
+
+    /// Waits for how the program ended, if it is ending: an engine may know that before its parent
+    /// is told, and what all of its children used is known only then.
+    fn await_end(&mut self) -> anyhow::Result<()> {
+        let since = Instant::now();
+        let is_due = |child: &Launched| child.status.is_none() && proc::is_ending(child.pid());
+        while self.child.as_ref().is_some_and(is_due) && since.elapsed() < MOST_AWAITED {
+            let came = self.signals.wait(&[], Duration::from_millis(1))?;
+            self.receive(&came);
+            self.recording.look();
+            if let Some(child) = &mut self.child {
+                child.ask();
+            }
+        }
+        Ok(())
     }
 
     /// Has processes sampled, and forgets those that are refused.

@@ -205,6 +205,14 @@ pub fn is_over(pid: i32) -> bool {
     }
 }
 
+/// Whether a process is on its way out (`PF_EXITING`), or has ended, with all of its threads.
+pub fn is_ending(pid: i32) -> bool {
+    const EXITING: u64 = 4;
+    let flags = |text: &[u8]| field(text, 9).and_then(|flags| flags.parse::<u64>().ok());
+    let first_is = stat(pid).is_ok_and(|text| flags(&text).is_some_and(|f| f & EXITING != 0));
+    first_is && try_threads(pid).is_ok_and(|threads| threads.len() < 2) || is_over(pid)
+}
+
 /// Whether a process is stopped, by a signal or by who traces it.
 pub fn is_stopped(pid: i32) -> bool {
     stat(pid).is_ok_and(|text| matches!(field(&text, 3), Some("T" | "t")))
