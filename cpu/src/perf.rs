@@ -29,8 +29,9 @@ use crate::proc;
 use crate::record::{self, Mapped, Record};
 use crate::recording::{self, Recording};
 use crate::refusal::Refusal;
+use crate::ring::Ring;
 use crate::space::Range;
-use opening::{Processor, RING_BYTES, allowed, processor};
+use opening::{LEAST_RING, Processor, RING_BYTES, allowed};
 use processors::may_sample_all;
 
 /// Stack that is copied at first.
@@ -113,16 +114,8 @@ impl Perf {
             attribute.clock = false;
             Meters::new(attribute.period)
         });
-        let mut processors: Vec<Processor> = Vec::new();
-        let mut bytes = RING_BYTES;
-        for &number in &numbers {
-            match processor(number, &mut bytes) {
-                Ok(processor) => processors.push(processor),
-                // Switched off meanwhile.
-                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
-                Err(error) => return Err(Refusal::of_rings(error)),
-            }
-        }
+        let processors = opening::processors(&numbers)
+            .map_err(|error| Refusal::of_rings(error, numbers.len() * Ring::size(LEAST_RING)))?;
         Ok(Self {
             clocks: Clocks::new(attribute.period, !attribute.kernel),
             attribute,
@@ -144,6 +137,14 @@ impl Perf {
     #[must_use]
     pub fn sees_kernel(&self) -> bool {
         self.attribute.kernel
+    }
+
+    /// Bytes of each processor's buffer, and of one that is as large as it should be, if it is
+    /// smaller than that.
+    #[must_use]
+    pub fn small_buffers(&self) -> Option<(usize, usize)> {
+        let bytes = self.processors.first()?.ring.bytes();
+        (bytes < RING_BYTES).then_some((bytes, RING_BYTES))
     }
 
     /// The longest time until samples should be collected.

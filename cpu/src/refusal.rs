@@ -40,9 +40,10 @@ pub enum Refusal {
     },
     /// Too little memory may be locked.
     #[error(
-        "no memory may be locked for perf's buffers: raise kernel.perf_event_mlock_kb or ulimit -l"
+        "too little memory may be locked for perf's buffers, which need {0} KiB beside those of this \
+         user's other sessions: raise kernel.perf_event_mlock_kb or ulimit -l"
     )]
-    Locked,
+    Locked(usize),
     /// Somebody else traces it.
     #[error("process {pid} is traced by process {tracer} (a debugger?): end that first")]
     Traced {
@@ -198,10 +199,10 @@ impl Refusal {
         }
     }
 
-    /// Of a ring.
-    pub(crate) fn of_rings(error: io::Error) -> Self {
+    /// Of the rings, which need so many bytes at least.
+    pub(crate) fn of_rings(error: io::Error, least: usize) -> Self {
         match error.raw_os_error() {
-            Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => Self::Locked,
+            Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => Self::Locked(least.div_ceil(1024)),
             _ => Self::of_kernel(error),
         }
     }

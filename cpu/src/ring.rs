@@ -20,11 +20,26 @@ pub(crate) struct Ring {
     data: usize,
 }
 
+/// Bytes of a page of memory.
+fn page() -> usize {
+    // SAFETY: no pointer is passed.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
 impl Ring {
+    /// Memory that is locked for a ring of this many bytes.
+    pub(crate) fn size(data: usize) -> usize {
+        page() + data
+    }
+
+    /// Bytes of data.
+    pub(crate) fn bytes(&self) -> usize {
+        self.data
+    }
+
     /// Maps a ring of this many bytes, a power of two, for an event.
     pub(crate) fn map(event: &OwnedFd, data: usize) -> io::Result<Self> {
-        // SAFETY: no pointer is passed.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let page = page();
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let (size, fd) = (page + data, event.as_raw_fd());
         // SAFETY: a new mapping at an address that the kernel chooses.

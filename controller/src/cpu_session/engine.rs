@@ -86,7 +86,10 @@ impl Engine {
             return Ok(engine);
         }
         match Perf::open(sampling) {
-            Ok(perf) => engine.taker = Taker::Perf(Box::new(perf)),
+            Ok(perf) => {
+                engine.fallbacks.extend(perf.small_buffers().map(small));
+                engine.taker = Taker::Perf(Box::new(perf));
+            }
             Err(refusal) if engine.may_change => engine.fall_back(&refusal),
             Err(refusal) => return Err(refusal),
         }
@@ -335,6 +338,17 @@ impl Engine {
         self.taker = Taker::Nothing;
         self.waiting = None;
     }
+}
+
+/// What small buffers cost.
+fn small((bytes, wanted): (usize, usize)) -> String {
+    format!(
+        "only {} of {} KiB may be locked for perf's buffer of each processor: raise \
+         kernel.perf_event_mlock_kb or ulimit -l; on a busy machine more samples are lost, for \
+         which the next ones stand",
+        bytes >> 10,
+        wanted >> 10
+    )
 }
 
 /// Whether agents take samples at this rate rather than what is outside, as far as can be told

@@ -10,7 +10,7 @@ use crate::ring::Ring;
 /// Bytes of a ring: what an unprivileged user may lock for each processor.
 pub(super) const RING_BYTES: usize = 512 << 10;
 /// The least that is worth having: some samples.
-const LEAST_RING: usize = 128 << 10;
+pub(super) const LEAST_RING: usize = 128 << 10;
 /// A processor.
 pub(super) struct Processor {
     pub number: u32,
@@ -36,20 +36,36 @@ pub(super) fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<At
     }
 }
 
-/// A processor with a ring of at most this many bytes, which become less where that is too much.
-pub(super) fn processor(number: u32, bytes: &mut usize) -> io::Result<Processor> {
+/// All processors with their rings, which are alike: as large as may be.
+pub(super) fn processors(numbers: &[u32]) -> io::Result<Vec<Processor>> {
+    let mut bytes = RING_BYTES;
     loop {
-        let owner = event::dummy(number, (*bytes / 4) as u32)?;
-        match Ring::map(&owner, *bytes) {
-            Ok(ring) => {
-                return Ok(Processor {
-                    number,
-                    ring,
-                    owner,
-                });
-            }
-            Err(error) if *bytes <= LEAST_RING => return Err(error),
-            Err(_) => *bytes /= 2,
+        match with_rings(numbers, bytes) {
+            Err(_) if bytes > LEAST_RING => bytes /= 2,
+            done => return done,
         }
     }
+}
+
+fn with_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
+    let mut processors = Vec::new();
+    for &number in numbers {
+        match processor(number, bytes) {
+            Ok(processor) => processors.push(processor),
+            // Switched off meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(processors)
+}
+
+fn processor(number: u32, bytes: usize) -> io::Result<Processor> {
+    let owner = event::dummy(number, (bytes / 4) as u32)?;
+    let ring = Ring::map(&owner, bytes)?;
+    Ok(Processor {
+        number,
+        ring,
+        owner,
+    })
 }

@@ -16,7 +16,7 @@ use heap_format::maps::Entry;
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection};
 
-use super::opening::{RING_BYTES, allowed, processor};
+use super::opening::{self, allowed};
 use super::{MOST_STACK, proc};
 use crate::event::{self, Attribute};
 use crate::memory::Copied;
@@ -72,9 +72,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
         from_exec: false,
     };
     let attribute = allowed(attribute, &numbers).expect("perf events");
-    let mut bytes = RING_BYTES;
-    let processors = numbers.iter().map(|number| processor(*number, &mut bytes));
-    let processors: Vec<_> = processors.collect::<Result<_, _>>().expect("rings");
+    let processors = opening::processors(&numbers).expect("rings");
     let mut events = Vec::new();
     for processor in &processors {
         for tid in proc::threads(program.pid()) {
