@@ -278,6 +278,9 @@ impl Run {
 
     /// Has processes sampled, and forgets those that are refused.
     fn attach_engine(&mut self, pids: &[i32]) -> Vec<(i32, Refusal)> {
+        for &pid in pids {
+            self.engine.prepare(pid, &mut self.recording);
+        }
         proc::reserve_files(RESERVE.0);
         let refused = self.engine.attach(pids);
         proc::reserve_files(RESERVE.1);

@@ -259,7 +259,22 @@ impl Recording {
     /// A process mapped code.
     pub fn mapped(&mut self, pid: i32, range: Range) {
         if let Some(process) = self.processes.get_mut(&pid) {
+            let address = range.start;
+            let is_large = range.is_large();
             process.space.map(range);
+            if is_large {
+                self.unwinder.prepare(&mut process.space, address);
+            }
+        }
+    }
+
+    /// Reads the tables that take long before the first sample: what lies behind the copy of a
+    /// stack does not stay for as long.
+    pub fn prepare(&mut self, pid: i32) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            for address in process.space.large() {
+                self.unwinder.prepare(&mut process.space, address);
+            }
         }
     }
 

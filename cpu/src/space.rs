@@ -29,6 +29,9 @@ const MOST_BYTES: usize = 512 << 20;
 const AGAIN: Duration = Duration::from_millis(1);
 const SHARE: u32 = 20;
 
+/// Bytes of code from which on reading its tables takes long.
+const LARGE: u64 = 8 << 20;
+
 /// Addresses of which it is remembered whether they follow a call.
 const MOST_CALLERS: usize = 1 << 16;
 
@@ -94,6 +97,11 @@ impl Range {
     /// that.
     pub fn is_generated(&self) -> bool {
         self.file.1 == 0 && (self.path.is_empty() || &*self.path == b"//anon")
+    }
+
+    /// Whether reading its tables takes long: milliseconds.
+    pub fn is_large(&self) -> bool {
+        self.end.saturating_sub(self.start) >= LARGE
     }
 
     /// The build id of its file, if that was read; empty: none.
@@ -214,6 +222,19 @@ impl Space {
     /// The ranges, by address.
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
+    }
+
+    /// Where the large ranges begin.
+    pub fn large(&self) -> Vec<u64> {
+        let large = self.ranges.iter().filter(|range| range.is_large());
+        large.map(|range| range.start).collect()
+    }
+
+    /// Makes sure that the tables of the range that holds an address are there.
+    pub fn prepare(&mut self, address: u64, library: &mut Library) {
+        if let Some(index) = self.position(address) {
+            self.load(index, library);
+        }
     }
 
     /// Reads what is mapped now, if the process is still there.

@@ -46,6 +46,11 @@ pub struct Walked<'a> {
 }
 
 impl Unwinder {
+    /// Reads the tables of the code at an address.
+    pub fn prepare(&mut self, space: &mut Space, address: u64) {
+        space.prepare(address, &mut self.library);
+    }
+
     /// Unwinds a thread's stack.
     pub fn walk(&mut self, space: &mut Space, live: &Live, memory: &mut impl Memory) -> Walked<'_> {
         self.frames.clear();

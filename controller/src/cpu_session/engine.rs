@@ -155,6 +155,13 @@ impl Engine {
         matches!(self.taker, Taker::Inside(_))
     }
 
+    /// Reads what takes long before a process is sampled.
+    pub fn prepare(&self, pid: i32, recording: &mut Recording) {
+        if matches!(self.taker, Taker::Perf(_)) {
+            recording.prepare(pid);
+        }
+    }
+
     /// Samples these processes; returns those that cannot be, with the reason.
     pub fn attach(&mut self, pids: &[i32]) -> Vec<(i32, Refusal)> {
         let mut refused = Vec::new();
