@@ -12,8 +12,13 @@ use crate::memory::Copied;
 
 /// The most that is followed, from the stack pointer on: the usual limit of a stack.
 const MOST: u64 = 8 << 20;
-/// Least that is read at once.
-const LEAST: u64 = 64 << 10;
+/// What is read at once: a part of the stack, not all that is behind. One function may have half a
+/// megabyte of its own, and while it is read, those further in may return.
+const PART: usize = 64 << 10;
+/// How much of it lies in front of the word that is looked for.
+const BEFORE: u64 = 4 << 10;
+/// The most parts of one stack.
+const MOST_PARTS: usize = 256;
 /// How many of the last words are compared, and how much below each: registers are saved there. They
 /// are the return address into the function at the end of the copy, and where its part of the stack
 /// begins. Functions further in may have returned: they have no part in what is behind.
@@ -23,6 +28,8 @@ const BESIDE: u64 = 48;
 /// Room for what is read.
 #[derive(Debug, Default)]
 pub struct Rest {
+    /// Where the last part begins.
+    from: u64,
     bytes: Vec<u8>,
     check: Vec<u8>,
 }
@@ -34,7 +41,10 @@ pub struct Continued<'a> {
     /// Addresses in the copy that were read last, and how many there were.
     trail: ([u64; WORDS], usize),
     rest: &'a mut Rest,
-    /// Whether the process's stack is another one by now, or cannot be read.
+    parts: usize,
+    /// How much of the stack was asked for, from the stack pointer on.
+    pub needed: u64,
+    /// Whether the process's stack is another one by now.
     is_over: bool,
 }
 
@@ -47,6 +57,8 @@ impl<'a> Continued<'a> {
             pid,
             trail: ([0; WORDS], 0),
             rest,
+            parts: 0,
+            needed: 0,
             is_over: false,
         }
     }
@@ -58,33 +70,40 @@ impl<'a> Continued<'a> {
 
     fn behind(&mut self, address: u64) -> Result<u64, Cause> {
         let (low, high) = self.copied.range();
-        let (from, to) = (address.wrapping_sub(high), address.wrapping_sub(low));
+        let to = address.wrapping_sub(low);
         if address < high || to >= MOST || !address.is_multiple_of(8) {
             return Err(Cause::OutOfStack);
         }
-        let at = from as usize;
-        if self.rest.bytes.len() < at + 8 {
-            self.extend(from + 8).ok_or(Cause::OutOfStack)?;
-        }
-        let word = self.rest.bytes.get(at..at + 8);
-        let word = word.and_then(|word| word.try_into().ok());
-        word.map(u64::from_ne_bytes).ok_or(Cause::OutOfStack)
+        self.needed = self.needed.max(to + 8);
+        let word = self.word(address).or_else(|| {
+            self.look(address);
+            self.word(address)
+        });
+        word.ok_or(Cause::OutOfStack)
     }
 
-    /// Reads at least as many bytes behind the copy, if they belong to it.
-    fn extend(&mut self, least: u64) -> Option<()> {
-        if self.is_over {
-            return None;
+    /// A word of the last part.
+    fn word(&self, address: u64) -> Option<u64> {
+        let at = usize::try_from(address.checked_sub(self.rest.from)?).ok()?;
+        let word = self.rest.bytes.get(at..at.checked_add(8)?)?;
+        word.try_into().ok().map(u64::from_ne_bytes)
+    }
+
+    /// Reads the part around an address, if it belongs to the copy.
+    fn look(&mut self, address: u64) {
+        self.parts += 1;
+        if self.is_over || self.parts > MOST_PARTS {
+            return;
         }
         let (_, high) = self.copied.range();
-        let have = self.rest.bytes.len();
-        let want = least.max(2 * have as u64).clamp(LEAST, MOST) as usize;
-        self.rest.bytes.resize(want, 0);
-        let from = high.checked_add(have as u64)?;
-        let read = capture::read_memory(self.pid, from, &mut self.rest.bytes[have..]);
-        self.rest.bytes.truncate(have + read);
-        self.is_over = (self.rest.bytes.len() as u64) < least || !self.is_same();
-        (!self.is_over).then_some(())
+        self.rest.from = address.saturating_sub(BEFORE).max(high);
+        self.rest.bytes.resize(PART, 0);
+        let read = capture::read_memory(self.pid, self.rest.from, &mut self.rest.bytes);
+        self.rest.bytes.truncate(read);
+        self.is_over = !self.is_same();
+        if self.is_over {
+            self.rest.bytes.clear();
+        }
     }
 
     /// Whether the process still has around the last words what the copy has.

@@ -38,7 +38,8 @@ use processors::may_sample_all;
 const FIRST_STACK: u32 = 16 << 10;
 /// The most that the kernel copies.
 const MOST_STACK: u32 = 65_528;
-/// Copies grow when so many of them are too short, and more than one in [`TOLERATED`].
+/// Copies grow when so many of them are too short, or one led to a stack that was cut off, and more
+/// than one in [`TOLERATED`].
 const ENOUGH: u64 = 3;
 const TOLERATED: u64 = 500;
 /// The shortest time between samples, in nanoseconds, of which each is looked at when it comes: what
@@ -68,6 +69,18 @@ struct Event {
     id: u64,
 }
 
+/// Samples by the size of their copies.
+#[derive(Clone, Copy, Debug, Default)]
+struct Judged {
+    samples: u64,
+    /// Those whose copy was too short.
+    short: u64,
+    /// Those of them whose stack was cut off.
+    cut: u64,
+    /// The most that was asked for of a stack, in bytes.
+    needed: u64,
+}
+
 /// The engine.
 pub struct Perf {
     attribute: Attribute,
@@ -82,8 +95,8 @@ pub struct Perf {
     counted: HashMap<i32, u64>,
     /// Records of which earlier ones may come, and room for those that come next.
     bytes: (Vec<u8>, Vec<u8>),
-    /// Samples, and those whose copy was too short, since the copies have this size.
-    judged: (u64, u64),
+    /// The samples since the copies have this size.
+    judged: Judged,
     /// Records that were lost, of events of threads.
     pub lost: u64,
     /// When the newest process was added, the copies grew, or one was too short.
@@ -125,7 +138,7 @@ impl Perf {
             meters,
             counted: HashMap::new(),
             bytes: (Vec::new(), Vec::new()),
-            judged: (0, 0),
+            judged: Judged::default(),
             lost: 0,
             started: Instant::now(),
             rest: Rest::default(),
@@ -430,10 +443,13 @@ impl Perf {
             ns: share.ns,
             time: recording::Time::Running,
         };
-        let is_taken = recording.sample(taken, &mut memory).is_some();
-        let is_short = is_taken && memory.is_short() && sample.stack_is_full;
-        self.judged.0 += 1;
-        self.judged.1 += u64::from(is_short);
+        let taken = recording.sample(taken, &mut memory);
+        let is_short = taken.is_some() && memory.is_short() && sample.stack_is_full;
+        let is_cut = taken.is_some_and(|taken| taken.cut.is_some());
+        self.judged.samples += 1;
+        self.judged.short += u64::from(is_short);
+        self.judged.cut += u64::from(is_short && is_cut);
+        self.judged.needed = self.judged.needed.max(memory.needed);
         if is_short {
             self.started = Instant::now();
         }
@@ -441,13 +457,20 @@ impl Perf {
 
     /// Copies more of the stacks when too many are too short.
     fn judge(&mut self, recording: &mut Recording) {
-        let (samples, short) = self.judged;
-        let is_bad = short >= ENOUGH && short * TOLERATED > samples;
+        let Judged {
+            samples,
+            short,
+            cut,
+            needed,
+        } = self.judged;
+        let is_bad = (short >= ENOUGH || cut > 0) && short * TOLERATED > samples;
         if !is_bad || self.attribute.stack_bytes >= MOST_STACK {
             return;
         }
         let before = self.attribute.stack_bytes;
-        self.attribute.stack_bytes = (before * 2).min(MOST_STACK);
+        // The kernel takes multiples of eight.
+        let needed = u32::try_from(needed.next_multiple_of(8)).unwrap_or(MOST_STACK);
+        self.attribute.stack_bytes = (before * 2).max(needed).min(MOST_STACK);
         self.reopen(before, recording);
     }
 
@@ -455,7 +478,7 @@ impl Perf {
     /// between is not sampled, but it is counted.
     fn reopen(&mut self, before: u32, recording: &mut Recording) {
         self.drain(recording);
-        self.judged = (0, 0);
+        self.judged = Judged::default();
         self.started = Instant::now();
         if self.meters.is_some() {
             return self.reopen_processors(before);
