@@ -20,6 +20,8 @@
 //! | `state` | the state of the running thread |
 //! | `frames` | its frames, for the walker |
 //! | `memo` | the frames of its last walk |
+//! | `place` | where in its code object a frame is |
+//! | `plain` | the least that tells that one of them is what it was |
 //! | `function` | what tells more cheaply that a code object is what it was |
 //! | `mark` | what tells a code object from another one at its address |
 //! | `objects` | strings, code objects |
@@ -35,6 +37,8 @@ mod memo;
 mod memory;
 mod objects;
 mod options;
+mod place;
+mod plain;
 mod runtime;
 mod state;
 

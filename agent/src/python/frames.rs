@@ -115,7 +115,7 @@ impl Frames {
                 }
             }
         }
-        self.memo.end();
+        self.memo.end(walk.layout);
     }
 
     /// The frames of all states: an interpreter that another one's code has started runs within it.

@@ -5,7 +5,8 @@
 //! code object.
 
 use super::layout::Layout;
-use super::memory::{Memory, word};
+use super::memory::{Memory, half, word};
+use super::plain::Version;
 
 /// So many times, a frame is what it was before its function is looked at again: that may take a system
 /// call, and most functions that have no version get none.
@@ -66,39 +67,50 @@ impl Function {
     #[inline(always)]
     pub unsafe fn holds(&self, layout: &Layout, frame: u64) -> bool {
         // SAFETY: the caller's.
-        self.has_version(layout) && unsafe { self.difference(layout, frame) } == 0
+        self.has_version(layout) && unsafe { self.is_of(layout, frame) }
     }
 
     #[inline(always)]
-    pub fn has_version(&self, layout: &Layout) -> bool {
+    fn has_version(&self, layout: &Layout) -> bool {
         layout.function_version != 0 && self.version != 0
     }
 
-    /// 0 if a frame's function is this one, with the same version.
+    /// Whether a frame's function is this one, with the same version.
     ///
     /// # Safety
     /// The frame can be read, and this has a version.
     #[inline(always)]
-    pub unsafe fn difference(&self, layout: &Layout, frame: u64) -> u64 {
-        // SAFETY: the caller's.
-        if unsafe { word(frame + layout.frame_function) } != self.at {
-            return 1;
+    unsafe fn is_of(&self, layout: &Layout, frame: u64) -> bool {
+        // SAFETY: the caller's; the frame holds what is at this address, which was found readable.
+        unsafe {
+            word(frame + layout.frame_function) == self.at
+                && half(self.at + layout.function_version) == self.version
         }
-        // SAFETY: the frame holds what is at this address, which was found readable.
-        let version = unsafe { word(self.at + layout.function_version) } as u32;
-        u64::from(version ^ self.version)
     }
 
-    /// The frame is what it was, and this did not tell.
+    /// Its version, if it has one.
+    #[inline]
+    pub fn version(&self) -> Option<Version> {
+        (self.version != 0).then_some(Version::OfFunction(self.at, self.version))
+    }
+
+    /// The frame is what it was, and this did not tell. Whether it was looked at again.
     #[inline(always)]
-    pub fn renew(&mut self, layout: &Layout, memory: &mut Memory, (frame, code): (u64, u64)) {
+    pub fn renew(
+        &mut self,
+        layout: &Layout,
+        memory: &mut Memory,
+        (frame, code): (u64, u64),
+    ) -> bool {
         if layout.function_version == 0 {
-            return;
+            return false;
         }
         self.age += 1;
-        if self.age >= PATIENCE {
+        let is_due = self.age >= PATIENCE;
+        if is_due {
             self.look_again(layout, memory, (frame, code));
         }
+        is_due
     }
 
     #[cold]

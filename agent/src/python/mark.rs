@@ -1,7 +1,7 @@
 //! What tells a code object from another one that is made at its address.
 
 use super::layout::{self, Layout};
-use super::memory::word;
+use super::memory::{half, word};
 use super::objects::{self, Read};
 
 /// Words of a code object, of its name and of its table of lines, as they were when it was read.
@@ -95,6 +95,12 @@ impl Mark {
         }
     }
 
+    /// The version that the code object has itself, and where its name is.
+    #[inline]
+    pub fn version(&self) -> (u64, u32) {
+        (self.name, (self.own >> 32) as u32)
+    }
+
     /// Whether what is at an address is still the code object that this is the mark of. What its
     /// words lead to is followed only if they are the same.
     ///
@@ -105,11 +111,11 @@ impl Mark {
     pub unsafe fn holds(&self, layout: &Layout, at: u64) -> bool {
         // SAFETY: the caller's.
         unsafe {
-            let version = (self.own >> 32) as u32;
+            let (name, version) = self.version();
             // The layout is a constant where it has none.
             if layout.version != 0 && version != 0 {
                 // Of its interpreter's, no other one has it; the name tells interpreters apart.
-                return half(at + layout.version) == version && word(at + layout.name) == self.name;
+                return half(at + layout.version) == version && word(at + layout.name) == name;
             }
             let same = own(layout, at) == self.own
                 && word(at + layout.name) == self.name
@@ -154,14 +160,6 @@ impl Mark {
                 && others(layout, name, length, self.state) == self.hash
         }
     }
-}
-
-/// # Safety
-/// The word there can be read.
-#[inline(always)]
-unsafe fn half(at: u64) -> u32 {
-    // SAFETY: the caller's.
-    unsafe { (at as *const u32).read_unaligned() }
 }
 
 /// # Safety

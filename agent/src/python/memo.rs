@@ -11,15 +11,14 @@ use super::function::Function;
 use super::layout::{self, Layout, Style};
 use super::mark::Mark;
 use super::memory::{Memory, word};
-use super::state::{follow, follow_any};
+use super::place;
+use super::plain::{Plain, Version};
 use core::mem::MaybeUninit;
-use shm_protocol::codes::{LEFT_OUT, NO_CODE, TABLE_FULL, address_of};
+use shm_protocol::codes::{LEFT_OUT, NO_CODE, address_of};
 use unwind::inserted::Inserted;
 
 /// Most frames that are kept of a stack; of deeper ones, the innermost.
 pub const MAX_FRAMES: usize = 2048;
-/// Largest place that is believed in.
-const MAX_PLACE: u64 = 1 << 24;
 /// So many of the last walk's frames are looked at for one that is met again.
 const REACH: usize = 16;
 
@@ -65,31 +64,22 @@ struct Seen {
 }
 
 impl Seen {
-    /// Whether a frame that names the next one is what it was, by its function alone: that has the
-    /// code object that it had, in which the instruction is.
-    ///
-    /// # Safety
-    /// The frame can be read, if there is one.
-    #[inline(always)]
-    unsafe fn is_plainly_same(&self, layout: &Layout) -> bool {
-        if !self.function.has_version(layout) || self.link != Link::Direct {
-            return false;
+    /// What is compared of it, if that is all that tells it.
+    #[inline]
+    fn plain(&self, layout: &Layout) -> Plain {
+        let version = match layout.function_version {
+            0 => {
+                let (name, version) = self.mark.version();
+                (version != 0).then_some(Version::OfCode(name, version))
+            }
+            _ => self.function.version(),
+        };
+        match version {
+            Some(version) if self.link == Link::Direct => {
+                Plain::of(self.frame, self.words, version)
+            }
+            _ => Plain::none(),
         }
-        // SAFETY: the caller's.
-        let (previous, instruction) = unsafe {
-            (
-                word(self.frame + layout.frame_previous),
-                word(self.frame + layout.frame_instruction),
-            )
-        };
-        // SAFETY: the caller's.
-        let other = unsafe {
-            self.function.difference(layout, self.frame)
-                | u64::from(is_entry(layout, self.frame))
-                | (previous ^ self.words.previous)
-                | (instruction ^ self.words.instruction)
-        };
-        other == 0
     }
 }
 
@@ -125,6 +115,7 @@ pub struct Memo {
     /// Fresh frames, the outermost ones, whose native frame is not known yet.
     pending: usize,
     inserted: Buffer<Inserted>,
+    plain: Buffer<Plain>,
     apart: Apart<12>,
     seen: Buffer<Seen>,
     further_apart: Apart<24>,
@@ -169,7 +160,7 @@ impl Memo {
 
     /// Ends a walk of which frames were collected: these are the last walk's now.
     #[inline]
-    pub fn end(&mut self) {
+    pub fn end(&mut self, layout: &Layout) {
         let mut same = self.kept.min(self.unchanged);
         let total = self.kept + self.fresh_count;
         for index in self.kept..total {
@@ -189,6 +180,7 @@ impl Memo {
             }
             self.inserted[index].write(seen.inserted);
             self.seen[index].write(seen);
+            self.plain[index].write(seen.plain(layout));
         }
         (self.count, self.unchanged) = (total, same);
     }
@@ -279,12 +271,11 @@ impl Memo {
         layout: &Layout,
         index: usize,
     ) -> Option<usize> {
-        for index in (0..=index).rev() {
+        let mut left = index + 1;
+        loop {
+            left -= self.plainly_same(layout, left);
+            let index = left.checked_sub(1)?;
             let seen = self.seen(index);
-            // SAFETY: a frame with a function was read.
-            if unsafe { seen.is_plainly_same(layout) } {
-                continue;
-            }
             if seen.frame == 0 {
                 // In the place of those that were too many.
                 return Some(index);
@@ -298,21 +289,43 @@ impl Memo {
             if !leads_on {
                 return Some(index);
             }
-            let frame = seen.frame;
             let stays =
                 words.code == seen.words.code && words.instruction == seen.words.instruction;
             // SAFETY: its code object was here, and the thread's frame holds what is here.
             if stays && unsafe { seen.mark.holds(layout, words.code) } {
-                // SAFETY: the last walk's.
-                let seen = unsafe { self.seen[index].assume_init_mut() };
-                seen.function.renew(layout, memory, (frame, words.code));
-                continue;
-            }
-            if !self.renew(walk, memory, index) {
+                self.look_for_function(layout, memory, index);
+            } else if !self.renew(walk, memory, index) {
                 return Some(index);
             }
+            left = index;
         }
-        None
+    }
+
+    /// Of the last walk's outermost `count` frames, how many in a row, from the inner end on, are told to
+    /// be what they were by the least of words.
+    #[inline(always)]
+    fn plainly_same(&self, layout: &Layout, count: usize) -> usize {
+        let plain = self.plain.get(..count).unwrap_or_default();
+        let mut same = 0;
+        for plain in plain.iter().rev() {
+            // SAFETY: the last walk's, which are written; each of these frames leads to the next.
+            if !unsafe { plain.assume_init_ref().is_same(layout) } {
+                break;
+            }
+            same += 1;
+        }
+        same
+    }
+
+    /// Of a frame that is what it was: from time to time, whether its function tells that by now.
+    #[inline(always)]
+    fn look_for_function(&mut self, layout: &Layout, memory: &mut Memory, index: usize) {
+        // SAFETY: the last walk's.
+        let seen = unsafe { self.seen[index].assume_init_mut() };
+        let of_frame = (seen.frame, seen.words.code);
+        if seen.function.renew(layout, memory, of_frame) {
+            self.plain[index].write(seen.plain(layout));
+        }
     }
 
     /// Finds the address of a frame anew, whose words have changed; whether there is one.
@@ -335,10 +348,11 @@ impl Memo {
             (seen.number, seen.mark) = (number, mark);
             seen.function = Function::met(layout, memory, (seen.frame, words.code));
         }
-        let Ok(address) = address(layout, seen.number, (seen.frame, words)) else {
+        let Ok(address) = place::address(layout, seen.number, (seen.frame, words)) else {
             return false;
         };
         seen.words = words;
+        self.plain[index].write(seen.plain(layout));
         if seen.inserted.address != address {
             seen.inserted.address = address;
             self.inserted[index].write(seen.inserted);
@@ -351,7 +365,7 @@ impl Memo {
     #[inline]
     fn leads_on(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
         let Some(next) = index.checked_sub(1).map(|index| self.seen(index)) else {
-            return true;
+            return self.ends(walk, layout, index);
         };
         let (this, trail) = (self.seen(index), walk.trail);
         let (at, next_at) = (this.inserted.at, next.inserted.at);
@@ -367,6 +381,20 @@ impl Memo {
                     && trail.peek(at + layout.frame_previous) == Some(next.frame)
             }
         }
+    }
+
+    /// Whether one of the last walk's frames that led to none still is in the outermost record.
+    #[inline]
+    fn ends(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
+        if layout.style != Style::Records {
+            return true;
+        }
+        let at = self.seen(index).inserted.at;
+        let further = walk.trail.peek(at + layout.current + 8);
+        further.is_some_and(|further| {
+            let is_outermost = further <= at;
+            is_outermost || matches!(walk.trail.peek(further + layout.current), None | Some(0))
+        })
     }
 
     /// Whether there is room for one more frame than [`leave_out`](Self::leave_out) puts.
@@ -385,7 +413,7 @@ impl Memo {
     ) -> Result<(), Damaged> {
         let layout = walk.layout;
         let (number, mark) = codes::number(layout, words.code, walk.epoch).ok_or(Damaged)?;
-        let address = address(layout, number, (frame, words))?;
+        let address = place::address(layout, number, (frame, words))?;
         self.push(Seen {
             frame,
             words,
@@ -451,40 +479,4 @@ impl Memo {
             _ => Ok(()),
         }
     }
-}
-
-/// The address that stands for a frame: its code object and the place of its instruction.
-#[inline]
-fn address(layout: &Layout, number: u32, (frame, words): (u64, Words)) -> Result<u64, Damaged> {
-    let place = match layout.style {
-        Style::Objects => {
-            let place = i64::from(words.instruction as i32).max(0) as u64;
-            place / u64::from(layout.place_unit)
-        }
-        _ => {
-            let first = match layout.copies {
-                0 => words.code + layout.instructions,
-                _ => own_copy(layout, frame, words.code).ok_or(Damaged)?,
-            };
-            (words.instruction.wrapping_sub(first) as i64).max(0) as u64 / 2
-        }
-    };
-    match number {
-        _ if place >= MAX_PLACE => Err(Damaged),
-        NO_CODE => Ok(address_of(NO_CODE, TABLE_FULL)),
-        number => Ok(address_of(number, place as u32)),
-    }
-}
-
-/// Where the instructions begin that a frame runs, where each thread may have a copy of its own: the
-/// first thread's is in the code object. The table of copies may grow meanwhile, and be another one.
-fn own_copy(layout: &Layout, frame: u64, code: u64) -> Option<u64> {
-    // SAFETY: callers have read the frame.
-    let copy = unsafe { *((frame + layout.frame_copy) as *const u32) };
-    if copy == 0 {
-        return Some(code + layout.instructions);
-    }
-    let copies = follow(code + layout.copies)?;
-    let is_there = follow_any(copies).is_some_and(|count| u64::from(copy) < count);
-    is_there.then(|| follow(copies + 8 + 8 * u64::from(copy)))?
 }

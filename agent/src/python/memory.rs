@@ -44,6 +44,16 @@ pub unsafe fn word(at: u64) -> u64 {
     unsafe { (at as *const u64).read_unaligned() }
 }
 
+/// Half of a word.
+///
+/// # Safety
+/// It can be read.
+#[inline(always)]
+pub unsafe fn half(at: u64) -> u32 {
+    // SAFETY: the caller's.
+    unsafe { (at as *const u32).read_unaligned() }
+}
+
 impl Memory {
     pub fn forget(&mut self) {
         self.state = 0;
