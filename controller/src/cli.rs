@@ -23,6 +23,7 @@ use std::time::Duration;
 use clap::builder::PossibleValue;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use symbols::interpreter::Shown;
 
 use crate::text;
 use crate::top::sort::Sort;
@@ -272,9 +273,28 @@ pub struct TopArgs {
     )]
     pub filter: String,
 
+    /// Show all native frames beside Python's, the interpreter's too
+    #[arg(long, conflicts_with = "cpu")]
+    pub native: bool,
+
+    /// Show Python's frames alone
+    #[arg(long, alias = "python_only", conflicts_with_all = ["cpu", "native"])]
+    pub python_only: bool,
+
     /// Time between refreshes [default: 1s]
     #[arg(short, long, value_name = "TIME", value_parser = values::seconds)]
     pub delay: Option<Duration>,
+}
+
+impl TopArgs {
+    /// Which frames of stacks with Python are shown.
+    pub fn shown(&self) -> Shown {
+        match (self.native, self.python_only) {
+            (true, _) => Shown::Native,
+            (_, true) => Shown::PythonOnly,
+            _ => Shown::Usual,
+        }
+    }
 }
 
 impl ValueEnum for Sort {

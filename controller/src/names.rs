@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use heap_format::{Location, NO_MAPPING, Profile, marker_at};
 use regex_lite::Regex;
-use symbols::interpreter::{self, Role};
+use symbols::interpreter::{self, Role, Shown};
 use symbols::{Options, apart};
 
 use crate::text;
@@ -39,6 +39,9 @@ pub struct Symbols {
     /// Files with code of an interpreter whose frames were met.
     interpreters: HashSet<Rc<Path>>,
     allocator: Option<Allocator>,
+    shown: Shown,
+    /// Whether a line of Python was looked up.
+    has_python: bool,
     next: Instant,
     trouble: Option<String>,
 }
@@ -95,9 +98,21 @@ impl Symbols {
             unnamed: HashSet::new(),
             interpreters: HashSet::new(),
             allocator: None,
+            shown: Shown::Usual,
+            has_python: false,
             next: Instant::now(),
             trouble: None,
         }
+    }
+
+    /// Which frames [`frames`](Self::frames) gives of stacks that hold Python: before the first.
+    pub fn show(&mut self, shown: Shown) {
+        self.shown = shown;
+    }
+
+    /// Whether a line of Python was looked up.
+    pub fn has_python(&self) -> bool {
+        self.has_python
     }
 
     /// The process.
@@ -157,13 +172,10 @@ impl Symbols {
                 self.interpreters.insert(file.clone());
             }
         }
-        let mut shown: Vec<&[FunctionId]> = Vec::with_capacity(all.len());
-        interpreter::usual(
-            &all,
-            |(_, known)| self.role(known),
-            |(address, _)| marker_at(address).is_some(),
-            |(_, known)| shown.push(&known.functions),
-        );
+        let shown = self.shown_of(&all);
+        if shown.is_empty() && self.shown == Shown::PythonOnly {
+            return Some(vec![self.intern(interpreter::NATIVE)]);
+        }
         let mut frames: Vec<&[FunctionId]> = Vec::new();
         let mut found_user = false;
         for functions in shown.into_iter().rev() {
@@ -190,6 +202,26 @@ impl Symbols {
         Some(frames.into_iter().rev().flatten().copied().collect())
     }
 
+    /// The functions of those frames that are to be shown, innermost first.
+    fn shown_of<'a>(&self, all: &[(u64, &'a Known)]) -> Vec<&'a [FunctionId]> {
+        let mut shown: Vec<&[FunctionId]> = Vec::with_capacity(all.len());
+        let mut show = |(_, known): (u64, &'a Known)| shown.push(&known.functions);
+        match self.shown {
+            Shown::Native => all.iter().copied().for_each(show),
+            Shown::PythonOnly => {
+                let python = all.iter().filter(|(_, known)| known.is_python);
+                python.copied().for_each(show);
+            }
+            Shown::Usual => interpreter::usual(
+                all,
+                |(_, known)| self.role(known),
+                |(address, _)| marker_at(address).is_some(),
+                &mut show,
+            ),
+        }
+        shown
+    }
+
     fn role(&self, known: &Known) -> Role {
         match &known.file {
             _ if known.is_python => Role::Python,
@@ -206,10 +238,12 @@ impl Symbols {
         if !profile.locations.iter().any(|l| profile.is_python(l)) {
             return;
         }
+        self.has_python = true;
         let main = symbols::main_mapping(profile).map(|at| profile.mappings[at].path.as_path());
         let main = main.filter(|path| interpreter::is_called_python(path));
         self.interpreters.extend(main.map(Rc::from));
         if let Some(allocator) = &mut self.allocator
+            && self.shown == Shown::Usual
             && allocator.interpreters.is_none()
         {
             allocator.interpreters = whole(interpreter::ALLOCATORS);
@@ -366,5 +400,24 @@ mod tests {
         assert_eq!(named(symbols, &stack), lines);
         // Code that runs no Python is shown.
         assert_eq!(named(symbols, &[1, 6]), ["PyList_Append", "Py_BytesMain"]);
+    }
+
+    #[test]
+    fn all_frames_or_those_of_python_alone_are_shown() {
+        let names: [(u64, &[&str]); 4] = [
+            (1, &["PyList_Append"]),
+            (2, &["put (a.py:7)"]),
+            (3, &["_PyEval_EvalFrameDefault"]),
+            (4, &["Py_BytesMain"]),
+        ];
+        let stack = [1, 2, 3, 4];
+        let all = &mut symbols(&names);
+        all.show(Shown::Native);
+        assert_eq!(named(all, &stack), names.map(|(_, names)| names[0]));
+        let alone = &mut symbols(&names);
+        alone.show(Shown::PythonOnly);
+        assert_eq!(named(alone, &stack), ["put (a.py:7)"]);
+        assert_eq!(named(alone, &[1, 4]), [interpreter::NATIVE]);
+        assert_eq!(alone.frames(&[1, 9]), None);
     }
 }

@@ -4,24 +4,11 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use heap_format::{Function, Line, Location, NO_MAPPING, Profile, marker_at, merge};
-use symbols::interpreter::{self, Role};
+use symbols::interpreter::{self, NATIVE, Role};
+
+pub use symbols::interpreter::Shown;
 
 use crate::nodes::{Origin, origin};
-
-/// Which frames of stacks with Python are shown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Shown {
-    /// Python's, with the native ones that matter.
-    #[default]
-    Usual,
-    /// Both kinds, all of them.
-    Native,
-    /// Python's alone.
-    PythonOnly,
-}
-
-/// Name of what is in no Python function, where only Python is shown.
-const NATIVE: &str = "[native]";
 
 /// Leaves out of the stacks what is not to be shown. `merged`: equal stacks become one. Returns a
 /// warning for people.

@@ -99,6 +99,21 @@ impl Role {
     }
 }
 
+/// Which frames of stacks with Python are shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shown {
+    /// Python's, with the native ones that matter.
+    #[default]
+    Usual,
+    /// Both kinds, all of them.
+    Native,
+    /// Python's alone.
+    PythonOnly,
+}
+
+/// Name of what is in no Python function, where only Python is shown.
+pub const NATIVE: &str = "[native]";
+
 /// Whether a program is the interpreter by its name: its code is that, where that is a library as
 /// well.
 pub fn is_called_python(path: &Path) -> bool {

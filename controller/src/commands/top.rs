@@ -113,6 +113,7 @@ fn show<F: Feed>(
         args,
         height: 0,
     };
+    top.model.symbols.show(top.args.shown());
     let done = if interactive {
         top.interact(signals)
     } else {
@@ -145,6 +146,12 @@ impl<F: Feed> Top<F> {
         if self.args.cpu && self.model.samples == 0 && self.title.message.is_empty() {
             warning(&format!(
                 "{}: no sample yet: it was idle, or needs a longer look (--delay)",
+                self.title.process
+            ));
+        }
+        if self.args.python_only && !self.model.symbols.has_python() {
+            warning(&format!(
+                "{}: --python-only: there are no frames of Python",
                 self.title.process
             ));
         }
