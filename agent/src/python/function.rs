@@ -8,10 +8,6 @@ use super::layout::Layout;
 use super::memory::{Memory, half, word};
 use super::plain::Version;
 
-/// So many times, a frame is what it was before its function is looked at again: that may take a system
-/// call, and most functions that have no version get none.
-const PATIENCE: u32 = 32;
-
 /// The function of a frame. Zeroed memory is none.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -20,8 +16,6 @@ pub struct Function {
     at: u64,
     /// 0: it has none yet, or its code object is not the frame's.
     version: u32,
-    /// How often the frame was what it was since this was looked for.
-    age: u32,
 }
 
 impl Function {
@@ -29,6 +23,11 @@ impl Function {
     #[inline(always)]
     pub fn met(layout: &Layout, memory: &mut Memory, (frame, code): (u64, u64)) -> Self {
         Self::find(layout, memory, (frame, code), false)
+    }
+
+    /// The same, also if it was not met before.
+    pub fn looked_for(layout: &Layout, memory: &mut Memory, frame: (u64, u64)) -> Self {
+        Self::find(layout, memory, frame, true)
     }
 
     #[inline(always)]
@@ -92,30 +91,5 @@ impl Function {
     #[inline]
     pub fn version(&self) -> Option<Version> {
         (self.version != 0).then_some(Version::OfFunction(self.at, self.version))
-    }
-
-    /// The frame is what it was, and this did not tell. Whether it was looked at again.
-    #[inline(always)]
-    pub fn renew(
-        &mut self,
-        layout: &Layout,
-        memory: &mut Memory,
-        (frame, code): (u64, u64),
-    ) -> bool {
-        if layout.function_version == 0 {
-            return false;
-        }
-        self.age += 1;
-        let is_due = self.age >= PATIENCE;
-        if is_due {
-            self.look_again(layout, memory, (frame, code));
-        }
-        is_due
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn look_again(&mut self, layout: &Layout, memory: &mut Memory, frame: (u64, u64)) {
-        *self = Self::find(layout, memory, frame, true);
     }
 }

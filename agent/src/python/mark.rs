@@ -126,14 +126,42 @@ impl Mark {
             }
             let same = half(self.lines + layout.more + layout::SIZE) == self.size
                 && word(self.lines + layout.more + layout::BYTES) == self.first;
+            if self.text[0] != 0 {
+                return same && self.holds_text(layout);
+            }
             let hash = word(self.name + layout.more + layout::HASH);
             same && (hash == self.hash || hash == NO_HASH && self.holds_characters(layout))
         }
     }
 
+    /// The same where the name's characters are kept: ASCII, of such a length.
+    ///
     /// # Safety
     /// As [`holds`](Self::holds): the name's address is the same.
     #[inline(always)]
+    unsafe fn holds_text(&self, layout: &Layout) -> bool {
+        let (name, length) = (self.name, self.length);
+        // SAFETY: the caller's. So many characters take no fewer bytes than if they are ASCII.
+        unsafe {
+            if half(name + layout.more + layout::LENGTH) != length {
+                return false;
+            }
+            let at = name + layout.ascii;
+            let end = at + u64::from(length);
+            let [first, second, third, last] = self.text;
+            let outer = (word(at) ^ first) | (word(end - 8) ^ last);
+            match length {
+                16.. => outer | (word(at + 8) ^ second) | (word(end - 16) ^ third) == 0,
+                _ => outer == 0,
+            }
+        }
+    }
+
+    /// The same of other names.
+    ///
+    /// # Safety
+    /// As [`holds`](Self::holds): the name's address is the same.
+    #[inline(never)]
     unsafe fn holds_characters(&self, layout: &Layout) -> bool {
         let (name, length) = (self.name, self.length);
         // SAFETY: the caller's. So many characters take no fewer bytes than if they are ASCII; as
@@ -141,17 +169,6 @@ impl Mark {
         unsafe {
             if half(name + layout.more + layout::LENGTH) != length {
                 return false;
-            }
-            // Kept, as it is one of ASCII characters with such a length.
-            if self.text[0] != 0 {
-                let at = name + layout.ascii;
-                let end = at + u64::from(length);
-                let [first, second, third, last] = self.text;
-                let outer = (word(at) ^ first) | (word(end - 8) ^ last);
-                return match length {
-                    16.. => outer | (word(at + 8) ^ second) | (word(end - 16) ^ third) == 0,
-                    _ => outer == 0,
-                };
             }
             if self.state == 0 {
                 return ascii(name + layout.ascii, length) == self.hash;

@@ -19,6 +19,10 @@ use unwind::inserted::Inserted;
 
 /// Most frames that are kept of a stack; of deeper ones, the innermost.
 pub const MAX_FRAMES: usize = 2048;
+/// Once in so many walks, the functions of the last walk's frames are looked at: that may take a system
+/// call, and most functions that have no version get none. No multiple of a number that programs count
+/// their rounds by.
+const PATIENCE: u32 = 31;
 /// So many of the last walk's frames are looked at for one that is met again.
 const REACH: usize = 16;
 
@@ -112,6 +116,8 @@ pub struct Memo {
     ahead: usize,
     /// Of the last walk's frames, the outermost ones whose addresses are what they were.
     unchanged: usize,
+    /// Counts walks.
+    walks: u32,
     /// Fresh frames, the outermost ones, whose native frame is not known yet.
     pending: usize,
     inserted: Buffer<Inserted>,
@@ -271,61 +277,73 @@ impl Memo {
         layout: &Layout,
         index: usize,
     ) -> Option<usize> {
-        let mut left = index + 1;
+        self.walks = self.walks.wrapping_add(1);
+        let looks = self.walks.is_multiple_of(PATIENCE);
+        let mut index = index;
         loop {
-            left -= self.plainly_same(layout, left);
-            let index = left.checked_sub(1)?;
-            let seen = self.seen(index);
-            if seen.frame == 0 {
-                // In the place of those that were too many.
+            if !self.is_plainly_same(layout, index)
+                && !self.is_same((walk, memory), layout, (index, looks))
+            {
                 return Some(index);
             }
-            // SAFETY: the thread's own frames lead here, and it could be read when they did before.
-            let (words, is_entry) =
-                unsafe { (Words::of(layout, seen.frame), is_entry(layout, seen.frame)) };
-            let leads_on = words.previous == seen.words.previous
-                && is_entry == seen.is_entry
-                && (seen.link == Link::Direct || self.leads_on(walk, layout, index));
-            if !leads_on {
-                return Some(index);
-            }
-            let stays =
-                words.code == seen.words.code && words.instruction == seen.words.instruction;
-            // SAFETY: its code object was here, and the thread's frame holds what is here.
-            if stays && unsafe { seen.mark.holds(layout, words.code) } {
-                self.look_for_function(layout, memory, index);
-            } else if !self.renew(walk, memory, index) {
-                return Some(index);
-            }
-            left = index;
+            index = index.checked_sub(1)?;
         }
     }
 
-    /// Of the last walk's outermost `count` frames, how many in a row, from the inner end on, are told to
-    /// be what they were by the least of words.
+    /// Whether one of the last walk's frames is told to be what it was by the least of words.
     #[inline(always)]
-    fn plainly_same(&self, layout: &Layout, count: usize) -> usize {
-        let plain = self.plain.get(..count).unwrap_or_default();
-        let mut same = 0;
-        for plain in plain.iter().rev() {
-            // SAFETY: the last walk's, which are written; each of these frames leads to the next.
-            if !unsafe { plain.assume_init_ref().is_same(layout) } {
-                break;
-            }
-            same += 1;
+    fn is_plainly_same(&self, layout: &Layout, index: usize) -> bool {
+        // SAFETY: the last walk's, which is written; the frames further in lead to it.
+        unsafe {
+            self.plain
+                .get_unchecked(index)
+                .assume_init_ref()
+                .is_same(layout)
         }
-        same
     }
 
-    /// Of a frame that is what it was: from time to time, whether its function tells that by now.
+    /// Whether one of the last walk's frames is one, and leads to the next one. What has changed in it is
+    /// found. `looks`: whether its function tells by now that it is what it was.
     #[inline(always)]
+    fn is_same(
+        &mut self,
+        (walk, memory): (&Walk<'_>, &mut Memory),
+        layout: &Layout,
+        (index, looks): (usize, bool),
+    ) -> bool {
+        let seen = self.seen(index);
+        if seen.frame == 0 {
+            // In the place of those that were too many.
+            return false;
+        }
+        // SAFETY: the thread's own frames lead here, and it could be read when they did before.
+        let (words, is_entry) =
+            unsafe { (Words::of(layout, seen.frame), is_entry(layout, seen.frame)) };
+        let leads_on = words.previous == seen.words.previous
+            && is_entry == seen.is_entry
+            && (seen.link == Link::Direct || self.leads_on(walk, layout, index));
+        if !leads_on {
+            return false;
+        }
+        let stays = words.code == seen.words.code && words.instruction == seen.words.instruction;
+        // SAFETY: its code object was here, and the thread's frame holds what is here.
+        if !(stays && unsafe { seen.mark.holds(layout, words.code) }) {
+            return self.renew(walk, memory, index);
+        }
+        if looks && layout.function_version != 0 {
+            self.look_for_function(layout, memory, index);
+        }
+        true
+    }
+
+    /// Of a frame that is what it was: whether its function tells that by now.
+    #[cold]
+    #[inline(never)]
     fn look_for_function(&mut self, layout: &Layout, memory: &mut Memory, index: usize) {
         // SAFETY: the last walk's.
         let seen = unsafe { self.seen[index].assume_init_mut() };
-        let of_frame = (seen.frame, seen.words.code);
-        if seen.function.renew(layout, memory, of_frame) {
-            self.plain[index].write(seen.plain(layout));
-        }
+        seen.function = Function::looked_for(layout, memory, (seen.frame, seen.words.code));
+        self.plain[index].write(seen.plain(layout));
     }
 
     /// Finds the address of a frame anew, whose words have changed; whether there is one.
@@ -362,7 +380,7 @@ impl Memo {
     }
 
     /// Whether one of the last walk's frames leads to the next one, by other native frames.
-    #[inline]
+    #[inline(always)]
     fn leads_on(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
         let Some(next) = index.checked_sub(1).map(|index| self.seen(index)) else {
             return self.ends(walk, layout, index);
@@ -384,7 +402,7 @@ impl Memo {
     }
 
     /// Whether one of the last walk's frames that led to none still is in the outermost record.
-    #[inline]
+    #[inline(always)]
     fn ends(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
         if layout.style != Style::Records {
             return true;
