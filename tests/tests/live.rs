@@ -114,3 +114,61 @@ fn top_shows_lines_of_python_as_the_parser_does() {
     }
     drop(target);
 }
+
+/// Of stacks with Python: its lines with what they called, all frames, or its lines alone.
+#[test]
+fn top_shows_of_python_what_it_is_asked_for() {
+    const SCRIPT: &str = "\
+def make_thumbnails():
+    return [bytearray(5000) for _ in range(1000)]
+print('started', flush=True)
+input()
+kept = make_thumbnails()
+print('made', flush=True)
+input()
+";
+    let scratch = Scratch::new();
+    let script = scratch.file("app.py");
+    std::fs::write(&script, SCRIPT).expect("a script");
+    let mut target = Target::start(scratch.preloaded("/usr/bin/python3").arg(&script));
+    assert_eq!(target.hear(), "started");
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("go on");
+    assert_eq!(target.hear(), "made");
+    let pid = target.pid().to_string();
+    let shown = |option: &str| {
+        let mut command = scratch.profiler();
+        command.args(["top", "--json", "-p", &pid]);
+        command.args((!option.is_empty()).then_some(option));
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let json: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+        let rows = json["functions"].as_array().expect("rows");
+        let name = |row: &serde_json::Value| row["name"].as_str().expect("a name").to_owned();
+        let live = json["total"]["live_bytes"].as_f64().expect("a number");
+        (rows.iter().map(name).collect::<Vec<_>>(), live)
+    };
+    let is_line = |name: &String| name.contains("(app.py:");
+    let is_loop = |name: &String| name.contains("_PyEval_EvalFrame") || name == "Py_BytesMain";
+    let (usual, live) = shown("");
+    let (native, of_native) = shown("--native");
+    let (alone, of_alone) = shown("--python-only");
+    assert!(live >= 5e6, "{live}");
+    assert_eq!([live, live], [of_native, of_alone]);
+    for names in [&usual, &native, &alone] {
+        let is_it = |name: &String| name == "make_thumbnails (app.py:2)";
+        assert!(names.iter().any(is_it), "{names:?}");
+    }
+    assert!(native.iter().any(is_loop), "{native:?}");
+    assert!(!usual.iter().any(is_loop), "{usual:?}");
+    let is_python = |name: &String| is_line(name) || name == "[native]";
+    assert!(alone.iter().all(is_python), "{alone:?}");
+    session.stop();
+    target.say("end");
+    target.finish_well();
+    for more in [&["--cpu"][..], &["--python-only"]] {
+        let mut command = scratch.profiler();
+        command.args(["top", "--once", "--native", "-p", &pid]);
+        run(command.args(more)).refused(2, &["--native"]);
+    }
+}
