@@ -1,5 +1,6 @@
 //! The code of a process: what is mapped where, and the unwind rules found so far.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -145,6 +146,25 @@ impl Library {
     }
 }
 
+/// A path of a maps text as it is: there, and only there, a newline is `\012`.
+fn with_newlines(mut path: &[u8]) -> Cow<'_, [u8]> {
+    const NEWLINE: &[u8] = b"\\012";
+    let next = |path: &[u8]| path.windows(NEWLINE.len()).position(|part| part == NEWLINE);
+    let mut all = Vec::new();
+    while let Some(at) = next(path) {
+        all.extend_from_slice(&path[..at]);
+        all.push(b'\n');
+        path = &path[at + NEWLINE.len()..];
+    }
+    match all.is_empty() {
+        true => Cow::Borrowed(path),
+        false => {
+            all.extend_from_slice(path);
+            Cow::Owned(all)
+        }
+    }
+}
+
 /// The file of a range: as the process has it mapped where that is allowed, else by its name.
 fn open(pid: i32, range: &Range) -> Option<File> {
     let mapped = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
@@ -248,7 +268,7 @@ impl Space {
                 addresses,
                 entry.file_offset,
                 (entry.device, entry.inode),
-                entry.path,
+                &with_newlines(entry.path),
             );
             self.map(range);
         }
@@ -407,5 +427,33 @@ impl Space {
             compile(&module, ip, scratch)
         });
         Some(rule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_newline_in_a_path_is_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let program = directory.path().join("a b\n\nc");
+        // Not by this process: what it has open for writing, children of other tests may have too,
+        // and nobody can execute it meanwhile.
+        let mut copy = Command::new("cp");
+        let copied = copy.arg("/bin/cat").arg(&program).status();
+        assert!(copied.expect("cp").success());
+        let mut command = Command::new(&program);
+        command.stdin(Stdio::piped());
+        let mut child = command.spawn().expect("a program");
+        let space = Space::of(child.id().cast_signed());
+        let path = program.as_os_str().as_bytes();
+        let is_there = space.ranges().iter().any(|range| &*range.path == path);
+        drop(child.stdin.take());
+        child.wait().expect("a child");
+        assert!(is_there);
+        assert_eq!(&*with_newlines(b"\\012a\\01\\012"), b"\na\\01\n");
     }
 }
