@@ -1,5 +1,5 @@
-//! Python's frames where they are not simply those of a script: in tasks of asyncio, in greenlets,
-//! in virtual environments and in interpreters that are linked statically.
+//! Python's frames where they are not simply those of a script: in tasks of asyncio and of uvloop, in
+//! greenlets and those of gevent, in virtual environments and in interpreters that are linked statically.
 
 use std::process::Command;
 
@@ -8,6 +8,8 @@ use mem_tests::{Scratch, artifacts, run, venv};
 
 /// greenlet, as of PyPI.
 const GREENLET: &str = "greenlet==3.2.4";
+const GEVENT: [&str; 2] = ["gevent==26.9.0", "greenlet==3.5.6"];
+const UVLOOP: &str = "uvloop==0.23.0";
 
 /// The coroutines that await each other, and those of the event loop that runs the task. All tasks
 /// with the same ones are one stack, whatever their names.
@@ -55,10 +57,42 @@ fn each_greenlet_has_its_own_frames() {
     pythons::compare(&profile, &truth, 14);
 }
 
+/// And in the pool of threads that gevent has.
+#[test]
+fn greenlets_of_gevent_have_their_own_frames() {
+    let python = venv::python("gevent-26.9.0", &GEVENT);
+    let scratch = Scratch::new();
+    let truth = scratch.file("truth");
+    let script = artifacts::source("python_gevent.py");
+    let profile = profiled(&scratch, &python, &[&script, &truth]);
+    pythons::compare(&profile, &truth, 11);
+}
+
+/// Its loop, which is not Python, runs the coroutines.
+#[test]
+fn a_task_of_uvloop_is_told_by_its_coroutines() {
+    let python = venv::python("uvloop-0.23.0", &[UVLOOP]);
+    let scratch = Scratch::new();
+    let [script, tasks] = ["python_uvloop.py", "python_tasks.py"].map(artifacts::source);
+    let found = by_stack(&profiled(&scratch, &python, &[&script, &tasks]));
+    for (outer, bytes) in [
+        ("upload (python_tasks.py:23)", 2e6),
+        ("fetch (python_tasks.py:27)", 15e5),
+    ] {
+        let begins = format!("store (python_tasks.py:18);{outer};Runner.run (runners.py:");
+        let live = found.iter().filter(|(stack, _)| stack.starts_with(&begins));
+        let live: f64 = live.map(|(_, bytes)| bytes).sum();
+        assert!(
+            (bytes..bytes * 1.02).contains(&live),
+            "{live} of {bytes}: {found:#?}"
+        );
+    }
+}
+
 /// The other interpreters, with greenlet as it is built for each of them.
 #[test]
 fn greenlets_have_their_frames_in_other_versions() {
-    for version in ["3.9", "3.12", "3.13", "3.14"] {
+    for version in ["3.9", "3.10", "3.12", "3.13", "3.14"] {
         let ends = format!("/python{version}");
         let python = pythons::all().into_iter().find(|path| {
             let path = path.to_str().expect("a path of ours");
