@@ -16,6 +16,10 @@ mod memo;
 mod memory;
 #[path = "../../agent/src/python/objects.rs"]
 mod objects;
+#[path = "../../agent/src/python/place.rs"]
+mod place;
+#[path = "../../agent/src/python/plain.rs"]
+mod plain;
 #[path = "../../agent/src/python/state.rs"]
 mod state;
 
