@@ -23,18 +23,21 @@ pub fn table(tools: &Tools, workloads: &[Workload]) -> Result<Table> {
         "jemalloc alone",
         "agent, off",
         "off ÷ alone",
+        "512 KiB ÷ off",
         "agent, 1024",
         "1024 ÷ off",
     ]);
     for workload in workloads {
         let alone = count(tools, *workload, Config::Jemalloc)?;
         let off = count(tools, *workload, Config::Off)?;
+        let coarse = count(tools, *workload, Config::Coarse)?;
         let on = count(tools, *workload, Config::Fine)?;
         table.row(vec![
             workload.name().to_owned(),
             format!("{alone:.1}"),
             format!("{off:.1}"),
             ratio(Some(off / alone)),
+            ratio(Some(coarse / off)),
             format!("{on:.1}"),
             ratio(Some(on / off)),
         ]);
