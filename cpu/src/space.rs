@@ -432,6 +432,7 @@ impl Space {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -446,12 +447,17 @@ mod tests {
         let copied = copy.arg("/bin/cat").arg(&program).status();
         assert!(copied.expect("cp").success());
         let mut command = Command::new(&program);
-        command.stdin(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("a program");
+        // It was executed before it was mapped.
+        let (mut input, mut output) = (child.stdin.take().expect("a pipe"), [0]);
+        input.write_all(b"x").expect("its input");
+        let answer = child.stdout.as_mut().expect("a pipe");
+        answer.read_exact(&mut output).expect("its output");
         let space = Space::of(child.id().cast_signed());
         let path = program.as_os_str().as_bytes();
         let is_there = space.ranges().iter().any(|range| &*range.path == path);
-        drop(child.stdin.take());
+        drop(input);
         child.wait().expect("a child");
         assert!(is_there);
         assert_eq!(&*with_newlines(b"\\012a\\01\\012"), b"\na\\01\n");
