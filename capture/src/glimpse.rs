@@ -16,6 +16,7 @@ use crate::arch::General;
 use crate::patience::Patience;
 use crate::request::{self, Event};
 use crate::seizure::reap_dead_threads;
+use crate::suspension::Hold;
 use crate::tracer::Tracer;
 
 /// Takes glimpses at threads, one after another.
@@ -62,12 +63,14 @@ impl Glimpses {
             Some(tracer) => tracer,
             None => Tracer::start()?,
         };
+        let hold = Hold::new();
         let job = move || take(tid, limit, || state.is_running(), look);
         // If the process executes a program meanwhile, its other threads are killed, and the
         // kernel lets nobody trace or read the process until they have been waited for.
         let taken = tracer.run_while(job, || reap_dead_threads(pid));
         let taken = taken.unwrap_or(Taken::nothing(false));
         self.tracer = taken.is_free.then_some(tracer);
+        drop(hold);
         taken.seen
     }
 }

@@ -33,6 +33,10 @@
 //! While it waits for a process's threads, a timer interrupts it: of this process's signals the last
 //! but one, `SIGRTMAX - 1`, is taken for that.
 //!
+//! This process is not suspended from its terminal while a target is stopped: `SIGTSTP`, `SIGTTIN` and
+//! `SIGTTOU` are handled from the first stop on, where they had their default action, and have their effect
+//! as soon as the target runs on.
+//!
 //! A single thread can be stopped for as long as its registers take ([`Glimpses`]).
 //!
 //! # Caller's duties
@@ -58,6 +62,8 @@
 //!   whose threads are all on foreign stacks (coroutines), one that adopts orphans. Its
 //!   threads can still be stopped, and its memory read meanwhile.
 //! - A target that executes another program or ends meanwhile is refused; try again.
+//! - `SIGSTOP` cannot be put off: sent to this process in the very moment, it leaves the target, or the
+//!   thread of a glimpse, stopped until `SIGCONT`.
 //! - The stop needs the processor: among hundreds of busy threads it takes the longer, most of
 //!   all without the right to raise a thread's priority.
 //! - The copy counts against the target's limits of processes and memory. It is a child of the
@@ -81,6 +87,7 @@ mod process;
 mod refusal;
 mod request;
 mod seizure;
+mod suspension;
 mod tracer;
 mod worker;
 
@@ -97,6 +104,7 @@ use code::Code;
 use copying::Newborn;
 use process::Status;
 use seizure::Seizure;
+use suspension::Hold;
 use tracer::Tracer;
 
 /// A thread of a stopped process.
@@ -124,6 +132,8 @@ pub struct Stopped {
     newborns: Vec<Newborn>,
     began: Instant,
     cloned: Duration,
+    /// Until it runs on.
+    hold: Option<Hold>,
 }
 
 /// How long a process stood still.
@@ -174,6 +184,8 @@ impl Stopped {
         then: impl FnOnce(&mut Seizure) -> R + Send + 'static,
     ) -> Result<(Self, R), Refusal> {
         let broken = |error| Refusal::kernel(pid, "start a thread to trace", error);
+        // Ends after the tracer, with which the target is let go at the latest.
+        let hold = Some(Hold::new());
         let tracer = Arc::new(Tracer::start().map_err(broken)?);
         let stop = move || {
             let mut seizure = Seizure::new(pid, deadline)?;
@@ -197,6 +209,7 @@ impl Stopped {
             newborns: Vec::new(),
             began,
             cloned: Duration::ZERO,
+            hold,
         };
         Ok((stopped, result))
     }
@@ -240,11 +253,13 @@ impl Stopped {
     /// Lets it run on, and then does what copies still need.
     fn release(&mut self) -> Option<Instant> {
         let newborns = std::mem::take(&mut self.newborns);
-        self.with_seizure(|seizure| {
+        let released = self.with_seizure(|seizure| {
             let released = seizure.release();
             newborns.into_iter().for_each(Newborn::complete);
             released
-        })
+        });
+        self.hold = None;
+        released
     }
 
     /// Does something with it on the tracer's thread.

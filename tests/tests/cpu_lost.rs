@@ -1,6 +1,7 @@
 //! CPU profiles in which samples are missing, since nobody reads them, the program blocks their signal,
 //! or it forks all the time: the sum is what the process used all the same, and what was lost is said.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -32,7 +33,8 @@ fn hold_up(session: &Session, pid: u32, seconds: f64) {
     let mut used = target::cpu_seconds(pid);
     let end = used + seconds - held_up - GOES_ON;
     while used < end && !target::has_ended(pid) {
-        session.signal(libc::SIGSTOP);
+        // Not by SIGSTOP, which leaves a thread stopped that ptrace has stopped just now.
+        session.signal(libc::SIGTSTP);
         reach(used + held_up);
         session.signal(libc::SIGCONT);
         reach(used + held_up + GOES_ON);
@@ -69,7 +71,8 @@ fn samples_without_room_cost_no_time() {
         command.args(rights).arg(artifacts::profiler());
         command.args(["cpu", "--engine", engine, "-F", "999"]);
         command.args(["-p", &target.pid().to_string(), "-o"]);
-        let session = Session::start(command.arg(scratch.file("p_")));
+        // The kernel suspends no group that nobody waits for.
+        let session = Session::start(command.arg(scratch.file("p_")).process_group(0));
         let directory = format!("/proc/{}/fd", session.pid());
         wait::until("the session to begin", || {
             let files = std::fs::read_dir(&directory).ok()?.flatten();

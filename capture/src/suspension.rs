@@ -1,0 +1,110 @@
+//! Suspension of this process from the terminal (Ctrl-Z), put off while it has a target stopped: who
+//! waits for its shell must not find a server that stands still as well.
+//!
+//! `SIGSTOP` cannot be put off.
+
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
+
+/// Signals of job control that stop a process by default.
+const SIGNALS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+
+/// How many targets are stopped, or [`SUSPENDING`].
+static STOPPED: AtomicI32 = AtomicI32::new(0);
+/// A thread suspends this process: nobody stops a target meanwhile.
+const SUSPENDING: i32 = -1;
+/// The signal that was put off; 0: none.
+static PUT_OFF: AtomicI32 = AtomicI32::new(0);
+
+/// As long as one of these exists, this process is not suspended.
+#[must_use]
+pub struct Hold(());
+
+impl Hold {
+    /// Has suspension put off. Signals that are ignored, or handled by somebody else, stay so.
+    pub fn new() -> Self {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| SIGNALS.into_iter().for_each(handle));
+        let more = |count| (count != SUSPENDING).then_some(count + 1);
+        while STOPPED.fetch_update(SeqCst, SeqCst, more).is_err() {
+            // This process is about to be suspended, and goes on from here afterwards.
+            std::thread::yield_now();
+        }
+        Self(())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        STOPPED.fetch_sub(1, SeqCst);
+        suspend_if_free();
+    }
+}
+
+/// Suspends this process if a signal wants that, and no target is stopped. Async-signal-safe.
+fn suspend_if_free() {
+    // In this order: a signal that comes later finds the last target let go by itself.
+    if PUT_OFF.load(SeqCst) == 0
+        || STOPPED
+            .compare_exchange(0, SUSPENDING, SeqCst, SeqCst)
+            .is_err()
+    {
+        return;
+    }
+    let signal = PUT_OFF.load(SeqCst);
+    if signal != 0 {
+        suspend(signal);
+    }
+    // What came before this process was continued is over.
+    PUT_OFF.store(0, SeqCst);
+    STOPPED.store(0, SeqCst);
+}
+
+/// Lets a signal have its usual effect. Async-signal-safe.
+fn suspend(signal: libc::c_int) {
+    // SAFETY: a zeroed set and a zeroed action (the default one) are valid; all calls are
+    // async-signal-safe, and what they change is put back.
+    unsafe {
+        let default: libc::sigaction = std::mem::zeroed();
+        let mut ours: libc::sigaction = std::mem::zeroed();
+        let mut only: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut only);
+        libc::sigaddset(&raw mut only, signal);
+        libc::sigaction(signal, &raw const default, &raw mut ours);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, &raw mut before);
+        libc::raise(signal);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+        libc::sigaction(signal, &raw const ours, ptr::null_mut());
+    }
+}
+
+extern "C" fn on_signal(signal: libc::c_int) {
+    // SAFETY: the calling thread's errno.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    PUT_OFF.store(signal, SeqCst);
+    suspend_if_free();
+    // SAFETY: as above.
+    unsafe { *errno = before };
+}
+
+fn handle(signal: libc::c_int) {
+    // SAFETY: a zeroed action is the default one; the handler is async-signal-safe, and what it
+    // replaces is the default action only.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(signal, ptr::null(), &raw mut now) != 0
+            || now.sa_sigaction != libc::SIG_DFL
+        {
+            return;
+        }
+        let mut ours: libc::sigaction = std::mem::zeroed();
+        ours.sa_sigaction = on_signal as *const () as libc::sighandler_t;
+        ours.sa_flags = libc::SA_RESTART;
+        libc::sigemptyset(&raw mut ours.sa_mask);
+        libc::sigaction(signal, &raw const ours, ptr::null_mut());
+    }
+}
