@@ -36,8 +36,9 @@ fn suspend(session: &Session, sampled: u32) {
     wait::until("the session to be suspended", || {
         is_suspended(session.pid()).then_some(())
     });
-    assert!(!stands_still(sampled), "a thread was left stopped");
+    let is_left = stands_still(sampled);
     session.signal(libc::SIGCONT);
+    assert!(!is_left, "a thread was left stopped");
 }
 
 /// At a thousand samples a second, a thread stands still for some hundredths of the time.
