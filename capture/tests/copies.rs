@@ -83,7 +83,7 @@ fn a_copy_does_not_change() {
 /// What is raised for the stop is a copy's no more when the target runs on, whatever priority that has.
 #[test]
 fn a_copy_has_the_target_s_priority() {
-    let target = Target::start(&["churn", "2", "8"]);
+    let target = Target::start(&["read", "4"]);
     let nice = |pid: i32| {
         // SAFETY: takes numbers only.
         unsafe { libc::getpriority(libc::PRIO_PROCESS, pid.cast_unsigned()) }
