@@ -143,7 +143,7 @@ pub unsafe fn first_page(start: u64, end: u64) -> Option<&'static [u8]> {
         return None;
     }
     // Programs hide it (some packers and sandboxes do).
-    if !probe::are_readable(start, start + 4096) {
+    if !probe::are_readable(start, start.saturating_add(4096)) {
         return None;
     }
     // SAFETY: found readable, and the caller vouches that it stays.

@@ -47,9 +47,13 @@ pub fn holds(address: u64, value: u32) -> bool {
         && unsafe { compare_at(address, value.into()) } == 0
 }
 
-/// Whether all pages that hold a byte of `start..end` can be read now.
+/// Whether all pages that hold a byte of `start..end` can be read now. A range that ends before it
+/// begins, as one that goes beyond the last address does, cannot.
 #[must_use]
 pub fn are_readable(start: u64, end: u64) -> bool {
+    if end < start {
+        return false;
+    }
     let mut page = start & !(PAGE - 1);
     while page < end {
         if !is_readable(page) {
@@ -157,6 +161,7 @@ mod tests {
             assert!(!is_readable(wild), "{wild:x}");
         }
         assert!(!are_readable(!7, u64::MAX));
+        assert!(!are_readable(!15, 200), "beyond the last address");
     }
 
     #[test]

@@ -101,7 +101,8 @@ impl Memory {
 
     #[cold]
     fn probe_piece(&mut self, start: u64, end: u64) -> bool {
-        let sane = start != 0 && start.is_multiple_of(8) && end > start + 24 && end - start <= MOST;
+        let bytes = end.saturating_sub(start);
+        let sane = start != 0 && start.is_multiple_of(8) && bytes > 24 && bytes <= MOST;
         if !sane || !probe::are_readable(start, end) {
             return false;
         }
@@ -174,5 +175,28 @@ impl Memory {
             *spot = at;
         }
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_piece_goes_beyond_the_last_address() {
+        let mut memory = std::boxed::Box::new(Memory {
+            pieces: [(0, 0); PIECES],
+            next: 0,
+            spots: [0; SPOTS],
+            state: 0,
+            frame: 88,
+            current: (0, 0),
+        });
+        let stack = [0_u64; 64];
+        let here = stack.as_ptr() as u64;
+        assert!(memory.knows_piece(here, here + 512));
+        for (start, end) in [(!15, 200), (!7, 64), (here, here - 8), (here, 0), (!63, !7)] {
+            assert!(!memory.knows_piece(start, end), "{start:x} {end:x}");
+        }
     }
 }

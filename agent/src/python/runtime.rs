@@ -154,7 +154,7 @@ fn take(names: &Names, may_go: bool) {
 /// What an interpreter says of itself.
 fn told(at: u64) -> Option<(u32, Option<Layout>)> {
     let bytes = WORDS as u64 * 8;
-    if !probe::are_readable(at, at + bytes) {
+    if !probe::are_readable(at, at.saturating_add(bytes)) {
         return None;
     }
     // SAFETY: readable, as just found; a variable of a loaded module, whose first words never change.

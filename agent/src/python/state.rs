@@ -206,7 +206,8 @@ impl Own {
 /// Whether a state is readable and of a thread.
 fn is_of(layout: &Layout, state: u64, thread: u64) -> bool {
     // SAFETY: found readable.
-    probe::are_readable(state, state + STATE) && unsafe { word(state + layout.thread_id) } == thread
+    probe::are_readable(state, state.saturating_add(STATE))
+        && unsafe { word(state + layout.thread_id) } == thread
 }
 
 /// The pointer at an address, if there is one.
