@@ -13,6 +13,8 @@ use unwind::probe;
 const PIECES: usize = 32;
 /// Addresses that are remembered.
 const SPOTS: usize = 1024;
+/// In a remembered address: what begins there is known to be readable beyond its page.
+const FURTHER: u64 = 1;
 /// Largest piece that is believed in.
 const MOST: u64 = 64 << 20;
 
@@ -161,18 +163,21 @@ impl Memory {
         false
     }
 
-    /// Whether `bytes` at an address were found readable before, or are now if `probes`.
+    /// Whether `bytes` at an address, at most a page, were found readable before, or are now if
+    /// `probes`.
     pub fn has_spot(&mut self, at: u64, bytes: u64, probes: bool) -> bool {
         let slot = (at >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54;
         let spot = &mut self.spots[slot as usize % SPOTS];
-        if *spot == at {
+        // Of an address that was met with fewer bytes, the next page is not known.
+        let further = u64::from(at % probe::PAGE + bytes > probe::PAGE);
+        if *spot & !FURTHER == at && *spot & FURTHER >= further {
             // An empty one has the address 0.
             return at != 0;
         }
         let found =
             probes && at.is_multiple_of(8) && probe::are_readable(at, at.saturating_add(bytes));
         if found {
-            *spot = at;
+            *spot = at | further;
         }
         found
     }
@@ -182,21 +187,45 @@ impl Memory {
 mod tests {
     use super::*;
 
-    #[test]
-    fn no_piece_goes_beyond_the_last_address() {
-        let mut memory = std::boxed::Box::new(Memory {
+    fn nothing() -> std::boxed::Box<Memory> {
+        std::boxed::Box::new(Memory {
             pieces: [(0, 0); PIECES],
             next: 0,
             spots: [0; SPOTS],
             state: 0,
             frame: 88,
             current: (0, 0),
-        });
+        })
+    }
+
+    #[test]
+    fn no_piece_goes_beyond_the_last_address() {
+        let mut memory = nothing();
         let stack = [0_u64; 64];
         let here = stack.as_ptr() as u64;
         assert!(memory.knows_piece(here, here + 512));
         for (start, end) in [(!15, 200), (!7, 64), (here, here - 8), (here, 0), (!63, !7)] {
             assert!(!memory.knows_piece(start, end), "{start:x} {end:x}");
         }
+    }
+
+    #[test]
+    fn few_bytes_at_an_address_are_no_more() {
+        unsafe extern "C" {
+            fn mmap(at: u64, len: usize, access: i32, flags: i32, file: i32, offset: i64) -> u64;
+            fn munmap(at: u64, len: usize) -> i32;
+        }
+        let page = probe::PAGE as usize;
+        // SAFETY: new memory, of which a page is given back.
+        let start = unsafe { mmap(0, 2 * page, 3, 0x22, -1, 0) };
+        // SAFETY: ours, and nobody has it.
+        unsafe { munmap(start + probe::PAGE, page) };
+        let (mut memory, at) = (nothing(), start + probe::PAGE - 32);
+        assert!(!memory.has_spot(at, 24, false), "not met yet");
+        assert!(memory.has_spot(at, 24, true) && memory.has_spot(at, 32, false));
+        assert!(!memory.has_spot(at, 40, true), "the next page is nobody's");
+        assert!(memory.has_spot(at, 24, false));
+        // SAFETY: ours.
+        unsafe { munmap(start, page) };
     }
 }
