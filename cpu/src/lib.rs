@@ -39,6 +39,8 @@ pub mod recording;
 mod refusal;
 mod registers;
 mod ring;
+#[cfg(test)]
+mod running;
 mod source;
 pub mod space;
 pub mod stacks;

@@ -164,36 +164,20 @@ impl Stat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::running::Running;
     use std::io::{BufRead, BufReader, Write};
-    use std::process::{Child, Command, Stdio};
+    use std::process::{Command, Stdio};
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Killed at the latest with this.
-    struct Running(Child);
-
-    impl Running {
-        fn start(script: &str) -> Self {
-            let mut command = Command::new("sh");
-            command.args(["-c", script]);
-            command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            Self(command.spawn().unwrap())
-        }
-
-        fn pid(&self) -> i32 {
-            self.0.id().cast_signed()
-        }
-
-        fn say(&mut self) {
-            self.0.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
-        }
+    fn start(script: &str) -> Running {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
     }
 
-    impl Drop for Running {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
+    fn say(running: &mut Running) {
+        running.0.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
     }
 
     fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -218,7 +202,7 @@ mod tests {
     fn another_program_is_noticed_and_so_is_the_same_one_again() {
         // Twice the same file.
         for next in ["exec sleep 1000", "exec sh -c 'read line; :'"] {
-            let mut running = Running::start(&format!("read line; {next}"));
+            let mut running = start(&format!("read line; {next}"));
             let pid = running.pid();
             let mut recording = Recording::new(false);
             let mut programs = Programs::new(false);
@@ -226,7 +210,7 @@ mod tests {
             let serial = recording.process(pid).unwrap().serial;
             assert_eq!(programs.look(pid, &mut recording), Change::None);
             assert_eq!(programs.look(pid, &mut recording), Change::None);
-            running.say();
+            say(&mut running);
             until("exec", || {
                 programs.look(pid, &mut recording) == Change::Executed
             });
@@ -252,7 +236,7 @@ mod tests {
     #[test]
     fn children_are_found_but_not_those_that_have_ended() {
         // The second one stays a zombie: `sleep` does not ask for it.
-        let mut running = Running::start("sleep 1000 & echo $!; : & echo $!; exec sleep 1000");
+        let mut running = start("sleep 1000 & echo $!; : & echo $!; exec sleep 1000");
         let mut lines = BufReader::new(running.0.stdout.take().unwrap()).lines();
         let mut child = || lines.next().unwrap().unwrap().parse::<i32>().unwrap();
         let (alive, over) = (child(), child());

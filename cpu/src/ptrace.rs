@@ -265,7 +265,8 @@ fn clock(file: &Reread) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Child, Command, Stdio};
+    use crate::running::Running;
+    use std::process::{Command, Stdio};
 
     const LONG: Duration = Duration::from_secs(60);
     const SAMPLING: Sampling = Sampling {
@@ -273,26 +274,9 @@ mod tests {
         children: true,
     };
 
-    /// Killed at the latest with this.
-    struct Running(Child);
-
-    impl Running {
-        fn start(script: &str) -> Self {
-            let mut command = Command::new("sh");
-            let child = command.args(["-c", script]).stdin(Stdio::piped()).spawn();
-            Self(child.unwrap())
-        }
-
-        fn pid(&self) -> i32 {
-            self.0.id().cast_signed()
-        }
-    }
-
-    impl Drop for Running {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
+    fn start(script: &str) -> Running {
+        let mut command = Command::new("sh");
+        Running::start(command.args(["-c", script]).stdin(Stdio::piped()))
     }
 
     /// Samples until it is so.
@@ -317,7 +301,7 @@ mod tests {
     #[test]
     fn a_program_is_kept_apart_from_the_one_that_it_executes() {
         let busy = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
-        let running = Running::start(&format!("{busy}; exec sh -c 'while :; do :; done'"));
+        let running = start(&format!("{busy}; exec sh -c 'while :; do :; done'"));
         let pid = running.pid();
         let mut recording = Recording::new(false);
         recording.add(pid);
@@ -341,7 +325,7 @@ mod tests {
     #[test]
     fn children_are_sampled_and_end_for_their_parents() {
         let burn = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
-        let mut running = Running::start(&format!("sh -c '{burn}' & wait $!; exit 7"));
+        let mut running = start(&format!("sh -c '{burn}' & wait $!; exit 7"));
         let pid = running.pid();
         let mut recording = Recording::new(true);
         recording.add_newborn(pid);

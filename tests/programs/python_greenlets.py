@@ -9,14 +9,7 @@ from greenlet import getcurrent, greenlet
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
 import python_places
-
-kept = []
-
-
-def keep(size):
-    block = bytearray(size)
-    python_places.note(size)
-    kept.append(block)
+from python_places import keep
 
 
 def deep(depth, size):

@@ -3,6 +3,7 @@
 import sys
 import threading
 
+kept = []
 totals = {}
 lock = threading.Lock()
 
@@ -17,6 +18,13 @@ def note(size):
     stack = ";".join(name(frame.f_code, line) for frame, line in lines)
     with lock:
         totals[stack] = totals.get(stack, 0) + size
+
+
+def keep(size):
+    """Keeps a block of so many bytes, and notes where."""
+    block = bytearray(size)
+    note(size)
+    kept.append(block)
 
 
 def name(code, line):

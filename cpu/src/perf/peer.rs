@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use crate::event::{self, Attribute};
 use crate::memory::Copied;
 use crate::record::{self, Record};
 use crate::registers::Live;
+use crate::running::Running;
 use crate::space::Space;
 use crate::walk::{MOST_FRAMES, Unwinder};
 
@@ -37,25 +38,9 @@ struct Dump {
     stack: Vec<u8>,
 }
 
-/// A program that is ended with the test.
-struct Running(Child);
-
-impl Running {
-    fn start(command: &mut Command) -> Self {
-        let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
-        Self(quiet.spawn().expect("a program that is installed"))
-    }
-
-    fn pid(&self) -> i32 {
-        self.0.id().cast_signed()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A program that says nothing.
+fn start(command: &mut Command) -> Running {
+    Running::start(command.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
 /// Samples the program until there is enough, and leaves it stopped.
@@ -314,7 +299,7 @@ while True:
 #[test]
 fn framehop_agrees_on_python() {
     let mut command = Command::new("/usr/bin/python3");
-    compare_whole(&Running::start(command.args(["-c", PYTHON])));
+    compare_whole(&start(command.args(["-c", PYTHON])));
 }
 
 #[test]
@@ -324,7 +309,7 @@ fn framehop_agrees_on_redis() {
     let mut command = Command::new("redis-server");
     command.args(["--port", "0", "--save", "", "--unixsocket"]);
     command.arg(&socket).arg("--dir").arg(directory.path());
-    let server = Running::start(&mut command);
+    let server = start(&mut command);
     let begun = Instant::now();
     while !socket.exists() {
         assert!(begun.elapsed() < PATIENCE, "no socket");
@@ -333,7 +318,7 @@ fn framehop_agrees_on_redis() {
     let mut load = Command::new("redis-benchmark");
     load.args(["-l", "-q", "-r", "100000", "-t"]);
     load.args(["set,get,lpush,lrange_100,zadd", "-s"]);
-    let _load = Running::start(load.arg(&socket));
+    let _load = start(load.arg(&socket));
     compare_whole(&server);
 }
 
@@ -366,7 +351,7 @@ fn framehop_agrees_on_cc1plus() {
     let told = String::from_utf8(told.expect("g++").stdout).expect("a path");
     let mut command = Command::new(told.trim());
     command.args(["-fpreprocessed", "-std=c++20", "-quiet", "-O2", "-o"]);
-    compare_whole(&Running::start(command.arg("/dev/null").arg(input)));
+    compare_whole(&start(command.arg("/dev/null").arg(input)));
 }
 
 const RUST: &str = r#"
@@ -397,7 +382,7 @@ fn framehop_agrees_on_a_program_in_rust() {
     let mut command = Command::new("rustc");
     command.args(["--edition=2024", "-O", "-Cforce-frame-pointers=no", "-o"]);
     done(command.arg(&program).arg(source));
-    compare_whole(&Running::start(&mut Command::new(program)));
+    compare_whole(&start(&mut Command::new(program)));
 }
 
 /// The compiler keeps more on its stack than the kernel copies: what both have is equal.
@@ -417,5 +402,5 @@ fn framehop_agrees_on_rustc() {
     fs::write(&source, functions.collect::<String>()).expect("a file");
     let mut command = Command::new("rustc");
     command.args(["--crate-type=lib", "--emit=metadata", "--out-dir"]);
-    compare(&Running::start(command.arg(directory.path()).arg(source)));
+    compare(&start(command.arg(directory.path()).arg(source)));
 }
