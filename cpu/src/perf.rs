@@ -38,6 +38,9 @@ use processors::may_sample_all;
 const FIRST_STACK: u32 = 16 << 10;
 /// The most that the kernel copies.
 const MOST_STACK: u32 = 65_528;
+/// The most that a sample has beside the copy of the stack: 127 addresses of the kernel, registers,
+/// and what there is one of.
+const BESIDE_STACK: usize = 2 << 10;
 /// Copies grow when so many of them are too short, or one led to a stack that was cut off, and more
 /// than one in [`TOLERATED`].
 const ENOUGH: u64 = 3;
@@ -331,10 +334,19 @@ impl Perf {
     }
 
     /// Appends what the rings have; where that of each ends.
-    fn take(&self, bytes: &mut Vec<u8>) -> Vec<usize> {
+    ///
+    /// The kernel tells of lost records with the next one that it writes, which may not come
+    /// before the process has ended: none is known to be lost as long as there was room for one.
+    fn take(&mut self, bytes: &mut Vec<u8>) -> Vec<usize> {
+        let largest = self.attribute.stack_bytes as usize + BESIDE_STACK;
         let mut ends = vec![bytes.len()];
         for processor in &self.processors {
-            processor.ring.take(bytes);
+            let free = processor.ring.take(bytes);
+            if free < largest
+                && let Some(meters) = &mut self.meters
+            {
+                meters.some_were_lost();
+            }
             ends.push(bytes.len());
         }
         ends

@@ -57,15 +57,16 @@ impl Ring {
         unsafe { &*self.base.add(offset).cast::<AtomicU64>() }
     }
 
-    /// Appends what the kernel has written since the last time to `bytes`.
-    pub(crate) fn take(&self, bytes: &mut Vec<u8>) {
+    /// Appends what the kernel has written since the last time to `bytes`. How many bytes of the
+    /// ring were free before.
+    pub(crate) fn take(&self, bytes: &mut Vec<u8>) -> usize {
         let head = self.word(HEAD).load(Ordering::Acquire);
         let tail = self.word(TAIL).load(Ordering::Relaxed);
         let len = head.wrapping_sub(tail);
         let Some(len) = usize::try_from(len).ok().filter(|len| *len <= self.data) else {
             // Not by any kernel: begin anew.
             self.word(TAIL).store(head, Ordering::Release);
-            return;
+            return 0;
         };
         let start = (tail as usize) & (self.data - 1);
         let first = len.min(self.data - start);
@@ -77,6 +78,7 @@ impl Ring {
             bytes.extend_from_slice(std::slice::from_raw_parts(data, len - first));
         }
         self.word(TAIL).store(head, Ordering::Release);
+        self.data - len
     }
 }
 

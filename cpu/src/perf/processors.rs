@@ -111,3 +111,51 @@ impl Perf {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::perf::Sampling;
+    use crate::running::Running;
+
+    const RATE: u32 = 999;
+    /// More than the rings of all processors that it may have run on take, in nanoseconds.
+    const HELD_UP: u64 = 300_000_000;
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// The kernel tells of lost samples with the next record that it writes. There is none of a
+    /// process that has stopped.
+    #[test]
+    fn what_found_no_room_is_lost_though_nothing_follows() {
+        let busy = Running::start(Command::new("sh").args(["-c", "while :; do :; done"]));
+        let pid = busy.pid();
+        let sampling = Sampling {
+            rate: RATE,
+            children: false,
+        };
+        let mut perf = Perf::open(sampling).expect("perf events");
+        assert!(perf.meters.is_some(), "events of processors");
+        let mut recording = Recording::new(false);
+        recording.add(pid);
+        perf.attach(pid).expect("a process of ours");
+        let before = proc::cpu_ns(pid).expect("its clock");
+        let held_up = HELD_UP * perf.processors.len() as u64;
+        let begun = Instant::now();
+        while proc::cpu_ns(pid).expect("its clock") < before + held_up {
+            assert!(begun.elapsed() < PATIENCE, "it has no turn");
+        }
+        // SAFETY: no memory is passed, and the child is not waited for before the end.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+        perf.collect(&mut recording);
+        let process = recording.process(pid).expect("it runs");
+        let (samples, lost) = (process.counts.samples, process.counts.lost);
+        let due = held_up / perf.attribute.period;
+        assert!(
+            lost > 0 && samples + lost >= due * 9 / 10,
+            "{samples}, {lost} of {due}"
+        );
+    }
+}
