@@ -308,9 +308,41 @@ pub fn setting(name: &str) -> Option<i64> {
     String::from_utf8_lossy(&text).trim().parse().ok()
 }
 
+/// Whether this process may lock any amount of memory (`CAP_IPC_LOCK`).
+pub(crate) fn may_lock() -> bool {
+    read("/proc/self/status", MOST_BYTES).is_some_and(|status| locks(&status))
+}
+
+fn locks(status: &[u8]) -> bool {
+    const IPC_LOCK: u32 = 14;
+    let status = String::from_utf8_lossy(status);
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    effective.is_some_and(|bits| bits >> IPC_LOCK & 1 == 1)
+}
+
+/// Bytes of the machine's memory.
+pub(crate) fn memory() -> usize {
+    let known = |name| {
+        // SAFETY: no pointer is passed.
+        usize::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0)
+    };
+    known(libc::_SC_PHYS_PAGES).saturating_mul(known(libc::_SC_PAGESIZE))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn capabilities_are_read_as_the_kernel_writes_them() {
+        assert!(locks(b"Name:\tx\nCapEff:\t000001ffffffffff\nSeccomp:\t0\n"));
+        assert!(locks(b"CapEff:\t0000000000004000\n"));
+        assert!(!locks(
+            b"CapPrm:\t0000000000004000\nCapEff:\t0000000000000000\n"
+        ));
+        assert!(!locks(b"CapEff:\tmany\n") && !locks(b""));
+    }
 
     #[test]
     fn lists_are_read_as_the_kernel_writes_them() {

@@ -4,11 +4,16 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use crate::event::{self, Attribute};
+use crate::proc;
 use crate::refusal::Refusal;
 use crate::ring::Ring;
 
 /// Bytes of a ring: what an unprivileged user may lock for each processor.
 pub(super) const RING_BYTES: usize = 512 << 10;
+/// Bytes of a ring where any number may be locked: a controller that waits for its turn loses less.
+const LARGE_RING: usize = 2 << 20;
+/// The share of the machine's memory that large rings take at most.
+const SHARE_OF_MEMORY: usize = 64;
 /// The least that is worth having: some samples.
 pub(super) const LEAST_RING: usize = 128 << 10;
 /// A processor.
@@ -36,9 +41,18 @@ pub(super) fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<At
     }
 }
 
+/// Bytes of each ring, of so many, to begin with.
+fn desired(rings: usize, may_lock: bool, memory: usize) -> usize {
+    let mut bytes = if may_lock { LARGE_RING } else { RING_BYTES };
+    while bytes > RING_BYTES && bytes.saturating_mul(rings) > memory / SHARE_OF_MEMORY {
+        bytes /= 2;
+    }
+    bytes
+}
+
 /// All processors with their rings, which are alike: as large as may be.
 pub(super) fn processors(numbers: &[u32]) -> io::Result<Vec<Processor>> {
-    let mut bytes = RING_BYTES;
+    let mut bytes = desired(numbers.len(), proc::may_lock(), proc::memory());
     loop {
         match with_rings(numbers, bytes) {
             Err(_) if bytes > LEAST_RING => bytes /= 2,
@@ -61,11 +75,28 @@ fn with_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
 }
 
 fn processor(number: u32, bytes: usize) -> io::Result<Processor> {
-    let owner = event::dummy(number, (bytes / 4) as u32)?;
+    // What the ring has beyond that is for when nobody reads.
+    let owner = event::dummy(number, (bytes.min(RING_BYTES) / 4) as u32)?;
     let ring = Ring::map(&owner, bytes)?;
     Ok(Processor {
         number,
         ring,
         owner,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: usize = 1 << 30;
+
+    #[test]
+    fn rings_are_large_where_they_may_be_and_memory_is_not_short() {
+        assert_eq!(desired(2, true, 8 * GIB), LARGE_RING);
+        assert_eq!(desired(4, true, GIB / 4), LARGE_RING / 2);
+        assert_eq!(desired(64, true, GIB), RING_BYTES);
+        assert_eq!(desired(2, false, 8 * GIB), RING_BYTES);
+        assert_eq!(desired(usize::MAX, true, 0), RING_BYTES);
+    }
 }
