@@ -160,6 +160,7 @@ static void forks() {
     }
     over = true;
     other.join();
+    munmap(memory, bytes);
 }
 
 // Without the C library's buffers, which would be allocated.
@@ -326,6 +327,8 @@ static void breeds() {
         if (child < 0 || waitpid(child, nullptr, 0) != child)
             fail("a child");
     }
+    // What that takes is told, too.
+    munmap(memory, bytes);
 }
 
 int main(int count, char **arguments) {
