@@ -150,7 +150,7 @@ fn a_program_that_forks_all_the_time_is_sampled() {
     let read = reads.max_by_key(Read::samples).expect("a profile");
     let (total, sampled) = (read.total(), read.sampled());
     assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
-    assert!(sampled > 0.8 * cpu, "{sampled} of {cpu}");
+    assert!(sampled > 0.6 * cpu, "{sampled} of {cpu}");
     read.assert_complete(COMPLETE);
     let is_agents = |id: &u32| {
         let location = &read.profile.locations[*id as usize];
