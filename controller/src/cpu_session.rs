@@ -8,6 +8,7 @@ mod ending;
 mod engine;
 mod filters;
 mod inside;
+mod member;
 mod outcome;
 mod profile;
 pub mod remains;

@@ -8,7 +8,7 @@ use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
 use heap_format::cpu::{self as format, Mode};
 
 use super::inside::{Inside, STOPPED};
-use super::timers::Trouble;
+use super::member::Trouble;
 use crate::cli::EngineName;
 use crate::discovery::Discovery;
 

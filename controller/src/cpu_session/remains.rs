@@ -10,7 +10,7 @@ use heap_format::cpu::{Mode, Sampling};
 use shm_protocol::snapshot::Header;
 
 use super::engine::ONLY_ITSELF;
-use super::{CpuFormat, Description, Session, Written, timers};
+use super::{CpuFormat, Description, Session, Written, member};
 use crate::discovery::Agent;
 use crate::dump;
 use crate::output::{self, Output};
@@ -34,7 +34,7 @@ pub fn write(
         return Ok(None);
     };
     // Another process may have its number by now, and maps of its own.
-    timers::fill(process, &snapshot, header, &[]);
+    member::fill(process, &snapshot, header, &[]);
     let (end, _) = dump::end_of(session, header);
     let written = Session {
         sampling: Sampling {

@@ -5,22 +5,14 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use cpu::space::Range;
-use cpu::stacks::{Count, Stacks};
-use cpu::{Process, Recording, Refusal};
+use cpu::{Recording, Refusal};
 use shm_protocol::cpu::{CpuSetting, CpuState};
-use shm_protocol::layout::BANK_HEADER_BYTES;
-use shm_protocol::snapshot::CpuView;
 
-use super::signals::{self, Blocked};
-use crate::collect;
+use super::member::{Member, Trouble};
+use super::signals;
 use crate::discovery::{Agent, Discovery, Found, Life};
-use crate::dump;
 use crate::family::Family;
-use crate::launch::FILTERS_VARIABLE;
-use crate::process;
 use crate::segment::{Entry, Head};
-use crate::snapshot::Snapshot;
 use crate::target::{Deadline, Density, Look, RENEWAL, Target, is_running, uncollected};
 use crate::terminal;
 
@@ -28,9 +20,6 @@ use crate::terminal;
 const SETTLE: Duration = Duration::from_millis(5);
 /// How much longer than its length a session may go on if nobody ends it.
 const GRACE: Duration = Duration::from_secs(1);
-/// CPU time that a process may use without noticing that it is to sample itself.
-const UNNOTICED: u64 = 300_000_000;
-
 /// Why a program that we started has no samples, if its agent never began.
 const NOT_LOADED: &str = "it has not loaded the agent: it is linked statically, or for another \
                           machine or C library, or it has other rights than whoever starts it. \
@@ -40,129 +29,6 @@ const NOT_LOADED: &str = "it has not loaded the agent: it is linked statically, 
 const EXECUTED: &str = "has executed another program, and its timers are gone: what it does from now \
                         on is not sampled. Sample it anew, or start it with mem_profiler cpu run \
                         --engine timers, which goes on with such programs";
-
-/// What has become of a process that samples itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// None that is known.
-    None,
-    /// It has used CPU time and not noticed the session.
-    Unnoticed,
-    /// It cannot sample itself, for this reason.
-    Refused(String),
-}
-
-impl Trouble {
-    /// The same for people, if there is any.
-    pub fn reason(&self) -> Option<&str> {
-        match self {
-            Self::None => None,
-            Self::Unnoticed => Some(
-                "none of its threads has allocated memory since the session began, and its agent \
-                 notices a session when one does",
-            ),
-            Self::Refused(why) => Some(why),
-        }
-    }
-}
-
-/// A process that samples itself.
-struct Member {
-    target: Target,
-    pid: i32,
-    counted: CpuView,
-    /// Its CPU time when the session began.
-    clock: u64,
-    /// The program that it ran then.
-    exe: Option<Vec<u8>>,
-    blocked: (Blocked, u64),
-}
-
-impl Member {
-    fn of(target: Target) -> Self {
-        let pid = target.agent.pid;
-        Self {
-            counted: CpuView::default(),
-            clock: cpu::proc::cpu_ns(pid).unwrap_or(0),
-            exe: process::exe(pid),
-            blocked: (Blocked::new(), 0),
-            pid,
-            target,
-        }
-    }
-
-    /// Whether its process runs another program by now.
-    fn has_executed(&self) -> bool {
-        let exe = process::exe(self.pid);
-        exe.is_some() && exe != self.exe && self.target.agent.confirm().is_err()
-    }
-
-    /// Why it makes no timers under seccomp filters.
-    fn filtered(&self) -> String {
-        let mut head = Head::new();
-        let header = self.target.agent.segment.head(&mut head);
-        let inherited = header.map_or(0, |header| header.seccomp().1);
-        let why = "the agent makes no system call that a filter may not expect";
-        match inherited {
-            0 => format!("it is under a seccomp filter, and {why}"),
-            1 => format!(
-                "it was started under a seccomp filter, and {why}; if it lets timers pass, as those \
-                 of Docker and Kubernetes do, start it with {FILTERS_VARIABLE}=1"
-            ),
-            n => format!(
-                "it was started under {n} seccomp filters, and {why}; if they let timers pass, start \
-                 it with {FILTERS_VARIABLE}={n}"
-            ),
-        }
-    }
-
-    /// Reads what it has counted, all of it.
-    fn read(&mut self, recording: &mut Recording) -> anyhow::Result<()> {
-        let target = &self.target;
-        let mut head = Head::new();
-        let header = target.agent.segment.full_head(&mut head)?;
-        let snapshot = dump::snapshot(&target.agent, &target.session, &header)?;
-        if let Some(process) = recording.process(self.pid) {
-            let maps = process::maps(self.pid).unwrap_or_default();
-            process.stacks = Stacks::default();
-            fill(process, &snapshot, &header, &maps);
-            process.used(snapshot.cpu_totals.process_ns);
-            process.used(target.cpu_clock().unwrap_or(0));
-        }
-        self.counted = snapshot.cpu_totals;
-        Ok(())
-    }
-
-    fn trouble(&self) -> Trouble {
-        let refused = |why: &str| Trouble::Refused(why.to_owned());
-        match self.counted.state {
-            CpuState::Armed | CpuState::Disarmed
-                if self.blocked.1 > 0 && self.counted.samples == 0 =>
-            {
-                let signal = self.counted.signal;
-                refused(&blocked(self.blocked.1, signal))
-            }
-            CpuState::Armed | CpuState::Disarmed => Trouble::None,
-            CpuState::Unnoticed => {
-                let now = cpu::proc::cpu_ns(self.pid).unwrap_or(0);
-                match now.saturating_sub(self.clock) > UNNOTICED {
-                    true => Trouble::Unnoticed,
-                    false => Trouble::None,
-                }
-            }
-            CpuState::Filtered => Trouble::Refused(self.filtered()),
-            CpuState::NoSignal => refused("it uses or blocks every real-time signal"),
-            CpuState::SignalTaken => Trouble::Refused(format!(
-                "the program has begun to use signal {} itself, which the timers had",
-                self.counted.signal
-            )),
-            CpuState::Failed => {
-                let error = std::io::Error::from_raw_os_error(self.counted.errno.cast_signed());
-                Trouble::Refused(format!("the kernel gives it no timers: {error}"))
-            }
-        }
-    }
-}
 
 /// The engine.
 pub struct Timers {
@@ -334,7 +200,7 @@ impl Timers {
                     self.over(at, recording);
                 }
                 Ok(Look::Counting | Look::Stopped) => {
-                    note(member, recording);
+                    member.note(recording);
                     at += 1;
                 }
                 Ok(Look::Dead) => self.over(at, recording),
@@ -502,96 +368,4 @@ pub fn setting(rate: u32, pid: i32) -> CpuSetting {
         rate: rate.into(),
         avoid: signals::in_use(pid),
     }
-}
-
-/// Notes how far a process is, for who watches the session.
-fn note(member: &mut Member, recording: &mut Recording) {
-    let (segment, number) = (&member.target.agent.segment, member.target.session.number);
-    let mut buffer = [0; BANK_HEADER_BYTES];
-    let Ok(bank) = segment.bank(number, &mut buffer) else {
-        return;
-    };
-    member.counted = bank.cpu();
-    if let Some(process) = recording.process(member.pid) {
-        count(process, &member.counted);
-        let time = (process.cpu_ns(), process.counts.ns);
-        let whose = (member.pid, member.counted.signal);
-        member.blocked.1 = member.blocked.0.most(whose, time);
-        process.counts.blocked = member.blocked.1;
-    }
-}
-
-/// Why there are no samples of threads.
-fn blocked(threads: u64, signal: u32) -> String {
-    let (who, block) = match threads {
-        1 => ("a thread".to_owned(), "blocks"),
-        n => (format!("{n} threads"), "block"),
-    };
-    format!("{who} of it {block} signal {signal}, which the timers use")
-}
-
-fn count(process: &mut Process, counted: &CpuView) {
-    let counts = &mut process.counts;
-    counts.samples = counted.samples.saturating_add(counted.full_samples);
-    counts.ns = counted.ns.saturating_add(counted.full_ns);
-    counts.table_full = counted.full_samples;
-    counts.truncated = counted.truncated;
-    counts.lost = counted.overruns.saturating_add(counted.postponed);
-}
-
-/// Takes a process's stacks and modules out of its segment. `maps`: what it maps, while it is there.
-pub fn fill(
-    process: &mut Process,
-    snapshot: &Snapshot,
-    header: &shm_protocol::snapshot::Header<'_>,
-    maps: &[u8],
-) {
-    let (modules, relocations) = collect::modules(header, maps);
-    for module in modules {
-        use std::os::unix::ffi::OsStrExt;
-        let range = Range::of_module(
-            (module.start, module.end),
-            module.file_offset,
-            module.path.as_os_str().as_bytes(),
-            &module.build_id.0,
-        );
-        process.space.replace(range);
-    }
-    let threads: Vec<u32> = (snapshot.thread_entries.iter())
-        .map(|thread| process.named_thread(thread.tid.cast_signed(), thread.name()))
-        .collect();
-    let mut frames = Vec::new();
-    let mut sum = Count::default();
-    for record in &snapshot.cpu {
-        let Some((samples, ns)) = record.cpu() else {
-            continue;
-        };
-        let end = snapshot.stack(record.node, &mut frames);
-        for frame in &mut frames {
-            *frame = relocations.shown(*frame).wrapping_sub(1);
-        }
-        if !end.whole {
-            frames.push(cpu::recording::TRUNCATED);
-        }
-        let thread = end.thread.and_then(|index| threads.get(index as usize));
-        let count = Count { samples, ns };
-        let outermost_first = frames.iter().rev().copied();
-        process
-            .stacks
-            .add(thread.copied().unwrap_or(0), outermost_first, count);
-        sum.samples = sum.samples.saturating_add(samples);
-        sum.ns = sum.ns.saturating_add(ns);
-    }
-    let mut counted = snapshot.cpu_totals;
-    // A hostile process may have told anything; these are what the stacks add up to.
-    (counted.samples, counted.ns) = (sum.samples, sum.ns);
-    if counted.full_samples > 0 {
-        let count = Count {
-            samples: counted.full_samples,
-            ns: counted.full_ns,
-        };
-        let frame = std::iter::once(cpu::recording::TABLE_FULL);
-        process.stacks.add(0, frame, count);
-    }
-    count(process, &counted);
 }

@@ -1,0 +1,235 @@
+//! A process that samples itself, and what it has counted in its segment.
+
+use cpu::space::Range;
+use cpu::stacks::{Count, Stacks};
+use cpu::{Process, Recording};
+use shm_protocol::cpu::CpuState;
+use shm_protocol::layout::BANK_HEADER_BYTES;
+use shm_protocol::snapshot::CpuView;
+
+use super::signals::Blocked;
+use crate::collect;
+use crate::dump;
+use crate::launch::FILTERS_VARIABLE;
+use crate::process;
+use crate::segment::Head;
+use crate::snapshot::Snapshot;
+use crate::target::Target;
+
+/// CPU time that a process may use without noticing that it is to sample itself.
+const UNNOTICED: u64 = 300_000_000;
+
+/// What has become of a process that samples itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// None that is known.
+    None,
+    /// It has used CPU time and not noticed the session.
+    Unnoticed,
+    /// It cannot sample itself, for this reason.
+    Refused(String),
+}
+
+impl Trouble {
+    /// The same for people, if there is any.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::None => None,
+            Self::Unnoticed => Some(
+                "none of its threads has allocated memory since the session began, and its agent \
+                 notices a session when one does",
+            ),
+            Self::Refused(why) => Some(why),
+        }
+    }
+}
+
+/// A process that samples itself.
+pub(super) struct Member {
+    pub target: Target,
+    pub pid: i32,
+    pub counted: CpuView,
+    /// Its CPU time when the session began.
+    pub clock: u64,
+    /// The program that it ran then.
+    exe: Option<Vec<u8>>,
+    blocked: (Blocked, u64),
+}
+
+impl Member {
+    pub fn of(target: Target) -> Self {
+        let pid = target.agent.pid;
+        Self {
+            counted: CpuView::default(),
+            clock: cpu::proc::cpu_ns(pid).unwrap_or(0),
+            exe: process::exe(pid),
+            blocked: (Blocked::new(), 0),
+            pid,
+            target,
+        }
+    }
+
+    /// Whether its process runs another program by now.
+    pub fn has_executed(&self) -> bool {
+        let exe = process::exe(self.pid);
+        exe.is_some() && exe != self.exe && self.target.agent.confirm().is_err()
+    }
+
+    /// Why it makes no timers under seccomp filters.
+    fn filtered(&self) -> String {
+        let mut head = Head::new();
+        let header = self.target.agent.segment.head(&mut head);
+        let inherited = header.map_or(0, |header| header.seccomp().1);
+        let why = "the agent makes no system call that a filter may not expect";
+        match inherited {
+            0 => format!("it is under a seccomp filter, and {why}"),
+            1 => format!(
+                "it was started under a seccomp filter, and {why}; if it lets timers pass, as those \
+                 of Docker and Kubernetes do, start it with {FILTERS_VARIABLE}=1"
+            ),
+            n => format!(
+                "it was started under {n} seccomp filters, and {why}; if they let timers pass, start \
+                 it with {FILTERS_VARIABLE}={n}"
+            ),
+        }
+    }
+
+    /// Reads what it has counted, all of it.
+    pub fn read(&mut self, recording: &mut Recording) -> anyhow::Result<()> {
+        let target = &self.target;
+        let mut head = Head::new();
+        let header = target.agent.segment.full_head(&mut head)?;
+        let snapshot = dump::snapshot(&target.agent, &target.session, &header)?;
+        if let Some(process) = recording.process(self.pid) {
+            let maps = process::maps(self.pid).unwrap_or_default();
+            process.stacks = Stacks::default();
+            fill(process, &snapshot, &header, &maps);
+            process.used(snapshot.cpu_totals.process_ns);
+            process.used(target.cpu_clock().unwrap_or(0));
+        }
+        self.counted = snapshot.cpu_totals;
+        Ok(())
+    }
+
+    /// Notes how far it is, for who watches the session.
+    pub fn note(&mut self, recording: &mut Recording) {
+        let (segment, number) = (&self.target.agent.segment, self.target.session.number);
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let Ok(bank) = segment.bank(number, &mut buffer) else {
+            return;
+        };
+        self.counted = bank.cpu();
+        if let Some(process) = recording.process(self.pid) {
+            count(process, &self.counted);
+            let time = (process.cpu_ns(), process.counts.ns);
+            let whose = (self.pid, self.counted.signal);
+            self.blocked.1 = self.blocked.0.most(whose, time);
+            process.counts.blocked = self.blocked.1;
+        }
+    }
+
+    pub fn trouble(&self) -> Trouble {
+        let refused = |why: &str| Trouble::Refused(why.to_owned());
+        match self.counted.state {
+            CpuState::Armed | CpuState::Disarmed
+                if self.blocked.1 > 0 && self.counted.samples == 0 =>
+            {
+                let signal = self.counted.signal;
+                refused(&blocked(self.blocked.1, signal))
+            }
+            CpuState::Armed | CpuState::Disarmed => Trouble::None,
+            CpuState::Unnoticed => {
+                let now = cpu::proc::cpu_ns(self.pid).unwrap_or(0);
+                match now.saturating_sub(self.clock) > UNNOTICED {
+                    true => Trouble::Unnoticed,
+                    false => Trouble::None,
+                }
+            }
+            CpuState::Filtered => Trouble::Refused(self.filtered()),
+            CpuState::NoSignal => refused("it uses or blocks every real-time signal"),
+            CpuState::SignalTaken => Trouble::Refused(format!(
+                "the program has begun to use signal {} itself, which the timers had",
+                self.counted.signal
+            )),
+            CpuState::Failed => {
+                let error = std::io::Error::from_raw_os_error(self.counted.errno.cast_signed());
+                Trouble::Refused(format!("the kernel gives it no timers: {error}"))
+            }
+        }
+    }
+}
+
+/// Why there are no samples of threads.
+fn blocked(threads: u64, signal: u32) -> String {
+    let (who, block) = match threads {
+        1 => ("a thread".to_owned(), "blocks"),
+        n => (format!("{n} threads"), "block"),
+    };
+    format!("{who} of it {block} signal {signal}, which the timers use")
+}
+
+fn count(process: &mut Process, counted: &CpuView) {
+    let counts = &mut process.counts;
+    counts.samples = counted.samples.saturating_add(counted.full_samples);
+    counts.ns = counted.ns.saturating_add(counted.full_ns);
+    counts.table_full = counted.full_samples;
+    counts.truncated = counted.truncated;
+    counts.lost = counted.overruns.saturating_add(counted.postponed);
+}
+
+/// Takes a process's stacks and modules out of its segment. `maps`: what it maps, while it is there.
+pub fn fill(
+    process: &mut Process,
+    snapshot: &Snapshot,
+    header: &shm_protocol::snapshot::Header<'_>,
+    maps: &[u8],
+) {
+    let (modules, relocations) = collect::modules(header, maps);
+    for module in modules {
+        use std::os::unix::ffi::OsStrExt;
+        let range = Range::of_module(
+            (module.start, module.end),
+            module.file_offset,
+            module.path.as_os_str().as_bytes(),
+            &module.build_id.0,
+        );
+        process.space.replace(range);
+    }
+    let threads: Vec<u32> = (snapshot.thread_entries.iter())
+        .map(|thread| process.named_thread(thread.tid.cast_signed(), thread.name()))
+        .collect();
+    let mut frames = Vec::new();
+    let mut sum = Count::default();
+    for record in &snapshot.cpu {
+        let Some((samples, ns)) = record.cpu() else {
+            continue;
+        };
+        let end = snapshot.stack(record.node, &mut frames);
+        for frame in &mut frames {
+            *frame = relocations.shown(*frame).wrapping_sub(1);
+        }
+        if !end.whole {
+            frames.push(cpu::recording::TRUNCATED);
+        }
+        let thread = end.thread.and_then(|index| threads.get(index as usize));
+        let count = Count { samples, ns };
+        let outermost_first = frames.iter().rev().copied();
+        process
+            .stacks
+            .add(thread.copied().unwrap_or(0), outermost_first, count);
+        sum.samples = sum.samples.saturating_add(samples);
+        sum.ns = sum.ns.saturating_add(ns);
+    }
+    let mut counted = snapshot.cpu_totals;
+    // A hostile process may have told anything; these are what the stacks add up to.
+    (counted.samples, counted.ns) = (sum.samples, sum.ns);
+    if counted.full_samples > 0 {
+        let count = Count {
+            samples: counted.full_samples,
+            ns: counted.full_ns,
+        };
+        let frame = std::iter::once(cpu::recording::TABLE_FULL);
+        process.stacks.add(0, frame, count);
+    }
+    count(process, &counted);
+}
