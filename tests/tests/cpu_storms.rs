@@ -59,9 +59,15 @@ fn told(outcome: &Outcome) -> f64 {
         let (time, _) = rest.split_once(" of CPU time;")?;
         Some(seconds(time))
     };
+    // Of processes that were seen and of those that were not, or of the latter alone.
     let silent = |line: &str| {
-        let (before, _) = line.split_once(" of CPU time in all)")?;
-        let (_, time) = before.rsplit_once('(')?;
+        let time = match line.split_once(" of CPU time in all)") {
+            Some((before, _)) => before.rsplit_once('(')?.1,
+            None => {
+                let (before, _) = line.split_once(" of CPU time went to processes that ended")?;
+                before.rsplit_once(": ")?.1
+            }
+        };
         Some(seconds(time))
     };
     let lines = outcome.stderr.lines();

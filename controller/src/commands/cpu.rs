@@ -125,14 +125,14 @@ fn silence(outcome: &Outcome) -> Option<String> {
         parts.push(format!("{processes} without a sample{time}"));
     }
     if is_told(unseen_ns) && unseen_ns > cpu_ns / 2 {
-        let whose = "of CPU time is that of processes that ended before they were seen";
+        let whose = "of CPU time went to processes that ended before they were seen";
         parts.push(format!("{} {whose}", short(unseen_ns)));
     }
     let is_nothing = outcome.written.is_empty() && outcome.failures == 0;
     if parts.is_empty() && !is_nothing {
         return None;
     }
-    parts.push("sample more often (-F) to see what is short".to_owned());
+    parts.push("sample more often (-F) to see short-lived processes".to_owned());
     let nothing = if is_nothing {
         "nothing was sampled: "
     } else {
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn what_has_no_sample_is_one_line() {
-        let advice = "sample more often (-F) to see what is short";
+        let advice = "sample more often (-F) to see short-lived processes";
         assert_eq!(
             said(1, 0, 0),
             Some(format!(
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(
             said(50, 2_000_000_000, 1),
             Some(format!(
-                "50 processes without a sample (2.00 s of CPU time in all); 1.50 s of CPU time is that of \
+                "50 processes without a sample (2.00 s of CPU time in all); 1.50 s of CPU time went to \
                  processes that ended before they were seen; {advice}"
             ))
         );
