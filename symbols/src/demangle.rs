@@ -64,7 +64,20 @@ fn clone_note(suffix: &str) -> String {
 
 fn cpp(name: &str, style: Style) -> Option<String> {
     let short = (style == Style::Simple).then(|| simple::simple(name));
-    short.flatten().or_else(|| cpp_whole(name, style))
+    short
+        .flatten()
+        .or_else(|| cpp_whole(name, style))
+        .or_else(|| cpp_without_parameters(name, style))
+}
+
+/// Without parameters, which the library does not know all forms of: those of `std::make_shared` by
+/// gcc 12 have `srSt8is_arrayIT_E5value`.
+fn cpp_without_parameters(name: &str, style: Style) -> Option<String> {
+    let (short, name) = simple::without_parameters(name)?;
+    match style {
+        Style::Simple => Some(short),
+        _ => cpp_whole(name, style),
+    }
 }
 
 /// By the library, for every style.

@@ -17,31 +17,23 @@ const DEEPEST: usize = 100;
 /// The name without parameters and template arguments of `_Z…`, which has no
 /// suffix of a clone.
 pub fn simple(mangled: &str) -> Option<String> {
-    let mut scan = Scan {
-        text: mangled,
-        rest: mangled.strip_prefix("_Z")?.as_bytes(),
-    };
-    let mut shown = Shown::default();
-    match scan.peek()? {
-        b'N' => scan.nested(&mut shown)?,
-        b'S' => {
-            scan.take(b"St")?;
-            shown.part("std");
-            shown.part(scan.identifier()?);
-            scan.tags(&mut shown)?;
-        }
-        b'L' | b'1'..=b'9' => {
-            let _ = scan.take(b"L");
-            shown.part(scan.identifier()?);
-            scan.tags(&mut shown)?;
-        }
-        _ => return None,
-    }
-    // Template arguments of a name that is not nested, then parameters.
+    let mut scan = Scan::of(mangled)?;
+    let shown = scan.name()?;
+    // Parameters.
     while !scan.rest.is_empty() {
         scan.type_part(DEEPEST)?;
     }
-    Some(shown.text)
+    Some(shown)
+}
+
+/// The same, whatever the parameters are, and that part of the mangled name
+/// which is the name with its template arguments.
+pub fn without_parameters(mangled: &str) -> Option<(String, &str)> {
+    let mut scan = Scan::of(mangled)?;
+    let shown = scan.name()?;
+    mangled
+        .get(..mangled.len() - scan.rest.len())
+        .map(|name| (shown, name))
 }
 
 /// The name as it grows.
@@ -73,6 +65,42 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
+    fn of(mangled: &'a str) -> Option<Self> {
+        Some(Self {
+            text: mangled,
+            rest: mangled.strip_prefix("_Z")?.as_bytes(),
+        })
+    }
+
+    /// A function's name, with its template arguments: the short one.
+    fn name(&mut self) -> Option<String> {
+        let mut shown = Shown::default();
+        match self.peek()? {
+            b'N' => {
+                self.nested(&mut shown)?;
+                return Some(shown.text);
+            }
+            b'S' => {
+                self.take(b"St")?;
+                shown.part("std");
+                match self.peek()? {
+                    b'a'..=b'z' => self.operator(&mut shown)?,
+                    _ => shown.part(self.identifier()?),
+                }
+            }
+            b'L' | b'1'..=b'9' => {
+                let _ = self.take(b"L");
+                shown.part(self.identifier()?);
+            }
+            _ => return None,
+        }
+        self.tags(&mut shown)?;
+        if self.peek() == Some(b'I') {
+            self.type_part(DEEPEST)?;
+        }
+        Some(shown.text)
+    }
+
     fn peek(&self) -> Option<u8> {
         self.rest.first().copied()
     }
@@ -291,7 +319,7 @@ impl<'a> Scan<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::simple;
+    use super::{simple, without_parameters};
     use std::fmt::Write;
 
     #[test]
@@ -309,6 +337,22 @@ mod tests {
         for (mangled, expected) in cases {
             let found = simple(mangled).unwrap_or_default();
             assert_eq!(found, expected, "{mangled}");
+        }
+    }
+
+    #[test]
+    fn parameters_may_be_anything_at_all() {
+        let name = "_ZSt11make_sharedI4NodeJEE";
+        let whole = format!(
+            "{name}St10shared_ptrINSt9enable_ifIXntsrSt8is_arrayIT_E5valueES4_E4typeEEDpOT0_"
+        );
+        assert_eq!(simple(&whole), None);
+        assert_eq!(
+            without_parameters(&whole),
+            Some(("std::make_shared".into(), name))
+        );
+        for none in ["_Z", "_ZN1A", "_Z1fIX", "f"] {
+            assert_eq!(without_parameters(none), None, "{none}");
         }
     }
 
