@@ -53,7 +53,8 @@ impl Code {
     }
 }
 
-fn is_c_library(name: &str) -> bool {
+/// Whether a mapping, by its name, has the C library's code, or what the kernel adds to it.
+pub fn is_c_library(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
     ["libc.", "libc-", "ld-musl", "[vdso]"]
         .iter()

@@ -94,6 +94,7 @@ mod worker;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use code::is_c_library;
 pub use glimpse::Glimpses;
 pub use priority::RaisedPriority;
 pub use refusal::Refusal;
@@ -116,11 +117,16 @@ pub struct Thread {
     pub sp: u64,
     /// Program counter.
     pub pc: u64,
+    /// Whether it is in a system call.
+    pub in_call: bool,
     /// Thread pointer.
     pub thread_pointer: u64,
-    /// Everything that may hold a pointer: general registers, the thread pointer, vector and
-    /// floating-point state, as words.
+    /// What may hold a pointer, as words: general registers, the thread pointer, and of the vector
+    /// registers what a function keeps for its caller.
     pub words: Vec<u64>,
+    /// The rest of the vector and floating-point state, as words: a function that has called another
+    /// one has nothing in it.
+    pub scratch: Vec<u64>,
 }
 
 /// A process whose threads are all stopped. It runs on when this is dropped.

@@ -204,23 +204,23 @@ impl Seizure {
         let describe = |thread: &Seized| {
             let regs = &thread.regs;
             let thread_pointer = arch::thread_pointer(thread.tid, regs).map_err(failed)?;
-            let vector = thread
-                .vector
-                .as_chunks()
-                .0
-                .iter()
-                .map(|word| u64::from_le_bytes(*word));
+            let mut words: Vec<u64> = regs.0.into_iter().chain([thread_pointer]).collect();
+            let mut scratch = Vec::with_capacity(thread.vector.len() / 8);
+            for (index, word) in thread.vector.as_chunks().0.iter().enumerate() {
+                let word = u64::from_le_bytes(*word);
+                match arch::is_preserved(index) {
+                    true => words.push(word),
+                    false => scratch.push(word),
+                }
+            }
             Ok(Thread {
                 tid: thread.tid,
                 sp: regs.sp(),
                 pc: regs.pc(),
+                in_call: arch::is_in_call(thread.tid, regs),
                 thread_pointer,
-                words: regs
-                    .0
-                    .into_iter()
-                    .chain([thread_pointer])
-                    .chain(vector)
-                    .collect(),
+                words,
+                scratch,
             })
         };
         self.threads.iter().map(describe).collect()

@@ -3,7 +3,8 @@
 //
 // Talks in lines: "plant" allocates them and prints "planted"; "go N" allocates N objects of 100
 // bytes each of which one in ten is lost and prints "gone"; "filter" installs a seccomp
-// filter that allows everything and prints "filtered"; "holes"
+// filter that allows everything and prints "filtered"; "registers" has a thread that leaves pointers
+// in vector registers and waits, and prints "left"; "holes"
 // maps a TiB of its own and many times a file of a GiB, keeps an object in each, leaves the rest
 // empty and prints "mapped"; "churn" keeps
 // objects in memory that forks leave out, from then on each for a moment only, and prints "churning";
@@ -59,6 +60,7 @@ PLACE std::string *lost_container() { return new std::string(200, 'x'); }
 PLACE void *lost_with_thread() { return made(300); }
 PLACE void *lost_large() { return made(3 << 20); }
 PLACE void *lost_disguised() { return made(500); }
+PLACE void *lost_in_registers() { return made(700); }
 PLACE void *lost_shrunk() {
     // Stays where it is.
     void *p = realloc(made(200), 110);
@@ -178,6 +180,40 @@ void *spins(void *) {
     for (;;) pause();
 #endif
     return nullptr;
+}
+
+volatile int leaving;
+
+// Leaves the only pointers in vector registers, and calls a function that waits.
+void *leaves(void *) {
+#if defined(__x86_64__)
+    static volatile uintptr_t words[2];
+    int wide = __builtin_cpu_supports("avx512f") != 0;
+    for (auto &word : words) word = ~reinterpret_cast<uintptr_t>(lost_in_registers());
+    wipe();
+    uintptr_t word = words[1];
+    if (wide)
+        asm volatile("notq %0\n\tvpbroadcastq %0, %%zmm29\n\txorl %k0, %k0" : "+r"(word));
+    word = words[0];
+    asm volatile("notq %0\n\tmovq %0, %%xmm13\n\txorl %k0, %k0" : "+r"(word) : : "xmm13");
+#else
+    for (int i = 0; i < 2; i++) lost_in_registers();
+    wipe();
+#endif
+    leaving = gettid();
+    for (;;) pause();
+    return nullptr;
+}
+
+// Until the thread waits.
+void await_waiting(int tid) {
+    char path[64], text[256];
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
+    for (const char *state = nullptr; !state || state[2] != 'S'; usleep(1000)) {
+        FILE *file = fopen(path, "r");
+        state = file && fgets(text, sizeof text, file) ? strrchr(text, ')') : nullptr;
+        if (file) fclose(file);
+    }
 }
 
 __attribute__((noinline)) void keep() {
@@ -316,6 +352,13 @@ int main() {
             plant();
             wipe();
             puts("planted");
+        } else if (strcmp(line, "registers\n") == 0) {
+            pthread_t thread;
+            pthread_create(&thread, nullptr, leaves, nullptr);
+            while (!leaving) usleep(1000);
+            await_waiting(leaving);
+            wipe();
+            puts("left");
         } else if (strcmp(line, "fill\n") == 0) {
             fill();
             wipe();

@@ -53,6 +53,22 @@ fn every_planted_leak_is_found_and_nothing_else() {
     }
 }
 
+/// A function that calls another one has nothing left in registers which that one need not keep: what
+/// copies of memory have left there keeps no object while a thread waits.
+#[test]
+fn what_copies_leave_in_vector_registers_is_no_pointer_in_a_call() {
+    let scratch = Scratch::new();
+    let (mut target, _session) = in_session(&scratch);
+    tell(&mut target, "registers", "left");
+    for options in [&["--json"][..], &["--json", "--stop"]] {
+        let report = report(&check(&scratch, target.pid(), options));
+        let expected = [(("lost_in_registers", "direct"), (2.0, 1400.0))];
+        let expected =
+            expected.map(|((name, how), sums)| ((name.to_owned(), how.to_owned()), sums));
+        assert_eq!(lost(&report), BTreeMap::from(expected), "{options:?}");
+    }
+}
+
 /// From some MiB on the copy searches its own memory; whoever searches finds the same.
 #[test]
 fn a_large_heap_has_the_same_leaks() {

@@ -35,6 +35,8 @@ const RECORDS: usize = CONTEXT + 176 + 288;
 const VECTOR_MAGIC: u64 = 0x4650_8001;
 const VECTOR_SIZE: usize = 528;
 
+/// The number of the system call that a thread is in, or -1.
+const NT_ARM_SYSTEM_CALL: i32 = 0x404;
 const NT_ARM_SVE: i32 = 0x405;
 const NT_ARM_ZA: i32 = 0x40c;
 const NT_ARM_GCS: i32 = 0x410;
@@ -130,6 +132,19 @@ pub fn thread_pointer(tid: i32, _regs: &General) -> std::io::Result<u64> {
     let bytes = request::register_set(tid, request::NT_ARM_TLS)?;
     let word = bytes.first_chunk().copied().unwrap_or_default();
     Ok(u64::from_le_bytes(word))
+}
+
+/// Whether a thread was stopped in a system call; false where the kernel does not tell.
+pub fn is_in_call(tid: i32, _regs: &General) -> bool {
+    let bytes = request::register_set(tid, NT_ARM_SYSTEM_CALL).unwrap_or_default();
+    let number = bytes.first_chunk().copied().map(i32::from_le_bytes);
+    number.is_some_and(|number| number != -1)
+}
+
+/// Whether a function keeps a word of [`vector`] for its caller: the lower halves of v8 to v15
+/// (AAPCS64, 6.1.2).
+pub fn is_preserved(index: usize) -> bool {
+    matches!(index, 16..32) && index % 2 == 0
 }
 
 /// Vector and floating-point registers.

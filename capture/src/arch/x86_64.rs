@@ -154,6 +154,16 @@ pub fn thread_pointer(_tid: i32, regs: &General) -> std::io::Result<u64> {
     Ok(regs.0[FS_BASE])
 }
 
+/// Whether a thread was stopped in a system call.
+pub fn is_in_call(_tid: i32, regs: &General) -> bool {
+    regs.0[ORIG_RAX].cast_signed() >= 0
+}
+
+/// Whether a function keeps a word of [`vector`] for its caller: none (System V ABI, 3.2.1).
+pub fn is_preserved(_index: usize) -> bool {
+    false
+}
+
 /// Vector and floating-point registers.
 pub fn vector(tid: i32) -> std::io::Result<Vec<u8>> {
     request::register_set(tid, request::NT_X86_XSTATE)

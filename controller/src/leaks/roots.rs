@@ -79,7 +79,7 @@ impl Roots {
         for thread in process.threads {
             stacks.extend((thread.sp != 0).then_some((thread.sp, thread.tid)));
             if options.threads {
-                roots.add_thread(process.heap, thread);
+                roots.add_thread(process, thread);
             }
         }
         stacks.sort_unstable();
@@ -103,9 +103,17 @@ impl Roots {
         self.roots.len() as u32 - 1
     }
 
-    fn add_thread(&mut self, heap: &Heap, thread: &Thread) {
+    fn add_thread(&mut self, process: &Process<'_>, thread: &Thread) {
+        let heap = process.heap;
         let number = self.name(format!("registers of thread {}", thread.tid));
-        let words = thread.words.iter().filter(|word| **word > 0xffff);
+        // What the C library has called the kernel with, nobody has left in these: a copy of memory
+        // leaves pointers there, to objects that were lost since.
+        let scratch = match is_in_c_librarys_call(process, thread) {
+            true => &[][..],
+            false => &thread.scratch,
+        };
+        let words = thread.words.iter().chain(scratch);
+        let words = words.filter(|word| **word > 0xffff);
         self.words.extend(words.map(|word| (*word, number)));
         // A stack may lie in an object, as a coroutine's does. However far it leads into that, the
         // stack pointer is one.
@@ -168,6 +176,15 @@ impl Roots {
             self.words.extend(words.iter().map(|word| (*word, number)));
         }
     }
+}
+
+/// Whether a thread is in a system call which the C library makes for a function that has called it.
+fn is_in_c_librarys_call(process: &Process<'_>, thread: &Thread) -> bool {
+    let (regions, pc) = (process.regions, thread.pc);
+    let at = regions.partition_point(|region| region.range.end <= pc);
+    let region = regions.get(at).filter(|region| region.range.contains(&pc));
+    let name = region.map(|region| String::from_utf8_lossy(&region.name));
+    thread.in_call && name.is_some_and(|name| capture::is_c_library(&name))
 }
 
 /// What the kernel maps into each process.

@@ -43,8 +43,10 @@ fn waiting(tid: i32, text: &str) -> Option<Thread> {
         tid,
         sp,
         pc,
+        in_call: false,
         thread_pointer: 0,
         words,
+        scratch: Vec::new(),
     })
 }
 
@@ -79,8 +81,10 @@ pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, reg
         tid: number as i32,
         sp,
         pc: 0,
+        in_call: false,
         thread_pointer: block,
         words: Vec::new(),
+        scratch: Vec::new(),
     }));
 }
 
