@@ -161,10 +161,8 @@ fn print_notes(answer: &Answer) {
             "  The allocator keeps {retained} of address space more, not resident."
         ));
     } else if answer.system_allocator {
-        result(
-            "  The heap is not told apart: the program keeps its own allocator,\n  \
-             which publishes nothing (MEM_PROFILER_ALLOCATOR=system).",
-        );
+        result("  The heap is not divided: the program keeps its own allocator,");
+        result("  which publishes nothing (MEM_PROFILER_ALLOCATOR=system).");
         if let Some(live) = answer.sampled_live {
             result(&format!(
                 "  By its samples about {} allocated in this session are in use.",
@@ -173,10 +171,8 @@ fn print_notes(answer: &Answer) {
         }
     } else {
         let missing = answer.missing.as_deref();
-        result(&format!(
-            "  The heap is not told apart, as the allocator's present figures are not known:\n  {}.",
-            missing.unwrap_or("why is not known")
-        ));
+        result("  The heap is not divided, as the allocator's present figures are not known:");
+        result(&format!("  {}.", missing.unwrap_or("why is not known")));
     }
 }
 
