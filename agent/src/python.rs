@@ -29,6 +29,7 @@
 //! | `codes` | code objects in the segment, each once |
 
 mod codes;
+mod frame;
 mod frames;
 mod function;
 mod layout;
@@ -37,6 +38,7 @@ mod memo;
 mod memory;
 mod objects;
 mod options;
+mod pair;
 mod place;
 mod plain;
 mod runtime;

@@ -1,10 +1,11 @@
 //! The frames of the running thread, for the walker.
 
+use super::frame::{Words, is_entry};
 use super::layout::{Layout, Style};
-use super::memo::{Memo, Words};
+use super::memo::Memo;
 use super::memory::{Memory, word};
 use super::runtime::{self, Runtime};
-use super::state::{Known, States};
+use super::state::States;
 use crate::module;
 use crate::session::Epoch;
 use unwind::inserted::{Insertion, Trail};
@@ -71,9 +72,7 @@ impl Frames {
         self.memo.begin();
         // SAFETY: takes nothing, and reads the thread pointer.
         let thread = unsafe { libc::pthread_self() } as u64;
-        let known = self.states.find(runtime, thread);
-        let is_one = known == Some(Known::Before) && self.states.count() == 1;
-        if !(is_one && self.stays(&walk)) {
+        if !(self.states.find(runtime, thread) && self.stays(&walk)) {
             self.read_anew(&walk, runtime.loop_at);
         }
         let (frames, same) = self.memo.frames();
@@ -81,22 +80,23 @@ impl Frames {
     }
 
     /// Whether the frames of the thread's only state are those of the last walk.
-    #[inline]
+    #[inline(always)]
     fn stays(&mut self, walk: &Walk<'_>) -> bool {
         let layout = walk.layout;
         // SAFETY: a state that is this thread's may be read.
         let top = unsafe { word(self.states.get(0) + layout.frames) };
+        let (memo, memory) = (&mut self.memo, &mut self.memory);
         match (layout.style, layout.has_record) {
             (Style::Objects, _) => false,
             (Style::Records, _) => {
                 let frame = walk.trail.peek(top + layout.current);
-                frame.is_some_and(|frame| self.memo.stays(walk, &mut self.memory, (frame, top)))
+                frame.is_some_and(|frame| memo.stays((walk, memory), Style::Records, (frame, top)))
             }
             (Style::Entries, true) => {
-                let frame = self.memory.record_word(walk.trail, top + layout.current);
-                frame.is_some_and(|frame| self.memo.stays(walk, &mut self.memory, (frame, 0)))
+                let frame = memory.record_word(walk.trail, top + layout.current);
+                frame.is_some_and(|frame| memo.stays((walk, memory), Style::Entries, (frame, 0)))
             }
-            (Style::Entries, false) => self.memo.stays(walk, &mut self.memory, (top, 0)),
+            (Style::Entries, false) => memo.stays((walk, memory), Style::Entries, (top, 0)),
         }
     }
 
@@ -267,19 +267,6 @@ impl Frames {
             self.memo.leave_out();
         }
         Ok(words.previous)
-    }
-}
-
-/// Not 0: a frame is the last of those that its native frame runs (3.11).
-///
-/// # Safety
-/// It can be read.
-#[inline(always)]
-pub unsafe fn is_entry(layout: &Layout, frame: u64) -> u8 {
-    match layout.style {
-        // SAFETY: the caller's.
-        Style::Records => unsafe { *((frame + layout.frame_owner + 4) as *const u8) },
-        _ => 0,
     }
 }
 

@@ -3,6 +3,8 @@
 use super::layout::{self, Layout};
 use super::memory::{half, word};
 use super::objects::{self, Read};
+use super::pair::{Pair, Same};
+use unwind::probe;
 
 /// Words of a code object, of its name and of its table of lines, as they were when it was read.
 ///
@@ -11,28 +13,29 @@ use super::objects::{self, Read};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Mark {
-    name: u64,
-    lines: u64,
-    file: u64,
+    /// Where its name and its table of lines are.
+    parts: Pair,
     /// The first line, and the version above: no two code objects of an interpreter have the same
-    /// version, if it is not 0 (from 3.12 on).
-    own: u64,
-    /// The name's hash by the interpreter; where that made none (as of `Class.method`, which nobody
-    /// looks up), our own of its characters.
-    hash: u64,
-    /// How the table of lines begins.
-    first: u64,
-    /// Length of that table, and of the name.
-    size: u32,
-    length: u32,
-    /// What the characters of the name are, if they are not ASCII; else 0.
-    state: u64,
-    /// Of an ASCII name that the interpreter has no hash of: its characters, where they fit.
-    text: [u64; 4],
+    /// version, if it is not 0 (from 3.12 on). Where its file is.
+    own: Pair,
+    /// Length of the table of lines, and how it begins.
+    lines: Pair,
+    /// The name's length, and its hash by the interpreter, which may have made none (as of
+    /// `Class.method`, which nobody looks up).
+    name: Pair,
+    /// Of a name without a hash, how it begins and how it ends, which is all of it; or a hash of ours.
+    text: [Pair; 2],
+    /// What the characters of the name are, if they are not ASCII; else 0. Where the end begins, or
+    /// one of the two below.
+    form: Pair,
 }
 
+/// Where the end of a name begins: it has a hash, or ours is compared.
+const HASHED: u64 = u64::MAX;
+const OTHERS: u64 = u64::MAX - 1;
+
 /// Lengths of names whose characters are kept.
-const KEPT: core::ops::RangeInclusive<u32> = 8..=32;
+const KEPT: core::ops::RangeInclusive<u64> = 8..=32;
 
 /// What a string has in the place of its hash before it is asked for.
 const NO_HASH: u64 = u64::MAX;
@@ -67,30 +70,32 @@ impl Mark {
     /// # Safety
     /// It was read there, and stays meanwhile ([`objects::code`]).
     pub unsafe fn of(layout: &Layout, at: u64, read: &Read) -> Self {
-        let (name, length) = (read.name.at, read.name.length as u32);
+        let (name, length) = (read.name.at, read.name.length);
         let state = other_state(layout, read.name.state);
-        let mut text = [0; 4];
         // SAFETY: the caller's; what was read before was found readable.
         unsafe {
             let hash = word(name + layout.more + layout::HASH);
-            if hash == NO_HASH && state == 0 && KEPT.contains(&length) {
-                text = characters(name + layout.ascii, length);
-            }
+            let (text, end) = match hash {
+                NO_HASH if state == 0 && is_kept(layout, name, length) => {
+                    let end = length.saturating_sub(16);
+                    (characters(name + layout.ascii, end), end)
+                }
+                NO_HASH => {
+                    let hash = all_characters(layout, name, length, state);
+                    ([Pair(hash, 0), Pair(0, 0)], OTHERS)
+                }
+                _ => (Default::default(), HASHED),
+            };
             Self {
-                name,
-                lines: read.lines,
-                file: read.file,
-                own: own(layout, at),
-                hash: match hash {
-                    NO_HASH if state == 0 => ascii(name + layout.ascii, length),
-                    NO_HASH => others(layout, name, length, state),
-                    hash => hash,
-                },
-                first: word(read.lines + layout.more + layout::BYTES),
-                size: read.size as u32,
-                length,
-                state,
+                parts: Pair(name, read.lines),
+                own: Pair(own(layout, at), read.file),
+                lines: Pair(
+                    u64::from(read.size as u32),
+                    word(read.lines + layout.more + layout::BYTES),
+                ),
+                name: Pair(length, hash),
                 text,
+                form: Pair(state, end),
             }
         }
     }
@@ -98,7 +103,7 @@ impl Mark {
     /// The version that the code object has itself, and where its name is.
     #[inline]
     pub fn version(&self) -> (u64, u32) {
-        (self.name, (self.own >> 32) as u32)
+        (self.parts.0, (self.own.0 >> 32) as u32)
     }
 
     /// Whether what is at an address is still the code object that this is the mark of. What its
@@ -110,71 +115,58 @@ impl Mark {
     #[inline(always)]
     pub unsafe fn holds(&self, layout: &Layout, at: u64) -> bool {
         // SAFETY: the caller's.
+        unsafe { self.holds_with(layout, at, Same::so_far()) }
+    }
+
+    /// The same, and whether what was compared before is what it was.
+    ///
+    /// # Safety
+    /// As of [`holds`](Self::holds).
+    #[inline(always)]
+    pub unsafe fn holds_with(&self, layout: &Layout, at: u64, same: Same) -> bool {
+        // SAFETY: the caller's.
         unsafe {
             let (name, version) = self.version();
             // The layout is a constant where it has none.
             if layout.version != 0 && version != 0 {
                 // Of its interpreter's, no other one has it; the name tells interpreters apart.
-                return half(at + layout.version) == version && word(at + layout.name) == name;
+                return half(at + layout.version) == version
+                    && word(at + layout.name) == name
+                    && same.holds();
             }
-            let same = own(layout, at) == self.own
-                && word(at + layout.name) == self.name
-                && word(at + layout.lines) == self.lines
-                && word(at + layout.file) == self.file;
-            if !same {
+            let same = same
+                .and_both(at + layout.name, at + layout.lines, &self.parts)
+                .and(own(layout, at), word(at + layout.file), &self.own);
+            if !same.holds() {
                 return false;
             }
-            let same = half(self.lines + layout.more + layout::SIZE) == self.size
-                && word(self.lines + layout.more + layout::BYTES) == self.first;
-            if self.text[0] != 0 {
-                return same && self.holds_text(layout);
+            let lines = self.parts.1 + layout.more;
+            let (size, first) = (half(lines + layout::SIZE), word(lines + layout::BYTES));
+            let same = Same::so_far()
+                .and(u64::from(size), first, &self.lines)
+                .and_at(name + layout.more + layout::LENGTH, &self.name);
+            let (end, text) = (self.form.1, name + layout.ascii);
+            if end < OTHERS {
+                // At a time: they are in the page where the name begins, however long it is now.
+                let same = same.and_at(text, &self.text[0]);
+                return same.and_at(text + end, &self.text[1]).holds();
             }
-            let hash = word(self.name + layout.more + layout::HASH);
-            same && (hash == self.hash || hash == NO_HASH && self.holds_characters(layout))
+            same.holds() && (end == HASHED || self.holds_characters(layout))
         }
     }
 
-    /// The same where the name's characters are kept: ASCII, of such a length.
+    /// The same of names whose characters are not kept.
     ///
     /// # Safety
-    /// As [`holds`](Self::holds): the name's address is the same.
-    #[inline(always)]
-    unsafe fn holds_text(&self, layout: &Layout) -> bool {
-        let (name, length) = (self.name, self.length);
-        // SAFETY: the caller's. So many characters take no fewer bytes than if they are ASCII.
-        unsafe {
-            if half(name + layout.more + layout::LENGTH) != length {
-                return false;
-            }
-            let at = name + layout.ascii;
-            let end = at + u64::from(length);
-            let [first, second, third, last] = self.text;
-            let outer = (word(at) ^ first) | (word(end - 8) ^ last);
-            match length {
-                16.. => outer | (word(at + 8) ^ second) | (word(end - 16) ^ third) == 0,
-                _ => outer == 0,
-            }
-        }
-    }
-
-    /// The same of other names.
-    ///
-    /// # Safety
-    /// As [`holds`](Self::holds): the name's address is the same.
+    /// As [`holds`](Self::holds): the name's address and length are the same.
     #[inline(never)]
     unsafe fn holds_characters(&self, layout: &Layout) -> bool {
-        let (name, length) = (self.name, self.length);
+        let (name, length, state) = (self.parts.0, self.name.0, self.form.0);
         // SAFETY: the caller's. So many characters take no fewer bytes than if they are ASCII; as
         // others they are read only if they are of the same kind.
         unsafe {
-            if half(name + layout.more + layout::LENGTH) != length {
-                return false;
-            }
-            if self.state == 0 {
-                return ascii(name + layout.ascii, length) == self.hash;
-            }
-            other_state(layout, word(name + layout.more + layout::KIND)) == self.state
-                && others(layout, name, length, self.state) == self.hash
+            (state == 0 || other_state(layout, word(name + layout.more + layout::KIND)) == state)
+                && all_characters(layout, name, length, state) == self.text[0].0
         }
     }
 }
@@ -203,18 +195,32 @@ fn other_state(layout: &Layout, state: u64) -> u64 {
     }
 }
 
-/// A name's ASCII characters: how it begins and how it ends, which is all of it.
+/// Whether a name's characters are few enough to be kept, and in the page where it begins.
+fn is_kept(layout: &Layout, name: u64, length: u64) -> bool {
+    KEPT.contains(&length) && name % probe::PAGE + layout.ascii + length.max(16) <= probe::PAGE
+}
+
+/// A name's ASCII characters: how it begins, and how it ends.
 ///
 /// # Safety
-/// So many bytes can be read, eight at least.
-#[inline(always)]
-unsafe fn characters(at: u64, length: u32) -> [u64; 4] {
-    let end = at + u64::from(length);
+/// They are eight at least, and sixteen more than `end` if that is not 0.
+#[inline]
+unsafe fn characters(at: u64, end: u64) -> [Pair; 2] {
+    // SAFETY: the caller's; of fewer than sixteen, up to the end of the word that terminates them.
+    let pair = |at: u64| unsafe { Pair(word(at), word(at + 8)) };
+    [pair(at), pair(at + end)]
+}
+
+/// A hash of all characters of a name.
+///
+/// # Safety
+/// A string of so many such characters is there.
+unsafe fn all_characters(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
     // SAFETY: the caller's.
     unsafe {
-        match length {
-            16.. => [word(at), word(at + 8), word(end - 16), word(end - 8)],
-            _ => [word(at), 0, 0, word(end - 8)],
+        match state {
+            0 => ascii(name + layout.ascii, length),
+            _ => others(layout, name, length, state),
         }
     }
 }
@@ -224,8 +230,7 @@ unsafe fn characters(at: u64, length: u32) -> [u64; 4] {
 /// # Safety
 /// So many bytes, and what terminates them, can be read.
 #[inline(never)]
-unsafe fn ascii(at: u64, length: u32) -> u64 {
-    let length = u64::from(length);
+unsafe fn ascii(at: u64, length: u64) -> u64 {
     // SAFETY: the caller's; of fewer than eight bytes, a word at a multiple of eight.
     unsafe {
         match length {
@@ -245,8 +250,8 @@ unsafe fn ascii(at: u64, length: u32) -> u64 {
 /// # Safety
 /// A string of such characters is there.
 #[cold]
-unsafe fn others(layout: &Layout, name: u64, length: u32, state: u64) -> u64 {
-    let length = u64::from(length).min(objects::MAX_NAME);
+unsafe fn others(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
+    let length = length.min(objects::MAX_NAME);
     match objects::form(layout, state & 0xffff_ffff) {
         // SAFETY: the caller's.
         Some((head, width)) => unsafe { bytes(name + head, length * width) },

@@ -6,13 +6,14 @@
 //! a new address in its place; where frames are linked in another way, they are read anew.
 
 use super::codes;
-use super::frames::{Damaged, Walk, is_entry};
+use super::frame::{Link, Seen, Words, code_of, is_entry};
+use super::frames::{Damaged, Walk};
 use super::function::Function;
 use super::layout::{self, Layout, Style};
 use super::mark::Mark;
-use super::memory::{Memory, word};
+use super::memory::Memory;
 use super::place;
-use super::plain::{Plain, Version};
+use super::plain::{NEVER, Plain};
 use core::mem::MaybeUninit;
 use shm_protocol::codes::{LEFT_OUT, NO_CODE, address_of};
 use unwind::inserted::Inserted;
@@ -23,81 +24,10 @@ pub const MAX_FRAMES: usize = 2048;
 /// call, and most functions that have no version get none. No multiple of a number that programs count
 /// their rounds by.
 const PATIENCE: u32 = 31;
+/// As long as they get none, twice as many each time, up to this many.
+const MOST_PATIENCE: u32 = 1 << 10;
 /// So many of the last walk's frames are looked at for one that is met again.
 const REACH: usize = 16;
-
-/// The words of a frame.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Words {
-    pub code: u64,
-    pub previous: u64,
-    pub instruction: u64,
-}
-
-impl Words {
-    /// # Safety
-    /// A frame can be read there.
-    #[inline(always)]
-    pub unsafe fn of(layout: &Layout, frame: u64) -> Self {
-        // SAFETY: the caller's.
-        unsafe {
-            Self {
-                code: word(frame + layout.frame_code) & !3,
-                previous: word(frame + layout.frame_previous),
-                instruction: word(frame + layout.frame_instruction),
-            }
-        }
-    }
-}
-
-/// A frame as it was read.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Seen {
-    frame: u64,
-    words: Words,
-    inserted: Inserted,
-    number: u32,
-    /// Not 0: the last of those that its native frame runs (3.11).
-    is_entry: u8,
-    /// To the next one further out.
-    link: Link,
-    function: Function,
-    mark: Mark,
-}
-
-impl Seen {
-    /// What is compared of it, if that is all that tells it.
-    #[inline]
-    fn plain(&self, layout: &Layout) -> Plain {
-        let version = match layout.function_version {
-            0 => {
-                let (name, version) = self.mark.version();
-                (version != 0).then_some(Version::OfCode(name, version))
-            }
-            _ => self.function.version(),
-        };
-        match version {
-            Some(version) if self.link == Link::Direct => {
-                Plain::of(self.frame, self.words, version)
-            }
-            _ => Plain::none(),
-        }
-    }
-}
-
-/// How a frame leads to the next one further out.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Link {
-    /// It names it, and the same native frame runs both.
-    Direct,
-    /// Another native frame runs the next one.
-    Native,
-    /// There is none.
-    None,
-}
 
 type Buffer<T> = [MaybeUninit<T>; MAX_FRAMES];
 /// Keeps the beginnings of the buffers, which are what is used, out of each other's sets of the
@@ -112,12 +42,14 @@ pub struct Memo {
     /// Frames of the walk in progress, innermost first, and how many of the last one follow.
     fresh_count: usize,
     kept: usize,
-    /// Of the last walk's frames, those that the walk in progress may still meet.
+    /// Of the last walk's frames, those that the walk in progress may still meet; all between walks.
     ahead: usize,
     /// Of the last walk's frames, the outermost ones whose addresses are what they were.
     unchanged: usize,
-    /// Counts walks.
+    /// Walks until the functions of frames are looked at.
     walks: u32,
+    /// How many those were.
+    patience: u32,
     /// Fresh frames, the outermost ones, whose native frame is not known yet.
     pending: usize,
     inserted: Buffer<Inserted>,
@@ -131,13 +63,13 @@ pub struct Memo {
 impl Memo {
     /// Forgets the last walk.
     pub fn forget(&mut self) {
-        self.count = 0;
+        (self.count, self.ahead) = (0, 0);
     }
 
     /// Begins a walk. Whether [`stays`](Self::stays) comes first is the caller's choice.
     #[inline]
     pub fn begin(&mut self) {
-        (self.ahead, self.unchanged) = (self.count, self.count);
+        self.unchanged = self.count;
     }
 
     /// Begins to collect frames.
@@ -188,7 +120,7 @@ impl Memo {
             self.seen[index].write(seen);
             self.plain[index].write(seen.plain(layout));
         }
-        (self.count, self.unchanged) = (total, same);
+        (self.count, self.ahead, self.unchanged) = (total, total, same);
     }
 
     #[inline(always)]
@@ -198,19 +130,35 @@ impl Memo {
     }
 
     /// Whether the last walk's frames are all of those of this one, whose innermost is `frame` in the
-    /// native frame `at` (0: it is not known).
-    #[inline]
-    pub fn stays(&mut self, walk: &Walk<'_>, memory: &mut Memory, (frame, at): (u64, u64)) -> bool {
+    /// native frame `at` (0: it is not known). `style`: the layout's, as a constant.
+    #[inline(always)]
+    pub fn stays(
+        &mut self,
+        (walk, memory): (&Walk<'_>, &mut Memory),
+        style: Style,
+        (frame, at): (u64, u64),
+    ) -> bool {
         let Some(last) = self.count.checked_sub(1) else {
             return false;
         };
         let innermost = self.seen(last);
-        if innermost.frame != frame || (at != 0 && innermost.inserted.at != at) {
+        if innermost.frame != frame
+            || ((style == Style::Records || at != 0) && innermost.inserted.at != at)
+        {
             return false;
         }
-        let other = self.first_other_by_style(walk, memory, last);
-        self.ahead = other.unwrap_or(self.ahead);
-        other.is_none()
+        let other = match style {
+            // In place: most samples are this and nothing else.
+            Style::Records => self.first_other((walk, memory), &layout::PYTHON_3_11, last),
+            _ => self.first_other_by_style(walk, memory, last),
+        };
+        match other {
+            None => true,
+            Some(other) => {
+                self.ahead = other;
+                false
+            }
+        }
     }
 
     /// The last walk's frames, outermost first, and how many are what they were before.
@@ -277,17 +225,29 @@ impl Memo {
         layout: &Layout,
         index: usize,
     ) -> Option<usize> {
-        self.walks = self.walks.wrapping_add(1);
-        let looks = self.walks.is_multiple_of(PATIENCE);
-        let mut index = index;
+        let mut other = index;
         loop {
-            if !self.is_plainly_same(layout, index)
-                && !self.is_same((walk, memory), layout, (index, looks))
-            {
-                return Some(index);
+            let is_plain = self.is_plainly_same(layout, other);
+            let is_same = is_plain || self.is_same(layout, other);
+            if is_plain || (is_same && self.seen(other).link == Link::Direct) {
+                // There is a next one.
+                other -= 1;
+                continue;
             }
-            index = index.checked_sub(1)?;
+            let is_same = is_same && self.leads_on(walk, layout, other);
+            if !is_same && !self.is_renewed((walk, memory), layout, other) {
+                return Some(other);
+            }
+            match other.checked_sub(1) {
+                Some(next) => other = next,
+                None => break,
+            }
         }
+        match self.walks.checked_sub(1) {
+            Some(walks) => self.walks = walks,
+            None => self.look_for_functions(layout, memory, index),
+        }
+        None
     }
 
     /// Whether one of the last walk's frames is told to be what it was by the least of words.
@@ -302,14 +262,29 @@ impl Memo {
         }
     }
 
-    /// Whether one of the last walk's frames is one, and leads to the next one. What has changed in it is
-    /// found. `looks`: whether its function tells by now that it is what it was.
+    /// The same by its code object's mark; where other native frames run the next one, whether they
+    /// still do is not asked.
     #[inline(always)]
-    fn is_same(
+    fn is_same(&self, layout: &Layout, index: usize) -> bool {
+        let seen = self.seen(index);
+        // SAFETY: as in `is_plainly_same`; its code object was here, and the thread's frame holds what
+        // is here.
+        unsafe {
+            let plain = self.plain.get_unchecked(index).assume_init_ref();
+            let code = code_of(layout, plain.frame());
+            let leads = plain.leads_as_before(layout);
+            code == seen.words.code && seen.mark.holds_with(layout, code, leads)
+        }
+    }
+
+    /// Whether one of the last walk's frames in which something has changed is one, and leads to the
+    /// next one. What has changed in it is found.
+    #[inline(never)]
+    fn is_renewed(
         &mut self,
         (walk, memory): (&Walk<'_>, &mut Memory),
         layout: &Layout,
-        (index, looks): (usize, bool),
+        index: usize,
     ) -> bool {
         let seen = self.seen(index);
         if seen.frame == 0 {
@@ -322,28 +297,32 @@ impl Memo {
         let leads_on = words.previous == seen.words.previous
             && is_entry == seen.is_entry
             && (seen.link == Link::Direct || self.leads_on(walk, layout, index));
-        if !leads_on {
-            return false;
-        }
-        let stays = words.code == seen.words.code && words.instruction == seen.words.instruction;
-        // SAFETY: its code object was here, and the thread's frame holds what is here.
-        if !(stays && unsafe { seen.mark.holds(layout, words.code) }) {
-            return self.renew(walk, memory, index);
-        }
-        if looks && layout.function_version != 0 {
-            self.look_for_function(layout, memory, index);
-        }
-        true
+        leads_on && self.renew(walk, memory, index)
     }
 
-    /// Of a frame that is what it was: whether its function tells that by now.
+    /// Of frames that are what they were: whether their functions tell that by now.
     #[cold]
     #[inline(never)]
-    fn look_for_function(&mut self, layout: &Layout, memory: &mut Memory, index: usize) {
-        // SAFETY: the last walk's.
-        let seen = unsafe { self.seen[index].assume_init_mut() };
-        seen.function = Function::looked_for(layout, memory, (seen.frame, seen.words.code));
-        self.plain[index].write(seen.plain(layout));
+    fn look_for_functions(&mut self, layout: &Layout, memory: &mut Memory, index: usize) {
+        self.walks = self.patience;
+        if layout.function_version == 0 {
+            return;
+        }
+        let mut got_any = false;
+        for index in 0..=index {
+            if !self.is_plainly_same(layout, index) {
+                // SAFETY: the last walk's.
+                let seen = unsafe { self.seen[index].assume_init_mut() };
+                let frame = (seen.frame, seen.words.code);
+                seen.function = Function::looked_for(layout, memory, frame);
+                got_any |= seen.function.version().is_some() && seen.link == Link::Direct;
+                self.plain[index].write(seen.plain(layout));
+            }
+        }
+        self.patience = match got_any {
+            true => PATIENCE,
+            false => (2 * self.patience + 1).clamp(PATIENCE, MOST_PATIENCE),
+        };
     }
 
     /// Finds the address of a frame anew, whose words have changed; whether there is one.
@@ -460,7 +439,7 @@ impl Memo {
     pub fn leave_out(&mut self) {
         if self.fresh_count + 1 == MAX_FRAMES {
             let words = Words {
-                code: 0,
+                code: NEVER,
                 previous: 0,
                 instruction: 0,
             };

@@ -1,8 +1,8 @@
 //! The place of the instruction that a frame is at, in its code object.
 
+use super::frame::Words;
 use super::frames::Damaged;
 use super::layout::{Layout, Style};
-use super::memo::Words;
 use super::state::{follow, follow_any};
 use shm_protocol::codes::{NO_CODE, TABLE_FULL, address_of};
 

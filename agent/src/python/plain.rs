@@ -1,11 +1,12 @@
 //! The least that tells that a frame of the last walk is what it was.
 //!
-//! What is compared of most frames, side by side for the processor's cache: everything else that is
-//! known of a frame is more than four times as large.
+//! What is compared of all frames first, and of most nothing else, side by side for the processor's
+//! cache: everything else that is known of a frame is more than four times as large.
 
+use super::frame::{Words, code_of};
 use super::layout::Layout;
-use super::memo::Words;
 use super::memory::{half, word};
+use super::pair::{Pair, Same};
 
 /// What has a version that no other one has, and which: 0 is none.
 #[derive(Clone, Copy)]
@@ -17,49 +18,62 @@ pub enum Version {
     OfCode(u64, u32),
 }
 
-/// Of a frame that names the next one further out, which the same native frame runs, and whose code
-/// object is told by a version.
+/// Of a frame.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Plain {
-    frame: u64,
     /// The next frame, and the instruction.
-    leads: [u64; 2],
-    /// What has the version: the function or the code object.
+    leads: Pair,
+    frame: u64,
+    /// What has the version: the function or the code object; or [`NEVER`].
     versioned: u64,
     name: u64,
     version: u32,
 }
 
-/// Where a frame is told by more, this is looked at in its place, and no function or code object has
-/// that address.
+/// Looked at in the place of a frame that is none, and no address of a function or a code object.
 static NONE: [u64; 16] = [0; 16];
-const NEVER: u64 = 4;
+pub const NEVER: u64 = 4;
 
 impl Plain {
-    /// Of a frame that is told by more than this.
-    pub fn none() -> Self {
-        Self {
-            frame: NONE.as_ptr() as u64,
-            leads: [0; 2],
-            versioned: NEVER,
-            name: 0,
-            version: 0,
-        }
-    }
-
-    /// Of a frame that was read, with the version of its function or that of its code object.
-    pub fn of(frame: u64, words: Words, version: Version) -> Self {
+    /// Of a frame that was read, with the version of its function or that of its code object if that
+    /// tells it: then it names the next one further out, which the same native frame runs. Of none if
+    /// it has the address 0.
+    pub fn of(frame: u64, words: Words, version: Option<Version>) -> Self {
         let (versioned, name, version) = match version {
-            Version::OfFunction(function, version) => (function, 0, version),
-            Version::OfCode(name, version) => (words.code, name, version),
+            Some(Version::OfFunction(function, version)) => (function, 0, version),
+            Some(Version::OfCode(name, version)) => (words.code, name, version),
+            None => (NEVER, 0, 0),
         };
         Self {
-            frame,
-            leads: [words.previous, words.instruction],
+            leads: Pair(words.previous, words.instruction),
+            frame: match frame {
+                0 => NONE.as_ptr() as u64,
+                _ => frame,
+            },
             versioned,
             name,
             version,
+        }
+    }
+
+    /// Where it is.
+    #[inline(always)]
+    pub fn frame(&self) -> u64 {
+        self.frame
+    }
+
+    /// Whether it is at the same instruction and leads to the same frame.
+    ///
+    /// # Safety
+    /// As of [`is_same`](Self::is_same).
+    #[inline(always)]
+    pub unsafe fn leads_as_before(&self, layout: &Layout) -> Same {
+        let (previous, instruction) = (layout.frame_previous, layout.frame_instruction);
+        // SAFETY: the caller's.
+        unsafe {
+            let (previous, instruction) = (self.frame + previous, self.frame + instruction);
+            Same::so_far().and_both(previous, instruction, &self.leads)
         }
     }
 
@@ -75,7 +89,7 @@ impl Plain {
         unsafe {
             let by_version = match layout.function_version {
                 0 => {
-                    word(frame + layout.frame_code) & !3 == self.versioned
+                    code_of(layout, frame) == self.versioned
                         && half(self.versioned + layout.version) == self.version
                         && word(self.versioned + layout.name) == self.name
                 }
@@ -84,26 +98,7 @@ impl Plain {
                         && half(self.versioned + version) == self.version
                 }
             };
-            let (previous, instruction) = (layout.frame_previous, layout.frame_instruction);
-            by_version
-                && match instruction == previous + 8 {
-                    // At a time.
-                    true => pair(frame + previous) == self.leads,
-                    false => {
-                        word(frame + previous) == self.leads[0]
-                            && word(frame + instruction) == self.leads[1]
-                    }
-                }
+            by_version && self.leads_as_before(layout).holds()
         }
     }
-}
-
-/// Two words.
-///
-/// # Safety
-/// They can be read.
-#[inline(always)]
-unsafe fn pair(at: u64) -> [u64; 2] {
-    // SAFETY: the caller's; nothing is known of alignment.
-    unsafe { (at as *const [u64; 2]).read_unaligned() }
 }

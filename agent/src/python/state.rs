@@ -39,15 +39,9 @@ pub struct States {
 struct Own {
     state: u64,
     interpreter: u64,
-    /// The state before it in the list, which was probed.
+    /// The state before it in the list, which was probed, or 0; and what leads here from there.
     previous: u64,
-}
-
-/// Since when a thread's states are known.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Known {
-    Before,
-    Anew,
+    from: u64,
 }
 
 impl States {
@@ -74,30 +68,31 @@ impl States {
         self.own.get(index).map_or(0, |own| own.state)
     }
 
-    /// Whether there are any of the thread with this number, as the C library has it.
-    #[inline]
-    pub fn find(&mut self, runtime: &Runtime, thread: u64) -> Option<Known> {
+    /// Finds those of the thread with this number, as the C library has it; whether it is a single one,
+    /// which was known before.
+    #[inline(always)]
+    pub fn find(&mut self, runtime: &Runtime, thread: u64) -> bool {
         let layout = &runtime.layout;
         // SAFETY: a variable of a loaded module.
         let newest = unsafe { word(runtime.at + layout.interpreters) };
         if self.count == 1 && self.only == newest && self.own[0].is_listed(layout, thread) {
-            return Some(Known::Before);
+            return true;
         }
         self.look(layout, thread, newest)
     }
 
     #[inline(never)]
-    fn look(&mut self, layout: &Layout, thread: u64, newest: u64) -> Option<Known> {
+    fn look(&mut self, layout: &Layout, thread: u64, newest: u64) -> bool {
         if newest == 0 {
             self.forget();
-            return None;
+            return false;
         }
         let (begin, only) = self.beginnings(layout, newest);
         let is_same = (begin, only) == (self.begin, self.only);
         (self.begin, self.only) = (begin, only);
         let own = &mut self.own[..self.count];
         if is_same && !own.is_empty() && own.iter_mut().all(|own| own.is_listed(layout, thread)) {
-            return Some(Known::Before);
+            return self.count == 1;
         }
         let had_any = self.count > 0;
         if had_any || self.patience.0 == 0 {
@@ -111,11 +106,10 @@ impl States {
                 self.collect(layout, newest, thread, NEWEST);
             }
         }
-        if self.count == 0 {
-            return None;
+        if self.count > 0 {
+            self.patience = (0, 0);
         }
-        self.patience = (0, 0);
-        Some(Known::Anew)
+        false
     }
 
     /// What the lists begin with, and the interpreter if it is the only one.
@@ -157,6 +151,7 @@ impl States {
                         state,
                         interpreter,
                         previous: 0,
+                        from: interpreter + layout.threads,
                     };
                 }
                 next = follow(state + layout.next_thread);
@@ -171,35 +166,56 @@ impl States {
 
 impl Own {
     /// Whether it still is a state of its interpreter, and of a thread.
-    #[inline]
+    #[inline(always)]
     fn is_listed(&mut self, layout: &Layout, thread: u64) -> bool {
-        let is_system = crate::backend::is_system();
-        if is_system && !probe::is_readable(self.state) {
+        if crate::backend::is_system() {
+            return self.is_listed_anew(layout, thread);
+        }
+        // SAFETY: this thread's state was here, and the allocator's memory stays mapped.
+        let (of, previous) = unsafe { self.owner(layout) };
+        match previous == self.previous {
+            // SAFETY: of this interpreter or in that state, which were probed, as above.
+            true => of == thread && unsafe { word(self.from) } == self.state,
+            false => self.is_listed_anew(layout, thread),
+        }
+    }
+
+    /// The same where nothing is known to be readable, or another state is before it.
+    #[inline(never)]
+    fn is_listed_anew(&mut self, layout: &Layout, thread: u64) -> bool {
+        if crate::backend::is_system() && !probe::is_readable(self.state) {
             return false;
         }
         // SAFETY: this thread's state was here: the allocator's memory stays mapped, or, with the
         // program's own, it was just probed.
-        let (of, previous) = unsafe {
-            let state = self.state;
-            (
-                word(state + layout.thread_id),
-                word(state + layout.previous_thread),
-            )
-        };
-        let leads_here = match previous {
+        let (of, previous) = unsafe { self.owner(layout) };
+        let from = match previous {
             0 => self.interpreter + layout.threads,
             _ => previous.wrapping_add(layout.next_thread),
         };
-        let is_probed = match previous {
-            0 => !is_system,
-            _ => previous == self.previous && !is_system,
-        };
-        if of != thread || !(is_probed || follow_any(leads_here).is_some()) {
+        if of != thread {
             return false;
         }
-        self.previous = previous;
-        // SAFETY: of this interpreter or in that state, which were probed: as above.
-        unsafe { word(leads_here) == self.state }
+        let Some(here) = follow_any(from) else {
+            return false;
+        };
+        (self.previous, self.from) = (previous, from);
+        here == self.state
+    }
+
+    /// The thread that it says it is of, and the state before it.
+    ///
+    /// # Safety
+    /// It can be read.
+    #[inline(always)]
+    unsafe fn owner(&self, layout: &Layout) -> (u64, u64) {
+        // SAFETY: the caller's.
+        unsafe {
+            (
+                word(self.state + layout.thread_id),
+                word(self.state + layout.previous_thread),
+            )
+        }
     }
 }
 
