@@ -154,8 +154,8 @@ fn scope(mode: &str) -> Scope {
         "draconian" => return Scope::Unfreed,
         "" | "1" | "minimal" | "normal" | "strict" | "as-is" | "local" => {}
         _ => warning(&format!(
-            "HEAPCHECK={}: no such mode, taken for normal: minimal, normal, strict, draconian, \
-             as-is and local there are",
+            "HEAPCHECK={}: no such mode; normal is used instead (the modes are minimal, normal, strict, \
+             draconian, as-is and local)",
             text::escape(mode.as_bytes())
         )),
     }
