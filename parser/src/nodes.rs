@@ -56,9 +56,15 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     if location.address == 0 || marker_at(location.address).is_some() {
         return Origin::Program;
     }
-    // Formats that do not tell mappings have files all the same.
+    // Dumps of memory do not list mappings without a file. Formats that tell none have files all the
+    // same.
     let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
-        return Origin::Program;
+        let mut lines = profile.lines_of(location).iter();
+        let is_one = |line: &Line| is_of_perf_map(&profile.functions[line.function as usize]);
+        return match lines.any(is_one) {
+            true => Origin::Python,
+            false => Origin::Program,
+        };
     };
     let path = mapping.path.as_os_str().as_bytes();
     let made = ["//anon", "[anon", "/memfd:"];
@@ -74,6 +80,14 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
         true => Origin::Python,
         false => Origin::Jit,
     }
+}
+
+/// Whether a function is called as Python calls a trampoline: `py::work:/srv/app.py`.
+fn is_of_perf_map(function: &Function) -> bool {
+    let place = function.system_name.strip_prefix(TRAMPOLINE);
+    let place = place.and_then(|place| place.strip_prefix(function.name.as_str()));
+    let file = place.and_then(|place| place.strip_prefix(':'));
+    file.is_some_and(|file| !file.is_empty() && file == function.file)
 }
 
 /// An entry of a report.
@@ -311,6 +325,31 @@ mod tests {
         };
         assert_eq!(address.printable(), "0000000000001234 [libc.so.6]");
         assert_eq!(Info::default().printable(), "<unknown>");
+    }
+
+    #[test]
+    fn trampolines_are_told_where_mappings_without_a_file_are_not() {
+        let origin_of = |system_name: &str| {
+            let profile = Profile {
+                functions: vec![Function {
+                    name: "work".into(),
+                    system_name: system_name.into(),
+                    file: "/srv/app.py".into(),
+                    start_line: 0,
+                }],
+                lines: vec![Line::default()],
+                ..Profile::default()
+            };
+            let location = Location {
+                address: 0x7f12_3456_7000,
+                mapping: NO_MAPPING,
+                first_line: 0,
+                line_count: 1,
+            };
+            origin(&profile, &location)
+        };
+        assert_eq!(origin_of("py::work:/srv/app.py"), Origin::Python);
+        assert_eq!(origin_of("py::work(int)"), Origin::Program);
     }
 
     #[test]
