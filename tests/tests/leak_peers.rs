@@ -181,6 +181,7 @@ fn gperftools_differ_for_known_reasons() {
         command.args(["-c", RUN, "sh"]).arg(&programs.program);
         command
             .env("HEAPCHECK", "normal")
+            .env("HEAP_CHECK_DUMP_DIRECTORY", programs.scratch.files())
             .env("PPROF_PATH", "/bin/false");
         by_heap_checker(&programs.run(&mut command, case))
     };

@@ -77,6 +77,7 @@ fn the_check_at_exit_comes_after_destructors_whatever_is_asked_for() {
             let mut ours = scratch.preloaded(&program);
             for command in [&mut ours, &mut Command::new(&theirs)] {
                 command.env("HEAPCHECK", mode);
+                command.env("HEAP_CHECK_DUMP_DIRECTORY", scratch.files());
                 command.env("HEAP_CHECK_AFTER_DESTRUCTORS", after);
                 let outcome = run(command);
                 assert_eq!(outcome.code, Some(1), "{mode} {after}: {outcome:?}");

@@ -229,9 +229,10 @@ fn a_program_that_keeps_its_allocator_keeps_its_checker() {
     let program = compile(&scratch, "heap_checker.cpp");
     let mut command = scratch.preloaded(&program);
     command.env("MEM_PROFILER_ALLOCATOR", "system");
-    let over_tcmalloc = run(command.env("HEAPCHECK", "local").arg("local"));
-    let mut command = Command::new(&program);
-    let alone = run(command.env("HEAPCHECK", "local").arg("local"));
+    let [over_tcmalloc, alone] = [command, Command::new(&program)].map(|mut command| {
+        command.env("HEAP_CHECK_DUMP_DIRECTORY", scratch.files());
+        run(command.env("HEAPCHECK", "local").arg("local"))
+    });
     assert_eq!(alone.code, Some(0), "{alone:?}");
     assert_eq!(over_tcmalloc.code, Some(0), "{over_tcmalloc:?}");
     assert_eq!(over_tcmalloc.stdout, alone.stdout, "{over_tcmalloc:?}");
