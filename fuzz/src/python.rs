@@ -2,6 +2,8 @@
 
 #[path = "../../agent/src/python/codes.rs"]
 mod codes;
+#[path = "../../agent/src/python/frame.rs"]
+mod frame;
 #[path = "../../agent/src/python/frames.rs"]
 pub mod frames;
 #[path = "../../agent/src/python/function.rs"]
@@ -16,6 +18,8 @@ mod memo;
 mod memory;
 #[path = "../../agent/src/python/objects.rs"]
 mod objects;
+#[path = "../../agent/src/python/pair.rs"]
+mod pair;
 #[path = "../../agent/src/python/place.rs"]
 mod place;
 #[path = "../../agent/src/python/plain.rs"]
