@@ -96,7 +96,24 @@ impl Discovery {
 
     /// Searches everywhere, except for the named segments.
     pub fn scan_except(&self, known: &HashSet<Entry>) -> Scan {
-        let spaces = Spaces::read();
+        self.scan_among(Spaces::read(), known)
+    }
+
+    /// `before`: the processes that there were when it began.
+    fn scan_among(&self, before: Spaces, known: &HashSet<Entry>) -> Scan {
+        let mut entries = Vec::new();
+        for directory in self.directories(&before) {
+            let all = directory.segments().unwrap_or_default().into_iter();
+            let unknown = all.filter(|entry| !known.contains(entry));
+            entries.extend(unknown.map(|entry| (directory.clone(), entry)));
+        }
+        // A process that was born meanwhile may have made its segment by now. Only those are over
+        // that are not among the processes after the segments were listed.
+        let all_live = |spaces: &Spaces| entries.iter().all(|(_, e)| spaces.may_live(e.name));
+        let spaces = match all_live(&before) {
+            true => before,
+            false => Spaces::read(),
+        };
         let mut search = Search {
             spaces: &spaces,
             head: Head::new(),
@@ -105,19 +122,13 @@ impl Discovery {
             left: HashMap::new(),
             scan: Scan::default(),
         };
-        let mut later = Vec::new();
-        for directory in self.directories(&spaces) {
-            for entry in directory.segments().unwrap_or_default() {
-                match known.contains(&entry) {
-                    true => {}
-                    false if spaces.may_live(entry.name) => {
-                        self.look_at_live(&directory, entry, &mut search);
-                    }
-                    false => later.push((directory.clone(), entry)),
-                }
-            }
+        let (live, left): (Vec<_>, Vec<_>) = entries
+            .into_iter()
+            .partition(|(_, entry)| spaces.may_live(entry.name));
+        for (directory, entry) in live {
+            self.look_at_live(&directory, entry, &mut search);
         }
-        for (directory, entry) in later {
+        for (directory, entry) in left {
             self.look_at_left(&directory, entry, &mut search);
         }
         let mut scan = search.scan;
@@ -391,4 +402,35 @@ pub fn run_directories(directory: &Directory) -> Vec<Arc<Directory>> {
         directories.push(outer);
     }
     directories
+}
+
+#[cfg(test)]
+#[path = "../tests/support/forge.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod forge;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that is born while we search is not over because it was not there when we began.
+    #[test]
+    fn a_process_that_was_born_meanwhile_is_running() {
+        let directory = tempfile::tempdir().unwrap();
+        let pid = std::process::id();
+        let mut own = forge::Forged::of(pid, forge::start_of(pid));
+        own.exe = std::env::current_exe()
+            .unwrap()
+            .into_os_string()
+            .into_encoded_bytes();
+        own.make(directory.path());
+        let discovery = Discovery::in_directory(directory.path().to_path_buf());
+        let scan = discovery.scan_among(Spaces::default(), &HashSet::new());
+        let found: Vec<_> = scan
+            .found
+            .iter()
+            .map(|found| (found.pid, found.life))
+            .collect();
+        assert_eq!(found, [(pid as i32, Life::Running)]);
+    }
 }
