@@ -265,6 +265,7 @@ impl Perf {
     /// Records what was written since the last time.
     pub fn collect(&mut self, recording: &mut Recording) {
         self.drain(recording);
+        self.weigh_if_due(recording);
         self.judge(recording);
         if self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
@@ -272,10 +273,16 @@ impl Perf {
         }
     }
 
+    /// Lets all that was collected stand for what processes have used by now, for who shows it at once.
+    pub fn show(&mut self, recording: &mut Recording) {
+        self.weigh(recording);
+    }
+
     /// The last time: what has no sample by now will have none. Nothing is collected after this.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.drain(recording);
         self.bury(recording);
+        self.weigh(recording);
         for pid in recording.pids() {
             self.hide(pid, recording);
         }
@@ -289,6 +296,7 @@ impl Perf {
         }
         // What they wrote to their end is in the rings by now.
         self.drain(recording);
+        self.weigh(recording);
         // A number may be another one's already.
         over.retain(|pid| proc::is_over(*pid));
         for &pid in &over {
@@ -323,7 +331,6 @@ impl Perf {
             }
         }
         records.sort_by_key(|(time, ..)| *time);
-        self.read_meters(&records, recording);
         for (time, _, record) in records {
             self.apply(time, record, recording);
         }
@@ -390,15 +397,18 @@ impl Perf {
                 }
             }
             Record::Exec { pid } => {
-                if self.meters.is_none() {
-                    self.clocks.executed(pid);
+                match self.meters.is_some() {
+                    true => self.weigh_before_exec(pid, recording),
+                    false => self.clocks.executed(pid),
                 }
                 recording.executed(pid);
             }
             Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
-            // Of processors' events, it is not known whose samples they were.
-            Record::Lost(count) if self.meters.is_none() => self.lost += count,
-            Record::Lost(_) => {}
+            Record::Lost(count) => match &mut self.meters {
+                // It is not known whose samples they were.
+                Some(meters) => meters.some_were_lost(),
+                None => self.lost += count,
+            },
         }
     }
 
@@ -430,9 +440,12 @@ impl Perf {
         if self.meters.is_some() && recording.process(sample.pid).is_none() {
             return;
         }
-        let Some(share) = self.share(at, sample.count) else {
-            return;
+        let share = match self.meters.is_some() {
+            // It is weighed later.
+            true => Some(Share::default()),
+            false => self.clocks.sample(at, sample.count),
         };
+        let Some(share) = share else { return };
         if !self.is_recorded(sample.pid, share, recording) {
             return;
         }
@@ -442,6 +455,9 @@ impl Perf {
         process.counts.hidden_ns += share.hidden;
         if sample.is_narrow && process.is_foreign_by(Machine::NARROW) {
             process.counts.rest_ns += share.ns;
+            if let Some(meters) = &mut self.meters {
+                meters.count(sample.pid, None);
+            }
             return;
         }
         let sp = sample.registers.map_or(0, |live| live.followed().sp);
@@ -456,6 +472,9 @@ impl Perf {
             time: recording::Time::Running,
         };
         let taken = recording.sample(taken, &mut memory);
+        if let (Some(meters), Some(taken)) = (&mut self.meters, &taken) {
+            meters.count(sample.pid, Some(taken.place));
+        }
         let is_short = taken.is_some() && memory.is_short() && sample.stack_is_full;
         let is_cut = taken.is_some_and(|taken| taken.cut.is_some());
         self.judged.samples += 1;

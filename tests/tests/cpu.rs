@@ -115,12 +115,13 @@ fn attached(scratch: &Scratch, pid: u32, options: &[&str]) -> Session {
 }
 
 /// 200 threads that sleep beside two that run: only those that run are sampled, by each engine,
-/// and the session ends with the process.
+/// and the session ends with the process. Samples of processors share what was used in a tenth of a
+/// second: a turn that ends in it may have too much where the machine's host took a processor.
 #[test]
 fn sleepers_are_left_alone() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
-    for (engine, points) in [("perf", 2.0), ("ptrace", 8.0)] {
+    for (engine, points) in [("perf", 4.0), ("ptrace", 8.0)] {
         let mut target = waiting_split(&program, &["1.5", "idle", "1500", "wait"]);
         let session = attached(&scratch, target.pid(), &["--engine", engine, "-F", "499"]);
         target.say("go");
@@ -136,6 +137,21 @@ fn sleepers_are_left_alone() {
             read.profile.facts.threads
         );
     }
+}
+
+/// Threads that run side by side, each in a function of its own: which processor's samples come
+/// first makes no difference. 1500 samples have an error of 1.3 points at most in each share.
+#[test]
+fn threads_side_by_side_have_their_own_time() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    let mut target = waiting_split(&program, &["3", "threads", "3000", "wait"]);
+    let session = attached(&scratch, target.pid(), &["--engine", "perf", "-F", "499"]);
+    target.say("go");
+    let said = target.finish_output();
+    let read = Read::only(&session.wait());
+    check_split(&read, &program, &truth(&said), 6.0);
+    read.assert_complete(COMPLETE);
 }
 
 /// What waits is seen without being stopped: each sleeper's time is all the time there was.

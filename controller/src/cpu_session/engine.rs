@@ -304,11 +304,15 @@ impl Engine {
     /// this one is not sampled, if that is known.
     pub fn show(&mut self, recording: &mut Recording, pid: i32) -> Option<String> {
         self.collect(recording);
-        let Taker::Inside(inside) = &mut self.taker else {
-            return None;
-        };
-        inside.timers.show(recording);
-        inside.timers.trouble(pid)
+        match &mut self.taker {
+            Taker::Perf(perf) => perf.show(recording),
+            Taker::Inside(inside) => {
+                inside.timers.show(recording);
+                return inside.timers.trouble(pid);
+            }
+            Taker::Ptrace(_) | Taker::Nothing => {}
+        }
+        None
     }
 
     /// Ends it: counts what has no sample yet, and lets go of the processes.

@@ -1,12 +1,9 @@
 //! Events of the processors, where everything that runs may be sampled (see `meters`).
 
-use std::collections::HashMap;
-
 use super::{Event, Perf};
-use crate::clocks::{At, Share};
 use crate::event::{self, Attribute};
+use crate::meters::{Meters, Scale, Weighed};
 use crate::proc;
-use crate::record::Record;
 use crate::recording::Recording;
 use crate::refusal::Refusal;
 
@@ -74,40 +71,37 @@ impl Perf {
         self.events = opened.unwrap_or_default();
     }
 
-    /// Finds out what the samples of these records stand for.
-    pub(super) fn read_meters(
-        &mut self,
-        records: &[(u64, &[u8], Record<'_>)],
-        recording: &mut Recording,
-    ) {
-        let Some(meters) = &mut self.meters else {
-            return;
-        };
-        let mut samples: HashMap<i32, u64> = HashMap::new();
-        for (.., record) in records {
-            match record {
-                Record::Sample(sample) if recording.process(sample.pid).is_some() => {
-                    *samples.entry(sample.pid).or_default() += 1;
-                }
-                Record::Lost(_) => meters.some_were_lost(),
-                _ => {}
-            }
-        }
-        for (pid, lost) in meters.round(&samples, proc::cpu_ns) {
-            if let Some(process) = recording.process(pid) {
-                process.counts.lost = process.counts.lost.saturating_add(lost);
-            }
+    /// Lets the samples stand for what their processes used, if it is time.
+    pub(super) fn weigh_if_due(&mut self, recording: &mut Recording) {
+        if self.meters.as_ref().is_some_and(Meters::is_due) {
+            self.weigh(recording);
         }
     }
 
-    /// What a sample stands for. `None`: it does not count.
-    pub(super) fn share(&mut self, at: At, count: Option<u64>) -> Option<Share> {
-        match &self.meters {
-            Some(meters) => Some(Share {
-                ns: meters.share(at.pid),
-                hidden: 0,
-            }),
-            None => self.clocks.sample(at, count),
+    /// The same at once.
+    pub(super) fn weigh(&mut self, recording: &mut Recording) {
+        let meters = self.meters.as_mut();
+        let weighed = meters.map(|meters| meters.weigh_all(proc::cpu_ns));
+        for of in weighed.into_iter().flatten() {
+            give(of, recording);
+        }
+    }
+
+    /// The same of a process that executes another program.
+    pub(super) fn weigh_before_exec(&mut self, pid: i32, recording: &mut Recording) {
+        let meters = self.meters.as_mut();
+        let weighed = meters.and_then(|meters| meters.weigh(pid, Scale::Periods, proc::cpu_ns));
+        if let Some(of) = weighed {
+            give(of, recording);
+        }
+    }
+}
+
+fn give(of: Weighed, recording: &mut Recording) {
+    if let Some(process) = recording.process(of.pid) {
+        process.counts.lost = process.counts.lost.saturating_add(of.lost);
+        for (place, ns) in of.times {
+            process.weigh(place, ns);
         }
     }
 }
@@ -150,6 +144,7 @@ mod tests {
         // SAFETY: no memory is passed, and the child is not waited for before the end.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
         perf.collect(&mut recording);
+        perf.weigh(&mut recording);
         let process = recording.process(pid).expect("it runs");
         let (samples, lost) = (process.counts.samples, process.counts.lost);
         let due = held_up / perf.attribute.period;

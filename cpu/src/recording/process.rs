@@ -5,7 +5,7 @@ use crate::machine::Machine;
 use crate::mixer::ByAddress;
 use crate::proc;
 use crate::space::Space;
-use crate::stacks::Stacks;
+use crate::stacks::{Count, Stacks};
 
 /// Most threads of a process whose stacks are kept apart.
 const MOST_THREADS: usize = 1000;
@@ -188,6 +188,18 @@ impl Process {
     /// Whether nothing was recorded of it, nor asked for.
     pub(super) fn is_empty(&self) -> bool {
         !self.is_named && self.counts == Counts::default()
+    }
+
+    /// Adds time to samples that were counted without any: those of a place among its stacks, or, as
+    /// `None`, what has no stack.
+    pub(crate) fn weigh(&mut self, place: Option<(u64, u32)>, ns: u64) {
+        match place {
+            Some((serial, place)) if serial == self.serial => {
+                self.counts.ns += ns;
+                self.stacks.again(place, Count { samples: 0, ns });
+            }
+            _ => self.counts.rest_ns += ns,
+        }
     }
 
     /// Takes what the engine has counted of the process since it began to be sampled.
