@@ -65,7 +65,7 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
     let lie = match (unnamed.within, called) {
         (within, 0) => format!("{} of the {of} lie in code without names", share(within)),
         (0, called) => format!(
-            "{} of the {of} lie in what code without names called",
+            "{} of the {of} lie in functions called by code without names",
             share(called)
         ),
         (within, called) => format!(
@@ -274,7 +274,7 @@ mod tests {
             "100% of the bytes lie in code without names (/opt/none/program 100%); keep symbols";
         assert!(own.starts_with(expected), "{own}");
         let called = said(&[&[LIBRARY, PROGRAM, LIBC]], &named).unwrap();
-        let expected = "100% of the bytes lie in what code without names called (/opt/none/program 100%); keep";
+        let expected = "100% of the bytes lie in functions called by code without names (/opt/none/program 100%); keep";
         assert!(called.starts_with(expected), "{called}");
         let stacks: [&[u64]; 4] = [
             &[PROGRAM, LIBC],

@@ -181,6 +181,8 @@ pub fn of_version(version: u32) -> Option<Layout> {
 
 /// What `_PyRuntime` begins with, where it tells of itself.
 pub const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
+/// Where in a frame the last of its fields may be that are read.
+pub const MOST_OFFSET: u64 = 112;
 /// Words of it that are read.
 pub const WORDS: usize = 80;
 
@@ -232,8 +234,9 @@ pub fn told(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
 fn by_words(version: u32, words: &[u64; WORDS], of: &Layout) -> Option<Layout> {
     let groups = groups(version)?;
     let offset = |word: usize| Some(words[word]).filter(|offset| *offset < 1 << 20);
+    let in_frame = |word: usize| offset(groups.frame + word).filter(|at| *at <= MOST_OFFSET);
     let (frame_copy, copies) = match groups.has_copies && of.more != 0 {
-        true => (offset(groups.frame + 7)?, offset(groups.code + 10)?),
+        true => (in_frame(7)?, offset(groups.code + 10)?),
         false => (0, 0),
     };
     let layout = Layout {
@@ -245,10 +248,10 @@ fn by_words(version: u32, words: &[u64; WORDS], of: &Layout) -> Option<Layout> {
         frames: offset(groups.thread + 4)?,
         thread_id: offset(groups.thread_id)?,
         chunk: offset(groups.chunk)?,
-        frame_previous: offset(groups.frame + 1)?,
-        frame_code: offset(groups.frame + 2)?,
-        frame_instruction: offset(groups.frame + 3)?,
-        frame_owner: offset(groups.frame + 5)?,
+        frame_previous: in_frame(1)?,
+        frame_code: in_frame(2)?,
+        frame_instruction: in_frame(3)?,
+        frame_owner: in_frame(5)?,
         file: offset(groups.code + 1)?,
         name: offset(groups.code + 3)?,
         lines: offset(groups.code + 4)?,
@@ -266,7 +269,7 @@ mod tests {
     use super::*;
 
     fn words(version: u64, threaded: u64) -> [u64; WORDS] {
-        let mut words = core::array::from_fn(|place| place as u64 * 8);
+        let mut words = core::array::from_fn(|place| place as u64);
         [words[0], words[1], words[2]] = [COOKIE, version, threaded];
         words
     }
@@ -278,13 +281,13 @@ mod tests {
                 panic!("{version:x}");
             };
             assert_eq!(u64::from(told), version);
-            assert_eq!(layout.frame_previous, (first + 1) * 8);
+            assert_eq!(layout.frame_previous, first + 1);
         }
     }
 
     #[test]
     fn builds_without_a_global_lock_and_later_versions_are_told_apart() {
-        for (version, copies) in [(0x030d_00f0, 0), (0x030e_00f0, 49 * 8)] {
+        for (version, copies) in [(0x030d_00f0, 0), (0x030e_00f0, 49)] {
             let Some((_, Some(layout))) = told(&words(version, 1)) else {
                 panic!("{version:x}");
             };
@@ -294,6 +297,10 @@ mod tests {
         assert!(matches!(later, Some((0x0310_00a1, None))));
         let mut far = words(0x030e_00f0, 0);
         far[5] = 1 << 20;
+        assert!(matches!(told(&far), Some((_, None))));
+        // Of a frame, less is read where there is none.
+        let mut far = words(0x030e_00f0, 1);
+        far[32] = MOST_OFFSET + 1;
         assert!(matches!(told(&far), Some((_, None))));
         let mut other = words(0x030d_00f0, 0);
         other[0] = 0;

@@ -13,7 +13,7 @@ use super::layout::{self, Layout, Style};
 use super::mark::Mark;
 use super::memory::Memory;
 use super::place;
-use super::plain::{NEVER, Plain};
+use super::plain::{Plain, never};
 use core::mem::MaybeUninit;
 use shm_protocol::codes::{LEFT_OUT, NO_CODE, address_of};
 use unwind::inserted::Inserted;
@@ -439,7 +439,7 @@ impl Memo {
     pub fn leave_out(&mut self) {
         if self.fresh_count + 1 == MAX_FRAMES {
             let words = Words {
-                code: NEVER,
+                code: never(),
                 previous: 0,
                 instruction: 0,
             };

@@ -4,7 +4,7 @@
 //! cache: everything else that is known of a frame is more than four times as large.
 
 use super::frame::{Words, code_of};
-use super::layout::Layout;
+use super::layout::{Layout, MOST_OFFSET};
 use super::memory::{half, word};
 use super::pair::{Pair, Same};
 
@@ -25,15 +25,20 @@ pub struct Plain {
     /// The next frame, and the instruction.
     leads: Pair,
     frame: u64,
-    /// What has the version: the function or the code object; or [`NEVER`].
+    /// What has the version: the function or the code object; or [`never`].
     versioned: u64,
     name: u64,
     version: u32,
 }
 
-/// Looked at in the place of a frame that is none, and no address of a function or a code object.
-static NONE: [u64; 16] = [0; 16];
-pub const NEVER: u64 = 4;
+/// Looked at in the place of a frame that is none: as long as what is read of a frame.
+static NONE: [u64; MOST_OFFSET as usize / 8 + 2] = [0; MOST_OFFSET as usize / 8 + 2];
+
+/// The address of no function and no code object. Whatever a frame holds, nothing that may not be
+/// there is read behind it.
+pub fn never() -> u64 {
+    NONE.as_ptr() as u64
+}
 
 impl Plain {
     /// Of a frame that was read, with the version of its function or that of its code object if that
@@ -43,12 +48,12 @@ impl Plain {
         let (versioned, name, version) = match version {
             Some(Version::OfFunction(function, version)) => (function, 0, version),
             Some(Version::OfCode(name, version)) => (words.code, name, version),
-            None => (NEVER, 0, 0),
+            None => (never(), 0, 0),
         };
         Self {
             leads: Pair(words.previous, words.instruction),
             frame: match frame {
-                0 => NONE.as_ptr() as u64,
+                0 => never(),
                 _ => frame,
             },
             versioned,
@@ -100,5 +105,31 @@ impl Plain {
             };
             by_version && self.leads_as_before(layout).holds()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::python::layout;
+
+    /// Nothing is followed that the frame itself does not hold.
+    #[test]
+    fn a_frame_without_a_version_is_never_the_same_whatever_it_holds() {
+        let words = |code, previous, instruction| Words {
+            code,
+            previous,
+            instruction,
+        };
+        for garbage in [0, 1, 4, 8, 4096, u64::MAX] {
+            let frame = [garbage; 16];
+            let at = frame.as_ptr() as u64;
+            let plain = Plain::of(at, words(garbage, garbage, garbage), None);
+            // SAFETY: the frame is the array above.
+            assert!(!unsafe { plain.is_same(&layout::PYTHON_3_11) });
+        }
+        let none = Plain::of(0, words(never(), 0, 0), None);
+        // SAFETY: of no frame, as much is read as there is in its place.
+        assert!(!unsafe { none.is_same(&layout::PYTHON_3_11) });
     }
 }

@@ -161,7 +161,7 @@ fn print_notes(answer: &Answer) {
             "  The allocator keeps {retained} of address space more, not resident."
         ));
     } else if answer.system_allocator {
-        result("  The heap is not divided: the program keeps its own allocator,");
+        result("  No breakdown of the heap: the program keeps its own allocator,");
         result("  which publishes nothing (MEM_PROFILER_ALLOCATOR=system).");
         if let Some(live) = answer.sampled_live {
             result(&format!(
@@ -171,7 +171,7 @@ fn print_notes(answer: &Answer) {
         }
     } else {
         let missing = answer.missing.as_deref();
-        result("  The heap is not divided, as the allocator's present figures are not known:");
+        result("  No breakdown of the heap: the allocator's current figures are not known:");
         result(&format!("  {}.", missing.unwrap_or("why is not known")));
     }
 }

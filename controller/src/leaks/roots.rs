@@ -106,8 +106,8 @@ impl Roots {
     fn add_thread(&mut self, process: &Process<'_>, thread: &Thread) {
         let heap = process.heap;
         let number = self.name(format!("registers of thread {}", thread.tid));
-        // What the C library has called the kernel with, nobody has left in these: a copy of memory
-        // leaves pointers there, to objects that were lost since.
+        // Calls do not preserve these: who has called the C library has nothing in them. Copying memory
+        // leaves pointers there, to objects that may have been lost since.
         let scratch = match is_in_c_librarys_call(process, thread) {
             true => &[][..],
             false => &thread.scratch,
