@@ -22,6 +22,7 @@ use core::ptr::null_mut;
 
 mod cpu_profiler;
 mod cxx;
+mod exits;
 mod gperftools;
 mod heap_profiler;
 mod libc_names;
@@ -35,6 +36,7 @@ mod threads;
 pub fn find_next() {
     loader::find_next();
     cxx::find_next();
+    exits::find_next();
     signals::find_next();
     threads::find_next();
 }

@@ -204,9 +204,18 @@ fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
         .chain(&SANITIZER);
     let mut expected: BTreeSet<_> = own.map(|name| (*name).to_owned()).collect();
     expected.extend(operators());
-    // Made as the C library makes them; the agent must know of seccomp filters.
-    expected
-        .extend(["prctl", "syscall", "pthread_create", "sigaction", "signal"].map(str::to_owned));
+    // Made as the C library makes them; the agent must know of seccomp filters, of threads, of
+    // signals that the program handles, and of its end.
+    let called_through = [
+        "prctl",
+        "syscall",
+        "pthread_create",
+        "sigaction",
+        "signal",
+        "_exit",
+        "_Exit",
+    ];
+    expected.extend(called_through.map(str::to_owned));
     assert_eq!(ours, expected);
 
     // Programs that are linked with these find ours by the very names.

@@ -132,8 +132,8 @@ extern "C" fn between(order: *mut c_void) -> c_int {
     } else if !failed {
         order.outcome.store(child, Ordering::Relaxed);
     }
-    // SAFETY: ends this child alone, without the program's exit handlers.
-    unsafe { libc::_exit(0) }
+    // This child alone, without the program's exit handlers.
+    sys::end(0)
 }
 
 /// The second child: becomes the controller.
@@ -155,8 +155,7 @@ extern "C" fn controller(order: *mut c_void) -> c_int {
         execvpe(c"mem_profiler".as_ptr(), order.arguments, order.environment);
     }
     order.outcome.store(-sys::errno(), Ordering::Relaxed);
-    // SAFETY: as in `between`.
-    unsafe { libc::_exit(0) }
+    sys::end(0)
 }
 
 unsafe extern "C" {

@@ -1,0 +1,40 @@
+//! `_exit` and its C99 name, by which forked children end, mostly: they run no destructor, and their
+//! parent may reap them before a controller has read their clock.
+//!
+//! Outside a session of CPU time, the call goes on as it is.
+
+use crate::{cpu_totals, sys};
+use core::ffi::{c_int, c_void};
+use core::mem::transmute;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+type Exit = unsafe extern "C" fn(c_int) -> !;
+
+/// The next library's function: a sanitizer's, or the C library's; null before the agent has begun.
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// Finds it. At start-up.
+pub fn find_next() {
+    REAL.store(sys::next_symbol(c"_exit"), Ordering::Relaxed);
+}
+
+/// _exit(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _exit(code: c_int) -> ! {
+    cpu_totals::note_clock();
+    // SAFETY: null, or the next library's function of this type.
+    let real = unsafe { transmute::<*mut c_void, Option<Exit>>(REAL.load(Ordering::Relaxed)) };
+    if let Some(real) = real {
+        // SAFETY: the caller ends its process.
+        unsafe { real(code) }
+    }
+    sys::end(code)
+}
+
+/// C11 7.22.4.5.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Exit(code: c_int) -> ! {
+    // SAFETY: the caller ends its process.
+    unsafe { _exit(code) }
+}
