@@ -1,6 +1,6 @@
 //! Where what is known of a session's CPU time as a whole is counted.
 
-use crate::{sys, timers};
+use crate::{session, sys, timers};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use shm_protocol::cpu::CpuTotals;
@@ -21,13 +21,15 @@ pub fn get() -> Option<&'static CpuTotals> {
 }
 
 /// Notes what the process has used so far. A process that is reaped has no clock any more, and
-/// its parent may be faster than the controller. When a thread or the process ends.
+/// its parent may be faster than the controller. When a thread or the process ends. Nothing in a
+/// process that shares its parent's memory, or has a copy of it that it has not left: its clock is
+/// another one.
 pub fn note_clock() {
     if timers::session() == 0 {
         return;
     }
     let saved = sys::errno();
-    if let Some(totals) = get() {
+    if let Some(totals) = get().filter(|_| session::is_owners()) {
         let now = timers::process_clock();
         totals.process_ns.fetch_max(now, Ordering::Relaxed);
     }

@@ -8,8 +8,8 @@
 // `storm` (2000 short threads that never allocate), `epoll` (a server that must not be
 // interrupted), `stacks` (handlers on small stacks, coroutines), `masks` (blocks all signals two
 // fifths of the time), `deaf` (its threads block them all the time), `breeds` (forks children that
-// end at once, all the time, and has so much memory that a fork takes long), `stays` (until it is
-// killed).
+// end at once, all the time, and has so much memory that a fork takes long), `strangers` (children
+// that `fork` has not made), `stays` (until it is killed).
 
 #include <atomic>
 #include <cerrno>
@@ -19,10 +19,12 @@
 #include <cstring>
 #include <ctime>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <thread>
@@ -190,6 +192,23 @@ static void family() {
         waitpid(child, nullptr, 0);
 }
 
+static int burn_and_end(void *) {
+    site_burn(400000000);
+    _exit(0);
+}
+
+// Children that have this process's memory, or a copy of it, and that no handler of `fork` has seen.
+static void strangers() {
+    site_burn(100000000);
+    static char stack[64 << 10] __attribute__((aligned(16)));
+    if (clone(burn_and_end, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, nullptr) < 0)
+        fail("a child with this memory");
+    wait(nullptr);
+    if (syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) == 0)
+        burn_and_end(nullptr);
+    wait(nullptr);
+}
+
 static void *one(void *) {
     site_burn(1000000);
     return nullptr;
@@ -347,7 +366,8 @@ int main(int count, char **arguments) {
         void (*run)();
     } shapes[] = {{"signals", signals}, {"takes", takes}, {"forks", forks},   {"family", family},
                   {"storm", storm},     {"epoll", epoll}, {"stacks", stacks}, {"stays", stay},
-                  {"masks", masks},     {"deaf", deaf},   {"breeds", breeds}};
+                  {"masks", masks},     {"deaf", deaf},   {"breeds", breeds},
+                  {"strangers", strangers}};
     for (auto &known : shapes)
         if (!strcmp(known.name, shape))
             known.run();

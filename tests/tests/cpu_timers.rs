@@ -105,11 +105,10 @@ fn children_that_never_allocate_carry_on_the_session() {
             continue;
         };
         // They end by `_exit`, and their parents reap them at once. Timers are looked at with the
-        // kernel's ticks, which a process may miss for tens of milliseconds where there are more of
-        // them than processors.
+        // kernel's ticks, of which one process may meet few where there are more than processors (one
+        // in 500 had samples of a third of its time): what is sampled is asked of all together.
         let (total, sampled) = (read.total(), read.sampled());
         assert!((total - cpu).abs() <= 0.02 * cpu, "{pid}: {total} of {cpu}");
-        assert!(sampled >= 0.2 * cpu, "{pid}: {sampled} of {cpu}");
         all += cpu;
         all_sampled += sampled;
         all_burnt += read.by_function(&program, "site_burn")["site_burn"];
@@ -118,6 +117,16 @@ fn children_that_never_allocate_carry_on_the_session() {
     assert!(all_sampled >= BUSY * all, "{all_sampled} of {all}");
     assert!(all_burnt >= BUSY * all, "{all_burnt} of {all}");
     assert!(said.is_empty(), "no profile of {said:?}: {outcome:?}");
+}
+
+/// What a child used that has its parent's memory, or a copy that it has not left, is not its parent's.
+#[test]
+fn children_that_no_handler_has_seen_have_their_own_clocks() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let outcome = timed_run(&scratch, &program, &["-F", "250"], &["strangers"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    check(&Read::only(&outcome), truth(&outcome.stdout)["cpu"], 0.0);
 }
 
 /// A shell that executes the program at once has made its segment in the same tick of the clock:

@@ -50,6 +50,11 @@ pub fn start() {
     OWNER.store(sys::pid(), Ordering::Relaxed);
 }
 
+/// Whether the caller is in the process whose segment is in view. A system call.
+pub fn is_owners() -> bool {
+    OWNER.load(Ordering::Relaxed) == sys::pid()
+}
+
 /// Stores what is not there yet: each page that a child writes to is copied for it.
 fn put(to: &AtomicU64, value: u64) {
     if to.load(Ordering::Relaxed) != value {
