@@ -107,10 +107,9 @@ impl Discovery {
             let unknown = all.filter(|entry| !known.contains(entry));
             entries.extend(unknown.map(|entry| (directory.clone(), entry)));
         }
-        // A process that was born meanwhile may have made its segment by now. Only those are over
-        // that are not among the processes after the segments were listed.
-        let all_live = |spaces: &Spaces| entries.iter().all(|(_, e)| spaces.may_live(e.name));
-        let spaces = match all_live(&before) {
+        // A process that was born meanwhile may have made its segment by now. Only a process that is
+        // missing after the segments were listed has ended.
+        let spaces = match entries.iter().all(|(_, entry)| before.may_live(entry.name)) {
             true => before,
             false => Spaces::read(),
         };

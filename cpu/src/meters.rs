@@ -37,7 +37,7 @@ pub(crate) struct Weighed {
 pub(crate) enum Scale {
     /// By what they used since their clocks were last read.
     Clock,
-    /// By periods, of which there are not more than that: what came later is somebody else's.
+    /// By their periods, but not more than the process has used: the rest is its next program's.
     Periods,
 }
 
@@ -109,21 +109,19 @@ impl Meters {
         let count: u64 = places.values().sum();
         let periods = count.saturating_mul(self.period);
         // One that has ended has no clock.
-        let used = clock(pid).map(|now| {
-            let before = *self.told.get(&pid).unwrap_or(&now);
-            now.saturating_sub(before)
-        });
+        let now = clock(pid);
+        let before = self.told.entry(pid).or_insert_with(|| now.unwrap_or(0));
+        let used = now.map(|now| now.saturating_sub(*before));
         let told = match (scale, used) {
             (_, None) => periods,
             (Scale::Clock, Some(used)) => used,
             (Scale::Periods, Some(used)) => used.min(periods),
         };
+        *before = before.saturating_add(told);
         let lost = match used.filter(|_| self.lossy.remove(&pid)) {
             Some(used) => (used / self.period).saturating_sub(count),
             None => 0,
         };
-        let before = self.told.entry(pid).or_default();
-        *before = before.saturating_add(told);
         Some(Weighed {
             pid,
             times: shares(places, count, told),
@@ -190,6 +188,9 @@ mod tests {
         meters.count(7, ONE);
         let weighed = meters.weigh(7, Scale::Clock, |_| Some(1000));
         assert_eq!(weighed.expect("a sample").times, [(ONE, 0)]);
+        meters.count(7, ONE);
+        let weighed = meters.weigh(7, Scale::Clock, |_| Some(1010));
+        assert_eq!(weighed.expect("a sample").times, [(ONE, 10)]);
     }
 
     /// Of threads that run side by side, one has its samples a moment before the other.

@@ -1,4 +1,4 @@
-//! `_exit` and its C99 name, by which forked children end, mostly: they run no destructor, and their
+//! `_exit` and its C99 name, by which most forked children end: they run no destructor, and their
 //! parent may reap them before a controller has read their clock.
 //!
 //! Outside a session of CPU time, the call goes on as it is.
