@@ -1,7 +1,9 @@
-//! Priorities of threads that a stopped process waits for.
+//! Priorities of threads that a stopped process waits for, or that collect what is soon overwritten.
 
 /// The highest priority of normal scheduling.
 const HIGHEST: i32 = -20;
+/// One that has its turn soon, beside hundreds of threads that want theirs.
+const HIGH: i32 = -10;
 
 /// Raises the calling thread's priority until this is dropped, so that a stopped process does not
 /// wait for the processor on its behalf. Where that is not allowed, nothing changes.
@@ -14,11 +16,28 @@ pub struct RaisedPriority {
 impl RaisedPriority {
     /// Raises it.
     pub fn new() -> Self {
+        let this = Self::keep();
+        raise(this.tid);
+        this
+    }
+
+    /// The same for a thread that collects samples, less so, unless somebody gave it a low priority.
+    /// What it starts meanwhile has its priority, too.
+    pub fn of_collector() -> Self {
+        let this = Self::keep();
+        if (HIGH + 1..=0).contains(&this.before) {
+            set(this.tid, HIGH);
+        }
+        this
+    }
+
+    fn keep() -> Self {
         // SAFETY: takes nothing.
         let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
-        let before = of(tid);
-        raise(tid);
-        Self { tid, before }
+        Self {
+            tid,
+            before: of(tid),
+        }
     }
 }
 
@@ -64,5 +83,21 @@ mod tests {
         assert!(meanwhile == HIGHEST || meanwhile == before, "{meanwhile}");
         drop(raised);
         assert_eq!(of(0), before);
+    }
+
+    #[test]
+    fn a_collector_that_was_made_nice_stays_so() {
+        let thread = std::thread::spawn(|| {
+            let before = of(0);
+            let raised = RaisedPriority::of_collector();
+            let meanwhile = of(0);
+            assert!(meanwhile == HIGH || meanwhile == before, "{meanwhile}");
+            drop(raised);
+            assert_eq!(of(0), before);
+            set(0, 15);
+            let _raised = RaisedPriority::of_collector();
+            assert_eq!(of(0), 15);
+        });
+        thread.join().expect("no failure");
     }
 }

@@ -22,6 +22,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use capture::RaisedPriority;
 use cpu::proc::{self, FileLimit};
 use cpu::{Recording, Refusal, Sampling};
 use heap_format::cpu::Mode;
@@ -93,6 +94,8 @@ pub struct Run {
     is_alone: bool,
     /// What is to be done when sampling has begun.
     begun: Option<Box<dyn FnOnce()>>,
+    /// As long as it samples.
+    raised: Option<RaisedPriority>,
     outcome: Outcome,
 }
 
@@ -158,6 +161,7 @@ impl Run {
             start_unix_ns: shm_protocol::clock::unix_ns(),
             is_alone: true,
             begun: None,
+            raised: None,
             outcome: Outcome {
                 mode: settings.mode,
                 format: settings.format,
@@ -183,6 +187,7 @@ impl Run {
             *serial = process.map_or(0, |process| process.serial);
         }
         self.engine.limit(self.settings.length);
+        self.raised = Some(RaisedPriority::of_collector());
         for (pid, refusal) in self.attach_engine(&targets.pids) {
             let at = self.named.iter().position(|(named, _)| *named == pid);
             let title = at.map(|at| self.named.remove(at).1);
@@ -234,6 +239,8 @@ impl Run {
     fn follow_child(mut self, child: Launched, needs_attaching: bool) -> anyhow::Result<Outcome> {
         let pid = child.pid();
         self.waited_before_ns = ending::waited_ns();
+        // The program has its own.
+        self.raised = Some(RaisedPriority::of_collector());
         if let Some(files) = self.files {
             files.restore(pid);
         }
@@ -283,7 +290,7 @@ impl Run {
             self.engine.prepare(pid, &mut self.recording);
         }
         proc::reserve_files(RESERVE.0);
-        let refused = self.engine.attach(pids);
+        let refused = self.engine.attach(pids, &mut self.recording);
         proc::reserve_files(RESERVE.1);
         refused
             .iter()

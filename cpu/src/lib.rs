@@ -27,6 +27,7 @@ pub mod kernel;
 mod leaf;
 mod machine;
 mod memory;
+mod meter;
 mod meters;
 mod mixer;
 mod module;

@@ -24,6 +24,7 @@ use crate::continued::{Continued, Rest};
 use crate::event::{self, Attribute};
 use crate::machine::Machine;
 use crate::memory::Copied;
+use crate::meter::Scale;
 use crate::meters::Meters;
 use crate::proc;
 use crate::record::{self, Mapped, Record};
@@ -91,7 +92,7 @@ pub struct Perf {
     events: Vec<Event>,
     processes: Vec<i32>,
     /// Clocks of processes, where it is processors that are sampled.
-    meters: Option<Meters>,
+    meters: Option<Meters<processors::Kernel>>,
     /// What the events have counted.
     clocks: Clocks,
     /// CPU time of processes before their events were opened anew.
@@ -128,7 +129,7 @@ impl Perf {
         let mut attribute = allowed(attribute, &numbers)?;
         let meters = (!sampling.children && may_sample_all(&attribute, &numbers)).then(|| {
             attribute.clock = false;
-            Meters::new(attribute.period)
+            Meters::new(attribute.period, processors::Kernel)
         });
         let processors = opening::processors(&numbers)
             .map_err(|error| Refusal::of_rings(error, numbers.len() * Ring::size(LEAST_RING)))?;
@@ -173,10 +174,10 @@ impl Perf {
     }
 
     /// Samples a process from now on.
-    pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
+    pub fn attach(&mut self, pid: i32, recording: &mut Recording) -> Result<(), Refusal> {
         self.started = Instant::now();
         let opened = match self.meters.is_some() {
-            true => self.open_processors(pid),
+            true => self.open_processors(pid, recording),
             false => self.open_threads(pid),
         };
         match opened {
@@ -275,14 +276,14 @@ impl Perf {
 
     /// Lets all that was collected stand for what processes have used by now, for who shows it at once.
     pub fn show(&mut self, recording: &mut Recording) {
-        self.weigh(recording);
+        self.weigh(Scale::Last, recording);
     }
 
     /// The last time: what has no sample by now will have none. Nothing is collected after this.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.drain(recording);
         self.bury(recording);
-        self.weigh(recording);
+        self.weigh_at_end(recording);
         for pid in recording.pids() {
             self.hide(pid, recording);
         }
@@ -296,7 +297,7 @@ impl Perf {
         }
         // What they wrote to their end is in the rings by now.
         self.drain(recording);
-        self.weigh(recording);
+        self.weigh(Scale::Last, recording);
         // A number may be another one's already.
         over.retain(|pid| proc::is_over(*pid));
         for &pid in &over {
@@ -383,8 +384,14 @@ impl Perf {
                 parent,
                 parent_tid,
             } => {
-                if self.meters.is_none() {
-                    self.clocks.born(time, (pid, tid), parent_tid);
+                match &mut self.meters {
+                    Some(meters) => {
+                        let process = meters.process(pid).filter(|_| pid == parent);
+                        if let Some(process) = process {
+                            process.born(tid);
+                        }
+                    }
+                    None => self.clocks.born(time, (pid, tid), parent_tid),
                 }
                 recording.forked(pid, parent);
             }
@@ -392,8 +399,13 @@ impl Perf {
                 if let Some(process) = recording.process(pid) {
                     process.thread_ended(tid);
                 }
-                if self.meters.is_none() {
-                    self.clocks.exit(time, pid, tid);
+                match &mut self.meters {
+                    Some(meters) => {
+                        if let Some(process) = meters.process(pid) {
+                            process.exit(tid);
+                        }
+                    }
+                    None => self.clocks.exit(time, pid, tid),
                 }
             }
             Record::Exec { pid } => {
@@ -456,7 +468,7 @@ impl Perf {
         if sample.is_narrow && process.is_foreign_by(Machine::NARROW) {
             process.counts.rest_ns += share.ns;
             if let Some(meters) = &mut self.meters {
-                meters.count(sample.pid, None);
+                meters.count(sample.pid, sample.tid, None);
             }
             return;
         }
@@ -473,7 +485,7 @@ impl Perf {
         };
         let taken = recording.sample(taken, &mut memory);
         if let (Some(meters), Some(taken)) = (&mut self.meters, &taken) {
-            meters.count(sample.pid, Some(taken.place));
+            meters.count(sample.pid, sample.tid, Some(taken.place));
         }
         let is_short = taken.is_some() && memory.is_short() && sample.stack_is_full;
         let is_cut = taken.is_some_and(|taken| taken.cut.is_some());

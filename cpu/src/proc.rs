@@ -237,6 +237,21 @@ pub fn cpu_ns(pid: i32) -> Option<u64> {
     known.then_some(seconds.checked_mul(1_000_000_000)?.checked_add(ns)?)
 }
 
+/// CPU time that a thread has used, as far as the kernel has counted it: to its last turn or tick.
+/// One that keeps no such clock says 0.
+pub fn thread_ns(pid: i32, tid: i32) -> Option<u64> {
+    first_number(&read(
+        &format!("/proc/{pid}/task/{tid}/schedstat"),
+        MOST_BYTES,
+    )?)
+}
+
+/// The first number of a text such as `schedstat`, where it is a thread's CPU time.
+pub(crate) fn first_number(text: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
+    text.split_ascii_whitespace().next()?.parse().ok()
+}
+
 /// How many files a process may open.
 #[derive(Clone, Copy)]
 pub struct FileLimit(libc::rlimit);

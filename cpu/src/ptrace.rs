@@ -254,11 +254,7 @@ impl Ptrace {
 fn clock(file: &Reread) -> io::Result<u64> {
     let mut text = [0; 64];
     let read = file.read(&mut text)?;
-    let text = String::from_utf8_lossy(&text[..read]);
-    let number = text
-        .split_ascii_whitespace()
-        .next()
-        .and_then(|n| n.parse().ok());
+    let number = proc::first_number(&text[..read]);
     number.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 

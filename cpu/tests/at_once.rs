@@ -27,7 +27,7 @@ fn a_single_sample_is_told_of() {
     .expect("perf events");
     let mut recording = Recording::new(false);
     recording.add(pid);
-    perf.attach(pid).expect("a process of ours");
+    perf.attach(pid, &mut recording).expect("a process of ours");
     let mut input = child.stdin.take().expect("a pipe");
     writeln!(input).expect("a shell that reads");
     let mut descriptors: Vec<libc::pollfd> = (perf.descriptors())

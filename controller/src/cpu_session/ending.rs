@@ -24,6 +24,7 @@ impl Run {
         self.engine.finish(&mut self.recording);
         // Writing may take a while, and needs files: nothing of the processes is held by then.
         self.engine.close();
+        self.raised = None;
         proc::reserve_files(0);
         let session = self.session();
         let Ended {

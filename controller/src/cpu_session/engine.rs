@@ -163,7 +163,7 @@ impl Engine {
     }
 
     /// Samples these processes; returns those that cannot be, with the reason.
-    pub fn attach(&mut self, pids: &[i32]) -> Vec<(i32, Refusal)> {
+    pub fn attach(&mut self, pids: &[i32], recording: &mut Recording) -> Vec<(i32, Refusal)> {
         let mut refused = Vec::new();
         for &pid in pids {
             if let Some(refusal) = Refusal::of_program(pid) {
@@ -171,7 +171,7 @@ impl Engine {
                 continue;
             }
             let attached = match &mut self.taker {
-                Taker::Perf(perf) => perf.attach(pid),
+                Taker::Perf(perf) => perf.attach(pid, recording),
                 Taker::Ptrace(ptrace) => ptrace.attach(pid),
                 Taker::Inside(inside) => inside.attach(pid, &mut self.fallbacks),
                 Taker::Nothing => Ok(()),
@@ -183,7 +183,7 @@ impl Engine {
                 Err(refusal) if self.may_change && refusal.is_of_engine() => {
                     self.fall_back(&refusal);
                     self.may_change = false;
-                    return self.attach(pids);
+                    return self.attach(pids, recording);
                 }
                 Err(refusal) => refused.push((pid, refusal)),
             }

@@ -2,10 +2,24 @@
 
 use super::{Event, Perf};
 use crate::event::{self, Attribute};
-use crate::meters::{Meters, Scale, Weighed};
+use crate::meter::{Clock, Scale, Told};
+use crate::meters::Meters;
 use crate::proc;
 use crate::recording::Recording;
 use crate::refusal::Refusal;
+
+/// The kernel's clocks.
+pub(super) struct Kernel;
+
+impl Clock for Kernel {
+    fn process(&self, pid: i32) -> Option<u64> {
+        proc::cpu_ns(pid)
+    }
+
+    fn thread(&self, pid: i32, tid: i32) -> Option<u64> {
+        proc::thread_ns(pid, tid)
+    }
+}
 
 /// Whether everything that runs may be sampled, by whoever it is (`perf_event_paranoid` of 0 or
 /// less, or `CAP_PERFMON`).
@@ -16,10 +30,17 @@ pub(super) fn may_sample_all(attribute: &Attribute, processors: &[u32]) -> bool 
 
 impl Perf {
     /// Takes a process in, if that is allowed, and opens the processors' events if they are not.
-    pub(super) fn open_processors(&mut self, pid: i32) -> Result<(), Refusal> {
+    pub(super) fn open_processors(
+        &mut self,
+        pid: i32,
+        recording: &mut Recording,
+    ) -> Result<(), Refusal> {
         self.ask_for(pid)?;
         if let Some(meters) = &mut self.meters {
-            meters.begin(pid, proc::cpu_ns(pid));
+            let begun = meters.begin(pid, &proc::threads(pid));
+            if let Some(process) = recording.process(pid) {
+                process.begin(begun);
+            }
         }
         if self.events.is_empty() {
             self.events = self.sample_processors(pid)?;
@@ -74,33 +95,45 @@ impl Perf {
     /// Lets the samples stand for what their processes used, if it is time.
     pub(super) fn weigh_if_due(&mut self, recording: &mut Recording) {
         if self.meters.as_ref().is_some_and(Meters::is_due) {
-            self.weigh(recording);
+            self.weigh(Scale::Clock, recording);
         }
     }
 
     /// The same at once.
-    pub(super) fn weigh(&mut self, recording: &mut Recording) {
-        let meters = self.meters.as_mut();
-        let weighed = meters.map(|meters| meters.weigh_all(proc::cpu_ns));
-        for of in weighed.into_iter().flatten() {
-            give(of, recording);
+    pub(super) fn weigh(&mut self, scale: Scale, recording: &mut Recording) {
+        for (pid, told) in self.weigh_all(scale) {
+            give(pid, told, recording);
         }
+    }
+
+    /// The same for the last time: what processes use from now on does not count.
+    pub(super) fn weigh_at_end(&mut self, recording: &mut Recording) {
+        for (pid, told) in self.weigh_all(Scale::Last) {
+            if let (Some(clock), Some(process)) = (told.clock, recording.process(pid)) {
+                process.end(clock);
+            }
+            give(pid, told, recording);
+        }
+    }
+
+    fn weigh_all(&mut self, scale: Scale) -> Vec<(i32, Told)> {
+        let meters = self.meters.as_mut();
+        meters.map_or(Vec::new(), |meters| meters.weigh_all(scale))
     }
 
     /// The same of a process that executes another program.
     pub(super) fn weigh_before_exec(&mut self, pid: i32, recording: &mut Recording) {
         let meters = self.meters.as_mut();
-        let weighed = meters.and_then(|meters| meters.weigh(pid, Scale::Periods, proc::cpu_ns));
-        if let Some(of) = weighed {
-            give(of, recording);
+        if let Some(told) = meters.and_then(|meters| meters.executed(pid)) {
+            give(pid, told, recording);
         }
     }
 }
 
-fn give(of: Weighed, recording: &mut Recording) {
-    if let Some(process) = recording.process(of.pid) {
-        process.counts.lost = process.counts.lost.saturating_add(of.lost);
-        for (place, ns) in of.times {
+fn give(pid: i32, told: Told, recording: &mut Recording) {
+    if let Some(process) = recording.process(pid) {
+        process.counts.lost = process.counts.lost.saturating_add(told.lost);
+        for (place, ns) in told.times {
             process.weigh(place, ns);
         }
     }
@@ -134,7 +167,7 @@ mod tests {
         assert!(perf.meters.is_some(), "events of processors");
         let mut recording = Recording::new(false);
         recording.add(pid);
-        perf.attach(pid).expect("a process of ours");
+        perf.attach(pid, &mut recording).expect("a process of ours");
         let before = proc::cpu_ns(pid).expect("its clock");
         let held_up = HELD_UP * perf.processors.len() as u64;
         let begun = Instant::now();
@@ -144,7 +177,7 @@ mod tests {
         // SAFETY: no memory is passed, and the child is not waited for before the end.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
         perf.collect(&mut recording);
-        perf.weigh(&mut recording);
+        perf.weigh(Scale::Last, &mut recording);
         let process = recording.process(pid).expect("it runs");
         let (samples, lost) = (process.counts.samples, process.counts.lost);
         let due = held_up / perf.attribute.period;

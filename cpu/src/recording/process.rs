@@ -78,6 +78,8 @@ pub struct Process {
     pub(super) clock: (u64, u64),
     /// The same when the process began to be sampled, be it with another program.
     pub(super) origin: u64,
+    /// The same when it was sampled for the last time.
+    end: Option<u64>,
     /// CPU time that the engine itself has counted.
     pub counted_ns: Option<u64>,
     /// CPU time by its clock when that was last read, and what was known of it by then.
@@ -103,6 +105,7 @@ impl Process {
             is_over: false,
             clock: (clock, clock),
             origin: clock,
+            end: None,
             counted_ns: None,
             compared: (0, 0),
             machine: None,
@@ -202,6 +205,17 @@ impl Process {
         }
     }
 
+    /// It is sampled from when its clock said this.
+    pub(crate) fn begin(&mut self, clock: u64) {
+        self.clock = (clock, clock);
+        self.origin = clock;
+    }
+
+    /// It was sampled to when its clock said this.
+    pub(crate) fn end(&mut self, clock: u64) {
+        self.end = Some(clock);
+    }
+
     /// Takes what the engine has counted of the process since it began to be sampled.
     pub(crate) fn counted(&mut self, ns: u64) {
         // Its earlier programs had their part.
@@ -216,6 +230,7 @@ impl Process {
 
     /// Takes what its clock says now, and compares it with what is known.
     pub(super) fn compare(&mut self, now: u64) {
+        let now = self.end.map_or(now, |end| end.min(now));
         self.clock.1 = self.clock.1.max(now);
         let read = self.clock.1.saturating_sub(self.clock.0);
         self.compared = (read, self.known_ns());

@@ -55,7 +55,7 @@ impl CpuFeed {
         let mut engine = Engine::choose((args.engine, Mode::Cpu), sampling, Agents::Asked)?;
         let mut recording = Recording::new(false);
         recording.add(pid);
-        if let Some((_, refusal)) = engine.attach(&[pid]).pop() {
+        if let Some((_, refusal)) = engine.attach(&[pid], &mut recording).pop() {
             bail!("{title}: {refusal}");
         }
         engine.news().iter().for_each(|reason| warning(reason));

@@ -1,0 +1,590 @@
+//! What the samples of one process stand for, where processors are sampled (see `meters`).
+//!
+//! Each thread that has used enough since it was last told of has what its own clock says, whatever
+//! number of samples it had: how long threads take turns may keep time with the sampling. Threads
+//! that have ended, or have used little, share what the process used besides, each by its samples;
+//! they stand for those of the kind that have none. Which of the two it is depends on clocks alone,
+//! not on luck with samples, which would be counted twice otherwise.
+
+use std::collections::BTreeMap;
+
+/// What a sample is of: a stack in the recording, as it gave it; `None`: no stack.
+pub(crate) type Place = Option<(u64, u32)>;
+
+/// A thread's clock tells its part from this many periods on.
+const ENOUGH: u64 = 4;
+/// A thread with this many samples waits for its clock no longer: the kernel may keep none.
+const MOST_WAITING: u64 = 16;
+
+/// Reads clocks: the CPU time of processes and threads, in nanoseconds; `None`: they have ended.
+pub(crate) trait Clock {
+    fn process(&self, pid: i32) -> Option<u64>;
+    fn thread(&self, pid: i32, tid: i32) -> Option<u64>;
+}
+
+/// How samples are weighed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scale {
+    /// By clocks. Threads that have used little wait for the next time.
+    Clock,
+    /// By clocks, all of them.
+    Last,
+    /// All by their periods, but not by more than the process has used: the rest is its next
+    /// program's.
+    Periods,
+}
+
+/// Samples that are not weighed yet.
+#[derive(Default)]
+struct Waiting {
+    places: BTreeMap<Place, u64>,
+    count: u64,
+}
+
+impl Waiting {
+    fn add(&mut self, place: Place, count: u64) {
+        let known = self.places.entry(place).or_default();
+        *known = known.saturating_add(count);
+        self.count = self.count.saturating_add(count);
+    }
+
+    fn append(&mut self, other: Self) {
+        for (place, count) in other.places {
+            self.add(place, count);
+        }
+    }
+}
+
+/// Nanoseconds by place.
+type Times = BTreeMap<Place, u64>;
+
+/// What a thread has used by its own clock.
+struct Own {
+    tid: i32,
+    ns: u64,
+    samples: Waiting,
+}
+
+/// Samples that share what is left, and how many of them are of threads that go on.
+struct Shared {
+    samples: Waiting,
+    tids: Vec<(i32, u64)>,
+}
+
+#[derive(Default)]
+struct Thread {
+    /// What of its CPU time was told; `None`: it is not known what its clock said at first.
+    told: Option<u64>,
+    samples: Waiting,
+    /// What its clock said, if it was read this time.
+    read: Option<u64>,
+    /// Whether there are samples since its clock was last read.
+    is_new: bool,
+}
+
+/// A process.
+#[derive(Default)]
+pub(crate) struct Meter {
+    /// Its CPU time as far as it was told.
+    told: u64,
+    /// Its clock when samples were last weighed, and how many there were since.
+    read: u64,
+    count: u64,
+    /// Whether samples may have been lost since then.
+    pub is_lossy: bool,
+    threads: BTreeMap<i32, Thread>,
+    /// Samples of threads that have ended.
+    ended: Waiting,
+}
+
+/// What samples stand for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// Nanoseconds for each place.
+    pub times: Times,
+    /// Samples that were lost.
+    pub lost: u64,
+    /// What the process's clock said; `None`: it has ended.
+    pub clock: Option<u64>,
+}
+
+impl Meter {
+    /// Of a process that is sampled from now on, with these threads.
+    pub(crate) fn new(pid: i32, tids: &[i32], clock: &impl Clock) -> Self {
+        // Threads first: together, they have not used more than the process by then.
+        let thread = |tid: &i32| {
+            let told = clock.thread(pid, *tid)?;
+            let thread = Thread {
+                told: Some(told),
+                ..Thread::default()
+            };
+            Some((*tid, thread))
+        };
+        let threads = tids.iter().filter_map(thread).collect();
+        let now = clock.process(pid).unwrap_or(0);
+        Self {
+            told: now,
+            read: now,
+            threads,
+            ..Self::default()
+        }
+    }
+
+    /// What its clock said at first, as long as nothing was told.
+    pub(crate) fn told(&self) -> u64 {
+        self.told
+    }
+
+    /// A thread was born. One that is known may be older than the record of that.
+    pub(crate) fn born(&mut self, tid: i32) {
+        let thread = self.threads.entry(tid).or_default();
+        thread.told.get_or_insert(0);
+    }
+
+    /// A thread ended.
+    pub(crate) fn exit(&mut self, tid: i32) {
+        if let Some(thread) = self.threads.remove(&tid) {
+            self.ended.append(thread.samples);
+        }
+    }
+
+    /// A sample came of a thread.
+    pub(crate) fn count(&mut self, tid: i32, place: Place) {
+        let thread = self.threads.entry(tid).or_default();
+        thread.samples.add(place, 1);
+        thread.is_new = true;
+        self.count += 1;
+    }
+
+    /// Another program is executed by one of the threads, which has the process's number from now
+    /// on.
+    pub(crate) fn executed(&mut self, pid: i32, clock: &impl Clock) {
+        self.threads.clear();
+        let told = clock.thread(pid, pid);
+        self.threads.entry(pid).or_default().told = told;
+    }
+
+    /// What samples stand for. `None`: there are none that can be told of.
+    pub(crate) fn weigh(
+        &mut self,
+        pid: i32,
+        period: u64,
+        scale: Scale,
+        clock: &impl Clock,
+    ) -> Option<Told> {
+        let own = match scale {
+            Scale::Clock | Scale::Last => self.own(pid, period, clock),
+            Scale::Periods => Vec::new(),
+        };
+        // After those of its threads, which have not used more together.
+        let now = clock.process(pid);
+        let all = scale != Scale::Clock || now.is_none();
+        let shared = self.shared(all);
+        if own.is_empty() && shared.samples.count == 0 {
+            return None;
+        }
+        let waiting = self.threads.values().map(|thread| thread.samples.count);
+        let waiting = shared.samples.count.saturating_add(waiting.sum());
+        let periods = waiting.saturating_mul(period);
+        let used = now.map(|now| now.saturating_sub(self.told));
+        let used = match (used, scale) {
+            // One that has ended has no clock.
+            (None, _) => periods.saturating_add(sum(&own)),
+            (Some(used), Scale::Periods) => used.min(periods),
+            (Some(used), Scale::Clock | Scale::Last) => used,
+        };
+        let mut told = Told {
+            clock: now,
+            ..Told::default()
+        };
+        let by_clocks = sum(&own);
+        // Nobody has more than the process used. In the end somebody has what clocks do not tell
+        // of yet, and threads without samples.
+        let has_all = all && shared.samples.count == 0;
+        let scaled = (has_all || by_clocks > used).then_some(used);
+        self.give_own(own, scaled, &mut told.times);
+        let mut left = used - scaled.unwrap_or(by_clocks);
+        if all && shared.samples.count > 0 {
+            // What all threads used so far is in what is shared.
+            let threads = self.threads.values_mut();
+            threads.for_each(|thread| thread.told = thread.read);
+        }
+        left -= self.give_shared(shared, left, waiting, &mut told.times);
+        self.told = self.told.saturating_add(used - left);
+        if let Some(now) = now {
+            let due = now.saturating_sub(self.read) / period;
+            if std::mem::take(&mut self.is_lossy) {
+                told.lost = due.saturating_sub(self.count);
+            }
+            self.read = now;
+        }
+        self.count = 0;
+        Some(told)
+    }
+
+    /// Threads with new samples whose clocks say that they have used enough.
+    fn own(&mut self, pid: i32, period: u64, clock: &impl Clock) -> Vec<Own> {
+        let mut own = Vec::new();
+        let mut gone = Vec::new();
+        for (tid, thread) in &mut self.threads {
+            thread.read = None;
+            if !std::mem::take(&mut thread.is_new) {
+                continue;
+            }
+            let Some(now) = clock.thread(pid, *tid) else {
+                gone.push(*tid);
+                continue;
+            };
+            thread.read = Some(now);
+            let periods = thread.samples.count.saturating_mul(period);
+            let told = *thread.told.get_or_insert(now.saturating_sub(periods));
+            let ns = now.saturating_sub(told);
+            if ns >= period.saturating_mul(ENOUGH) {
+                let samples = std::mem::take(&mut thread.samples);
+                own.push(Own {
+                    tid: *tid,
+                    ns,
+                    samples,
+                });
+            }
+        }
+        gone.into_iter().for_each(|tid| self.exit(tid));
+        own
+    }
+
+    /// The samples of threads that have ended or wait no longer: of all, if they must not.
+    fn shared(&mut self, all: bool) -> Shared {
+        let mut shared = Shared {
+            samples: std::mem::take(&mut self.ended),
+            tids: Vec::new(),
+        };
+        for (tid, thread) in &mut self.threads {
+            let count = thread.samples.count;
+            if count >= if all { 1 } else { MOST_WAITING } {
+                shared.samples.append(std::mem::take(&mut thread.samples));
+                if !all {
+                    shared.tids.push((*tid, count));
+                }
+            }
+        }
+        shared
+    }
+
+    /// Gives threads what their clocks say, or shares a time by that.
+    fn give_own(&mut self, own: Vec<Own>, scaled: Option<u64>, times: &mut Times) {
+        let all = sum(&own);
+        let mut so_far: u64 = 0;
+        for Own { tid, ns, samples } in own {
+            let before = so_far;
+            so_far = before.saturating_add(ns);
+            let ns = scaled.map_or(ns, |to| part(to, so_far, all) - part(to, before, all));
+            self.told_of(tid, ns);
+            give(ns, samples, times);
+        }
+    }
+
+    /// Gives others their part of what is left, as one of those that wait has one. Returns how
+    /// much it was.
+    fn give_shared(&mut self, shared: Shared, left: u64, waiting: u64, times: &mut Times) -> u64 {
+        let count = shared.samples.count;
+        if count == 0 {
+            return 0;
+        }
+        let ns = part(left, count, waiting);
+        for (tid, samples) in shared.tids {
+            self.told_of(tid, part(ns, samples, count));
+        }
+        give(ns, shared.samples, times);
+        ns
+    }
+
+    fn told_of(&mut self, tid: i32, ns: u64) {
+        if let Some(told) = self.threads.get_mut(&tid).and_then(|it| it.told.as_mut()) {
+            *told = told.saturating_add(ns);
+        }
+    }
+}
+
+fn sum(own: &[Own]) -> u64 {
+    let parts = own.iter().map(|own| own.ns);
+    parts.fold(0, u64::saturating_add)
+}
+
+/// A part of a time, by samples or by other times; `whole` is not 0.
+fn part(ns: u64, of: u64, whole: u64) -> u64 {
+    (u128::from(ns) * u128::from(of) / u128::from(whole)) as u64
+}
+
+/// Gives samples a time, which their parts add up to.
+fn give(ns: u64, samples: Waiting, times: &mut Times) {
+    let mut so_far = 0;
+    for (place, count) in samples.places {
+        let before = part(ns, so_far, samples.count);
+        so_far += count;
+        *times.entry(place).or_default() += part(ns, so_far, samples.count) - before;
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    pub(crate) const ONE: Place = Some((1, 1));
+    pub(crate) const OTHER: Place = Some((1, 2));
+    const PERIOD: u64 = 10;
+    const PID: i32 = 7;
+
+    /// Clocks that say this.
+    #[derive(Default)]
+    pub(crate) struct Said {
+        pub processes: HashMap<i32, u64>,
+        pub threads: HashMap<i32, u64>,
+    }
+
+    impl Clock for Said {
+        fn process(&self, pid: i32) -> Option<u64> {
+            self.processes.get(&pid).copied()
+        }
+
+        fn thread(&self, _: i32, tid: i32) -> Option<u64> {
+            self.threads.get(&tid).copied()
+        }
+    }
+
+    /// A process with threads, which uses time.
+    struct Process {
+        meter: Meter,
+        said: Said,
+        /// What places were told to stand for.
+        times: Times,
+    }
+
+    impl Process {
+        fn new(tids: &[i32]) -> Self {
+            let said = Said {
+                processes: HashMap::from([(PID, 1000)]),
+                threads: tids.iter().map(|tid| (*tid, 500)).collect(),
+            };
+            Self {
+                meter: Meter::new(PID, tids, &said),
+                said,
+                times: Times::new(),
+            }
+        }
+
+        fn use_up(&mut self, tid: i32, ns: u64) {
+            *self.said.threads.entry(tid).or_default() += ns;
+            *self.said.processes.entry(PID).or_default() += ns;
+        }
+
+        fn sampled(&mut self, tid: i32, place: Place, times: u64) {
+            (0..times).for_each(|_| self.meter.count(tid, place));
+        }
+
+        fn born(&mut self, tid: i32) {
+            self.said.threads.insert(tid, 0);
+            self.meter.born(tid);
+        }
+
+        fn exit(&mut self, tid: i32) {
+            self.said.threads.remove(&tid);
+            self.meter.exit(tid);
+        }
+
+        fn weigh(&mut self, scale: Scale) -> Vec<(Place, u64)> {
+            let told = self.meter.weigh(PID, PERIOD, scale, &self.said);
+            let times = told.unwrap_or_default().times;
+            for (place, ns) in &times {
+                *self.times.entry(*place).or_default() += ns;
+            }
+            times.into_iter().collect()
+        }
+
+        fn told(&self) -> u64 {
+            self.times.values().sum()
+        }
+    }
+
+    #[test]
+    fn a_thread_has_what_its_own_clock_says() {
+        let mut process = Process::new(&[1, 2]);
+        process.use_up(1, 300);
+        process.use_up(2, 100);
+        // As many samples of each: their turns kept time with them.
+        process.sampled(1, ONE, 20);
+        process.sampled(2, OTHER, 20);
+        assert_eq!(process.weigh(Scale::Clock), [(ONE, 300), (OTHER, 100)]);
+        // Samples that were lost make the others heavier, in the same thread.
+        process.use_up(1, 900);
+        process.use_up(2, 100);
+        process.sampled(1, ONE, 1);
+        process.sampled(2, OTHER, 10);
+        assert_eq!(process.weigh(Scale::Clock), [(ONE, 900), (OTHER, 100)]);
+    }
+
+    #[test]
+    fn who_has_used_little_waits_for_the_next_time() {
+        let mut process = Process::new(&[1, 2]);
+        process.use_up(1, 30);
+        process.use_up(2, 100);
+        process.sampled(1, ONE, 5);
+        process.sampled(2, OTHER, 8);
+        assert_eq!(process.weigh(Scale::Clock), [(OTHER, 100)]);
+        process.use_up(1, 30);
+        assert_eq!(process.weigh(Scale::Clock), []);
+        process.sampled(1, OTHER, 1);
+        assert_eq!(process.weigh(Scale::Clock), [(ONE, 50), (OTHER, 10)]);
+        // The last time, nobody waits.
+        process.use_up(1, 14);
+        process.sampled(1, ONE, 1);
+        assert_eq!(process.weigh(Scale::Last), [(ONE, 14)]);
+        assert_eq!(process.told(), 174);
+    }
+
+    #[test]
+    fn what_clocks_do_not_tell_of_yet_is_told_the_last_time() {
+        let mut process = Process::new(&[1, 2, 3]);
+        process.use_up(1, 100);
+        process.use_up(2, 100);
+        process.use_up(3, 50);
+        process.said.threads.insert(2, 560);
+        process.sampled(1, ONE, 1);
+        process.sampled(2, OTHER, 1);
+        assert_eq!(process.weigh(Scale::Last), [(ONE, 156), (OTHER, 94)]);
+        // It is not told twice, now that the clock tells of it.
+        process.said.threads.insert(2, 600);
+        process.sampled(2, OTHER, 1);
+        assert_eq!(process.weigh(Scale::Clock), []);
+        process.use_up(2, 100);
+        process.sampled(2, OTHER, 1);
+        assert_eq!(process.weigh(Scale::Clock), [(OTHER, 100)]);
+    }
+
+    #[test]
+    fn threads_that_have_ended_share_what_is_left() {
+        let mut process = Process::new(&[1]);
+        process.use_up(1, 200);
+        process.sampled(1, ONE, 10);
+        for tid in 2..102 {
+            process.born(tid);
+            process.use_up(tid, 3);
+            if tid % 10 == 0 {
+                process.sampled(tid, OTHER, 1);
+            }
+            process.exit(tid);
+        }
+        // Of a birth that is not known.
+        process.use_up(200, 5);
+        process.sampled(200, ONE, 1);
+        process.exit(200);
+        let times = process.weigh(Scale::Clock);
+        assert_eq!(times, [(ONE, 200 + 27), (OTHER, 305 - 27)]);
+    }
+
+    #[test]
+    fn a_kernel_without_clocks_of_threads_leaves_the_samples() {
+        let mut process = Process::new(&[1, 2]);
+        process.said.threads = HashMap::from([(1, 0), (2, 0)]);
+        process.meter = Meter::new(PID, &[1, 2], &process.said);
+        for _ in 0..20 {
+            process.said.processes.entry(PID).and_modify(|ns| *ns += 40);
+            process.sampled(1, ONE, 3);
+            process.sampled(2, OTHER, 1);
+            process.weigh(Scale::Clock);
+        }
+        assert!(process.told() >= 400, "they do not wait for ever");
+        process.weigh(Scale::Last);
+        assert_eq!(process.times, Times::from([(ONE, 600), (OTHER, 200)]));
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_known_by_its_samples() {
+        let mut process = Process::new(&[1]);
+        process.sampled(1, ONE, 2);
+        process.sampled(2, OTHER, 1);
+        process.said = Said::default();
+        assert_eq!(process.weigh(Scale::Clock), [(ONE, 20), (OTHER, 10)]);
+        assert_eq!(process.weigh(Scale::Last), []);
+    }
+
+    #[test]
+    fn samples_before_a_program_is_executed_do_not_have_the_next_ones_time() {
+        let mut process = Process::new(&[1, PID]);
+        process.use_up(1, 100);
+        process.sampled(1, ONE, 2);
+        process.sampled(PID, None, 1);
+        assert_eq!(process.weigh(Scale::Periods), [(None, 10), (ONE, 20)]);
+        // The thread that did so has the process's number and its own clock.
+        process.said.threads = HashMap::from([(PID, 600)]);
+        process.meter.executed(PID, &process.said);
+        process.use_up(PID, 50);
+        process.sampled(PID, OTHER, 5);
+        assert_eq!(process.weigh(Scale::Clock), [(OTHER, 50)]);
+        process.sampled(PID, OTHER, 1);
+        assert_eq!(process.weigh(Scale::Last), [(OTHER, 70)]);
+    }
+
+    #[test]
+    fn clocks_that_go_backwards_are_waited_for() {
+        let mut process = Process::new(&[1]);
+        process.use_up(1, 100);
+        process.sampled(1, ONE, 10);
+        process.weigh(Scale::Clock);
+        process.said.processes.insert(PID, 1000);
+        process.said.threads.insert(1, 700);
+        process.sampled(1, ONE, 10);
+        // What its process has not used cannot be its own.
+        assert_eq!(process.weigh(Scale::Last), [(ONE, 0)]);
+        process.said.processes.insert(PID, 1130);
+        process.sampled(1, ONE, 3);
+        process.weigh(Scale::Last);
+        assert_eq!(process.told(), 130);
+    }
+
+    /// Threads of all kinds, whose samples are a matter of luck: none has more than it used, or
+    /// less, because of its kind.
+    #[test]
+    fn no_kind_of_thread_is_preferred() {
+        const BUSY: Place = Some((0, 0));
+        const LIGHT: Place = Some((0, 1));
+        const SHORT: Place = Some((0, 2));
+        const ROUNDS: u64 = 2000;
+        let mut seed = 1_u64;
+        let mut sampled = |ns: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % (1000 * PERIOD) < 1000 * ns
+        };
+        let light: Vec<i32> = (100..140).collect();
+        let mut process = Process::new(&[&[1, 2][..], &light].concat());
+        let mut used = Times::new();
+        for round in 0..ROUNDS {
+            let mut pass = |process: &mut Process, tid, ns, place| {
+                process.use_up(tid, ns);
+                *used.entry(place).or_default() += ns;
+                if sampled(ns) {
+                    process.sampled(tid, place, 1);
+                }
+            };
+            (0..10).for_each(|_| pass(&mut process, 1, 9, BUSY));
+            (0..5).for_each(|_| pass(&mut process, 2, 9, BUSY));
+            light
+                .iter()
+                .for_each(|tid| pass(&mut process, *tid, 2, LIGHT));
+            for tid in 1000..1020 {
+                process.born(tid);
+                pass(&mut process, tid, 4, SHORT);
+                process.exit(tid);
+            }
+            let is_shown = round % 10 == 0;
+            process.weigh(if is_shown { Scale::Last } else { Scale::Clock });
+        }
+        process.weigh(Scale::Last);
+        assert_eq!(process.told(), used.values().sum::<u64>());
+        for (place, ns) in used {
+            let told = process.times[&place] as f64 / ns as f64;
+            assert!((told - 1.0).abs() < 0.03, "{place:?}: {told}");
+        }
+    }
+}
