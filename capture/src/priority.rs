@@ -11,6 +11,8 @@ const HIGH: i32 = -10;
 pub struct RaisedPriority {
     tid: i32,
     before: i32,
+    /// Whether what it starts has the usual priority.
+    resets: bool,
 }
 
 impl RaisedPriority {
@@ -22,10 +24,13 @@ impl RaisedPriority {
     }
 
     /// The same for a thread that collects samples, less so, unless somebody gave it a low priority.
-    /// What it starts meanwhile has its priority, too.
+    /// What it starts meanwhile has the usual one.
     pub fn of_collector() -> Self {
-        let this = Self::keep();
-        if (HIGH + 1..=0).contains(&this.before) {
+        let mut this = Self::keep();
+        // SAFETY: takes a number only.
+        let policy = unsafe { libc::sched_getscheduler(this.tid) };
+        if policy == libc::SCHED_OTHER && (HIGH + 1..=0).contains(&this.before) {
+            this.resets = reset_on_fork(this.tid, true);
             set(this.tid, HIGH);
         }
         this
@@ -37,6 +42,7 @@ impl RaisedPriority {
         Self {
             tid,
             before: of(tid),
+            resets: false,
         }
     }
 }
@@ -50,7 +56,20 @@ impl Default for RaisedPriority {
 impl Drop for RaisedPriority {
     fn drop(&mut self) {
         set(self.tid, self.before);
+        if self.resets {
+            reset_on_fork(self.tid, false);
+        }
     }
+}
+
+/// Sets whether what a thread of normal scheduling starts has the usual priority, instead of a raised
+/// one. Only who may raise priorities can take that back. Whether it was done.
+fn reset_on_fork(tid: i32, yes: bool) -> bool {
+    let policy = libc::SCHED_OTHER | if yes { libc::SCHED_RESET_ON_FORK } else { 0 };
+    // SAFETY: all zero is valid, and what normal scheduling asks for.
+    let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    // SAFETY: a struct of ours is read.
+    unsafe { libc::sched_setscheduler(tid, policy, &raw const parameters) == 0 }
 }
 
 /// The priority of a thread that is there.
@@ -85,6 +104,11 @@ mod tests {
         assert_eq!(of(0), before);
     }
 
+    fn of_a_child() -> i32 {
+        let child = std::thread::spawn(|| of(0));
+        child.join().expect("no failure")
+    }
+
     #[test]
     fn a_collector_that_was_made_nice_stays_so() {
         let thread = std::thread::spawn(|| {
@@ -92,8 +116,9 @@ mod tests {
             let raised = RaisedPriority::of_collector();
             let meanwhile = of(0);
             assert!(meanwhile == HIGH || meanwhile == before, "{meanwhile}");
+            assert_eq!(of_a_child(), before);
             drop(raised);
-            assert_eq!(of(0), before);
+            assert_eq!((of(0), of_a_child()), (before, before));
             set(0, 15);
             let _raised = RaisedPriority::of_collector();
             assert_eq!(of(0), 15);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::bail;
+use capture::RaisedPriority;
 use cpu::{Recording, Sampling};
 use heap_format::cpu::{Mode, Sampling as Facts};
 use serde_json::Value;
@@ -38,6 +39,8 @@ pub struct CpuFeed {
     trouble: Option<String>,
     /// Prefix of the profiles' names.
     output: PathBuf,
+    /// As long as it samples.
+    _raised: RaisedPriority,
 }
 
 impl CpuFeed {
@@ -73,6 +76,7 @@ impl CpuFeed {
             refreshed: now,
             trouble: None,
             output: args.output.output.clone(),
+            _raised: RaisedPriority::of_collector(),
         };
         Ok((feed, title))
     }
