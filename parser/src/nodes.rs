@@ -63,6 +63,8 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
         let is_one = |line: &Line| is_of_perf_map(&profile.functions[line.function as usize]);
         return match lines.any(is_one) {
             true => Origin::Python,
+            // It is in no file, where files are told.
+            false if !profile.mappings.is_empty() => Origin::Jit,
             false => Origin::Program,
         };
     };
@@ -303,6 +305,8 @@ pub fn clean(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use heap_format::Mapping;
+
     use super::*;
 
     #[test]
@@ -328,9 +332,10 @@ mod tests {
     }
 
     #[test]
-    fn trampolines_are_told_where_mappings_without_a_file_are_not() {
-        let origin_of = |system_name: &str| {
+    fn generated_code_is_told_where_mappings_without_a_file_are_not() {
+        let origin_of = |system_name: &str, mappings: Vec<Mapping>| {
             let profile = Profile {
+                mappings,
                 functions: vec![Function {
                     name: "work".into(),
                     system_name: system_name.into(),
@@ -348,8 +353,14 @@ mod tests {
             };
             origin(&profile, &location)
         };
-        assert_eq!(origin_of("py::work:/srv/app.py"), Origin::Python);
-        assert_eq!(origin_of("py::work(int)"), Origin::Program);
+        let python = origin_of("py::work:/srv/app.py", Vec::new());
+        assert_eq!(python, Origin::Python);
+        // Formats that tell no files: the program's own, for all that is known.
+        assert_eq!(origin_of("py::work(int)", Vec::new()), Origin::Program);
+        let of_a_file = || vec![Mapping::default()];
+        let python = origin_of("py::work:/srv/app.py", of_a_file());
+        assert_eq!(python, Origin::Python);
+        assert_eq!(origin_of("work a.js:7", of_a_file()), Origin::Jit);
     }
 
     #[test]
