@@ -1,8 +1,8 @@
 //! The allocator's statistics of running processes, brought up to date.
 //!
 //! A process publishes them once a second while it is sampled. Where no session runs, a short one
-//! of our own makes it do so: it ends as soon as the statistics are there, after a second at the
-//! latest, and leaves no profile. A process that does not allocate in that second publishes
+//! of our own makes it do so (a probe): it ends as soon as the statistics are there, after a second
+//! at the latest, and leaves no profile. That of the session before stays. A process that does not allocate in that second publishes
 //! nothing.
 
 use std::time::{Duration, Instant};
@@ -21,9 +21,6 @@ const PERIOD_NS: u64 = 1_000_000_000;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between looks.
 const LOOK: Duration = Duration::from_millis(2);
-/// Mean bytes between samples of our own session: the next allocation publishes. A process that
-/// allocates much is in it for a few milliseconds, one that does not has little to sample.
-const INTERVAL: u64 = 1;
 /// Bytes by the name that jemalloc gives them.
 pub type Stats = [(&'static str, u64); 6];
 
@@ -97,7 +94,7 @@ fn start(agent: &Agent) -> anyhow::Result<Target> {
     if uncollected(&target.agent, &target.agent.segment.head(&mut head)?).is_some() {
         bail!("an earlier session left a profile: mem_profiler dump writes it out");
     }
-    target.prepare(Density::uniform(INTERVAL))?;
+    target.prepare(Density::PROBE)?;
     // Before it begins: however we end, its few samples are nobody's profile.
     let view = target.agent.segment.view();
     view.mark_collected(target.session.number)
@@ -131,8 +128,8 @@ impl Request {
         match self {
             Self::Settled(reason) => return reason,
             Self::Awaited | Self::Due(_) => {}
-            // Not switched off, it ends by its deadline.
-            Self::Session(target) => drop(target.stop()),
+            // Not switched off, it ends by its deadline. When the session before it ended stays known.
+            Self::Session(target) => drop(target.agent.segment.view().stop()),
         }
         Some(IDLE.to_owned())
     }

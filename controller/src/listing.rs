@@ -140,7 +140,7 @@ pub const SAMPLES: &str = "samples";
 /// Samples and live bytes of the last session, as far as its data are there.
 fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
     let mut buffer = [0; BANK_HEADER_BYTES];
-    let Some(session) = header.session() else {
+    let Some(session) = header.profiled() else {
         return (0, None);
     };
     match agent.segment.bank(session.number, &mut buffer) {

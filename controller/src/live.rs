@@ -28,10 +28,19 @@ pub struct Live {
     pub at_ns: u64,
 }
 
+/// Whether this session counts at this moment.
+pub fn is_counting(header: &Header<'_>, session: &Session) -> bool {
+    is_running(header)
+        && header
+            .session()
+            .is_some_and(|last| last.number == session.number)
+}
+
 /// The last session of a process, if its table is there.
 pub fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     // One of CPU time alone has nothing of the heap.
-    let session = header.session().filter(|session| session.interval != 0)?;
+    let session = header.profiled();
+    let session = session.filter(|session| session.interval != 0)?;
     let mut buffer = [0; BANK_HEADER_BYTES];
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
     (bank.session() == session.number).then_some(session)
@@ -50,7 +59,7 @@ pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
         let bank = agent.segment.bank(session.number, &mut buffer)?;
         threads::write_down(agent, &session, &bank, true);
     }
-    let running = is_running(&header);
+    let running = is_counting(&header, &session);
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let mut metadata = Metadata::of_live(agent.pid, &agent.name);
     trigger.clone_into(&mut metadata.trigger);

@@ -99,6 +99,12 @@ impl Density {
     /// The thinning that is asked for, if any.
     pub const THINNED: u64 = 3;
 
+    /// Every allocation, whose samples nobody wants.
+    pub const PROBE: Self = Self {
+        interval: 1,
+        thinning: Session::PROBE,
+    };
+
     /// Every sample that is due.
     pub fn uniform(interval: u64) -> Self {
         Self {
@@ -340,13 +346,16 @@ impl Target {
         let segment = &self.agent.segment;
         let mut head = Head::new();
         let header = segment.head(&mut head)?;
-        let last = header.session().map_or(0, |s| s.number);
+        let is_probe = density.thinning == Session::PROBE;
+        let number = header
+            .session()
+            .map_or(1, |last| last.next_number(is_probe));
         obstacle(&self.agent, &header).map_or(Ok(()), Err)?;
         self.session.range_limit = process::address_space_left(self.agent.pid).map_or(0, |left| {
             // 0 would be no limit.
             (left / RANGE_SHARE).max(1)
         });
-        self.session.number = last.checked_add(1).unwrap_or(1);
+        self.session.number = number;
         self.session.interval = density.interval;
         self.session.thinning = density.thinning;
         self.steps = self.first_steps();

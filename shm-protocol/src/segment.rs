@@ -160,10 +160,32 @@ pub struct Session {
     pub controller_pid: u64,
     /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
     pub range_limit: u64,
-    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one;
+    /// [`Session::PROBE`]: see there.
     pub thinning: u64,
     /// What is wanted of CPU time.
     pub cpu: CpuSetting,
+}
+
+impl Session {
+    /// The thinning of a session that is no more than a question: for a moment, each allocation is
+    /// sampled (which leaves none out), and nobody wants the samples. It keeps the bank and the
+    /// parameters of the session before, and has those of the last probe instead.
+    pub const PROBE: u64 = u64::MAX;
+
+    /// Whether it is a probe.
+    #[must_use]
+    pub fn is_probe(&self) -> bool {
+        self.thinning == Self::PROBE
+    }
+
+    /// The number of the next session, by what that is.
+    #[must_use]
+    pub fn next_number(&self, is_probe: bool) -> u64 {
+        // Banks alternate.
+        let step = if is_probe && self.is_probe() { 2 } else { 1 };
+        self.number.checked_add(step).unwrap_or(1)
+    }
 }
 
 /// One interval of a session that had several.
@@ -434,7 +456,7 @@ impl<F: Store> SegmentFile<F> {
     /// # Errors
     /// Those of `pwrite`.
     pub fn publish(&self, session: &Session) -> Result<u8, Errno> {
-        let epoch = self.next_epoch()?;
+        let epoch = self.next_epoch(session.is_probe())?;
         let at = offset_of!(Control, params) + usize::from(epoch & 1) * size_of::<Params>();
         for (field, value) in [
             (offset_of!(Params, session), session.number),
@@ -559,10 +581,18 @@ impl<F: Store> SegmentFile<F> {
         self.write_word(STATUS_OFFSET + offset_of!(Status, at_exit), AT_EXIT_CHECKED)
     }
 
-    fn next_epoch(&self) -> Result<u8, Errno> {
-        let mut last = [0];
+    fn next_epoch(&self, is_probe: bool) -> Result<u8, Errno> {
+        let (mut last, mut thinning) = ([0], [0; 8]);
         self.read_at(offset_of!(Control, last_epoch), &mut last)?;
+        let at = offset_of!(Control, params) + usize::from(last[0] & 1) * size_of::<Params>();
+        self.read_at(at + offset_of!(Params, thinning), &mut thinning)?;
         // Parities alternate, so that the parameters in force are never the ones rewritten.
-        Ok(if last[0] == u8::MAX { 2 } else { last[0] + 1 })
+        let next = |epoch| if epoch == u8::MAX { 2 } else { epoch + 1 };
+        Ok(
+            match is_probe && u64::from_le_bytes(thinning) == Session::PROBE {
+                true => next(next(last[0])),
+                false => next(last[0]),
+            },
+        )
     }
 }

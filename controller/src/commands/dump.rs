@@ -13,7 +13,7 @@ use crate::output::Output;
 use crate::segment::{Head, io_error};
 use crate::select::Selection;
 use crate::session::Outcome;
-use crate::target::{self, is_running};
+use crate::target;
 use crate::terminal::diagnostic;
 
 /// Whether the sessions go on.
@@ -74,7 +74,8 @@ fn session_of(agent: &Agent) -> Option<(Session, bool)> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head).ok()?;
     let session = live::session_of(agent, &header)?;
-    Some((session, is_running(&header)))
+    let running = live::is_counting(&header, &session);
+    Some((session, running))
 }
 
 fn one(

@@ -209,7 +209,24 @@ impl<'a> Header<'a> {
     /// The last session that was published, running or not; `None` before the first.
     #[must_use]
     pub fn session(&self) -> Option<Session> {
-        let last = self.bytes[offset_of!(Control, last_epoch)];
+        self.session_of(self.bytes[offset_of!(Control, last_epoch)])
+    }
+
+    /// The last session that was not a probe, whose samples may be wanted. Its bank may be
+    /// another's by now.
+    #[must_use]
+    pub fn profiled(&self) -> Option<Session> {
+        let last = self.session()?;
+        if !last.is_probe() {
+            return Some(last);
+        }
+        // Probes leave the parameters of the session before them.
+        let other = self.session_of(self.bytes[offset_of!(Control, last_epoch)] ^ 1)?;
+        (!other.is_probe() && other.number < last.number).then_some(other)
+    }
+
+    /// The session of an epoch of this parity.
+    fn session_of(&self, last: u8) -> Option<Session> {
         let at = offset_of!(Control, params) + usize::from(last & 1) * size_of::<Params>();
         let field = |field: usize| u64_at(self.bytes, at + field);
         let at = offset_of!(Control, cpu) + usize::from(last & 1) * size_of::<CpuParams>();
