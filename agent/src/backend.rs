@@ -19,6 +19,25 @@ unsafe extern "C" {
     fn _rjem_valloc(size: usize) -> *mut c_void;
 }
 
+/// jemalloc's `memalign`, which leaves `errno` as it is where it has no memory.
+unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: takes any size and alignment.
+    no_memory_if_null(unsafe { _rjem_memalign(align, size) })
+}
+
+/// The same of its `valloc`.
+unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    // SAFETY: takes any size.
+    no_memory_if_null(unsafe { _rjem_valloc(size) })
+}
+
+fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
+    if p.is_null() {
+        crate::sys::set_errno(libc::ENOMEM);
+    }
+    p
+}
+
 macro_rules! next {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?,
         $symbol:literal, $jemalloc:path;)*) => {
@@ -82,8 +101,8 @@ next! {
         c"posix_memalign", jemalloc::posix_memalign;
     aligned_alloc(align: usize, size: usize) -> *mut c_void,
         c"aligned_alloc", jemalloc::aligned_alloc;
-    memalign(align: usize, size: usize) -> *mut c_void, c"memalign", _rjem_memalign;
-    valloc(size: usize) -> *mut c_void, c"valloc", _rjem_valloc;
+    memalign(align: usize, size: usize) -> *mut c_void, c"memalign", memalign;
+    valloc(size: usize) -> *mut c_void, c"valloc", valloc;
     usable_size(p: *const c_void) -> usize, c"malloc_usable_size", jemalloc::malloc_usable_size;
     mallocx(size: usize, flags: c_int) -> *mut c_void, c"mallocx", jemalloc::mallocx;
     rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void,
@@ -107,7 +126,7 @@ next! {
     libc_free(p: *mut c_void), c"__libc_free", jemalloc::free;
     libc_calloc(n: usize, size: usize) -> *mut c_void, c"__libc_calloc", jemalloc::calloc;
     libc_realloc(p: *mut c_void, size: usize) -> *mut c_void, c"__libc_realloc", jemalloc::realloc;
-    libc_memalign(align: usize, size: usize) -> *mut c_void, c"__libc_memalign", _rjem_memalign;
+    libc_memalign(align: usize, size: usize) -> *mut c_void, c"__libc_memalign", memalign;
 }
 
 static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);

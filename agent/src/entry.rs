@@ -195,7 +195,10 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
 
 #[inline(always)]
 unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: any alignment may come, as in `aligned_alloc`.
+    let Some(align) = power_of_two(align) else {
+        return null_mut();
+    };
+    // SAFETY: a power of two, and any size.
     unsafe {
         if skips_sampling(size) {
             NEXT.memalign(align, size)
@@ -203,6 +206,25 @@ unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
             to::memalign(align, size, 0)
         }
     }
+}
+
+/// The alignment that glibc's `memalign` gives where this one is asked for: the next power of two.
+/// jemalloc has no memory for others. `None`: there is none, as `errno` says.
+#[inline(always)]
+fn power_of_two(align: usize) -> Option<usize> {
+    match align.is_power_of_two() {
+        true => Some(align),
+        false => next_power_of_two(align),
+    }
+}
+
+#[cold]
+fn next_power_of_two(align: usize) -> Option<usize> {
+    let next = align.checked_next_power_of_two();
+    if next.is_none() {
+        crate::sys::set_errno(libc::EINVAL);
+    }
+    next
 }
 
 /// glibc: malloc.h. Whole pages' alignment.

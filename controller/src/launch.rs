@@ -1,5 +1,7 @@
 //! Starting a program with the agent, and passing on signals and its end.
 
+pub mod inherited;
+
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -104,8 +106,8 @@ impl Launched {
 
     fn spawn(mut command: Command, dump_signal: Option<Signal>) -> io::Result<Self> {
         hear_of_ends_only();
-        // SAFETY: only an async-signal-safe system call.
-        unsafe { command.pre_exec(unblock_all) };
+        // SAFETY: only async-signal-safe functions of the C library.
+        unsafe { command.pre_exec(inherited::restore) };
         Ok(Self {
             child: command.spawn()?,
             status: None,

@@ -67,5 +67,6 @@ pub use cli::{IntervalArgs, SelectArgs, values};
 
 /// Executes the command line of `mem_profiler`.
 pub fn run() -> ExitCode {
+    launch::inherited::survive_file_limits();
     commands::execute(cli::parse())
 }

@@ -66,8 +66,13 @@ fn reason(pid: i32, agent: &Path) -> Option<String> {
 
 /// Why the loader cannot preload this agent into this program.
 pub fn mismatch(agent: &Path, program: &Path) -> Option<&'static str> {
-    let Ok(agent) = Elf::open(agent) else {
-        return Some("that file is no ELF library: the copy is damaged; install it again");
+    let agent = match Elf::open(agent) {
+        Ok(agent) => agent,
+        // It cannot be read: nothing is known of it.
+        Err(_) if std::fs::File::open(agent).is_err() => return None,
+        Err(_) => {
+            return Some("that file is no ELF library: the copy is damaged; install it again");
+        }
     };
     let program = Elf::open(program).ok()?;
     let same = (agent.is_wide, agent.machine) == (program.is_wide, program.machine);

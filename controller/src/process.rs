@@ -33,6 +33,8 @@ pub struct Stat {
     pub parent: i32,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
+    /// Threads, the first one included as long as the process has a number.
+    pub threads: u64,
     /// Start, in clock ticks since boot: together with the pid, it uniquely identifies the
     /// process.
     pub start_time: u64,
@@ -45,7 +47,14 @@ pub struct Stat {
 impl Stat {
     /// Reads it; `None` if there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
-        Self::parse(&read(pid, "stat", FILE_LIMIT)?)
+        let mut stat = Self::parse(&read(pid, "stat", FILE_LIMIT)?)?;
+        if stat.first_has_ended()
+            && let Some(other) = other_thread(pid)
+            && let Some(other) = read(pid, &format!("task/{other}/stat"), FILE_LIMIT)
+        {
+            stat.rss_pages = Self::parse(&other).map_or(0, |other| other.rss_pages);
+        }
+        Some(stat)
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
@@ -60,6 +69,7 @@ impl Stat {
             state: *fields.first()?.as_bytes().first()?,
             parent: fields.get(1)?.parse().ok()?,
             cpu_ticks: number(11)?.checked_add(number(12)?)?,
+            threads: number(17)?,
             start_time: crate::clock::shift().start_time(number(19)?),
             rss_pages: number(21).unwrap_or(0),
             wait_status: number(49).map(|status| status as i32),
@@ -72,8 +82,14 @@ impl Stat {
         Some(self.rss_pages.saturating_mul(page.max(1) as u64))
     }
 
-    /// Whether the process has ended and waits for its parent to reap it.
+    /// Whether the process has ended and waits for its parent to reap it. Its first thread may have
+    /// ended before the others (`pthread_exit` in `main`), which looks the same but for those.
     pub fn is_dead(&self) -> bool {
+        self.first_has_ended() && self.threads < 2
+    }
+
+    /// Whether its first thread has ended: the kernel shows nothing of the process's memory there.
+    pub fn first_has_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x')
     }
 }
@@ -87,7 +103,7 @@ pub fn absence(pid: i32) -> Option<String> {
         Some(process) if process != pid => Some(format!(
             "{pid} is a thread of process {process}: give that pid"
         )),
-        _ if stat.is_dead() && threads(pid).len() < 2 => Some(format!(
+        _ if stat.is_dead() => Some(format!(
             "{pid}: the process has ended, and waits for its parent ({}) to notice",
             stat.parent
         )),
@@ -270,9 +286,34 @@ pub fn own_mounts() -> Option<Vec<u8>> {
     std::fs::read("/proc/self/mountinfo").ok()
 }
 
+/// A file about the memory of a process, of which the kernel shows nothing where its first thread has
+/// ended: there, that of another thread, which has the same.
+fn read_of_memory(pid: i32, file: &str, limit: u64) -> Option<Vec<u8>> {
+    let text = read(pid, file, limit)?;
+    if !text.is_empty() {
+        return Some(text);
+    }
+    let other = other_thread(pid).and_then(|tid| read(pid, &format!("task/{tid}/{file}"), limit));
+    Some(other.unwrap_or(text))
+}
+
+/// A file of `/proc` about the memory of a process, by its path: see [`read_of_memory`].
+pub fn path_of_memory(pid: i32, file: &str) -> String {
+    let is_shown = Stat::of(pid).is_none_or(|stat| !stat.first_has_ended());
+    match other_thread(pid).filter(|_| !is_shown) {
+        Some(tid) => format!("/proc/{pid}/task/{tid}/{file}"),
+        None => format!("/proc/{pid}/{file}"),
+    }
+}
+
+/// A thread that is not the first one.
+fn other_thread(pid: i32) -> Option<i32> {
+    threads(pid).into_iter().find(|tid| *tid != pid)
+}
+
 /// The text of `/proc/PID/maps`; `None` without permission, empty for a zombie.
 pub fn maps(pid: i32) -> Option<Vec<u8>> {
-    let mut text = read(pid, "maps", MAPS_LIMIT)?;
+    let mut text = read_of_memory(pid, "maps", MAPS_LIMIT)?;
     if text.len() as u64 == MAPS_LIMIT {
         let whole = text
             .iter()
@@ -305,7 +346,12 @@ pub fn memory(pid: i32) -> Vec<(&'static str, u64)> {
 
 /// Path of the executable; `None` without permission.
 pub fn exe(pid: i32) -> Option<Vec<u8>> {
-    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let of_other = || {
+        let tid = other_thread(pid)?;
+        fs::read_link(format!("/proc/{pid}/task/{tid}/exe")).ok()
+    };
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let path = path.or_else(of_other)?;
     Some(OsString::from(path).into_vec())
 }
 
@@ -325,7 +371,7 @@ pub fn other_root(pid: i32) -> Option<PathBuf> {
 /// The command line, argument by argument. Programs that overwrite it with a title leave
 /// empty arguments behind: trailing ones are dropped.
 pub fn command_line(pid: i32) -> Vec<Vec<u8>> {
-    let text = read(pid, "cmdline", FILE_LIMIT).unwrap_or_default();
+    let text = read_of_memory(pid, "cmdline", FILE_LIMIT).unwrap_or_default();
     let used = text.iter().rposition(|b| *b != 0).map_or(0, |at| at + 1);
     match used {
         0 => Vec::new(),
@@ -452,6 +498,16 @@ mod tests {
             (110, 9999, 77)
         );
         assert_eq!(Stat::parse(b"42 (a"), None);
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_not_dead() {
+        let of = |threads: &str| {
+            let text = format!("42 (a) Z 1 1 1 0 -1 0 1 2 3 4 50 60 0 0 20 0 {threads} 0 9999 0 0");
+            Stat::parse(text.as_bytes()).unwrap()
+        };
+        assert!(of("2").first_has_ended() && !of("2").is_dead());
+        assert!(of("1").is_dead() && of("0").is_dead());
     }
 
     #[test]

@@ -119,10 +119,10 @@ impl Selection {
         let pids = match name.parse::<i32>() {
             Ok(pid) => match process::absence(pid) {
                 Some(why) => return why,
-                None if Stat::of(pid).is_some_and(|stat| stat.is_dead()) => {
+                None if Stat::of(pid).is_some_and(|stat| stat.first_has_ended()) => {
                     return format!(
-                        "{pid}: its first thread has ended, and with it the kernel shows nothing of the \
-                         process's memory, though other threads go on: it cannot be profiled any more"
+                        "{pid}: its first thread has ended, though others go on: of such a process \
+                         nothing is found but the agent, and it has none"
                     );
                 }
                 None => BTreeSet::from([pid]),

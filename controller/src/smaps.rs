@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use heap_format::maps::Entry;
 use serde::Serialize;
 
+use crate::process;
 use crate::text;
 
 /// Bytes resident, by kind of mapping.
@@ -34,7 +35,7 @@ impl Resident {
 
 /// Reads the smaps of a process; `stacks` are addresses inside threads' stacks.
 pub fn read(pid: i32, stacks: &[u64]) -> std::io::Result<Resident> {
-    let file = File::open(format!("/proc/{pid}/smaps"))?;
+    let file = File::open(process::path_of_memory(pid, "smaps"))?;
     parse(BufReader::new(file), stacks)
 }
 

@@ -69,7 +69,7 @@ pub fn stop(agent: &Agent, session: &Session) -> Result<(), Error> {
 pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     let session = header
         .session()
-        .filter(|s| s.number != header.collected_session())?;
+        .filter(|s| s.number != header.collected_session() && !s.is_probe())?;
     let mut buffer = [0; BANK_HEADER_BYTES];
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
     (bank.session() == session.number && bank.totals().samples > 0).then_some(session)
@@ -364,6 +364,7 @@ impl Target {
         let prepared = grown.and_then(|()| segment.view().prepare_bank(number, self.steps));
         prepared.map_err(|error| match error.0 {
             libc::ENOSPC => self.no_room().into(),
+            libc::EFBIG => Error::FileLimit,
             _ => Error::Prepare(io_error(error)),
         })
     }

@@ -160,6 +160,21 @@ static void run_refusals() {
     CHECK(posix_memalign(&p, 64, huge) == ENOMEM);
     CHECK(malloc_usable_size(nullptr) == 0);
     free(nullptr);
+    // As glibc does: the next power of two.
+    volatile size_t odd = 48, none = 0;
+    for (size_t alignment : {odd, none}) {
+        p = memalign(alignment, 100);
+        CHECK(p && uintptr_t(p) % (alignment ? 64 : 16) == 0);
+        free(p);
+    }
+    errno = 0;
+    CHECK(!memalign(huge + 1, 100) && errno == EINVAL);
+    // Other allocators may leave it as it is.
+    bool is_ours = !getenv("MEM_PROFILER_ALLOCATOR");
+    errno = 0;
+    CHECK(!memalign(64, huge) && (errno == ENOMEM || !is_ours));
+    errno = 0;
+    CHECK(!valloc(huge) && (errno == ENOMEM || !is_ours));
     errno = 77;
     free(malloc(100));
     CHECK(errno == 77);

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use heap_format::Profile;
 use mem_tests::truth::assert_exact;
-use mem_tests::{Scratch, Session, Steps, Sum, run, sums, wait};
+use mem_tests::{Scratch, Session, Steps, Sum, Target, run, sums, wait};
 
 /// Runs steps in a session that samples everything, and checks the totals of every site.
 fn exact_after(steps: &[&str]) -> (Profile, BTreeMap<String, Sum>) {
@@ -284,6 +285,54 @@ fn a_target_that_ends_leaves_its_profile() {
         "{outcome:?}"
     );
     assert!(scratch.segments().is_empty(), "nothing is left");
+}
+
+/// What the stacks through `allocate` have allocated and hold, in objects.
+fn allocated(profile: &Profile, program: &Path) -> (f64, f64) {
+    let sum = &sums(profile, &[program], "allocate")["allocate"];
+    (sum.detail.alloc_objects, sum.detail.live_objects())
+}
+
+/// `pthread_exit` in `main` ends the first thread, whose place in `/proc` the kernel shows as a
+/// process's that has ended.
+#[test]
+fn a_process_whose_first_thread_has_ended_goes_on() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("first_thread.c", &["-pthread"]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let allocate = |target: &mut Target| {
+        target.say("go");
+        assert_eq!(target.hear(), "ok");
+    };
+    allocate(&mut target);
+    let session = Session::of(&scratch, target.pid(), "1");
+    (0..3).for_each(|_| allocate(&mut target));
+    let outcome = session.stop();
+    assert!(!outcome.stdout.contains("ended"), "{outcome:?}");
+    assert_eq!(allocated(&outcome.profile(), &program), (3000.0, 300.0));
+    let why = run(scratch.profiler().args(["why", "--json"]));
+    let answer: serde_json::Value = serde_json::from_str(&why.stdout).expect("JSON");
+    let resident = answer[0]["rss_bytes"].as_f64().expect("a size");
+    assert!(resident > 1e5, "{why:?}");
+    target.finish();
+
+    // From the start to the end.
+    let profiler = scratch.profiler();
+    let mut shell = Command::new("sh");
+    let variables = profiler.get_envs();
+    shell.envs(variables.filter_map(|(name, value)| Some((name, value?))));
+    shell.args(["-c", "printf 'go\\ngo\\ngo\\n' | \"$@\"", "sh"]);
+    shell
+        .arg(profiler.get_program())
+        .args(["run", "-c", "1", "-o"]);
+    shell.arg(scratch.file("whole_")).arg("--").arg(&program);
+    let outcome = run(&mut shell);
+    let files = fs::read_dir(scratch.files()).expect("a directory");
+    let mut paths = files.map(|file| file.expect("a file").path());
+    let dump = paths.find(|path| path.to_string_lossy().contains("/whole_"));
+    let profile = read(&dump.unwrap_or_else(|| panic!("{outcome:?}")));
+    assert_eq!(allocated(&profile, &program), (3000.0, 300.0));
 }
 
 #[test]

@@ -95,6 +95,7 @@ fn why_shows_the_heap_of_this_moment_or_nothing_of_it() {
     command.env("PYTHONMALLOC", "malloc").args(["-c", OBEDIENT]);
     let mut python = Target::start(&mut command);
     assert_eq!(python.hear(), "ready");
+    let pid = python.pid();
     let mut step = |line: &str| {
         python.say(line);
         assert_eq!(python.hear(), "ok");
@@ -130,5 +131,32 @@ fn why_shows_the_heap_of_this_moment_or_nothing_of_it() {
     );
     // What it sampled for that is nobody's profile.
     assert_eq!(listed(&scratch, "state").as_deref(), Some("idle"));
+
+    // And that of the last session stays, for as many questions as there are.
+    let session = Session::of(&scratch, pid, "1");
+    step("x = [b'x' * 100000 for _ in range(400)]");
+    let profile = session.stop().profile();
+    let counts = |profile: &heap_format::Profile| {
+        let counts = profile.details.iter().map(|detail| detail.alloc_samples);
+        (
+            profile.facts.start_unix_ns,
+            profile.facts.duration_ns,
+            counts.sum::<u64>(),
+        )
+    };
+    for _ in 0..3 {
+        let answer = why(&scratch);
+        assert!(answer["allocator"].is_object(), "{answer}");
+        assert!((40.0..60.0).contains(&held(&answer)), "{answer}");
+        let mut dump = scratch.profiler();
+        let again = run(dump.args(["dump", "-o"]).arg(scratch.file("again_")));
+        assert_eq!(counts(&again.profile()), counts(&profile));
+    }
+    let mut session = scratch.profiler();
+    session
+        .args(["-s", "1", "-c", "1", "-o"])
+        .arg(scratch.file("next_"));
+    let next = run(&mut session).profile();
+    assert_ne!(counts(&next), counts(&profile));
     python.finish();
 }

@@ -499,3 +499,60 @@ fn what_realloc_shrinks_again_and_again_gives_its_memory_back() {
         assert!(each < 1000, "{each} bytes an object at {interval}");
     }
 }
+
+/// The lines of a program's status about signals, where it is started like this.
+fn signals(scratch: &Scratch, command: &[&str]) -> String {
+    let profiler = scratch.profiler();
+    let mut shell = Command::new("sh");
+    shell.envs(
+        profiler
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    let line = "trap '' PIPE XFSZ; exec \"$@\" grep -E '^Sig(Blk|Ign)' /proc/self/status";
+    shell.args(["-c", line, "sh"]).args(command);
+    let outcome = run(shell.current_dir(scratch.files()));
+    let lines = outcome
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("Sig"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// A server that ignores `SIGPIPE` because its starter did dies at the first broken connection
+/// otherwise.
+#[test]
+fn a_program_has_the_signals_that_were_inherited() {
+    let scratch = Scratch::new();
+    let profiler = scratch.profiler();
+    let profiler = profiler.get_program().to_str().expect("a path");
+    let plain = signals(&scratch, &["env"]);
+    let ignored = plain.rsplit_once('\t').expect("SigIgn last").1;
+    let ignored = u64::from_str_radix(ignored, 16).expect("a mask");
+    for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
+        assert!(ignored >> (signal - 1) & 1 == 1, "{plain}");
+    }
+    for way in [
+        &["run"][..],
+        &["cpu", "run"],
+        &["cpu", "run", "--engine", "ptrace"],
+    ] {
+        let command = [&[profiler], way, &["--"]].concat();
+        assert_eq!(signals(&scratch, &command), plain, "{way:?}");
+    }
+}
+
+/// What is beyond the limit of this program's files is an error that is told.
+#[test]
+fn a_limit_on_the_size_of_files_is_told() {
+    let scratch = Scratch::new();
+    let mut program = frail(&scratch, |_| {});
+    program.step("keep 100");
+    let mut command = scratch.profiler();
+    limit(&mut command, Scarce::FileSize, 1 << 20);
+    command.args(["-s", "1", "-p", &program.pid().to_string()]);
+    let outcome = run(&mut command);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("ulimit -f"), "{outcome:?}");
+    program.target.finish_well();
+}

@@ -56,6 +56,12 @@ pub enum Error {
     /// Its tables do not fit into its directory.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
+    /// A limit of this program forbids them.
+    #[error(
+        "the limit on the size of files (ulimit -f) is too low for its segment: raise it in the shell \
+         that runs mem_profiler"
+    )]
+    FileLimit,
     /// Its tables cannot be made.
     #[error("its segment cannot be prepared: {0}")]
     Prepare(io::Error),
