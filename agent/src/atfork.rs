@@ -1,11 +1,12 @@
-//! Fork handlers: jemalloc's, which are spared where they serve nothing, and our own.
+//! Fork handlers: jemalloc's, which are skipped where they serve no purpose, and our own.
 //!
-//! Before a fork jemalloc takes all of its locks, and in both processes it reinitialises them:
-//! some 40 page faults, twice what the fork of a small process costs. With one thread nobody
-//! else can hold a lock. So the `pthread_atfork` that jemalloc is linked with is ours.
+//! Before a fork, jemalloc takes all of its locks, and afterwards it reinitialises them in both
+//! processes: some 40 page faults, twice what the fork of a small process costs. In a process with
+//! one thread, nobody else can hold a lock. So the `pthread_atfork` that jemalloc is linked with is
+//! ours.
 //!
-//! All handlers lie together (`mem_agent_fork`), for each page of code that a child
-//! touches first costs it a fault.
+//! All handlers lie together (`mem_agent_fork`), because a child takes a page fault for each page
+//! of code that it touches.
 
 use crate::musl::Handler;
 use core::ffi::{c_char, c_int, c_void};

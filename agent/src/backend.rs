@@ -2,9 +2,9 @@
 //! that the program would have had. A program with a sanitizer always keeps its own, and so does
 //! one that `MEM_PROFILER_ONLY` does not name.
 //!
-//! Which one is decided by the first allocation of the process, before any constructor
-//! has run, and never changes: every object must go back to where it came from. Until
-//! then each entry of [`NEXT`] points to a function that decides and jumps on.
+//! The choice is made at the first allocation of the process, before any constructor has run, and
+//! never changes: every object must go back to where it came from. Until then each entry of
+//! [`NEXT`] points to a function that decides and jumps on.
 
 mod extended;
 mod system;

@@ -1,7 +1,7 @@
-//! Leak checks that the program itself asks for: by gperftools' `HEAPCHECK` and at its exit, or by
-//! calls (`entry/gperftools.rs`, `entry/sanitizer.rs`).
+//! Leak checks that the program itself asks for: through gperftools' `HEAPCHECK` and at its exit,
+//! or by calls (`entry/gperftools.rs`, `entry/sanitizer.rs`).
 //!
-//! The controller makes the check and prints the report; what is here decides whether one is made,
+//! The controller makes the check and prints the report; this module decides whether one is made,
 //! and remembers what was lost before.
 
 use crate::backend;

@@ -1,10 +1,11 @@
-//! Asks the controller to do something with this process: for a program that calls a profiler's
-//! functions, never for an allocation.
+//! Asks the controller to do something with this process: on behalf of a program that calls a
+//! profiler's functions, never for an allocation.
 //!
-//! The controller is started as nobody's child: the program gets no signal of its end and nothing
-//! to wait for. It shares no memory with the program, is given no descriptor but the standard ones
-//! and a socket, and leaves our preloading and starting variables behind. Question and answer go
-//! over that socket; an answer begins with its length, 8 bytes, little-endian.
+//! The controller is started so that it is not the program's child: the program gets no signal when
+//! it ends, and has nothing to wait for. It shares no memory with the program, is given no
+//! descriptors except the standard ones and a socket, and does not inherit our variables for
+//! preloading and starting. Question and answer go over that socket; an answer begins with its
+//! length, 8 bytes, little-endian.
 
 mod again;
 mod start;

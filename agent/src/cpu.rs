@@ -1,19 +1,20 @@
-//! Samples of CPU time, which the process takes of itself for a session that wants them.
+//! Samples of CPU time that the process takes of itself, for a session that wants them.
 //!
 //! A thread that allocates on the slow path notices the session, and gives each thread of the
-//! process a timer ([`crate::timers`]). When one fires, its signal's handler counts the stack that
-//! it interrupted, with the CPU time that the thread has used since its last sample: whatever was
+//! process a timer ([`crate::timers`]). When one fires, the signal handler counts the interrupted
+//! stack, with the CPU time that the thread has used since its last sample: even if signals were
 //! late or lost, the sum is what the process used.
 //!
-//! A forked child begins its parent's session in the handler, when the one timer that it has from its
-//! birth fires, if it has not allocated before.
+//! A forked child that has not allocated yet begins its parent's session in the handler, when the
+//! one timer that it has from birth fires.
 //!
 //! The handler takes no lock, allocates nothing and keeps `errno`. It runs on memory of its own,
-//! however small the stack is that it interrupted, and does nothing if that was in the agent. It
-//! also sees to it that new threads get timers, and that all are deleted once the session is over.
+//! however small the interrupted stack is, and does nothing if it interrupted the agent. It also
+//! makes sure that new threads get timers, and that all timers are deleted once the session is
+//! over.
 //!
-//! Only a session that asks for it makes these system calls, and none where a seccomp filter may
-//! forbid them ([`seccomp::lets_timers_pass`]).
+//! These system calls are made only for a session that asks for CPU time, and never where a seccomp
+//! filter may forbid them ([`seccomp::lets_timers_pass`]).
 
 mod outside;
 

@@ -1,8 +1,9 @@
-//! CPU profiles that gperftools' variables and functions ask for: the controller samples this
-//! process from outside, as `mem_profiler cpu` does, and writes gperftools' format. No timer and no
-//! signal handler is in the program, unless it wants to choose samples by a filter of its own.
+//! CPU profiles that are requested through gperftools' variables and functions: the controller
+//! samples this process from outside, as `mem_profiler cpu` does, and writes gperftools' format.
+//! The program gets no timer and no signal handler, unless it wants to select samples with a filter
+//! of its own.
 //!
-//! Where the program has gperftools' own profiler, all of it is left to that.
+//! If the program contains gperftools' own profiler, everything is left to that.
 
 mod filter;
 mod switch;

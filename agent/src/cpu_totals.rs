@@ -1,4 +1,4 @@
-//! Where what is known of a session's CPU time as a whole is counted.
+//! Where the totals of a session's CPU time are counted.
 
 use crate::{session, sys, timers};
 use core::ptr::null_mut;

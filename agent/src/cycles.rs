@@ -1,6 +1,7 @@
-//! The processor's cycle counter, where the process may read it: a program that forbids it to
-//! itself with `prctl(PR_SET_TSC)`, which is one of our entry points, is killed by the instruction.
-//! One that inherits this does not get as far as us: the C library's loader reads the counter.
+//! The processor's cycle counter, where the process may read it: a program that forbids this to
+//! itself with `prctl(PR_SET_TSC)` (`prctl` is one of our entry points) is killed by the
+//! instruction. One that inherits the restriction does not get as far as our code: the C library's
+//! loader reads the counter.
 
 use crate::arch;
 use core::sync::atomic::{AtomicBool, Ordering};

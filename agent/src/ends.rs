@@ -1,4 +1,4 @@
-//! Ends of the stacks that threads begin on.
+//! Ends of the stacks that threads start on.
 
 use crate::sys;
 use core::sync::atomic::{AtomicU64, Ordering};

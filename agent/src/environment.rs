@@ -1,4 +1,5 @@
-//! The environment for allocations before libc's own start, when `secure_getenv` has none yet.
+//! The environment for allocations made before libc has started, when `secure_getenv` does not have
+//! it yet.
 
 use crate::sys::{self, Pages};
 use core::ffi::{CStr, c_char};

@@ -1,8 +1,8 @@
-//! What the program says is no leak: objects, memory of its own that may hold pointers, and texts. A
-//! check from outside reads the list in the process's memory.
+//! What the program exempts from leak checks: objects, memory of its own that may hold pointers,
+//! and texts. A check from outside reads the list from the process's memory.
 //!
-//! Without a lock: each entry is claimed by one exchange. Objects made by a thread that ignores
-//! what it allocates are not listed, their headers say so ([`crate::object`]).
+//! No lock is taken: each entry is claimed with one atomic exchange. Objects made by a thread that
+//! ignores what it allocates are not listed: their headers say so ([`crate::object`]).
 
 use crate::own;
 use core::mem::size_of;

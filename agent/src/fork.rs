@@ -1,7 +1,7 @@
 //! Forked children: before anything else, they leave their parent's session.
 //!
-//! `fork` calls a handler in the child. Children of a raw `clone` or `_Fork` are noticed by their
-//! first sample, or first free of a sampled object.
+//! `fork` calls a handler in the child. Children of a raw `clone` or `_Fork` are noticed at their
+//! first sample, or at their first free of a sampled object.
 
 use crate::local::Local;
 use crate::{arch, atfork, session, sys, thread, timers};

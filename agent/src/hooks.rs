@@ -1,9 +1,9 @@
-//! What a program defines for LeakSanitizer to call (`sanitizer/lsan_interface.h`): whether leaks are
-//! to be looked for at all, which are known, and options. A check that the program asks for, and the
-//! one at its exit, ask it; never an allocation.
+//! Functions that a program defines for LeakSanitizer to call (`sanitizer/lsan_interface.h`): they
+//! say whether to look for leaks at all, which leaks are known, and which options apply. They are
+//! called by a check that the program asks for, and by the one at its exit, never by an allocation.
 //!
-//! The loader has resolved their names when it loaded the agent: those that the program or one of its
-//! libraries exports.
+//! The loader resolved their names when it loaded the agent, as far as the program or one of its
+//! libraries exports them.
 
 use crate::arch::glibc_function;
 use crate::exemptions;

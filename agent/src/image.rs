@@ -1,5 +1,5 @@
-//! Where the agent's own memory is, for who looks for the program's pointers from outside: what
-//! the agent and jemalloc point to is not what the program holds.
+//! Where the agent's own memory is, for a search from outside for the program's pointers: what the
+//! agent and jemalloc point to is not what the program holds.
 
 use crate::local::Local;
 use crate::thread::Thread;

@@ -6,13 +6,14 @@
 //! - When on, each thread samples on average one allocation every `interval` bytes, walks
 //!   its stack and counts it in the shared segment (`shm-protocol`). Nothing leaves the
 //!   process; whoever can read the segment has the profile.
-//! - It never allocates from the heap it hooks, never takes a lock of its own, never
-//!   calls the loader after start-up, never panics, never prints, and preserves `errno`. What a
-//!   program asks for by a profiler's own functions, or by `HEAPCHECK` at its exit, is done by the
-//!   controller, which is started for it while the calling thread waits, and others that ask wait
-//!   for it; one line is printed if it cannot be.
-//! - Only a session that asks for CPU time installs a signal handler, and timers that send it
-//!   signals; both are gone once it is over, or the program wants the signal or a seccomp filter.
+//! - It never allocates from the heap it hooks, never takes a lock of its own, never calls the
+//!   loader after start-up, never panics, never prints, and preserves `errno`. What a program
+//!   requests through a profiler's own functions, or through `HEAPCHECK` at its exit, is done by
+//!   the controller, which is started while the calling thread waits; other threads that make a
+//!   request meanwhile wait too. One line is printed if that fails.
+//! - Only a session that asks for CPU time installs a signal handler, and timers that trigger it;
+//!   both are removed once the session is over, or when the program wants the signal or a seccomp
+//!   filter.
 //! - Failing to profile is acceptable: without a segment, without address space or
 //!   without a rule for a frame it counts less, says so in the segment's counters, and
 //!   the program continues.
@@ -20,8 +21,8 @@
 //! # Caller's duties
 //! - preload it before the program starts (`LD_PRELOAD`): its thread-local storage is
 //!   initial-exec, which `dlopen` cannot provide;
-//! - allocate through the C library's names: the agent never sees a program with its own
-//!   static allocator.
+//! - allocate through the C library's names: the agent sees nothing of a program with a statically
+//!   linked allocator of its own.
 //!
 //! # Modules
 //! Each uses only those above it.

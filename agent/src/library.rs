@@ -1,4 +1,4 @@
-//! This library as the loader has it: its file and where it lies.
+//! This library as the loader knows it: its file, and where it is mapped.
 
 use crate::arch;
 use core::ffi::{CStr, c_char, c_int, c_void};

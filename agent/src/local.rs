@@ -1,5 +1,5 @@
-//! The state of each thread that is there from its first instruction, zeroed: read and written
-//! without a call that may allocate.
+//! Per-thread state that exists, zeroed, from the thread's first instruction: it is read and
+//! written without a call that may allocate.
 
 use core::ffi::{c_int, c_void};
 use core::mem::{offset_of, size_of};

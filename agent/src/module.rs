@@ -1,13 +1,13 @@
 //! The process's loaded modules, for unwinding.
 //!
-//! A return address without a known rule is looked up with `_dl_find_object` (glibc
-//! 2.35), which takes no lock and allocates nothing, or in `/proc/self/maps` if the C
-//! library is older ([`listing`]). Its module is then registered permanently, and recorded in the segment
-//! with path and build id, which allows symbolizing the profile of a dead process.
-//! When a module is found to be gone, a new generation starts, and older rules become invalid.
+//! A return address without a known rule is looked up with `_dl_find_object` (glibc 2.35), which
+//! takes no lock and allocates nothing, or in `/proc/self/maps` if the C library is older
+//! ([`listing`]). Its module is then registered permanently, and recorded in the segment with its
+//! path and build id, so that the profile of a dead process can be symbolized. When a module is
+//! found to be gone, a new generation starts, and older rules become invalid.
 //!
-//! A misread return address may lie in any module. Only `dlclose` keeps a module mapped while its
-//! tables are read: it waits for readers ([`close`]). Except for the unwind tables, everything
+//! A misread return address may lie in any module. A module stays mapped while its tables are read
+//! only because `dlclose` waits for readers ([`close`]). Except for the unwind tables, everything
 //! about a module is copied when it is registered.
 
 mod close;

@@ -1,8 +1,9 @@
-//! The C library musl, with which the agent loads and does nothing.
+//! The C library musl, with which the agent loads but does nothing.
 //!
-//! musl's loader takes itself for every `libc.so.6`, so it loads a library that was linked with glibc, and ends
-//! the program if a function is missing. Those that only glibc has are weak references here; one
-//! that is null says which C library it is. The agent then stands aside ([`crate::backend`]).
+//! musl's loader answers for every `libc.so.6` itself, so it loads a library that was linked with
+//! glibc, and ends the program if a function is missing. Functions that only glibc has are
+//! therefore weak references here; a null one tells which C library it is. The agent then stands
+//! aside ([`crate::backend`]).
 
 use crate::arch::glibc_function;
 use crate::symbol_table;

@@ -4,14 +4,15 @@
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! The extension is there when the object is aligned to more than 16 bytes, has 512 MiB or
-//! more, or is so small that an alignment to 16 makes it larger.
+//! The extension is present if the object is aligned to more than 16 bytes, has 512 MiB or more, or
+//! is so small that alignment to 16 makes it larger.
 //!
-//! An object with its header takes the size class of the two together. All of it can be used that
-//! would be without a header, 8 bytes at least: as a rule, the object's own size class, as `nallocx`
-//! says; where the two together fill the same class as the object alone, 16 bytes less. A program that
-//! has ever called `nallocx`, or that allocates by `mallocx`, may count on all of the class, and has it:
-//! its objects are exact, and take the next class where they fill theirs.
+//! An object with its header takes the size class of the two together. The usable size, at least 8
+//! bytes, is as a rule what it would be without a header: the object's own size class, as `nallocx`
+//! returns it. Where the two together fit the same class as the object alone, it is 16 bytes less.
+//! A program that has ever called `nallocx`, or that allocates with `mallocx`, may count on all of
+//! the class, and gets it: its objects are exact, and take the next class where they would fill
+//! their own.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,8 @@
-//! Memory that the agent keeps for itself, listed: who searches the process from outside for the
-//! program's pointers leaves it out. Its tables are dense with numbers, some of which look like
+//! A list of the memory that the agent keeps for itself: a search from outside for the program's
+//! pointers leaves it out. The agent's tables are dense with numbers, some of which look like
 //! addresses of objects.
 //!
-//! The memory of threads is not here but found through them ([`crate::thread`]).
+//! Per-thread memory is not listed here; it is found through the threads ([`crate::thread`]).
 
 use crate::sys;
 use core::ffi::c_void;

@@ -1,10 +1,10 @@
-//! Static tracepoints (USDT) by which a tracer outside sees sampled objects come and go:
-//! `otel_memory:alloc(object, bytes, weighted bytes)` and `otel_memory:free(object)`, as
-//! OpenTelemetry's eBPF profiler attaches to them.
+//! Static tracepoints (USDT) at which a tracer outside sees sampled objects come and go:
+//! `otel_memory:alloc(object, bytes, weighted bytes)` and `otel_memory:free(object)`, those that
+//! OpenTelemetry's eBPF profiler attaches to.
 //!
-//! Each place is a `nop` with the arguments in the registers of the calling convention, and a note
-//! that says where it is. As functions they would take five times as long while nobody is attached:
-//! two taken branches each, where samples have many already.
+//! Each tracepoint is a `nop` with the arguments in the registers of the calling convention, and a
+//! note that says where it is. As functions they would take five times as long while no tracer is
+//! attached: two taken branches each, in samples that have many already.
 
 use core::arch::asm;
 use core::ffi::c_void;

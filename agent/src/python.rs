@@ -1,14 +1,15 @@
-//! The frames of a Python interpreter (CPython 3.8 to 3.15), read from its own data at a sample.
+//! The frames of a Python interpreter (CPython 3.8 to 3.15), read from its own data when a sample
+//! is taken.
 //!
 //! # Promises
 //! - No call into the interpreter, no GIL, no lock, no allocation: a sample reads the thread's
 //!   state, the frames that it leads to, and a few words of their code objects.
-//! - Where the data are is known from the interpreter itself (`_Py_DebugOffsets`, from 3.13 on) or
-//!   by its version, and not believed: the first frames are checked against the types and names
-//!   that they must have, and an interpreter that differs is left alone.
-//! - No memory is read that may not be there. What the thread's own frames lead to is held by
-//!   them, and stays mapped; each address is probed when it is first met, and one that was never
-//!   met is not followed without. A wrong frame costs the Python part of a stack.
+//! - The location of the data is taken from the interpreter itself (`_Py_DebugOffsets`, from 3.13
+//!   on) or from its version, and is not trusted: the first frames are checked against the types
+//!   and names that they must have, and an interpreter that differs is left alone.
+//! - No memory is read that may not be there. What the thread's own frames lead to is held by them,
+//!   and stays mapped; each address is probed when it is first met, and never followed without
+//!   having been probed. A wrong frame costs the Python part of a stack.
 //!
 //! # Modules
 //!

@@ -1,11 +1,11 @@
-//! Registers that a function may overwrite, and stack that nobody uses, cleared before a leak
-//! check looks at them.
+//! Clears caller-saved registers and the unused part of the stack before a leak check looks at
+//! them.
 //!
-//! Where the program itself calls for a check, it keeps nothing in them across the call; but
-//! copies of pointers stay there (the C library's `memcpy` goes through vector registers, on some
-//! processors through those that little else uses; the loader, when it binds a function at its first
-//! call, puts all of them on the stack), and would hide a leak. Registers are roots, and so is the
-//! stack down to the last call, with what functions of ours have not written to.
+//! A program that itself calls for a check keeps nothing in them across the call; but copies of
+//! pointers stay there, and would hide a leak: the C library's `memcpy` goes through vector
+//! registers, on some processors through ones that little else uses, and the loader, when it binds
+//! a function at its first call, puts all of them on the stack. Registers are roots, and so is the
+//! stack down to the last call, including what our functions have not written to.
 
 use core::mem::MaybeUninit;
 

@@ -1,12 +1,12 @@
 //! Seccomp filters of the process, known without asking the kernel again.
 //!
-//! A filter may kill the process for a system call that its program never makes, and asking
-//! whether there is a filter is such a call. So the state at start-up is read from /proc
-//! while that is still safe (the loader has just opened files too), and filters that come
-//! later pass through this library: `prctl` and `syscall` are its own entry points.
+//! A filter may kill the process for a system call that its program never makes, and asking whether
+//! there is a filter is such a call. So the state at start-up is read from /proc while that is
+//! still safe (the loader has just opened files too), and filters that are installed later pass
+//! through this library: `prctl` and `syscall` are its own entry points.
 //!
-//! Limit: a filter that is installed with a system call instruction of the program's own is
-//! not seen. The controller compares `/proc/PID/status` as well before it starts a session.
+//! Limit: a filter that is installed with a system call instruction of the program's own is not
+//! seen. The controller also compares `/proc/PID/status` before it starts a session.
 
 use crate::sys::{read_file, variable};
 use core::ffi::{c_int, c_void};

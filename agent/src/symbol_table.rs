@@ -1,5 +1,5 @@
-//! Functions of a loaded library, looked up in its own tables: without `dlsym`, which may allocate, and
-//! which is one of those that are looked for.
+//! Looks up functions of a loaded library in its own tables, without `dlsym`, which may allocate,
+//! and which is itself one of the functions looked for.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;

@@ -1,8 +1,8 @@
 //! A thread's memory for sampling.
 //!
-//! Made at the thread's first sample, in memory of its own (about 1 MiB of address
-//! space, of which a stack of ordinary depth touches a few pages), given back when the
-//! thread ends and used again by the next one.
+//! Made at the thread's first sample, in memory of its own (about 1 MiB of address space, of which
+//! a stack of ordinary depth touches a few pages), given back when the thread ends, and reused by
+//! the next one.
 
 use crate::arch::Interrupted;
 use crate::local::Local;

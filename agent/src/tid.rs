@@ -1,5 +1,5 @@
-//! The number of the calling thread, without a system call: from its descriptor, in which the C
-//! library keeps it.
+//! The calling thread's ID, without a system call: from its thread descriptor, where the C library
+//! keeps it.
 
 use crate::{arch, sys};
 use core::sync::atomic::{AtomicI64, Ordering};

@@ -1,17 +1,19 @@
-//! Timers on the CPU time of single threads, for a session that samples CPU time.
+//! Timers on the CPU time of individual threads, for a session that samples CPU time.
 //!
-//! Each thread that runs is told by a signal of its own when it has used the time that a sample
-//! stands for ([`crate::cpu`] has the handler). The kernel compares clocks at its own tick, so a
-//! signal comes late, by 1 to 10 ms; a thread that sleeps gets none.
+//! Each running thread gets a signal of its own when it has used the time that a sample stands for
+//! ([`crate::cpu`] has the handler). The kernel checks the clocks at its own tick, so a signal
+//! comes 1 to 10 ms late; a sleeping thread gets none.
 //!
-//! Timers are made and deleted under one lock that is only ever tried, for all of this runs in
-//! signal handlers too. A thread whose turn it is not comes back later.
+//! Timers are created and deleted under one lock that is only ever tried, since all of this runs in
+//! signal handlers too. A thread that does not get it tries again later.
 //!
-//! A forked child in which its parent's session goes on has one timer from its birth, and begins the
-//! session when that fires, or when it allocates: most children execute another program before.
+//! A forked child in which its parent's session goes on has one timer from birth, and begins the
+//! session when that fires, or when it allocates: most children execute another program before
+//! that.
 //!
 //! A timer never fires while its thread forks: on old kernels (before 4.19) a `fork` that a signal
-//! interrupts starts again, for ever if the time between two signals is shorter than it takes.
+//! interrupts starts again, forever if the time between two signals is shorter than the `fork`
+//! takes.
 
 mod listing;
 mod signal;

@@ -1,5 +1,5 @@
-//! Call graphs as pictures: boxes for functions, arrows for calls, laid out and drawn here.
-//! The crate knows nothing of profiles; numbers arrive as labels.
+//! Call graphs as pictures: boxes for functions, arrows for calls, laid out and drawn here. The
+//! crate knows nothing about profiles; numbers arrive as labels.
 //!
 //! # Promises
 //!
@@ -17,14 +17,13 @@
 //! # Limits
 //!
 //! - Layout time grows faster than linearly with the number of boxes and arrows.
-//! - Text is measured by built-in widths of Helvetica; scripts other than Latin,
-//!   Greek and Cyrillic get a full square for each character.
+//! - Text is measured with built-in Helvetica widths; scripts other than Latin, Greek and Cyrillic
+//!   get a full square for each character.
 //!
-//! The layout is the layered one of Sugiyama, Gansner and others, with a file per step: `rank`
-//! breaks cycles and assigns layers, `order` removes crossings (in `bare` rows), `axes` and
-//! `position` choose coordinates, `route` bends the arrows, `pack` puts the components of
-//! an unconnected graph side by side. `svg` draws, with texts measured by `text` and colours
-//! of `style`.
+//! The layout is the layered one of Sugiyama, Gansner and others, one file per step: `rank` breaks
+//! cycles and assigns layers, `order` removes crossings (in `bare` rows), `axes` and `position`
+//! choose coordinates, `route` bends the arrows, `pack` puts the components of an unconnected graph
+//! side by side. `svg` draws, with text measured by `text` and colours from `style`.
 
 mod axes;
 mod bare;

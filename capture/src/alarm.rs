@@ -1,5 +1,5 @@
-//! Waiting for a traced thread without asking, which keeps a processor busy and wakes this one again
-//! and again: a timer interrupts the wait now and then.
+//! Waits for a traced thread without polling, which would keep a processor busy and wake this one
+//! again and again: a timer interrupts the wait now and then.
 
 use std::cell::RefCell;
 use std::io::Error;

@@ -2,13 +2,14 @@
 //!
 //! 1. A thread of the target clones itself: the first child, with a copy of the memory.
 //! 2. The first child clones itself: the second child, which shares that copy.
-//! 3. The first child is killed, and the target made to wait for it: the second one is now an
-//!    orphan, and the target has no child that it does not know.
+//! 3. The first child is killed, and the target is made to reap it: the second one is now an
+//!    orphan, and the target has no child that it does not know about.
 //! 4. The thread gets its registers, its blocked signals and the bytes of its stack back.
-//! 5. When the target runs again, the second child gets files of its own, and closes them.
+//! 5. When the target runs again, the second child gets a file descriptor table of its own, and
+//!    closes all files in it.
 //!
-//! Each stop of a thread costs two changes between processes, of which one often wakes a processor:
-//! some 50 µs. So no stop is asked for that is not needed, and what can wait is done in step 5.
+//! Each stop of a thread costs two context switches, one of which often wakes a processor: some 50
+//! µs. So no stop is requested that is not needed, and what can wait is done in step 5.
 
 use std::io::Error;
 use std::time::Duration;

@@ -1,9 +1,9 @@
-//! The way back, written onto the dead part of a thread's stack.
+//! The way back, written onto the unused part of a thread's stack.
 //!
-//! While a thread makes system calls for us, its stack pointer points at signal frames. If we
-//! are killed then, the kernel lets the thread go, and it returns into them by itself: it waits
-//! for the child that it may have been made to have, and then takes up its own registers. The
-//! child returns into a frame that makes it exit, and runs none of the program's code.
+//! While a thread makes system calls for us, its stack pointer points at signal frames. If we are
+//! killed then, the kernel releases the thread, and it returns into them by itself: it waits for
+//! the child that it may have been made to create, and then restores its own registers. The child
+//! returns into a frame that makes it exit, and runs none of the program's code.
 
 use crate::arch::{self, General};
 use crate::code::Code;

@@ -1,11 +1,12 @@
-//! One thread, stopped for some microseconds: its registers, and what the caller reads meanwhile.
+//! One thread, stopped for a few microseconds: its registers, and what the caller reads meanwhile.
 //!
-//! The thread is traced only for that long, so that signals take their usual way, and it runs on
-//! by itself whenever this process is killed. A stop of its whole process (`SIGSTOP`) goes on.
+//! The thread is traced only for that long, so signals are delivered as usual, and it runs on by
+//! itself whenever this process is killed. A stop of its whole process (`SIGSTOP`) stays in effect.
 //!
-//! A thread of ours traces. What it cannot let go by a request (a thread that does not stop soon,
-//! that was killed while it was stopped, or that must not be interrupted any more), the kernel
-//! lets go when our thread ends. So it ends then, and the next glimpse has another one.
+//! A thread of ours traces. A thread that it cannot detach with a request (because that thread does
+//! not stop soon, was killed while it was stopped, or must not be interrupted any more) is released
+//! by the kernel when our thread ends. So our thread ends in such a case, and the next glimpse uses
+//! another one.
 
 use std::fs::File;
 use std::io;

@@ -1,8 +1,8 @@
 //! This program's own code, as bytes that run at any address.
 //!
-//! The compiler makes code that finds what it needs by distance. So a function that calls nothing
-//! outside this program's file and changes no variables works wherever the file's code and
-//! constants lie together.
+//! The compiler generates code that finds what it needs by relative addresses. So a function that
+//! calls nothing outside this program's file and changes no variables works wherever the file's
+//! code and constants lie together.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;

@@ -11,67 +11,67 @@
 //! ```
 //!
 //! # Promises
-//! - The target never runs a function of ours or of its own out of turn: a thread of it makes
-//!   three system calls for us (`prctl`, `clone`, `wait4`), and that is all.
-//! - Afterwards it is as before: registers, blocked signals, memory, children, group-stop. An
-//!   interrupted system call is started again by the kernel as after any stop; signals that came
-//!   meanwhile are delivered once. It gets no child that it can see, and no `SIGCHLD`.
-//! - Whenever this process is killed, the target finds back by itself: while one of its threads
-//!   makes our system calls, the way back lies on the unused part of that thread's stack, as
-//!   signal frames (`src/frames.rs`). A copy that was just being born exits; no copy ever runs the
-//!   program's code, and none outlives this process.
-//! - A [`Copy`] has the target's memory at the time of the stop, byte for byte, but for the
-//!   word in which the kernel notes the processor a thread runs on (rseq). Once the target runs
-//!   on, its copy has no open files, so that none stays open for its sake, and is the first that
-//!   the kernel kills for memory.
+//! - The target never runs a function of ours, nor one of its own out of turn: one of its threads
+//!   makes three system calls for us (`prctl`, `clone`, `wait4`), and that is all.
+//! - Afterwards the target is as before: registers, blocked signals, memory, children, group-stop.
+//!   The kernel restarts an interrupted system call as after any stop; signals that arrived
+//!   meanwhile are delivered once. The target gets no child that it can see, and no `SIGCHLD`.
+//! - Whenever this process is killed, the target recovers by itself: while one of its threads makes
+//!   system calls for us, the way back lies on the unused part of that thread's stack, as signal
+//!   frames (`src/frames.rs`). A copy that is being created at that moment exits; no copy ever runs
+//!   the program's code, and none outlives this process.
+//! - A [`Copy`] has the target's memory as of the stop, byte for byte, except for the word in which
+//!   the kernel records the processor that a thread runs on (rseq). Once the target runs on, its
+//!   copy has no open files, so it keeps none open, and is the first process that the OOM killer
+//!   picks.
 //! - A [`Refusal`] leaves the target as it was, running.
-//! - A [`Copy`] runs nothing but what a [`Worker`] is given: a function of this program's, with
-//!   memory that this process shares with the copy. Others of the target's user may find a way to
-//!   that memory, so nothing in it is believed. The target's memory and the copy's own stay as they
-//!   are.
+//! - A [`Copy`] runs only what a [`Worker`] is given: a function of this program, with memory that
+//!   this process shares with the copy. Other processes of the target's user may be able to reach
+//!   that memory, so nothing in it is trusted. The target's memory and the copy's own are not
+//!   changed.
 //!
-//! While it waits for a process's threads, a timer interrupts it: of this process's signals the last
-//! but one, `SIGRTMAX - 1`, is taken for that.
+//! While this process waits for a process's threads, a timer interrupts it. The timer uses the last
+//! but one of this process's signals, `SIGRTMAX - 1`.
 //!
-//! This process is not suspended from its terminal while a target is stopped: `SIGTSTP`, `SIGTTIN` and
-//! `SIGTTOU` are handled from the first stop on, where they had their default action, and have their effect
-//! as soon as the target runs on.
+//! This process is not suspended from its terminal while a target is stopped: from the first stop
+//! on, those of `SIGTSTP`, `SIGTTIN` and `SIGTTOU` that had their default action are handled, and
+//! take effect as soon as the target runs on.
 //!
-//! A single thread can be stopped for as long as its registers take ([`Glimpses`]).
+//! A single thread can be stopped just long enough to read its registers ([`Glimpses`]).
 //!
 //! # Caller's duties
-//! - keep a [`Stopped`] short: the target stands still, and so does everyone who waits for it
+//! - keep a [`Stopped`] short: the target stands still, and so does everything that waits for it
 //!   ([`RaisedPriority`]);
-//! - do not wait for the target, or for any child whatever (`waitpid(-1)`), in another thread
-//!   while it is stopped;
+//! - do not wait for the target, or for any child at all (`waitpid(-1)`), in another thread while
+//!   it is stopped;
 //! - drop the [`Copy`] soon: as long as it exists, the target's first write to each page
 //!   costs a copy of that page;
-//! - read what a copy lacks from the target while it is stopped: memory that is shared, or kept
-//!   from children (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
+//! - while the target is stopped, read from it what a copy lacks: memory that is shared, or
+//!   withheld from children (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
 //!
 //! # Limits
-//! - 64-bit programs on x86-64 and aarch64. Run on Linux 6.18 only. On aarch64 it has been
-//!   compiled, but not run: ptrace does not work under qemu's user mode. There, no copy is given work
-//!   ([`Failure::Processor`]).
+//! - 64-bit programs on x86-64 and aarch64. Run on Linux 6.18 only. On aarch64 the code has been
+//!   compiled, but not run: ptrace does not work under qemu's user mode. On aarch64, no copy is
+//!   given work ([`Failure::Processor`]).
 //! - Every stop by ptrace makes `epoll_wait`, `semop`, `sigtimedwait` and socket calls with a
-//!   timeout return `EINTR`; this one too. If this process is killed in the few milliseconds of
+//!   timeout return `EINTR`; this one too. If this process is killed during the few milliseconds of
 //!   [`Stopped::copy`], the chosen thread's `nanosleep`, `poll` or timed futex ends with `EINTR`,
-//!   and another thread's `waitpid` with `__WALL` or `__WCLONE` may see a child for a moment.
-//!   On aarch64 a chosen thread's sleep may begin anew; another thread is chosen if there is one.
+//!   and another thread's `waitpid` with `__WALL` or `__WCLONE` may see a child for a moment. On
+//!   aarch64 a chosen thread's sleep may start over; another thread is chosen if there is one.
 //! - Refused: a process with a seccomp filter in all its threads, one with shadow stacks, one
 //!   whose threads are all on foreign stacks (coroutines), one that adopts orphans. Its
 //!   threads can still be stopped, and its memory read meanwhile.
 //! - A target that executes another program or ends meanwhile is refused; try again.
-//! - `SIGSTOP` cannot be put off: sent to this process in the very moment, it leaves the target, or the
-//!   thread of a glimpse, stopped until `SIGCONT`.
-//! - The stop needs the processor: among hundreds of busy threads it takes the longer, most of
-//!   all without the right to raise a thread's priority.
-//! - The copy counts against the target's limits of processes and memory. It is a child of the
-//!   target's init process (or subreaper), which is told of its end and has to wait for it: where
-//!   that one never does, a zombie is left for each copy.
-//! - A thread is looked for whose stack is its mapping's end; a stack inside other memory
-//!   (`pthread_attr_setstack`) with less than 16 KiB of room would lose the bytes below it if
-//!   this process were killed in [`Stopped::copy`].
+//! - `SIGSTOP` cannot be postponed: if this process gets it at the wrong moment, the target, or the
+//!   thread of a glimpse, stays stopped until `SIGCONT`.
+//! - The stop needs CPU time: among hundreds of busy threads it takes longer, especially without
+//!   the right to raise a thread's priority.
+//! - The copy counts against the target's limits on processes and memory. It is a child of the
+//!   target's init process (or subreaper), which is notified of its end and has to reap it: if that
+//!   process never does, each copy leaves a zombie.
+//! - The chosen thread is one whose stack is the end of its mapping; a stack inside other memory
+//!   (`pthread_attr_setstack`) with less than 16 KiB of room would lose the bytes below it if this
+//!   process were killed in [`Stopped::copy`].
 
 mod alarm;
 mod arch;

@@ -1,4 +1,5 @@
-//! Priorities of threads that a stopped process waits for, or that collect what is soon overwritten.
+//! Priorities of threads that a stopped process waits for, or that collect data that is soon
+//! overwritten.
 
 /// The highest priority of normal scheduling.
 const HIGHEST: i32 = -20;

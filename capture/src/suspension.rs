@@ -1,7 +1,7 @@
-//! Suspension of this process from the terminal (Ctrl-Z), put off while it has a target stopped: who
-//! waits for its shell must not find a server that stands still as well.
+//! Suspension of this process from the terminal (Ctrl-Z), postponed while it has a target stopped:
+//! whoever gets the shell back must not find a server standing still as well.
 //!
-//! `SIGSTOP` cannot be put off.
+//! `SIGSTOP` cannot be postponed.
 
 use std::ptr;
 use std::sync::Once;

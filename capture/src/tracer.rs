@@ -1,5 +1,5 @@
-//! The thread that traces. Tracing belongs to a thread, not to a process: only this one may
-//! make requests, and when it ends, the kernel lets go of all that it traced.
+//! The thread that traces. Tracing belongs to a thread, not to a process: only this one may make
+//! requests, and when it ends, the kernel releases everything that it traced.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};

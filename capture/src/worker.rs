@@ -2,11 +2,11 @@
 //!
 //! The kernel is slow at reading another process's memory, page by page. A copy belongs to nobody
 //! else and runs nothing of its own, so it can be made to run a function of ours, on memory that
-//! both share: this program's code is put into a file without a name, which the copy maps.
+//! both share: this program's code is put into an unnamed file (memfd), which the copy maps.
 //!
-//! The target may have the right to write to its copy, too, and to kill it. So nothing that comes
-//! from there is believed: the shared words are whatever they are, the file cannot be shortened
-//! under our hands, and the work has a deadline.
+//! The target may have the right to write to its copy, and to kill it. So nothing that comes from
+//! there is trusted: the shared words may hold anything, the file cannot be truncated while we use
+//! it, and the work has a deadline.
 
 use std::ffi::c_void;
 use std::fs::File;

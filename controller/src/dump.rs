@@ -175,7 +175,11 @@ pub fn write_snapshot(
         profile.moments = timeline.moments(snapshot, &profile);
     }
     let unnamed = interpreted::without_room(&profile);
+    let counters = snapshot.counters.iter();
+    let untracked = counters.filter(|(name, _)| name == "untracked");
+    let untracked: u64 = untracked.map(|(_, count)| count).sum();
     let warnings = [
+        (untracked > 0).then(|| without_place(agent, untracked, snapshot.totals.samples)),
         (truncated > 0).then(|| truncation(agent, truncated)),
         (unnamed > 0).then(|| unnamed_lines(agent, unnamed)),
     ];
@@ -196,6 +200,15 @@ pub fn write_snapshot(
         remark: None,
         warnings: warnings.into_iter().flatten().collect(),
     })
+}
+
+fn without_place(agent: &Agent, untracked: u64, samples: u64) -> String {
+    format!(
+        "{}: {untracked} of {samples} samples had no place where objects are followed, since the address \
+         space is limited (ulimit -v) or used up: what they hold is not in the live values, which are \
+         too small; the allocated ones are right",
+        agent.title()
+    )
 }
 
 fn truncation(agent: &Agent, stacks: usize) -> String {

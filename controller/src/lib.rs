@@ -1,16 +1,15 @@
-//! The controller as a library: what finds agents, runs sessions and reads segments, for
+//! The controller as a library: it finds agents, runs sessions and reads segments, for
 //! `mem_profiler`, whose commands [`run`] executes, and for programs that serve or send profiles.
 //!
 //! Promises: [`discovery`] finds only processes whose segments this user may use; [`live`] makes a
-//! profile of a session as it is now; [`target`] starts and stops one, alone: another controller
-//! that tries is told. Nothing here stops, signals or waits for a process, but [`cpu_session`] by
-//! the engine `ptrace`.
+//! profile of a session as it is now; [`target`] starts and stops one exclusively: another
+//! controller that tries is told so. Nothing here stops, signals or waits for a process, except
+//! [`cpu_session`] with the engine `ptrace`.
 //!
 //! The caller must look at its own targets ([`target::Target::look`]) several times a second, so
-//! that their tables grow in time, and prolong their sessions.
+//! that their tables grow in time, and must extend their sessions.
 //!
-//! Limits: Linux. Errors and warnings of commands are printed; the modules that are public return
-//! them.
+//! Limits: Linux. Commands print their errors and warnings; the public modules return them.
 
 mod allocator;
 mod allocator_stats;

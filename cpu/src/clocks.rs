@@ -1,14 +1,16 @@
-//! What the kernel's events have counted of each thread, and how much of that was told already.
+//! What the kernel's events have counted for each thread, and how much of that was reported
+//! already.
 //!
-//! Records in, nanoseconds out, each at most once: bookkeeping without system calls. It holds
-//! whether samples come with their thread's clock (Linux 6.13) or stand for one period each.
+//! Records in, nanoseconds out, each at most once: bookkeeping without system calls. It works both
+//! where samples come with their thread's clock (Linux 6.13) and where they stand for one period
+//! each.
 //!
-//! - A thread that was born while its process was attached has inherited events, and then got
-//!   its own: only the last ones count for it, and for the threads that it starts.
-//! - A thread that ends says so first (EXIT); what its inherited events have counted comes after
-//!   that (READ), maybe much later. Events of its own say nothing.
-//! - The thread that executes a program takes the number of the process's first one. All others
-//!   have ended by then, and said so.
+//! - A thread that was born while its process was attached has inherited events, and then got its
+//!   own: only the latter count for it, and for the threads that it starts.
+//! - The end of a thread is reported first (EXIT); what its inherited events have counted comes
+//!   after that (READ), possibly much later. Events of its own report nothing.
+//! - A thread that executes a program takes over the ID of the process's first thread. All others
+//!   have ended by then, and this was reported.
 
 use std::collections::{HashMap, VecDeque};
 

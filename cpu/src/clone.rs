@@ -1,5 +1,5 @@
-//! The system call that makes a thread, for which C libraries have no unwind tables from the call
-//! on: what is true for the caller is wrong for the new thread, which comes out of it, too.
+//! The system call that creates a thread. C libraries have no unwind tables from this call on: what
+//! is true for the caller is wrong for the new thread, which also returns from it.
 
 use unwind::Registers;
 use unwind::rule::{Step, Word};

@@ -1,9 +1,9 @@
-//! A copy of a stack, and what lies behind its end, which is read from the process afterwards.
+//! A copy of a stack, and what lies beyond its end, which is read from the process afterwards.
 //!
 //! The kernel copies less than 64 KiB. What lies further out belongs to functions that wait for
-//! those further in, and seldom changes. It is believed if what the function at the end of the copy
-//! has called has not returned meanwhile: once it is read, what leads out of that, and what was saved
-//! beside it, is still what it was in the copy.
+//! those further in, and seldom changes. It is trusted if the callee of the function at the end of
+//! the copy has not returned meanwhile: once it has been read, the words that lead out of that
+//! callee, and those saved next to them, must still be the same as in the copy.
 
 use unwind::Cause;
 use unwind::stack::Memory;

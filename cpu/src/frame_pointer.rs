@@ -1,5 +1,5 @@
-//! Frame pointers: followed where code has no tables, and looked for where a sleeper's is needed
-//! and not known.
+//! Frame pointers: followed where code has no tables, and searched for where that of a sleeping
+//! thread is needed and not known.
 
 use unwind::Registers;
 use unwind::arch::{Machine, Native};

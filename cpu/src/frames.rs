@@ -1,8 +1,8 @@
 //! The unwind tables of a file: `.eh_frame`, and the index by which its entries are found
-//! (`.eh_frame_hdr`; LSB core, 10.6). Programs that are linked statically by gcc have no index:
-//! one is made.
+//! (`.eh_frame_hdr`; LSB core, 10.6). Programs that gcc links statically have no index: one is
+//! built.
 //!
-//! Of what lies behind the tables in their segment nothing is read.
+//! Nothing that lies beyond the tables in their segment is read.
 
 use unwind::compile::entries;
 use unwind::elf::{self, PT_GNU_EH_FRAME, PT_LOAD, Section, Segment};

@@ -1,11 +1,11 @@
-//! The innermost function where nothing describes it: hand-written assembly without unwind tables.
-//! One that has nothing on the stack has its return address at the stack pointer (x86-64), or in
-//! the link register (aarch64).
+//! The innermost function where no tables describe it: hand-written assembly. If it has nothing on
+//! the stack, its return address is at the stack pointer (x86-64), or in the link register
+//! (aarch64).
 //!
-//! Any word may look like a return address. This one is believed if code lies there, if the
-//! instruction before it is a call, and if that call can lead to where the thread is: its target is
-//! in front of that place, with no function between that has tables; or it is a stub or a slot of
-//! the linker's that leads there; or the target was in a register, and the tables know the caller.
+//! Any word may look like a return address. This one is trusted if it points into code, if the
+//! instruction before it is a call, and if that call can lead to where the thread is: its target
+//! lies before that place, with no function in between that has tables; or it is a stub or slot of
+//! the linker that leads there; or the target was in a register, and the tables know the caller.
 
 use unwind::Registers;
 use unwind::rule::{Step, Word};

@@ -2,15 +2,18 @@
 //!
 //! # Promises
 //! - Nothing runs in the target, nothing is loaded into it, and no signal is sent to it.
-//! - Stacks are unwound here, by the tables of the files that the target maps ([`unwind`]), and
+//! - Stacks are unwound here, with the tables of the files that the target maps ([`unwind`]), and
 //!   counted at once ([`stacks`]): what is kept grows with the code that ran, not with time.
-//! - Each sample stands for the CPU time that its thread used since its last one, by the thread's
-//!   own clock; or, where processors are sampled, for its part of what its process used meanwhile. What no sample stands for is known too ([`recording::Process::unsampled_ns`]).
+//! - Each sample stands for the CPU time that its thread has used since its last one, by the
+//!   thread's own clock; or, where processors are sampled, for its share of what its process has
+//!   used meanwhile. The CPU time that no sample stands for is known too
+//!   ([`recording::Process::unsampled_ns`]).
 //! - A [`Refusal`] says what is missing, and leaves nothing behind.
 //!
 //! # Caller's duties
-//! - call [`Perf::collect`] when a descriptor becomes readable, and within [`Perf::due`] besides;
-//! - choose the engine, and say which it was: there is no policy here.
+//! - call [`Perf::collect`] when a descriptor becomes readable, and in any case within
+//!   [`Perf::due`];
+//! - choose the engine, and say which one it was: there is no policy here.
 //!
 //! # Limits
 //! x86-64 and aarch64, 64-bit programs, Linux 4.11 and later. Programs for another [`Machine`] are

@@ -1,5 +1,5 @@
 //! Which machine a process's program is for. Stacks are unwound by the rules of this program's own
-//! machine, so that only programs for it can be sampled.
+//! machine, so only programs for it can be sampled.
 
 use std::fmt;
 

@@ -1,10 +1,11 @@
 //! What the samples of one process stand for, where processors are sampled (see `meters`).
 //!
-//! Each thread that has used enough since it was last told of has what its own clock says, whatever
-//! number of samples it had: how long threads take turns may keep time with the sampling. Threads
-//! that have ended, or have used little, share what the process used besides, each by its samples;
-//! they stand for those of the kind that have none. Which of the two it is depends on clocks alone,
-//! not on luck with samples, which would be counted twice otherwise.
+//! A thread that has used enough CPU time since its last report gets what its own clock says,
+//! however many samples it had: the rhythm in which threads take turns may coincide with that of
+//! the sampling. Threads that have ended, or have used little, share the rest of what the process
+//! used, in proportion to their samples; they also stand for threads of this kind that have none.
+//! Which of the two applies depends on clocks alone, not on luck with samples, which would
+//! otherwise count twice.
 
 use std::collections::BTreeMap;
 

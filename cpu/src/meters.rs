@@ -1,13 +1,13 @@
-//! What samples stand for where the kernel's events sample processors, and count nothing of a
-//! thread or a process.
+//! What samples stand for where the kernel's events sample processors, and count nothing per thread
+//! or process.
 //!
-//! Such samples hit all that a process does alike, threads that live for a moment too. What each
-//! process used ([`Meter`]) is given to its samples over a time in which each processor has had many:
-//! of two threads that run side by side, one has its samples a moment before the other, and would
-//! have the time of both where samples were weighed as they come.
+//! Such samples hit everything that a process does equally, including threads that live only for a
+//! moment. What each process used ([`Meter`]) is divided among its samples over a time in which
+//! each processor has had many: if samples were weighed as they come, then of two threads that run
+//! side by side, the one that gets its samples a moment earlier would get the time of both.
 //!
-//! The kernel says how many samples were lost, but not whose: what a process lacks of those that its
-//! clock would have is its part.
+//! The kernel reports how many samples were lost, but not whose: a process's part is the number of
+//! samples that it lacks by its clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

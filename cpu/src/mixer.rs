@@ -1,4 +1,4 @@
-//! Tables by addresses, whose hash is a multiplication.
+//! Hash tables keyed by address, with a multiplication as the hash.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

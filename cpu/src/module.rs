@@ -1,6 +1,6 @@
 //! The unwind tables of a module, read from its file or from memory.
 //!
-//! Files are hostile: each size is bounded, and what cannot be read has no tables.
+//! Files are treated as hostile: each size is bounded, and what cannot be read has no tables.
 
 use std::cell::RefCell;
 

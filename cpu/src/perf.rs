@@ -1,14 +1,14 @@
-//! The first engine: the kernel takes the samples (`perf_event_open`), and copies registers and
-//! stack of each.
+//! The first engine: the kernel takes the samples (`perf_event_open`), and copies the registers and
+//! stack for each.
 //!
-//! Where all that runs may be sampled, each processor has one event, and samples of others are
-//! thrown away: this costs the target nothing when it changes threads, however many it has. What
-//! a sample stands for is found out by its process's clock ([`Meters`]).
+//! Where system-wide sampling is permitted, each processor has one event, and samples of other
+//! processes are discarded: this costs the target nothing at context switches, however many threads
+//! it has. What a sample stands for is determined from its process's clock ([`Meters`]).
 //!
-//! Elsewhere, and for programs that are started, whose children must not be missed however short
-//! they are, each thread has an event for each processor, all of which write to the ring of theirs.
-//! New threads inherit them. Each sample comes with its event's clock, so that it is known what it
-//! stands for, whatever was lost before it.
+//! Elsewhere, and for programs that we start, whose children must not be missed however short-lived
+//! they are, each thread has one event per processor, and all events of a processor write to its
+//! ring. New threads inherit them. Each sample comes with its event's clock, so that it is known
+//! what it stands for, whatever was lost before it.
 
 mod opening;
 #[cfg(all(test, target_arch = "x86_64"))]

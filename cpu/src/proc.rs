@@ -1,8 +1,8 @@
-//! What `/proc` says of processes and threads. They may end between two reads, so that each
-//! question may have no answer.
+//! What `/proc` says of processes and threads. They may end between two reads, so any question may
+//! have no answer.
 //!
-//! A process is gone only where the kernel says so: a file that cannot be opened for want of
-//! descriptors says nothing of it. [`reserve_files`] keeps some for these reads.
+//! A process is gone only if the kernel says so: a file that cannot be opened because descriptors
+//! have run out says nothing about it. [`reserve_files`] keeps some descriptors for these reads.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -1,4 +1,4 @@
-//! Which program each process runs, for an engine that nobody tells when that changes.
+//! Which program each process runs, for an engine that is not notified when that changes.
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,9 +1,9 @@
-//! The second engine: threads are stopped one by one for some microseconds (`ptrace`).
+//! The second engine: threads are stopped one by one for a few microseconds (`ptrace`).
 //!
-//! Only a thread that runs, and has used the CPU time that a sample stands for since its last
-//! one, is stopped: a sleeper's system call could be interrupted. One that goes to sleep in the
-//! very microsecond is stopped all the same, and if it sleeps in `epoll_wait` or another of the
-//! calls that no kernel starts again, that returns `EINTR`.
+//! Only a running thread that has used the CPU time that a sample stands for since its last one is
+//! stopped: stopping a sleeping thread could interrupt its system call. A thread that goes to sleep
+//! in that very microsecond is stopped all the same, and if it sleeps in `epoll_wait` or another
+//! call that no kernel restarts, that call returns `EINTR`.
 
 use std::collections::HashMap;
 use std::io;

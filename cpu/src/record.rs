@@ -1,5 +1,5 @@
 //! The kernel's records, read from bytes. Each size is checked: a record that does not fit is
-//! none.
+//! ignored.
 
 use crate::event::{SAMPLE_CALLCHAIN, SAMPLE_READ};
 use crate::registers::{Live, MASK};

@@ -1,4 +1,4 @@
-//! A processor's ring, into which the kernel writes records, and we read.
+//! A processor's ring buffer: the kernel writes records into it, and we read them.
 //!
 //! The kernel moves the head, we the tail. What lies between is copied out before the tail is
 //! moved: from then on the kernel may overwrite it.

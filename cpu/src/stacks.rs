@@ -1,5 +1,5 @@
-//! Stacks with what was counted for each, as a tree for each thread: its size is that of the code
-//! that ran, not of the time that it ran for.
+//! Stacks with what was counted for each, as one tree per thread: its size depends on the code that
+//! ran, not on how long it ran.
 
 use crate::mixer::ByAddress;
 

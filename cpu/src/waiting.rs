@@ -1,8 +1,8 @@
-//! Threads that wait, seen without stopping them: the kernel tells where a sleeper sleeps
+//! Waiting threads, observed without stopping them: the kernel tells where a thread sleeps
 //! (`/proc/PID/task/TID/syscall`), and its stack does not change meanwhile.
 //!
-//! Each sample stands for the time that the thread waited since its last one. The time that it
-//! could have run, and stood in the queue of a processor, is told apart: it is nobody's sleep.
+//! Each sample stands for the time that the thread waited since its last one. The time in which it
+//! could have run, but was in a processor's run queue, is reported separately: it is not sleep.
 
 use std::collections::HashMap;
 use std::io;

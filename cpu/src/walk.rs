@@ -1,4 +1,4 @@
-//! One stack, from the registers and the memory of the thread that it is of.
+//! Unwinds one stack, from the registers and memory of its thread.
 
 use unwind::compile::{Scratch, compile};
 use unwind::rule::{Rule, Step};

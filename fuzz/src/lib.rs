@@ -1,5 +1,5 @@
-//! What the fuzz targets share: an allocator that counts, and what must hold of
-//! every profile that a reader lets through.
+//! What the fuzz targets share: a counting allocator, and what must hold for every profile that a
+//! reader accepts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

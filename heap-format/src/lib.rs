@@ -1,16 +1,14 @@
 //! Heap profiles as data, and the dump formats they are read from and written to.
 //!
 //! Promises
-//! - [`open`] and [`read`] recognise a format by its content and return a
-//!   [`Profile`]. Whatever the bytes, they return a profile or a [`ReadError`]
-//!   that names the file and, for text, the line: no panic, no hang, memory
-//!   within a small multiple of the input. Text is streamed, never held.
-//! - Sampled counts are scaled up on reading, stack by stack, with the
-//!   formula and the rounding of pprof; this project's own dumps carry exact
-//!   values, which are used instead.
-//! - [`dump::write`] writes text that pprof, jeprof and google-pprof read with
-//!   the same totals, and that [`read`] gives back unchanged; [`cpu::write`] the
-//!   like for CPU profiles.
+//! - [`open`] and [`read`] recognise a format by its content and return a [`Profile`]. For any
+//!   input, they return a profile or a [`ReadError`] that names the file and, for text, the line:
+//!   no panic, no hang, memory use within a small multiple of the input. Text is streamed, never
+//!   held in memory.
+//! - Sampled counts are scaled up on reading, stack by stack, with pprof's formula and rounding;
+//!   this project's own dumps carry exact values, which are used instead.
+//! - [`dump::write`] writes text that pprof, jeprof and google-pprof read with the same totals, and
+//!   that [`read`] gives back unchanged; [`cpu::write`] does the same for CPU profiles.
 //!
 //! The caller must
 //! - treat addresses as *lookup addresses*: return addresses minus one. Readers

@@ -1,6 +1,5 @@
-//! Renders heap profiles as tables, graphs, pages and conversions. `mem_parser` is a command line
-//! for this library; other programs can render the same reports from profiles in
-//! memory.
+//! Renders heap profiles as tables, graphs, pages and conversions. `mem_parser` is the command line
+//! of this library; other programs can render the same reports from profiles in memory.
 //!
 //! ```
 //! use mem_parser::{Options, Output, combine, report, select};
@@ -24,7 +23,7 @@
 //!
 //! # Promises
 //!
-//! - Whatever a profile holds, rendering neither panics nor writes anything but the report:
+//! - Whatever a profile contains, rendering neither panics nor writes anything but the report:
 //!   names are text in every format, never markup, formulas or terminal sequences.
 //! - The same profile and options give the same bytes.
 //! - Nothing is printed. Warnings are returned, or handed to the caller's closure.
@@ -34,14 +33,14 @@
 //!
 //! - Call [`combine::prepare`], with the [needs](report::format::Needs) of the output, for a
 //!   profile that was not read by [`load`].
-//! - Render a selection only by formats with the needs that it was made for; formats that treat
-//!   several dumps alike can share one.
+//! - Render a selection only in formats whose needs it was made for; formats that treat several
+//!   dumps alike can share one.
 //! - Set [`Options::divide_by`] to neither 0 nor infinity.
 //!
 //! # Limits
 //!
-//! - Only [`load`] and the formats that show source lines (`--list`, `--html`) read files, and
-//!   the latter read only files that [`sources`] accepts as sources.
+//! - Only [`load`] and the formats that show source lines (`--list`, `--html`) read files, and the
+//!   latter read only files that [`sources`] accepts as source files.
 //! - The whole report is built in memory.
 
 mod breakdown;

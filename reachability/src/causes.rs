@@ -1,8 +1,8 @@
 //! Which lost objects keep which others.
 //!
-//! A lost object that no other lost one points to is lost *directly*; one that others point to,
-//! *indirectly*, through the one that begins the chain. Objects that point to each other in a ring
-//! are lost as a *cycle*: of each strongly connected component that no other points to, all
+//! A lost object that no other lost one points to is lost *directly*; one that others point to is
+//! lost *indirectly*, through the one that begins the chain. Objects that point to each other in a
+//! ring are lost as a *cycle*: of each strongly connected component that no other points to, all
 //! members are named after one of them. (Tarjan 1972, without recursion.)
 
 use std::ops::Range;

@@ -1,7 +1,7 @@
-//! All objects of a heap: from any address to the object that it lies in.
+//! All objects of a heap: maps any address to the object that contains it.
 //!
 //! Each piece of memory that jemalloc hands out is a *region*, known by a number: regions of an
-//! extent are numbered one after another, extents by address.
+//! extent are numbered consecutively, extents in the order of their addresses.
 
 use std::ops::Range;
 

@@ -1,12 +1,13 @@
-//! The search where the memory is: in a copy of the process, which does the work itself.
+//! The search at the place where the memory is: in a copy of the process, which does the work
+//! itself.
 //!
-//! Reading a page of another process takes the kernel longer than searching it. So what is known
-//! of the heap is laid out in memory that the copy shares ([`Tables`]), and the copy searches its
-//! own memory ([`work`]). What it cannot read there, or anything unusual, is left to [`crate::mark`].
+//! Reading a page of another process takes the kernel longer than searching it. So what is known of
+//! the heap is laid out in memory that the copy shares ([`Tables`]), and the copy searches its own
+//! memory ([`work`]). What it cannot read there, or anything unusual, is left to [`crate::mark`].
 //!
-//! What comes back is believed as far as the memory itself is, which is the other process's, too:
-//! whatever the words are, regions are those that exist and are allocated, and no more bytes can
-//! have been searched than there are.
+//! The result is trusted only as far as the memory itself, which also belongs to the other process:
+//! whatever the words are, only regions that exist and are allocated are accepted, and no more
+//! bytes can have been searched than there are.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! jemalloc's own data, read from outside: all extents, and the blocks that hold its metadata.
 //!
-//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `base.h`, `emap.h`. The tests compare with what
-//! jemalloc itself says of its objects.
+//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `base.h`, `emap.h`. The tests compare this with
+//! what jemalloc itself says about its objects.
 
 mod caches;
 

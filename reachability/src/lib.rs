@@ -1,29 +1,29 @@
-//! Which objects of another process's heap can be reached from its roots, and what the rest, the
-//! lost ones, hold.
+//! Finds which objects of another process's heap can be reached from its roots, and what the
+//! others, the lost ones, hold.
 //!
 //! [`heap::Heap`] knows all objects: their bounds are read from jemalloc's radix tree, from
-//! outside. [`mark::mark`] follows every aligned word that is an address in an object, or what else
-//! [`Pointers`] take for one, from the words and ranges that are given as roots; [`lost::find`]
-//! lists the sampled objects that it did not come to, [`lost::Found::excuse`] takes some of them
-//! for kept, and [`causes::order`] says which of them keep which others.
+//! outside. From the words and ranges that are given as roots, [`mark::mark`] follows every aligned
+//! word that is an address in an object, or whatever else [`Pointers`] takes for one;
+//! [`lost::find`] lists the sampled objects that it did not reach, [`lost::Found::excuse`] treats
+//! some of them as kept, and [`causes::order`] says which of them keep which others.
 //!
 //! # Promises
-//! - Everything read is hostile: counts, sizes, addresses and lists are bounded and checked. No
-//!   input makes it panic, hang, or take more memory than a fixed part of the heap that it claims
-//!   to describe.
-//! - An object that a root or a reached object points to, into its middle too, is reached, if the
-//!   [`Pointers`] are the default ones.
+//! - Everything read is treated as hostile: counts, sizes, addresses and lists are bounded and
+//!   checked. No input makes it panic, hang, or take more memory than a fixed fraction of the heap
+//!   that it claims to describe.
+//! - With the default [`Pointers`], an object that a root or a reached object points to, even into
+//!   its middle, is reached.
 //! - Nothing is written to the other process.
 //!
 //! # Caller's duties
-//! - The memory does not change meanwhile: it is that of a stopped process, or of a copy.
-//!   Otherwise what is said to be lost may not be.
-//! - All roots are given: a pointer that is kept where nobody looks makes what it leads to lost.
+//! - The memory does not change meanwhile: it is that of a stopped process, or of a copy. Otherwise
+//!   an object that is reported as lost may not be.
+//! - All roots are given: what only a pointer outside them leads to counts as lost.
 //!
 //! # Limits
-//! - jemalloc 5.3.1 with 48-bit addresses, as the agent has it inside.
-//! - Whether an object that was not sampled is allocated is known only as far as jemalloc's
-//!   bitmap tells, in which what lies in a thread's cache counts as allocated.
+//! - jemalloc 5.3.1 with 48-bit addresses, as built into the agent.
+//! - Whether an unsampled object is allocated is known only from jemalloc's bitmap, in which
+//!   objects in a thread's cache count as allocated.
 //! - Pointers that a program disguises are not seen.
 
 pub mod bits;

@@ -1,4 +1,4 @@
-//! The sampled objects that no pointer leads to.
+//! The sampled objects that were not reached from the roots.
 
 use crate::heap::{Extent, Heap};
 use crate::mark::{self, Marks, sampled_at, sampled_in};

@@ -1,4 +1,4 @@
-//! From an address to the slab that it lies in: a table of pages, in leaves of one GiB.
+//! Maps an address to the slab that contains it: a table of pages, in leaves of one GiB.
 
 use std::ops::Range;
 

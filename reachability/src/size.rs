@@ -1,5 +1,5 @@
-//! jemalloc's size classes: 8, multiples of 16 up to 64, then four to each doubling. Objects above
-//! 32 KiB have sizes in between, of whole pages.
+//! jemalloc's size classes: 8, multiples of 16 up to 64, then four per doubling. Objects above 32
+//! KiB have sizes in between, in whole pages.
 
 /// Size classes of a 64-bit jemalloc with 16-byte alignment.
 pub const CLASSES: u32 = 232;

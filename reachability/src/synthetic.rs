@@ -1,4 +1,4 @@
-//! Memory that tests make up.
+//! Synthetic memory for tests.
 
 use crate::jemalloc::{Content, Extent, Map};
 use crate::memory::Memory;

@@ -1,11 +1,11 @@
-//! `mem_server`: the processes with the agent for programs elsewhere. `mem_profiler serve` and
-//! `mem_profiler push` are this program, which is one of its own so that the one for boards stays
-//! small.
+//! `mem_server`: makes the processes with the agent available to programs elsewhere.
+//! `mem_profiler serve` and `mem_profiler push` are this program, which is a separate one so that
+//! the one for boards stays small.
 //!
-//! Promises: profiles are made outside of their process, from its segment; nothing ever listens,
-//! connects or computes inside a target. Files of targets are read by a child with limits alone
-//! ([`naming`]). What clients may take is bounded ([`http`]), and who may ask is checked
-//! ([`guard`]).
+//! Promises: profiles are made outside their process, from its segment; nothing ever listens,
+//! connects or computes inside a target. Only a child with limits reads files of targets
+//! ([`naming`]). What clients may consume is bounded ([`http`]), and whether they may ask is
+//! checked ([`guard`]).
 //!
 //! Limits: what this user may not profile is not served either. TLS is left to a proxy.
 

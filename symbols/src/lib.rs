@@ -1,14 +1,13 @@
-//! Names for addresses: from files that the profile's mappings refer to, with
-//! inlined functions. Code without a symbol is called after its file and where its function
-//! begins there ([`Profile::is_unnamed`]), the same in each run of a build.
+//! Finds names for addresses, including inlined functions, in the files that the profile's mappings
+//! refer to. Code without a symbol is named after its file and where its function begins there
+//! ([`Profile::is_unnamed`]), so its name is the same in each run of a build.
 //!
-//! Each distinct address is looked up once, together with the others of its module.
-//! A file that is missing, or whose build id differs from the profiled one, is
-//! skipped and named in a warning; its frames keep their addresses. [`files`]
-//! describes where files are searched. Symbols are read in a child process
-//! ([`reader`]): a crafted file costs its own names and nothing else.
-//! Code without a file gets its names from the kernel ([`vdso`]) or from the
-//! map that its JIT wrote ([`perf_map`]).
+//! Each distinct address is looked up once, together with the others of its module. A file that is
+//! missing, or whose build id differs from the profiled one, is skipped and named in a warning; its
+//! frames keep their addresses. [`files`] describes where files are searched for. Symbols are read
+//! in a child process ([`reader`]): a crafted file costs its own names and nothing else. Code
+//! without a file gets its names from the kernel ([`vdso`]) or from the map that its JIT wrote
+//! ([`perf_map`]).
 
 mod answer;
 pub mod apart;

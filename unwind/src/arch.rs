@@ -1,7 +1,7 @@
-//! The machines: what differs between them.
+//! What differs between the machines.
 //!
-//! The code for both is there on both, so that a recorded stack of one can be unwound on the
-//! other ([`remote::walk_on`](crate::remote::walk_on)); the running thread's is [`Native`].
+//! The code for both is compiled on both, so that a stack recorded on one can be unwound on the
+//! other ([`remote::walk_on`](crate::remote::walk_on)); the running thread's machine is [`Native`].
 
 mod aarch64;
 mod x86_64;

@@ -1,9 +1,10 @@
-//! Rules of what compilers nearly always write, straight from an entry's bytes.
+//! Rules from what compilers nearly always write, straight from an entry's bytes.
 //!
-//! `gimli` decodes any instruction ([`crate::row`]), some hundred machine instructions each, and a large
-//! function's entry has hundreds. Nearly all are of a dozen kinds, of which only what concerns the CFA,
-//! the return address and the frame pointer is kept here, in a few machine instructions. What is of
-//! another kind, or damaged, is left to the general way: there is no rule that only this one finds.
+//! `gimli` decodes any call-frame instruction ([`crate::row`]), at some hundred machine
+//! instructions each, and a large function's entry has hundreds. Nearly all are of a dozen kinds;
+//! of these, only what concerns the CFA, the return address and the frame pointer is kept here, in
+//! a few machine instructions. What is of another kind, or damaged, is left to the general path:
+//! there is no rule that only this one finds.
 
 use crate::arch::Machine;
 use crate::row::{Bytes, Row};

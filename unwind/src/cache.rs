@@ -1,13 +1,13 @@
 //! The rules found so far, shared by all threads.
 //!
-//! Four-way set-associative; a set is one cache line, in which each address has an entry that is
-//! taken if it is free and looked at first. An entry is a key (return address and generation) and a
-//! rule. A writer takes an entry by replacing its key
-//! with [`BUSY`], stores the rule, then the new key; a reader takes the rule only if
-//! the key is its own before and after. Within one generation the rule of a key never
-//! changes, so the key may come and go between: the rule is still the right one.
+//! Four-way set-associative; a set is one cache line, in which each address has a preferred entry:
+//! it is used if it is free, and looked at first. An entry is a key (return address and generation)
+//! and a rule. A writer takes an entry by replacing its key with [`BUSY`], stores the rule, then
+//! the new key; a reader takes the rule only if it sees its own key both before and after. Within
+//! one generation the rule of a key never changes, so it does no harm if the key goes and comes
+//! back in between: the rule is still the right one.
 //!
-//! Cost of a hit: one line and, as long as the cache is not crowded, one compare.
+//! Cost of a hit: one cache line and, as long as the cache is not crowded, one compare.
 
 use crate::rule::Rule;
 use core::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,6 +1,6 @@
 //! From `.eh_frame` to a [`Rule`], through `gimli` and without a heap.
 //!
-//! About 0.6 µs for an address that was never seen; done once per return address.
+//! About 0.6 µs for an address not seen before; done once per return address.
 
 use crate::Cause;
 use crate::arch::{Machine, Native};

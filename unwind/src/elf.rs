@@ -1,8 +1,8 @@
 //! A loaded ELF image, read in place: where its code and unwind tables are.
 //!
-//! The loader maps the file's first page, which holds the program headers (ELF-64
-//! gABI), at the start of every module, the vdso included. Whether it can be read is asked
-//! first; headers beyond it are not looked for.
+//! The loader maps the file's first page, which holds the program headers (ELF-64 gABI), at the
+//! start of every module, the vdso included. Whether that page can be read is checked first;
+//! headers beyond it are not looked for.
 
 use crate::probe;
 use core::slice::from_raw_parts;

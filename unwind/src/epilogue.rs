@@ -1,8 +1,9 @@
-//! Epilogues: the rule of a return address in code without an unwind table, by what that code does.
+//! Epilogues: the rule of a return address in code without an unwind table, derived from what that
+//! code does.
 //!
-//! Where a call is the last thing that a function does before it returns, the instructions behind the
-//! call say how large its frame is. rustc's `main` is such a function: with `panic=abort` it has no
-//! table, and is outermost but three in every stack of the first thread.
+//! Where a call is the last thing that a function does before it returns, the instructions after
+//! the call tell how large its frame is. rustc's `main` is such a function: with `panic=abort` it
+//! has no table, and it is the fourth frame from the outer end in every stack of the first thread.
 
 use crate::arch::Machine;
 use crate::elf::Module;

@@ -1,7 +1,7 @@
-//! Words by which a mapped module is known again.
+//! Words by which a mapped module is recognised again.
 //!
-//! Whether the module that was at an address is still there is asked of the kernel, which
-//! compares some words of its headers: nothing of its memory is read here, and it may be unmapped
+//! The kernel is asked whether the module that was at an address is still there: it compares some
+//! words of the module's headers. None of the module's memory is read here, and it may be unmapped
 //! at any moment.
 
 use crate::elf::{Image, PT_LOAD, PT_NOTE, find_build_id, program_headers, segments};

@@ -13,9 +13,9 @@
 //!   one or two compares for each unchanged frame ([`walk::Walker`]), and the
 //!   result is the same as without the memo: an unwind is a pure function of
 //!   (ip, sp, fp) and the words it read, and those are compared.
-//! - A stack that was seen before, with another one in between, is interned by one lookup
-//!   ([`seen::Seen`]) instead of one for each frame, and where such stacks follow each other, a frame
-//!   costs about 30 instructions.
+//! - A stack that was seen before, with another one in between, is interned with one lookup
+//!   ([`seen::Seen`]) instead of one per frame; where such stacks follow one another, a frame costs
+//!   about 30 instructions.
 //! - The same rules unwind another process: one frame by [`rule::step`], a whole stack by
 //!   [`remote::walk`], from any [`stack::Memory`] and any [`elf::Module`].
 //!
@@ -28,13 +28,13 @@
 //! - use a [`walk::Walker`] from one thread at a time.
 //!
 //! # Limits
-//! x86-64 and aarch64, little-endian, DWARF call-frame information as compilers
-//! emit it (System V ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are
-//! followed; for the rare frame whose CFA depends on another register, the value is taken
-//! from a frame further in that saved it, and if none did, the stack ends with
-//! [`Cause::Unsupported`]. Code without `.eh_frame` is left by the function's epilogue, if that follows the
-//! call, or by its frame record, if it has made one that passes a check; if not, it ends the stack with
-//! [`Cause::NoRule`], code outside every module (JIT) with [`Cause::NoModule`].
+//! x86-64 and aarch64, little-endian, DWARF call-frame information as compilers emit it (System V
+//! ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are followed; for the rare frame whose
+//! CFA depends on another register, the value is taken from a frame further in that saved it, and
+//! if none did, the stack ends with [`Cause::Unsupported`]. Code without `.eh_frame` is unwound
+//! with the function's epilogue, if that follows the call, or with its frame record, if it has made
+//! one that passes a check; otherwise it ends the stack with [`Cause::NoRule`], or with
+//! [`Cause::NoModule`] if it lies outside every module (JIT).
 #![no_std]
 
 #[cfg(test)]

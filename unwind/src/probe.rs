@@ -1,13 +1,13 @@
-//! Whether memory can be read, asked of the kernel.
+//! Asks the kernel whether memory can be read.
 //!
-//! `futex(address, FUTEX_CMP_REQUEUE_PRIVATE, 0, 0, address, …)` reads four bytes at the
-//! address to compare them, and then wakes none and moves none of those that wait there: it
-//! answers `EFAULT` where they cannot be read, `EAGAIN` or 0 otherwise, and changes nothing.
-//! Both addresses are the same one, so that even a kernel that moved a waiter would leave it
-//! where it is. It needs no file descriptor, takes no lock that is held for longer than a
-//! compare, never sleeps but for the page itself, and `malloc` of the C library needs the
-//! same system call: a filter that forbids it has ended the process before. A filter that
-//! refuses it (EPERM, ENOSYS), or an emulator without it, leaves no page known to be readable.
+//! `futex(address, FUTEX_CMP_REQUEUE_PRIVATE, 0, 0, address, …)` reads four bytes at the address to
+//! compare them, and then wakes and moves none of those that wait there: it returns `EFAULT` if
+//! they cannot be read, `EAGAIN` or 0 otherwise, and changes nothing. Both addresses are the same,
+//! so that even a kernel that moved a waiter would leave it where it is. The call needs no file
+//! descriptor, takes no lock that is held for longer than a compare, and never sleeps except for
+//! the page itself. The C library's `malloc` needs the same system call: a filter that forbids it
+//! has ended the process before. A filter that refuses it (EPERM, ENOSYS), or an emulator without
+//! it, leaves no page known to be readable.
 //!
 //! About 0.25 µs for a page that is there, 2 µs for one that is not.
 

@@ -1,8 +1,8 @@
-//! Steps that take more than a frame's registers and its stack.
+//! Steps that need more than a frame's registers and its stack.
 //!
-//! The frames further in ([`slow`]); what the kernel saved of a function that a signal interrupted
-//! before it had saved its return address; the frame record ([`record`]) of code without unwind
-//! tables.
+//! They need the frames further in ([`slow`]); what the kernel saved of a function that a signal
+//! interrupted before it had saved its return address; or the frame record ([`record`]) of code
+//! without unwind tables.
 
 use crate::Registers;
 use crate::arch::{Machine, Target};

@@ -1,28 +1,32 @@
 //! Frame records: the step from code that has no unwind table.
 //!
-//! A function that keeps a frame pointer has it point to a frame record: the caller's frame pointer,
-//! then the return address. By that its caller is found where no table says more: in code that the
-//! program has made itself (a JIT), in what it was linked with that has no tables (V8's builtins,
-//! assembly), and on aarch64, whose procedure call standard asks for records (AAPCS64 6.4.6), in the C
-//! libraries of 2016, which have hardly any tables.
+//! In a function that keeps a frame pointer, it points to a frame record: the caller's frame
+//! pointer, then the return address. With that, the caller is found where there is no table: in
+//! code that the program generates itself (a JIT), in linked code without tables (V8's builtins,
+//! assembly), and, on aarch64, whose procedure call standard asks for records (AAPCS64 6.4.6), in
+//! the C libraries of 2016, which have hardly any tables.
 //!
-//! Such a function may have no record all the same; then the frame pointer is its caller's, or any
-//! number. So a record is believed only if
+//! Even so, such a function may have no record; then the frame pointer is its caller's, or any
+//! number. So a record is trusted only if
 //! - it lies on the stack, above the function's stack pointer and not far from it;
 //! - the return address in it follows a call instruction, in code of a module that can be read, and
-//!   not the call of a function that has a table, as this one has none (but that one may have jumped
-//!   here: where the frame is nothing but the record, it does not matter); or
+//!   that call is not to a function that has a table, since this one has none (but that function
+//!   may have jumped here: where the frame is nothing but the record, it does not matter); or
 //! - the return address is in no module, where code bytes may be unmapped at any moment and are not
-//!   read; then the records from there outwards, each above the one before, must lead to such a call;
-//! - the caller's record lies above it, or there is none, where the caller is found by it in turn.
+//!   read; then the records from there outwards, each above the one before, must lead to such a
+//!   call;
+//! - where the caller is in turn found by its own record, that lies above this one, or there is
+//!   none.
 //!
-//! On x86-64 a record is the outermost part of its frame, and the caller's stack pointer follows. On
-//! aarch64 it does not tell how large its function's frame is: the caller's stack pointer follows from
-//! its own rule, which says where it saved its frame pointer: that is where its record is. A caller
-//! that has a table but saved no frame pointer cannot be reached: the stack ends at the function.
+//! On x86-64 a record is the outermost part of its frame, and the caller's stack pointer follows.
+//! On aarch64 it does not tell how large its function's frame is: the caller's stack pointer
+//! follows from the caller's own rule, which says where it saved its frame pointer, and so where
+//! its record is. A caller that has a table but saved no frame pointer cannot be reached: the stack
+//! ends at the function.
 //!
-//! Python 3.12 and 3.13 make trampolines on x86-64 that only align the stack: a word, then the return
-//! address. They are known by their instructions, which the kernel compares ([`padded`]).
+//! Python 3.12 and 3.13 generate trampolines on x86-64 that only align the stack: a word, then the
+//! return address. They are recognised by their instructions, which the kernel compares
+//! ([`padded`]).
 
 use crate::Registers;
 use crate::arch::Machine;

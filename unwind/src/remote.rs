@@ -1,8 +1,8 @@
 //! Remote unwinding: the stack of another process, from a copy of its words and the tables of
 //! the modules that it runs.
 //!
-//! The rules, and the slow path, are those of the running thread's stack; there is no memo and
-//! no cache. A caller that keeps rules goes step by step.
+//! The rules, and the slow path, are the same as for the running thread's stack; there is no memo
+//! and no cache. A caller that keeps rules goes step by step.
 
 use crate::arch::{Machine, Native};
 use crate::compile::{Scratch, compile_on};

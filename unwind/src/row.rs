@@ -1,8 +1,8 @@
 //! The row of an instruction in an unwind table (DWARF 5 §6.4.2), computed in place.
 //!
-//! `gimli` reads the instructions; they are executed here, in memory that is kept off the
-//! stack: a sample may be taken on one of 4 KiB, and `gimli`'s own interpreter moves whole
-//! rows about, 5.5 KiB of stack.
+//! `gimli` reads the instructions; they are executed here, in memory that is kept off the stack: a
+//! sample may be taken on a stack of 4 KiB, and `gimli`'s own interpreter copies whole rows around,
+//! which takes 5.5 KiB of stack.
 
 use crate::Cause;
 use core::mem::MaybeUninit;

@@ -1,13 +1,14 @@
 //! The stacks that were seen before, shared by all threads: a stack whose frames all have their
-//! nodes already is interned by one lookup.
+//! nodes already is interned with one lookup.
 //!
 //! Four-way set-associative; a set is one cache line, chosen by 13 bits of a stack's hash. If it is
-//! full, a stack may be in another set, chosen by 13 other bits. An entry is two words: the leaf with
-//! 40 bits of the hash, and the whole hash combined with that. The hash depends on a random number of
-//! the session and thread: entries of former sessions, and those that a forked child inherits, are
-//! not found. The words are stored one by one; what two threads have half written is not found.
+//! full, a stack may be in another set, chosen by 13 other bits. An entry is two words: the leaf
+//! with 40 bits of the hash, and the whole hash combined with that. The hash depends on a random
+//! number of the session and thread: entries of former sessions, and those that a forked child
+//! inherits, are not found. The words are stored one by one; an entry that two threads have each
+//! half written is not found.
 //!
-//! The cache only ever saves work. Of an entry that is found nothing is followed without a check.
+//! The cache only ever saves work. Nothing in an entry that is found is followed without a check.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -12,8 +12,11 @@ use shm_protocol::snapshot::Header;
 
 use super::notes::notes;
 use super::{Base, Check, Earlier, Leak, Used};
+use crate::clock::now_ns;
 use crate::collect;
 use crate::discovery::Agent;
+use crate::dump::end_of;
+use crate::live::is_counting;
 use crate::names::Symbols;
 use crate::snapshot::Snapshot;
 use crate::text;
@@ -32,6 +35,8 @@ pub struct Report {
     interval: u64,
     /// How long the session has gone on: older objects are not known.
     session_seconds: f64,
+    /// How long ago it ended; null: it still counts, or did just now.
+    ended_seconds_ago: Option<f64>,
     lost_bytes: f64,
     /// Half the width of the 95 % interval of `lost_bytes`; 0 where every allocation is known.
     lost_bytes_margin: f64,
@@ -113,12 +118,15 @@ pub fn report(
     let shown = check.leaks.leaks.iter().take(most.max(1));
     let leaves = shown.clone().map(|leak| leak.node);
     let (names, trouble) = names(agent, header, &check.snapshot, leaves);
-    let age = unix_ns().saturating_sub(session.start_unix_ns);
+    let (now, (end, _)) = (now_ns(), end_of(session, header));
+    let seconds = |ns: u64| ns as f64 / 1e9;
     Report {
         pid: agent.pid,
         name: text::escape(&agent.name),
         interval: check.snapshot.least_interval.max(1),
-        session_seconds: age as f64 / 1e9,
+        session_seconds: seconds(end.saturating_sub(session.start_ns)),
+        ended_seconds_ago: Some(seconds(now.saturating_sub(end)))
+            .filter(|ago| *ago >= 1.0 && !is_counting(header, session)),
         lost_bytes: total.bytes,
         lost_bytes_margin: total.margin(),
         lost_objects: total.objects,
@@ -284,10 +292,17 @@ impl Report {
             long => text::duration(long),
         };
         let since = match &self.base {
-            None => format!(
-                "of what it allocated in the last {}",
-                time(self.session_seconds)
-            ),
+            None => match self.ended_seconds_ago {
+                None => format!(
+                    "of what it allocated in the last {}",
+                    time(self.session_seconds)
+                ),
+                Some(ago) => format!(
+                    "of what it allocated in a session of {} that ended {} ago",
+                    time(self.session_seconds),
+                    time(ago)
+                ),
+            },
             Some(base) => format!(
                 "since {}{}, which has {} in {}",
                 base.dump,
