@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -25,6 +25,24 @@ impl Destination {
         match self {
             Self::Stdout => Ok(()),
             Self::File(path) | Self::Named(path) => check(path),
+        }
+    }
+
+    /// Refuses to replace a file that is read. Another name of the same file counts as well.
+    pub fn check_apart<'a>(&self, mut inputs: impl Iterator<Item = &'a Path>) -> Result<()> {
+        let (Self::File(path) | Self::Named(path)) = self else {
+            return Ok(());
+        };
+        let Some(output) = identity(path) else {
+            return Ok(());
+        };
+        match inputs.find(|input| identity(input) == Some(output)) {
+            Some(input) => bail!(
+                "{} would be replaced, but is read as {}; name another file with -o",
+                printable::path(path),
+                printable::path(input)
+            ),
+            None => Ok(()),
         }
     }
 
@@ -57,6 +75,12 @@ pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
     name.push(".");
     name.push(ending);
     name.into()
+}
+
+/// What a file is, whatever its name. Only regular files are: a device may be read and written.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Bytes by which an earlier output is told from other files.
@@ -154,7 +178,6 @@ fn temporary_name(path: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn files_appear_whole_and_leave_nothing_else() {

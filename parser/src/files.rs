@@ -1,6 +1,6 @@
 //! The files that are read, and how.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use heap_format::merge::Base;
 use symbols::demangle::Style;
@@ -32,4 +32,13 @@ pub struct Sources {
     pub module_names: bool,
     /// Which frames of stacks with Python are shown.
     pub python: Shown,
+}
+
+impl Sources {
+    /// The files that are named one by one.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let dumps = self.dumps.iter().chain(&self.base);
+        let others = self.binary.iter().chain(&self.perf_map);
+        dumps.chain(others).map(PathBuf::as_path)
+    }
 }

@@ -50,9 +50,11 @@ fn warn(warning: String) {
 fn run(cli: &Cli) -> Result<()> {
     let destination = destination(cli);
     destination.check()?;
+    let sources = cli.sources();
+    destination.check_apart(sources.files())?;
     let options = cli.options()?;
     let output = cli.report.output()?;
-    let loaded = load::load(&cli.sources(), &output.needs(&options), &mut warn);
+    let loaded = load::load(&sources, &output.needs(&options), &mut warn);
     let combined = loaded.map_err(|error| with_meaning(cli, error))?;
     let selection = mem_parser::select(combined, &options)?;
     selection.warnings().iter().cloned().for_each(warn);

@@ -1,0 +1,71 @@
+//! What is refused before anything is lost, and what the message says.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+mod invoke;
+
+use invoke::{parser, stderr};
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(name)
+}
+
+/// Runs the parser with words that are separated by blanks, in which `@` is the directory.
+fn run(directory: &Path, words: &str) -> std::process::Output {
+    let words = words.replace('@', directory.to_str().unwrap());
+    parser(&words.split(' ').collect::<Vec<_>>())
+}
+
+#[test]
+fn an_input_is_never_replaced() {
+    let scratch = tempfile::tempdir().unwrap();
+    let at = |name: &str| scratch.path().join(name);
+    for name in ["a.heap", "base.heap", "program", "map"] {
+        fs::copy(data("shop.heap"), at(name)).unwrap();
+    }
+    fs::hard_link(at("a.heap"), at("hard.heap")).unwrap();
+    symlink(at("a.heap"), at("soft.heap")).unwrap();
+    let before = fs::read(at("a.heap")).unwrap();
+    for words in [
+        "@/a.heap -o @/a.heap",
+        "-f @/a.heap --svg -o @/./a.heap",
+        "@/a.heap --html -o @/hard.heap",
+        "@/a.heap --symbolize -o @/soft.heap",
+        "@/a.heap --base @/base.heap -o @/base.heap",
+        "@/a.heap --diff_base @/base.heap -o @/base.heap",
+        "@/a.heap -p @/program -o @/program",
+        "@/a.heap --perf-map @/map -o @/map",
+    ] {
+        let output = run(scratch.path(), words);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{words}: {said}");
+        assert!(
+            said.contains("would be replaced, but is read"),
+            "{words}: {said}"
+        );
+        for name in [
+            "a.heap",
+            "base.heap",
+            "program",
+            "map",
+            "hard.heap",
+            "soft.heap",
+        ] {
+            assert!(
+                fs::read(at(name)).unwrap() == before,
+                "{words} changed {name}"
+            );
+        }
+    }
+    // What is not read is replaced, and a device is no file that could be.
+    fs::write(at("old.txt"), "old").unwrap();
+    for words in ["@/a.heap --raw -o @/old.txt", "@/a.heap --raw -o /dev/null"] {
+        let output = run(scratch.path(), words);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
+    assert!(fs::read(at("old.txt")).unwrap().len() > 100);
+}
