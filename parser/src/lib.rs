@@ -64,6 +64,7 @@ pub mod series;
 pub mod sources;
 mod suspects;
 mod timeline;
+mod untracked;
 pub mod view;
 
 pub use measure::is_unit;

@@ -13,7 +13,7 @@ use crate::python::{self, Shown};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series;
 use crate::view::View;
-use crate::{hint, nearest, program};
+use crate::{hint, nearest, program, untracked};
 
 /// Reads the dumps, combines them as the format needs it and finds symbols. Warnings go to
 /// `warn`, also before an error. The error may be a
@@ -222,6 +222,9 @@ fn of_one_kind(
     warn: &mut dyn FnMut(String),
 ) -> Result<Combined> {
     let mut bases = open_all(&sources.base, needs)?;
+    untracked::remark_of_all(dumps.iter().chain(&bases))
+        .into_iter()
+        .for_each(&mut *warn);
     match needs.dumps {
         Dumps::Series => {
             // A base is just an earlier dump.

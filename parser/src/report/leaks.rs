@@ -10,6 +10,7 @@ use crate::measure::Style;
 use crate::moment::moment;
 use crate::suspects::growth::Growth;
 use crate::suspects::{self, Suspect};
+use crate::untracked;
 use heap_format::printable::printable;
 
 /// `--leaks`.
@@ -92,6 +93,8 @@ impl<'a> Printer<'a> {
         if found.iter().any(|s| s.age.is_none()) {
             lines.push("This format has no ages: the score is what is kept".into());
         }
+        let untracked = untracked::remark(profile);
+        lines.extend(untracked.map(|text| format!("Not followed: {text}")));
         let live: f64 = found.iter().map(|s| s.bytes).sum();
         let shown: f64 = found.iter().take(most).map(|s| s.bytes).sum();
         lines.push(format!(

@@ -7,6 +7,7 @@ use super::tab::{Data, Of, PageContext, Tab};
 use crate::json;
 use crate::report::interval::history;
 use crate::report::sampling;
+use crate::untracked;
 
 /// The tab of facts.
 pub const TAB: Tab = Tab {
@@ -46,6 +47,7 @@ fn facts(page: &PageContext) -> String {
         add(name, Some(text));
     }
     add("Interval", interval(profile));
+    add("Not followed", untracked::remark(profile));
     add("Intervals", history(facts));
     add(
         "Session",

@@ -1,7 +1,7 @@
 // Leak suspects, worst first.
 function leaksTab(page, panel) {
   const { data } = page;
-  const { rows, duration } = data.suspects;
+  const { rows, duration, untracked } = data.suspects;
   if (!rows) {
     panel.append(remark("This profile holds no values in use: only heap profiles have suspects."));
     return () => {};
@@ -11,6 +11,7 @@ function leaksTab(page, panel) {
     ? "The score is the growth since the base that is proven at 95 %, less the more of what a stack allocates is freed, and less the younger its live objects are compared with the age that the freed ones reached. More dumps of one session tell steady growth from growth that has ended: mem_parser --leaks."
     : "The score is the live bytes, less the more of what a stack allocates is freed, and less the younger its live objects are compared with the age that the freed ones reached. A cache that fills looks like a leak until it is full: compare with an earlier dump of the session (--base) to see what keeps growing.";
   panel.append(remark(`Stacks whose objects stay, worst first. ${how}`));
+  if (untracked) panel.append(remark(`Of this dump, ${untracked}.`));
   if (rows.some((r) => r.age === null)) {
     panel.append(remark("This profile holds no ages of objects; only this profiler's own dumps do."));
   }

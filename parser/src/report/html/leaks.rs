@@ -6,6 +6,7 @@ use super::tab::{Data, Of, PageContext, Tab, share};
 use crate::json;
 use crate::report::context::Context;
 use crate::suspects::{self, Suspect};
+use crate::untracked;
 use heap_format::printable::printable;
 use serde::Serialize;
 
@@ -31,6 +32,9 @@ struct Suspects<'a> {
     duration: Option<f64>,
     /// `None` without values in use.
     rows: Option<Vec<Row<'a>>>,
+    /// What the values in use do not hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    untracked: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -75,6 +79,7 @@ fn object(page: &PageContext) -> String {
     json::embedded(&Suspects {
         duration: duration.map(|ns| (ns as f64 / 1e6).round() / 1e3),
         rows: found.as_ref().map(rows),
+        untracked: untracked::remark(context.view.profile()),
     })
 }
 
