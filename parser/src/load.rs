@@ -233,7 +233,8 @@ fn of_one_kind(
             combine::in_order(bases, files.cloned().collect(), sources.force)
         }
         Dumps::Single if dumps.len() + bases.len() > 1 => {
-            bail!("--rss shows one moment: give it one dump")
+            let flag = needs.flag;
+            bail!("--{flag} shows one moment: give it one dump")
         }
         Dumps::Single | Dumps::Sum | Dumps::BaseApart => {
             if !sources.force {

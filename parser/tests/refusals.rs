@@ -69,3 +69,16 @@ fn an_input_is_never_replaced() {
     }
     assert!(fs::read(at("old.txt")).unwrap().len() > 100);
 }
+
+#[test]
+fn views_of_one_moment_name_themselves() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (early, late) = (data("shop_before.heap"), data("shop.heap"));
+    for view in ["--rss", "--temporary", "--sizes", "--threads"] {
+        let words = format!("{} {} {view}", early.display(), late.display());
+        let output = run(scratch.path(), &words);
+        assert_eq!(output.status.code(), Some(1));
+        let expected = format!("{view} shows one moment: give it one dump");
+        assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
+    }
+}

@@ -103,6 +103,8 @@ impl Format {
 /// What a format needs from the stages before rendering.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
+    /// Flag of the format, for messages.
+    pub flag: &'static str,
     /// Grouping of frames; `None` for the caller's choice.
     pub granularity: Option<Granularity>,
     /// Whether inlined functions are kept separate, whatever the caller chose.
@@ -155,6 +157,7 @@ pub enum Dumps {
 impl Needs {
     /// Needs of a table: all entries, in the caller's order.
     pub const TABLE: Self = Self {
+        flag: "top",
         granularity: None,
         inlines: false,
         objects: false,
@@ -204,6 +207,7 @@ impl Output {
     pub fn needs(&self, options: &Options) -> Needs {
         let needs = self.format.needs;
         Needs {
+            flag: self.format.flag,
             granularity: needs.granularity.or(Some(options.granularity)),
             inlines: needs.inlines || options.inlines,
             trim: needs.trim.filter(|_| options.trim),
