@@ -42,6 +42,19 @@ fn check(name: &str, arguments: &[&str]) {
 }
 
 #[test]
+fn call_graphs_tell_how_often_time_was_sampled() {
+    for arguments in [&["-f", "shop.cpu", "-s"][..], &["-f", "shop.cpu", "--html"]] {
+        let text = output(arguments);
+        assert!(text.contains("Sampling: 99 samples per second of CPU time"));
+        assert!(!text.contains("Interval: 10101010"));
+    }
+    // Each graph of a page with both tells its own.
+    let both = output(&["-f", "shop.heap", "shop.cpu", "--html"]);
+    assert!(both.contains("Sampling: 99 samples per second of CPU time"));
+    assert!(both.contains("Interval: 512 bytes"));
+}
+
+#[test]
 fn tables_have_times_and_say_how_they_came_about() {
     check("cpu_top.txt", &["-t"]);
     check(

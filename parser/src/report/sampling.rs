@@ -4,7 +4,7 @@ use heap_format::cpu::Sampling;
 use heap_format::merge::BASE_LABEL;
 use heap_format::{NOT_SAMPLED_ADDRESS, Profile, TRUNCATED_ADDRESS, marker_at};
 
-use crate::measure::{self, percentage};
+use crate::measure::{self, Style, percentage};
 
 /// What the stacks of a CPU profile tell of its quality, whatever the filters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,10 +93,29 @@ pub fn facts(profile: &Profile) -> Vec<(&'static str, String)> {
 }
 
 fn engine(sampling: &Sampling) -> String {
-    let Sampling {
-        engine, mode, rate, ..
-    } = sampling;
-    format!("{engine}, {rate} samples per second of {mode}")
+    format!("{}, {}", sampling.engine, rate(sampling))
+}
+
+fn rate(sampling: &Sampling) -> String {
+    let Sampling { mode, rate, .. } = sampling;
+    format!("{rate} samples per second of {mode}")
+}
+
+/// How often what a column is of was sampled; `None` where that is not known.
+pub fn interval(profile: &Profile, column: usize) -> Option<String> {
+    if let Some(sampling) = &profile.facts.cpu
+        && is_about(profile, column)
+    {
+        return Some(format!("Sampling: {}", rate(sampling)));
+    }
+    let unit = profile.period_type.as_ref().map(|kind| kind.unit.as_str());
+    let text = match (unit.unwrap_or("bytes"), profile.period) {
+        (_, ..=0) => return None,
+        ("nanoseconds", period) => Style::Own.label(period, "nanoseconds", "auto"),
+        ("bytes", 1) => "1 byte".to_owned(),
+        (unit, _) => format!("{} {unit}", profile.period_text()),
+    };
+    Some(format!("Interval: {text}"))
 }
 
 fn samples(quality: &Quality, sampling: &Sampling) -> String {

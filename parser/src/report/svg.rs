@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::format::{Format, Needs};
+use super::sampling;
 use crate::graph::{Graph, Trimmed};
 use crate::measure::{Style, percentage};
 use crate::nodes::Info;
@@ -62,11 +63,8 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     let kind = context.view.kind();
     let total = context.format(total, &context.options.unit);
     lines.push(format!("Total: {total} ({kind})"));
-    let profile = context.view.profile();
-    if profile.period > 0 {
-        let bytes = if profile.period == 1 { "byte" } else { "bytes" };
-        lines.push(format!("Interval: {} {bytes}", profile.period_text()));
-    }
+    let (profile, column) = (context.view.profile(), context.view.column());
+    lines.extend(sampling::interval(profile, column));
     lines.extend(context.shown(trimmed, unit));
     lines
 }
