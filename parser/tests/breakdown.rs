@@ -104,6 +104,16 @@ fn reports_are_as_in_the_golden_files() {
 }
 
 #[test]
+fn where_nothing_is_short_lived_there_is_no_table() {
+    let text = report(&["--temporary", "--focus", "load_tables"]);
+    assert!(text.contains("No short-lived objects"), "{text}");
+    assert!(
+        !text.contains("-0") && !text.contains("function\n"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_thread_is_focused_on_by_its_name() {
     let of = |focus: &str| report(&["--tagfocus", focus, "-t", "--unit", "B"]);
     assert!(

@@ -145,7 +145,8 @@ impl<'a> Printer<'a> {
             self.bytes(suspect.score),
             self.bytes(suspect.bytes),
             self.bytes(suspect.error),
-            suspect.objects.round(),
+            // What is left of a little may be a little less than nothing: no -0.
+            suspect.objects.round() + 0.0,
             suspect.kept * 100.0,
             time(suspect.age, "-"),
             time(suspect.lifetime, never),

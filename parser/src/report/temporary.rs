@@ -39,11 +39,15 @@ fn render(context: &Context) -> Result<String> {
     let most = context.rows(MOST);
     let mut lines = context.identity();
     lines.extend(context.filters());
-    let mut out = lines.join("\n");
+    let mut out = lines.join("\n") + "\n";
+    if functions.is_empty() {
+        out += "No short-lived objects: none was freed within 4 to 8 ms of its allocation\n";
+        return Ok(out);
+    }
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(
         out,
-        "\nShort-lived: {short:.0} objects, freed within 4 to 8 ms of their allocation\n\
+        "Short-lived: {short:.0} objects, freed within 4 to 8 ms of their allocation\n\
          short-lived    share  of its own    of bytes  freed after  function"
     );
     for (entry, function) in functions.iter().take(most) {
