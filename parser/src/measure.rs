@@ -147,6 +147,16 @@ pub fn label(value: i64, from: &str, to: &str) -> String {
     Style::Pprof.label(value, from, to)
 }
 
+/// A mean lifetime or age in our style. The agent's clock does not tell apart what is below its
+/// tick.
+pub fn lifetime(ms: f64) -> String {
+    const TICK_MS: f64 = 4.0;
+    match ms < TICK_MS {
+        true => "< 4 ms".to_owned(),
+        false => Style::Own.label((ms * 1e6) as i64, "nanoseconds", "auto"),
+    }
+}
+
 /// The share of a total, six characters wide: ` 4.50%`, `  100%`, ` 0.05%`.
 pub fn percentage(value: i64, total: i64) -> String {
     let ratio = if total == 0 {

@@ -190,6 +190,24 @@ fn a_base_is_an_earlier_dump() {
 }
 
 #[test]
+fn what_is_freed_at_once_is_not_freed_after_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut profile = server(3.0, 7);
+    for detail in &mut profile.details {
+        detail.freed_lifetime_ms_sum = 0.0;
+        detail.live_age_ms_sum = 0.0;
+    }
+    let file = write(directory.path(), "young.heap", &profile);
+    let text = good(&["--leaks"], &[file]);
+    // Age and lifetime of what is freed; of what is not, its age.
+    let both = text
+        .lines()
+        .filter(|line| line.ends_with("< 4 ms      < 4 ms"));
+    assert_eq!(both.count(), 2, "{text}");
+    assert!(text.contains("< 4 ms       never"), "{text}");
+}
+
+#[test]
 fn dumps_of_two_processes_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let other = write(directory.path(), "other.heap", &server(2.0, 8));

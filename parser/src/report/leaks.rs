@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs};
-use crate::measure::Style;
+use crate::measure::{self, Style};
 use crate::moment::moment;
 use crate::suspects::growth::Growth;
 use crate::suspects::{self, Suspect};
@@ -133,11 +133,7 @@ impl<'a> Printer<'a> {
 
     fn row(&self, out: &mut String, suspect: &Suspect) {
         *out += SEPARATOR;
-        let time = |ms: Option<f64>, none: &str| {
-            ms.map_or(none.to_owned(), |ms| {
-                Style::Own.label((ms * 1e6) as i64, "nanoseconds", "auto")
-            })
-        };
+        let time = |ms: Option<f64>, none: &str| ms.map_or(none.to_owned(), measure::lifetime);
         let never = if suspect.age.is_some() { "never" } else { "-" };
         let _ = write!(
             out,

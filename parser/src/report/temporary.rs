@@ -8,7 +8,7 @@ use heap_format::printable::printable;
 use super::context::Context;
 use super::format::Format;
 use crate::breakdown::{self, Owner};
-use crate::measure::{Style, percentage};
+use crate::measure::{self, Style, percentage};
 
 /// `--temporary`.
 pub const FORMAT: Format = Format::breakdown(
@@ -55,7 +55,7 @@ fn render(context: &Context) -> Result<String> {
         let life = function
             .all
             .lifetime()
-            .map_or_else(|| "-".to_owned(), lifetime);
+            .map_or_else(|| "-".to_owned(), measure::lifetime);
         let _ = writeln!(
             out,
             "{count:>11} {:>8}  {:>9.0}% {:>11}  {life:>11}  {}",
@@ -71,15 +71,6 @@ fn render(context: &Context) -> Result<String> {
 
 fn short_lived(function: &Owner) -> i64 {
     function.all.detail.short_lived_objects.round() as i64
-}
-
-/// A mean lifetime. The agent's clock does not tell apart what is below its tick.
-fn lifetime(ms: f64) -> String {
-    const TICK_MS: f64 = 4.0;
-    match ms < TICK_MS {
-        true => "< 4 ms".to_owned(),
-        false => Style::Own.label((ms * 1e6) as i64, "nanoseconds", "auto"),
-    }
 }
 
 fn bytes(context: &Context, bytes: f64) -> String {

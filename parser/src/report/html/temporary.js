@@ -11,7 +11,7 @@ function temporaryTab(page, panel) {
     { key: "short", label: "Short-lived", title: "objects", value: (r) => r.short, text: (r) => r.short.toLocaleString("en") },
     { key: "share", label: "Of its own", title: "share of all objects that the function allocated", soft: true, value: (r) => r.share, text: (r) => share(r.share, 1) },
     { key: "bytes", label: "Allocated", title: "bytes that the function allocated in the session, long-lived ones too", value: (r) => r.bytes, text: (r) => bytes(r.bytes) },
-    { key: "lifetime", label: "Freed after", title: "mean lifetime of the objects that it freed", value: (r) => r.lifetime || 0, text: (r) => (r.lifetime === null ? "–" : r.lifetime < 4 ? "< 4 ms" : age(r.lifetime)) },
+    { key: "lifetime", label: "Freed after", title: "mean lifetime of the objects that it freed", value: (r) => r.lifetime || 0, text: (r) => age(r.lifetime) },
     {
       key: "name", label: "Function", words: true, value: (r) => r.name,
       cell: (td, r) => {
