@@ -114,6 +114,19 @@ fn where_nothing_is_short_lived_there_is_no_table() {
 }
 
 #[test]
+fn threads_have_functions_that_hold_or_allocated_most() {
+    for (column, heading) in [
+        ("inuse_space", "the functions that hold most"),
+        ("inuse_objects", "the functions that hold most"),
+        ("alloc_space", "the functions that allocated most"),
+        ("alloc_objects", "the functions that allocated most"),
+    ] {
+        let text = report(&["--threads", "--sample_index", column]);
+        assert!(text.contains(heading), "{text}");
+    }
+}
+
+#[test]
 fn a_thread_is_focused_on_by_its_name() {
     let of = |focus: &str| report(&["--tagfocus", focus, "-t", "--unit", "B"]);
     assert!(

@@ -9,6 +9,7 @@ use super::context::Context;
 use super::format::Format;
 use crate::breakdown::{self, Owner};
 use crate::measure::percentage;
+use crate::view::View;
 
 /// `--threads`.
 pub const FORMAT: Format = Format::breakdown(
@@ -36,10 +37,7 @@ fn render(context: &Context) -> Result<String> {
         out,
         "{:>13}    share  thread, and the functions {}",
         context.view.kind(),
-        match context.view.profile().is_of_memory() {
-            true => "that allocated most",
-            false => "with most of it",
-        }
+        most_of(context.view),
     );
     for (name, thread) in &threads {
         let value = thread.all.values[column];
@@ -53,6 +51,15 @@ fn render(context: &Context) -> Result<String> {
         functions(context, thread, &mut out);
     }
     Ok(out)
+}
+
+/// What the functions are that a thread is shown with.
+fn most_of(view: &View) -> &'static str {
+    match (view.profile().is_of_memory(), view.kind()) {
+        (true, kind) if kind.starts_with("inuse_") => "that hold most",
+        (true, _) => "that allocated most",
+        (false, _) => "with most of it",
+    }
 }
 
 fn functions(context: &Context, thread: &Owner, out: &mut String) {
