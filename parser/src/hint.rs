@@ -61,17 +61,18 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
         shown.push(format!("{} more", files.len() - MOST_FILES));
     }
     let called = unnamed.below - unnamed.within;
-    let of = what(view);
+    let (of, verb) = what(view);
     let lie = match (unnamed.within, called) {
-        (within, 0) => format!("{} of the {of} lie in code without names", share(within)),
+        (within, 0) => format!("{} of the {of} {verb} code without names", share(within)),
         (0, called) => format!(
-            "{} of the {of} lie in functions called by code without names",
+            "{} of the {of} {verb} functions that code without names called",
             share(called)
         ),
         (within, called) => format!(
-            "{} of the {of} lie in code without names, {} in what it called",
+            "{} of the {of} {verb} code without names, {} {} functions that it called",
             share(within),
-            share(called)
+            share(called),
+            verb.rsplit(' ').next().unwrap_or(verb)
         ),
     };
     Some(format!(
@@ -81,12 +82,12 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
     ))
 }
 
-/// What is counted.
-fn what(view: &View) -> String {
+/// What is counted, and what it has to do with code.
+fn what(view: &View) -> (String, &'static str) {
     match (view.unit(), &view.profile().facts.cpu) {
-        ("bytes", _) => "bytes".to_owned(),
-        (_, Some(sampling)) => sampling.mode.to_string(),
-        _ => "values".to_owned(),
+        ("bytes", _) => ("bytes".to_owned(), "were allocated by"),
+        (_, Some(sampling)) => (sampling.mode.to_string(), "was spent in"),
+        _ => ("values".to_owned(), "are of"),
     }
 }
 
@@ -271,10 +272,10 @@ mod tests {
         let named = [LIBRARY, LIBC];
         let own = said(&[&[PROGRAM, LIBC]], &named).unwrap();
         let expected =
-            "100% of the bytes lie in code without names (/opt/none/program 100%); keep symbols";
+            "100% of the bytes were allocated by code without names (/opt/none/program 100%); keep";
         assert!(own.starts_with(expected), "{own}");
         let called = said(&[&[LIBRARY, PROGRAM, LIBC]], &named).unwrap();
-        let expected = "100% of the bytes lie in functions called by code without names (/opt/none/program 100%); keep";
+        let expected = "100% of the bytes were allocated by functions that code without names called (/opt/none/program 100%); keep";
         assert!(called.starts_with(expected), "{called}");
         let stacks: [&[u64]; 4] = [
             &[PROGRAM, LIBC],
@@ -283,7 +284,7 @@ mod tests {
             &[LIBRARY],
         ];
         let both = said(&stacks, &named).unwrap();
-        let expected = "25% of the bytes lie in code without names, 25% in what it called (/opt/none/program 50%)";
+        let expected = "25% of the bytes were allocated by code without names, 25% by functions that it called (/opt/none/program 50%)";
         assert!(both.starts_with(expected), "{both}");
     }
 

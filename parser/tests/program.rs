@@ -265,7 +265,7 @@ fn a_program_without_symbols_gets_a_hint_once() {
     assert_eq!(hinted.status.code(), Some(0), "{}", stderr(&hinted));
     let said = stderr(&hinted);
     let share = format!(
-        "100% of the bytes lie in code without names ({} 100%)",
+        "100% of the bytes were allocated by code without names ({} 100%)",
         text(&built.path)
     );
     for part in [share.as_str(), "--debuginfod", "-p"] {
