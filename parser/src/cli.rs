@@ -8,7 +8,7 @@ mod values;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
@@ -24,7 +24,7 @@ use symbols::demangle::Style;
 
 use report::Report;
 pub use usage::fail;
-use values::{granularities, label, styles, unit};
+use values::{divisor, granularities, label, share, styles, unit};
 
 const USAGE: &str = "mem_parser [OPTIONS] DUMP...
        mem_parser -p BINARY -f DUMP OUTPUT [-o FILE]";
@@ -173,11 +173,11 @@ pub struct ViewOptions {
     pub nodecount: Option<usize>,
 
     /// Hide functions below this share of the total
-    #[arg(long, value_name = "SHARE", default_value_t = 0.005)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.005, value_parser = share)]
     pub nodefraction: f64,
 
     /// Hide edges below this share of the total
-    #[arg(long, value_name = "SHARE", default_value_t = 0.001)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.001, value_parser = share)]
     pub edgefraction: f64,
 
     /// Sort by what a function and its callees hold
@@ -238,7 +238,8 @@ pub struct ViewOptions {
     pub unit: String,
 
     /// Divide all values by this before showing them
-    #[arg(long, value_name = "N", default_value_t = 1.0, alias = "divide-by")]
+    #[arg(long, value_name = "N", default_value_t = 1.0, alias = "divide-by",
+          value_parser = divisor)]
     pub divide_by: f64,
 
     /// Leave program and type out of the legend
@@ -373,9 +374,6 @@ impl Cli {
     /// The choices of what to show.
     pub fn options(&self) -> Result<Options> {
         let view = &self.view;
-        if view.divide_by == 0.0 || !view.divide_by.is_finite() {
-            bail!("--divide_by needs a number other than 0");
-        }
         Ok(Options {
             column: self.values.wanted().map(str::to_owned),
             filters: self.filters.filters()?,

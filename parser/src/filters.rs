@@ -1,7 +1,7 @@
 //! What the caller wants left out of a profile, by name or label: pprof's options with
 //! pprof's meanings.
 
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use heap_format::LabelValue;
 use regex::Regex;
 
@@ -71,8 +71,17 @@ fn shortened(text: String) -> String {
 
 /// Compiles a pattern; the message names the option.
 pub fn pattern(option: &str, text: Option<&str>) -> Result<Option<Regex>> {
-    text.map(|text| Regex::new(text).with_context(|| format!("--{option} is no valid pattern")))
-        .transpose()
+    text.map(|text| compiled(option, text)).transpose()
+}
+
+fn compiled(option: &str, text: &str) -> Result<Regex> {
+    Regex::new(text).map_err(|error| {
+        // The lines before the last one point at places in the pattern.
+        let error = error.to_string();
+        let reason = error.lines().last().unwrap_or_default();
+        let reason = reason.strip_prefix("error: ").unwrap_or(reason);
+        anyhow!("--{option} is no valid pattern: {text:?}: {reason}")
+    })
 }
 
 /// A condition on labels: `[key=]pattern,…` or `[key=]range`.
@@ -107,9 +116,7 @@ impl TagFilter {
             None => Test::Patterns(
                 value
                     .split(',')
-                    .map(|p| {
-                        Regex::new(p).with_context(|| format!("--{option} is no valid pattern"))
-                    })
+                    .map(|pattern| compiled(option, pattern))
                     .collect::<Result<_>>()?,
             ),
         };

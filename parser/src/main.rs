@@ -25,7 +25,9 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<NoProgram>() => cli::fail(&error.to_string()),
+        Err(error) if error.is::<NoProgram>() || error.is::<BadUsage>() => {
+            cli::fail(&error.to_string())
+        }
         Err(error) => {
             say(&format!("{error:#}"));
             ExitCode::FAILURE
@@ -47,13 +49,18 @@ fn warn(warning: String) {
     say(&format!("warning: {warning}"));
 }
 
+/// An option's value that makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:#}\nFor all options, try 'mem_parser --help'.")]
+struct BadUsage(anyhow::Error);
+
 fn run(cli: &Cli) -> Result<()> {
+    let options = cli.options().map_err(BadUsage)?;
+    let output = cli.report.output().map_err(BadUsage)?;
     let destination = destination(cli);
     destination.check()?;
     let sources = cli.sources();
     destination.check_apart(sources.files())?;
-    let options = cli.options()?;
-    let output = cli.report.output()?;
     let loaded = load::load(&sources, &output.needs(&options), &mut warn);
     let combined = loaded.map_err(|error| with_meaning(cli, error))?;
     let selection = mem_parser::select(combined, &options)?;

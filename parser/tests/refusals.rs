@@ -82,3 +82,48 @@ fn views_of_one_moment_name_themselves() {
         assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
     }
 }
+
+#[test]
+fn values_of_options_that_make_no_sense_are_bad_usage() {
+    let scratch = tempfile::tempdir().unwrap();
+    let shop = data("shop.heap");
+    for words in [
+        "--focus (",
+        "--ignore (",
+        "--hide [",
+        "--show (",
+        "--show_from (",
+        "--prune_from (",
+        "--tagfocus (",
+        "--tagignore a=(",
+        "--list (",
+        "--peek [",
+        "--divide_by 0",
+        "--divide_by=-1",
+        "--divide_by inf",
+        "--divide_by nan",
+        "--divide_by 1e-300",
+        "--divide_by 1e300",
+        "--nodefraction nan",
+        "--nodefraction 2",
+        "--nodefraction=-0.1",
+        "--edgefraction inf",
+        "--edgefraction 1.01",
+    ] {
+        let output = run(scratch.path(), &format!("{} {words}", shop.display()));
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
+        let option = words.split([' ', '=']).next().unwrap();
+        assert!(
+            said.starts_with("error: ") && said.contains(option),
+            "{said}"
+        );
+        assert!(output.stdout.is_empty());
+        // What is wrong, and where to read on.
+        assert_eq!(said.lines().count(), 2, "{said}");
+    }
+    for words in ["--nodefraction 0", "--edgefraction 1", "--divide_by 1e6"] {
+        let output = run(scratch.path(), &format!("{} {words}", shop.display()));
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
+}

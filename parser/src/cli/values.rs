@@ -62,3 +62,22 @@ pub fn label(text: &str) -> Result<(String, String), String> {
         _ => Err("expected KEY=VALUE, as in service=checkout".to_owned()),
     }
 }
+
+/// Parser of options that are shares of a total.
+pub fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("expected a share of the total, from 0 to 1".to_owned()),
+    }
+}
+
+/// Divisors with which values remain numbers that can be shown.
+const DIVISORS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
+
+/// Parser of `--divide_by`.
+pub fn divisor(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(divisor) if DIVISORS.contains(&divisor) => Ok(divisor),
+        _ => Err("expected a number from 0.000001 to 1e18".to_owned()),
+    }
+}
