@@ -36,10 +36,11 @@ const EXAMPLES: &str = "Examples:
   mem_parser x.heap --peek '^parse'             who calls these functions
   mem_parser -p bin/app -f x.heap -s -o x.svg   with another copy of the program";
 
-/// Reads heap profiles: tables, call graphs, and conversions.
+/// Reads heap and CPU profiles: tables, call graphs, and conversions.
 ///
-/// Reads this project's dumps, jemalloc's and gperftools' text, and recognises
-/// them by their content. Without an output, prints the table.
+/// Reads this project's dumps (.heap) and CPU profiles (.cpu), what jemalloc,
+/// gperftools, pprof and perf write, and folded stacks, and recognises them by
+/// their content. Without an output, prints the table.
 #[derive(Parser, Debug)]
 #[command(name = "mem_parser", version, max_term_width = 80)]
 #[command(override_usage = USAGE, after_help = EXAMPLES)]
@@ -188,7 +189,7 @@ pub struct ViewOptions {
     #[arg(long)]
     pub drop_negative: bool,
 
-    /// Limit and cut off as the three options above say; --trim=false shows everything
+    /// Apply -n, --nodefraction and --edgefraction; --trim=false shows everything
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set,
           num_args = 0..=1, default_missing_value = "true")]
     pub trim: bool,

@@ -1,4 +1,4 @@
-//! `mem_parser`: reads heap profiles, prints tables and draws call graphs.
+//! `mem_parser`: reads heap and CPU profiles, prints tables and draws call graphs.
 //!
 //! Glue only: the command line, the library, a file or standard output. Results go to standard
 //! output, warnings and errors to standard error. Exit codes: 0 ok, 1 failed, 2 bad usage.

@@ -127,3 +127,16 @@ fn values_of_options_that_make_no_sense_are_bad_usage() {
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     }
 }
+
+#[test]
+fn the_help_names_what_is_read_and_what_trim_is_about() {
+    let help = String::from_utf8(parser(&["--help"]).stdout).unwrap();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "Reads heap and CPU profiles",
+        "CPU profiles (.cpu)",
+        "Apply -n, --nodefraction and --edgefraction; --trim=false",
+    ] {
+        assert!(help.contains(part), "{part}: {help}");
+    }
+}
