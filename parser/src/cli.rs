@@ -65,7 +65,10 @@ pub struct Cli {
 
     /// Write to this file; - is standard output
     ///
-    /// Without it, results go to standard output. Where that is a terminal, pictures, the
+    /// Without an output among the options, the file's ending chooses it: .html, .svg,
+    /// .flame.svg, .pb.gz (--proto), .prof (--gperftools).
+    ///
+    /// Without -o, results go to standard output. Where that is a terminal, pictures, the
     /// page and --proto go to a file instead that is named after the dump: x.html, x.svg,
     /// x.flame.svg, x.pb.gz.
     #[arg(short = 'o', long, value_name = "FILE")]
@@ -315,7 +318,10 @@ pub struct BaseOptions {
 impl Cli {
     /// The command line of this process. Ends it where that is not valid, and after help.
     pub fn of_process() -> Self {
-        let cli = Self::try_parse().unwrap_or_else(|error| usage::end(error));
+        let mut cli = Self::try_parse().unwrap_or_else(|error| usage::end(error));
+        if let Some(file) = cli.file().map(Path::to_path_buf) {
+            cli.report.choose_for(&file);
+        }
         if cli.command.is_none() && cli.dumps().is_empty() {
             let missing = "no dump was given; name one: mem_parser x.heap";
             usage::end(Self::command().error(ErrorKind::MissingRequiredArgument, missing));

@@ -140,3 +140,29 @@ fn the_help_names_what_is_read_and_what_trim_is_about() {
         assert!(help.contains(part), "{part}: {help}");
     }
 }
+
+#[test]
+fn the_ending_of_a_file_chooses_the_output_that_no_option_chose() {
+    let scratch = tempfile::tempdir().unwrap();
+    let shop = data("shop.heap");
+    for (name, options, start) in [
+        ("x.html", "", "<!DOCTYPE html>"),
+        ("x.HTML", "", "<!DOCTYPE html>"),
+        ("x.svg", "", "<?xml"),
+        ("x.flame.svg", "", "<?xml"),
+        ("x.pb.gz", "", "\u{1f}"),
+        ("x.txt", "", "File: shop"),
+        ("html", "", "File: shop"),
+        ("y.svg", " -t", "File: shop"),
+        ("y.html", " --dot", "digraph"),
+    ] {
+        let words = format!("{} -o @/{name}{options}", shop.display());
+        let output = run(scratch.path(), &words);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let written = fs::read(scratch.path().join(name)).unwrap();
+        let shown = String::from_utf8_lossy(&written[..written.len().min(40)]);
+        assert!(shown.starts_with(start), "{name}: {shown}");
+    }
+    let read = |name: &str| fs::read_to_string(scratch.path().join(name)).unwrap();
+    assert!(read("x.svg") != read("x.flame.svg"));
+}

@@ -1,5 +1,7 @@
 //! The output that is asked for: a flag for each format.
 
+use std::path::Path;
+
 use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
@@ -12,12 +14,30 @@ use mem_parser::{Format, Output};
 pub struct Report {
     format: &'static Format,
     pattern: Option<String>,
+    /// Whether a flag asked for it.
+    given: bool,
 }
 
 impl Report {
     /// Ending of the file that the output goes to where standard output cannot show it.
     pub fn ending(&self) -> Option<&'static str> {
         self.format.ending
+    }
+
+    /// Where no flag asked for an output, chooses the one whose ending the file has.
+    pub fn choose_for(&mut self, file: &Path) {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let name = name.to_lowercase();
+        let has_ending = |format: &&Format| {
+            let before = format.ending.and_then(|ending| name.strip_suffix(ending));
+            before.is_some_and(|before| before.ends_with('.'))
+        };
+        let fitting = FORMATS.iter().copied().filter(has_ending);
+        // A flame graph's `.flame.svg` is a `.svg`, too.
+        let longest = fitting.max_by_key(|format| format.ending.map_or(0, str::len));
+        if let Some(format) = longest.filter(|_| !self.given) {
+            self.format = format;
+        }
     }
 
     /// The output.
@@ -59,14 +79,17 @@ impl FromArgMatches for Report {
             true => matches.contains_id(format.flag),
             false => matches.get_flag(format.flag),
         };
-        let wanted = FORMATS.iter().find(given).or(FORMATS.first());
-        let format = *wanted.ok_or_else(|| clap::Error::new(ErrorKind::InvalidValue))?;
+        let asked = FORMATS.iter().find(given);
+        let format = *asked
+            .or(FORMATS.first())
+            .ok_or_else(|| clap::Error::new(ErrorKind::InvalidValue))?;
         let pattern = format
             .takes_pattern
             .then(|| matches.get_one(format.flag).cloned());
         Ok(Self {
             format,
             pattern: pattern.flatten(),
+            given: asked.is_some(),
         })
     }
 
