@@ -127,6 +127,14 @@ fn open_all(files: &[PathBuf], needs: &Needs) -> Result<Vec<Profile>> {
 /// The error of a file that could not be read, with the one that was probably meant.
 fn refused(file: &Path, error: ReadError) -> anyhow::Error {
     match &error {
+        // Files are opened through /proc, and it is there that something was not found.
+        ReadError::Io { error: io, .. } if io.kind() == ErrorKind::NotFound && file.exists() => {
+            let file = printable::path(file);
+            anyhow!(
+                "{file}: cannot be opened: /proc is not mounted, through which files are opened; \
+                 mount it first: mount -t proc proc /proc"
+            )
+        }
         ReadError::Io { error: io, .. } if io.kind() == ErrorKind::NotFound => {
             let near = nearest::file(file);
             let file = file.to_path_buf();

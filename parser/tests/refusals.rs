@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 mod invoke;
 
@@ -165,4 +166,36 @@ fn the_ending_of_a_file_chooses_the_output_that_no_option_chose() {
     }
     let read = |name: &str| fs::read_to_string(scratch.path().join(name)).unwrap();
     assert!(read("x.svg") != read("x.flame.svg"));
+}
+
+#[test]
+fn without_proc_it_is_proc_that_is_missed() {
+    let scratch = tempfile::tempdir().unwrap();
+    let unshared = |words: &str| {
+        let script = format!("mount -t tmpfs none /proc && exec {words}");
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
+        command.output().unwrap()
+    };
+    if !unshared("true").status.success() {
+        // Not everywhere may one take /proc away.
+        return;
+    }
+    let file = scratch.path().join("x.heap");
+    fs::copy(data("shop.heap"), &file).unwrap();
+    let program = env!("CARGO_BIN_EXE_mem_parser");
+    let output = unshared(&format!("{program} {}", file.display()));
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("x.heap: cannot be opened: /proc is not mounted"),
+        "{said}"
+    );
+    assert!(!said.contains("did you mean"), "{said}");
+    let output = unshared(&format!("{program} {}.no", file.display()));
+    assert!(
+        stderr(&output).contains("did you mean"),
+        "{}",
+        stderr(&output)
+    );
 }
