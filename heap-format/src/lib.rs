@@ -167,7 +167,8 @@ fn plain<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         folded::read(lines)
     } else {
         let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
-        let what = format!("is no profile: it starts with {shown:?}, as no known format does");
+        let what =
+            format!("is not a profile: it begins with {shown:?}, which matches no known format");
         Err(Fault::whole(what))
     }
 }

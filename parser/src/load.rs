@@ -1,11 +1,11 @@
 //! From files to one symbolized profile.
 
 use std::borrow::Cow;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
-use heap_format::{Profile, ReadError, beside, maps, printable};
+use heap_format::{Profile, ReadError, beside, maps, opening, printable};
 
 use crate::combine::{self, Combined};
 use crate::files::Sources;
@@ -15,11 +15,14 @@ use crate::series;
 use crate::view::View;
 use crate::{hint, nearest, program, untracked};
 
+/// Beginning of programs and libraries.
+const ELF: [u8; 4] = *b"\x7fELF";
+
 /// Reads the dumps, combines them as the format needs it and finds symbols. Warnings go to
 /// `warn`, also before an error. The error may be a
 /// [`NoProgram`](program::NoProgram) or [`Missing`].
 pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> Result<Combined> {
-    let dumps = open_all(&sources.dumps, needs)?;
+    let dumps = open_all(&sources.dumps, sources, needs)?;
     if needs.symbols == Symbols::Unused {
         return combined(sources, needs, dumps, warn);
     }
@@ -115,9 +118,9 @@ fn symbolize(profile: &mut Profile, sources: &Sources) -> Vec<String> {
     warnings
 }
 
-fn open_all(files: &[PathBuf], needs: &Needs) -> Result<Vec<Profile>> {
+fn open_all(files: &[PathBuf], sources: &Sources, needs: &Needs) -> Result<Vec<Profile>> {
     let open = |file: &PathBuf| {
-        let mut profile = heap_format::open(file).map_err(|error| refused(file, error))?;
+        let mut profile = heap_format::open(file).map_err(|error| refused(file, sources, error))?;
         combine::prepare(&mut profile, needs);
         Ok(profile)
     };
@@ -125,7 +128,7 @@ fn open_all(files: &[PathBuf], needs: &Needs) -> Result<Vec<Profile>> {
 }
 
 /// The error of a file that could not be read, with the one that was probably meant.
-fn refused(file: &Path, error: ReadError) -> anyhow::Error {
+fn refused(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
     match &error {
         // Files are opened through /proc, and it is there that something was not found.
         ReadError::Io { error: io, .. } if io.kind() == ErrorKind::NotFound && file.exists() => {
@@ -140,7 +143,35 @@ fn refused(file: &Path, error: ReadError) -> anyhow::Error {
             let file = file.to_path_buf();
             anyhow::Error::new(Missing { file, error, near })
         }
+        ReadError::Content { .. } if is_program(file) => no_profile(file, sources),
         _ => error.into(),
+    }
+}
+
+/// Whether it is a program or a library. A pipe is not: what was read from it is gone.
+fn is_program(file: &Path) -> bool {
+    let start = || {
+        let mut start = [0; ELF.len()];
+        opening::regular(file).ok()?.read_exact(&mut start).ok()?;
+        Some(start)
+    };
+    start().is_some_and(|start| start == ELF)
+}
+
+/// The error of a program that was given as a dump.
+fn no_profile(file: &Path, sources: &Sources) -> anyhow::Error {
+    let shown = printable::path(file);
+    let binary = sources.binary.as_deref();
+    match binary.filter(|binary| heap_format::open(binary).is_ok()) {
+        Some(dump) => anyhow!(
+            "{shown} is a program, not a profile, and {dump} is a profile: they seem to be \
+             swapped; use -p {shown} -f {dump}",
+            dump = printable::path(dump)
+        ),
+        None => anyhow!(
+            "{shown} is a program (ELF), not a profile; name the program with -p, and the dump \
+             with -f"
+        ),
     }
 }
 
@@ -229,7 +260,7 @@ fn of_one_kind(
     mut dumps: Vec<Profile>,
     warn: &mut dyn FnMut(String),
 ) -> Result<Combined> {
-    let mut bases = open_all(&sources.base, needs)?;
+    let mut bases = open_all(&sources.base, sources, needs)?;
     untracked::remark_of_all(dumps.iter().chain(&bases))
         .into_iter()
         .for_each(&mut *warn);

@@ -111,7 +111,8 @@ fn unusable_files_exit_with_1_and_are_named() {
     let cases = [
         (write("empty.heap", b""), "is empty"),
         (write("cut.heap", &bytes[..bytes.len() - 3]), "line "),
-        (write("other.heap", b"\x7fELF whatever"), "is no profile"),
+        (write("elf.heap", b"\x7fELF whatever"), "is a program"),
+        (write("other.heap", b"#!whatever"), "profile"),
         (directory.path().to_path_buf(), "is a directory"),
         (directory.path().join("missing.heap"), "cannot be read"),
     ];

@@ -199,3 +199,34 @@ fn without_proc_it_is_proc_that_is_missed() {
         stderr(&output)
     );
 }
+
+#[test]
+fn a_program_in_the_place_of_a_dump_is_called_one() {
+    let scratch = tempfile::tempdir().unwrap();
+    fs::copy(data("shop.heap"), scratch.path().join("x.heap")).unwrap();
+    let program = std::env::current_exe().unwrap();
+    let program = program.to_str().unwrap();
+    for (words, expected) in [
+        (
+            "-p @/x.heap -f PROGRAM",
+            "they seem to be swapped; use -p PROGRAM -f @/x.heap",
+        ),
+        ("-f PROGRAM", "PROGRAM is a program (ELF), not a profile"),
+        (
+            "-p PROGRAM -f PROGRAM",
+            "PROGRAM is a program (ELF), not a profile",
+        ),
+        (
+            "@/x.heap --base PROGRAM",
+            "PROGRAM is a program (ELF), not a profile",
+        ),
+    ] {
+        let filled = |text: &str| text.replace("PROGRAM", program);
+        let output = run(scratch.path(), &filled(words));
+        let expected = filled(expected).replace('@', scratch.path().to_str().unwrap());
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(&expected), "{said}");
+        assert!(!said.contains("it starts with"), "{said}");
+    }
+}
