@@ -27,9 +27,11 @@ use crate::cli::{Cli, Command, PageArgs};
 use crate::dump::Written;
 use crate::page;
 use crate::process;
+use crate::segment::default_directory;
 use crate::session::Outcome;
 use crate::terminal;
 use dump::Then;
+use shm_protocol::segment::DIR_VARIABLE;
 
 /// Executes the command that was given, and reports its failure. Where nothing was, that is a
 /// session; people are told of what, and what else they might ask for if there is nothing to sample.
@@ -57,6 +59,18 @@ pub fn execute(cli: Cli) -> ExitCode {
     }
 }
 
+/// Without it, nothing is found, as if there were no agents.
+fn warn_of_missing_directory() {
+    let directory = default_directory();
+    if std::env::var_os(DIR_VARIABLE).is_some() && !directory.is_dir() {
+        terminal::warning(&format!(
+            "{}: there is no such directory, which MEM_PROFILER_DIR names: agents that use another one \
+             are not found",
+            crate::text::path(&directory)
+        ));
+    }
+}
+
 fn command(cli: Cli) -> anyhow::Result<ExitCode> {
     let is_about_processes = !matches!(
         cli.command,
@@ -68,6 +82,13 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         "/proc is not mounted, which shows the processes: mount it (mount -t proc proc /proc), then \
          try again"
     );
+    let is_the_agents = matches!(
+        cli.command,
+        Some(Command::SelfCheck(_) | Command::SelfCpu(_) | Command::SelfProfile(_))
+    );
+    if is_about_processes && !is_the_agents {
+        warn_of_missing_directory();
+    }
     match cli.command {
         None => session::execute(cli.session),
         Some(Command::Run(args)) => run::execute(args),

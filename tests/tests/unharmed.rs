@@ -555,4 +555,20 @@ fn a_limit_on_the_size_of_files_is_told() {
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("ulimit -f"), "{outcome:?}");
     program.target.finish_well();
+    let mut command = scratch.profiler();
+    limit(&mut command, Scarce::FileSize, 1 << 20);
+    let outcome = run(command.args(["run", "--", "true"]));
+    assert!(outcome.stderr.contains("ulimit -f"), "{outcome:?}");
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+}
+
+#[test]
+fn a_directory_that_is_missing_is_told() {
+    let scratch = Scratch::new();
+    let missing = scratch.file("missing");
+    let mut command = scratch.profiler();
+    let outcome = run(command.env("MEM_PROFILER_DIR", &missing).arg("list"));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let name = missing.to_str().expect("a path");
+    assert!(outcome.stderr.contains(name), "{outcome:?}");
 }

@@ -70,7 +70,7 @@ pub struct CpuSamplingArgs {
     #[arg(long, conflicts_with = "engine")]
     pub offcpu: bool,
 
-    /// Sample by this alone, or not at all [default: the best that is allowed]
+    /// Use only this engine, and fail if it is not available [default: the best that is allowed]
     #[arg(long, value_enum)]
     pub engine: Option<EngineName>,
 

@@ -13,11 +13,11 @@ pub struct LeaksArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 
-    /// Write what is lost as a dump, too, whose name begins so
+    /// Also write the lost objects as a dump, whose name begins with this
     #[arg(short, long, value_name = "PREFIX")]
     pub output: Option<PathBuf>,
 
-    /// Tell only what was lost since an earlier check, whose dump (-o) this is
+    /// Report only what was lost since the check that wrote this dump (with -o)
     #[arg(long, value_name = "DUMP")]
     pub base: Option<PathBuf>,
 
@@ -86,29 +86,31 @@ impl KnownArgs {
     }
 }
 
+/// Given to each option: a heading of the group would go on behind it.
+const SEARCH: &str = "The search for pointers";
+
 /// What a search begins at, and what it follows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
-#[command(next_help_heading = "The search for pointers")]
 pub struct SearchArgs {
     /// Pointers may lie at any address, not only at multiples of 8
-    #[arg(long)]
+    #[arg(help_heading = SEARCH, long)]
     pub unaligned: bool,
 
     /// A pointer counts if it leads at most this far into an object [default: to its end]
-    #[arg(long, value_name = "BYTES", value_parser = values::byte_count)]
+    #[arg(help_heading = SEARCH, long, value_name = "BYTES", value_parser = values::byte_count)]
     pub max_pointer_offset: Option<u64>,
 
-    /// The uppermost bits of a pointer, so many, are no part of its address: tags
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true,
+    /// Ignore the top N bits of each pointer: they hold a tag
+    #[arg(help_heading = SEARCH, long, value_name = "N", default_value_t = 0, hide_default_value = true,
           value_parser = clap::value_parser!(u32).range(0..=MOST_TAG_BITS))]
     pub tag_bits: u32,
 
     /// Begin at registers and stacks alone: not at variables, mappings, or what the kernel keeps
-    #[arg(long)]
+    #[arg(help_heading = SEARCH, long)]
     pub no_globals: bool,
 
     /// Do not begin at registers and stacks
-    #[arg(long)]
+    #[arg(help_heading = SEARCH, long)]
     pub no_threads: bool,
 }
 

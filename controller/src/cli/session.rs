@@ -60,8 +60,8 @@ pub struct IntervalArgs {
     #[arg(long, value_name = "PERCENT", value_parser = values::overhead)]
     pub max_overhead: Option<f64>,
 
-    /// Take one in eight of the samples of objects that die at once, where enough are known
-    /// already; each then counts eightfold. Cheaper; hardly less exact where memory is held
+    /// Once a stack has enough samples, keep one in eight of those whose objects are freed at
+    /// once; each then counts eightfold. Cheaper; hardly less exact where memory is held
     #[arg(long)]
     pub thin: bool,
 }
@@ -80,40 +80,42 @@ impl IntervalArgs {
     }
 }
 
+/// Given to each option: a heading of the group would go on behind it.
+const DUMPS: &str = "Dumps during the session";
+
 /// When to write a dump besides the one at the end. All may be combined.
 #[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Dumps during the session")]
 pub struct TriggerArgs {
     /// Each time this long has gone by
-    #[arg(long, value_name = "TIME", value_parser = values::seconds)]
+    #[arg(help_heading = DUMPS, long, value_name = "TIME", value_parser = values::seconds)]
     pub every: Option<Duration>,
 
     /// Each time this much was allocated
-    #[arg(long, value_name = "BYTES", value_parser = values::amount)]
+    #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::amount)]
     pub every_alloc: Option<u64>,
 
     /// Each time the live heap has grown by this much
-    #[arg(long, value_name = "BYTES", value_parser = values::amount)]
+    #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::amount)]
     pub every_growth: Option<u64>,
 
     /// Keep the profile of the high-water mark of the live heap, and write it at the end
-    #[arg(long)]
+    #[arg(help_heading = DUMPS, long)]
     pub peak: bool,
 
     /// When the resident memory exceeds this
-    #[arg(long, value_name = "BYTES", value_parser = values::amount)]
+    #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::amount)]
     pub on_rss: Option<u64>,
 
     /// When the control group's memory exceeds this, or this share of its limit (90%)
-    #[arg(long, value_name = "BYTES|PERCENT", value_parser = values::threshold)]
+    #[arg(help_heading = DUMPS, long, value_name = "BYTES|PERCENT", value_parser = values::threshold)]
     pub on_cgroup: Option<Threshold>,
 
     /// When this signal is sent to mem_profiler
-    #[arg(long, value_name = "SIGNAL", value_parser = values::dump_signal)]
+    #[arg(help_heading = DUMPS, long, value_name = "SIGNAL", value_parser = values::dump_signal)]
     pub signal: Option<Signal>,
 
     /// Keep at most this many dumps of each process; the oldest are removed
-    #[arg(long, value_name = "N", value_parser = values::count)]
+    #[arg(help_heading = DUMPS, long, value_name = "N", value_parser = values::count)]
     pub keep: Option<usize>,
 }
 

@@ -23,6 +23,11 @@ use crate::session::{ExitCheck, Outcome, Run, Settings, Worth};
 use crate::terminal::{diagnostic, warning};
 use crate::text;
 
+/// A smaller limit on the size of files hardly leaves an agent a segment, most of which is holes.
+const LEAST_FILE: u64 = 64 << 20;
+/// Room that a segment takes at least, with its first tables.
+const LEAST_FREE: u64 = 1 << 20;
+
 /// Starts the program, follows it and its children, and ends as it ends.
 pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let agent = launch::find_agent(args.agent.as_deref())?;
@@ -183,6 +188,33 @@ fn tell_of_python(line: &[OsString], python_malloc: bool) {
     }
 }
 
+/// Why agents can hardly have made their segments, if there is little room for them.
+fn no_room() -> Option<String> {
+    use nix::sys::resource::{Resource, getrlimit};
+    let directory = default_directory();
+    let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft);
+    let free = nix::sys::statvfs::statvfs(&directory).ok();
+    let free = free.map_or(u64::MAX, |space| {
+        space
+            .blocks_available()
+            .saturating_mul(space.fragment_size())
+    });
+    if limit < LEAST_FILE {
+        Some(
+            "the limit on the size of files (ulimit -f) is too low for its segment: raise it"
+                .to_owned(),
+        )
+    } else if free < LEAST_FREE {
+        let (place, free) = (text::path(&directory), text::bytes(free as f64));
+        Some(format!(
+            "{place} has no room for its segment: {free} are free; make room there, or use \
+             MEM_PROFILER_DIR"
+        ))
+    } else {
+        None
+    }
+}
+
 /// The exit code is the program's; ours only where it ended well and a dump could not be written.
 fn conclude(outcome: &Outcome, min: u64, page: PageArgs, can_sample: bool) -> ExitCode {
     let left_out = outcome.left_out;
@@ -199,10 +231,15 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, can_sample: bool) -> Ex
     if !outcome.written.is_empty() {
         super::table(&outcome.written);
     } else if outcome.failures == 0 && left_out == 0 && can_sample {
-        warning(
-            "no process was sampled: the program allocates too little or by an allocator of its own, \
-             or it is static, setuid or of another architecture, or clears LD_PRELOAD",
-        );
+        warning(&match no_room() {
+            Some(why) => format!("no process was sampled: {why}"),
+            None => {
+                "no process was sampled: the program allocates too little or by an allocator of \
+                     its own, or it is static, setuid or of another architecture, or clears \
+                     LD_PRELOAD"
+                    .to_owned()
+            }
+        });
     }
     let well = super::follow_up(&outcome.written, page, diagnostic) && outcome.failures == 0;
     match outcome.status {
