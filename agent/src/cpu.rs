@@ -8,7 +8,7 @@
 //! A forked child that has not allocated yet begins its parent's session in the handler, when the
 //! one timer that it has from birth fires.
 //!
-//! The handler takes no lock, allocates nothing and keeps `errno`. It runs on memory of its own,
+//! The handler waits for no lock (it takes one only if it is free), allocates nothing and keeps `errno`. It runs on memory of its own,
 //! however small the interrupted stack is, and does nothing if it interrupted the agent. It also
 //! makes sure that new threads get timers, and that all timers are deleted once the session is
 //! over.

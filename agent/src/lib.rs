@@ -12,8 +12,8 @@
 //!   the controller, which is started while the calling thread waits; other threads that make a
 //!   request meanwhile wait too. One line is printed if that fails.
 //! - Only a session that asks for CPU time installs a signal handler, and timers that trigger it;
-//!   both are removed once the session is over, or when the program wants the signal or a seccomp
-//!   filter.
+//!   both are removed once the session is over, or when the program wants a seccomp filter, and
+//!   use another signal when it wants theirs. `CPUPROFILESIGNAL` asks for a handler of its own.
 //! - Failing to profile is acceptable: without a segment, without address space or
 //!   without a rule for a frame it counts less, says so in the segment's counters, and
 //!   the program continues.

@@ -7,7 +7,8 @@
 //! - Stack words are read only from memory that was found readable in the same walk, or
 //!   that is the thread's own stack ([`stack::Stack`]); a damaged frame ends one stack,
 //!   never the process.
-//! - Rules are compiled once per return address by `gimli` and kept in a table
+//! - Rules are compiled when a return address is first met, the usual ones straight from the
+//!   table's bytes and the others by `gimli`, and kept in a table
 //!   shared by all threads ([`cache::RuleCache`]), about 5 ns a step.
 //! - A stack whose outer part is unchanged since the thread's last one costs
 //!   one or two compares for each unchanged frame ([`walk::Walker`]), and the
