@@ -86,6 +86,11 @@ impl Moment {
     /// Captures a process.
     pub fn of(agent: &Agent, means: Means) -> anyhow::Result<Self> {
         let pid = agent.pid;
+        ensure!(
+            !process::Stat::of(pid).is_some_and(|stat| stat.first_has_ended()),
+            "its first thread has ended (pthread_exit in main), so its memory cannot be searched; \
+             mem_profiler dump and mem_parser --leaks work as ever"
+        );
         if let Means::Running(_) = means {
             return Self::of_running(agent);
         }
