@@ -175,9 +175,7 @@ pub fn write_snapshot(
         profile.moments = timeline.moments(snapshot, &profile);
     }
     let unnamed = interpreted::without_room(&profile);
-    let counters = snapshot.counters.iter();
-    let untracked = counters.filter(|(name, _)| name == "untracked");
-    let untracked: u64 = untracked.map(|(_, count)| count).sum();
+    let untracked = snapshot.untracked();
     let warnings = [
         (untracked > 0).then(|| without_place(agent, untracked, snapshot.totals.samples)),
         (truncated > 0).then(|| truncation(agent, truncated)),

@@ -87,6 +87,13 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Samples whose objects had no place where they are followed: they are in no live value.
+    pub fn untracked(&self) -> u64 {
+        let counters = self.counters.iter();
+        let untracked = counters.filter(|(name, _)| name == "untracked");
+        untracked.map(|(_, count)| count).sum()
+    }
+
     /// Copies the table of `session`, whose counting ended at `end_ns` (Unix: `end_unix_ns`).
     pub fn read(
         segment: &Segment,

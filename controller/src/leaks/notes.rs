@@ -45,9 +45,7 @@ pub fn notes(check: &Check) -> Vec<String> {
          is taken for kept"
             .to_owned(),
     );
-    let counters = check.snapshot.counters.iter();
-    let untracked = counters.filter(|(name, _)| name == "untracked");
-    let untracked: u64 = untracked.map(|(_, count)| count).sum();
+    let untracked = check.snapshot.untracked();
     add(
         untracked > 0,
         format!(
