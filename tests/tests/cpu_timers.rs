@@ -73,15 +73,19 @@ fn programs_are_undisturbed() {
     ] {
         let outcome = timed_run(&scratch, &program, &["-F", "499"], &[shape]);
         assert_eq!(outcome.code, Some(0), "{shape}: {outcome:?}");
-        let cpu = truth(&outcome.stdout)["cpu"];
+        let said = truth(&outcome.stdout);
         let files = files(&outcome);
         let reads = files.iter().map(|file| Read::of(file));
         let read = reads.max_by_key(Read::samples).expect("a profile");
-        check(&read, cpu, least_sampled);
-        let burnt = read.by_function(&program, "site_burn")["site_burn"];
+        check(&read, said["cpu"], least_sampled);
+        // How much of the time that is depends on the machine: a fork takes as long as it takes.
+        let (burnt, found) = (
+            said["burnt"],
+            read.by_function(&program, "site_burn")["site_burn"],
+        );
         assert!(
-            burnt > 0.8 * least_sampled * cpu,
-            "{shape}: {burnt} of {cpu}"
+            found > 0.8 * least_sampled * burnt,
+            "{shape}: {found} of {burnt}"
         );
     }
 }
@@ -95,7 +99,7 @@ fn children_that_never_allocate_carry_on_the_session() {
     let outcome = timed_run(&scratch, &program, &["-F", "250"], &["family"]);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let mut said = truth(&outcome.stdout);
-    said.remove("cpu");
+    said.retain(|name, _| name.parse::<u32>().is_ok());
     assert_eq!(said.len(), 12, "{outcome:?}");
     let (mut all, mut all_sampled, mut all_burnt) = (0.0, 0.0, 0.0);
     for file in files(&outcome) {
