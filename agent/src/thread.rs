@@ -222,8 +222,15 @@ impl Thread {
         self.drop_old_rules();
         let tree = Interned::new(epoch, &self.roots, self.salt);
         let from = (interrupted.registers, &interrupted.live[..]);
-        self.walker
-            .walk_interrupted(from, arch::thread_pointer(), &tree, module::Modules::now())
+        let (thread, code) = (arch::thread_pointer(), module::Modules::now());
+        let python = &mut self.python;
+        let walk = self
+            .walker
+            .walk_interrupted(from, thread, &tree, code, |trail| {
+                python.read_interrupted(trail, epoch)
+            });
+        self.python.forget_interrupted();
+        walk
     }
 
     /// Forgets the last stack if rules of its generation are no longer valid.

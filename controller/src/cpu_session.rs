@@ -40,7 +40,7 @@ pub use asked::Asked;
 pub use description::Description;
 pub use engine::{Agents, Engine, samples_inside};
 pub use outcome::{Outcome, Silent, Written};
-pub use profile::{Session, Times, modules};
+pub use profile::{Session, Times, modules, user_location};
 pub use targets::{Targets, find};
 
 /// Longest time between looks at what was sampled.

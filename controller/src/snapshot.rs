@@ -203,24 +203,6 @@ impl Snapshot {
         Table::new(&self.nodes, &[]).node(node).ok().flatten()
     }
 
-    /// The same, with the thread that it is of.
-    pub fn stack(&self, leaf: NodeId, out: &mut Vec<u64>) -> StackEnd {
-        let whole = self.addresses(leaf, out);
-        let table = Table::new(&self.nodes, &[]);
-        let mut thread = None;
-        let mut at = leaf;
-        for _ in 0..MAX_DEPTH {
-            match table.node(at) {
-                Ok(Some((parent, address))) => {
-                    thread = thread_of(address).or(thread);
-                    at = parent;
-                }
-                _ => break,
-            }
-        }
-        StackEnd { whole, thread }
-    }
-
     /// Return addresses of the stack that ends in `leaf`, leaf first, without an interpreter's
     /// frames, and whether it goes on to the thread's start.
     pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
@@ -245,6 +227,24 @@ impl Snapshot {
             }
         }
         false
+    }
+
+    /// The same, with the thread that the stack is of.
+    pub fn stack(&self, leaf: NodeId, out: &mut Vec<u64>) -> StackEnd {
+        let whole = self.frames(leaf, out) && !out.is_empty();
+        let table = Table::new(&self.nodes, &[]);
+        let mut thread = None;
+        let mut at = leaf;
+        for _ in 0..MAX_DEPTH {
+            match table.node(at) {
+                Ok(Some((parent, address))) => {
+                    thread = thread_of(address).or(thread);
+                    at = parent;
+                }
+                _ => break,
+            }
+        }
+        StackEnd { whole, thread }
     }
 }
 

@@ -45,6 +45,7 @@ mod registers;
 mod ring;
 #[cfg(test)]
 mod running;
+pub mod script;
 mod source;
 pub mod space;
 pub mod stacks;

@@ -284,13 +284,15 @@ impl Walker {
     }
 
     /// The same from a frame that was interrupted, at any of its instructions: `start.ip` is the
-    /// next one's address plus one. `live`: all of its registers by their DWARF numbers.
-    pub fn walk_interrupted<T: Tree>(
+    /// next one's address plus one. `live`: all of its registers by their DWARF numbers. `insert`
+    /// finds the frames of an interpreter, if there are any, all of them anew.
+    pub fn walk_interrupted<'a, T: Tree>(
         &mut self,
         (start, live): (Registers, &[u64]),
         thread: u64,
         tree: &T,
         code: impl Code,
+        insert: impl FnOnce(&Trail<'_>) -> Insertion<'a>,
     ) -> Walk {
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
@@ -307,7 +309,11 @@ impl Walker {
             Step::End { .. } => Trace::ends(noted, None),
             Step::Truncated(cause) => Trace::ends(noted, Some(cause)),
         };
-        self.complete(&trace, tree, |_| Insertion::NONE)
+        self.same = usize::MAX;
+        self.complete(&trace, tree, |trail| Insertion {
+            same: 0,
+            ..insert(trail)
+        })
     }
 
     /// The step from the innermost frame, which was interrupted.

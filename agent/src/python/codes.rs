@@ -7,12 +7,14 @@
 
 use super::layout::Layout;
 use super::mark::{Mark, mix};
+use super::memory::Memory;
 use super::objects;
 use crate::own;
 use crate::session::{self, Epoch};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use shm_protocol::codes::{Code, NO_CODE};
+use unwind::probe;
 
 /// Entries of the first table.
 const ADDRESSES: usize = 1 << 15;
@@ -98,6 +100,19 @@ pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, Mark)> {
     unsafe { look_up(layout, at, (tables, entry), epoch) }
 }
 
+/// The same without its mark, of a thread that was interrupted: all of it is probed and read, since it
+/// may be none any more.
+#[cold]
+#[inline(never)]
+pub fn number_anew(layout: &Layout, memory: &mut Memory, at: u64, epoch: &Epoch) -> Option<u32> {
+    let tables = tables()?;
+    // SAFETY: the thread does not go on while it is read here, so that what it has unmapped is found
+    // to be gone, and what was found readable stays, unless another thread has freed what this one's
+    // frames still hold.
+    let read = unsafe { objects::code(layout, at, &mut |from, to| memory.are_readable(from, to)) }?;
+    Some(number_of(&read.code, tables, epoch))
+}
+
 /// # Safety
 /// If there is a code object, it stays meanwhile.
 #[cold]
@@ -109,7 +124,7 @@ unsafe fn look_up(
     epoch: &Epoch,
 ) -> Option<(u32, Mark)> {
     // SAFETY: the caller's.
-    let read = unsafe { objects::code(layout, at) }?;
+    let read = unsafe { objects::code(layout, at, &mut probe::are_readable) }?;
     let number = number_of(&read.code, tables, epoch);
     // SAFETY: as was just read.
     let mark = unsafe { Mark::of(layout, at, &read) };

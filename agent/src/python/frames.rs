@@ -52,6 +52,27 @@ impl Frames {
         }
     }
 
+    /// The same of a thread that a signal interrupted, at any instruction: its data may be in the middle
+    /// of a change, and lead to memory that is gone. So nothing is believed that was found before, and
+    /// each page is probed before it is read. [`forget_interrupted`](Self::forget_interrupted) has to
+    /// follow.
+    pub fn read_interrupted(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
+        if runtime::known().is_none() {
+            return Insertion::NONE;
+        }
+        self.memo.forget();
+        self.memory.interrupt();
+        self.read(trail, epoch)
+    }
+
+    /// Forgets what an interrupted thread's data have led to.
+    pub fn forget_interrupted(&mut self) {
+        if self.memory.is_interrupted() {
+            self.memo.forget();
+            self.memory.forget();
+        }
+    }
+
     /// The same of an interpreter whose library may be unloaded: not while its data are read.
     #[inline(never)]
     fn read_held(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {

@@ -409,7 +409,14 @@ impl Memo {
         (frame, words): (u64, Words),
     ) -> Result<(), Damaged> {
         let layout = walk.layout;
-        let (number, mark) = codes::number(layout, words.code, walk.epoch).ok_or(Damaged)?;
+        let found = match memory.is_interrupted() {
+            false => codes::number(layout, words.code, walk.epoch),
+            true => {
+                let number = codes::number_anew(layout, memory, words.code, walk.epoch);
+                number.map(|number| (number, Mark::default()))
+            }
+        };
+        let (number, mark) = found.ok_or(Damaged)?;
         let address = place::address(layout, number, (frame, words))?;
         self.push(Seen {
             frame,

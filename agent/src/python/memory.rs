@@ -5,6 +5,9 @@
 //! that are not what they should be, and believed when it is met again in such a chain. Most
 //! frames lie in pieces of memory that only their thread unmaps, and whose state names them; a
 //! piece is probed once.
+//!
+//! A thread that a signal interrupted may be unmapping what its frames lead to: there, an address is
+//! believed until the end of the walk, and not in the next one.
 
 use unwind::inserted::Trail;
 use unwind::probe;
@@ -17,6 +20,9 @@ const SPOTS: usize = 1024;
 const FURTHER: u64 = 1;
 /// Largest piece that is believed in.
 const MOST: u64 = 64 << 20;
+
+/// Pages that are remembered while an interrupted thread is read.
+const PAGES: usize = 256;
 
 /// What a thread remembers. Zeroed memory is nothing.
 #[repr(C)]
@@ -31,6 +37,9 @@ pub struct Memory {
     frame: u64,
     /// Start and end of the piece that frames are in now.
     current: (u64, u64),
+    /// Of an interrupted thread: pages that were found readable in this walk.
+    pages: [u64; PAGES],
+    is_interrupted: bool,
 }
 
 /// Bytes of a thread's state that are read at most.
@@ -62,6 +71,43 @@ impl Memory {
         self.current = (0, 0);
         self.pieces = [(0, 0); PIECES];
         self.spots = [0; SPOTS];
+        self.is_interrupted = false;
+    }
+
+    /// Forgets what was found readable before, for a walk of a thread that was interrupted.
+    pub fn interrupt(&mut self) {
+        self.forget();
+        self.pages = [0; PAGES];
+        self.is_interrupted = true;
+    }
+
+    /// Whether that walk has not ended yet.
+    #[inline]
+    pub fn is_interrupted(&self) -> bool {
+        self.is_interrupted
+    }
+
+    /// Whether all pages from `start` to `end` can be read: each is probed once in a walk of a thread
+    /// that was interrupted, and each time in others.
+    pub fn are_readable(&mut self, start: u64, end: u64) -> bool {
+        if !self.is_interrupted {
+            return probe::are_readable(start, end);
+        }
+        if end < start {
+            return false;
+        }
+        let first = start / probe::PAGE;
+        let last = end.max(start + 1).wrapping_sub(1) / probe::PAGE;
+        (first..=last).all(|page| {
+            // Nothing is in the first page.
+            let known = &mut self.pages[page as usize % PAGES];
+            let is_readable =
+                page != 0 && (*known == page || probe::is_readable(page * probe::PAGE));
+            if is_readable {
+                *known = page;
+            }
+            is_readable
+        })
     }
 
     /// Takes a thread's state, which was probed, and the size of its frames.
@@ -105,7 +151,7 @@ impl Memory {
     fn probe_piece(&mut self, start: u64, end: u64) -> bool {
         let bytes = end.saturating_sub(start);
         let sane = start != 0 && start.is_multiple_of(8) && bytes > 24 && bytes <= MOST;
-        if !sane || !probe::are_readable(start, end) {
+        if !sane || !self.are_readable(start, end) {
             return false;
         }
         self.pieces[self.next % PIECES] = (start, end);
@@ -167,17 +213,18 @@ impl Memory {
     /// `probes`.
     pub fn has_spot(&mut self, at: u64, bytes: u64, probes: bool) -> bool {
         let slot = (at >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54;
-        let spot = &mut self.spots[slot as usize % SPOTS];
+        let slot = slot as usize % SPOTS;
+        let spot = self.spots[slot];
         // Of an address that was met with fewer bytes, the next page is not known.
         let further = u64::from(at % probe::PAGE + bytes > probe::PAGE);
-        if *spot & !FURTHER == at && *spot & FURTHER >= further {
+        if spot & !FURTHER == at && spot & FURTHER >= further {
             // An empty one has the address 0.
             return at != 0;
         }
         let found =
-            probes && at.is_multiple_of(8) && probe::are_readable(at, at.saturating_add(bytes));
+            probes && at.is_multiple_of(8) && self.are_readable(at, at.saturating_add(bytes));
         if found {
-            *spot = at | further;
+            self.spots[slot] = at | further;
         }
         found
     }
@@ -195,6 +242,8 @@ mod tests {
             state: 0,
             frame: 88,
             current: (0, 0),
+            pages: [0; PAGES],
+            is_interrupted: false,
         })
     }
 
@@ -227,5 +276,31 @@ mod tests {
         assert!(memory.has_spot(at, 24, false));
         // SAFETY: ours.
         unsafe { munmap(start, page) };
+    }
+
+    #[test]
+    fn an_interrupted_thread_s_memory_is_believed_in_for_one_walk() {
+        unsafe extern "C" {
+            fn mmap(at: u64, len: usize, access: i32, flags: i32, file: i32, offset: i64) -> u64;
+            fn munmap(at: u64, len: usize) -> i32;
+        }
+        let page = probe::PAGE as usize;
+        // SAFETY: new memory.
+        let start = unsafe { mmap(0, page, 3, 0x22, -1, 0) };
+        let (mut memory, end) = (nothing(), start + probe::PAGE);
+        assert!(memory.has_spot(start, 24, true));
+        memory.interrupt();
+        assert!(!memory.has_spot(start, 24, false), "of an earlier walk");
+        assert!(memory.has_spot(start, 24, true) && memory.are_readable(start, end));
+        // SAFETY: ours.
+        unsafe { munmap(start, page) };
+        assert!(memory.are_readable(start + 8, end), "in this walk");
+        memory.interrupt();
+        assert!(!memory.are_readable(start, end) && !memory.has_spot(start, 24, true));
+        for (start, end) in [(0, 8), (!7, 64), (!7, !0), (end, end - 8)] {
+            assert!(!memory.are_readable(start, end), "{start:x} {end:x}");
+        }
+        memory.forget();
+        assert!(!memory.is_interrupted() && !memory.are_readable(start, end));
     }
 }

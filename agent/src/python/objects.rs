@@ -5,7 +5,9 @@ use super::memory::word;
 use core::slice::from_raw_parts;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::codes::{Characters, Code};
-use unwind::probe;
+
+/// Tells whether all pages from one address to another can be read.
+pub type Probe<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
 /// Longest parts that are kept: of a name and of a file in characters, of line tables in bytes.
 pub const MAX_NAME: u64 = 512;
@@ -20,8 +22,13 @@ static TEXT_TYPE: AtomicU64 = AtomicU64::new(0);
 static BYTES_TYPE: AtomicU64 = AtomicU64::new(0);
 
 /// Whether an object's first `bytes` can be read, and it is of the type with this name.
-fn is_a(layout: &Layout, object: u64, bytes: u64, (known, name): (&AtomicU64, &[u8])) -> bool {
-    if object == 0 || !object.is_multiple_of(8) || !readable(object, bytes) {
+fn is_a(
+    (layout, probe): (&Layout, Probe<'_>),
+    object: u64,
+    bytes: u64,
+    (known, name): (&AtomicU64, &[u8]),
+) -> bool {
+    if object == 0 || !object.is_multiple_of(8) || !readable(probe, object, bytes) {
         return false;
     }
     // SAFETY: found readable.
@@ -29,12 +36,14 @@ fn is_a(layout: &Layout, object: u64, bytes: u64, (known, name): (&AtomicU64, &[
     if kind != 0 && kind == known.load(Ordering::Relaxed) {
         return true;
     }
-    if known.load(Ordering::Relaxed) != 0 || !readable(kind, layout.more + layout::TYPE_NAME + 8) {
+    if known.load(Ordering::Relaxed) != 0
+        || !readable(probe, kind, layout.more + layout::TYPE_NAME + 8)
+    {
         return false;
     }
     // SAFETY: found readable.
     let at = unsafe { word(kind + layout.more + layout::TYPE_NAME) };
-    if !readable(at, name.len() as u64) {
+    if !readable(probe, at, name.len() as u64) {
         return false;
     }
     // SAFETY: found readable.
@@ -45,9 +54,8 @@ fn is_a(layout: &Layout, object: u64, bytes: u64, (known, name): (&AtomicU64, &[
     is
 }
 
-fn readable(at: u64, bytes: u64) -> bool {
-    at.checked_add(bytes)
-        .is_some_and(|end| probe::are_readable(at, end))
+fn readable(probe: Probe<'_>, at: u64, bytes: u64) -> bool {
+    at.checked_add(bytes).is_some_and(|end| probe(at, end))
 }
 
 /// A code object as it was read, and where its parts are. Each word is read once, so that what was
@@ -73,16 +81,21 @@ pub struct Text {
 ///
 /// # Safety
 /// If it is one, it stays while the result is used.
-pub unsafe fn code(layout: &Layout, at: u64) -> Option<Read> {
-    if !is_a(layout, at, CODE + layout.more, (&CODE_TYPE, b"code\0")) {
+pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
+    if !is_a(
+        (layout, probe),
+        at,
+        CODE + layout.more,
+        (&CODE_TYPE, b"code\0"),
+    ) {
         return None;
     }
     // SAFETY: a code object, found readable; it holds its parts, which do not change.
     unsafe {
-        let (name, of_name) = text(layout, word(at + layout.name), MAX_NAME)?;
-        let (file, of_file) = text(layout, word(at + layout.file), MAX_FILE)?;
+        let (name, of_name) = text((layout, probe), word(at + layout.name), MAX_NAME)?;
+        let (file, of_file) = text((layout, probe), word(at + layout.file), MAX_FILE)?;
         let place = word(at + layout.lines);
-        let (lines, size) = bytes(layout, place, MAX_LINES)?;
+        let (lines, size) = bytes((layout, probe), place, MAX_LINES)?;
         let code = Code {
             name,
             file,
@@ -105,8 +118,12 @@ pub unsafe fn code(layout: &Layout, at: u64) -> Option<Read> {
 
 /// # Safety
 /// If it is a string, it stays while the result is used.
-unsafe fn text(layout: &Layout, at: u64, most: u64) -> Option<(Characters<'static>, Text)> {
-    if !is_a(layout, at, layout.compact, (&TEXT_TYPE, b"str\0")) {
+unsafe fn text(
+    (layout, probe): (&Layout, Probe<'_>),
+    at: u64,
+    most: u64,
+) -> Option<(Characters<'static>, Text)> {
+    if !is_a((layout, probe), at, layout.compact, (&TEXT_TYPE, b"str\0")) {
         return None;
     }
     // SAFETY: found readable.
@@ -119,7 +136,7 @@ unsafe fn text(layout: &Layout, at: u64, most: u64) -> Option<(Characters<'stati
     let (head, width) = form(layout, state)?;
     let bytes = length.min(most) * width;
     let from = at + head;
-    readable(from, bytes).then(|| {
+    readable(probe, from, bytes).then(|| {
         let characters = Characters {
             // SAFETY: found readable.
             bytes: unsafe { from_raw_parts(from as *const u8, bytes as usize) },
@@ -146,10 +163,14 @@ pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
 
 /// # Safety
 /// If it is a bytes object, it stays while the result is used.
-unsafe fn bytes(layout: &Layout, at: u64, most: u64) -> Option<(&'static [u8], u64)> {
+unsafe fn bytes(
+    (layout, probe): (&Layout, Probe<'_>),
+    at: u64,
+    most: u64,
+) -> Option<(&'static [u8], u64)> {
     // With the first word of its contents, which are terminated and end at a multiple of eight.
     if !is_a(
-        layout,
+        (layout, probe),
         at,
         layout.more + layout::BYTES + 8,
         (&BYTES_TYPE, b"bytes\0"),
@@ -159,7 +180,7 @@ unsafe fn bytes(layout: &Layout, at: u64, most: u64) -> Option<(&'static [u8], u
     // SAFETY: found readable.
     let size = unsafe { word(at + layout.more + layout::SIZE) };
     let (from, kept) = (at + layout.more + layout::BYTES, size.min(most));
-    readable(from, kept).then(|| {
+    readable(probe, from, kept).then(|| {
         // SAFETY: found readable.
         let bytes = unsafe { from_raw_parts(from as *const u8, kept as usize) };
         (bytes, size)

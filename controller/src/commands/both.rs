@@ -33,7 +33,7 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     let (signals, request) = Signals::by_request()?;
     let settings = cpu_settings(&args);
     // Then the agents sample both, in one session.
-    let is_inside = cpu_session::samples_inside(settings.engine, settings.rate);
+    let is_inside = cpu_session::samples_inside(settings.engine, settings.rate, &targets.pids);
     // Where the heap is refused, nothing is sampled.
     let thread: Rc<OnceCell<io::Result<Beside>>> = Rc::default();
     let begun = thread.clone();

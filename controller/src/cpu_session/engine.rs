@@ -9,6 +9,7 @@ use heap_format::cpu::{self as format, Mode};
 
 use super::inside::{Inside, STOPPED};
 use super::member::Trouble;
+use super::timers::name_lines;
 use crate::cli::EngineName;
 use crate::discovery::Discovery;
 
@@ -27,6 +28,8 @@ pub struct Engine {
     /// What sees threads that wait, if they are asked for.
     waiting: Option<Waiting>,
     sampling: Sampling,
+    /// What samples if agents that were chosen for their lines of Python do not.
+    reserve: Option<Box<Perf>>,
     /// Why better ones are not used, and what that costs.
     pub fallbacks: Vec<String>,
     /// How many of them were told.
@@ -66,6 +69,7 @@ impl Engine {
             taker: Taker::Ptrace(Box::new(Ptrace::new(sampling))),
             waiting: (mode != Mode::Cpu).then(|| Waiting::new(sampling)),
             sampling,
+            reserve: None,
             fallbacks: Vec::new(),
             told: 0,
             may_change: wanted.is_none(),
@@ -162,8 +166,12 @@ impl Engine {
         }
     }
 
-    /// Samples these processes; returns those that cannot be, with the reason.
+    /// Samples these processes, the first time all that run already; returns those that cannot be,
+    /// with the reason.
     pub fn attach(&mut self, pids: &[i32], recording: &mut Recording) -> Vec<(i32, Refusal)> {
+        if self.prefer_lines(pids, recording) {
+            return Vec::new();
+        }
         let mut refused = Vec::new();
         for &pid in pids {
             if let Some(refusal) = Refusal::of_program(pid) {
@@ -189,6 +197,53 @@ impl Engine {
             }
         }
         refused
+    }
+
+    /// Agents see the lines of Python that processes run, and perf events do not: where all of them
+    /// run it, and their agents can be asked, they are. Whether they sample now.
+    fn prefer_lines(&mut self, pids: &[i32], recording: &mut Recording) -> bool {
+        let may = self.may_change && self.waiting.is_none() && !self.sampling.children;
+        if !may || !matches!(self.taker, Taker::Perf(_)) || !name_lines(pids) {
+            return false;
+        }
+        let mut inside = Inside::only(self.sampling, self.agents == Agents::Beside);
+        let asked = pids.iter().try_for_each(|pid| inside.timers.attach(*pid));
+        if let Err(refusal) = asked {
+            self.fallbacks.push(format!("{refusal}{NO_LINES}"));
+            pids.iter()
+                .for_each(|pid| inside.timers.release(*pid, recording));
+            return false;
+        }
+        self.fallbacks.push(FOR_LINES.to_owned());
+        let perf = std::mem::replace(&mut self.taker, Taker::Inside(Box::new(inside)));
+        if let Taker::Perf(perf) = perf {
+            self.reserve = Some(perf);
+        }
+        self.may_change = false;
+        true
+    }
+
+    /// Perf events in the place of agents that were chosen for their lines and cannot sample.
+    fn give_up_lines(&mut self, recording: &mut Recording) {
+        let Taker::Inside(inside) = &mut self.taker else {
+            return;
+        };
+        let troubled = inside.timers.troubled();
+        let Some((pid, why)) = troubled.first() else {
+            return;
+        };
+        let why = why.reason().unwrap_or_default();
+        if let Some(mut perf) = self.reserve.take() {
+            self.fallbacks
+                .push(format!("process {pid}: {why}{NO_LINES}"));
+            for pid in inside.timers.pids() {
+                inside.timers.release(pid, recording);
+                if let Err(refusal) = perf.attach(pid, recording) {
+                    self.fallbacks.push(refusal.to_string());
+                }
+            }
+            self.taker = Taker::Perf(perf);
+        }
     }
 
     /// Samples what this thread is about to start. Whether the program must be attached once it
@@ -285,7 +340,12 @@ impl Engine {
         match &mut self.taker {
             Taker::Perf(perf) => perf.collect(recording),
             Taker::Ptrace(ptrace) => ptrace.collect(recording),
-            Taker::Inside(inside) => inside.collect(recording, &mut self.fallbacks),
+            Taker::Inside(inside) => {
+                inside.collect(recording, &mut self.fallbacks);
+                if self.reserve.is_some() {
+                    self.give_up_lines(recording);
+                }
+            }
             Taker::Nothing => {
                 if self.looked.is_none_or(|at| at.elapsed() >= super::ROUND) {
                     self.looked = Some(Instant::now());
@@ -347,6 +407,7 @@ impl Engine {
         };
         self.closed = Some(closed);
         self.taker = Taker::Nothing;
+        self.reserve = None;
         self.waiting = None;
     }
 }
@@ -362,18 +423,25 @@ fn small((bytes, wanted): (usize, usize)) -> String {
     )
 }
 
-/// Whether agents take samples at this rate rather than what is outside, as far as can be told
-/// before a process is attached.
-pub fn samples_inside(engine: Option<EngineName>, rate: u32) -> bool {
+/// Whether agents take samples of these processes at this rate rather than what is outside, as far as
+/// can be told before a process is attached.
+pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bool {
     let sampling = Sampling {
         rate,
         children: false,
     };
     match engine {
         Some(engine) => engine == EngineName::Timers,
-        None => Perf::open(sampling).is_err(),
+        None => name_lines(pids) || Perf::open(sampling).is_err(),
     }
 }
+
+/// Why agents sample where perf events are allowed, and what that costs.
+const FOR_LINES: &str = "it runs Python, whose lines the agent in it names: it samples its threads itself, \
+                         by timers and a signal, and what they do in the kernel counts for the calls \
+                         that lead there; --engine perf sees the kernel, and no lines of Python";
+/// What is missing where agents that would name lines cannot sample.
+const NO_LINES: &str = "; instead perf events sample it, which see no lines of Python";
 
 /// What is not seen either where children are looked for.
 const MISSED: &str = "; processes that end within some milliseconds are missed";

@@ -1,5 +1,8 @@
 //! A process that samples itself, and what it has counted in its segment.
 
+use std::collections::HashMap;
+
+use cpu::script::{Script, ScriptLine};
 use cpu::space::Range;
 use cpu::stacks::{Count, Stacks};
 use cpu::{Process, Recording};
@@ -10,6 +13,7 @@ use shm_protocol::snapshot::CpuView;
 use super::signals::Blocked;
 use crate::collect;
 use crate::dump;
+use crate::interpreted::{self, Interpreted};
 use crate::launch::FILTERS_VARIABLE;
 use crate::process;
 use crate::segment::Head;
@@ -177,6 +181,36 @@ fn count(process: &mut Process, counted: &CpuView) {
     counts.lost = counted.overruns.saturating_add(counted.postponed);
 }
 
+/// Lines of Python in a process's segment, by the addresses that stand for them there.
+struct ScriptFrames<'a> {
+    interpreted: Interpreted<'a>,
+    /// `None`: machine code.
+    known: HashMap<u64, Option<u64>>,
+}
+
+impl<'a> ScriptFrames<'a> {
+    fn of(snapshot: &'a Snapshot) -> Self {
+        Self {
+            interpreted: Interpreted::new(snapshot.codes()),
+            known: HashMap::new(),
+        }
+    }
+
+    /// The frame of an address; `None`: it is machine code.
+    fn frame(&mut self, script: &mut Script, address: u64) -> Option<u64> {
+        let new = || {
+            let (function, line) = self.interpreted.frame(address)?;
+            Some(script.frame(ScriptLine {
+                name: function.name,
+                file: function.file,
+                first_line: function.start_line,
+                line,
+            }))
+        };
+        *self.known.entry(address).or_insert_with(new)
+    }
+}
+
 /// Takes a process's stacks and modules out of its segment. `maps`: what it maps, while it is there.
 pub fn fill(
     process: &mut Process,
@@ -198,6 +232,8 @@ pub fn fill(
     let threads: Vec<u32> = (snapshot.thread_entries.iter())
         .map(|thread| process.named_thread(thread.tid.cast_signed(), thread.name()))
         .collect();
+    let mut script = ScriptFrames::of(snapshot);
+    process.script.interpreter = interpreted::describe(header);
     let mut frames = Vec::new();
     let mut sum = Count::default();
     for record in &snapshot.cpu {
@@ -206,7 +242,8 @@ pub fn fill(
         };
         let end = snapshot.stack(record.node, &mut frames);
         for frame in &mut frames {
-            *frame = relocations.shown(*frame).wrapping_sub(1);
+            let line = script.frame(&mut process.script, *frame);
+            *frame = line.unwrap_or_else(|| relocations.shown(*frame).wrapping_sub(1));
         }
         if !end.whole {
             frames.push(cpu::recording::TRUNCATED);

@@ -9,7 +9,7 @@ use cpu::kernel::Symbols;
 use cpu::recording::{FIRST_OF_KERNEL, TABLE_FULL, TRUNCATED};
 use cpu::{Process, Waiting};
 use heap_format::cpu::{CpuBuilder, Frame, Mode, Sampling};
-use heap_format::{BuildId, Facts, Mapping, Thread};
+use heap_format::{BuildId, Facts, Function, LocationId, Mapping, Thread};
 
 use super::Description;
 use crate::cli::CpuFormat;
@@ -123,6 +123,7 @@ impl Session {
             start_unix_ns: Some(self.start_unix_ns),
             end_unix_ns: Some(self.start_unix_ns + length),
             duration_ns: Some(length),
+            python: process.script.interpreter.clone(),
             threads: process.threads.iter().map(thread).collect(),
             sequence: Some(number),
             ..Facts::default()
@@ -205,19 +206,32 @@ fn stacks(process: &Process, symbols: &Symbols, builder: &mut CpuBuilder) {
     process.stacks.each(|thread, frames, count| {
         stack.clear();
         for &frame in frames {
-            let frame = match frame {
-                TRUNCATED => Frame::Truncated,
-                TABLE_FULL => Frame::TableFull,
-                Waiting::QUEUE => Frame::Kernel(QUEUE),
+            stack.push(match frame {
+                TRUNCATED => builder.location(Frame::Truncated),
+                TABLE_FULL => builder.location(Frame::TableFull),
+                Waiting::QUEUE => builder.location(Frame::Kernel(QUEUE)),
                 kernel if kernel >= FIRST_OF_KERNEL => {
-                    Frame::Kernel(symbols.name(kernel).unwrap_or_default())
+                    builder.location(Frame::Kernel(symbols.name(kernel).unwrap_or_default()))
                 }
-                user => Frame::User(user),
-            };
-            stack.push(builder.location(frame));
+                user => user_location(process, user, builder),
+            });
         }
         builder.stack(&stack, count.samples, count.ns, thread);
     });
+}
+
+/// The location of a frame of the process itself: of its code, or a line of a script.
+pub fn user_location(process: &Process, frame: u64, builder: &mut CpuBuilder) -> LocationId {
+    let Some(line) = process.script.line(frame) else {
+        return builder.location(Frame::User(frame));
+    };
+    let function = Function {
+        name: line.name.clone(),
+        system_name: String::new(),
+        file: line.file.clone(),
+        start_line: line.first_line,
+    };
+    builder.location(Frame::Python(&function, line.line))
 }
 
 /// The time without a sample.

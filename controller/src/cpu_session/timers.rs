@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use cpu::{Recording, Refusal};
 use shm_protocol::cpu::{CpuSetting, CpuState};
+use shm_protocol::layout::{PYTHON_MET, PYTHON_NAMED};
 
 use super::member::{Member, Trouble};
 use super::signals;
@@ -146,6 +147,11 @@ impl Timers {
             Some(session) => Ok(Target::share(agent, session)?),
             None => anyhow::bail!("its session is over"),
         }
+    }
+
+    /// The processes that sample themselves.
+    pub fn pids(&self) -> Vec<i32> {
+        self.members.iter().map(|member| member.pid).collect()
     }
 
     /// What keeps processes from being sampled.
@@ -354,6 +360,20 @@ impl Timers {
             terminal::warning(&format!("{path}: {error}"));
         }
     }
+}
+
+/// Whether all of these processes carry agents that name lines of Python.
+pub fn name_lines(pids: &[i32]) -> bool {
+    let found = Discovery::new().scan().found;
+    let names = |pid: i32| {
+        let mut agents = found.iter();
+        let found = agents.find(|found| found.pid == pid && found.life == Life::Running)?;
+        let agent = found.clone().open().ok()?;
+        let mut head = Head::new();
+        let (_, judgement) = agent.segment.head(&mut head).ok()?.python()?;
+        Some(matches!(judgement, PYTHON_MET | PYTHON_NAMED))
+    };
+    !pids.is_empty() && pids.iter().all(|pid| names(*pid) == Some(true))
 }
 
 /// Whether a process runs another machine's program, of which the recording tells.

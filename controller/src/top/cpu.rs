@@ -7,11 +7,11 @@ use std::time::Duration;
 use cpu::Process;
 use cpu::kernel;
 use cpu::recording::{FIRST_OF_KERNEL, TRUNCATED};
-use heap_format::cpu::{CpuBuilder, Frame, Sampling};
+use heap_format::cpu::{CpuBuilder, Sampling};
 use heap_format::{Facts, Profile};
 use serde::Serialize;
 
-use crate::cpu_session::modules;
+use crate::cpu_session::{modules, user_location};
 use crate::names::{FunctionId, Symbols};
 use crate::process;
 use crate::text;
@@ -200,7 +200,7 @@ fn code(process: &Process, addresses: &[u64]) -> Profile {
         ..Facts::default()
     });
     for &address in addresses {
-        let location = builder.location(Frame::User(address));
+        let location = user_location(process, address, &mut builder);
         builder.stack(&[location], 1, 1, 0);
     }
     builder.finish()

@@ -4,6 +4,7 @@ use super::Time;
 use crate::machine::Machine;
 use crate::mixer::ByAddress;
 use crate::proc;
+use crate::script::Script;
 use crate::space::Space;
 use crate::stacks::{Count, Stacks};
 
@@ -64,9 +65,11 @@ pub struct Process {
     pub serial: u64,
     /// Its code.
     pub space: Space,
-    /// Its stacks: lookup addresses of the user's frames, and of the kernel's functions. Their
-    /// threads are numbered from 1 by their places in `threads`.
+    /// Its stacks: lookup addresses of the user's frames, and of the kernel's functions, and frames of
+    /// its `script`. Their threads are numbered from 1 by their places in `threads`.
     pub stacks: Stacks,
+    /// The lines of an interpreter's functions that are among their frames.
+    pub script: Script,
     /// Its threads that were sampled, with their names as they were then.
     pub threads: Vec<(i32, Vec<u8>)>,
     numbers: ByAddress<u64, u32>,
@@ -99,6 +102,7 @@ impl Process {
             serial: 0,
             space,
             stacks: Stacks::default(),
+            script: Script::default(),
             threads: Vec::new(),
             numbers: ByAddress::default(),
             counts: Counts::default(),

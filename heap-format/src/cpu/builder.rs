@@ -7,6 +7,7 @@ use crate::builder::LocationId;
 use crate::maps;
 use crate::marker::{NOT_SAMPLED_ADDRESS, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS};
 use crate::profile::{Facts, Format, Function, Line, Location, Mapping, NO_MAPPING, Profile};
+use crate::python::{PYTHON_START, python_mapping};
 use crate::sampling::period;
 use crate::value_type::ValueType;
 
@@ -18,6 +19,8 @@ pub enum Frame<'a> {
     User(u64),
     /// A function of the kernel, by its name.
     Kernel(&'a str),
+    /// A line of a Python function (0: not known).
+    Python(&'a Function, u32),
     /// Outermost, in a stack that could not be unwound to its end.
     Truncated,
     /// Alone: samples for which a table had no room.
@@ -44,6 +47,10 @@ pub struct CpuBuilder {
     /// By function, its location.
     kernel: HashMap<u32, u32>,
     kernel_names: HashMap<String, u32>,
+    /// Python's functions.
+    functions: HashMap<Function, u32>,
+    /// Lines of Python by function and line.
+    python: HashMap<(u32, u32), u32>,
 }
 
 impl CpuBuilder {
@@ -68,6 +75,8 @@ impl CpuBuilder {
             user: HashMap::new(),
             kernel: HashMap::new(),
             kernel_names: HashMap::new(),
+            functions: HashMap::new(),
+            python: HashMap::new(),
         }
     }
 
@@ -87,6 +96,7 @@ impl CpuBuilder {
         LocationId(match frame {
             Frame::User(address) => self.user(address),
             Frame::Kernel(name) => self.kernel(name),
+            Frame::Python(function, line) => self.python(function, line),
             Frame::Truncated => self.user(TRUNCATED_ADDRESS - 1),
             Frame::TableFull => self.user(TABLE_FULL_ADDRESS - 1),
             Frame::NotSampled => self.user(NOT_SAMPLED_ADDRESS - 1),
@@ -108,6 +118,31 @@ impl CpuBuilder {
             }
         };
         self.of_function(function)
+    }
+
+    fn python(&mut self, function: &Function, line: u32) -> u32 {
+        let function = match self.functions.get(function) {
+            Some(&known) => known,
+            None => {
+                let number = self.profile.functions.len() as u32;
+                self.profile.functions.push(function.clone());
+                self.functions.insert(function.clone(), number);
+                number
+            }
+        };
+        if let Some(&known) = self.python.get(&(function, line)) {
+            return known;
+        }
+        let address = PYTHON_START + self.python.len() as u64;
+        let line_of_it = Line {
+            function,
+            line,
+            column: 0,
+        };
+        self.lines(address, vec![line_of_it]);
+        let location = self.user(address);
+        self.python.insert((function, line), location);
+        location
     }
 
     /// The location of a function of the kernel by its number, if there is such a function.
@@ -192,6 +227,9 @@ impl CpuBuilder {
         if !text.is_empty() {
             let modules = std::mem::take(&mut profile.mappings);
             profile.mappings = maps::with_modules(maps::parse(&text), modules);
+        }
+        if !self.python.is_empty() {
+            profile.mappings.push(python_mapping());
         }
         maps::assign(&mut profile);
         if !self.kernel.is_empty() {

@@ -205,7 +205,7 @@ fn a_frame_that_was_interrupted_has_its_frame_pointer_in_the_register() {
     };
     let (mut walker, tree) = (walker(), Interned::default());
     for _ in 0..2 {
-        let walk = walker.walk_interrupted((start, &[]), 0, &tree, rules);
+        let walk = walker.walk_interrupted((start, &[]), 0, &tree, rules, |_| Insertion::NONE);
         assert_eq!(walk.truncated, None);
         assert_eq!(tree.path(walk.leaf.unwrap()), (vec![INNER, 0x200], false));
     }

@@ -8,6 +8,7 @@ use crate::cpu::kernel_function;
 use crate::dump::write::plain;
 use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, aside, marker_at};
 use crate::profile::{Mapping, Profile};
+use crate::python::PYTHON;
 
 /// The period of profiles that do not tell theirs: that of gperftools.
 const PERIOD_US: u64 = 10_000;
@@ -18,8 +19,8 @@ const PERIOD_US: u64 = 10_000;
 /// call tree to within a period: the format counts periods, so a stack gets as many as make the
 /// sum of all before it right. A profile read from this format is written with its own counts.
 ///
-/// Functions of the kernel become one pseudo-frame, since there are only addresses, and threads
-/// are not told apart.
+/// Functions of the kernel become one pseudo-frame, since there are only addresses; lines of Python,
+/// which have none, are left out, and threads are not told apart.
 ///
 /// Needs a column of nanoseconds, none of them below zero, and addresses; other profiles are
 /// refused.
@@ -70,16 +71,17 @@ fn period_us(profile: &Profile) -> u64 {
     }
 }
 
-/// The lookup address of each location.
-fn frames(profile: &Profile) -> io::Result<Vec<u64>> {
+/// The lookup address of each location that has one in this format.
+fn frames(profile: &Profile) -> io::Result<Vec<Option<u64>>> {
     let mut addresses = Vec::with_capacity(profile.locations.len());
     for location in &profile.locations {
         addresses.push(match kernel_function(profile, location) {
-            Some(_) => KERNEL_ADDRESS - 1,
+            Some(_) => Some(KERNEL_ADDRESS - 1),
+            None if profile.is_python(location) => None,
             None if location.address == 0 && location.line_count > 0 => {
                 return Err(refused("it has names without addresses"));
             }
-            None => location.address,
+            None => Some(location.address),
         });
     }
     Ok(addresses)
@@ -90,7 +92,7 @@ fn frames(profile: &Profile) -> io::Result<Vec<u64>> {
 fn counts(
     profile: &Profile,
     column: usize,
-    addresses: &[u64],
+    addresses: &[Option<u64>],
     period_ns: u64,
 ) -> BTreeMap<Vec<u64>, u64> {
     let mut times: BTreeMap<Vec<u64>, u128> = BTreeMap::new();
@@ -113,10 +115,10 @@ fn counts(
 }
 
 /// A stack from the root on, with return addresses for all but its leaf; never empty.
-fn path(locations: &[u32], addresses: &[u64]) -> Vec<u64> {
+fn path(locations: &[u32], addresses: &[Option<u64>]) -> Vec<u64> {
     let lookups = locations
         .iter()
-        .map(|&location| addresses[location as usize]);
+        .filter_map(|&location| addresses[location as usize]);
     let mut stack: Vec<u64> = lookups.collect();
     stack.dedup_by(|a, b| a == b && *a == KERNEL_ADDRESS - 1);
     if stack.is_empty() {
@@ -151,7 +153,10 @@ fn pad<'a>(out: &mut Vec<u8>, stacks: impl ExactSizeIterator<Item = &'a Vec<u64>
 
 /// The maps, with ranges for the pseudo-frames that are used.
 fn maps<'a>(profile: &Profile, addresses: impl Iterator<Item = &'a u64>, out: &mut Vec<u8>) {
-    let is_code = |m: &&Mapping| m.start < m.end && marker_at(m.start).is_none();
+    let is_code = |m: &&Mapping| {
+        let is_python = m.path.as_os_str() == PYTHON;
+        m.start < m.end && marker_at(m.start).is_none() && !is_python
+    };
     for m in profile.mappings.iter().filter(is_code) {
         let range = format!(
             "{:x}-{:x} r-xp {:08x} 00:00 0 ",
