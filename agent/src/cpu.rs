@@ -81,6 +81,12 @@ fn begin(epoch: &Epoch) {
     LOOKED.store(clock::now_ns(), Ordering::Relaxed);
     let wanted = (epoch.cpu.rate, epoch.cpu.avoid);
     match timers::begin(&turn, epoch.session, wanted, handler) {
+        Ok(armed) if armed.threads == 0 && armed.unarmed > 0 => {
+            // The kernel's reason for the last one.
+            let errno = sys::errno();
+            timers::end(&turn);
+            refuse(totals, CpuState::Failed, errno);
+        }
         Ok(armed) => {
             note(armed);
             note_signal(totals);

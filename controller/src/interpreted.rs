@@ -50,6 +50,13 @@ impl<'a> Interpreted<'a> {
     }
 }
 
+/// Whether a node stands for a frame of the interpreter's own, between `__init__` and who makes the object
+/// (from 3.13 on): its code object has no lines, and the same string for its name and its file.
+pub fn is_shim(codes: &[u8], address: u64) -> bool {
+    let code = frame_of(address).and_then(|(code, _)| CodeTable::new(codes).get(code));
+    code.is_some_and(|code| code.first_line == 0 && code.name.bytes == code.file.bytes)
+}
+
 /// What is told of the interpreter in a process: its version, and whether its frames are named.
 pub fn describe(header: &Header<'_>) -> Option<String> {
     let (version, judgement) = header.python()?;

@@ -21,9 +21,9 @@ enum Link {
     Unvisited,
     /// The end of a stack: the root, where it is whole, or a damaged node.
     End { whole: bool },
-    /// A frame and its caller's node, which is older.
+    /// A frame, unless it is not shown, and its caller's node, which is older.
     Frame {
-        location: LocationId,
+        location: Option<LocationId>,
         caller: NodeId,
     },
     /// The node above a thread's stacks: its index, and the root.
@@ -60,7 +60,7 @@ impl<'a> ResolvedTree<'a> {
                             root: caller,
                         },
                         None => Link::Frame {
-                            location: resolve(address),
+                            location: (!self.snapshot.is_shim(address)).then(|| resolve(address)),
                             caller,
                         },
                     },
@@ -69,7 +69,7 @@ impl<'a> ResolvedTree<'a> {
             }
             match *link {
                 Link::Frame { location, caller } => {
-                    out.push(location);
+                    out.extend(location);
                     at = caller;
                 }
                 Link::Thread { index, root } => {

@@ -16,6 +16,7 @@ use shm_protocol::snapshot::{
 };
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
+use crate::interpreted;
 use crate::segment::{Refusal, Segment, io_error};
 use crate::stack_groups;
 
@@ -211,7 +212,13 @@ impl Snapshot {
         whole && !out.is_empty()
     }
 
-    /// The same with an interpreter's frames, for which [`crate::interpreted`] has names.
+    /// Whether a node stands for a frame that the interpreter does not show either.
+    pub fn is_shim(&self, address: u64) -> bool {
+        interpreted::is_shim(&self.codes, address)
+    }
+
+    /// The same with an interpreter's frames, for which [`crate::interpreted`] has names, but for
+    /// [shims](Self::is_shim).
     pub fn frames(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         out.clear();
         let table = Table::new(&self.nodes, &[]);
@@ -219,7 +226,8 @@ impl Snapshot {
         while out.len() < MAX_DEPTH {
             match table.node(at) {
                 Ok(Some((parent, address))) => {
-                    out.extend(Some(address).filter(|&a| thread_of(a).is_none()));
+                    let is_frame = thread_of(address).is_none() && !self.is_shim(address);
+                    out.extend(Some(address).filter(|_| is_frame));
                     at = parent;
                 }
                 Ok(None) => return at == ROOT && !out.is_empty(),

@@ -98,11 +98,18 @@ fn only(profile: &mut Profile, python: &[bool]) -> heap_format::Stacks {
         function,
         ..Line::default()
     });
+    let is_mark = |frame: &u32| {
+        let address = profile.locations[*frame as usize].address;
+        marker_at(address).is_some()
+    };
     profile.stacks.rewritten(|frames, out| {
         let before = out.len();
         out.extend(frames.iter().filter(|&&frame| python[frame as usize]));
-        if out.len() == before {
-            out.push(native);
+        match frames {
+            // It stands for what has no stack.
+            [alone] if is_mark(alone) => out.push(*alone),
+            _ if out.len() == before => out.push(native),
+            _ => {}
         }
     })
 }

@@ -1,5 +1,6 @@
 """Spoils the data of its own interpreter while it allocates, before each allocation or from another
-thread beside them; python_garbage.c says how. Arguments: the library, seconds."""
+thread beside them; python_garbage.c says how. Arguments: the library, seconds, and if it is to be
+interrupted meanwhile the library of python_interrupts.c."""
 
 import ctypes
 import sys
@@ -67,6 +68,9 @@ def generator(rounds):
     yield deeper(3, rounds)
 
 
+interrupts = ctypes.CDLL(sys.argv[3]) if len(sys.argv) > 3 else None
+if interrupts and not interrupts.begin():
+    sys.exit("no signal is handled")
 end = time.monotonic() + float(sys.argv[2])
 count = 0
 while time.monotonic() < end:
@@ -74,3 +78,5 @@ while time.monotonic() < end:
     list(generator(2000))
     count += 1
 print("survived", count)
+if interrupts:
+    print("interrupts", interrupts.end())

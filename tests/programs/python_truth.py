@@ -46,6 +46,13 @@ class Loader:
         return inner()
 
 
+class Holder:
+    """Made so often that the interpreter specialises the call."""
+
+    def __init__(self, size):
+        self.block = keep(size)
+
+
 def generate(count):
     for _ in range(count):
         yield keep(40_000)
@@ -83,6 +90,8 @@ def change():
 def main():
     for _ in range(50):
         Loader(3).load(20_000)
+    for _ in range(50):
+        Holder(22_000)
     Loader.nested(25_000)
     list(generate(20))
     sum(keep(size) is not None for size in (60_000, 61_000))

@@ -238,8 +238,13 @@ impl Engine {
                 .push(format!("process {pid}: {why}{NO_LINES}"));
             for pid in inside.timers.pids() {
                 inside.timers.release(pid, recording);
+                let begun = recording.process(pid).map(|process| process.begun());
                 if let Err(refusal) = perf.attach(pid, recording) {
                     self.fallbacks.push(refusal.to_string());
+                }
+                // What it has used since has no sample, and is known.
+                if let (Some(process), Some(begun)) = (recording.process(pid), begun) {
+                    process.begin(begun);
                 }
             }
             self.taker = Taker::Perf(perf);

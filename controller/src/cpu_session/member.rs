@@ -156,8 +156,15 @@ impl Member {
                 self.counted.signal
             )),
             CpuState::Failed => {
-                let error = std::io::Error::from_raw_os_error(self.counted.errno.cast_signed());
-                Trouble::Refused(format!("the kernel gives it no timers: {error}"))
+                let errno = self.counted.errno.cast_signed();
+                let error = std::io::Error::from_raw_os_error(errno);
+                let why = match errno {
+                    libc::EAGAIN => {
+                        "its user has as many signals pending as ulimit -i lets it have"
+                    }
+                    _ => &error.to_string(),
+                };
+                Trouble::Refused(format!("the kernel gives it no timers: {why}"))
             }
         }
     }
@@ -179,6 +186,7 @@ fn count(process: &mut Process, counted: &CpuView) {
     counts.table_full = counted.full_samples;
     counts.truncated = counted.truncated;
     counts.lost = counted.overruns.saturating_add(counted.postponed);
+    counts.lacks_timers = counted.unarmed > 0;
 }
 
 /// Lines of Python in a process's segment, by the addresses that stand for them there.

@@ -158,6 +158,9 @@ impl Session {
             let threads = text::count(counts.blocked, "thread blocks", "threads block");
             parts.push(format!("{threads} the timers' signal"));
         }
+        if counts.lacks_timers {
+            parts.push("threads without a timer, of which the kernel had no more".to_owned());
+        }
         let short = counts.rest_ns.min(times.unsampled);
         let is_much = |ns| share(ns, times.all) >= MUCH;
         let can_help = self.sampling.mode != Mode::OffCpu && self.sampling.rate < MOST_RATE;

@@ -39,6 +39,8 @@ pub struct Counts {
     pub lost: u64,
     /// Threads in which the signal that takes samples was blocked, the most at a time.
     pub blocked: u64,
+    /// Whether threads have no timer of those that take samples: the kernel gave it none.
+    pub lacks_timers: bool,
 }
 
 impl Counts {
@@ -209,8 +211,14 @@ impl Process {
         }
     }
 
+    /// What its clock said when it began to be sampled.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.clock.0
+    }
+
     /// It is sampled from when its clock said this.
-    pub(crate) fn begin(&mut self, clock: u64) {
+    pub fn begin(&mut self, clock: u64) {
         self.clock = (clock, clock);
         self.origin = clock;
     }
