@@ -10,6 +10,8 @@
 //! - No memory is read that may not be there. What the thread's own frames lead to is held by them,
 //!   and stays mapped; each address is probed when it is first met, and never followed without
 //!   having been probed. A wrong frame costs the Python part of a stack.
+//! - Where a signal has interrupted the thread, its data may be in the middle of a change: nothing
+//!   is trusted that was found in an earlier walk, and what is found is forgotten after it.
 //!
 //! # Modules
 //!

@@ -148,8 +148,12 @@ impl Run {
             rate: settings.rate,
             children: launches,
         };
+        let mut engine = Engine::choose((settings.engine, settings.mode), sampling, agents)?;
+        if settings.format == CpuFormat::Gperftools {
+            engine.leave_lines_out();
+        }
         Ok(Self {
-            engine: Engine::choose((settings.engine, settings.mode), sampling, agents)?,
+            engine,
             recording: Recording::new(launches),
             signals,
             descriptions: HashMap::new(),

@@ -294,9 +294,23 @@ fn heap_and_cpu_time_have_the_same_lines() {
     assert!(in_heap > 0, "{outcome:?}");
 }
 
-/// gperftools' format has addresses of code alone.
+/// gperftools' format has addresses of code alone: agents are not asked for their lines.
 #[test]
 fn gperftools_format_has_the_native_frames() {
+    let scratch = Scratch::new();
+    let mut target = waiting_split(&scratch, "1");
+    let session = attached(&scratch, &target, &["--format", "gperftools", "-s", "1"]);
+    target.say("go");
+    let outcome = session.wait();
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("; perf_event, "), "{outcome:?}");
+    assert!(!outcome.stderr.contains("lines of Python"), "{outcome:?}");
+    target.finish_output();
+}
+
+/// Lines that were sampled nevertheless are left out of it.
+#[test]
+fn gperftools_format_leaves_lines_out() {
     let scratch = Scratch::new();
     let script = artifacts::source("python_split.py");
     let mut command = scratch.profiler();

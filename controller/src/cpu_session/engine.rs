@@ -35,6 +35,8 @@ pub struct Engine {
     /// How many of them were told.
     told: usize,
     may_change: bool,
+    /// Whether lines of Python are wanted, where there are any.
+    wants_lines: bool,
     agents: Agents,
     /// When the processes were looked at, if nothing else does.
     looked: Option<Instant>,
@@ -73,6 +75,7 @@ impl Engine {
             fallbacks: Vec::new(),
             told: 0,
             may_change: wanted.is_none(),
+            wants_lines: true,
             agents,
             looked: None,
             closed: None,
@@ -112,6 +115,11 @@ impl Engine {
             let inside = Inside::instead(self.sampling, self.agents == Agents::Beside, refusal);
             self.taker = Taker::Inside(Box::new(inside));
         }
+    }
+
+    /// What it samples is written in a format that has no lines of Python.
+    pub fn leave_lines_out(&mut self) {
+        self.wants_lines = false;
     }
 
     /// What has to be said that was not said yet.
@@ -202,7 +210,10 @@ impl Engine {
     /// Agents see the lines of Python that processes run, and perf events do not: where all of them
     /// run it, and their agents can be asked, they are. Whether they sample now.
     fn prefer_lines(&mut self, pids: &[i32], recording: &mut Recording) -> bool {
-        let may = self.may_change && self.waiting.is_none() && !self.sampling.children;
+        let may = self.may_change
+            && self.wants_lines
+            && self.waiting.is_none()
+            && !self.sampling.children;
         if !may || !matches!(self.taker, Taker::Perf(_)) || !name_lines(pids) {
             return false;
         }
