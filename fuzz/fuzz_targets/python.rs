@@ -133,8 +133,9 @@ fn choose(version: u8, start: u64) {
     write(at + layout.interpreters, start);
 }
 
-/// A sample of a thread whose stack is what lies behind `sp`.
-fn sample(frames: &mut Frames, sp: u64, epoch: &Epoch) {
+/// A sample of a thread whose stack is what lies behind `sp`, and which a signal has interrupted or
+/// not.
+fn sample(frames: &mut Frames, sp: u64, epoch: &Epoch, is_interrupted: bool) {
     let mut stack = Stack::at(sp);
     let _ = stack.read(end() - 8);
     let frame = |index: usize| Registers {
@@ -143,11 +144,15 @@ fn sample(frames: &mut Frames, sp: u64, epoch: &Epoch) {
         fp: 0,
     };
     let trail = Trail::new(stack.known(), NATIVE as usize, &frame);
-    let insertion = frames.read(&trail, epoch);
+    let insertion = match is_interrupted {
+        true => frames.read_interrupted(&trail, epoch),
+        false => frames.read(&trail, epoch),
+    };
     assert!(insertion.same <= insertion.frames.len());
     // What a code object is called is read again from what was written.
     let named = insertion.frames.iter();
     assert!(named.clone().all(|frame| frame_of(frame.address).is_some()));
+    frames.forget_interrupted();
 }
 
 fuzz_target!(|data: &[u8]| -> Corpus {
@@ -171,11 +176,12 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     let memory = Memory::new::<Frames>();
     // SAFETY: it has a size; zeroed memory is what a thread begins with.
     let frames = unsafe { alloc_zeroed(memory) }.cast::<Frames>();
+    let is_interrupted = version & 0x80 != 0;
     let sp = end() - (count * u64::from(*part) / 256).max(1) * 8;
     // SAFETY: just allocated, and given back below.
     unsafe {
-        sample(&mut *frames, sp, &epoch);
-        sample(&mut *frames, sp, &epoch);
+        sample(&mut *frames, sp, &epoch, false);
+        sample(&mut *frames, sp, &epoch, is_interrupted);
     }
     for change in changes {
         // The place in the upper half, the word in the lower: of addresses, where they lead.
@@ -185,9 +191,9 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     }
     // SAFETY: as above.
     unsafe {
-        sample(&mut *frames, sp, &epoch);
+        sample(&mut *frames, sp, &epoch, is_interrupted);
         (*frames).forget_last();
-        sample(&mut *frames, sp, &epoch);
+        sample(&mut *frames, sp, &epoch, false);
         dealloc(frames.cast(), memory);
     }
     Corpus::Keep

@@ -21,7 +21,7 @@
 //!   is no stack that cannot be read back. A frame is a lookup address in hexadecimal, or `kN`:
 //!   the function `N` of the facts, in the kernel, whose addresses say nothing elsewhere.
 //! - A line of Python is an address of the module `[python]`, whose function and line are in a fact
-//!   `# location`, as in heap dumps ([`crate::python`]).
+//!   `# location`, as in heap dumps.
 
 mod builder;
 pub mod gperftools;

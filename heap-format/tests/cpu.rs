@@ -215,6 +215,7 @@ fn a_heap_dump_is_no_cpu_profile_whatever_its_facts() {
 enum Any {
     User(u64),
     Kernel(String),
+    Python(Function, u32),
     Mark(usize),
 }
 
@@ -223,6 +224,7 @@ impl Any {
         match self {
             Any::User(address) => Frame::User(*address),
             Any::Kernel(name) => Frame::Kernel(name),
+            Any::Python(function, line) => Frame::Python(function, *line),
             Any::Mark(n) => [Frame::Truncated, Frame::TableFull, Frame::NotSampled][n % 3],
         }
     }
@@ -236,6 +238,15 @@ fn any_frame() -> impl Strategy<Value = Any> {
     prop_oneof![
         any::<u64>().prop_map(Any::User),
         any_name().prop_map(Any::Kernel),
+        (any_name(), any_name(), any::<(u32, u32)>()).prop_map(|(name, file, (first, line))| {
+            let function = Function {
+                name,
+                system_name: String::new(),
+                file,
+                start_line: first,
+            };
+            Any::Python(function, line)
+        }),
         any::<usize>().prop_map(Any::Mark),
     ]
 }

@@ -133,14 +133,7 @@ impl CpuBuilder {
         if let Some(&known) = self.python.get(&(function, line)) {
             return known;
         }
-        let address = PYTHON_START + self.python.len() as u64;
-        let line_of_it = Line {
-            function,
-            line,
-            column: 0,
-        };
-        self.lines(address, vec![line_of_it]);
-        let location = self.user(address);
+        let location = self.user(PYTHON_START + self.python.len() as u64);
         self.python.insert((function, line), location);
         location
     }
@@ -176,6 +169,22 @@ impl CpuBuilder {
         location.first_line = self.profile.lines.len() as u32;
         location.line_count = lines.len() as u32;
         self.profile.lines.extend(lines);
+    }
+
+    /// In the order of their locations, as they come when the profile is read.
+    fn give_python_lines(&mut self) {
+        let python = self.python.iter();
+        let mut all: Vec<_> = python.map(|(line, at)| (*at, *line)).collect();
+        all.sort_unstable();
+        for (location, (function, line)) in all {
+            let place = &mut self.profile.locations[location as usize];
+            (place.first_line, place.line_count) = (self.profile.lines.len() as u32, 1);
+            self.profile.lines.push(Line {
+                function,
+                line,
+                column: 0,
+            });
+        }
     }
 
     /// Adds a stack, leaf first: its samples, the time that they stand for, and from 1 on the
@@ -221,7 +230,8 @@ impl CpuBuilder {
     }
 
     /// The profile, with each location assigned to its module.
-    pub fn finish(self) -> Profile {
+    pub fn finish(mut self) -> Profile {
+        self.give_python_lines();
         let mut profile = self.profile;
         let text = std::mem::take(&mut profile.facts.maps_text);
         if !text.is_empty() {
