@@ -140,7 +140,7 @@ fn end(state: CpuState) {
 #[inline]
 pub fn give_way(number: c_int) {
     let has_timers = timers::session() != 0 || timers::awaits_session();
-    if has_timers && number == timers::number() {
+    if has_timers && number == timers::number() && !session::is_guest() {
         change_signal(number);
     }
 }

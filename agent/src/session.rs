@@ -14,7 +14,7 @@ mod shards;
 mod sweep;
 pub mod time;
 
-pub use fork::{is_owners, is_waiting, leave, pending_cpu_rate, wait_as_child};
+pub use fork::{is_guest, is_owners, is_waiting, leave, pending_cpu_rate, wait_as_child};
 pub use life::{let_exit_unchecked, take_for_own};
 pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};

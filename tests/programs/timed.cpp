@@ -9,7 +9,8 @@
 // interrupted), `stacks` (handlers on small stacks, coroutines), `masks` (blocks all signals two
 // fifths of the time), `deaf` (its threads block them all the time), `breeds` (forks children that
 // end at once, all the time, and has so much memory that a fork takes long), `strangers` (children
-// that `fork` has not made), `stays` (until it is killed).
+// that `fork` has not made), `guests` (children that have its memory, and reset all signals, as those
+// of Python and posix_spawn do), `stays` (until it is killed).
 
 #include <atomic>
 #include <cerrno>
@@ -18,10 +19,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -353,6 +357,30 @@ static void breeds() {
     munmap(memory, bytes);
 }
 
+static void guests() {
+    for (int round = 0; round < 20; round++) {
+        site_burn(20000000);
+        pid_t child = vfork();
+        if (child == 0) {
+            struct sigaction action, standard = {};
+            standard.sa_handler = SIG_DFL;
+            for (int number = 1; number <= SIGRTMAX; number++)
+                if (!sigaction(number, nullptr, &action) && action.sa_handler != SIG_DFL &&
+                    action.sa_handler != SIG_IGN)
+                    sigaction(number, &standard, nullptr);
+            sock_fprog none = {};
+            // Refused: there is no such program.
+            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &none);
+            execl("/bin/true", "true", nullptr);
+            _exit(1);
+        }
+        int status;
+        if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
+            fail("a child");
+        allocate(1000);
+    }
+}
+
 int main(int count, char **arguments) {
     const char *shape = count > 1 ? arguments[1] : "";
     if (count > 2) {
@@ -370,7 +398,7 @@ int main(int count, char **arguments) {
     } shapes[] = {{"signals", signals}, {"takes", takes}, {"forks", forks},   {"family", family},
                   {"storm", storm},     {"epoll", epoll}, {"stacks", stacks}, {"stays", stay},
                   {"masks", masks},     {"deaf", deaf},   {"breeds", breeds},
-                  {"strangers", strangers}};
+                  {"strangers", strangers}, {"guests", guests}};
     for (auto &known : shapes)
         if (!strcmp(known.name, shape))
             known.run();

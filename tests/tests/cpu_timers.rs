@@ -133,6 +133,21 @@ fn children_that_no_handler_has_seen_have_their_own_clocks() {
     check(&Read::only(&outcome), truth(&outcome.stdout)["cpu"], 0.0);
 }
 
+/// A child that has its parent's memory until it executes a program: what it does to its own signals and
+/// filters ends nothing in the parent.
+#[test]
+fn children_in_their_parent_s_memory_leave_its_timers_alone() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let outcome = timed_run(&scratch, &program, &["-F", "250"], &["guests"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let said = truth(&outcome.stdout);
+    let files = files(&outcome);
+    let reads = files.iter().map(|file| Read::of(file));
+    let read = reads.max_by_key(Read::samples).expect("a profile");
+    check(&read, said["cpu"], BUSY);
+}
+
 /// A shell that executes the program at once has made its segment in the same tick of the clock:
 /// which of the two came first does not depend on that.
 #[test]

@@ -125,12 +125,17 @@ impl Memory {
             .or_else(|| in_state.then(|| unsafe { word(at) }))
     }
 
-    /// Begins with the piece that the thread's state names, at `piece` there.
+    /// Begins with the piece that the thread's state names, at `piece` there. Of a thread that was
+    /// interrupted, frames are looked at one by one: whole pieces are not known again in the next walk.
     ///
     /// # Safety
     /// The state may be read.
     #[inline]
     pub unsafe fn begin(&mut self, piece: u64) {
+        if self.is_interrupted {
+            self.current = (0, 0);
+            return;
+        }
         // SAFETY: the caller's.
         let (start, end) = unsafe { (word(piece), word(piece + 16)) };
         if self.current != (start, end) {

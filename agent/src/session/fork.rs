@@ -45,9 +45,24 @@ static PENDING: Pending = Pending {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
+/// Pid of the process that this memory belongs to.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
 /// Notes the pid. At start-up.
 pub fn start() {
     OWNER.store(sys::pid(), Ordering::Relaxed);
+    PROCESS.store(sys::pid(), Ordering::Relaxed);
+}
+
+/// Whether the caller is another process in this one's memory, as the child of a `vfork` is until it
+/// executes a program: what it does to its signals and filters is its own affair. A system call.
+/// Before Linux 4.14 a copy cannot be told from it, and nobody is.
+#[cold]
+pub fn is_guest() -> bool {
+    let is_known = super::mark::mark().is_some() && !super::is_copy();
+    let process = PROCESS.load(Ordering::Relaxed);
+    is_known && process != 0 && process != sys::pid()
 }
 
 /// Whether the caller is in the process whose segment is in view. A system call.
@@ -68,6 +83,7 @@ fn put(to: &AtomicU64, value: u64) {
 /// in the middle of and that will go on in the child, or by a thread that met a session there.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
+    PROCESS.store(sys::pid(), Ordering::Relaxed);
     let waits = LIFE.leave(
         || remember(control()),
         || {
