@@ -274,11 +274,11 @@ pub struct TopArgs {
     pub filter: String,
 
     /// Show all native frames beside Python's, the interpreter's too
-    #[arg(long, conflicts_with = "cpu")]
+    #[arg(long)]
     pub native: bool,
 
     /// Show Python's frames alone
-    #[arg(long, alias = "python_only", conflicts_with_all = ["cpu", "native"])]
+    #[arg(long, alias = "python_only", conflicts_with = "native")]
     pub python_only: bool,
 
     /// Time between refreshes [default: 1s]

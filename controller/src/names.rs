@@ -110,6 +110,19 @@ impl Symbols {
         self.shown = shown;
     }
 
+    /// Whether these are Python's alone.
+    pub fn shows_python_only(&self) -> bool {
+        self.shown == Shown::PythonOnly
+    }
+
+    /// None yet, of another program, of which the same frames are to be given.
+    pub fn anew(&self, pid: i32) -> Self {
+        Self {
+            shown: self.shown,
+            ..Self::new(pid)
+        }
+    }
+
     /// Whether a line of Python was looked up.
     pub fn has_python(&self) -> bool {
         self.has_python

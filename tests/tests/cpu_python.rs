@@ -260,15 +260,22 @@ fn top_names_lines() {
     let scratch = Scratch::new();
     let mut target = waiting_split(&scratch, "1000");
     target.say("go");
-    let mut command = scratch.profiler();
-    command.args(["top", "--cpu", "--json", "-F", "250", "--delay", "2s"]);
-    let outcome = run(command.args(["-p", &target.pid().to_string()]));
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let table: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
-    let rows = table["functions"].as_array().expect("rows");
-    let names: Vec<&str> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
-    let is_line = |name: &&str| name.starts_with("part_a (python_split.py");
-    assert!(names.iter().any(is_line), "{names:?}");
+    for (option, is_alone) in [(None, false), (Some("--python-only"), true)] {
+        let mut command = scratch.profiler();
+        command.args(["top", "--cpu", "--json", "-F", "250", "--delay", "2s"]);
+        command.args(option).args(["-p", &target.pid().to_string()]);
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let table: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+        let rows = table["functions"].as_array().expect("rows");
+        let names: Vec<&str> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
+        let is_line = |name: &&str| name.contains("(python_split.py:");
+        assert!(
+            names.iter().any(|name| name.starts_with("part_a (")),
+            "{names:?}"
+        );
+        assert_eq!(names.iter().all(is_line), is_alone, "{names:?}");
+    }
     target.kill();
 }
 

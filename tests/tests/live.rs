@@ -166,9 +166,7 @@ input()
     session.stop();
     target.say("end");
     target.finish_well();
-    for more in [&["--cpu"][..], &["--python-only"]] {
-        let mut command = scratch.profiler();
-        command.args(["top", "--once", "--native", "-p", &pid]);
-        run(command.args(more)).refused(2, &["--native"]);
-    }
+    let mut command = scratch.profiler();
+    command.args(["top", "--once", "--native", "--python-only", "-p", &pid]);
+    run(&mut command).refused(2, &["--native"]);
 }

@@ -193,7 +193,7 @@ impl Run {
                 title,
                 samples: process.counts.samples,
                 ns: Times::of(process, self.settings.mode).all,
-                remark: session.remark(process),
+                remark: session.remark(process, self.engine.trouble(process.pid)),
             }),
             Err(error) => self.fail(&format!("{title}: {error}")),
         }

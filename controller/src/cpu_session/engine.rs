@@ -30,6 +30,8 @@ pub struct Engine {
     sampling: Sampling,
     /// What samples if agents that were chosen for their lines of Python do not.
     reserve: Option<Box<Perf>>,
+    /// Processes that it samples since then, and why not before.
+    late: HashMap<i32, String>,
     /// Why better ones are not used, and what that costs.
     pub fallbacks: Vec<String>,
     /// How many of them were told.
@@ -72,6 +74,7 @@ impl Engine {
             waiting: (mode != Mode::Cpu).then(|| Waiting::new(sampling)),
             sampling,
             reserve: None,
+            late: HashMap::new(),
             fallbacks: Vec::new(),
             told: 0,
             may_change: wanted.is_none(),
@@ -225,7 +228,11 @@ impl Engine {
                 .for_each(|pid| inside.timers.release(*pid, recording));
             return false;
         }
-        self.fallbacks.push(FOR_LINES.to_owned());
+        let who = match pids {
+            [pid] => format!("process {pid} runs Python"),
+            pids => format!("{} processes run Python", pids.len()),
+        };
+        self.fallbacks.push(format!("{who}{FOR_LINES}"));
         let perf = std::mem::replace(&mut self.taker, Taker::Inside(Box::new(inside)));
         if let Taker::Perf(perf) = perf {
             self.reserve = Some(perf);
@@ -249,6 +256,8 @@ impl Engine {
                 .push(format!("process {pid}: {why}{NO_LINES}"));
             for pid in inside.timers.pids() {
                 inside.timers.release(pid, recording);
+                let late = "perf events took over in the middle".to_owned();
+                self.late.insert(pid, late);
                 let begun = recording.process(pid).map(|process| process.begun());
                 if let Err(refusal) = perf.attach(pid, recording) {
                     self.fallbacks.push(refusal.to_string());
@@ -408,7 +417,7 @@ impl Engine {
         match (&mut self.taker, &mut self.closed) {
             (Taker::Inside(inside), _) => inside.timers.take_troubles(),
             (_, Some(closed)) => std::mem::take(&mut closed.troubles),
-            _ => HashMap::new(),
+            _ => std::mem::take(&mut self.late),
         }
     }
 
@@ -453,9 +462,9 @@ pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bo
 }
 
 /// Why agents sample where perf events are allowed, and what that costs.
-const FOR_LINES: &str = "it runs Python, whose lines the agent in it names: it samples its threads itself, \
-                         by timers and a signal, and what they do in the kernel counts for the calls \
-                         that lead there; --engine perf sees the kernel, and no lines of Python";
+const FOR_LINES: &str = ", whose lines the agent names: instead of perf events, it takes the samples, by \
+                         timers and a signal, and what is done in the kernel counts for the calls that \
+                         lead there (--engine perf sees the kernel, and no lines of Python)";
 /// What is missing where agents that would name lines cannot sample.
 const NO_LINES: &str = "; instead perf events sample it, which see no lines of Python";
 

@@ -21,7 +21,7 @@ use crate::snapshot::Snapshot;
 use crate::target::Target;
 
 /// CPU time that a process may use without noticing that it is to sample itself.
-const UNNOTICED: u64 = 300_000_000;
+const UNNOTICED: u64 = 100_000_000;
 
 /// What has become of a process that samples itself.
 #[derive(Clone, Debug, PartialEq, Eq)]

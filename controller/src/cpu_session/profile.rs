@@ -130,8 +130,9 @@ impl Session {
         }
     }
 
-    /// What should be known of a profile, in a line.
-    pub fn remark(&self, process: &Process) -> String {
+    /// What should be known of a profile, in a line. `trouble`: why the process was not sampled all the
+    /// time, if that is known.
+    pub fn remark(&self, process: &Process, trouble: Option<&str>) -> String {
         let counts = &process.counts;
         let mut parts = vec![self.sampling.engine.clone()];
         let share = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
@@ -148,9 +149,10 @@ impl Session {
         let times = Times::of(process, self.sampling.mode);
         let unsampled = share(times.unsampled, times.all);
         if unsampled >= 0.1 {
-            let why = match self.is_filtered {
-                true => "left out by the program's filter, or not sampled",
-                false => "not sampled",
+            let why = match (trouble, self.is_filtered) {
+                (Some(why), _) => &format!("not sampled: {why}"),
+                (None, true) => "left out by the program's filter, or not sampled",
+                (None, false) => "not sampled",
             };
             parts.push(format!("{unsampled:.1} % of the time {why}"));
         }
@@ -163,7 +165,9 @@ impl Session {
         }
         let short = counts.rest_ns.min(times.unsampled);
         let is_much = |ns| share(ns, times.all) >= MUCH;
-        let can_help = self.sampling.mode != Mode::OffCpu && self.sampling.rate < MOST_RATE;
+        let can_help = trouble.is_none()
+            && self.sampling.mode != Mode::OffCpu
+            && self.sampling.rate < MOST_RATE;
         if can_help && is_much(short) {
             parts.push(more_often(
                 "many threads end before a sample is due",
@@ -297,23 +301,26 @@ mod tests {
         process.counts.samples = 100;
         process.counts.ns = 1000 * MS;
         assert_eq!(
-            session.remark(process),
+            session.remark(process, None),
             "perf_event, 100.0 % of stacks complete"
         );
         process.counts.truncated[0] = 1;
         process.counts.lost = 2;
         session.sampling.kernel_hidden = Some("it may not be seen".into());
         let whole = "perf_event, 99.0 % of stacks complete, 2 samples lost";
-        assert_eq!(session.remark(process), format!("{whole}, kernel hidden"));
+        assert_eq!(
+            session.remark(process, None),
+            format!("{whole}, kernel hidden")
+        );
         // Of threads that ended nothing is known to ptrace but the process's clock.
         process.used(2000 * MS);
-        let said = session.remark(process);
+        let said = session.remark(process, None);
         let missing =
             format!("50.0 % of the time not sampled, {UNSEEN}: sample more often (-F 990)");
         assert_eq!(said, format!("{whole}, {missing}, kernel hidden"));
         process.counts.rest_ns = 1000 * MS;
         process.counts.hidden_ns = 100 * MS;
-        let said = session.remark(process);
+        let said = session.remark(process, None);
         assert!(
             said.contains("many threads end before a sample is due"),
             "{said}"

@@ -67,6 +67,6 @@ pub fn write(
         title,
         samples: process.counts.samples,
         ns: process.cpu_ns(),
-        remark: written.remark(process),
+        remark: written.remark(process, None),
     }))
 }

@@ -66,7 +66,7 @@ impl Cpu {
         if self.serial != process.serial {
             *self = Self::default();
             self.serial = process.serial;
-            model.symbols = Symbols::new(process.pid);
+            model.symbols = model.symbols.anew(process.pid);
         }
         self.count(process);
         self.name_stacks(model, (process, kernel), at_once);
@@ -179,12 +179,15 @@ fn functions(
     let inner: Vec<u64> = user(addresses).collect();
     let inner = symbols.frames(&inner)?;
     let mut all = Vec::new();
-    for address in addresses.iter().filter(|a| **a >= FIRST_OF_KERNEL) {
+    let is_alone = symbols.shows_python_only();
+    let kernels = addresses.iter().filter(|a| **a >= FIRST_OF_KERNEL);
+    for address in kernels.filter(|_| !is_alone) {
         let name = kernel.name(*address).map(|name| format!("{name}_[k]"));
         all.push(symbols.intern(name.as_deref().unwrap_or("[kernel]")));
     }
     all.extend(inner);
-    if addresses.last() == Some(&TRUNCATED) || all.is_empty() {
+    let is_cut = addresses.last() == Some(&TRUNCATED) && !is_alone;
+    if is_cut || all.is_empty() {
         all.push(symbols.intern("[truncated]"));
     }
     Some(all.into())
