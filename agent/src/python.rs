@@ -17,8 +17,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `layout` | where an interpreter's data are, by its version |
-//! | `runtime` | the interpreter of this process: found at start-up, checked when it runs |
+//! //! | `runtime` | the interpreter of this process: found at start-up, checked when it runs |
 //! | `memory` | which memory may be read |
 //! | `state` | the state of the running thread |
 //! | `frames` | its frames, for the walker |
@@ -37,7 +36,6 @@ mod codes;
 mod frame;
 mod frames;
 mod function;
-mod layout;
 mod mark;
 mod memo;
 mod memory;
@@ -48,6 +46,8 @@ mod place;
 mod plain;
 mod runtime;
 mod state;
+
+use cpython::layout;
 
 pub use frames::Frames;
 pub use options::CommandLine;

@@ -223,6 +223,6 @@ fn unnamed_lines(agent: &Agent, samples: u64) -> String {
          has made more functions than there is room for in the table; start it with a larger \
          MEM_PROFILER_TABLE",
         agent.title(),
-        interpreted::TABLE_FULL
+        cpython::TABLE_FULL
     )
 }

@@ -1,19 +1,14 @@
 //! Frames of an interpreter in a snapshot: from code objects and places in them to functions and
 //! lines.
 
-mod lines;
-
 use std::collections::HashMap;
 
+use cpython::{Description, State, lines, text};
 use heap_format::{Function, Location, LocationId, Profile, ProfileBuilder};
 use shm_protocol::codes::{Characters, Code, CodeTable, LEFT_OUT, NO_CODE, frame_of};
 use shm_protocol::layout::{PYTHON_GONE, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
 use shm_protocol::snapshot::Header;
 
-/// Name of the frame for those whose code objects found no room.
-pub const TABLE_FULL: &str = "[python: table full]";
-/// Name of the frame for the outer ones of a stack that is too deep.
-const LEFT_OUT_NAME: &str = "[python: outer frames left out]";
 /// Name of a frame whose code object is not what it should be.
 const UNKNOWN: &str = "[python: unknown]";
 
@@ -60,29 +55,24 @@ pub fn is_shim(codes: &[u8], address: u64) -> bool {
 /// What is told of the interpreter in a process: its version, and whether its frames are named.
 pub fn describe(header: &Header<'_>) -> Option<String> {
     let (version, judgement) = header.python()?;
-    let [release, major, minor, micro] = [4, 24, 16, 8].map(|shift| version >> shift & 0xff);
-    let version = match release & 15 {
-        // Known by its functions alone, which say nothing of the patch.
-        0 => format!("{major}.{minor}"),
-        _ => format!("{major}.{minor}.{micro}"),
-    };
     let state = match judgement {
-        PYTHON_MET => "no frame seen yet",
-        PYTHON_NAMED => "named",
-        PYTHON_GONE => "unloaded: frames after that are left out",
-        PYTHON_UNKNOWN => "a version that is not known: its frames are left out",
-        _ => "its data differ from what its version has: its frames are left out",
+        PYTHON_MET => State::Met,
+        PYTHON_NAMED => State::Named,
+        PYTHON_GONE => State::Gone,
+        PYTHON_UNKNOWN => State::Unknown,
+        _ => State::Differs,
     };
-    let build = match header.python_is_unlocked() {
-        true => ", free-threaded",
-        false => "",
+    let description = Description {
+        version,
+        is_unlocked: header.python_is_unlocked(),
+        state,
     };
-    Some(format!("{version}{build}: {state}"))
+    Some(description.to_string())
 }
 
 /// Samples of a profile in whose stacks a line of Python has no name, as there was no room for it.
 pub fn without_room(profile: &Profile) -> u64 {
-    let is_it = |function: &Function| function.name == TABLE_FULL;
+    let is_it = |function: &Function| function.name == cpython::TABLE_FULL;
     let Some(function) = profile.functions.iter().position(is_it) else {
         return 0;
     };
@@ -101,8 +91,8 @@ pub fn without_room(profile: &Profile) -> u64 {
 
 fn function(number: u32, place: u32, code: Option<&Code<'_>>) -> Function {
     let name = match (number, place, code) {
-        (NO_CODE, LEFT_OUT, _) => LEFT_OUT_NAME.to_owned(),
-        (NO_CODE, ..) => TABLE_FULL.to_owned(),
+        (NO_CODE, LEFT_OUT, _) => cpython::LEFT_OUT.to_owned(),
+        (NO_CODE, ..) => cpython::TABLE_FULL.to_owned(),
         (_, _, Some(code)) => text(code.name),
         (_, _, None) => UNKNOWN.to_owned(),
     };
@@ -114,31 +104,6 @@ fn function(number: u32, place: u32, code: Option<&Code<'_>>) -> Function {
     }
 }
 
-/// A string as the interpreter has it; what is no character becomes one that says so.
 fn text(characters: Characters<'_>) -> String {
-    let wide = characters
-        .bytes
-        .chunks(usize::from(characters.width).max(1));
-    wide.map(|bytes| {
-        let mut point = [0; 4];
-        point[..bytes.len().min(4)].copy_from_slice(&bytes[..bytes.len().min(4)]);
-        char::from_u32(u32::from_le_bytes(point)).unwrap_or(char::REPLACEMENT_CHARACTER)
-    })
-    .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn strings_of_every_width_are_read() {
-        let text = |bytes: &[u8], width| text(Characters { bytes, width });
-        assert_eq!(text(b"run", 1), "run");
-        assert_eq!(text(&[0xe9], 1), "é");
-        assert_eq!(text(&[0x16, 0x4e, 0x41, 0], 2), "世A");
-        assert_eq!(text(&[0, 0xf6, 1, 0], 4), "\u{1f600}");
-        assert_eq!(text(&[0, 0xd8], 2), "\u{fffd}", "half of a pair");
-        assert_eq!(text(&[1, 2, 3], 0).chars().count(), 3);
-    }
+    text::characters(characters).collect()
 }

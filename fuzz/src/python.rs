@@ -1,5 +1,7 @@
 //! The agent's readers of an interpreter's memory, as they are, and what they use of the agent.
 
+pub use cpython::layout;
+
 #[path = "../../agent/src/python/codes.rs"]
 mod codes;
 #[path = "../../agent/src/python/frame.rs"]
@@ -8,8 +10,6 @@ mod frame;
 pub mod frames;
 #[path = "../../agent/src/python/function.rs"]
 mod function;
-#[path = "../../agent/src/python/layout.rs"]
-pub mod layout;
 #[path = "../../agent/src/python/mark.rs"]
 mod mark;
 #[path = "../../agent/src/python/memo.rs"]

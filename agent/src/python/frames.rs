@@ -1,7 +1,7 @@
 //! The frames of the running thread, for the walker.
 
 use super::frame::{Words, is_entry};
-use super::layout::{Layout, Style};
+use super::layout::{Layout, OWNED_BY_NATIVE, Style};
 use super::memo::Memo;
 use super::memory::{Memory, word};
 use super::runtime::{self, Runtime};
@@ -249,7 +249,6 @@ impl Frames {
     /// A frame on the native stack, which the interpreter does not show, stands behind those that
     /// are run there.
     fn entries(&mut self, walk: &Walk<'_>, top: u64) -> Result<(), Damaged> {
-        const OWNED_BY_NATIVE: u8 = 3;
         let mut frame = top;
         for _ in 0..MAX_STEPS {
             if frame == 0 || self.memo.joins(walk, &mut self.memory, (frame, 0))? {

@@ -2,8 +2,10 @@
 
 use super::layout::{self, Layout};
 use super::memory::{half, word};
-use super::objects::{self, Read};
+use super::objects::Read;
 use super::pair::{Pair, Same};
+use cpython::MOST_NAME;
+use cpython::text::form;
 use unwind::probe;
 
 /// Words of a code object, of its name and of its table of lines, as they were when it was read.
@@ -189,7 +191,7 @@ unsafe fn own(layout: &Layout, at: u64) -> u64 {
 #[inline]
 fn other_state(layout: &Layout, state: u64) -> u64 {
     let state = state & 0xffff_ffff;
-    match objects::form(layout, state) {
+    match form(layout, state) {
         Some((head, 1)) if head == layout.ascii => 0,
         _ => state | 1 << 32,
     }
@@ -240,7 +242,7 @@ unsafe fn ascii(at: u64, length: u64) -> u64 {
                 let first = mix(word(at), word(at + 8));
                 mix(mix(first, word(at + length - 16)), word(at + length - 8))
             }
-            _ => bytes(at, length.min(objects::MAX_NAME)),
+            _ => bytes(at, length.min(MOST_NAME)),
         }
     }
 }
@@ -251,8 +253,8 @@ unsafe fn ascii(at: u64, length: u64) -> u64 {
 /// A string of such characters is there.
 #[cold]
 unsafe fn others(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
-    let length = length.min(objects::MAX_NAME);
-    match objects::form(layout, state & 0xffff_ffff) {
+    let length = length.min(MOST_NAME);
+    match form(layout, state & 0xffff_ffff) {
         // SAFETY: the caller's.
         Some((head, width)) => unsafe { bytes(name + head, length * width) },
         None => 0,

@@ -15,11 +15,10 @@ use super::memory::Memory;
 use super::place;
 use super::plain::{Plain, never};
 use core::mem::MaybeUninit;
+use cpython::MOST_FRAMES;
 use shm_protocol::codes::{LEFT_OUT, NO_CODE, address_of};
 use unwind::inserted::Inserted;
 
-/// Most frames that are kept of a stack; of deeper ones, the innermost.
-pub const MAX_FRAMES: usize = 2048;
 /// Once in so many walks, the functions of the last walk's frames are looked at: that may take a system
 /// call, and most functions that have no version get none. No multiple of a number that programs count
 /// their rounds by.
@@ -29,7 +28,7 @@ const MOST_PATIENCE: u32 = 1 << 10;
 /// So many of the last walk's frames are looked at for one that is met again.
 const REACH: usize = 16;
 
-type Buffer<T> = [MaybeUninit<T>; MAX_FRAMES];
+type Buffer<T> = [MaybeUninit<T>; MOST_FRAMES];
 /// Keeps the beginnings of the buffers, which are what is used, out of each other's sets of the
 /// processor's first cache.
 type Apart<const LINES: usize> = [MaybeUninit<[u64; 8]>; LINES];
@@ -187,7 +186,7 @@ impl Memo {
         let Some(index) = (from..self.ahead).rev().find(is_it) else {
             return Ok(false);
         };
-        if index + self.fresh_count + 2 >= MAX_FRAMES {
+        if index + self.fresh_count + 2 >= MOST_FRAMES {
             return Ok(false);
         }
         if let Some(other) = self.first_other_by_style(walk, memory, index) {
@@ -397,7 +396,7 @@ impl Memo {
     /// Whether there is room for one more frame than [`leave_out`](Self::leave_out) puts.
     #[inline]
     pub fn has_room(&self) -> bool {
-        self.fresh_count + 1 < MAX_FRAMES
+        self.fresh_count + 1 < MOST_FRAMES
     }
 
     /// Adds a frame that can be read, further out than those before.
@@ -434,7 +433,7 @@ impl Memo {
 
     #[inline]
     fn push(&mut self, seen: Seen) {
-        if self.fresh_count < MAX_FRAMES {
+        if self.fresh_count < MOST_FRAMES {
             self.fresh[self.fresh_count].write(seen);
             self.fresh_count += 1;
             self.pending += 1;
@@ -444,7 +443,7 @@ impl Memo {
     /// Puts one frame in the place of all that are further out.
     #[cold]
     pub fn leave_out(&mut self) {
-        if self.fresh_count + 1 == MAX_FRAMES {
+        if self.fresh_count + 1 == MOST_FRAMES {
             let words = Words {
                 code: never(),
                 previous: 0,

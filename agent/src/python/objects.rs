@@ -4,15 +4,13 @@ use super::layout::{self, Layout};
 use super::memory::word;
 use core::slice::from_raw_parts;
 use core::sync::atomic::{AtomicU64, Ordering};
+use cpython::text::form;
+use cpython::{MOST_FILE, MOST_LINES, MOST_NAME};
 use shm_protocol::codes::{Characters, Code};
 
 /// Tells whether all pages from one address to another can be read.
 pub type Probe<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
-/// Longest parts that are kept: of a name and of a file in characters, of line tables in bytes.
-pub const MAX_NAME: u64 = 512;
-const MAX_FILE: u64 = 1024;
-const MAX_LINES: u64 = 32 << 10;
 /// Bytes of a code object that are read at most.
 const CODE: u64 = 144;
 
@@ -92,10 +90,10 @@ pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
     }
     // SAFETY: a code object, found readable; it holds its parts, which do not change.
     unsafe {
-        let (name, of_name) = text((layout, probe), word(at + layout.name), MAX_NAME)?;
-        let (file, of_file) = text((layout, probe), word(at + layout.file), MAX_FILE)?;
+        let (name, of_name) = text((layout, probe), word(at + layout.name), MOST_NAME)?;
+        let (file, of_file) = text((layout, probe), word(at + layout.file), MOST_FILE)?;
         let place = word(at + layout.lines);
-        let (lines, size) = bytes((layout, probe), place, MAX_LINES)?;
+        let (lines, size) = bytes((layout, probe), place, MOST_LINES)?;
         let code = Code {
             name,
             file,
@@ -143,21 +141,6 @@ unsafe fn text(
             width: width as u8,
         };
         (characters, Text { at, length, state })
-    })
-}
-
-/// Where the characters of a string begin, and the bytes of each, by its word at [`layout::KIND`].
-#[inline(always)]
-pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
-    // Before the kind, versions have two, eight or sixteen bits that say whether it is interned.
-    [2, 8, 16].into_iter().find_map(|shift| {
-        let kind = state >> shift & 7;
-        let (compact, ascii) = (state >> (shift + 3) & 1, state >> (shift + 4) & 1);
-        let head = match ascii {
-            1 => layout.ascii,
-            _ => layout.compact,
-        };
-        (matches!(kind, 1 | 2 | 4) && compact == 1).then_some((head, kind))
     })
 }
 

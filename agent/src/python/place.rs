@@ -2,12 +2,9 @@
 
 use super::frame::Words;
 use super::frames::Damaged;
-use super::layout::{Layout, Style};
+use super::layout::{Layout, MOST_PLACE, Style};
 use super::state::{follow, follow_any};
 use shm_protocol::codes::{NO_CODE, TABLE_FULL, address_of};
-
-/// Largest place that is believed in.
-const MAX_PLACE: u64 = 1 << 24;
 
 /// The address that stands for a frame: its code object and the place of its instruction.
 #[inline]
@@ -26,7 +23,7 @@ pub fn address(layout: &Layout, number: u32, (frame, words): (u64, Words)) -> Re
         }
     };
     match number {
-        _ if place >= MAX_PLACE => Err(Damaged),
+        _ if place >= MOST_PLACE => Err(Damaged),
         NO_CODE => Ok(address_of(NO_CODE, TABLE_FULL)),
         number => Ok(address_of(number, place as u32)),
     }

@@ -9,6 +9,7 @@ use crate::sys;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use cpython::FORGIVEN;
 use shm_protocol::layout::{
     PYTHON_DIFFERS, PYTHON_GONE, PYTHON_HIDES, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN,
     PYTHON_UNLOCKED,
@@ -31,8 +32,6 @@ static JUDGEMENT: AtomicU8 = AtomicU8::new(PYTHON_MET as u8);
 static FLAGS: AtomicU32 = AtomicU32::new(0);
 /// Stacks that could not be read before one could.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
-/// So many are forgiven: an interpreter that starts has frames which are not whole.
-const FORGIVEN: u32 = 1000;
 
 /// An interpreter.
 #[derive(Clone, Copy)]

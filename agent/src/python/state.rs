@@ -8,11 +8,9 @@ use super::layout::Layout;
 use super::mark::mix;
 use super::memory::{STATE, word};
 use super::runtime::Runtime;
+use cpython::{MOST_INTERPRETERS, MOST_THREADS};
 use unwind::probe;
 
-/// Most interpreters, and most threads of one, that are looked at.
-const INTERPRETERS: usize = 256;
-const THREADS: usize = 4096;
 /// Most states of one thread that are kept: of more, the newest and the oldest.
 const OWN: usize = 8;
 /// Samples without a state before it is looked for again, at first and at most.
@@ -99,7 +97,7 @@ impl States {
             let (first, most) = PATIENCE;
             let next = (self.patience.1 * 2).clamp(first, most);
             self.patience = (next, next);
-            self.collect(layout, newest, thread, THREADS);
+            self.collect(layout, newest, thread, MOST_THREADS);
         } else {
             self.patience.0 -= 1;
             if !is_same {
@@ -119,7 +117,7 @@ impl States {
             return (unsafe { word(newest + layout.threads) }, newest);
         }
         let (mut begin, mut interpreter, mut count) = (0, newest, 0);
-        while count < INTERPRETERS {
+        while count < MOST_INTERPRETERS {
             count += 1;
             let threads = follow(interpreter + layout.threads).unwrap_or(0);
             begin = mix(mix(begin, interpreter), threads);
@@ -140,7 +138,7 @@ impl States {
     fn collect(&mut self, layout: &Layout, newest: u64, thread: u64, threads: usize) {
         self.count = 0;
         let mut interpreter = newest;
-        for _ in 0..INTERPRETERS {
+        for _ in 0..MOST_INTERPRETERS {
             // One that nobody runs now has no state.
             let mut next = follow(interpreter + layout.threads);
             for _ in 0..threads {

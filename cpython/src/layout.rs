@@ -1,5 +1,7 @@
 //! Where an interpreter's data are: offsets in bytes.
 
+use shm_protocol::codes::LineTable;
+
 /// How frames are linked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
@@ -11,61 +13,94 @@ pub enum Style {
     Entries,
 }
 
-/// See the module. 0 in the place of an offset: there is no such field.
+/// Offsets; 0 in the place of one: there is no such field.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
+    /// How frames are linked.
     pub style: Style,
+    /// In `_PyRuntime`: the newest interpreter.
     pub interpreters: u64,
+    /// In an interpreter: the next one.
     pub next_interpreter: u64,
+    /// In an interpreter: the state of its newest thread.
     pub threads: u64,
+    /// In a thread's state: that of the next newer one.
     pub previous_thread: u64,
+    /// In a thread's state: that of the next older one.
     pub next_thread: u64,
+    /// In a thread's state: the thread's number, as the C library has it (`pthread_self`).
     pub thread_id: u64,
     /// In a thread's state: its frames.
     pub frames: u64,
     /// Whether that is a record, which in turn has the frame at `current`.
     pub has_record: bool,
+    /// In a record: the innermost of its frames; the next record further out is behind it (3.11).
     pub current: u64,
+    /// In a thread's state: the piece of memory that its frames are in.
     pub chunk: u64,
+    /// In a frame: the next one further out.
     pub frame_previous: u64,
+    /// In a frame: its code object.
     pub frame_code: u64,
+    /// In a frame: its instruction.
     pub frame_instruction: u64,
+    /// In a frame: a byte that says who has made it.
     pub frame_owner: u64,
-    /// In a frame, its function, if `function_version` is not 0; in a function, its code object and a
-    /// version, which is 0 or no other function's, and changes with its code object.
+    /// In a frame, its function, if `function_version` is not 0.
     pub frame_function: u64,
+    /// In a function: its code object.
     pub function_code: u64,
+    /// In a function: a version, which is 0 or no other function's, and changes with its code object.
     pub function_version: u64,
+    /// In a code object: the line that it begins at.
     pub first_line: u64,
+    /// In a code object: its file.
     pub file: u64,
+    /// In a code object: its name.
     pub name: u64,
+    /// In a code object: its table of lines.
     pub lines: u64,
+    /// In a code object: a version, which is 0 or no other one's of its interpreter.
     pub version: u64,
     /// The first instruction: from 3.11 on in the code object itself.
     pub instructions: u64,
     /// Bytes that the head of an object has more than with a global lock.
     pub more: u64,
-    /// In a frame, which copy of the instructions it runs; in a code object, where the copies are.
+    /// In a frame, which copy of the instructions it runs.
     pub frame_copy: u64,
+    /// In a code object, where the copies of its instructions are.
     pub copies: u64,
-    /// Size of the head of a string of ASCII characters, and of others.
+    /// Size of the head of a string of ASCII characters.
     pub ascii: u64,
+    /// Size of the head of a string of others.
     pub compact: u64,
     /// Bytes of an instruction's place, in frame objects.
     pub place_unit: u32,
-    pub table: shm_protocol::codes::LineTable,
+    /// How the lines of a code object are written down.
+    pub table: LineTable,
 }
 
-use shm_protocol::codes::LineTable;
-
 /// Heads of objects, the same in all versions; without a global lock, there is [`Layout::more`] first.
+/// This is where an object has its type.
 pub const TYPE: u64 = 8;
+/// Where a `bytes` object has its size.
 pub const SIZE: u64 = 16;
+/// Where a `bytes` object has its contents.
 pub const BYTES: u64 = 32;
+/// Where a type has its name.
 pub const TYPE_NAME: u64 = 24;
+/// Where a string has its length.
 pub const LENGTH: u64 = 16;
+/// Where a string has its hash, or -1.
 pub const HASH: u64 = 24;
+/// Where a string says what its characters are.
 pub const KIND: u64 = 32;
+
+/// From 3.12 on, the least of a frame's owners that is none that runs Python: a frame on the native
+/// stack.
+pub const OWNED_BY_NATIVE: u8 = 3;
+/// Largest place of an instruction that is believed in.
+pub const MOST_PLACE: u64 = 1 << 24;
 
 const OBJECTS: Layout = Layout {
     style: Style::Objects,

@@ -53,7 +53,7 @@ fn locations(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     const NONE: u8 = 15;
     const LONG: u8 = 14;
     const NO_COLUMNS: u8 = 13;
-    const ONE_LINE: std::ops::RangeInclusive<u8> = 10..=12;
+    const ONE_LINE: core::ops::RangeInclusive<u8> = 10..=12;
     let (mut line, mut end) = (first, 0);
     let mut rest = table;
     while let [head, tail @ ..] = rest {
@@ -90,6 +90,8 @@ fn signed(bytes: &[u8]) -> i64 {
 mod tests {
     use super::*;
     use shm_protocol::codes::Characters;
+    use std::vec;
+    use std::vec::Vec;
 
     fn all(table: LineTable, first_line: u32, lines: &[u8], places: u32) -> Vec<u32> {
         let code = Code {

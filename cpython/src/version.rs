@@ -1,0 +1,73 @@
+//! What people are told of an interpreter.
+
+use core::fmt;
+
+/// Whether the frames of an interpreter are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is one that is known; no stack was read yet.
+    Met,
+    /// They are.
+    Named,
+    /// It was unloaded.
+    Gone,
+    /// Its version is not known.
+    Unknown,
+    /// Its data are not what they should be.
+    Differs,
+}
+
+/// An interpreter, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// As `PY_VERSION_HEX` has it; without a release level where its functions alone have told it.
+    pub version: u32,
+    /// Whether it has no global lock.
+    pub is_unlocked: bool,
+    /// Whether its frames are named.
+    pub state: State,
+}
+
+impl fmt::Display for Description {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [release, major, minor, micro] =
+            [4, 24, 16, 8].map(|shift| self.version >> shift & 0xff);
+        write!(to, "{major}.{minor}")?;
+        // Functions say nothing of the patch.
+        if release & 15 != 0 {
+            write!(to, ".{micro}")?;
+        }
+        if self.is_unlocked {
+            to.write_str(", free-threaded")?;
+        }
+        to.write_str(match self.state {
+            State::Met => ": no frame seen yet",
+            State::Named => ": named",
+            State::Gone => ": unloaded: frames after that are left out",
+            State::Unknown => ": a version that is not known: its frames are left out",
+            State::Differs => {
+                ": its data differ from what its version has: its frames are left out"
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn a_version_has_a_patch_where_it_is_known() {
+        let mut told = Description {
+            version: 0x030b_02f0,
+            is_unlocked: false,
+            state: State::Named,
+        };
+        assert_eq!(told.to_string(), "3.11.2: named");
+        (told.version, told.state) = (0x0309_0000, State::Met);
+        assert_eq!(told.to_string(), "3.9: no frame seen yet");
+        (told.version, told.is_unlocked) = (0x030d_01c2, true);
+        assert_eq!(told.to_string(), "3.13.1, free-threaded: no frame seen yet");
+    }
+}
