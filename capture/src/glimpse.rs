@@ -13,7 +13,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use crate::arch::General;
+use crate::arch::{self, General};
 use crate::patience::Patience;
 use crate::request::{self, Event};
 use crate::seizure::reap_dead_threads;
@@ -25,6 +25,25 @@ use crate::tracer::Tracer;
 pub struct Glimpses {
     /// Traces nothing between two glimpses.
     tracer: Option<Tracer>,
+}
+
+/// What is seen of a thread while it is stopped.
+pub struct Glimpse<'a> {
+    /// Its general registers by their DWARF numbers.
+    pub registers: &'a [u64],
+    /// Its program counter.
+    pub pc: u64,
+    tid: i32,
+    general: &'a General,
+}
+
+impl Glimpse<'_> {
+    /// Its thread pointer, by which the C library tells threads apart; asked for only now, since on
+    /// some machines that takes another request.
+    #[must_use]
+    pub fn thread_pointer(&self) -> Option<u64> {
+        arch::thread_pointer(self.tid, self.general).ok()
+    }
 }
 
 /// What came of one.
@@ -42,9 +61,9 @@ impl<R> Taken<R> {
 }
 
 impl Glimpses {
-    /// Stops a thread of a process if it runs, and lets it run on. `look` gets its general
-    /// registers by their DWARF numbers, and its program counter. `None`: it sleeps, did not stop
-    /// within `limit`, has ended, or runs code of 32 bits.
+    /// Stops a thread of a process if it runs, and lets it run on. `look` sees its registers, and may
+    /// read its memory. `None`: it sleeps, did not stop within `limit`, has ended, or runs code of
+    /// 32 bits.
     ///
     /// Whatever comes of it, afterwards the kernel does not know the thread as traced by us,
     /// or is about to forget it.
@@ -55,7 +74,7 @@ impl Glimpses {
         &mut self,
         (pid, tid): (i32, i32),
         limit: Duration,
-        look: impl FnOnce(&[u64], u64) -> R + Send + 'static,
+        look: impl FnOnce(&Glimpse<'_>) -> R + Send + 'static,
     ) -> io::Result<Option<R>> {
         let Some(state) = State::open(pid, tid) else {
             return Ok(None);
@@ -82,7 +101,7 @@ fn take<R>(
     tid: i32,
     limit: Duration,
     runs: impl Fn() -> bool,
-    look: impl FnOnce(&[u64], u64) -> R,
+    look: impl FnOnce(&Glimpse<'_>) -> R,
 ) -> Taken<R> {
     if !runs() {
         return Taken::nothing(true);
@@ -111,7 +130,7 @@ fn take<R>(
             Ok(Some(Event::None)) => return Taken::nothing(true),
             Ok(Some(event)) => {
                 let registers = request::general(tid).ok().flatten();
-                let seen = registers.map(|registers| seen(&registers, look));
+                let seen = registers.map(|registers| seen(tid, &registers, look));
                 return Taken {
                     seen: Ok(seen),
                     is_free: release(tid, event),
@@ -121,8 +140,13 @@ fn take<R>(
     }
 }
 
-fn seen<R>(regs: &General, look: impl FnOnce(&[u64], u64) -> R) -> R {
-    look(&regs.by_number(), regs.pc())
+fn seen<R>(tid: i32, general: &General, look: impl FnOnce(&Glimpse<'_>) -> R) -> R {
+    look(&Glimpse {
+        registers: &general.by_number(),
+        pc: general.pc(),
+        tid,
+        general,
+    })
 }
 
 /// Lets a thread run on, with the signal that it was about to receive. False if it was killed
@@ -304,7 +328,7 @@ mod tests {
 
     /// In a thread that ends, as that of [`Glimpses`].
     fn take_alone(tid: i32, limit: Duration, runs: impl Fn() -> bool + Send + 'static) -> bool {
-        let take = move || take(tid, limit, runs, |_, _| ());
+        let take = move || take(tid, limit, runs, |_| ());
         let tracer = Tracer::start().unwrap();
         let taken = tracer.run(take).unwrap();
         assert!(taken.seen.unwrap().is_none());
@@ -326,19 +350,22 @@ mod tests {
         let end = Instant::now() + LONG;
         while seen < 20 {
             assert!(Instant::now() < end, "seen {seen} times in {LONG:?}");
-            let look = |registers: &[u64], pc| (registers.len(), pc);
+            let look = |glimpse: &Glimpse<'_>| {
+                (
+                    glimpse.registers.len(),
+                    glimpse.pc,
+                    glimpse.thread_pointer(),
+                )
+            };
             // It is not running for a moment while it is being let go.
-            if let Some((count, pc)) = glimpses.take((pid, pid), LONG, look).unwrap() {
-                assert!(count >= 16 && pc != 0);
+            if let Some((count, pc, pointer)) = glimpses.take((pid, pid), LONG, look).unwrap() {
+                assert!(count >= 16 && pc != 0 && pointer.is_some_and(|at| at != 0));
                 assert!(!is_traced(pid));
                 seen += 1;
             }
         }
         drop(running);
-        assert!(matches!(
-            glimpses.take((pid, pid), LONG, |_, _| ()),
-            Ok(None)
-        ));
+        assert!(matches!(glimpses.take((pid, pid), LONG, |_| ()), Ok(None)));
     }
 
     #[test]
@@ -350,17 +377,12 @@ mod tests {
         until("the stop", || state(pid) == Some('T'));
         let tracer = Tracer::start().unwrap();
         // As if it had stopped at the last moment.
-        let taken = tracer.run(move || take(pid, LONG, || true, |_, _| ()));
+        let taken = tracer.run(move || take(pid, LONG, || true, |_| ()));
         assert!(matches!(taken.unwrap().seen, Ok(Some(()))));
         // On its way from our stop to the other one it is awake for a moment, in the kernel.
         until("the stop", || state(pid) == Some('T'));
         let mut glimpses = Glimpses::default();
-        assert!(
-            glimpses
-                .take((pid, pid), LONG, |_, _| ())
-                .unwrap()
-                .is_none()
-        );
+        assert!(glimpses.take((pid, pid), LONG, |_| ()).unwrap().is_none());
     }
 
     #[test]
@@ -371,7 +393,7 @@ mod tests {
         until("it to run", || state(pid) == Some('R'));
         let mut glimpses = Glimpses::default();
         // SAFETY: takes numbers only.
-        let kill = move |_: &[u64], _| unsafe { libc::kill(pid, libc::SIGKILL) };
+        let kill = move |_: &Glimpse<'_>| unsafe { libc::kill(pid, libc::SIGKILL) };
         let end = Instant::now() + LONG;
         while glimpses.take((pid, pid), LONG, kill).unwrap().is_none() {
             assert!(Instant::now() < end, "it was never seen");
@@ -387,7 +409,7 @@ mod tests {
         let pid = running.pid();
         let mut glimpses = Glimpses::default();
         // SAFETY: takes numbers only.
-        let kill = move |_: &[u64], _| unsafe { libc::kill(pid, libc::SIGKILL) };
+        let kill = move |_: &Glimpse<'_>| unsafe { libc::kill(pid, libc::SIGKILL) };
         let end = Instant::now() + LONG;
         while glimpses.take((pid, pid), LONG, kill).unwrap().is_none() {
             assert!(Instant::now() < end, "it was never seen");
@@ -408,7 +430,7 @@ mod tests {
         while seen < 200 && Instant::now() < end {
             for tid in crate::process::threads(pid) {
                 let limit = Duration::from_millis(2);
-                let taken = glimpses.take((pid, tid), limit, |_, _| ());
+                let taken = glimpses.take((pid, tid), limit, |_| ());
                 // One that is not let go by the last glimpse's tracer yet is refused.
                 seen += u32::from(matches!(taken, Ok(Some(()))));
             }

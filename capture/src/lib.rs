@@ -95,10 +95,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use code::is_c_library;
-pub use glimpse::Glimpses;
+pub use glimpse::{Glimpse, Glimpses};
 pub use priority::RaisedPriority;
 pub use refusal::Refusal;
-pub use request::{read as read_memory, read_error as read_memory_error};
+pub use request::{
+    read as read_memory, read_error as read_memory_error, read_parts as read_memory_parts,
+};
 pub use worker::{Failure, Work, Worker};
 
 use code::Code;

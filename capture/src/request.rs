@@ -294,6 +294,48 @@ pub fn read(pid: i32, address: u64, bytes: &mut [u8]) -> usize {
     usize::try_from(got).unwrap_or(0)
 }
 
+/// Most parts that are read by one system call: `IOV_MAX`.
+const MOST_PARTS: usize = 1024;
+
+/// Reads parts of another process's memory, by their addresses and lengths, one behind another into
+/// `bytes`, which has room for all of them. The number of parts that were read whole: of a part that
+/// cannot be read, and of those behind it in one system call, nothing is known.
+pub fn read_parts(pid: i32, parts: &[(u64, usize)], bytes: &mut [u8]) -> usize {
+    let (mut whole, mut rest) = (0, bytes);
+    for parts in parts.chunks(MOST_PARTS) {
+        let length = parts.iter().map(|(_, length)| *length).sum::<usize>();
+        let Some((first, others)) = std::mem::take(&mut rest).split_at_mut_checked(length) else {
+            break;
+        };
+        rest = others;
+        let here = libc::iovec {
+            iov_base: first.as_mut_ptr().cast(),
+            iov_len: first.len(),
+        };
+        let there: Vec<libc::iovec> = (parts.iter())
+            .map(|&(address, length)| remote(address, length))
+            .collect();
+        let count = there.len() as libc::c_ulong;
+        // SAFETY: the kernel writes at most `first`, and checks the other side itself.
+        let got =
+            unsafe { libc::process_vm_readv(pid, &raw const here, 1, there.as_ptr(), count, 0) };
+        let mut got = usize::try_from(got).unwrap_or(0);
+        let is_whole = |&&(_, length): &&(u64, usize)| match got.checked_sub(length) {
+            Some(left) => {
+                got = left;
+                true
+            }
+            None => false,
+        };
+        let found = parts.iter().take_while(is_whole).count();
+        whole += found;
+        if found < parts.len() {
+            break;
+        }
+    }
+    whole
+}
+
 /// Why a process's memory may not be read, as the kernel's error number; `None`: it may.
 pub fn read_error(pid: i32) -> Option<i32> {
     let mut byte = 0u8;
@@ -334,3 +376,27 @@ fn remote(address: u64, bytes: usize) -> libc::iovec {
 }
 
 const _: () = assert!(offset_of!(Sequences, padding) == 20, "as the kernel has it");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_up_to_one_that_cannot_be() {
+        let pid = std::process::id().cast_signed();
+        let words: Vec<u64> = (0..4096).collect();
+        let at = |index: usize| (&raw const words[index]) as u64;
+        let mut bytes = vec![0; 8 * words.len()];
+        // More than one system call takes.
+        let mut parts: Vec<(u64, usize)> = (0..3000).map(|index| (at(index), 8)).collect();
+        parts.push((at(0), 0));
+        parts.push((at(3000), 16));
+        assert_eq!(read_parts(pid, &parts, &mut bytes), parts.len());
+        assert_eq!(bytes[8 * 2999..8 * 3000], 2999u64.to_le_bytes());
+        assert_eq!(bytes[8 * 3001..8 * 3002], 3001u64.to_le_bytes());
+        parts[2500] = (8, 8);
+        assert!((2048..=2500).contains(&read_parts(pid, &parts, &mut bytes)));
+        assert_eq!(read_parts(pid, &parts, &mut bytes[..9000]), 1024);
+        assert_eq!(read_parts(pid, &[], &mut bytes), 0);
+    }
+}

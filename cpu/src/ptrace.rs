@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::io;
 use std::time::{Duration, Instant};
 
-use capture::Glimpses;
+use capture::{Glimpse, Glimpses};
 
 use crate::continued::{Continued, Rest};
 use crate::memory::Copied;
@@ -221,8 +221,8 @@ impl Ptrace {
         let pid = thread.pid;
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(thread.stack, 0);
-        let look = move |registers: &[u64], pc: u64| {
-            let live = Live::of_all(registers, pc);
+        let look = move |glimpse: &Glimpse<'_>| {
+            let live = Live::of_all(glimpse.registers, glimpse.pc);
             let read = capture::read_memory(pid, live.followed().sp, &mut buffer);
             (live, buffer, read)
         };
