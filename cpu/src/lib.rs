@@ -38,6 +38,7 @@ pub mod perf;
 pub mod proc;
 mod programs;
 pub mod ptrace;
+mod python;
 mod record;
 pub mod recording;
 mod refusal;

@@ -480,6 +480,7 @@ impl Perf {
             tid: sample.tid,
             live: sample.registers.as_ref(),
             kernel: &mut record::kernel_addresses(sample.kernel),
+            script: None,
             ns: share.ns,
             time: recording::Time::Running,
         };

@@ -221,13 +221,19 @@ impl Ptrace {
         let pid = thread.pid;
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(thread.stack, 0);
+        let python = recording.python(pid);
         let look = move |glimpse: &Glimpse<'_>| {
             let live = Live::of_all(glimpse.registers, glimpse.pc);
-            let read = capture::read_memory(pid, live.followed().sp, &mut buffer);
-            (live, buffer, read)
+            let sp = live.followed().sp;
+            let read = capture::read_memory(pid, sp, &mut buffer);
+            let ran = python.and_then(|python| {
+                let pointer = glimpse.thread_pointer()?;
+                Some(python.look(pointer, Copied::new(sp, &buffer[..read])))
+            });
+            (live, buffer, read, ran)
         };
         let seen = self.glimpses.take((pid, tid), PATIENCE, look);
-        let Ok(Some((live, buffer, read))) = seen else {
+        let Ok(Some((live, buffer, read, script))) = seen else {
             return;
         };
         let copied = Copied::new(live.followed().sp, &buffer[..read]);
@@ -238,6 +244,7 @@ impl Ptrace {
             tid,
             live: Some(&live),
             kernel: &mut std::iter::empty(),
+            script,
             ns,
             time: Time::Running,
         };

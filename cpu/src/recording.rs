@@ -10,6 +10,7 @@ use unwind::stack::Memory;
 use crate::kernel::Symbols;
 use crate::machine::Machine;
 use crate::proc;
+use crate::python;
 use crate::registers::Live;
 use crate::space::{Range, Space};
 use crate::stacks::Count;
@@ -36,6 +37,8 @@ pub struct Sample<'a> {
     pub live: Option<&'a Live>,
     /// The kernel's frames, innermost first.
     pub kernel: &'a mut dyn Iterator<Item = u64>,
+    /// What an interpreter ran, if that was looked at.
+    pub script: Option<python::Ran>,
     /// The time that it stands for.
     pub ns: u64,
     /// Which time that is.
@@ -91,6 +94,7 @@ pub struct Recording {
     /// The numbers of programs that are in no list any more.
     dropped: Vec<u64>,
     unwinder: Unwinder,
+    interpreters: python::Files,
     symbols: Symbols,
     frames: Vec<u64>,
     /// The number of programs so far.
@@ -204,8 +208,11 @@ impl Recording {
             Some(live) if in_kernel && process.space.find(live.pc()).is_none() => {}
             Some(live) => {
                 let walked = self.unwinder.walk(&mut process.space, live, memory);
-                let lookup = walked.frames.iter().map(|frame| frame.ip.wrapping_sub(1));
-                self.frames.extend(lookup);
+                let script = &mut process.script;
+                let ran = sample.script.unwrap_or_default();
+                process
+                    .python
+                    .merge(ran, walked.frames, script, &mut self.frames);
                 cut = walked.cut;
             }
         }
@@ -266,6 +273,19 @@ impl Recording {
                 self.unwinder.prepare(&mut process.space, address);
             }
         }
+    }
+
+    /// What reads the frames of an interpreter in a process whose threads are stopped one by one, if
+    /// there is an interpreter.
+    pub(crate) fn python(&mut self, pid: i32) -> Option<python::Shared> {
+        let process = self.processes.get_mut(&pid)?;
+        let (python, space) = (&mut process.python, &mut process.space);
+        if let Some((address, names)) = python.candidate(space, &mut self.interpreters) {
+            self.unwinder.prepare(space, address);
+            let bias = space.module(address + 1)?.bias;
+            python.take(space, &names, bias, &mut process.script);
+        }
+        python.prepared(&mut process.script)
     }
 
     /// Reads the tables that take long before the first sample: what lies behind the copy of a

@@ -47,6 +47,9 @@ pub enum Caller {
     Generated,
 }
 
+/// Device and inode of a file.
+pub type FileId = ((u32, u32), u64);
+
 /// A range of executable memory.
 #[derive(Clone)]
 pub struct Range {
@@ -57,7 +60,7 @@ pub struct Range {
     /// Where it begins in the file.
     pub offset: u64,
     /// Device and inode of the file; inode 0: there is none.
-    pub file: ((u32, u32), u64),
+    pub file: FileId,
     /// The file, or the kernel's name in brackets.
     pub path: Rc<[u8]>,
     /// Its tables and bias, once they were asked for.
@@ -68,12 +71,7 @@ pub struct Range {
 
 impl Range {
     /// Memory at these addresses, of this file.
-    pub fn new(
-        (start, end): (u64, u64),
-        offset: u64,
-        file: ((u32, u32), u64),
-        path: &[u8],
-    ) -> Self {
+    pub fn new((start, end): (u64, u64), offset: u64, file: FileId, path: &[u8]) -> Self {
         Self {
             start,
             end,
@@ -116,7 +114,7 @@ impl Range {
 /// Tables of all files that were read, for the processes that share them.
 #[derive(Default)]
 pub struct Library {
-    files: HashMap<((u32, u32), u64), Rc<Tables>>,
+    files: HashMap<FileId, Rc<Tables>>,
     vdso: Option<Rc<Tables>>,
     bytes: usize,
 }
@@ -166,7 +164,7 @@ fn with_newlines(mut path: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// The file of a range: as the process has it mapped where that is allowed, else by its name.
-fn open(pid: i32, range: &Range) -> Option<File> {
+pub fn open(pid: i32, range: &Range) -> Option<File> {
     let mapped = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
     if let Ok(file) = opening::regular(mapped.as_ref()) {
         return Some(file);
@@ -205,6 +203,8 @@ pub struct Space {
     ranges: Vec<Range>,
     /// What calls precede addresses of files' code.
     callers: ByAddress<u64, Option<Caller>>,
+    /// How often something was mapped.
+    changes: u64,
     /// Whether the maps were read since anything changed.
     is_fresh: bool,
     /// When they may be read again all the same: nobody tells ptrace of a library that is loaded.
@@ -242,6 +242,16 @@ impl Space {
     /// The ranges, by address.
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
+    }
+
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// A number that is another one after something was mapped.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Where the large ranges begin.
@@ -293,6 +303,7 @@ impl Space {
             return;
         }
         self.is_fresh = false;
+        self.changes += 1;
         self.callers.clear();
         self.ranges.splice(first..last, [range]);
     }

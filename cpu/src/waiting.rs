@@ -398,6 +398,7 @@ impl Thread {
             tid,
             live: Some(&live),
             kernel: &mut kernel.into_iter(),
+            script: None,
             ns: self.meter.asleep().as_nanos() as u64,
             time: Time::Waiting,
         };

@@ -4,6 +4,7 @@ use super::Time;
 use crate::machine::Machine;
 use crate::mixer::ByAddress;
 use crate::proc;
+use crate::python::Python;
 use crate::script::Script;
 use crate::space::Space;
 use crate::stacks::{Count, Stacks};
@@ -72,6 +73,8 @@ pub struct Process {
     pub stacks: Stacks,
     /// The lines of an interpreter's functions that are among their frames.
     pub script: Script,
+    /// What reads these from outside.
+    pub(super) python: Python,
     /// Its threads that were sampled, with their names as they were then.
     pub threads: Vec<(i32, Vec<u8>)>,
     numbers: ByAddress<u64, u32>,
@@ -105,6 +108,7 @@ impl Process {
             space,
             stacks: Stacks::default(),
             script: Script::default(),
+            python: Python::default(),
             threads: Vec::new(),
             numbers: ByAddress::default(),
             counts: Counts::default(),

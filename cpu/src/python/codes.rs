@@ -1,0 +1,355 @@
+//! Code objects: what the frames are called that run them, and where their lines are.
+//!
+//! A code object that was read is known by its address, and believed to be the same as long as its
+//! words are, and those of its name and of its table of lines: they are read again with each sample,
+//! all of them by one system call.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cpython::layout::{self, Layout};
+use cpython::text::{characters, form};
+use cpython::{LEFT_OUT, MOST_FILE, MOST_LINES, MOST_NAME, TABLE_FULL, lines};
+use shm_protocol::codes::{Characters, Code, LineTable};
+
+use super::frames::{Damaged, Found};
+use super::memory::{Memory, is_pointer};
+use super::runtime::MOST_CODE;
+use crate::mixer::ByAddress;
+use crate::script::ScriptLine;
+
+/// The number that stands for code objects without room.
+pub const FULL: u32 = 0;
+/// The number that stands for the frames that are left out.
+pub const OUTER: u32 = 1;
+/// Most code objects that are known by their addresses, and most bytes of what is kept of them.
+const MOST_KNOWN: usize = 1 << 16;
+const MOST_BYTES: usize = 16 << 20;
+/// So much is counted for each beside its own bytes.
+const EACH: usize = 128;
+/// Bytes of a name, and of a table of lines, that are compared: behind what counts references.
+const NAME: u64 = 96;
+const LINES: u64 = 64;
+
+/// What is kept of a code object.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Text {
+    name: String,
+    file: String,
+    first_line: u32,
+    lines: Vec<u8>,
+}
+
+/// Words of a code object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Words {
+    kind: u64,
+    name: u64,
+    file: u64,
+    lines: u64,
+    first_line: u32,
+    version: u32,
+}
+
+/// Bytes as they were, at an address.
+struct Bytes {
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+/// A code object by its address.
+struct Known {
+    number: u32,
+    words: Words,
+    name: Bytes,
+    lines: Bytes,
+}
+
+/// A string or a table: its bytes, those of each character, and what is compared of it.
+struct Part {
+    bytes: Vec<u8>,
+    width: u8,
+    mark: Bytes,
+}
+
+/// Types that were recognised by their names; 0: not yet.
+#[derive(Default)]
+struct Types {
+    code: u64,
+    text: u64,
+    bytes: u64,
+}
+
+/// All that were met.
+pub struct Codes {
+    table: LineTable,
+    types: Types,
+    known: ByAddress<u64, Known>,
+    numbers: HashMap<Arc<Text>, u32>,
+    texts: Vec<Arc<Text>>,
+    bytes: usize,
+    /// While a thread is stopped: numbers by address; what is compared.
+    seen: ByAddress<u64, u32>,
+    compared: Vec<u8>,
+}
+
+impl Codes {
+    pub fn new(table: LineTable) -> Self {
+        let pseudo = |name: &str| {
+            Arc::new(Text {
+                name: name.to_owned(),
+                file: String::new(),
+                first_line: 0,
+                lines: Vec::new(),
+            })
+        };
+        Self {
+            table,
+            types: Types::default(),
+            known: ByAddress::default(),
+            numbers: HashMap::new(),
+            // By their numbers.
+            texts: vec![pseudo(TABLE_FULL), pseudo(LEFT_OUT)],
+            bytes: 0,
+            seen: ByAddress::default(),
+            compared: Vec::new(),
+        }
+    }
+
+    /// The line at a place of a code object.
+    pub fn line(&self, number: u32, place: u32) -> ScriptLine {
+        let text = &self.texts[number as usize % self.texts.len()];
+        let code = Code {
+            name: Characters::default(),
+            file: Characters::default(),
+            first_line: text.first_line,
+            lines: &text.lines,
+            table: self.table,
+        };
+        ScriptLine {
+            name: text.name.clone(),
+            file: text.file.clone(),
+            first_line: text.first_line,
+            line: match number {
+                FULL | OUTER => 0,
+                _ => lines::line(&code, place),
+            },
+        }
+    }
+
+    /// The numbers of the code objects of frames, in their order.
+    pub fn numbers(
+        &mut self,
+        memory: &mut Memory<'_>,
+        layout: &Layout,
+        frames: &[Found],
+    ) -> Result<Vec<u32>, Damaged> {
+        self.compare(memory.pid(), layout, frames);
+        let number = |frame: &Found| match (frame.code, self.seen.get(&frame.code)) {
+            (0, _) => Ok(OUTER),
+            (_, Some(number)) => Ok(*number),
+            (code, None) => {
+                let number = self.meet(memory, layout, code).ok_or(Damaged)?;
+                self.seen.insert(code, number);
+                Ok(number)
+            }
+        };
+        frames.iter().map(number).collect()
+    }
+
+    /// Finds those that are what they were.
+    fn compare(&mut self, pid: i32, layout: &Layout, frames: &[Found]) {
+        self.seen.clear();
+        let length = length(layout);
+        let (mut parts, mut asked) = (Vec::new(), Vec::new());
+        for frame in frames {
+            let Some(known) = self.known.get(&frame.code) else {
+                continue;
+            };
+            if self.seen.insert(frame.code, FULL).is_none() {
+                asked.push(frame.code);
+                parts.push((frame.code, length));
+                let marks = [&known.name, &known.lines];
+                parts.extend(marks.map(|mark| (mark.at, mark.bytes.len())));
+            }
+        }
+        self.seen.clear();
+        let bytes = parts.iter().map(|(_, length)| *length).sum();
+        self.compared.resize(bytes, 0);
+        let whole = capture::read_memory_parts(pid, &parts, &mut self.compared);
+        let mut rest = &self.compared[..];
+        for (code, parts) in asked.iter().zip(parts.chunks_exact(3)).take(whole / 3) {
+            let known = &self.known[code];
+            let mut next = |part: usize| {
+                let (first, others) = rest.split_at(parts[part].1);
+                rest = others;
+                first
+            };
+            let (words, name, lines) = (next(0), next(1), next(2));
+            let is_same = Words::of(layout, words) == known.words
+                && *name == known.name.bytes
+                && *lines == known.lines.bytes;
+            if is_same {
+                self.seen.insert(*code, known.number);
+            }
+        }
+    }
+
+    /// Reads a code object; its number. `None`: it is none.
+    fn meet(&mut self, memory: &mut Memory<'_>, layout: &Layout, at: u64) -> Option<u32> {
+        let mut bytes = vec![0; length(layout)];
+        memory.read(at, &mut bytes).then_some(())?;
+        let words = Words::of(layout, &bytes);
+        let types = &mut self.types;
+        is_kind(memory, layout, words.kind, (&mut types.code, b"code\0")).then_some(())?;
+        let name = text(memory, layout, types, (words.name, MOST_NAME))?;
+        let file = text(memory, layout, types, (words.file, MOST_FILE))?;
+        let lines = table(memory, layout, types, words.lines)?;
+        let string = |part: &Part| {
+            let (bytes, width) = (&part.bytes[..], part.width);
+            characters(Characters { bytes, width }).collect()
+        };
+        let text = Text {
+            name: string(&name),
+            file: string(&file),
+            first_line: words.first_line,
+            lines: lines.bytes,
+        };
+        let number = self.number(text);
+        if self.known.len() >= MOST_KNOWN {
+            self.known.clear();
+        }
+        let known = Known {
+            number,
+            words,
+            name: name.mark,
+            lines: lines.mark,
+        };
+        self.known.insert(at, known);
+        Some(number)
+    }
+
+    /// The number of what is kept: a program may compile the same text again and again.
+    fn number(&mut self, text: Text) -> u32 {
+        if let Some(number) = self.numbers.get(&text) {
+            return *number;
+        }
+        let bytes = EACH + text.name.len() + text.file.len() + text.lines.len();
+        if self.bytes + bytes > MOST_BYTES {
+            return FULL;
+        }
+        self.bytes += bytes;
+        let number = self.texts.len() as u32;
+        let text = Arc::new(text);
+        self.texts.push(text.clone());
+        self.numbers.insert(text, number);
+        number
+    }
+}
+
+impl Words {
+    /// Of the first bytes of a code object, [`length`] of them.
+    fn of(layout: &Layout, bytes: &[u8]) -> Self {
+        let word = |at: u64| {
+            let bytes = bytes.get(at as usize..).and_then(<[u8]>::first_chunk);
+            bytes.copied().map_or(0, u64::from_le_bytes)
+        };
+        Self {
+            kind: word(layout.more + layout::TYPE),
+            name: word(layout.name),
+            file: word(layout.file),
+            lines: word(layout.lines),
+            first_line: word(layout.first_line) as u32,
+            version: match layout.version {
+                0 => 0,
+                at => word(at) as u32,
+            },
+        }
+    }
+}
+
+/// Bytes of a code object that are read.
+fn length(layout: &Layout) -> usize {
+    let fields = [
+        layout.more + layout::TYPE,
+        layout.name,
+        layout.file,
+        layout.lines,
+        layout.first_line,
+        layout.version,
+    ];
+    let last = fields.into_iter().max().unwrap_or_default();
+    (last + 8).min(MOST_CODE) as usize
+}
+
+/// Whether that is the type with this name.
+fn is_kind(
+    memory: &mut Memory<'_>,
+    layout: &Layout,
+    kind: u64,
+    (known, name): (&mut u64, &[u8]),
+) -> bool {
+    if *known != 0 || !is_pointer(kind) {
+        return *known == kind && kind != 0;
+    }
+    let mut text = [0; 8];
+    let text = &mut text[..name.len()];
+    let at = memory.word(kind + layout.more + layout::TYPE_NAME);
+    let is = at.is_some_and(|at| memory.read(at, text) && text == name);
+    if is {
+        *known = kind;
+    }
+    is
+}
+
+/// What is compared of an object with so many bytes: those from its type on.
+fn mark(
+    memory: &mut Memory<'_>,
+    layout: &Layout,
+    object: u64,
+    (bytes, most): (u64, u64),
+) -> Option<Bytes> {
+    let at = object + layout.more + layout::TYPE;
+    let length = (bytes - layout.more - layout::TYPE).min(most);
+    let mut bytes = vec![0; length as usize];
+    let is_there = memory.read(at, &mut bytes);
+    is_there.then_some(Bytes { at, bytes })
+}
+
+fn text(
+    memory: &mut Memory<'_>,
+    layout: &Layout,
+    types: &mut Types,
+    (at, most): (u64, u64),
+) -> Option<Part> {
+    is_pointer(at).then_some(())?;
+    let kind = memory.word(at + layout.more + layout::TYPE)?;
+    is_kind(memory, layout, kind, (&mut types.text, b"str\0")).then_some(())?;
+    let length = memory.word(at + layout.more + layout::LENGTH)?.min(most);
+    let state = memory.word(at + layout.more + layout::KIND)?;
+    let (head, width) = form(layout, state)?;
+    let mut bytes = vec![0; (length * width) as usize];
+    memory.read(at + head, &mut bytes).then_some(())?;
+    Some(Part {
+        bytes,
+        width: width as u8,
+        mark: mark(memory, layout, at, (head + length * width, NAME))?,
+    })
+}
+
+fn table(memory: &mut Memory<'_>, layout: &Layout, types: &mut Types, at: u64) -> Option<Part> {
+    is_pointer(at).then_some(())?;
+    let kind = memory.word(at + layout.more + layout::TYPE)?;
+    is_kind(memory, layout, kind, (&mut types.bytes, b"bytes\0")).then_some(())?;
+    let size = memory
+        .word(at + layout.more + layout::SIZE)?
+        .min(MOST_LINES);
+    let head = layout.more + layout::BYTES;
+    let mut bytes = vec![0; size as usize];
+    memory.read(at + head, &mut bytes).then_some(())?;
+    Some(Part {
+        bytes,
+        width: 1,
+        mark: mark(memory, layout, at, (head + size, LINES))?,
+    })
+}

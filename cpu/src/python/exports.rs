@@ -1,0 +1,175 @@
+//! An interpreter's names in the symbol tables of a file, which is not trusted.
+
+use crate::source::{Source, bytes};
+
+/// Most sections of a file, and bytes of a table's symbols and of their names.
+const MOST_SECTIONS: u64 = 1 << 14;
+const MOST_SYMBOLS: u64 = 32 << 20;
+const MOST_NAMES: u64 = 64 << 20;
+/// Bytes of a file's header, of a section's, and of a symbol.
+const HEADER: u64 = 64;
+const SECTION: u64 = 64;
+const SYMBOL: usize = 24;
+/// The kinds of section that hold symbols: all of them, and those for the loader.
+const ALL: u32 = 2;
+const DYNAMIC: u32 = 11;
+
+const WANTED: [&[u8]; 6] = [
+    b"_PyRuntime\0",
+    b"Py_Version\0",
+    b"_PyEval_EvalFrameDefault\0",
+    b"PyIter_Send\0",
+    b"PyFrame_GetCode\0",
+    b"PyVectorcall_Call\0",
+];
+
+/// Addresses in the file, of which the first one is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Names {
+    pub runtime: u64,
+    /// The version, from 3.11 on.
+    pub version: Option<u64>,
+    /// The evaluation loop: where it begins and ends.
+    pub evaluate: Option<(u64, u64)>,
+    /// Whether there are functions that came with 3.10, 3.9 and 3.8.
+    pub first_in: [bool; 3],
+}
+
+/// What a file has of them. `looks_further`: also among the symbols that the loader does not need.
+pub fn read(source: &(impl Source + ?Sized), looks_further: bool) -> Option<Names> {
+    let sections = sections(source)?;
+    let tables: &[u32] = match looks_further {
+        true => &[DYNAMIC, ALL],
+        false => &[DYNAMIC],
+    };
+    tables
+        .iter()
+        .find_map(|kind| names(source, &sections, *kind))
+}
+
+fn sections(source: &(impl Source + ?Sized)) -> Option<Vec<u8>> {
+    let header = bytes(source, 0, HEADER, HEADER)?;
+    if !header.starts_with(b"\x7fELF\x02\x01") || header.len() < HEADER as usize {
+        return None;
+    }
+    let count = word(&header, 60)? & 0xffff;
+    bytes(
+        source,
+        word_at(&header, 40)?,
+        count * SECTION,
+        MOST_SECTIONS * SECTION,
+    )
+}
+
+/// The word at a place of some bytes, of which the last may be missing.
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    let mut word = [0; 8];
+    let there = bytes.get(at..)?;
+    let count = there.len().min(8);
+    word[..count].copy_from_slice(&there[..count]);
+    Some(u64::from_le_bytes(word))
+}
+
+fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
+    let word = bytes.get(at..at.checked_add(8)?)?;
+    Some(u64::from_le_bytes(word.try_into().ok()?))
+}
+
+fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<Names> {
+    let (sections, _) = sections.as_chunks::<{ SECTION as usize }>();
+    let table = sections
+        .iter()
+        .find(|section| word_at(*section, 4).is_some_and(|word| word as u32 == kind))?;
+    let strings = sections.get(word_at(table, 40)? as u32 as usize)?;
+    let part = |section: &[u8], most| {
+        let (offset, size) = (word_at(section, 24)?, word_at(section, 32)?);
+        bytes(source, offset, size, most)
+    };
+    let (symbols, strings) = (part(table, MOST_SYMBOLS)?, part(strings, MOST_NAMES)?);
+    let (symbols, _) = symbols.as_chunks::<SYMBOL>();
+    let mut found = [None; WANTED.len()];
+    for symbol in symbols {
+        let first = word_at(symbol, 0)?;
+        let (name, section) = (first as u32 as usize, (first >> 48) as u16);
+        let text = strings.get(name..).unwrap_or_default();
+        if section == 0 || !text.starts_with(b"_Py") && !text.starts_with(b"Py") {
+            continue;
+        }
+        if let Some(wanted) = WANTED.iter().position(|wanted| text.starts_with(wanted)) {
+            found[wanted] = Some((word_at(symbol, 8)?, word_at(symbol, 16)?));
+        }
+    }
+    let [runtime, version, evaluate, in_10, in_9, in_8] = found;
+    Some(Names {
+        runtime: runtime?.0,
+        version: version.map(|(at, _)| at),
+        evaluate: evaluate.map(|(at, size)| (at, at.saturating_add(size))),
+        first_in: [in_10, in_9, in_8].map(|function| function.is_some()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of a table of symbols of this kind, and its names.
+    fn file(kind: u32, names: &[u8], symbols: &[(u32, u16, u64, u64)]) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER as usize];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes.extend(names);
+        let table = bytes.len() as u64;
+        for &(name, section, at, size) in symbols {
+            let first = u64::from(name) | u64::from(section) << 48;
+            bytes.extend([first, at, size].map(u64::to_le_bytes).as_flattened());
+        }
+        let end = bytes.len() as u64;
+        bytes[40..48].copy_from_slice(&end.to_le_bytes());
+        bytes[60] = 2;
+        let section = |kind: u32, from: u64, to: u64, link: u64| {
+            let mut section = [0; SECTION as usize];
+            section[4..8].copy_from_slice(&kind.to_le_bytes());
+            for (at, word) in [(24, from), (32, to - from), (40, link)] {
+                section[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            }
+            section
+        };
+        bytes.extend(section(3, HEADER, table, 0));
+        bytes.extend(section(kind, table, end, 0));
+        bytes
+    }
+
+    const NAMES: &[u8] = b"\0_PyRuntime\0_PyEval_EvalFrameDefault\0PyFrame_GetCode\0";
+
+    #[test]
+    fn names_are_found_in_either_table() {
+        let symbols = [(1, 7, 0x5000, 64), (12, 3, 0x100, 0x80), (37, 0, 0, 0)];
+        let expected = Names {
+            runtime: 0x5000,
+            version: None,
+            evaluate: Some((0x100, 0x180)),
+            // It is another file's.
+            first_in: [false; 3],
+        };
+        let dynamic = file(DYNAMIC, NAMES, &symbols);
+        assert_eq!(read(&dynamic[..], false), Some(expected));
+        let full = file(ALL, NAMES, &symbols);
+        assert_eq!(read(&full[..], false), None);
+        assert_eq!(read(&full[..], true), Some(expected));
+        assert_eq!(read(&file(DYNAMIC, NAMES, &symbols[1..])[..], true), None);
+    }
+
+    #[test]
+    fn any_part_of_a_file_is_read_to_its_end() {
+        let symbols = [(1, 7, 0x5000, 64), (u32::MAX, 3, u64::MAX, u64::MAX)];
+        let whole = file(DYNAMIC, NAMES, &symbols);
+        assert!(read(&whole[..], true).is_some());
+        for end in 0..whole.len() {
+            assert_eq!(read(&whole[..end], true), None);
+        }
+        for at in 0..whole.len() {
+            let mut spoiled = whole.clone();
+            spoiled[at] = !spoiled[at];
+            let _ = read(&spoiled[..], true);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The memory of a process while one of its threads is stopped: read by pages, each once.
+//!
+//! Frames lie next to each other, and a system call takes longer than what it copies of a page.
+
+use crate::memory::Copied;
+use crate::mixer::ByAddress;
+
+const PAGE: u64 = 4096;
+/// Most pages that are read while a thread is stopped.
+const MOST_PAGES: usize = 4096;
+/// So far from the stack pointer on, addresses may be the stack's.
+const STACK: u64 = 256 << 20;
+/// No address of a process is so large.
+const END: u64 = 1 << 56;
+
+/// Room for what is read.
+#[derive(Default)]
+pub struct Pages {
+    pid: i32,
+    /// By page, its place among the bytes; `None`: it cannot be read.
+    places: ByAddress<u64, Option<u32>>,
+    bytes: Vec<u8>,
+}
+
+impl Pages {
+    pub fn new(pid: i32) -> Self {
+        Self {
+            pid,
+            ..Self::default()
+        }
+    }
+
+    fn page(&mut self, page: u64) -> Option<&[u8]> {
+        let size = PAGE as usize;
+        if !self.places.contains_key(&page) {
+            let (place, room) = (self.places.len(), size * (self.places.len() + 1));
+            if place >= MOST_PAGES {
+                return None;
+            }
+            if self.bytes.len() < room {
+                self.bytes.resize(room, 0);
+            }
+            let read = capture::read_memory(self.pid, page, &mut self.bytes[room - size..room]);
+            self.places
+                .insert(page, (read == size).then_some(place as u32));
+        }
+        let place = (*self.places.get(&page)?)? as usize * size;
+        self.bytes.get(place..place + size)
+    }
+}
+
+/// What is read through: a copy of the thread's stack, and pages.
+pub struct Memory<'a> {
+    pages: &'a mut Pages,
+    stack: Copied<'a>,
+}
+
+impl<'a> Memory<'a> {
+    /// Of a thread that was just stopped.
+    pub fn new(pages: &'a mut Pages, stack: Copied<'a>) -> Self {
+        pages.places.clear();
+        Self { pages, stack }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pages.pid
+    }
+
+    /// Bytes from an address on. Whether all of them could be read.
+    pub fn read(&mut self, mut at: u64, mut to: &mut [u8]) -> bool {
+        let end = at.checked_add(to.len() as u64);
+        if end.is_none_or(|end| end > END) {
+            return false;
+        }
+        if let Some(bytes) = end.and_then(|end| self.stack.bytes(at, end)) {
+            to.copy_from_slice(bytes);
+            return true;
+        }
+        while !to.is_empty() {
+            let within = (at % PAGE) as usize;
+            let Some(page) = self.pages.page(at - at % PAGE) else {
+                return false;
+            };
+            let count = to.len().min(page.len() - within);
+            let (first, rest) = std::mem::take(&mut to).split_at_mut(count);
+            first.copy_from_slice(&page[within..within + count]);
+            (to, at) = (rest, at + count as u64);
+        }
+        true
+    }
+
+    fn array<const N: usize>(&mut self, at: u64) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        self.read(at, &mut bytes).then_some(bytes)
+    }
+
+    pub fn word(&mut self, at: u64) -> Option<u64> {
+        self.array(at).map(u64::from_le_bytes)
+    }
+
+    pub fn half(&mut self, at: u64) -> Option<u32> {
+        self.array(at).map(u32::from_le_bytes)
+    }
+
+    pub fn byte(&mut self, at: u64) -> Option<u8> {
+        self.array(at).map(|[byte]| byte)
+    }
+
+    /// The pointer to an object at an address, if there is one.
+    pub fn follow(&mut self, at: u64) -> Option<u64> {
+        self.word(at).filter(|pointer| is_pointer(*pointer))
+    }
+
+    /// Whether an address may be the stack's, further out than the stack pointer.
+    pub fn is_on_stack(&self, at: u64) -> bool {
+        let (low, _) = self.stack.range();
+        at.checked_sub(low).is_some_and(|distance| distance < STACK)
+    }
+}
+
+/// Whether a word may lead to an object.
+pub fn is_pointer(word: u64) -> bool {
+    word != 0 && word.is_multiple_of(8) && word < END
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_not_read() {
+        let mut pages = Pages::new(std::process::id().cast_signed());
+        let words: Vec<u64> = (0..2048).collect();
+        let start = words.as_ptr() as u64;
+        let stack = [7u64.to_le_bytes(), 8u64.to_le_bytes()];
+        let copied = Copied::new(0x10, stack.as_flattened());
+        let mut memory = Memory::new(&mut pages, copied);
+        for word in [0u64, 511, 512, 1023, 2047] {
+            assert_eq!(memory.word(start + 8 * word), Some(word));
+        }
+        assert_eq!(memory.half(start + 8), Some(1));
+        assert_eq!((memory.word(0x18), memory.word(0x20)), (Some(8), None));
+        let mut many = [0; 3 * PAGE as usize];
+        assert!(memory.read(start, &mut many));
+        assert_eq!(many[8 * 1027..][..2], [3, 4]);
+        for wild in [0, 4090, END - 4, u64::MAX - 7, u64::MAX] {
+            assert_eq!(memory.word(wild), None, "{wild:x}");
+        }
+        assert!(memory.is_on_stack(0x4000) && !memory.is_on_stack(8));
+    }
+}

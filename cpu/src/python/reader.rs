@@ -1,0 +1,97 @@
+//! Reads the frames of a stopped thread.
+
+use cpython::{Description, FORGIVEN, State};
+
+use super::Ran;
+use super::codes::Codes;
+use super::frames::{Chain, Damaged, Found};
+use super::memory::{Memory, Pages};
+use super::runtime::Runtime;
+use super::threads::Threads;
+use crate::memory::Copied;
+use crate::script::ScriptLine;
+use cpython::layout::Layout;
+
+/// What is known of the interpreter of a process.
+pub struct Reader {
+    pid: i32,
+    runtime: Runtime,
+    layout: Layout,
+    threads: Threads,
+    codes: Codes,
+    pages: Pages,
+    state: State,
+    failures: u32,
+    frames: Vec<Found>,
+}
+
+impl Reader {
+    /// Of an interpreter that this layout is right for, unless its data say otherwise.
+    pub fn new(pid: i32, runtime: Runtime, layout: Layout) -> Self {
+        Self {
+            pid,
+            runtime,
+            layout,
+            threads: Threads::default(),
+            codes: Codes::new(layout.table),
+            pages: Pages::new(pid),
+            state: State::Met,
+            failures: 0,
+            frames: Vec::new(),
+        }
+    }
+
+    /// What is told of it.
+    pub fn description(&self) -> Description {
+        Description {
+            version: self.runtime.version,
+            is_unlocked: self.layout.more != 0,
+            state: self.state,
+        }
+    }
+
+    /// Looks for new threads, while the process runs.
+    pub fn prepare(&mut self) {
+        self.threads.update(self.pid, self.runtime.at, &self.layout);
+    }
+
+    /// The frames of a stopped thread, by its thread pointer. `stack`: a copy of its stack.
+    pub fn look(&mut self, pointer: u64, stack: Copied<'_>) -> Ran {
+        self.frames.clear();
+        if self.state == State::Differs {
+            return Ran::default();
+        }
+        let mut memory = Memory::new(&mut self.pages, stack);
+        let place = (self.runtime.at, &self.layout);
+        let states = self.threads.find(&mut memory, place, pointer);
+        let mut chain = Chain::new(&self.layout, &mut memory, &mut self.frames);
+        let found = states.iter().try_for_each(|state| chain.collect(*state));
+        let numbers = found.and_then(|()| {
+            let (memory, frames) = (&mut memory, &self.frames);
+            self.codes.numbers(memory, &self.layout, frames)
+        });
+        match numbers {
+            Ok(numbers) => {
+                if !numbers.is_empty() {
+                    self.state = State::Named;
+                }
+                let frames = self.frames.iter().zip(numbers);
+                Ran(frames
+                    .map(|(frame, number)| (frame.at, number, frame.place))
+                    .collect())
+            }
+            Err(Damaged) => {
+                self.failures = self.failures.saturating_add(1);
+                if self.state == State::Met && self.failures > FORGIVEN {
+                    self.state = State::Differs;
+                }
+                Ran::default()
+            }
+        }
+    }
+
+    /// The line at a place of a code object.
+    pub fn line(&self, code: u32, place: u32) -> ScriptLine {
+        self.codes.line(code, place)
+    }
+}
