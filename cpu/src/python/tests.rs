@@ -1,1 +1,249 @@
-//! Tests on a real interpreter.
+//! Tests on a real interpreter, and on words that look like one's.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cpython::layout::{self, Layout};
+
+use super::frames::{Chain, Found};
+use super::memory::{Memory, Pages};
+use crate::memory::Copied;
+use crate::perf::Sampling;
+use crate::ptrace::Ptrace;
+use crate::recording::{Process, Recording};
+use crate::running::Running;
+
+const PYTHON: &str = "/usr/bin/python3";
+const LONG: Duration = Duration::from_secs(60);
+
+/// Calls from Python, from C, from a generator, and of a function with the name of another.
+const NEST: &str = "\
+def spin():
+    print('ready', flush=True)
+    while True:
+        pass
+
+def numbers():
+    yield 1
+    yield sorted([1], key=lambda _: spin())
+
+def outer(depth):
+    if depth:
+        return outer(depth - 1)
+    return list(numbers())
+
+outer(2)
+";
+
+/// Threads that each do something else.
+const THREADS: &str = "\
+import threading
+ready = [False] * 3
+
+def first():
+    ready[0] = True
+    while True: pass
+
+def second():
+    ready[1] = True
+    while True: pass
+
+def third():
+    ready[2] = True
+    while True: pass
+
+for f in first, second, third:
+    threading.Thread(target=f, daemon=True).start()
+while not all(ready): pass
+print('ready', flush=True)
+import time
+while True: time.sleep(1000)
+";
+
+/// Starts a script, and hears that it is where it stays.
+fn start(script: &str) -> Running {
+    let mut command = Command::new(PYTHON);
+    let command = command.args(["-I", "-c", script]).stdout(Stdio::piped());
+    let mut running = Running::start(command);
+    let mut line = String::new();
+    let output = running.0.stdout.take().expect("a piped output");
+    let read = BufReader::new(output).read_line(&mut line);
+    assert!(read.is_ok() && line == "ready\n", "{line}");
+    running
+}
+
+/// Samples a process so many times at least, and until so many of its threads were sampled.
+fn sampled(running: &Running, (samples, threads): (u64, usize)) -> Process {
+    let pid = running.pid();
+    let mut recording = Recording::new(false);
+    recording.add(pid);
+    let mut ptrace = Ptrace::new(Sampling {
+        rate: 1000,
+        children: false,
+    });
+    ptrace.attach(pid).expect("a child may be traced");
+    let end = Instant::now() + LONG;
+    let is_enough =
+        |process: &Process| process.counts.samples >= samples && process.threads.len() >= threads;
+    while !recording
+        .process(pid)
+        .is_some_and(|process| is_enough(process))
+    {
+        assert!(Instant::now() < end, "waited {LONG:?} for samples");
+        std::thread::sleep(ptrace.due());
+        ptrace.collect(&mut recording);
+    }
+    recording.finish().processes.pop().expect("the process")
+}
+
+/// Each stack innermost first: its lines of Python, and of native frames how many there are; and how
+/// many samples have it.
+fn stacks(process: &Process) -> Vec<(Vec<String>, u64)> {
+    let mut all = Vec::new();
+    process.stacks.each(|_, frames, count| {
+        let mut shown = Vec::new();
+        let mut native = 0;
+        for &frame in frames {
+            match process.script.line(frame) {
+                None => native += 1,
+                Some(line) => {
+                    if native > 0 {
+                        shown.push("-".to_owned());
+                    }
+                    native = 0;
+                    let (name, start) = (&line.name, line.first_line);
+                    shown.push(format!("{name} {start} {}", line.line));
+                }
+            }
+        }
+        // What runs the outermost line.
+        assert!(native > 0, "{frames:x?}");
+        all.push((shown, count.samples));
+    });
+    all
+}
+
+#[test]
+fn each_line_is_in_the_native_frame_that_runs_it() {
+    let running = start(NEST);
+    let process = sampled(&running, (100, 1));
+    let told = process.script.interpreter.clone().expect("an interpreter");
+    assert!(
+        told.starts_with("3.") && told.ends_with(": named"),
+        "{told}"
+    );
+    for (mut stack, samples) in stacks(&process) {
+        // What the innermost line called, if it did.
+        if stack[0] == "-" {
+            stack.remove(0);
+        }
+        let innermost = stack.remove(0);
+        let lines = ["spin 1 2", "spin 1 3", "spin 1 4"];
+        assert!(lines.contains(&&*innermost), "{innermost}: {samples}");
+        let expected = [
+            "numbers.<locals>.<lambda> 8 8",
+            "-",
+            "numbers 6 8",
+            "-",
+            "outer 10 13",
+            "outer 10 12",
+            "outer 10 12",
+            "<module> 1 15",
+        ];
+        assert_eq!(stack, expected, "{samples} samples");
+    }
+}
+
+#[test]
+fn each_thread_has_its_own_frames() {
+    let running = start(THREADS);
+    let process = sampled(&running, (100, 3));
+    let mut seen = Vec::new();
+    for (stack, samples) in stacks(&process) {
+        let lines: Vec<&String> = stack.iter().filter(|frame| **frame != "-").collect();
+        let names: Vec<&str> = (lines.iter())
+            .filter_map(|line| line.split(' ').next())
+            .collect();
+        let [
+            leaf,
+            "Thread.run",
+            "Thread._bootstrap_inner",
+            "Thread._bootstrap",
+        ] = names[..]
+        else {
+            panic!("{names:?}: {samples}");
+        };
+        seen.push(leaf.to_owned());
+    }
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen, ["first", "second", "third"]);
+}
+
+#[test]
+fn a_program_that_is_no_interpreter_has_none() {
+    let mut command = Command::new("sh");
+    let running = Running::start(command.args(["-c", "while :; do :; done"]));
+    let process = sampled(&running, (20, 1));
+    assert_eq!(process.script.interpreter, None);
+    process.stacks.each(|_, frames, _| {
+        assert!(
+            frames
+                .iter()
+                .all(|frame| process.script.line(*frame).is_none())
+        );
+    });
+}
+
+/// Frames of words of our own, of which the innermost is the first that is looked at.
+fn chain(layout: &Layout, words: &mut [u64], make: impl FnOnce(&mut [u64], u64)) -> (bool, usize) {
+    let at = words.as_ptr() as u64;
+    make(words, at);
+    let mut pages = Pages::new(std::process::id().cast_signed());
+    let stack = vec![0; 64];
+    let mut memory = Memory::new(&mut pages, Copied::new(at, &stack[..0]));
+    let mut frames: Vec<Found> = Vec::new();
+    let whole = Chain::new(layout, &mut memory, &mut frames).collect(at);
+    (whole.is_ok(), frames.len())
+}
+
+/// Whatever the words are, a look at them ends, and nothing is found that goes beyond the limits.
+#[test]
+fn chains_that_lead_into_themselves_or_nowhere_end() {
+    let layouts = [0x0308_0000, 0x030a_0000, 0x030b_0000, 0x030c_0000]
+        .map(|version| layout::of_version(version).expect("a version that is known"));
+    let mut words = vec![0u64; 4096];
+    for layout in &layouts {
+        // The thread's state, all of whose words lead to itself.
+        let (_, count) = chain(layout, &mut words, |words, at| words.fill(at));
+        assert!(count <= cpython::MOST_FRAMES, "{count}");
+        let (_, count) = chain(layout, &mut words, |words, at| {
+            for (index, word) in words.iter_mut().enumerate() {
+                *word = at + 8 * (index as u64 + 16);
+            }
+        });
+        assert!(count <= cpython::MOST_FRAMES, "{count}");
+        for bad in [0, 1, 8, 1 << 55, u64::MAX, u64::MAX - 7] {
+            let (_, count) = chain(layout, &mut words, |words, _| words.fill(bad));
+            assert_eq!(count, 0, "{bad:x}");
+        }
+        let mut seed = 88_172_645_463_325_252_u64;
+        for _ in 0..2000 {
+            let make = |words: &mut [u64], at: u64| {
+                for word in words.iter_mut() {
+                    seed ^= seed << 13;
+                    seed ^= seed >> 7;
+                    seed ^= seed << 17;
+                    *word = match seed % 7 {
+                        0 => seed,
+                        1 => 0,
+                        _ => at + (seed >> 20) % (8 * 4000) / 8 * 8,
+                    };
+                }
+            };
+            let (_, count) = chain(layout, &mut words, make);
+            assert!(count <= cpython::MOST_FRAMES, "{count}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+"""Burns CPU time in two functions by turns, as much in one as in the other, in threads and in the main
+one, below a few calls from Python and from C; and says how much it was in each.
+
+    python_halves.py ROUNDS THREADS
+"""
+
+import sys
+import threading
+
+try:
+    from time import thread_time
+except ImportError:
+    from time import process_time as thread_time
+
+LOOPS = 400_000
+spent = {"first": 0.0, "second": 0.0}
+
+
+def first():
+    total = 0
+    for number in range(LOOPS):
+        total += number & 7  # first
+    return total
+
+
+def second():
+    total = 0
+    number = 0
+    while number < LOOPS // 2:
+        number += 1  # second
+        total ^= number  # second
+    return total
+
+
+def timed(function):
+    begun = thread_time()
+    function()
+    spent[function.__name__] += thread_time() - begun
+
+
+def numbers():
+    yield timed(first)
+    sorted([1], key=lambda _: timed(second))
+    yield 0
+
+
+def work(rounds):
+    for _ in range(rounds):
+        list(numbers())
+
+
+def main(rounds, threads):
+    for _ in range(threads):
+        thread = threading.Thread(target=work, args=(rounds,))
+        thread.start()
+        thread.join()
+    work(rounds)
+
+
+with open("/proc/self/maps") as maps:
+    assert "mem_agent" not in maps.read()
+main(int(sys.argv[1]), int(sys.argv[2]))
+print(*(f"{name} {seconds}" for name, seconds in spent.items()), sep="\n")
