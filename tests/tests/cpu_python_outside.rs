@@ -170,6 +170,29 @@ fn programs_that_end_or_execute_others_go_on() {
     });
 }
 
+/// In a library that a program loads while it is looked at.
+#[test]
+fn an_interpreter_that_is_loaded_later_is_named() {
+    const SCRIPT: &str = "import time\ndef busy():\n    end = time.process_time() + 0.5\n    \
+                          while time.process_time() < end: pass\nbusy()\nimport os\nos._exit(0)\n";
+    let scratch = Scratch::new();
+    let program = scratch.compile("python_embedded.c", &[]);
+    let outcome = sampled(&scratch, 250, &program, &["libpython3.11.so.1.0", SCRIPT]);
+    let read = Read::only(&outcome);
+    let told = read.profile.facts.python.clone().unwrap_or_default();
+    assert!(
+        told.starts_with("3.11.") && told.ends_with(": named"),
+        "{told}"
+    );
+    let is_busy = |stack: &[u32]| {
+        let lines = lines(&read.profile, stack);
+        matches!(lines[..], [("<module>", 5), ("busy", 2..=4)])
+    };
+    let stacks = read.stacks().filter(|(stack, ..)| is_busy(stack));
+    let ns: f64 = stacks.map(|(.., ns)| ns as f64).sum();
+    assert!(ns > 0.4e9, "{ns}: {outcome:?}");
+}
+
 /// Another user's interpreter is refused as any other program of theirs.
 #[test]
 fn what_may_not_be_traced_is_refused() {

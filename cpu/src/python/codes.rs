@@ -1,8 +1,8 @@
 //! Code objects: what the frames are called that run them, and where their lines are.
 //!
 //! A code object that was read is known by its address, and believed to be the same as long as its
-//! words are, and those of its name and of its table of lines: they are read again with each sample,
-//! all of them by one system call.
+//! words are, and those of its name and of its table of lines unless it has a version: they are read
+//! again with each sample, all of them by one system call.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -219,12 +219,17 @@ impl Codes {
         if self.known.len() >= MOST_KNOWN {
             self.known.clear();
         }
-        let known = Known {
+        let mut known = Known {
             number,
             words,
             name: name.mark,
             lines: lines.mark,
         };
+        if words.version != 0 {
+            // No other one of its interpreter has it: nothing else needs to be read.
+            known.name.bytes.clear();
+            known.lines.bytes.clear();
+        }
         self.known.insert(at, known);
         Some(number)
     }

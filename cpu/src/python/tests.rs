@@ -61,6 +61,38 @@ import time
 while True: time.sleep(1000)
 ";
 
+/// An interpreter in another one, and a stack that is deeper than what is kept.
+const WITHIN: &str = "\
+try:
+    import _interpreters as interpreters
+    run = interpreters.exec
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    run = interpreters.run_string
+
+def enter():
+    run(interpreters.create(), '''
+def inner():
+    print('ready', flush=True)
+    while True: pass
+inner()
+''')
+
+enter()
+";
+const DEEP: &str = "\
+import sys
+sys.setrecursionlimit(10000)
+
+def down(depth):
+    if depth:
+        down(depth - 1)
+    print('ready', flush=True)
+    while True: pass
+
+down(5000)
+";
+
 /// Starts a script, and hears that it is where it stays.
 fn start(script: &str) -> Running {
     let mut command = Command::new(PYTHON);
@@ -160,25 +192,58 @@ fn each_thread_has_its_own_frames() {
     let running = start(THREADS);
     let process = sampled(&running, (100, 3));
     let mut seen = Vec::new();
-    for (stack, samples) in stacks(&process) {
-        let lines: Vec<&String> = stack.iter().filter(|frame| **frame != "-").collect();
-        let names: Vec<&str> = (lines.iter())
-            .filter_map(|line| line.split(' ').next())
-            .collect();
-        let [
-            leaf,
-            "Thread.run",
-            "Thread._bootstrap_inner",
-            "Thread._bootstrap",
-        ] = names[..]
-        else {
-            panic!("{names:?}: {samples}");
+    for names in names(&process) {
+        let [leaf, run, inner, outer] = &names[..] else {
+            panic!("{names:?}");
         };
-        seen.push(leaf.to_owned());
+        let outer = [run, inner, outer];
+        assert_eq!(
+            outer,
+            ["Thread.run", "Thread._bootstrap_inner", "Thread._bootstrap"]
+        );
+        seen.push(leaf.clone());
     }
     seen.sort();
     seen.dedup();
     assert_eq!(seen, ["first", "second", "third"]);
+}
+
+/// The names of the lines of each stack, innermost first.
+fn names(process: &Process) -> Vec<Vec<String>> {
+    let name = |frame: &String| frame.split(' ').next().map(str::to_owned);
+    let of = |stack: &Vec<String>| {
+        stack
+            .iter()
+            .filter(|f| **f != "-")
+            .filter_map(name)
+            .collect()
+    };
+    stacks(process).iter().map(|(stack, _)| of(stack)).collect()
+}
+
+#[test]
+fn an_interpreter_within_another_one_has_its_frames_inside() {
+    let running = start(WITHIN);
+    let process = sampled(&running, (50, 1));
+    for names in names(&process) {
+        assert_eq!(names, ["inner", "<module>", "enter", "<module>"]);
+    }
+}
+
+#[test]
+fn of_deep_stacks_the_innermost_frames_are_kept() {
+    let running = start(DEEP);
+    let process = sampled(&running, (20, 1));
+    process.stacks.each(|_, frames, _| {
+        let lines = frames
+            .iter()
+            .filter_map(|frame| process.script.line(*frame));
+        let names: Vec<&str> = lines.map(|line| &*line.name).collect();
+        assert_eq!(names.len(), cpython::MOST_FRAMES);
+        let (last, kept) = names.split_last().expect("frames");
+        assert_eq!(*last, cpython::LEFT_OUT);
+        assert!(kept.iter().all(|name| *name == "down"));
+    });
 }
 
 #[test]
