@@ -8,6 +8,8 @@
 //!   thread's own clock; or, where processors are sampled, for its share of what its process has
 //!   used meanwhile. The CPU time that no sample stands for is known too
 //!   ([`recording::Process::unsampled_ns`]).
+//! - Where threads are stopped ([`Ptrace`]), lines of Python are read as well, as they are in the
+//!   process's memory: they are frames of its [`script`].
 //! - A [`Refusal`] says what is missing, and leaves nothing behind.
 //!
 //! # Caller's duties

@@ -8,6 +8,8 @@ use crate::mixer::ByAddress;
 const PAGE: u64 = 4096;
 /// Most pages that are read while a thread is stopped.
 const MOST_PAGES: usize = 4096;
+/// Room for so many is kept until the next time.
+const KEPT_PAGES: usize = 256;
 /// So far from the stack pointer on, addresses may be the stack's.
 const STACK: u64 = 256 << 20;
 /// No address of a process is so large.
@@ -59,6 +61,11 @@ impl<'a> Memory<'a> {
     /// Of a thread that was just stopped.
     pub fn new(pages: &'a mut Pages, stack: Copied<'a>) -> Self {
         pages.places.clear();
+        let kept = KEPT_PAGES * PAGE as usize;
+        if pages.bytes.len() > kept {
+            pages.bytes.truncate(kept);
+            pages.bytes.shrink_to_fit();
+        }
         Self { pages, stack }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cpython::layout::{self, Layout};
 
+use super::codes::Codes;
 use super::frames::{Chain, Found};
 use super::memory::{Memory, Pages};
 use crate::memory::Copied;
@@ -311,4 +312,81 @@ fn chains_that_lead_into_themselves_or_nowhere_end() {
             assert!(count <= cpython::MOST_FRAMES, "{count}");
         }
     }
+}
+
+/// A generator of any words.
+struct Words(u64);
+
+impl Words {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+/// Objects of the right types, whose other words are anything: what is kept of them is bounded, and has
+/// a line, whatever the place.
+#[test]
+fn code_objects_may_say_anything() {
+    const CODES: usize = 3000;
+    let layouts = [0x0308_0000, 0x030b_0000, 0x030c_0000]
+        .map(|version| layout::of_version(version).expect("a version that is known"));
+    for layout in &layouts {
+        let mut any = Words(88_172_645_463_325_252);
+        let names = [*b"code\0\0\0\0", *b"str\0\0\0\0\0", *b"bytes\0\0\0"];
+        // Types, then objects of 64 words: a code object's, a string's and a table's by turns.
+        let mut words = vec![0u64; 64 * (CODES + 8)];
+        let start = words.as_ptr() as u64;
+        let object = |index: u64| start + 512 * (index + 4);
+        for (index, name) in names.iter().enumerate() {
+            words[64 * index + layout::TYPE_NAME as usize / 8] = name.as_ptr() as u64;
+        }
+        let (mut found, mut codes) = (0, Codes::new(layout.table));
+        for round in 0..3 {
+            for index in 0..CODES {
+                let at = 64 * (index + 4);
+                let of = |kind: u64, any: &mut Words| object((any.next() % 900) * 3 + kind);
+                words[at..at + 64].fill_with(|| match any.next() % 3 {
+                    0 => any.next(),
+                    1 => any.next() % 100,
+                    _ => start + any.next() % (8 * words_in(CODES)),
+                });
+                words[at + 1] = start + 512 * (index as u64 % 3);
+                if index % 3 == 0 {
+                    words[at + layout.name as usize / 8] = of(1, &mut any);
+                    words[at + layout.file as usize / 8] = of(1, &mut any);
+                    words[at + layout.lines as usize / 8] = of(2, &mut any);
+                } else if any.next() % 4 != 0 {
+                    words[at + 2] = any.next() % 2000;
+                    // A string that says that it is compact, and of ASCII characters.
+                    words[at + 4] = 0b1_1001 << 2;
+                }
+            }
+            let mut pages = Pages::new(std::process::id().cast_signed());
+            let mut memory = Memory::new(&mut pages, Copied::new(8, &[]));
+            for index in 0..CODES as u64 {
+                let frame = Found {
+                    at: 0,
+                    code: object(index),
+                    place: 0,
+                };
+                let Ok(numbers) = codes.numbers(&mut memory, layout, &[frame, frame]) else {
+                    continue;
+                };
+                assert_eq!(numbers[0], numbers[1]);
+                assert_eq!(index % 3, 0, "{round}");
+                let line = codes.line(numbers[0], (any.next() % layout::MOST_PLACE) as u32);
+                assert!(line.name.chars().count() <= cpython::MOST_NAME as usize);
+                assert!(line.file.chars().count() <= cpython::MOST_FILE as usize);
+                found += 1;
+            }
+        }
+        assert!(found > 100, "{found}");
+    }
+}
+
+fn words_in(codes: usize) -> u64 {
+    64 * (codes as u64 + 8)
 }
