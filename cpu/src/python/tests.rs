@@ -267,7 +267,7 @@ fn chain(layout: &Layout, words: &mut [u64], make: impl FnOnce(&mut [u64], u64))
     let at = words.as_ptr() as u64;
     make(words, at);
     let mut pages = Pages::new(std::process::id().cast_signed());
-    let stack = vec![0; 64];
+    let stack = [0; 64];
     let mut memory = Memory::new(&mut pages, Copied::new(at, &stack[..0]));
     let mut frames: Vec<Found> = Vec::new();
     let whole = Chain::new(layout, &mut memory, &mut frames).collect(at);
@@ -358,7 +358,7 @@ fn code_objects_may_say_anything() {
                     words[at + layout.name as usize / 8] = of(1, &mut any);
                     words[at + layout.file as usize / 8] = of(1, &mut any);
                     words[at + layout.lines as usize / 8] = of(2, &mut any);
-                } else if any.next() % 4 != 0 {
+                } else if !any.next().is_multiple_of(4) {
                     words[at + 2] = any.next() % 2000;
                     // A string that says that it is compact, and of ASCII characters.
                     words[at + 4] = 0b1_1001 << 2;
