@@ -49,7 +49,10 @@ impl<'a> Interpreted<'a> {
 /// (from 3.13 on): its code object has no lines, and the same string for its name and its file.
 pub fn is_shim(codes: &[u8], address: u64) -> bool {
     let code = frame_of(address).and_then(|(code, _)| CodeTable::new(codes).get(code));
-    code.is_some_and(|code| code.first_line == 0 && code.name.bytes == code.file.bytes)
+    code.is_some_and(|code| {
+        let is_named = !code.file.bytes.is_empty();
+        code.first_line == 0 && is_named && code.name.bytes == code.file.bytes
+    })
 }
 
 /// What is told of the interpreter in a process: its version, and whether its frames are named.

@@ -47,6 +47,8 @@ use unwind::Registers;
 use crate::memory::Copied;
 use crate::mixer::ByAddress;
 use crate::script::Script;
+#[cfg(doc)]
+use crate::script::ScriptLine;
 use crate::space::{self, FileId, Range, Space};
 use exports::Names;
 use reader::Reader;
@@ -105,8 +107,8 @@ pub struct Python {
     /// What was told last.
     told: Option<State>,
     style: Option<(Style, (u64, u64))>,
-    /// By code object and place.
-    lines: ByAddress<u64, u64>,
+    /// By code object and place; `None`: it is not shown.
+    lines: ByAddress<u64, Option<u64>>,
 }
 
 impl Python {
@@ -185,7 +187,7 @@ impl Python {
         for (index, registers) in native.iter().enumerate() {
             let end = native.get(index + 1).map_or(u64::MAX, |caller| caller.sp);
             while let Some((_, code, place)) = rest.next_if(|(at, ..)| *at < end) {
-                frames.push(self.frame((code, place), script));
+                frames.extend(self.frame((code, place), script));
             }
             frames.push(registers.ip.wrapping_sub(1));
         }
@@ -207,12 +209,13 @@ impl Python {
         ran.sort_by_key(|(at, ..)| *at);
     }
 
-    fn frame(&mut self, (code, place): (u32, u32), script: &mut Script) -> u64 {
+    /// The frame of a line, unless it is a shim: the interpreter's own (see [`ScriptLine::is_shim`]).
+    fn frame(&mut self, (code, place): (u32, u32), script: &mut Script) -> Option<u64> {
         let key = u64::from(code) << 32 | u64::from(place);
         let reader = self.reader.as_ref();
         *self.lines.entry(key).or_insert_with(|| {
-            let line = reader.map(|reader| reader.lock().line(code, place));
-            line.map_or(0, |line| script.frame(line))
+            let line = reader?.lock().line(code, place);
+            (!line.is_shim()).then(|| script.frame(line))
         })
     }
 }

@@ -20,6 +20,16 @@ pub struct ScriptLine {
     pub line: u32,
 }
 
+impl ScriptLine {
+    /// Whether it is of a frame of the interpreter's own, between `__init__` and who makes the object
+    /// (CPython from 3.13 on), which the interpreter does not show either: its code object has no
+    /// lines, and one string for its name and its file.
+    #[must_use]
+    pub fn is_shim(&self) -> bool {
+        self.first_line == 0 && !self.file.is_empty() && self.name == self.file
+    }
+}
+
 /// The lines that a process's stacks lead through.
 #[derive(Default)]
 pub struct Script {
@@ -30,6 +40,12 @@ pub struct Script {
 }
 
 impl Script {
+    /// Whether no line was met.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
     /// The frame of a line, which stays the same.
     pub fn frame(&mut self, line: ScriptLine) -> u64 {
         if let Some(&frame) = self.frames.get(&line) {

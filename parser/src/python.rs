@@ -19,8 +19,12 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
         .map(|location| origin(profile, location) == Origin::Python)
         .collect();
     if !python.contains(&true) {
+        let help = match &profile.facts.cpu {
+            Some(_) => "; sampled by mem_profiler cpu --engine ptrace, or timers, there are",
+            None => "",
+        };
         let nothing = shown == Shown::PythonOnly;
-        return nothing.then(|| "--python-only: there are no frames of Python".to_owned());
+        return nothing.then(|| format!("--python-only: there are no frames of Python{help}"));
     }
     let frames = match shown {
         Shown::Native => return None,

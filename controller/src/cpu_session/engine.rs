@@ -220,7 +220,7 @@ impl Engine {
         if !may || !matches!(self.taker, Taker::Perf(_)) || !name_lines(pids) {
             return false;
         }
-        let mut inside = Inside::only(self.sampling, self.agents == Agents::Beside);
+        let mut inside = Inside::with_lines(self.sampling, self.agents == Agents::Beside);
         let asked = pids.iter().try_for_each(|pid| inside.timers.attach(*pid));
         if let Err(refusal) = asked {
             self.fallbacks.push(format!("{refusal}{NO_LINES}"));

@@ -35,6 +35,14 @@ impl Inside {
         }
     }
 
+    /// Agents that were chosen for their lines of Python, which ptrace sees, too.
+    pub fn with_lines(sampling: Sampling, beside: bool) -> Self {
+        Self {
+            ptrace: Some(Ptrace::new(sampling)),
+            ..Self::only(sampling, beside)
+        }
+    }
+
     /// In the place of an engine that was refused: agents where there are any.
     pub fn instead(sampling: Sampling, beside: bool, refused: &Refusal) -> Self {
         Self {

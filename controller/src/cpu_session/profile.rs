@@ -24,6 +24,8 @@ const MANY: u64 = 10;
 const UNSEEN: &str = "threads that end soon are seldom seen";
 /// What the time that threads stand in the queue of a processor is called.
 const QUEUE: &str = "[waits for a processor]";
+/// How the names of engines begin that are of perf events.
+const PERF: &str = "perf_event";
 /// Most samples in a second that may be asked for.
 const MOST_RATE: u32 = 10_000;
 
@@ -180,6 +182,9 @@ impl Session {
                 parts.push(more_often(UNSEEN, self.sampling.rate));
             }
         }
+        if self.sampling.engine.starts_with(PERF) && lacks_lines(process) {
+            parts.push("no lines of Python (--engine ptrace names them)".to_owned());
+        }
         if counts.hidden_ns > 0 {
             let hidden = share(counts.hidden_ns, times.all);
             parts.push(format!("{hidden:.1} % in the kernel, which is hidden"));
@@ -188,6 +193,18 @@ impl Session {
         }
         parts.join(", ")
     }
+}
+
+/// Whether a process runs Python, and its stacks have neither lines nor code that Python makes for
+/// profilers.
+fn lacks_lines(process: &Process) -> bool {
+    let mut ranges = process.space.ranges().iter();
+    let is_python = |path: &[u8]| {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        name.starts_with(b"python3") || name.starts_with(b"libpython3")
+    };
+    let runs_python = ranges.clone().any(|range| is_python(&range.path));
+    runs_python && process.script.is_empty() && !ranges.any(|range| range.is_generated())
 }
 
 /// What helps where much of the time has no sample, and why it has none.
