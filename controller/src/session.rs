@@ -123,6 +123,9 @@ pub struct Run {
     reporter: Box<dyn Reporter>,
     members: Vec<Member>,
     known: HashSet<Entry>,
+    /// Of programs that were replaced, segments that are still there, and when they were made: see
+    /// [`release`](Self::release).
+    replaced: HashSet<(Entry, u64)>,
     outcome: Outcome,
     start: Instant,
     /// The same time by the segments' clock, once the session has begun.
@@ -157,6 +160,7 @@ impl Run {
             reporter,
             members: Vec::new(),
             known: HashSet::new(),
+            replaced: HashSet::new(),
             outcome: Outcome::default(),
             start: Instant::now(),
             start_ns: None,

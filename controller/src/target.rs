@@ -218,18 +218,19 @@ impl Target {
         }
     }
 
-    /// What the session counted is safe: forgets it, and the segment where nobody uses it.
-    pub fn release(&self) -> io::Result<()> {
+    /// What the session counted is safe: forgets it, and the segment where nobody uses it. Whether
+    /// that is not there any more.
+    pub fn release(&self) -> io::Result<bool> {
         let segment = &self.agent.segment;
         let done = segment
             .view()
             .mark_collected(self.session.number)
             .map_err(io_error);
         match self.agent.life {
-            Life::Running => done,
+            Life::Running => done.map(|()| false),
             // Collected is all that it need be: `clean` removes it later.
-            _ if !self.is_gone() => done,
-            _ => segment.remove().map(drop),
+            _ if !self.is_gone() => done.map(|()| false),
+            _ => segment.remove().map(|_| true),
         }
     }
 

@@ -63,7 +63,7 @@ impl Detail {
         }
     }
 
-    /// The four pprof values, rounded, in the order of [`heap_sample_types`]. Those of a dump are the
+    /// The four pprof values, rounded, in the order of `heap_sample_types`. Those of a dump are the
     /// same, which has thousandths: 12.4996 is 13 in both.
     pub fn values(&self) -> [i64; 4] {
         let written = Self {

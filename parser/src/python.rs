@@ -28,7 +28,13 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
     }
     let frames = match shown {
         Shown::Native => return None,
-        Shown::PythonOnly => only(profile, &python),
+        Shown::PythonOnly => {
+            let has_own = profile.locations.iter().any(|l| profile.is_python(l));
+            let is_own = |location| !has_own || profile.is_python(location);
+            let own = profile.locations.iter().zip(&python);
+            let own: Vec<bool> = own.map(|(l, &python)| python && is_own(l)).collect();
+            only(profile, &own)
+        }
         Shown::Usual => Roles::of(profile, &python).usual(profile),
     };
     if shown == Shown::Usual && !profile.drop_frames.is_empty() {

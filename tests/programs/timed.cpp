@@ -10,7 +10,8 @@
 // fifths of the time), `deaf` (its threads block them all the time), `breeds` (forks children that
 // end at once, all the time, and has so much memory that a fork takes long), `strangers` (children
 // that `fork` has not made), `guests` (children that have its memory, and reset all signals, as those
-// of Python and posix_spawn do), `stays` (until it is killed).
+// of Python and posix_spawn do), `again8` (executes itself, down to `again1`), `stays` (until it is
+// killed).
 
 #include <atomic>
 #include <cerrno>
@@ -402,6 +403,15 @@ int main(int count, char **arguments) {
     for (auto &known : shapes)
         if (!strcmp(known.name, shape))
             known.run();
+    if (!strncmp(shape, "again", 5)) {
+        site_burn(150000000);
+        char next[16];
+        snprintf(next, sizeof next, "again%d", atoi(shape + 5) - 1);
+        if (strcmp(next, "again0")) {
+            execl("/proc/self/exe", arguments[0], next, nullptr);
+            fail("exec");
+        }
+    }
     rusage used;
     getrusage(RUSAGE_SELF, &used);
     printf("cpu %ld\nburnt %ld\n",

@@ -148,6 +148,49 @@ fn children_in_their_parent_s_memory_leave_its_timers_alone() {
     check(&read, said["cpu"], BUSY);
 }
 
+/// Each program that a process executes has its own profile, be it that segments come back under the
+/// names of earlier ones and, on a disk, at their inodes.
+#[test]
+fn each_program_that_a_process_executes_has_a_profile() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("timed.cpp", &[]);
+    let room = scratch.file("room");
+    std::fs::create_dir(&room).expect("a directory");
+    let mut command = scratch.profiler();
+    command.env("MEM_PROFILER_DIR", &room);
+    command.args(["cpu", "run", "--engine", "timers", "-F", "250", "-o"]);
+    command.arg(scratch.file("p_")).arg("--").arg(&program);
+    let outcome = run(command.arg("again8"));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let files = files(&outcome);
+    assert_eq!(files.len(), 8, "{outcome:?}");
+    let reads: Vec<Read> = files.iter().map(|file| Read::of(file)).collect();
+    assert!(reads.iter().all(|read| read.samples() > 0), "{outcome:?}");
+    // What one used after its last sample may count for the next.
+    let total: f64 = reads.iter().map(Read::total).sum();
+    assert!(total >= 0.95 * 8.0 * 0.15e9, "{total}: {outcome:?}");
+    let left = std::fs::read_dir(&room).expect("the directory").count();
+    assert_eq!(left, 0, "{outcome:?}");
+}
+
+/// A program that has no agent, executed by one that has: its process is waited for, and its time known.
+#[test]
+fn a_program_without_an_agent_ends_no_session() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    let command = format!("exec env -u LD_PRELOAD {} 0.5 two", program.display());
+    let outcome = timed_run(&scratch, Path::new("sh"), &[], &["-c", &command]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    let said = outcome.stderr.split_once(" without a sample (");
+    let ns = said.and_then(|(_, rest)| rest.split_once(" of CPU time"));
+    let (time, _) = ns.expect("a time");
+    let ms = match time.strip_suffix(" ms") {
+        Some(ms) => ms.parse::<f64>(),
+        None => time.trim_end_matches(" s").parse().map(|s: f64| 1000.0 * s),
+    };
+    assert!(ms.expect("a number") >= 480.0, "{outcome:?}");
+}
+
 /// A shell that executes the program at once has made its segment in the same tick of the clock:
 /// which of the two came first does not depend on that.
 #[test]

@@ -26,6 +26,10 @@ const UNSEEN: &str = "threads that end soon are seldom seen";
 const QUEUE: &str = "[waits for a processor]";
 /// How the names of engines begin that are of perf events.
 const PERF: &str = "perf_event";
+/// The same of ptrace.
+const PTRACE: &str = "ptrace";
+/// What it does not see.
+const SHORT: &str = "ptrace does not see threads that end within some 50 ms: --engine perf does";
 /// Most samples in a second that may be asked for.
 const MOST_RATE: u32 = 10_000;
 
@@ -170,7 +174,9 @@ impl Session {
         let can_help = trouble.is_none()
             && self.sampling.mode != Mode::OffCpu
             && self.sampling.rate < MOST_RATE;
-        if can_help && is_much(short) {
+        if self.sampling.engine.starts_with(PTRACE) && is_much(times.unsampled) {
+            parts.push(SHORT.to_owned());
+        } else if can_help && is_much(short) {
             parts.push(more_often(
                 "many threads end before a sample is due",
                 self.sampling.rate,

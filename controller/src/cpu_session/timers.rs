@@ -39,6 +39,9 @@ pub struct Timers {
     found: Option<Vec<Found>>,
     /// Where the processes of a program that we start are looked for.
     family: Option<(Discovery, Family, HashSet<Entry>)>,
+    /// Of programs that were replaced, segments that are still there, and when they were made: the next
+    /// program's may have the same name and inode once the process has removed them.
+    replaced: HashSet<(Entry, u64)>,
     renewal: Instant,
     /// Why there are no samples of processes that are over.
     troubles: HashMap<i32, String>,
@@ -61,6 +64,7 @@ impl Timers {
             members: Vec::new(),
             found: None,
             family: None,
+            replaced: HashSet::new(),
             renewal: Instant::now() + RENEWAL,
             troubles: HashMap::new(),
             begun: HashSet::new(),
@@ -227,12 +231,17 @@ impl Timers {
         }
     }
 
-    /// A member's process is gone.
+    /// A member's process is gone, or executes another program, which may have no agent, or none yet.
     fn over(&mut self, at: usize, recording: &mut Recording) {
-        let member = self.members.swap_remove(at);
+        let mut member = self.members.swap_remove(at);
         let pid = member.pid;
+        member.target.settle_life();
+        let goes_on = self.family.is_some() && member.target.agent.life == Life::Replaced;
         self.take_in(member, recording);
-        recording.ended(pid);
+        match goes_on {
+            true => recording.executed(pid),
+            false => recording.ended(pid),
+        }
     }
 
     /// Takes in sessions that agents of the program's processes began by themselves.
@@ -257,12 +266,16 @@ impl Timers {
                 }
                 continue;
             }
+            let agent = found.open().ok();
+            let is_new = |agent: &Agent| !self.replaced.contains(&(entry, agent.created_ns));
             // `None`: not begun yet, or it is gone; the next search asks again.
-            if let Ok(Some(target)) = found.open().map_or(Ok(None), Target::adopt) {
+            let adopted = agent.filter(is_new).map_or(Ok(None), Target::adopt);
+            if let Ok(Some(target)) = adopted {
                 known.insert(entry);
                 new.push(target);
             }
         }
+        // Programs that a process has executed come in their order.
         for target in new {
             self.adopted(target, recording);
         }
@@ -353,11 +366,23 @@ impl Timers {
         if let Some(why) = trouble.reason() {
             self.troubles.insert(pid, why.to_owned());
         }
-        if !self.beside
-            && let Err(error) = member.target.release()
-        {
-            let path = crate::text::path(member.target.agent.segment.path());
-            terminal::warning(&format!("{path}: {error}"));
+        if self.beside {
+            return;
+        }
+        let agent = &member.target.agent;
+        match (member.target.release(), &mut self.family) {
+            (Err(error), _) => {
+                let path = crate::text::path(agent.segment.path());
+                terminal::warning(&format!("{path}: {error}"));
+            }
+            // The next program that it executes may have a file of this name, at this inode.
+            (Ok(is_removed), Some((_, _, known))) if agent.life != Life::Running => {
+                known.remove(&agent.entry);
+                if !is_removed {
+                    self.replaced.insert((agent.entry, agent.created_ns));
+                }
+            }
+            _ => {}
         }
     }
 }

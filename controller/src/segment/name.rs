@@ -44,8 +44,9 @@ impl std::fmt::Display for SegmentName {
 }
 
 /// A file in a directory. Names come back: a program that executes another may find the
-/// name of an earlier image free again. Name and inode together do not; but directories of
-/// other mount namespaces, each a filesystem of its own, may agree in both.
+/// name of an earlier image free again. Name and inode together come back only once the file was
+/// removed, and not on a tmpfs; but directories of other mount namespaces, each a filesystem of its
+/// own, may agree in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// File name.

@@ -226,11 +226,22 @@ impl Run {
         }
     }
 
-    /// The dump is safe: forget the session, and the segment where nobody uses it.
+    /// The dump is safe: forget the session, and the segment where nobody uses it. A segment of the next
+    /// program that the process executes may have its name and inode, once it is removed.
     pub(super) fn release(&mut self, target: &Target) {
-        if let Err(error) = target.release() {
-            let path = text::path(target.agent.segment.path());
-            self.reporter.warning(&format!("{path}: {error}"));
+        match target.release() {
+            Err(error) => {
+                let path = text::path(target.agent.segment.path());
+                self.reporter.warning(&format!("{path}: {error}"));
+            }
+            Ok(is_removed) if target.agent.life != Life::Running && self.child.is_some() => {
+                let agent = &target.agent;
+                self.known.remove(&agent.entry);
+                if !is_removed {
+                    self.replaced.insert((agent.entry, agent.created_ns));
+                }
+            }
+            Ok(_) => {}
         }
     }
 

@@ -277,6 +277,9 @@ impl Run {
 
     fn take_over(&mut self, agent: Agent) {
         let (entry, title) = (agent.entry, agent.title());
+        if self.replaced.contains(&(entry, agent.created_ns)) {
+            return;
+        }
         match Target::adopt(agent) {
             Ok(Some(target)) => {
                 self.known.insert(entry);
