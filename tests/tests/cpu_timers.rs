@@ -145,7 +145,8 @@ fn children_in_their_parent_s_memory_leave_its_timers_alone() {
     let files = files(&outcome);
     let reads = files.iter().map(|file| Read::of(file));
     let read = reads.max_by_key(Read::samples).expect("a profile");
-    check(&read, said["cpu"], BUSY);
+    // Of a session that ends with the first child, it is a twentieth.
+    check(&read, said["cpu"], 0.3);
 }
 
 /// Each program that a process executes has its own profile, be it that segments come back under the
