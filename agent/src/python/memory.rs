@@ -239,6 +239,12 @@ impl Memory {
 mod tests {
     use super::*;
 
+    unsafe extern "C" {
+        fn mmap(at: u64, len: usize, access: i32, flags: i32, file: i32, offset: i64) -> u64;
+        fn mprotect(at: u64, len: usize, access: i32) -> i32;
+        fn munmap(at: u64, len: usize) -> i32;
+    }
+
     fn nothing() -> std::boxed::Box<Memory> {
         std::boxed::Box::new(Memory {
             pieces: [(0, 0); PIECES],
@@ -265,30 +271,22 @@ mod tests {
 
     #[test]
     fn few_bytes_at_an_address_are_no_more() {
-        unsafe extern "C" {
-            fn mmap(at: u64, len: usize, access: i32, flags: i32, file: i32, offset: i64) -> u64;
-            fn munmap(at: u64, len: usize) -> i32;
-        }
         let page = probe::PAGE as usize;
-        // SAFETY: new memory, of which a page is given back.
+        // SAFETY: new memory, of which a page is hidden.
         let start = unsafe { mmap(0, 2 * page, 3, 0x22, -1, 0) };
         // SAFETY: ours, and nobody has it.
-        unsafe { munmap(start + probe::PAGE, page) };
+        unsafe { mprotect(start + probe::PAGE, page, 0) };
         let (mut memory, at) = (nothing(), start + probe::PAGE - 32);
         assert!(!memory.has_spot(at, 24, false), "not met yet");
         assert!(memory.has_spot(at, 24, true) && memory.has_spot(at, 32, false));
         assert!(!memory.has_spot(at, 40, true), "the next page is nobody's");
         assert!(memory.has_spot(at, 24, false));
         // SAFETY: ours.
-        unsafe { munmap(start, page) };
+        unsafe { munmap(start, 2 * page) };
     }
 
     #[test]
     fn an_interrupted_thread_s_memory_is_believed_in_for_one_walk() {
-        unsafe extern "C" {
-            fn mmap(at: u64, len: usize, access: i32, flags: i32, file: i32, offset: i64) -> u64;
-            fn munmap(at: u64, len: usize) -> i32;
-        }
         let page = probe::PAGE as usize;
         // SAFETY: new memory.
         let start = unsafe { mmap(0, page, 3, 0x22, -1, 0) };
@@ -297,8 +295,9 @@ mod tests {
         memory.interrupt();
         assert!(!memory.has_spot(start, 24, false), "of an earlier walk");
         assert!(memory.has_spot(start, 24, true) && memory.are_readable(start, end));
-        // SAFETY: ours.
-        unsafe { munmap(start, page) };
+        // Not unmapped: other tests' memory may come to be there.
+        // SAFETY: ours, and nobody has it.
+        unsafe { mprotect(start, page, 0) };
         assert!(memory.are_readable(start + 8, end), "in this walk");
         memory.interrupt();
         assert!(!memory.are_readable(start, end) && !memory.has_spot(start, 24, true));
@@ -307,5 +306,7 @@ mod tests {
         }
         memory.forget();
         assert!(!memory.is_interrupted() && !memory.are_readable(start, end));
+        // SAFETY: ours.
+        unsafe { munmap(start, page) };
     }
 }

@@ -174,7 +174,8 @@ impl Session {
         let can_help = trouble.is_none()
             && self.sampling.mode != Mode::OffCpu
             && self.sampling.rate < MOST_RATE;
-        if self.sampling.engine.starts_with(PTRACE) && is_much(times.unsampled) {
+        let is_traced = self.sampling.engine.starts_with(PTRACE);
+        if is_traced && self.sampling.mode == Mode::Cpu && is_much(times.unsampled) {
             parts.push(SHORT.to_owned());
         } else if can_help && is_much(short) {
             parts.push(more_often(
