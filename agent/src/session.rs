@@ -10,6 +10,7 @@ mod identity;
 mod life;
 mod mark;
 mod name;
+mod parent;
 mod shards;
 mod sweep;
 pub mod time;

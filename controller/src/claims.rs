@@ -3,7 +3,7 @@
 //!
 //! A process is provably gone only if all processes of its pid namespace can be seen:
 //! from that namespace, or from the initial one, which sees all. In addition, no process may
-//! have the file mapped, since children inherit the mapping. Only the maker of a segment and its
+//! have the file mapped to be written to, since children inherit the mapping. Only the maker of a segment and its
 //! descendants map it, so processes older than the maker need not be checked.
 
 use std::collections::HashMap;
@@ -40,7 +40,7 @@ pub enum Doubt {
     ForeignProc,
 }
 
-/// The files that processes map, read once.
+/// The files that processes map and may write to, read once.
 pub struct Claims {
     own: Option<u64>,
     proc_is_ours: bool,
@@ -125,7 +125,7 @@ impl Seen {
     }
 
     fn add(&mut self, pid: i32, maps: &[u8]) {
-        for file in mappings::shared_files(maps) {
+        for file in mappings::written_files(maps) {
             let inode = file.inode;
             self.mapped.entry((file.device, inode)).or_insert(pid);
             let name = text::base_name(file.path);

@@ -45,9 +45,11 @@ fn line_ends(line: &[u8], name: &[u8]) -> bool {
         .is_some_and(|rest| rest.ends_with(b"/"))
 }
 
-/// The shared mappings of files.
-pub fn shared_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
-    Entry::all(maps).filter(|m| m.permissions.ends_with(b"s") && m.inode != 0)
+/// The shared mappings of files through which they can be written to. A forked child that waits sees
+/// its parent's segment, but cannot change it.
+pub fn written_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
+    Entry::all(maps)
+        .filter(|m| m.permissions.ends_with(b"s") && m.permissions.contains(&b'w') && m.inode != 0)
 }
 
 /// The device that maps show for an open file, which on some filesystems differs from the file's.
@@ -90,8 +92,9 @@ mod tests {
         assert_eq!(largest(maps, 471, name), 0);
         let deleted = b"7f0-7f1 rw-s 00000000 08:1b 4711    /dev/shm/mem_profiler.1.2.0 (deleted)";
         assert!(has_file(deleted, (8, 0x1b), 4711, name));
-        let private = b"1-2 rw-p 00000000 08:1b 9 /x\n3-4 rw-s 00000000 00:01 8 /y z\n";
-        let shared = shared_files(private).map(|m| (m.device, m.inode, m.path));
+        let all = b"1-2 rw-p 00000000 08:1b 9 /x\n3-4 rw-s 00000000 00:01 8 /y z\n\
+            5-6 r--s 00000000 00:01 7 /z\n";
+        let shared = written_files(all).map(|m| (m.device, m.inode, m.path));
         assert!(shared.eq([((0, 1), 8, &b"/y z"[..])]));
     }
 

@@ -1,10 +1,12 @@
 //! Forked children and their parent's segment, which they must not count into.
 //!
 //! At `fork` a child covers its parent's segment with a private page, which costs two system
-//! calls, and counts down what it allocates; only when that is worth it does it make a
-//! segment of its own. Most children execute another program before.
+//! calls, in a session four, and counts down what it allocates; only when that is worth it does it
+//! make a segment of its own, and goes on with the session, unless that is over by then. Most children
+//! execute another program before.
 
 use super::life::{self, Start};
+use super::parent::{self, Standing};
 use super::shards;
 use super::{BASE, BYTES, LIFE, SESSIONS, control};
 use crate::local::Local;
@@ -128,29 +130,58 @@ fn remember(control: &Control) {
             &PENDING.deadline_ns,
             params.deadline_ns.load(Ordering::Relaxed),
         );
+        parent::keep();
     }
 }
 
-/// The session that a child is to go on with, unless its time is over.
-fn pending() -> Option<Start> {
+/// What the parent was in, unless its time is over.
+fn remembered() -> Option<Start> {
     let session = PENDING.session.load(Ordering::Relaxed);
-    let deadline_ns = PENDING.deadline_ns.load(Ordering::Relaxed);
-    let over = deadline_ns != 0 && super::time::now_ns() >= deadline_ns;
-    (session != 0 && !over).then(|| Start {
+    let start = Start {
         session,
         interval: PENDING.interval.load(Ordering::Relaxed),
         cpu_rate: PENDING.cpu_rate.load(Ordering::Relaxed),
         thinning: PENDING.thinning.load(Ordering::Relaxed),
-        deadline_ns,
-    })
+        deadline_ns: PENDING.deadline_ns.load(Ordering::Relaxed),
+    };
+    (session != 0 && !is_late(&start)).then_some(start)
+}
+
+fn is_late(start: &Start) -> bool {
+    start.deadline_ns != 0 && super::time::now_ns() >= start.deadline_ns
+}
+
+/// The session that a child is to go on with, unless it is over. For the thread that makes the
+/// segment.
+fn pending() -> Option<Start> {
+    let session = PENDING.session.load(Ordering::Relaxed);
+    let has_end = PENDING.deadline_ns.load(Ordering::Relaxed) != 0;
+    if session == 0 {
+        return None;
+    }
+    match parent::standing(parents(session), has_end) {
+        Standing::Current(setting) => {
+            // It may have been prolonged since, or its interval have been changed.
+            put(&PENDING.interval, setting.interval);
+            put(&PENDING.deadline_ns, setting.deadline_ns);
+        }
+        Standing::Unknown => {}
+        Standing::Over => return None,
+    }
+    remembered()
+}
+
+/// The parent's number of a session that goes on in its child.
+fn parents(session: u64) -> u64 {
+    session.wrapping_sub(1)
 }
 
 /// The rate of the session of CPU time that goes on in a waiting child, if it may have timers; 0:
 /// none.
 pub fn pending_cpu_rate() -> u64 {
     let may = LIFE.get() == WAITING && seccomp::lets_timers_pass();
-    let pending = pending().filter(|_| may);
-    pending.map_or(0, |start| start.cpu_rate)
+    let remembered = remembered().filter(|_| may);
+    remembered.map_or(0, |start| start.cpu_rate)
 }
 
 /// Whether this is a child that has no segment, and may get one.
@@ -216,8 +247,22 @@ fn wait(local: &mut Local) -> bool {
         return false;
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
-    let parent = PENDING.parent.load(Ordering::Relaxed) as u32;
-    life::make(pending(), parent, false);
+    make();
     local.epoch = 0;
     LIFE.is_own()
+}
+
+/// Makes the child's segment, and goes on with its parent's session there if that goes on.
+fn make() {
+    let start = pending();
+    let parent = PENDING.parent.load(Ordering::Relaxed) as u32;
+    life::make(start, parent, false);
+    if let Some(start) = start.filter(|_| LIFE.is_own()) {
+        let has_end = start.deadline_ns != 0;
+        let since = parent::standing_since(parents(start.session), has_end);
+        if matches!(since, Standing::Over) {
+            parent::take_back(start.session);
+        }
+    }
+    parent::forget();
 }
