@@ -32,6 +32,7 @@ mod helper;
 mod interpreted;
 pub mod launch;
 mod leaks;
+mod lineage;
 pub mod listing;
 pub mod live;
 mod mappings;

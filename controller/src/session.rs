@@ -15,6 +15,7 @@ use crate::discovery::Discovery;
 use crate::dump::Written;
 use crate::family::Family;
 use crate::launch::{FORWARDED, Launched};
+use crate::lineage::Lineage;
 use crate::output::Output;
 use crate::python;
 use crate::segment::Entry;
@@ -136,6 +137,8 @@ pub struct Run {
     child: Option<Launched>,
     /// Descendants of that program.
     family: Family,
+    /// The processes that the session has reached.
+    lineage: Lineage,
 }
 
 impl Run {
@@ -168,6 +171,7 @@ impl Run {
             last_glance: Instant::now(),
             child: None,
             family: Family::new(),
+            lineage: Lineage::default(),
             settings,
         })
     }

@@ -45,6 +45,16 @@ impl Outcome {
         heap_format::open(&self.dump()).expect("a dump that can be read")
     }
 
+    /// The one dump of a process, read, where its children have some too.
+    pub fn profile_of(&self, pid: u32) -> Profile {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        let of = format!(".{pid}.");
+        let mut dumps = self.dumps();
+        dumps.retain(|dump| dump.to_string_lossy().contains(&of));
+        assert_eq!(dumps.len(), 1, "{pid}: {self:?}");
+        heap_format::open(&dumps[0]).expect("a dump that can be read")
+    }
+
     /// Checks that it failed as it should, and said all of this.
     pub fn refused(&self, code: i32, said: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");

@@ -103,8 +103,13 @@ fn forked_in_a_session(how: &str) {
     let child = program.fork(how, 40);
     program.step("keep 10");
     let expected = program.expected();
-    let profile = session.stop().profile();
-    let found = sums(&profile, &[&program.program], "site_");
+    let outcome = session.stop();
+    assert_eq!(outcome.dumps().len(), 2, "{outcome:?}");
+    let of = |pid: u32| {
+        let name = format!("prof_steps.{pid}.0001.heap");
+        sums(&read(&scratch.file(&name)), &[&program.program], "site_")
+    };
+    let found = of(program.pid());
     assert_exact(&expected, &found);
     assert!(
         !found.contains_key("site_child"),
@@ -112,26 +117,13 @@ fn forked_in_a_session(how: &str) {
     );
 
     // The child went on with the session in a segment of its own.
-    let outcome = run(scratch
-        .profiler()
-        .args(["-s", "0.1", "-c", "1", "-p", &child.to_string()]));
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let inherited = |dump: &std::path::PathBuf| {
-        let found = sums(
-            &read(&scratch.files().join(dump)),
-            &[&program.program],
-            "site_",
-        );
-        assert!(
-            !found.contains_key("site_main"),
-            "the parent's objects in the child's dump"
-        );
-        found
-            .get("site_child")
-            .map_or(0.0, |sum| sum.detail.alloc_objects)
-    };
-    let total: f64 = outcome.dumps().iter().map(inherited).sum();
-    assert_eq!(total, 40.0, "{outcome:?}");
+    let inherited = of(child);
+    assert!(
+        !inherited.contains_key("site_main"),
+        "the parent's objects in the child's dump"
+    );
+    assert_eq!(inherited["site_child"].detail.alloc_objects, 40.0);
+    assert!(!scratch.is_sampling(child), "the session is over");
 }
 
 #[test]
@@ -141,7 +133,7 @@ fn a_process_with_threads_forks_safely_in_a_session() {
     let session = Session::of(&scratch, program.pid(), "1");
     program.step("fork_many 40");
     let expected = program.expected();
-    let profile = session.stop().profile();
+    let profile = session.stop().profile_of(program.pid());
     let found = sums(&profile, &[&program.program], "site_");
     assert!(!found.contains_key("site_child"));
     assert_exact(&expected, &found);

@@ -47,6 +47,8 @@ pub struct Found {
     pub cpu_ticks: u64,
     /// When the segment was made, by the segments' clock: distinguishes images of a process.
     pub created_ns: u64,
+    /// Pid of its parent, as that saw itself, where a forked child made the segment; else 0.
+    pub forked_from: u32,
     /// The segment's entry in the directory.
     pub entry: Entry,
     /// The directory.

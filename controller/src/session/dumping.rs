@@ -8,6 +8,7 @@ use crate::allocator;
 use crate::discovery::Life;
 use crate::dump::{self, Written};
 use crate::ended::Ended;
+use crate::lineage::LAST_LOOKS;
 use crate::process_end::ProcessEnd;
 use crate::segment::Head;
 use crate::select;
@@ -89,17 +90,30 @@ impl Run {
 
     /// Stops all together, then writes one after the other.
     pub(super) fn end(&mut self) {
-        for member in &self.members {
-            if let Err(reason) = member.target.stop() {
-                let warning = format!("{}: {reason}", member.title());
-                self.reporter.warning(&warning);
+        self.stop();
+        // A child that makes its segment now finds the session over, or is found here: it looks after
+        // it has made the segment, and we after the session was turned off.
+        for _ in 0..LAST_LOOKS {
+            if !self.join_last() {
+                break;
             }
+            self.stop();
         }
         std::thread::sleep(SETTLE);
         for member in std::mem::take(&mut self.members) {
             self.finish(member);
         }
         self.reporter.end();
+    }
+
+    /// Turns the session off in all members.
+    fn stop(&mut self) {
+        for member in &self.members {
+            if let Err(reason) = member.target.stop() {
+                let warning = format!("{}: {reason}", member.title());
+                self.reporter.warning(&warning);
+            }
+        }
     }
 
     /// Writes the dump of a member whose session is over.

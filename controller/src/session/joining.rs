@@ -9,6 +9,7 @@ use crate::cpu_session::timers;
 use crate::discovery::{Agent, Found, Life};
 use crate::dump;
 use crate::ended::Ended;
+use crate::lineage::session_by_birth;
 use crate::process::Stat;
 use crate::segment::{Directory, Head, Refusal};
 use crate::select::Selection;
@@ -143,9 +144,11 @@ impl Run {
         let deadline = Deadline::ns_after(self.time_left());
         for mut target in ready {
             match target.publish(deadline) {
-                Ok(()) => self
-                    .members
-                    .push(Member::new(target, &self.settings.triggers)),
+                Ok(()) => {
+                    self.lineage.add(&target.agent);
+                    let member = Member::new(target, &self.settings.triggers);
+                    self.members.push(member);
+                }
                 Err(reason) => self.fail(&format!("{}: {reason}", target.agent.title())),
             }
         }
@@ -189,46 +192,65 @@ impl Run {
         self.begin(taken);
     }
 
-    /// Takes in, at the session's end, the children that nobody has seen yet.
-    pub(super) fn join_last(&mut self) {
+    /// Takes in, at the session's end, the children that nobody has seen yet. Whether there were any.
+    pub(super) fn join_last(&mut self) -> bool {
+        let known = self.known.len();
         let scan = self.discovery.scan_except(&self.known);
-        self.join_children(scan.found);
+        match self.child {
+            Some(_) => scan.found.into_iter().for_each(|found| self.adopt(found)),
+            None => drop(self.join_children(scan.found)),
+        }
+        self.known.len() != known
     }
 
     /// Takes over what children of our processes count: they go on with the session by
-    /// themselves, and may have ended before anybody looked. Gives the others.
+    /// themselves, and may have ended before anybody looked. Gives those that are asked for besides.
     fn join_children(&mut self, all: Vec<Found>) -> Vec<Agent> {
-        let mut others = Vec::new();
-        for found in all {
-            if !self.settings.selection.wants(&found) {
-                continue;
+        let wants = |found: &Found| self.settings.selection.wants(found);
+        let (wanted, mut rest): (Vec<_>, Vec<_>) = all.into_iter().partition(wants);
+        let wanted = wanted
+            .into_iter()
+            .filter_map(|found| self.join_child(found));
+        // Leftovers of other sessions are not ours to take.
+        let others = wanted.filter(|agent| agent.life == Life::Running).collect();
+        // Children of children, too.
+        loop {
+            let (children, strangers) = self.lineage.split(rest);
+            if children.is_empty() {
+                return others;
             }
-            // It has ended, or is none.
-            let Ok(agent) = found.open() else { continue };
-            if !self.is_ours_by_birth(&agent) {
-                // Leftovers of other sessions are not ours to take.
-                others.extend(Some(agent).filter(|agent| agent.life == Life::Running));
-            } else if agent.life != Life::Running || agent.confirm().is_ok() {
-                self.take_over(agent);
+            for found in children {
+                self.join_child(found);
             }
+            rest = strangers;
         }
-        others
+    }
+
+    /// Takes over what a process counts, if its session is ours; gives it back if not.
+    fn join_child(&mut self, found: Found) -> Option<Agent> {
+        // It has ended, or is none.
+        let agent = found.open().ok()?;
+        if !self.is_ours_by_birth(&agent) {
+            return Some(agent);
+        }
+        if agent.life != Life::Running || agent.confirm().is_ok() {
+            self.take_over(agent);
+        }
+        None
     }
 
     /// Whether an agent started its session by itself, as one forked in ours does.
     fn is_ours_by_birth(&self, agent: &Agent) -> bool {
-        let mut head = Head::new();
-        let session = agent.segment.head(&mut head).ok().and_then(|h| h.session());
+        let session = self.start_ns.and_then(|ns| session_by_birth(agent, ns));
         session.is_some_and(|session| {
-            session.controller_pid == 0
-                && (session.interval == self.settings.density.interval
-                    || self.settings.max_overhead.is_some())
-                && self.start_ns.is_some_and(|start| session.start_ns >= start)
+            session.interval == self.settings.density.interval
+                || self.settings.max_overhead.is_some()
         })
     }
 
     fn adopted(&mut self, target: Target) {
         self.retire_earlier_image(&target.agent);
+        self.lineage.add(&target.agent);
         let member = Member::new(target, &self.settings.triggers);
         match member.target.agent.life {
             Life::Running => self.members.push(member),

@@ -12,6 +12,7 @@ use crate::cli::{IntervalArgs, TopArgs};
 use crate::discovery::{Agent, Discovery};
 use crate::dump;
 use crate::ended::Ended;
+use crate::lineage;
 use crate::output::Output;
 use crate::segment::Head;
 use crate::select::Selection;
@@ -183,6 +184,7 @@ impl Drop for HeapFeed {
         if target.stop().is_err() {
             diagnostic("the session could not be stopped: it ends by itself within a minute");
         }
+        lineage::end_in_children(target);
         // It was looked at, which was all it was for: nobody need recover it.
         let _ = target
             .agent
