@@ -76,8 +76,9 @@ pub struct Cli {
 
     /// Go on where dumps or binaries do not belong together
     ///
-    /// Use binaries although their build ids differ from the profiled ones, subtract dumps of
-    /// other programs and sessions, and add up those of one session.
+    /// Use binaries although their build ids differ from the profiled ones, go without the names
+    /// of a program that is not here, subtract dumps of other programs and sessions, and add up
+    /// those of one session.
     #[arg(long)]
     pub force: bool,
 

@@ -11,7 +11,8 @@ use symbols::WrongBinary;
 #[error(
     "{dump} {reason}.\n\
      Name the program with -p BINARY, or where to look for it with --symbol-path DIRECTORY, \
-     or ask symbol servers with --debuginfod."
+     or ask symbol servers with --debuginfod; --force {}.",
+    reason.forced()
 )]
 pub struct NoProgram {
     dump: String,
@@ -52,6 +53,8 @@ pub enum Reason {
     Unproven {
         /// The program.
         program: String,
+        /// Whether there is a file that could be it.
+        is_there: bool,
     },
     /// There is no such file.
     #[error("was taken from {program} (build id {recorded}), which is not on this machine")]
@@ -82,18 +85,35 @@ pub enum Reason {
     },
 }
 
+impl Reason {
+    /// What `--force` does about it.
+    fn forced(&self) -> &'static str {
+        match self {
+            Self::Unproven { is_there: true, .. } => {
+                "uses the file of that name, whose names are wrong if it is another one"
+            }
+            Self::OtherBuild { .. } => "uses the file that is there now, whose names may be wrong",
+            Self::Unnamed | Self::Unproven { .. } | Self::Absent { .. } | Self::Unusable { .. } => {
+                "shows the profile without the names of the program's functions"
+            }
+        }
+    }
+}
+
 /// Finds the program of each dump that holds no names itself. `None` where they are of several
-/// programs that are all here. The files are opened, but only their headers are read.
+/// programs that are all here. With `force`, a program that cannot be used is done without, and one
+/// of another build is used. The files are opened, but only their headers are read.
 pub fn find(
     dumps: &[Profile],
     files: &[PathBuf],
     force: bool,
 ) -> Result<Option<PathBuf>, Vec<NoProgram>> {
-    let (mut programs, mut missing) = (Vec::new(), Vec::new());
+    let (mut programs, mut missing, mut done_without) = (Vec::new(), Vec::new(), false);
     let unnamed = dumps.iter().zip(files).filter(|(p, _)| !is_symbolized(p));
     for (profile, file) in unnamed {
         match of_dump(profile, force) {
             Ok(program) => programs.push(program),
+            Err(_) if force => done_without = true,
             Err(reason) => missing.push(NoProgram {
                 dump: printable::path(file),
                 reason,
@@ -103,6 +123,8 @@ pub fn find(
     }
     programs.dedup();
     match missing.is_empty() {
+        // One dump's program is not another one's.
+        true if done_without => Ok(None),
         true => Ok(programs.pop().filter(|_| programs.is_empty())),
         false => Err(missing),
     }
@@ -122,7 +144,8 @@ fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
     let program = printable::path(path);
     // A name alone would be looked for in whatever directory this is.
     if !path.is_absolute() || (recorded.is_empty() && !force) {
-        return Err(Reason::Unproven { program });
+        let is_there = path.is_absolute() && symbols::check_binary(profile, path, "").is_ok();
+        return Err(Reason::Unproven { program, is_there });
     }
     match symbols::check_binary(profile, path, "") {
         Ok(()) => Ok(path.to_path_buf()),

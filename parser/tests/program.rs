@@ -135,6 +135,8 @@ fn another_build_in_its_place_is_refused_with_both_build_ids() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(said.lines().count(), 2, "{said}");
+    let advice = "--force uses the file that is there now, whose names may be wrong.";
+    assert!(said.contains(advice), "{said}");
     assert!(refused.stdout.is_empty());
     assert_eq!(parser(&[&dump, "--force"]).status.code(), Some(0));
     // The names may be elsewhere.
@@ -161,6 +163,35 @@ fn a_program_that_is_not_here_is_named_with_what_to_do() {
 }
 
 #[test]
+fn a_profile_is_shown_without_the_names_of_a_program_that_is_gone() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let built = build(one.path(), "keeper", &[]);
+    let gone = dump_at(one.path(), &built, "/opt/nowhere/keeper");
+    let advice = "--force shows the profile without the names of the program's functions.";
+    let refused = stderr(&parser(&[&gone]));
+    assert!(refused.contains(advice), "{refused}");
+    let forced = parser(&[&gone, "--force"]);
+    assert_eq!(forced.status.code(), Some(0), "{}", stderr(&forced));
+    assert!(
+        stdout(&forced).contains("[keeper]\n"),
+        "{}",
+        stdout(&forced)
+    );
+    let said = stderr(&forced);
+    assert!(said.contains("/opt/nowhere/keeper"), "{said}");
+    // Another dump's program is not taken for it.
+    let other = build(two.path(), "other", &["-DNAME", "-O2"]);
+    let here = dump_at(two.path(), &other, text(&other.path));
+    let both = parser(&[&gone, &here, "--force"]);
+    assert_eq!(both.status.code(), Some(0), "{}", stderr(&both));
+    let shown = stdout(&both);
+    assert!(
+        shown.contains("[keeper]") && shown.contains("keeps_memory"),
+        "{shown}"
+    );
+}
+
+#[test]
 fn nothing_is_taken_for_the_program_without_a_build_id() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
@@ -176,6 +207,17 @@ fn nothing_is_taken_for_the_program_without_a_build_id() {
         stderr(&refused).contains("no build id"),
         "{}",
         stderr(&refused)
+    );
+    let said = stderr(&refused);
+    assert!(
+        said.contains("--force uses the file of that name"),
+        "{said}"
+    );
+    let forced = parser(&["-f", text(&dump), "-t", "--force"]);
+    assert!(
+        stdout(&forced).contains("keeps_memory"),
+        "{}",
+        stderr(&forced)
     );
     let nameless = Mapping {
         path: Default::default(),
