@@ -115,12 +115,14 @@ fn only(profile: &mut Profile, python: &[bool]) -> heap_format::Stacks {
     profile.stacks.rewritten(|frames, out| {
         let before = out.len();
         out.extend(frames.iter().filter(|&&frame| python[frame as usize]));
-        match frames {
-            // It stands for what has no stack.
-            [alone] if is_mark(alone) => out.push(*alone),
-            _ if out.len() == before => out.push(native),
-            _ => {}
+        let mark = frames.last().filter(|frame| is_mark(frame));
+        let is_alone = mark.is_some() && frames.len() == 1;
+        if out.len() == before && !is_alone {
+            out.push(native);
         }
+        // Alone it stands for what has no stack; behind others, for outer ones that are missing, which
+        // may be Python's.
+        out.extend(mark);
     })
 }
 

@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heap_format::{Detail, Function, Line, Mapping, Profile, ProfileBuilder, dump};
+use heap_format::{
+    Detail, Function, Line, Mapping, Profile, ProfileBuilder, TRUNCATED_ADDRESS, dump,
+};
 
 const INTERPRETER: u64 = 0x40_0000;
 const EXTENSION: u64 = 0x7f00_0000_0000;
@@ -16,9 +18,10 @@ const SERVER: u64 = 0x7f00_2000_0000;
 enum Frame {
     Native(u64, &'static str),
     Python(&'static str, &'static str, u32),
+    Truncated,
 }
 
-use Frame::{Native, Python};
+use Frame::{Native, Python, Truncated};
 
 const EVALUATION: Frame = Native(INTERPRETER, "_PyEval_EvalFrameDefault");
 const CALL: Frame = Native(INTERPRETER, "cfunction_call");
@@ -84,7 +87,7 @@ const STACKS: [(&[Frame], f64); 4] = [
     (&NATIVE, 1.0),
 ];
 
-fn profile() -> Profile {
+fn profile(stacks: &[(&[Frame], f64)]) -> Profile {
     let mut builder = ProfileBuilder::new(1);
     for (start, path) in [
         (INTERPRETER, "/usr/bin/python3.11"),
@@ -101,7 +104,7 @@ fn profile() -> Profile {
     }
     let mut native: Vec<(u64, &str)> = Vec::new();
     let mut named = Vec::new();
-    for (stack, bytes) in STACKS {
+    for &(stack, bytes) in stacks {
         let mut location = |frame: &Frame| match *frame {
             Python(name, file, line) => {
                 let function = Function {
@@ -112,6 +115,7 @@ fn profile() -> Profile {
                 };
                 builder.python_location(function, line)
             }
+            Truncated => builder.location(TRUNCATED_ADDRESS),
             Native(module, name) => {
                 let known = native.iter().position(|known| *known == (module, name));
                 let number = known.unwrap_or_else(|| {
@@ -155,8 +159,13 @@ fn profile() -> Profile {
 }
 
 fn written(directory: &Path) -> PathBuf {
+    written_of(directory, &STACKS)
+}
+
+fn written_of(directory: &Path, stacks: &[(&[Frame], f64)]) -> PathBuf {
     let path = directory.join("app.heap");
-    dump::write(&profile(), &mut File::create(&path).unwrap()).unwrap();
+    let profile = profile(stacks);
+    dump::write(&profile, &mut File::create(&path).unwrap()).unwrap();
     path
 }
 
@@ -319,6 +328,34 @@ fn sources_of_python_are_listed() {
         .find(|line| line.contains("imaging.encode(image)"));
     let line = line.unwrap_or_else(|| panic!("{text}"));
     assert!(line.contains("3.91kB") && line.contains(" 4:"), "{line}");
+}
+
+#[test]
+fn stacks_that_are_cut_off_are_told_from_whole_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole: &[Frame] = &[Python("work", "/srv/app.py", 4), EVALUATION];
+    let cut: &[Frame] = &[Python("work", "/srv/app.py", 4), EVALUATION, Truncated];
+    let native: &[Frame] = &[Native(EXTENSION, "worker"), Truncated];
+    let stacks = [
+        (whole, 1.0),
+        (cut, 20.0),
+        (native, 300.0),
+        (&[Truncated], 4000.0),
+    ];
+    let dump = written_of(directory.path(), &stacks);
+    assert_eq!(
+        folded(&dump, &["--python-only"]),
+        [
+            "[truncated] 4000",
+            "[truncated];[native] 300",
+            "[truncated];work (app.py:4) 20",
+            "work (app.py:4) 1",
+        ]
+    );
+    for view in ["-t", "--traces", "--tree", "--flame"] {
+        let (text, _) = shown(&dump, &[view, "--python-only"]);
+        assert!(text.contains("[truncated]"), "{view}: {text}");
+    }
 }
 
 #[test]

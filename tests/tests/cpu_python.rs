@@ -277,7 +277,8 @@ fn top_names_lines() {
         let table: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
         let rows = table["functions"].as_array().expect("rows");
         let names: Vec<&str> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
-        let is_line = |name: &&str| name.contains("(python_split.py:");
+        // Now and then a stack is cut off.
+        let is_line = |name: &&str| name.contains("(python_split.py:") || *name == "[truncated]";
         assert!(
             names.iter().any(|name| name.starts_with("part_a (")),
             "{names:?}"

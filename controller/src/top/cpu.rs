@@ -186,7 +186,7 @@ fn functions(
         all.push(symbols.intern(name.as_deref().unwrap_or("[kernel]")));
     }
     all.extend(inner);
-    let is_cut = addresses.last() == Some(&TRUNCATED) && !is_alone;
+    let is_cut = addresses.last() == Some(&TRUNCATED);
     if is_cut || all.is_empty() {
         all.push(symbols.intern("[truncated]"));
     }
@@ -292,6 +292,11 @@ mod tests {
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
         assert_eq!(names, ["[kernel]", "[truncated]"]);
         assert_eq!(functions(&mut symbols, &kernel, &[0x4000]), None);
+        // Of Python's frames alone, outer ones may be missing all the same.
+        symbols.show(symbols::interpreter::Shown::PythonOnly);
+        let found = functions(&mut symbols, &kernel, &stack).expect("none is looked up");
+        let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
+        assert_eq!(names, ["[native]", "[truncated]"]);
         assert_eq!(user(&[FIRST_OF_KERNEL, 7, TRUNCATED]).count(), 1);
     }
 
