@@ -28,6 +28,9 @@ const ENDINGS: [&str; 57] = [
     "java", "kt", "scala", "hs", "ml", "mli", "cr", "v", "y", "l", "yy", "ll", "vala", "C",
 ];
 
+/// Endings of the names of zip files that Python imports from.
+const ARCHIVES: [&str; 3] = ["zip", "pyz", "whl"];
+
 /// Why a source is not shown.
 #[derive(Debug, thiserror::Error)]
 pub enum NotShown {
@@ -36,6 +39,17 @@ pub enum NotShown {
     NotFound {
         /// The source.
         file: String,
+    },
+    /// It is no file by itself, but a part of one.
+    #[error(
+        "{file} is within {archive}, a zip file that Python imports from, and is not read there: \
+         unpack that, and name the directory with --source_path"
+    )]
+    Packed {
+        /// The source.
+        file: String,
+        /// The file that it is in.
+        archive: String,
     },
     /// There is a file of this name, but it is not read.
     #[error("{file} is not shown: {why}")]
@@ -81,9 +95,11 @@ pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, NotShown> {
         .filter(|c| matches!(c, Component::Normal(_)))
         .collect();
     let base = relative.file_name().map(Path::new);
+    let archive = archive(Path::new(file));
+    let unpacked = archive.and_then(|archive| Path::new(file).strip_prefix(archive).ok());
     let mut refused = None;
     for directory in directories {
-        for below in [Some(relative.as_path()), base].into_iter().flatten() {
+        for below in [Some(&*relative), unpacked, base].into_iter().flatten() {
             match Found::below(directory, below).and_then(Found::text) {
                 Ok(text) => return Ok(text),
                 Err(Refusal::Absent) => {}
@@ -97,9 +113,26 @@ pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, NotShown> {
         Err(why) => refused = refused.or(Some(why)),
     }
     let file = printable::printable(file).into_owned();
-    Err(match refused {
-        Some(why) => NotShown::Refused { file, why },
-        None => NotShown::NotFound { file },
+    Err(match (refused, archive) {
+        (Some(why), _) => NotShown::Refused { file, why },
+        (None, Some(archive)) => NotShown::Packed {
+            file,
+            archive: printable::path(archive),
+        },
+        (None, None) => NotShown::NotFound { file },
+    })
+}
+
+/// The file that a source is within, whose path goes on behind that file's: Python's modules are, in
+/// zip files. Of one that is not on this machine, the name tells it.
+fn archive(file: &Path) -> Option<&Path> {
+    let mut above = file.ancestors().skip(1);
+    above.find(|path| match path.metadata() {
+        Ok(metadata) => metadata.is_file(),
+        Err(_) => {
+            let ending = path.extension().and_then(|ending| ending.to_str());
+            ending.is_some_and(|ending| ARCHIVES.contains(&ending))
+        }
     })
 }
 

@@ -358,6 +358,44 @@ fn stacks_that_are_cut_off_are_told_from_whole_ones() {
     }
 }
 
+/// As `zipimport` names them.
+#[test]
+fn sources_within_a_zip_file_are_said_to_be_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let archive = directory.path().join("app.egg");
+    fs::write(&archive, "PK").unwrap();
+    let here = format!("{}/pkg/mod.py", archive.display());
+    for (file, archive) in [
+        (here.as_str(), archive.to_str().unwrap()),
+        ("/opt/nowhere/app.pyz/pkg/mod.py", "/opt/nowhere/app.pyz"),
+    ] {
+        let file: &'static str = file.to_owned().leak();
+        let stack = [Native(LIBC, "malloc"), Python("load", file, 2), EVALUATION];
+        let dump = written_of(directory.path(), &[(&stack, 4000.0)]);
+        let (text, _) = shown(&dump, &["--list", "load"]);
+        let said = format!("Error: {file} is within {archive}, a zip file");
+        assert!(
+            text.contains(&said) && text.contains("--source_path"),
+            "{text}"
+        );
+        // As it lies in the archive.
+        let unpacked = directory.path().join("unpacked");
+        fs::create_dir_all(unpacked.join("pkg")).unwrap();
+        fs::write(
+            unpacked.join("pkg/mod.py"),
+            "def load():\n    return read()\n",
+        )
+        .unwrap();
+        let directories = unpacked.to_str().unwrap();
+        let (text, _) = shown(&dump, &["--list", "load", "--source_path", directories]);
+        assert!(text.contains("return read()"), "{text}");
+    }
+    let stack = [Python("load", "/opt/nowhere/pkg/mod.py", 2), EVALUATION];
+    let dump = written_of(directory.path(), &[(&stack, 4000.0)]);
+    let (text, _) = shown(&dump, &["--list", "load"]);
+    assert!(text.contains("was not found"), "{text}");
+}
+
 #[test]
 fn symbols_inside_keep_all_frames_and_python_asks_for_no_program() {
     let directory = tempfile::tempdir().unwrap();
