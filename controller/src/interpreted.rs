@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use cpython::{Description, State, lines, text};
-use heap_format::{Function, Location, LocationId, Profile, ProfileBuilder};
+use heap_format::{Function, Location, LocationId, Profile, ProfileBuilder, UNNAMED};
 use shm_protocol::codes::{Characters, Code, CodeTable, LEFT_OUT, NO_CODE, frame_of};
 use shm_protocol::layout::{PYTHON_GONE, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
 use shm_protocol::snapshot::Header;
@@ -100,6 +100,7 @@ fn function(number: u32, place: u32, code: Option<&Code<'_>>) -> Function {
         (_, _, None) => UNKNOWN.to_owned(),
     };
     Function {
+        (_, _, Some(code)) if code.name.bytes.is_empty() => UNNAMED.to_owned(),
         name,
         system_name: String::new(),
         file: code.map(|code| text(code.file)).unwrap_or_default(),

@@ -70,7 +70,7 @@ pub use profile::{
     BuildId, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location, Mapping,
     NO_MAPPING, OTHER_THREADS, Profile, THREAD_LABEL, Thread,
 };
-pub use python::{PYTHON, PYTHON_START, python_mapping, script_name};
+pub use python::{PYTHON, PYTHON_START, UNNAMED, python_mapping, script_name};
 pub use scale::unsample;
 pub use stacks::Stacks;
 pub use value_type::{ValueType, heap_sample_types};

@@ -12,6 +12,9 @@ use crate::profile::{Location, Mapping, Profile};
 /// Path of the mapping that Python's frames are in.
 pub const PYTHON: &str = "[python]";
 
+/// What a function without a name is called: a program may set any name, and an empty one.
+pub const UNNAMED: &str = "<unnamed>";
+
 /// First pseudo-address, which no program can have.
 pub const PYTHON_START: u64 = 1 << 61;
 
@@ -32,6 +35,7 @@ pub fn python_mapping() -> Mapping {
 /// `make_thumbnail (app.py:41)`.
 pub fn script_name(name: &str, file: &str, line: u32) -> String {
     let file = short(file);
+    let name = if name.is_empty() { UNNAMED } else { name };
     match line {
         // It stands for several, and says so.
         _ if file.is_empty() => name.to_owned(),
@@ -89,6 +93,8 @@ mod tests {
         ] {
             assert_eq!(script_name("load", file, line), shown);
         }
+        assert_eq!(script_name("", "/srv/app.py", 12), "<unnamed> (app.py:12)");
+        assert_eq!(script_name("", "", 0), "<unnamed>");
         assert_eq!(
             script_name("[python: table full]", "", 0),
             "[python: table full]"

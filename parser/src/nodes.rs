@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use std::os::unix::ffi::OsStrExt;
 
-use heap_format::{Function, Line, Location, NO_MAPPING, Profile, marker_at, script_name};
+use heap_format::{Function, Line, Location, NO_MAPPING, Profile, UNNAMED, marker_at, script_name};
 
 use crate::view::View;
 
@@ -263,7 +263,10 @@ fn infos(
 fn of_line(function: &Function, line: u32, (granularity, origin): (Granularity, Origin)) -> Info {
     let mut info = Info::default();
     if granularity != Granularity::Files {
-        info.name = function.name.clone();
+        info.name = match function.name.is_empty() && origin == Origin::Python {
+            true => UNNAMED.to_owned(),
+            false => function.name.clone(),
+        };
     }
     let is_script = matches!(origin, Origin::Python | Origin::Jit);
     let by_name = matches!(granularity, Granularity::Usual | Granularity::Functions);

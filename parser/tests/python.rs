@@ -330,6 +330,31 @@ fn sources_of_python_are_listed() {
     assert!(line.contains("3.91kB") && line.contains(" 4:"), "{line}");
 }
 
+/// A program may give its functions any name, and none.
+#[test]
+fn functions_without_a_name_have_their_file_and_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let stack = [
+        Native(LIBC, "malloc"),
+        Python("", "/srv/app.py", 12),
+        EVALUATION,
+    ];
+    let dump = written_of(directory.path(), &[(&stack, 8.0)]);
+    for (grain, shown) in [
+        ("--lines", "<unnamed> (app.py:12) 8"),
+        ("--functions", "<unnamed> (app.py) 8"),
+        ("--files", "/srv/app.py 8"),
+    ] {
+        assert_eq!(folded(&dump, &["--python-only", grain]), [shown]);
+    }
+    for view in ["-t", "--tree", "--flame", "--json", "--csv"] {
+        let (text, _) = shown(&dump, &[view]);
+        let names = ["<unnamed>", "&lt;unnamed&gt;", "\\u003cunnamed\\u003e"];
+        let is_named = names.iter().any(|name| text.contains(name));
+        assert!(is_named && !text.contains("[python]]"), "{view}: {text}");
+    }
+}
+
 #[test]
 fn stacks_that_are_cut_off_are_told_from_whole_ones() {
     let directory = tempfile::tempdir().unwrap();

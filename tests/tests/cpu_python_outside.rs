@@ -193,6 +193,21 @@ fn an_interpreter_that_is_loaded_later_is_named() {
     assert!(ns > 0.4e9, "{ns}: {outcome:?}");
 }
 
+#[test]
+fn a_function_without_a_name_is_shown_with_its_file_and_line() {
+    let scratch = Scratch::new();
+    let script = artifacts::source("python_nameless.py");
+    let python = Path::new("/usr/bin/python3");
+    let read = Read::only(&sampled(&scratch, 250, python, &[path(&script)]));
+    let names: Vec<String> = (read.profile.locations.iter())
+        .filter_map(|location| read.profile.python_name(location))
+        .collect();
+    let is_it = |name: &String| name.starts_with("<unnamed> (python_nameless.py:1");
+    assert!(names.iter().any(is_it), "{names:?}");
+    let is_named = |function: &heap_format::Function| !function.name.is_empty();
+    assert!(read.profile.functions.iter().all(is_named));
+}
+
 /// Another user's interpreter is refused as any other program of theirs.
 #[test]
 fn what_may_not_be_traced_is_refused() {

@@ -43,6 +43,32 @@ fn each_stack_has_the_functions_and_lines_that_the_program_sees() {
     }
 }
 
+#[test]
+fn a_function_without_a_name_is_shown_with_its_file_and_line() {
+    // Free-threaded builds take objects from an allocator of their own.
+    let hides = |path: &PathBuf| path.to_string_lossy().ends_with('t');
+    for python in pythons::all().into_iter().filter(|path| !hides(path)) {
+        let scratch = Scratch::new();
+        let script = artifacts::source("python_nameless.py");
+        let profile = profiled(&scratch, &python, &[&script]);
+        let names: Vec<String> = (profile.locations.iter())
+            .filter_map(|location| profile.python_name(location))
+            .collect();
+        let name = "<unnamed> (python_nameless.py:9)";
+        let is_it = |found: &String| found == name;
+        assert!(names.iter().any(is_it), "{}: {names:?}", python.display());
+        let is_named = |function: &heap_format::Function| !function.name.is_empty();
+        assert!(
+            profile.functions.iter().all(is_named),
+            "{}",
+            python.display()
+        );
+        let options = ["--alloc_space", "--trim=false"];
+        let table = run(scratch.parser().arg(the_dump(&scratch)).args(options));
+        assert!(table.stdout.contains(name), "{table:?}");
+    }
+}
+
 /// Said of the dump, and before the program starts; what it would not start with is refused.
 #[test]
 fn a_free_threaded_build_is_named_and_what_it_hides_is_said() {

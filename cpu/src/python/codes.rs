@@ -10,6 +10,7 @@ use std::sync::Arc;
 use cpython::layout::{self, Layout};
 use cpython::text::{characters, form};
 use cpython::{LEFT_OUT, MOST_FILE, MOST_LINES, MOST_NAME, TABLE_FULL, lines};
+use heap_format::UNNAMED;
 use shm_protocol::codes::{Characters, Code, LineTable};
 
 use super::frames::{Damaged, Found};
@@ -210,7 +211,10 @@ impl Codes {
             characters(Characters { bytes, width }).collect()
         };
         let text = Text {
-            name: string(&name),
+            name: match name.bytes.is_empty() {
+                true => UNNAMED.to_owned(),
+                false => string(&name),
+            },
             file: string(&file),
             first_line: words.first_line,
             lines: lines.bytes,
