@@ -240,6 +240,43 @@ fn a_process_that_does_not_notice_is_sampled_from_outside() {
     target.kill();
 }
 
+/// An agent has one session at a time: beside one of the heap, there are two ways to get at the lines.
+#[test]
+fn beside_a_heap_session_both_ways_to_the_lines_are_named() {
+    let scratch = Scratch::new();
+    let mut target = waiting_split(&scratch, "1");
+    let pid = target.pid().to_string();
+    let mut heap = scratch.profiler();
+    heap.args(["-p", &pid, "-o"]).arg(scratch.file("h_"));
+    let heap = Session::start(&mut heap);
+    scratch.wait_for_sampling(target.pid());
+    let ways = [
+        format!("mem_profiler stop -p {pid}"),
+        format!("mem_profiler both -p {pid}"),
+    ];
+    let refused = attached(&scratch, &target, &["--engine", "timers", "-s", "1"]).wait();
+    refused.refused(1, &[&ways[0], &ways[1]]);
+    let session = attached(&scratch, &target, &[]);
+    target.say("go");
+    target.finish_output();
+    let outcome = session.wait();
+    let read = Read::only(&outcome);
+    assert_eq!(read.sampling.engine, "perf_event", "{outcome:?}");
+    for way in &ways {
+        assert!(outcome.stderr.contains(way), "{way}: {outcome:?}");
+    }
+    assert_eq!(heap.wait().code, Some(0));
+    // Where a session samples CPU time already, there is nothing to be combined.
+    let mut target = waiting_split(&scratch, "1000");
+    let first = attached(&scratch, &target, &["--engine", "timers"]);
+    scratch.wait_for_sampling(target.pid());
+    let second = attached(&scratch, &target, &["--engine", "timers", "-s", "1"]).wait();
+    second.refused(1, &["mem_profiler stop -p"]);
+    assert!(!second.stderr.contains("mem_profiler both"), "{second:?}");
+    first.stop();
+    target.kill();
+}
+
 /// Nor is one whose agent gets no timer from the kernel.
 #[test]
 fn a_process_that_gets_no_timer_is_sampled_from_outside() {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use cpu::{Recording, Refusal};
 use shm_protocol::cpu::{CpuSetting, CpuState};
 use shm_protocol::layout::{PYTHON_MET, PYTHON_NAMED};
+use shm_protocol::segment::Session;
 
 use super::member::{Member, Trouble};
 use super::signals;
@@ -122,10 +123,7 @@ impl Timers {
         let mut head = Head::new();
         let header = agent.segment.head(&mut head)?;
         if is_running(&header) {
-            anyhow::bail!(
-                "a session of it is running: mem_profiler stop -p {} ends it",
-                agent.pid
-            );
+            anyhow::bail!(running(agent.pid, header.session().as_ref()));
         }
         if let Some(session) = uncollected(&agent, &header) {
             anyhow::bail!(
@@ -384,6 +382,18 @@ impl Timers {
             }
             _ => {}
         }
+    }
+}
+
+/// What to say of a process that an agent samples already: in one session at a time.
+fn running(pid: i32, session: Option<&Session>) -> String {
+    match session {
+        Some(session) if session.cpu.rate == 0 => format!(
+            "a heap session of it is running, and its agent has one session at a time: mem_profiler \
+             stop -p {pid} ends it; instead of it, mem_profiler both -p {pid} samples heap and CPU \
+             time at once"
+        ),
+        _ => format!("a session of it is running: mem_profiler stop -p {pid} ends it"),
     }
 }
 
