@@ -57,6 +57,11 @@ pub fn is_shim(codes: &[u8], address: u64) -> bool {
 
 /// What is told of the interpreter in a process: its version, and whether its frames are named.
 pub fn describe(header: &Header<'_>) -> Option<String> {
+    description(header).map(|description| description.to_string())
+}
+
+/// The same, not in words yet.
+pub fn description(header: &Header<'_>) -> Option<Description> {
     let (version, judgement) = header.python()?;
     let state = match judgement {
         PYTHON_MET => State::Met,
@@ -65,12 +70,11 @@ pub fn describe(header: &Header<'_>) -> Option<String> {
         PYTHON_UNKNOWN => State::Unknown,
         _ => State::Differs,
     };
-    let description = Description {
+    Some(Description {
         version,
         is_unlocked: header.python_is_unlocked(),
         state,
-    };
-    Some(description.to_string())
+    })
 }
 
 /// Samples of a profile in whose stacks a line of Python has no name, as there was no room for it.
@@ -96,11 +100,11 @@ fn function(number: u32, place: u32, code: Option<&Code<'_>>) -> Function {
     let name = match (number, place, code) {
         (NO_CODE, LEFT_OUT, _) => cpython::LEFT_OUT.to_owned(),
         (NO_CODE, ..) => cpython::TABLE_FULL.to_owned(),
+        (_, _, Some(code)) if code.name.bytes.is_empty() => UNNAMED.to_owned(),
         (_, _, Some(code)) => text(code.name),
         (_, _, None) => UNKNOWN.to_owned(),
     };
     Function {
-        (_, _, Some(code)) if code.name.bytes.is_empty() => UNNAMED.to_owned(),
         name,
         system_name: String::new(),
         file: code.map(|code| text(code.file)).unwrap_or_default(),

@@ -29,6 +29,18 @@ fn is_library(path: &[u8]) -> bool {
     end.is_some_and(|end| name.is_some_and(|name| is_version(&name[..end])))
 }
 
+/// The version of CPython that a file has by its name, as `PY_VERSION_HEX` has it without a patch:
+/// `python3.7`, `libpython2.7.so.1.0`.
+pub fn version_of(path: &[u8]) -> Option<u32> {
+    let name = text::base_name(path);
+    let rest = name.strip_prefix(b"lib").unwrap_or(name);
+    let rest = std::str::from_utf8(rest.strip_prefix(b"python")?).ok()?;
+    let (major, rest) = rest.split_once('.')?;
+    let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    let number = |digits: &str| digits.parse::<u8>().ok();
+    Some(u32::from(number(major)?) << 24 | u32::from(number(minor)?) << 16)
+}
+
 fn is_version(text: &[u8]) -> bool {
     text.iter().all(|b| *b == b'.' || b.is_ascii_digit())
 }
@@ -103,6 +115,23 @@ mod tests {
         assert!(is_library(b"/usr/lib/libpython3.11.so.1.0"));
         for name in ["libpython3.11.a", "libpythonic.so", "libpython"] {
             assert!(!is_library(name.as_bytes()), "{name}");
+        }
+    }
+
+    #[test]
+    fn files_are_called_after_their_version() {
+        for (name, version) in [
+            ("/usr/bin/python3.7", Some(0x0307_0000)),
+            ("/opt/lib/libpython3.13t.so.1.0", Some(0x030d_0000)),
+            ("python2.7", Some(0x0207_0000)),
+            ("libpython3.6m.so.1.0", Some(0x0306_0000)),
+            ("/usr/bin/python3", None),
+            ("libpython3.so", None),
+            ("python3.999", None),
+            ("python-build", None),
+            ("pypy3.9", None),
+        ] {
+            assert_eq!(version_of(name.as_bytes()), version, "{name}");
         }
     }
 

@@ -141,12 +141,11 @@ impl Python {
         };
         let Some(layout) = runtime.layout else {
             self.looked = Some(space.changes());
-            let description = Description {
+            script.interpreter = Some(Description {
                 version: runtime.version,
                 is_unlocked: false,
                 state: State::Unknown,
-            };
-            script.interpreter = Some(description.to_string());
+            });
             return;
         };
         self.style = Some((layout.style, runtime.loop_at));
@@ -168,7 +167,7 @@ impl Python {
         let description = reader.lock().description();
         if self.told != Some(description.state) {
             self.told = Some(description.state);
-            script.interpreter = Some(description.to_string());
+            script.interpreter = Some(description);
         }
     }
 

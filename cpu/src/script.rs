@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use cpython::Description;
+
 /// Frames from here on, and before [`FIRST_OF_KERNEL`](crate::recording::FIRST_OF_KERNEL), are lines of a
 /// script: addresses that no code of a process has.
 pub const FIRST_OF_SCRIPT: u64 = 1 << 61;
@@ -34,7 +36,7 @@ impl ScriptLine {
 #[derive(Default)]
 pub struct Script {
     /// What is told of the interpreter.
-    pub interpreter: Option<String>,
+    pub interpreter: Option<Description>,
     lines: Vec<Rc<ScriptLine>>,
     frames: HashMap<Rc<ScriptLine>, u64>,
 }

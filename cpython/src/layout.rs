@@ -214,6 +214,11 @@ pub fn of_version(version: u32) -> Option<Layout> {
     }
 }
 
+/// Whether there is a layout for a version.
+pub fn is_known(version: u32) -> bool {
+    of_version(version).is_some() || groups(version).is_some()
+}
+
 /// What `_PyRuntime` begins with, where it tells of itself.
 pub const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 /// Where in a frame the last of its fields may be that are read.
@@ -328,6 +333,8 @@ mod tests {
             };
             assert_eq!((layout.more, layout.copies), (16, copies));
         }
+        assert!(!is_known(0x0307_00f0) && is_known(0x0308_00f0));
+        assert!(is_known(0x030f_00f0) && !is_known(0x0310_00a1));
         let later = told(&words(0x0310_00a1, 0));
         assert!(matches!(later, Some((0x0310_00a1, None))));
         let mut far = words(0x030e_00f0, 0);

@@ -28,6 +28,9 @@ mod version;
 
 pub use version::{Description, State};
 
+/// The versions that are known, for people.
+pub const VERSIONS: &str = "3.8 to 3.15";
+
 /// Name of the frame for those whose code objects found no room.
 pub const TABLE_FULL: &str = "[python: table full]";
 /// Name of the frame for the outer ones of a stack that is too deep.

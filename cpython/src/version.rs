@@ -32,7 +32,10 @@ impl fmt::Display for Description {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [release, major, minor, micro] =
             [4, 24, 16, 8].map(|shift| self.version >> shift & 0xff);
-        write!(to, "{major}.{minor}")?;
+        match self.version {
+            0 => to.write_str("?")?,
+            _ => write!(to, "{major}.{minor}")?,
+        }
         // Functions say nothing of the patch.
         if release & 15 != 0 {
             write!(to, ".{micro}")?;
@@ -69,5 +72,8 @@ mod tests {
         assert_eq!(told.to_string(), "3.9: no frame seen yet");
         (told.version, told.is_unlocked) = (0x030d_01c2, true);
         assert_eq!(told.to_string(), "3.13.1, free-threaded: no frame seen yet");
+        (told.version, told.is_unlocked, told.state) = (0, false, State::Unknown);
+        let unknown = "?: a version that is not known: its frames are left out";
+        assert_eq!(told.to_string(), unknown);
     }
 }

@@ -193,6 +193,40 @@ fn an_interpreter_that_is_loaded_later_is_named() {
     assert!(ns > 0.4e9, "{ns}: {outcome:?}");
 }
 
+/// Of a version whose data are not known there is no line, and that is said, whoever samples it: one
+/// that is known by its data, and older ones by their names.
+#[test]
+fn versions_that_are_not_known_are_named() {
+    let scratch = Scratch::new();
+    for (name, flags, version) in [
+        ("libapp", &["-DINTERPRETER", "-rdynamic"][..], "3.7"),
+        ("python3.6", &[], "3.6"),
+        ("python2.7", &[], "2.7"),
+    ] {
+        let python = scratch.compile_as("burn.c", name, flags);
+        for engine in ["ptrace", "perf"] {
+            let mut command = scratch.profiler();
+            command.args(["cpu", "run", "--engine", engine, "-F", "250", "-o"]);
+            command.arg(scratch.file("p_")).arg("--").arg(&python);
+            let outcome = run(&mut command);
+            let read = Read::only(&outcome);
+            assert!(read.samples() > 0, "{outcome:?}");
+            let said =
+                format!("no lines of Python ({version} is not supported, only 3.8 to 3.15 are)");
+            // Perf events do not look for interpreters that are called otherwise.
+            let is_said = engine == "ptrace" || name.starts_with("python");
+            assert_eq!(outcome.stderr.contains(&said), is_said, "{outcome:?}");
+            if name == "libapp" && engine == "ptrace" {
+                let told = read.profile.facts.python.clone().unwrap_or_default();
+                assert!(
+                    told.starts_with("3.7: a version that is not known"),
+                    "{told}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_function_without_a_name_is_shown_with_its_file_and_line() {
     let scratch = Scratch::new();

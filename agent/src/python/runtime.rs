@@ -161,7 +161,8 @@ fn told(at: u64) -> Option<(u32, Option<Layout>)> {
     layout::told(&words)
 }
 
-/// By `Py_Version`, which there is from 3.11 on, or by functions that came with a version.
+/// By `Py_Version`, which there is from 3.11 on, or by functions that came with a version; 0: not
+/// known. `_PyRuntime` came with 3.7, and who shows the evaluation loop shows the other functions, too.
 fn version(names: &Names) -> u32 {
     // SAFETY: null, or `const unsigned long Py_Version`.
     if let Some(version) = unsafe { (names.version as *const u64).as_ref() } {
@@ -169,9 +170,14 @@ fn version(names: &Names) -> u32 {
     }
     let versions = [0x030a_0000, 0x0309_0000, 0x0308_0000];
     let mut first = names.first_in.iter().zip(versions);
+    let oldest = if names.evaluate.0 == 0 {
+        0
+    } else {
+        0x0307_0000
+    };
     first
         .find(|(function, _)| **function != 0)
-        .map_or(0, |(_, version)| version)
+        .map_or(oldest, |(_, version)| version)
 }
 
 /// The interpreter, if its frames are to be read.

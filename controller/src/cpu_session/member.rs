@@ -241,7 +241,7 @@ pub fn fill(
         .map(|thread| process.named_thread(thread.tid.cast_signed(), thread.name()))
         .collect();
     let mut script = ScriptFrames::of(snapshot);
-    process.script.interpreter = interpreted::describe(header);
+    process.script.interpreter = interpreted::description(header);
     let mut frames = Vec::new();
     let mut sum = Count::default();
     for record in &snapshot.cpu {

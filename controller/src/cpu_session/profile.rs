@@ -8,12 +8,14 @@ use std::time::Duration;
 use cpu::kernel::Symbols;
 use cpu::recording::{FIRST_OF_KERNEL, TABLE_FULL, TRUNCATED};
 use cpu::{Process, Waiting};
+use cpython::State;
 use heap_format::cpu::{CpuBuilder, Frame, Mode, Sampling};
 use heap_format::{BuildId, Facts, Function, LocationId, Mapping, Thread};
 
 use super::Description;
 use crate::cli::CpuFormat;
 use crate::process;
+use crate::python;
 use crate::text;
 
 /// Part of the time from which on its lack of samples is worth advice, in percent.
@@ -24,6 +26,8 @@ const MANY: u64 = 10;
 const UNSEEN: &str = "threads that end soon are seldom seen";
 /// What the time that threads stand in the queue of a processor is called.
 const QUEUE: &str = "[waits for a processor]";
+/// The engine that sees no stacks.
+const WITHOUT_STACKS: &str = "/proc";
 /// How the names of engines begin that are of perf events.
 const PERF: &str = "perf_event";
 /// The same of ptrace.
@@ -129,7 +133,7 @@ impl Session {
             start_unix_ns: Some(self.start_unix_ns),
             end_unix_ns: Some(self.start_unix_ns + length),
             duration_ns: Some(length),
-            python: process.script.interpreter.clone(),
+            python: process.script.interpreter.map(|python| python.to_string()),
             threads: process.threads.iter().map(thread).collect(),
             sequence: Some(number),
             ..Facts::default()
@@ -189,8 +193,10 @@ impl Session {
                 parts.push(more_often(UNSEEN, self.sampling.rate));
             }
         }
-        if self.sampling.engine.starts_with(PERF) && lacks_lines(process) {
-            parts.push("no lines of Python (--engine ptrace names them)".to_owned());
+        let is_of_stacks = self.sampling.engine != WITHOUT_STACKS;
+        if is_of_stacks && lacks_lines(process) {
+            let is_perf = self.sampling.engine.starts_with(PERF);
+            parts.extend(without_lines(process, is_perf));
         }
         if counts.hidden_ns > 0 {
             let hidden = share(counts.hidden_ns, times.all);
@@ -207,11 +213,44 @@ impl Session {
 fn lacks_lines(process: &Process) -> bool {
     let mut ranges = process.space.ranges().iter();
     let is_python = |path: &[u8]| {
-        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        name.starts_with(b"python3") || name.starts_with(b"libpython3")
+        let name = text::base_name(path);
+        name.starts_with(b"python3")
+            || name.starts_with(b"libpython3")
+            || python::version_of(path).is_some()
     };
-    let runs_python = ranges.clone().any(|range| is_python(&range.path));
+    let runs_python =
+        process.script.interpreter.is_some() || ranges.clone().any(|range| is_python(&range.path));
     runs_python && process.script.is_empty() && !ranges.any(|range| range.is_generated())
+}
+
+/// What to say of the lines that are missing, if that is known.
+fn without_lines(process: &Process, is_perf: bool) -> Option<String> {
+    let told = process.script.interpreter;
+    let by_name = || {
+        let mut ranges = process.space.ranges().iter();
+        ranges.find_map(|range| python::version_of(&range.path))
+    };
+    let version = told.map(|python| python.version).filter(|v| *v != 0);
+    let version = version.or_else(by_name);
+    let is_unknown = match version {
+        Some(version) => !cpython::layout::is_known(version),
+        None => told.is_some_and(|python| python.state == State::Unknown),
+    };
+    if is_unknown {
+        let which = version.map_or("its version".to_owned(), |version| {
+            format!("{}.{}", version >> 24 & 0xff, version >> 16 & 0xff)
+        });
+        let known = cpython::VERSIONS;
+        return Some(format!(
+            "no lines of Python ({which} is not supported, only {known} are)"
+        ));
+    }
+    match told.map(|python| python.state) {
+        Some(State::Differs) => {
+            Some("no lines of Python (its data differ from what its version has)".to_owned())
+        }
+        _ => is_perf.then(|| "no lines of Python (--engine ptrace names them)".to_owned()),
+    }
 }
 
 /// What helps where much of the time has no sample, and why it has none.

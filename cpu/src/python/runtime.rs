@@ -60,11 +60,15 @@ fn told(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
     layout::told(&bytes.map(u64::from_le_bytes))
 }
 
-/// By functions that came with a version.
+/// By functions that came with a version; 0: not known. `_PyRuntime` came with 3.7, and who shows the
+/// evaluation loop shows the other functions, too.
 fn by_functions(names: &Names) -> u32 {
     let versions = [0x030a_0000, 0x0309_0000, 0x0308_0000];
     let mut first = names.first_in.into_iter().zip(versions);
-    first.find(|(is_there, _)| *is_there).map_or(0, |(_, v)| v)
+    let oldest = names.evaluate.map_or(0, |_| 0x0307_0000);
+    first
+        .find(|(is_there, _)| *is_there)
+        .map_or(oldest, |(_, v)| v)
 }
 
 /// Whether a code object's fields are where they can be.

@@ -161,7 +161,11 @@ fn stacks(process: &Process) -> Vec<(Vec<String>, u64)> {
 fn each_line_is_in_the_native_frame_that_runs_it() {
     let running = start(NEST);
     let process = sampled(&running, (100, 1));
-    let told = process.script.interpreter.clone().expect("an interpreter");
+    let told = process
+        .script
+        .interpreter
+        .expect("an interpreter")
+        .to_string();
     assert!(
         told.starts_with("3.") && told.ends_with(": named"),
         "{told}"
