@@ -8,6 +8,7 @@ mod self_check;
 mod self_cpu;
 mod self_profile;
 mod session;
+mod usage;
 pub mod values;
 
 pub use self_check::{SelfCheckArgs, Style};
@@ -49,6 +50,11 @@ pub struct Cli {
 }
 
 impl Cli {
+    /// Reads a word alone, as if it were all that was given.
+    fn try_parse_word(word: &str) -> Result<Self, clap::Error> {
+        Self::try_parse_from(["mem_profiler", word])
+    }
+
     /// Whether nothing was asked for: no command, no option.
     pub fn is_bare() -> bool {
         std::env::args_os().len() <= 1
@@ -347,10 +353,13 @@ pub struct CleanArgs {
     pub all: bool,
 }
 
-/// No program is called like an option: this one is misspelt.
-pub fn refuse_option(program: &OsStr) {
+/// No program is called like an option: this one, behind the command `run` or `cpu run`, is misspelt.
+pub fn refuse_option(command: &[&str], program: &OsStr) {
     if program.as_encoded_bytes().starts_with(b"-") {
-        let message = format!("run has no option {}", text::path(program));
+        let meant = usage::option_like(command, program);
+        let meant = meant.map_or(String::new(), |meant| format!("; did you mean {meant}?"));
+        let (command, shown) = (command.join(" "), text::path(program));
+        let message = format!("{command} has no option {shown}{meant}");
         Cli::command()
             .error(ErrorKind::UnknownArgument, message)
             .exit();
@@ -367,9 +376,10 @@ pub fn refuse(message: impl std::fmt::Display) -> ! {
 /// Reads the command line; does not return where it is not valid.
 pub fn parse() -> Cli {
     let cli = Cli::try_parse();
+    let cli = cli.map_err(usage::hinted);
     let cli = cli.unwrap_or_else(|error| crate::terminal::answer("mem_profiler", &error));
     if let Some(Command::Run(args)) = &cli.command {
-        refuse_option(&args.command[0]);
+        refuse_option(&["run"], &args.command[0]);
         let (search, known) = (SearchArgs::default(), KnownArgs::default());
         if args.leak_check.is_none() && (&args.search, &args.known) != (&search, &known) {
             refuse("suppressions and options of the search for pointers need --leak-check");

@@ -54,6 +54,28 @@ fn bad_usage_is_exit_code_2() {
     }
 }
 
+/// What was meant is said: by the parser of the command line, and where that does not know it.
+#[test]
+fn words_that_are_no_command_lead_to_what_was_meant() {
+    let scratch = Scratch::new();
+    for (line, hint) in [
+        ("1234", "'-p 1234'"),
+        ("list 1234", "'-p 1234'"),
+        ("-s 5 1234", "'-p 1234'"),
+        ("redis-server", "'mem_profiler run redis-server'"),
+        ("list -q", "'mem_profiler -q'"),
+        ("-q list", "'mem_profiler list --help'"),
+        ("lsit", "'list'"),
+        ("--intervall 5", "'--interval'"),
+        ("run --intervall 5 true", "did you mean --interval?"),
+        ("cpu run --frequencyy 5 true", "did you mean --frequency?"),
+    ] {
+        let outcome = run(scratch.profiler().args(line.split(' ')));
+        outcome.refused(2, &[hint]);
+        assert!(outcome.stdout.is_empty(), "{line}: {outcome:?}");
+    }
+}
+
 #[test]
 fn without_any_agent_it_says_how_to_preload_it() {
     let scratch = Scratch::new();

@@ -34,7 +34,7 @@ fn attach(sampling: CpuSamplingArgs, names: &[String]) -> anyhow::Result<ExitCod
 }
 
 fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCode> {
-    cli::refuse_option(&command[0]);
+    cli::refuse_option(&["cpu", "run"], &command[0]);
     let run = Run::new(settings(sampling), true)?;
     let outcome = match run.follow(command)? {
         Ok(outcome) => outcome,

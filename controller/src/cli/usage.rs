@@ -1,0 +1,178 @@
+//! Hints beside errors of usage, where the parser of the command line has none: it knows near
+//! misses of options and commands, and not that a word is a process.
+
+use std::ffi::OsStr;
+
+use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+
+use super::Cli;
+use crate::text;
+
+/// Commands that are not about processes.
+const WITHOUT_PROCESSES: [&str; 3] = ["completions", "man", "help"];
+
+/// The error with a hint, if there is one.
+pub fn hinted(mut error: Error) -> Error {
+    if let Some(probed) = instead(&error) {
+        error = probed;
+    }
+    let hint = hint(&error);
+    if !hint.is_empty() {
+        let hint = hint.into_iter().map(Into::into).collect();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(hint));
+    }
+    error
+}
+
+/// The option of `run` or `cpu run` that is nearest to one that it has not: what follows these is
+/// taken for a program, so the parser says nothing of it.
+pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
+    let root = Cli::command();
+    let found = command
+        .iter()
+        .try_fold(&root, |at, name| at.find_subcommand(name))?;
+    let options = found
+        .get_arguments()
+        .filter(|option| !option.is_positional());
+    let probe = clap::Command::new("run").args(options.cloned());
+    let error = probe
+        .try_get_matches_from([OsStr::new("run"), typed])
+        .err()?;
+    match error.get(ContextKind::SuggestedArg) {
+        Some(ContextValue::String(option)) => Some(option.clone()),
+        _ => None,
+    }
+}
+
+/// A word behind an option of the plain form is no conflict with that if there is no such command.
+fn instead(error: &Error) -> Option<Error> {
+    let word = text_of(error, ContextKind::InvalidSubcommand)?;
+    let is_conflict = error.kind() == ErrorKind::ArgumentConflict;
+    let probe = || Cli::try_parse_word(word).err();
+    let probed = is_conflict.then(probe).flatten()?;
+    (probed.kind() == ErrorKind::InvalidSubcommand).then_some(probed)
+}
+
+fn text_of(error: &Error, kind: ContextKind) -> Option<&str> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text),
+        _ => None,
+    }
+}
+
+fn hint(error: &Error) -> Vec<String> {
+    let has = |kind| error.get(kind).is_some();
+    if has(ContextKind::SuggestedArg) || has(ContextKind::SuggestedSubcommand) {
+        return Vec::new();
+    }
+    let command = text_of(error, ContextKind::InvalidSubcommand);
+    match (
+        error.kind(),
+        command,
+        text_of(error, ContextKind::InvalidArg),
+    ) {
+        (ErrorKind::ArgumentConflict, Some(command), _) => vec![format!(
+            "options before a command belong to a session without one; 'mem_profiler {command} \
+             --help' lists those of '{command}'"
+        )],
+        (ErrorKind::InvalidSubcommand, Some(word), _) => of_word(word),
+        (ErrorKind::UnknownArgument, _, Some("-q" | "--quiet")) => {
+            vec!["'--quiet' belongs to a session without a command: 'mem_profiler -q'".to_owned()]
+        }
+        (ErrorKind::UnknownArgument, _, Some(word)) if is_about_processes() => of_word(word),
+        _ => Vec::new(),
+    }
+}
+
+/// What a word can have meant that is no option and no command.
+fn of_word(word: &str) -> Vec<String> {
+    if word.starts_with('-') {
+        return Vec::new();
+    }
+    let shown = text::shell_word(word);
+    let process = format!("to select a process, use '-p {shown}'");
+    match word.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => vec![process],
+        false => {
+            let program = format!("to start a program, use 'mem_profiler run {shown}'");
+            vec![process, program]
+        }
+    }
+}
+
+fn is_about_processes() -> bool {
+    let command = std::env::args_os().nth(1).unwrap_or_default();
+    !WITHOUT_PROCESSES.iter().any(|name| command == *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    /// What is said of a command line.
+    fn said(line: &[&str]) -> String {
+        let line = [&["mem_profiler"], line].concat();
+        let error = hinted(Cli::try_parse_from(line).unwrap_err());
+        assert_eq!(error.exit_code(), 2);
+        error.render().to_string()
+    }
+
+    #[test]
+    fn a_word_that_is_a_process_leads_to_the_option() {
+        for line in [
+            &["1234"][..],
+            &["list", "1234"],
+            &["cpu", "1234"],
+            &["cpu", "-s", "5", "1234"],
+            &["-s", "5", "1234"],
+            &["leaks", "1234"],
+        ] {
+            let said = said(line);
+            assert!(said.contains("'-p 1234'"), "{line:?}: {said}");
+            assert!(!said.contains("mem_profiler run"), "{line:?}: {said}");
+        }
+        let said = said(&["redis-server"]);
+        for part in ["'-p redis-server'", "'mem_profiler run redis-server'"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+
+    #[test]
+    fn near_misses_are_the_parsers() {
+        for (line, meant) in [
+            (&["lsit"][..], "'list'"),
+            (&["-s", "5", "lsit"], "'list'"),
+            (&["--intervall", "5"], "'--interval'"),
+            (&["top", "--sorrt", "live"], "'--sort'"),
+        ] {
+            let said = said(line);
+            assert!(said.contains("similar") && said.contains(meant), "{said}");
+            assert!(!said.contains("-p "), "{said}");
+        }
+    }
+
+    #[test]
+    fn options_of_a_session_are_told_from_a_commands() {
+        let before = said(&["-q", "list"]);
+        assert!(before.contains("'mem_profiler list --help'"), "{before}");
+        let behind = said(&["list", "-q"]);
+        assert!(behind.contains("'mem_profiler -q'"), "{behind}");
+        let unknown = said(&["list", "-x"]);
+        assert!(!unknown.contains("tip:"), "{unknown}");
+    }
+
+    #[test]
+    fn options_that_are_taken_for_a_program_lead_to_the_nearest() {
+        let near = |command: &[&str], typed: &str| option_like(command, OsStr::new(typed));
+        let found = near(&["run"], "--intervall");
+        assert_eq!(found.as_deref(), Some("--interval"));
+        let found = near(&["cpu", "run"], "--frequencyy=5");
+        assert_eq!(found.as_deref(), Some("--frequency"));
+        for none in ["-q", "--zzzzzz", "--interval"] {
+            assert_eq!(near(&["run"], none), None, "{none}");
+        }
+    }
+}
