@@ -76,6 +76,32 @@ fn words_that_are_no_command_lead_to_what_was_meant() {
     }
 }
 
+/// The server is a program of its own, which need not be there.
+#[test]
+fn without_the_server_it_says_where_to_get_it() {
+    let scratch = Scratch::new();
+    let alone = scratch.file("mem_profiler");
+    copy_program(artifacts::profiler(), &alone);
+    for command in ["serve", "push"] {
+        let mut profiler = Command::new(&alone);
+        profiler
+            .args([command, "--help"])
+            .env("PATH", scratch.files());
+        let outcome = run(profiler.stdin(Stdio::null()));
+        let place = scratch.files().canonicalize().expect("a directory");
+        let parts = [
+            "mem_server",
+            "a separate program",
+            "same package",
+            "mem-server",
+        ];
+        outcome.refused(1, &parts);
+        let place = place.display().to_string();
+        assert!(outcome.stderr.contains(&place), "{outcome:?}");
+        assert!(outcome.stdout.is_empty(), "{outcome:?}");
+    }
+}
+
 #[test]
 fn without_any_agent_it_says_how_to_preload_it() {
     let scratch = Scratch::new();

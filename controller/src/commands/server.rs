@@ -1,7 +1,9 @@
 //! `serve` and `push`: by the server, a program of its own, so that this one stays small.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::bail;
@@ -12,13 +14,29 @@ use crate::text;
 /// Its name.
 pub const SERVER: &str = "mem_server";
 
+/// Where it is looked for.
+fn place() -> String {
+    let own = std::env::current_exe().ok();
+    match own.as_deref().and_then(Path::parent) {
+        Some(directory) => format!("into {}, where mem_profiler is", text::path(directory)),
+        None => "beside mem_profiler".to_owned(),
+    }
+}
+
 /// Becomes the server, with the command's own arguments.
 pub fn execute(command: &str, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let server = beside::program(SERVER);
     let error = Command::new(&server).arg(command).args(args).exec();
+    if error.kind() == ErrorKind::NotFound {
+        bail!(
+            "{command} is done by {SERVER}, a separate program, which is not installed here: it \
+             comes in the same package as mem_profiler, and cargo build --release -p mem-server \
+             makes it from the sources; put it {}",
+            place()
+        );
+    }
     bail!(
-        "{command} is done by {SERVER}, and {} cannot be run: {error}; install it beside \
-         mem_profiler",
+        "{command} is done by {SERVER}, and {} cannot be run: {error}",
         text::path(&server)
     )
 }
