@@ -270,6 +270,7 @@ fn attempt(
     let pause = moment.hold.release();
     let end = dump::end_of(session, header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
+    known_at_all(&snapshot)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
     let amounts = stacks::amounts(&found.lost, &stacks);
     let since = plan.base.map(|base| match base {
@@ -301,6 +302,18 @@ fn attempt(
         trouble: None,
     };
     Ok((check, suppressed.is_new))
+}
+
+/// Fails where no object could be followed: of a process that nothing is known of, it would be said
+/// that it has lost nothing.
+fn known_at_all(snapshot: &Snapshot) -> anyhow::Result<()> {
+    let (samples, untracked) = (snapshot.totals.samples, snapshot.untracked());
+    anyhow::ensure!(
+        samples == 0 || untracked < samples,
+        "none of its {samples} samples had a place where objects are followed, since the address \
+         space is limited or used up: raise the limit (ulimit -v) and start it again"
+    );
+    Ok(())
 }
 
 /// Captures a process and searches it.

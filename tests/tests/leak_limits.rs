@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use mem_tests::cgroup::{Cgroup, with_version_2};
 use mem_tests::leaks::{report, tell};
+use mem_tests::limits::{Scarce, limit};
 use mem_tests::{Outcome, Scratch, Target, artifacts, run};
 
 fn start(scratch: &Scratch, enter: impl FnOnce(&mut Command)) -> Target {
@@ -57,6 +58,27 @@ fn a_limit_of_memory_costs_no_life() {
     assert_eq!(group.kills(), 0);
     target.kill();
     target.ended();
+}
+
+/// Where no object could be followed, there is nothing to be said of leaks: that is no success.
+#[test]
+fn a_check_that_knows_no_object_is_none() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-pthread"]);
+    let why = ["no leak check", "had a place", "ulimit -v"];
+    let mut command = scratch.profiler();
+    command
+        .args(["run", "--leak-check", "-o"])
+        .arg(scratch.file("p_"));
+    command.args(["--", "bash", "-c", "ulimit -v 80000; exec \"$@\"", "bash"]);
+    let outcome = run(command.arg(&program).stdin(Stdio::null()));
+    outcome.refused(1, &why);
+    assert!(!outcome.stderr.contains("no leaks"), "{outcome:?}");
+    let mut target = start(&scratch, |command| {
+        limit(command, Scarce::AddressSpace, 80 << 20);
+    });
+    check(&scratch, &target, &[]).refused(1, &why[1..]);
+    target.kill();
 }
 
 #[test]
