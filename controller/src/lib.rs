@@ -60,6 +60,7 @@ mod threads;
 mod timeline;
 mod top;
 pub mod triggers;
+mod unreadable;
 pub mod waiting;
 
 use std::process::ExitCode;

@@ -10,6 +10,7 @@ use crate::process::{self, Stat, Status};
 use crate::program;
 use crate::segment::Refusal;
 use crate::text;
+use crate::unreadable;
 use shm_protocol::pattern;
 use shm_protocol::snapshot::Invalid;
 
@@ -173,10 +174,14 @@ fn explain_process(pid: i32, title: &str) -> String {
             "{title}: the process belongs to user {user}: run mem_profiler as {allowed}"
         );
     }
-    let carries = process::maps(pid).is_some_and(|maps| {
-        maps.split(|b| *b == b'\n')
-            .any(|line| line.ends_with(b"/libmem_agent.so"))
-    });
+    let Some(maps) = process::maps(pid) else {
+        return format!(
+            "{title}: {}; whether the process carries the agent is not known",
+            unreadable::maps(pid)
+        );
+    };
+    let mut lines = maps.split(|b| *b == b'\n');
+    let carries = lines.any(|line| line.ends_with(b"/libmem_agent.so"));
     if carries {
         let directory = crate::segment::default_directory();
         if let Some(root) = process::other_root(pid) {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use mem_tests::session::copy_program;
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::truth::assert_exact;
-use mem_tests::{Outcome, Scratch, Session, Steps, artifacts, run, sums};
+use mem_tests::{Outcome, Scratch, Session, Steps, Target, artifacts, run, sums};
 
 /// A shell's commands in a mount namespace of their own, the last of which runs the arguments.
 fn inside(scratch: &Scratch, commands: &str) -> Command {
@@ -118,6 +118,55 @@ fn a_proc_that_hides_other_users_processes_shows_ones_own() {
     let mounts = fs::read_to_string("/proc/mounts").expect("the mounts");
     assert!(!mounts.contains("hidepid"), "{mounts}");
     program.target.finish_well();
+}
+
+/// Who protects its memory is not its user's to look at: every message says so, not what would be wrong
+/// if it could be read.
+#[test]
+fn a_process_that_protects_its_memory_is_named_with_the_file() {
+    const SCRIPT: &str = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n\
+                          print('ready', flush=True)\nimport sys\nsys.stdin.readline()\n";
+    let scratch = Scratch::new();
+    for path in [scratch.files(), scratch.shared()] {
+        fs::set_permissions(path, Permissions::from_mode(0o777)).expect("our own");
+    }
+    let copies = [artifacts::profiler(), artifacts::agent()].map(|path| {
+        let copy = scratch.file(&path.file_name().expect("a name").to_string_lossy());
+        copy_program(path, &copy);
+        copy
+    });
+    let as_nobody = || {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.env("MEM_PROFILER_DIR", scratch.shared());
+        command.current_dir(scratch.files());
+        command
+    };
+    for preload in [copies[1].display().to_string(), String::new()] {
+        let mut command = as_nobody();
+        command.arg("env").arg(format!("LD_PRELOAD={preload}"));
+        command.args(["/usr/bin/python3", "-c", SCRIPT]);
+        let mut target = Target::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        assert_eq!(target.hear(), "ready");
+        let pid = target.pid().to_string();
+        let why = ["why", "-p", &pid];
+        let commands = [
+            &["-s", "1", "-p", &pid][..],
+            &["top", "--once", "-p", &pid],
+            &why,
+        ];
+        for arguments in commands {
+            let mut command = as_nobody();
+            let outcome = run(command.arg(&copies[0]).args(arguments).stdin(Stdio::null()));
+            let file = match arguments == why && !preload.is_empty() {
+                true => "smaps",
+                false => "maps",
+            };
+            let file = format!("/proc/{pid}/{file} cannot be read: no permission");
+            outcome.refused(1, &[&file, "as root"]);
+        }
+        target.kill();
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use heap_format::resident::{Heap, Part};
 use serde::{Serialize, Serializer};
 use shm_protocol::layout::BANK_HEADER_BYTES;
@@ -12,6 +13,7 @@ use crate::allocator_stats;
 use crate::cli::WhyArgs;
 use crate::clock::now_ns;
 use crate::discovery::{Agent, Discovery};
+use crate::process;
 use crate::python;
 use crate::segment::Head;
 use crate::select::Selection;
@@ -19,6 +21,7 @@ use crate::smaps::{self, Resident};
 use crate::target::is_running;
 use crate::terminal::{diagnostic, json, result, warning};
 use crate::text;
+use crate::unreadable;
 
 /// Width of the bars.
 const BAR: usize = 8;
@@ -105,7 +108,11 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
     let allocator = allocator_stats::since(&header, start).map(|stats| heap(&stats));
-    let resident = smaps::read(agent.pid, &smaps::stack_pointers(agent.pid))?;
+    let resident = smaps::read(agent.pid, &smaps::stack_pointers(agent.pid));
+    let resident = resident.map_err(|error| {
+        let path = process::path_of_memory(agent.pid, "smaps");
+        anyhow!(unreadable::explain(&path, &error))
+    })?;
     Ok(Answer {
         pid: agent.pid,
         name: text::escape(&agent.name),

@@ -10,6 +10,7 @@ use crate::process;
 use crate::process_end::ProcessEnd;
 use crate::segment::{Directory, Entry, Refusal, Segment};
 use crate::text;
+use crate::unreadable;
 use shm_protocol::layout::CONTROL_BYTES;
 
 /// Whether the process that made a segment still uses it.
@@ -137,7 +138,8 @@ impl Found {
 impl Agent {
     /// Makes sure that the process has this segment mapped, now.
     pub fn confirm(&self) -> Result<(), Unconfirmed> {
-        let maps = process::maps(self.pid).ok_or(Unconfirmed::Unreadable)?;
+        let maps = process::maps(self.pid)
+            .ok_or_else(|| Unconfirmed::Unreadable(unreadable::maps(self.pid)))?;
         let name = self.segment.name.to_string();
         let is_mapped = |device| {
             mappings::has_file(&maps, device, self.segment.inode, name.as_bytes()).then_some(())
@@ -167,8 +169,8 @@ impl Agent {
 #[derive(Debug, thiserror::Error)]
 pub enum Unconfirmed {
     /// Nobody may read what it maps.
-    #[error("its memory map cannot be read (it ended, or needs root)")]
-    Unreadable,
+    #[error("{0}")]
+    Unreadable(String),
     /// It does not map this file.
     #[error("it does not map {}: another program left it", text::path(.0))]
     NotMapped(PathBuf),
