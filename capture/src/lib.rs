@@ -20,12 +20,12 @@
 //!   system calls for us, the way back lies on the unused part of that thread's stack, as signal
 //!   frames (`src/frames.rs`). A copy that is being created at that moment exits; no copy ever runs
 //!   the program's code, and none outlives this process.
-//! - A [`Copy`] has the target's memory as of the stop, byte for byte, except for the word in which
+//! - A [`Copy`](struct@Copy) has the target's memory as of the stop, byte for byte, except for the word in which
 //!   the kernel records the processor that a thread runs on (rseq). Once the target runs on, its
 //!   copy has no open files, so it keeps none open, and is the first process that the OOM killer
 //!   picks.
 //! - A [`Refusal`] leaves the target as it was, running.
-//! - A [`Copy`] runs only what a [`Worker`] is given: a function of this program, with memory that
+//! - A [`Copy`](struct@Copy) runs only what a [`Worker`] is given: a function of this program, with memory that
 //!   this process shares with the copy. Other processes of the target's user may be able to reach
 //!   that memory, so nothing in it is trusted. The target's memory and the copy's own are not
 //!   changed.
@@ -44,7 +44,7 @@
 //!   ([`RaisedPriority`]);
 //! - do not wait for the target, or for any child at all (`waitpid(-1)`), in another thread while
 //!   it is stopped;
-//! - drop the [`Copy`] soon: as long as it exists, the target's first write to each page
+//! - drop the [`Copy`](struct@Copy) soon: as long as it exists, the target's first write to each page
 //!   costs a copy of that page;
 //! - while the target is stopped, read from it what a copy lacks: memory that is shared, or
 //!   withheld from children (`MADV_DONTFORK`, `MADV_WIPEONFORK`).

@@ -384,7 +384,7 @@ fn mark_replaced(all: &mut [Found]) {
 }
 
 /// The directories that `run` made inside a shared one; inner ones before outer ones. At most
-/// [`MOST_RUNS`] per owner are used: anybody can make any number of them.
+/// `MOST_RUNS` per owner are used: anybody can make any number of them.
 pub fn run_directories(directory: &Directory) -> Vec<Arc<Directory>> {
     let mut directories = Vec::new();
     let mut owners: HashMap<u32, usize> = HashMap::new();

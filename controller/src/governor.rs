@@ -6,7 +6,7 @@
 //!
 //! # Promises
 //! - The interval stays between [`FLOOR`] and [`CEILING`], and changes by at most a factor of
-//!   [`WIDEN`] upwards, [`NARROW`] downwards: one quiet half second never multiplies the
+//!   `WIDEN` upwards, `NARROW` downwards: one quiet half second never multiplies the
 //!   target's load.
 //! - Between 0.7 and 1.1 times the target nothing changes, because measurements scatter.
 //! - A process that does nothing, or is not measured, keeps its interval.

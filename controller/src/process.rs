@@ -196,7 +196,7 @@ pub fn seccomp(pid: i32) -> (u32, u32) {
     threads.filter_map(of).max().unwrap_or((0, 0))
 }
 
-/// Threads of a process, up to [`MAX_THREADS`]; none if there is no such process.
+/// Threads of a process, up to `MAX_THREADS`; none if there is no such process.
 pub fn threads(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
         return Vec::new();
@@ -297,7 +297,7 @@ fn read_of_memory(pid: i32, file: &str, limit: u64) -> Option<Vec<u8>> {
     Some(other.unwrap_or(text))
 }
 
-/// A file of `/proc` about the memory of a process, by its path: see [`read_of_memory`].
+/// A file of `/proc` about the memory of a process, by its path: see `read_of_memory`.
 pub fn path_of_memory(pid: i32, file: &str) -> String {
     let is_shown = Stat::of(pid).is_none_or(|stat| !stat.first_has_ended());
     match other_thread(pid).filter(|_| !is_shown) {

@@ -188,7 +188,7 @@ impl Snapshot {
         tick_of(self.end_ns).wrapping_sub(tick_of(self.session.start_ns))
     }
 
-    /// The code objects of an interpreter that its nodes name, for [`crate::interpreted`].
+    /// The code objects of an interpreter that its nodes name, for `interpreted`.
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
@@ -217,7 +217,7 @@ impl Snapshot {
         interpreted::is_shim(&self.codes, address)
     }
 
-    /// The same with an interpreter's frames, for which [`crate::interpreted`] has names, but for
+    /// The same with an interpreter's frames, for which `interpreted` has names, but for
     /// [shims](Self::is_shim).
     pub fn frames(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         out.clear();

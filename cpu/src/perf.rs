@@ -3,7 +3,7 @@
 //!
 //! Where system-wide sampling is permitted, each processor has one event, and samples of other
 //! processes are discarded: this costs the target nothing at context switches, however many threads
-//! it has. What a sample stands for is determined from its process's clock ([`Meters`]).
+//! it has. What a sample stands for is determined from its process's clock (`Meters`).
 //!
 //! Elsewhere, and for programs that we start, whose children must not be missed however short-lived
 //! they are, each thread has one event per processor, and all events of a processor write to its

@@ -22,7 +22,7 @@ impl Stacks {
     }
 
     /// The frames of stack `index`, leaf first: indices into
-    /// [`Profile::locations`].
+    /// [`Profile::locations`](crate::Profile::locations).
     pub fn get(&self, index: usize) -> &[u32] {
         &self.frames[self.spans[index].clone()]
     }

@@ -1,11 +1,11 @@
 //! The HTTP server: hyper, on one thread of tokio, with a bound on all that a client may take.
 //!
 //! Promises
-//! - A connection that sends no whole request within [`PATIENCE`], or takes nothing of an answer for
-//!   [`STALL`], is closed. Headers have at most [`MOST_HEADERS`] bytes, a body [`MOST_BODY`].
-//! - There are at most [`MOST_CONNECTIONS`]; one more closes the one that has waited longest for its
+//! - A connection that sends no whole request within `PATIENCE`, or takes nothing of an answer for
+//!   `STALL`, is closed. Headers have at most `MOST_HEADERS` bytes, a body `MOST_BODY`.
+//! - There are at most `MOST_CONNECTIONS`; one more closes the one that has waited longest for its
 //!   next request, so that idle connections keep nobody out.
-//! - At most [`MOST_WAITING`] requests wait for a session, or for another program.
+//! - At most `MOST_WAITING` requests wait for a session, or for another program.
 //! - Work is done by a few threads; a client that is gone is worked for no longer than its present
 //!   step takes.
 

@@ -4,10 +4,10 @@
 //!
 //! Each distinct address is looked up once, together with the others of its module. A file that is
 //! missing, or whose build id differs from the profiled one, is skipped and named in a warning; its
-//! frames keep their addresses. [`files`] describes where files are searched for. Symbols are read
-//! in a child process ([`reader`]): a crafted file costs its own names and nothing else. Code
-//! without a file gets its names from the kernel ([`vdso`]) or from the map that its JIT wrote
-//! ([`perf_map`]).
+//! frames keep their addresses. `files` describes where files are searched for. Symbols are read
+//! in a child process (`reader`): a crafted file costs its own names and nothing else. Code
+//! without a file gets its names from the kernel (`vdso`) or from the map that its JIT wrote
+//! (`perf_map`).
 
 mod answer;
 pub mod apart;

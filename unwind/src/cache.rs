@@ -2,7 +2,7 @@
 //!
 //! Four-way set-associative; a set is one cache line, in which each address has a preferred entry:
 //! it is used if it is free, and looked at first. An entry is a key (return address and generation)
-//! and a rule. A writer takes an entry by replacing its key with [`BUSY`], stores the rule, then
+//! and a rule. A writer takes an entry by replacing its key with `BUSY`, stores the rule, then
 //! the new key; a reader takes the rule only if it sees its own key both before and after. Within
 //! one generation the rule of a key never changes, so it does no harm if the key goes and comes
 //! back in between: the rule is still the right one.

@@ -6,7 +6,7 @@
 //! ([`crate::probe`]). How long the result is valid depends on whose stack it is:
 //!
 //! - **The thread's own**, on which it started and which is mapped as long as it lives. The
-//!   result is kept ([`Own`]).
+//!   result is kept (`Own`).
 //! - **Any other.** It may be unmapped, and another one mapped in its place, as soon as the
 //!   thread has left it. Nothing is kept from one walk to the next: each page is probed
 //!   in the walk that reads it, before it is read.

@@ -1,7 +1,7 @@
 //! Walking a stack with a memo of the last one.
 //!
 //! A thread's consecutive samples share most of their stack: everything above the last
-//! common function. The [memo] holds the last stack: each frame with its
+//! common function. The memo holds the last stack: each frame with its
 //! registers, the addresses of the two words that its step read, and its node in the
 //! calling-context tree if that was needed. A new walk steps only until it meets a frame of the memo
 //! with equal registers, then validates the memo: it compares the words that its steps read, after

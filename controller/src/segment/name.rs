@@ -16,7 +16,7 @@ pub struct SegmentName {
 }
 
 impl SegmentName {
-    /// The inverse of [`SegmentName::to_string`]; `None` for any other name.
+    /// The inverse of its `Display`; `None` for any other name.
     pub fn parse(name: &OsStr) -> Option<Self> {
         let rest = name.to_str()?.strip_prefix(FILE_PREFIX)?;
         let mut parts = rest.split('.');

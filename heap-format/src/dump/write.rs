@@ -38,7 +38,7 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// The text of a dump in pieces, which several threads can make at once: behind each
-/// other they are what [`write`] writes.
+/// other they are what [`write()`] writes.
 pub struct Text<P> {
     profile: P,
     parts: Vec<Part>,

@@ -151,7 +151,7 @@ pub struct ShardTotals {
 /// A node of the calling-context tree.
 #[repr(C)]
 pub struct Node {
-    /// Return address of this frame; above [`ADDRESS_BITS`] its module's instance.
+    /// Return address of this frame; above [`ADDRESS_BITS`](super::ADDRESS_BITS) its module's instance.
     pub address: AtomicU64,
     /// Index of the caller's node, always smaller than this node's.
     pub parent: AtomicU32,

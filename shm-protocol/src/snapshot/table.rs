@@ -14,8 +14,7 @@ pub struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// Over copies of the first [`BankSummary::nodes`] nodes and [`BankSummary::records`]
-    /// records.
+    /// Over copies of a bank's first nodes and records, as many as its summary says.
     #[must_use]
     pub fn new(nodes: &'a [u8], records: &'a [u8]) -> Self {
         Self { nodes, records }
