@@ -2,7 +2,7 @@
 //!
 //! Promises
 //! - A connection that sends no whole request within `PATIENCE`, or takes nothing of an answer for
-//!   `STALL`, is closed. Headers have at most `MOST_HEADERS` bytes, a body `MOST_BODY`.
+//!   `STALL`, is closed. A head has at most `MOST_HEADERS` bytes, a body `MOST_BODY`.
 //! - There are at most `MOST_CONNECTIONS`; one more closes the one that has waited longest for its
 //!   next request, so that idle connections keep nobody out.
 //! - At most `MOST_WAITING` requests wait for a session, or for another program.
@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +27,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, LocalSet};
 use tokio::time::{Instant, Sleep};
@@ -173,8 +174,50 @@ async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) 
 }
 
 /// A connection's two directions.
-trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin {}
-impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Stream for T {}
+trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin {
+    /// Who is at its other end.
+    fn client(&self) -> Client;
+}
+
+impl Stream for TcpStream {
+    /// One that sends nothing more looks like one that has left.
+    fn client(&self) -> Client {
+        Client {
+            descriptor: self.as_raw_fd(),
+            end: libc::POLLRDHUP,
+        }
+    }
+}
+
+impl Stream for UnixStream {
+    fn client(&self) -> Client {
+        Client {
+            descriptor: self.as_raw_fd(),
+            end: libc::POLLHUP,
+        }
+    }
+}
+
+/// Who is at the other end of a connection, as long as that is open.
+#[derive(Clone, Copy)]
+struct Client {
+    descriptor: RawFd,
+    /// The event that tells that it has left.
+    end: libc::c_short,
+}
+
+impl Client {
+    fn has_left(self) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.descriptor,
+            events: self.end,
+            revents: 0,
+        };
+        // SAFETY: `poll` is one initialised pollfd, and the count says so.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        ready > 0 && poll.revents & (self.end | libc::POLLHUP | libc::POLLERR) != 0
+    }
+}
 
 impl Listener {
     async fn accept(&self) -> io::Result<Box<dyn Stream>> {
@@ -207,20 +250,23 @@ async fn connection(
     number: u64,
     is_busy: Arc<AtomicBool>,
 ) {
+    let client = stream.client();
     let io = Impatient::new(TokioIo::new(stream));
     let answering = Arc::clone(&shared);
     let service = service_fn(move |request| {
         let (shared, is_busy) = (Arc::clone(&answering), Arc::clone(&is_busy));
         async move {
-            let reply = answer(&shared, request, &is_busy).await;
+            let reply = answer(&shared, request, (client, &is_busy)).await;
             Ok::<_, Infallible>(response(&shared, reply))
         }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
-        .max_buf_size(MOST_HEADERS)
-        .half_close(false)
+        // Somewhat more than a head may have: which one is too long, `read` decides by its bytes.
+        .max_buf_size(2 * MOST_HEADERS)
+        // A client may say that it sends nothing more, and still wait for its answer.
+        .half_close(true)
         .serve_connection(io, service)
         .await;
     // How a client leaves is its own affair.
@@ -230,11 +276,15 @@ async fn connection(
 
 /// Reads a request and answers it. Only who is worked for is busy: one that sends slowly may be
 /// closed in favour of others.
-async fn answer(shared: &Shared, request: hyper::Request<Incoming>, is_busy: &AtomicBool) -> Reply {
+async fn answer(
+    shared: &Shared,
+    request: hyper::Request<Incoming>,
+    (client, is_busy): (Client, &AtomicBool),
+) -> Reply {
     match read(shared, request).await {
         Ok(request) => {
             is_busy.store(true, Ordering::Relaxed);
-            let reply = work(shared, request).await;
+            let reply = work(shared, request, client).await;
             is_busy.store(false, Ordering::Relaxed);
             reply
         }
@@ -245,6 +295,14 @@ async fn answer(shared: &Shared, request: hyper::Request<Incoming>, is_busy: &At
 /// Checks and reads a request.
 async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Request, Reply> {
     let (head, body) = request.into_parts();
+    if head_bytes(&head) > MOST_HEADERS {
+        let why = format!("the head of a request has at most {MOST_HEADERS} bytes");
+        return Err(Reply::refusal(431, why));
+    }
+    // Programs between us and the client may have gone by the other one.
+    if head.headers.get_all("host").iter().count() > 1 {
+        return Err(Reply::refusal(400, "a request has one header Host"));
+    }
     let is_post = head.method == Method::POST;
     if !is_post && head.method != Method::GET && head.method != Method::HEAD {
         let refusal = Reply::refusal(405, "only GET and POST are answered");
@@ -269,8 +327,21 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
     Ok(asked)
 }
 
-/// Has a request answered by another thread, step by step.
-async fn work(shared: &Shared, request: Request) -> Reply {
+/// Bytes of a request's head as it is commonly sent: lines that end in CRLF, and one space behind the
+/// colons.
+fn head_bytes(head: &hyper::http::request::Parts) -> usize {
+    const LINE: usize = "  HTTP/1.1\r\n".len();
+    let target = head
+        .uri
+        .path_and_query()
+        .map_or(1, |target| target.as_str().len());
+    let lines = head.headers.iter();
+    let lines = lines.map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
+    head.method.as_str().len() + target + LINE + lines.sum::<usize>() + "\r\n".len()
+}
+
+/// Has a request answered by another thread, step by step, as long as its client is there.
+async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
     let server = shared.server.clone();
     let mut waits = None;
     let mut step: Box<dyn FnOnce() -> Step + Send> = Box::new(move || server.answer(&request));
@@ -289,7 +360,17 @@ async fn work(shared: &Shared, request: Request) -> Reply {
                 if waits.is_none() {
                     return Reply::refusal(503, "too many clients wait for a profile already");
                 }
-                tokio::time::sleep(after).await;
+                let until = Instant::now() + after;
+                while Instant::now() < until {
+                    if client.has_left() {
+                        return Reply::refusal(
+                            400,
+                            "a client that waits for a profile must keep its sending side open: \
+                             else it looks like one that has left",
+                        );
+                    }
+                    tokio::time::sleep_until(until.min(Instant::now() + TICK)).await;
+                }
                 step = next;
             }
             Err(_) => return Reply::refusal(500, "the request could not be worked on"),

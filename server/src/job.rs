@@ -69,17 +69,33 @@ impl Job {
 
     /// Waits `first`, then until it has ended, and goes on with what it has made.
     pub fn then(
+        self,
+        first: Duration,
+        finish: impl FnOnce(&Self) -> Result<Reply, Reply> + Send + 'static,
+    ) -> Step {
+        self.then_or(first, finish, |_| None)
+    }
+
+    /// The same with an answer for some of its failures.
+    pub fn then_or(
         mut self,
         first: Duration,
         finish: impl FnOnce(&Self) -> Result<Reply, Reply> + Send + 'static,
+        otherwise: impl FnOnce(&str) -> Option<Result<Reply, Reply>> + Send + 'static,
     ) -> Step {
         Step::Later(
             first,
             Box::new(move || match self.child.try_wait() {
                 Ok(Some(status)) if status.success() => finish(&self).into(),
-                Ok(None) if Instant::now() < self.deadline => self.then(LOOK, finish),
+                Ok(None) if Instant::now() < self.deadline => self.then_or(LOOK, finish, otherwise),
                 Ok(None) => Reply::refusal(503, format!("{} takes too long", self.program)).into(),
-                _ => Reply::refusal(500, self.said()).into(),
+                _ => {
+                    let said = self.said();
+                    let other = otherwise(&said);
+                    other
+                        .unwrap_or_else(|| Err(Reply::refusal(500, said)))
+                        .into()
+                }
             }),
         )
     }

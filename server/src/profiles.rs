@@ -80,18 +80,25 @@ fn heap(
 
 /// The profile of the session that runs now.
 fn now(agent: &Agent) -> Result<Live, Reply> {
-    let live = live::profile(agent, "served").map_err(|error| unreadable(agent, &error))?;
-    live.filter(|live| live.running).ok_or_else(|| {
-        Reply::refusal(
-            404,
-            format!(
-                "{}: no session samples it: start one with mem_profiler -p {}, on the live page, or \
-                 with mem_profiler serve --sample; ?seconds=N samples for that time alone",
-                agent.title(),
-                agent.pid
-            ),
-        )
-    })
+    let live = last(agent)?.filter(|live| live.running);
+    live.ok_or_else(|| no_session(agent))
+}
+
+/// The profile of its last session, be it over.
+fn last(agent: &Agent) -> Result<Option<Live>, Reply> {
+    live::profile(agent, "served").map_err(|error| unreadable(agent, &error))
+}
+
+fn no_session(agent: &Agent) -> Reply {
+    Reply::refusal(
+        404,
+        format!(
+            "{}: no session samples it: start one with mem_profiler -p {}, on the live page, or \
+             with mem_profiler serve --sample; ?seconds=N samples for that time alone",
+            agent.title(),
+            agent.pid
+        ),
+    )
 }
 
 fn unreadable(agent: &Agent, error: &dyn std::fmt::Display) -> Reply {
@@ -114,7 +121,8 @@ fn over(
     Ok(Step::Later(
         length,
         Box::new(move || {
-            let after = now(&agent);
+            // Where the process has ended, or somebody the session, what it had counted by then.
+            let after = last(&agent).and_then(|live| live.ok_or_else(|| no_session(&agent)));
             drop(lease);
             let after = match after {
                 Ok(after) if after.session.number == before.session.number => after,
@@ -219,7 +227,7 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
         },
     )?;
     let server = server.clone();
-    Ok(job.then(seconds, move |job| {
+    let finish = move |job: &Job| {
         let file = file_of(job)?;
         if dialect == Dialect::Gperftools {
             let read = std::fs::read(&file);
@@ -229,7 +237,46 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
         let profile = heap_format::open(&file);
         let profile = profile.map_err(|error| Reply::refusal(500, error.to_string()))?;
         send(&server, profile, "cpu", false)
+    };
+    Ok(job.then_or(seconds, finish, move |said| {
+        is_idle(said).then(|| idle(&agent, seconds, dialect))
     }))
+}
+
+/// Whether the CPU profiler has no sample as the process did nothing. With any other reason it gives
+/// no advice.
+fn is_idle(said: &str) -> bool {
+    said.contains(": no sample of ") && said.contains("Sample for longer (-s)")
+}
+
+/// The profile of a process that used no CPU time to speak of: valid, and empty, as Go's is.
+fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Reply> {
+    let time = ValueType::new("cpu", "nanoseconds");
+    let length_ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+    let profile = Profile {
+        sample_types: vec![ValueType::new("samples", "count"), time.clone()],
+        period_type: Some(time),
+        period: 10_000_000,
+        default_type: 1,
+        facts: Facts {
+            start_unix_ns: Some(shm_protocol::clock::unix_ns().saturating_sub(length_ns)),
+            duration_ns: Some(length_ns),
+            exe: process::exe(agent.pid)
+                .map(|exe| String::from_utf8_lossy(&exe).into_owned().into()),
+            ..Facts::default()
+        },
+        ..Profile::default()
+    };
+    let failed = |error: std::io::Error| Reply::refusal(500, error.to_string());
+    let body = match dialect {
+        Dialect::Go => encoding::pprof(profile).map_err(failed)?,
+        Dialect::Gperftools => {
+            let mut body = Vec::new();
+            heap_format::cpu::gperftools::write(&profile, &mut body).map_err(failed)?;
+            body
+        }
+    };
+    Ok(Reply::file("profile", body))
 }
 
 /// The file that the CPU profiler has written.

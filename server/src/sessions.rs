@@ -38,20 +38,22 @@ struct Entry {
 /// A session runs for as long as this is held.
 pub struct Lease {
     sessions: Arc<Sessions>,
-    /// Of ours; `None` if somebody else keeps it.
-    pid: Option<i32>,
+    /// Of ours, by pid and the segment's file; `None` if somebody else keeps it.
+    of: Option<(i32, (u64, u64))>,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let Some(pid) = self.pid else {
+        let Some((pid, file)) = self.of else {
             return;
         };
         let mut entries = self.sessions.entries();
-        if let Some(entry) = entries.get_mut(&pid) {
+        // Another process may have the number by now.
+        let own = entries.get_mut(&pid);
+        if let Some(entry) = own.filter(|entry| entry.target.agent.file == file) {
             entry.leases = entry.leases.saturating_sub(1);
             if entry.is_unused() {
-                entries.remove(&pid).iter().for_each(Entry::end);
+                entries.remove(&pid).iter_mut().for_each(Entry::end);
             }
         }
     }
@@ -63,11 +65,12 @@ impl Entry {
     }
 
     /// Ends it. Nobody need recover what it counted: whoever wanted it has it.
-    fn end(&self) {
+    fn end(&mut self) {
         // Not switched off, it ends by its deadline, within a minute.
         let _ = self.target.stop();
-        let view = self.target.agent.segment.view();
-        let _ = view.mark_collected(self.target.session.number);
+        // A process that has ended leaves its segment to whoever read it last.
+        self.target.settle_life();
+        let _ = self.target.release();
     }
 
     /// Looks after it; whether it goes on.
@@ -112,14 +115,14 @@ impl Sessions {
 
     /// Has a session run: the one that does, or a new one.
     pub fn lease(self: &Arc<Self>, agent: Agent) -> Result<Lease, String> {
-        let pid = agent.pid;
+        let (pid, file) = (agent.pid, agent.file);
         let mut entries = self.entries();
         if let Some(entry) = entries.get_mut(&pid).filter(|entry| entry.is_of(&agent)) {
             entry.leases += 1;
         } else if runs(&agent)? {
             return Ok(Lease {
                 sessions: Arc::clone(self),
-                pid: None,
+                of: None,
             });
         } else {
             let mut entry = begin(agent, self.settings)?;
@@ -128,7 +131,7 @@ impl Sessions {
         }
         Ok(Lease {
             sessions: Arc::clone(self),
-            pid: Some(pid),
+            of: Some((pid, file)),
         })
     }
 
@@ -160,7 +163,7 @@ impl Sessions {
         if let Some(entry) = entries.get_mut(&agent.pid) {
             entry.kept = None;
             if entry.is_unused() {
-                entries.remove(&agent.pid).iter().for_each(Entry::end);
+                entries.remove(&agent.pid).iter_mut().for_each(Entry::end);
             }
             return Ok(());
         }
@@ -178,16 +181,20 @@ impl Sessions {
         let now = Instant::now();
         self.entries().retain(|_, entry| {
             let goes_on = entry.tick(now);
-            if goes_on && entry.is_unused() {
+            // One that its process has ended is its clients' until they have read it.
+            let is_used = !entry.is_unused() && (goes_on || entry.leases > 0);
+            if !is_used && entry.kept.is_none() {
                 entry.end();
             }
-            goes_on && !entry.is_unused()
+            is_used
         });
     }
 
     /// Ends all: the server ends.
     pub fn end(&self) {
-        self.entries().drain().for_each(|(_, entry)| entry.end());
+        self.entries()
+            .drain()
+            .for_each(|(_, mut entry)| entry.end());
     }
 }
 
