@@ -97,6 +97,7 @@ use std::time::{Duration, Instant};
 pub use code::is_c_library;
 pub use glimpse::{Glimpse, Glimpses};
 pub use priority::RaisedPriority;
+pub use process::living_thread;
 pub use refusal::Refusal;
 pub use request::{
     read as read_memory, read_error as read_memory_error, read_parts as read_memory_parts,

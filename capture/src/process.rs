@@ -95,7 +95,8 @@ pub struct Mapping {
 
 /// The mappings of a process, in the order of addresses.
 pub fn mappings(pid: i32) -> Result<Vec<Mapping>, Refusal> {
-    let text = read(&format!("/proc/{pid}/maps"), MOST_MAPS).ok_or(Refusal::Ended { pid })?;
+    let shown = living_thread(pid);
+    let text = read(&format!("/proc/{shown}/maps"), MOST_MAPS).ok_or(Refusal::Ended { pid })?;
     Ok(text.lines().filter_map(mapping).collect())
 }
 
@@ -114,6 +115,22 @@ fn mapping(line: &str) -> Option<Mapping> {
         executable: has(2, b'x'),
         name,
     })
+}
+
+/// Most threads that are looked at for one that lives.
+const MOST_TRIED: usize = 1024;
+
+/// A number by which the kernel knows a process's memory, files and root: the process's own, or that
+/// of another thread where the first one has ended before the others (`pthread_exit` in `main`) and
+/// has left all that. `/proc` has a directory for each thread, though it lists only processes.
+#[must_use]
+pub fn living_thread(pid: i32) -> i32 {
+    let lives = |tid: &i32| Status::of(pid, *tid).is_some_and(|status| !status.is_dead());
+    if lives(&pid) {
+        return pid;
+    }
+    let others = threads(pid).into_iter().filter(|tid| *tid != pid);
+    others.take(MOST_TRIED).find(lives).unwrap_or(pid)
 }
 
 /// The threads of a process; none if it is gone.

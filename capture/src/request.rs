@@ -289,9 +289,21 @@ pub fn read(pid: i32, address: u64, bytes: &mut [u8]) -> usize {
         iov_len: bytes.len(),
     };
     let there = remote(address, bytes.len());
-    // SAFETY: the kernel writes at most `bytes`, and checks the other side itself.
-    let got = unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) };
+    let got = of_living(pid, |tid| {
+        // SAFETY: the kernel writes at most `bytes`, and checks the other side itself.
+        unsafe { libc::process_vm_readv(tid, &raw const here, 1, &raw const there, 1, 0) }
+    });
     usize::try_from(got).unwrap_or(0)
+}
+
+/// Accesses a process's memory, by another thread where the first one has ended and has none.
+fn of_living(pid: i32, access: impl Fn(i32) -> isize) -> isize {
+    let got = access(pid);
+    if got >= 0 || Error::last_os_error().raw_os_error() != Some(libc::ESRCH) {
+        return got;
+    }
+    // Asked again in any case: the search leaves another error behind.
+    access(crate::process::living_thread(pid))
 }
 
 /// Most parts that are read by one system call: `IOV_MAX`.
@@ -316,9 +328,10 @@ pub fn read_parts(pid: i32, parts: &[(u64, usize)], bytes: &mut [u8]) -> usize {
             .map(|&(address, length)| remote(address, length))
             .collect();
         let count = there.len() as libc::c_ulong;
-        // SAFETY: the kernel writes at most `first`, and checks the other side itself.
-        let got =
-            unsafe { libc::process_vm_readv(pid, &raw const here, 1, there.as_ptr(), count, 0) };
+        let got = of_living(pid, |tid| {
+            // SAFETY: the kernel writes at most `first`, and checks the other side itself.
+            unsafe { libc::process_vm_readv(tid, &raw const here, 1, there.as_ptr(), count, 0) }
+        });
         let mut got = usize::try_from(got).unwrap_or(0);
         let is_whole = |&&(_, length): &&(u64, usize)| match got.checked_sub(length) {
             Some(left) => {
@@ -344,8 +357,10 @@ pub fn read_error(pid: i32) -> Option<i32> {
         iov_len: 1,
     };
     let there = remote(0, 1);
-    // SAFETY: one byte of ours, which the kernel may fill.
-    let got = unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) };
+    let got = of_living(pid, |tid| {
+        // SAFETY: one byte of ours, which the kernel may fill.
+        unsafe { libc::process_vm_readv(tid, &raw const here, 1, &raw const there, 1, 0) }
+    });
     let error = Error::last_os_error().raw_os_error();
     // Nothing is at address 0.
     error.filter(|error| got < 0 && *error != libc::EFAULT)
@@ -359,8 +374,10 @@ pub fn write(pid: i32, address: u64, bytes: &[u8]) -> Result<()> {
         iov_len: bytes.len(),
     };
     let there = remote(address, bytes.len());
-    // SAFETY: the kernel only reads `bytes`, and checks the other side itself.
-    let got = unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) };
+    let got = of_living(pid, |tid| {
+        // SAFETY: the kernel only reads `bytes`, and checks the other side itself.
+        unsafe { libc::process_vm_writev(tid, &raw const here, 1, &raw const there, 1, 0) }
+    });
     match usize::try_from(got) {
         Err(_) => Err(Error::last_os_error()),
         Ok(got) if got < bytes.len() => Err(Error::from_raw_os_error(libc::EFAULT)),

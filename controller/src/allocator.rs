@@ -110,13 +110,13 @@ pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<Other> {
 /// The allocator that a live process has besides the agent's.
 pub fn of_process(pid: i32, thoroughly: bool) -> Option<Other> {
     let name = process::exe(pid)?;
-    let file = PathBuf::from(format!("/proc/{pid}/exe"));
+    let file = process::directory(pid).join("exe");
     of_program(&file, &name, thoroughly).or_else(|| preloaded_before(pid))
 }
 
 /// A library with a `malloc` that the loader was told to load before the agent.
 fn preloaded_before(pid: i32) -> Option<Other> {
-    let environment = process::file(pid, "environ")?;
+    let environment = process::environment(pid)?;
     let mut variables = environment.split(|b| *b == 0);
     let preloaded = variables.find_map(|one| one.strip_prefix(b"LD_PRELOAD="))?;
     let entries = preloaded.split(|b| b" :".contains(b));
@@ -131,7 +131,7 @@ fn preloaded_before(pid: i32) -> Option<Other> {
         let mapped = Entry::all(&maps).find(|entry| text::base_name(entry.path) == name)?;
         let path = strip_deleted(Path::new(OsStr::from_bytes(mapped.path))).0;
         let inside = path.strip_prefix("/").ok()?;
-        let file = Path::new(&format!("/proc/{pid}/root")).join(inside);
+        let file = process::directory(pid).join("root").join(inside);
         let found = symbols::definitions(&file, &FUNCTIONS[..1]).ok()?;
         let exports = found.found.iter().any(|f| f.is_exported);
         exports.then(|| Other::Before(path.to_owned()))
@@ -143,23 +143,24 @@ pub fn warnings<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Vec<Str
     let mut known: HashMap<(u64, u64), Option<Other>> = HashMap::new();
     let mut lines: Vec<((u64, u64), Other, String, usize)> = Vec::new();
     for (pid, name) in processes {
-        let Ok(file) = std::fs::metadata(format!("/proc/{pid}/exe")) else {
+        let program = process::directory(pid).join("exe");
+        let Ok(file) = std::fs::metadata(&program) else {
             continue;
         };
-        let program = (file.dev(), file.ino());
+        let number = (file.dev(), file.ino());
         let exe = || process::exe(pid).unwrap_or_default();
-        let linked = || of_program(&PathBuf::from(format!("/proc/{pid}/exe")), &exe(), false);
-        let other = known.entry(program).or_insert_with(linked).clone();
+        let linked = || of_program(&program, &exe(), false);
+        let other = known.entry(number).or_insert_with(linked).clone();
         let Some(other) = other.or_else(|| preloaded_before(pid)) else {
             continue;
         };
         let title = format!("{} ({pid})", text::escape(name));
         let same = lines
             .iter_mut()
-            .find(|(file, known, ..)| *file == program && *known == other);
+            .find(|(file, known, ..)| *file == number && *known == other);
         match same {
             Some((.., more)) => *more += 1,
-            None => lines.push((program, other, title, 0)),
+            None => lines.push((number, other, title, 0)),
         }
     }
     let lines = lines.into_iter().map(|(_, other, first, more)| match more {

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use symbols::Elf;
 
@@ -19,7 +19,7 @@ const AGENT: &[u8] = b"libmem_agent";
 /// Why the agent that a process's `LD_PRELOAD` names is not there; `None` if it names none, or it
 /// is there, or that cannot be known.
 pub fn failure(pid: i32) -> Option<String> {
-    let environment = process::file(pid, "environ")?;
+    let environment = process::environment(pid)?;
     let agent = named(&environment)?;
     let maps = process::maps(pid)?;
     if maps.windows(AGENT.len()).any(|part| part == AGENT) {
@@ -45,7 +45,8 @@ fn named(environment: &[u8]) -> Option<&Path> {
 }
 
 fn reason(pid: i32, agent: &Path) -> Option<String> {
-    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    let directory = process::directory(pid);
+    let exe = directory.join("exe");
     if let Some(obstacle) = program::obstacle(&exe) {
         return Some(obstacle.to_owned());
     }
@@ -54,7 +55,7 @@ fn reason(pid: i32, agent: &Path) -> Option<String> {
     }
     // Names without a directory are searched by the loader, in its own way.
     let inside = agent.strip_prefix("/").ok()?;
-    let file = Path::new(&format!("/proc/{pid}/root")).join(inside);
+    let file = directory.join("root").join(inside);
     match file.metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Some("there is no such file: correct the path, and restart it".to_owned());

@@ -264,7 +264,7 @@ pub fn file(pid: i32, name: &str) -> Option<Vec<u8>> {
 
 /// A process's environment at its start; `None` if it cannot be read or holds nothing.
 pub fn environment(pid: i32) -> Option<Vec<u8>> {
-    file(pid, "environ").filter(|text| !text.is_empty())
+    read_of_memory(pid, "environ", FILE_LIMIT).filter(|text| !text.is_empty())
 }
 
 /// The value of a variable in an environment.
@@ -293,7 +293,7 @@ fn read_of_memory(pid: i32, file: &str, limit: u64) -> Option<Vec<u8>> {
     if !text.is_empty() {
         return Some(text);
     }
-    let other = other_thread(pid).and_then(|tid| read(pid, &format!("task/{tid}/{file}"), limit));
+    let other = other_thread(pid).and_then(|tid| read(tid, file, limit));
     Some(other.unwrap_or(text))
 }
 
@@ -306,9 +306,15 @@ pub fn path_of_memory(pid: i32, file: &str) -> String {
     }
 }
 
-/// A thread that is not the first one.
+/// A thread that lives, where the first one does not.
 fn other_thread(pid: i32) -> Option<i32> {
-    threads(pid).into_iter().find(|tid| *tid != pid)
+    Some(capture::living_thread(pid)).filter(|tid| *tid != pid)
+}
+
+/// The process's directory in `/proc`; where its first thread has ended, that of another thread,
+/// which has the same memory, executable and root.
+pub fn directory(pid: i32) -> PathBuf {
+    format!("/proc/{}", capture::living_thread(pid)).into()
 }
 
 /// The text of `/proc/PID/maps`; `None` without permission, empty for a zombie.
@@ -364,7 +370,8 @@ pub fn root_of(process: &str) -> Option<(u64, u64)> {
 
 /// The root directory of a process, if it differs from ours and has a name here.
 pub fn other_root(pid: i32) -> Option<PathBuf> {
-    let path = fs::read_link(format!("/proc/{pid}/root")).ok()?;
+    let shown = capture::living_thread(pid);
+    let path = fs::read_link(format!("/proc/{shown}/root")).ok()?;
     (path != Path::new("/")).then_some(path)
 }
 

@@ -120,12 +120,6 @@ impl Selection {
         let pids = match name.parse::<i32>() {
             Ok(pid) => match process::absence(pid) {
                 Some(why) => return why,
-                None if Stat::of(pid).is_some_and(|stat| stat.first_has_ended()) => {
-                    return format!(
-                        "{pid}: its first thread has ended, though others go on: of such a process \
-                         nothing is found but the agent, and it has none"
-                    );
-                }
                 None => BTreeSet::from([pid]),
             },
             Err(_) => processes_called(name),
@@ -211,8 +205,8 @@ fn explain_process(pid: i32, title: &str) -> String {
     if let Some(failure) = preload::failure(pid) {
         return format!("{title}: the process runs without the agent: {failure}");
     }
-    let exe = format!("/proc/{pid}/exe");
-    if let Some(obstacle) = program::obstacle(exe.as_ref()) {
+    let exe = process::directory(pid).join("exe");
+    if let Some(obstacle) = program::obstacle(&exe) {
         return format!("{title}: the process runs without the agent: {obstacle}");
     }
     format!("{title}: the process runs without the agent: {HOW}")

@@ -35,7 +35,8 @@ impl Machine {
     /// known.
     #[must_use]
     pub fn foreign_to_us(pid: i32) -> Option<Self> {
-        let head = proc::try_read(&format!("/proc/{pid}/exe"), HEAD_BYTES).ok()?;
+        let shown = capture::living_thread(pid);
+        let head = proc::try_read(&format!("/proc/{shown}/exe"), HEAD_BYTES).ok()?;
         Self::parse(&head)
     }
 

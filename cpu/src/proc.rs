@@ -100,7 +100,13 @@ impl Reread {
 
 /// The text of a process's maps.
 pub fn maps(pid: i32) -> Option<Vec<u8>> {
-    read(&format!("/proc/{pid}/maps"), MOST_MAPS)
+    let of = |pid| read(&format!("/proc/{pid}/maps"), MOST_MAPS);
+    let text = of(pid)?;
+    // So it is where the first thread has ended, though others go on.
+    if text.is_empty() {
+        return of(capture::living_thread(pid));
+    }
+    Some(text)
 }
 
 /// The threads of a process; none if it is gone.
@@ -133,18 +139,26 @@ pub struct Program {
 
 /// The program that a process runs now; `None`: it is not known, or there is no process.
 pub fn program(pid: i32) -> Option<Program> {
-    let stat = stat(pid).ok()?;
-    let number = |at| field(&stat, at)?.parse().ok();
+    let shown = capture::living_thread(pid);
+    let (first, stat) = (stat(pid).ok()?, stat(shown).ok()?);
+    let of = |stat, at| field(stat, at)?.parse().ok();
+    let number = |at| of(&stat, at);
     Some(Program {
         exe: executable(pid)?,
-        start: number(22)?,
+        // Threads begin later than their process.
+        start: of(&first, 22)?,
         addresses: (number(26)?, number(28)?),
     })
 }
 
 /// Device and inode of a process's executable.
 pub(crate) fn executable(pid: i32) -> Option<(u64, u64)> {
-    let meta = fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+    let of = |pid| fs::metadata(format!("/proc/{pid}/exe"));
+    let meta = of(pid).or_else(|error| match is_gone(&error) {
+        true => of(capture::living_thread(pid)),
+        false => Err(error),
+    });
+    let meta = meta.ok()?;
     Some((meta.dev(), meta.ino()))
 }
 

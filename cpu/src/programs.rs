@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use crate::proc;
@@ -29,7 +28,7 @@ pub enum Change {
 struct Identity {
     /// When the process was born.
     born: u64,
-    /// What it runs; `None`: that may not be known, or its first thread has ended.
+    /// What it runs; `None`: that may not be known.
     program: Option<Program>,
 }
 
@@ -120,11 +119,11 @@ impl Identity {
     /// `None`: the process is gone.
     fn of(pid: i32) -> Option<Self> {
         let stat = Stat::of(pid)?;
-        let file = fs::metadata(format!("/proc/{pid}/exe")).ok();
+        let file = proc::executable(pid);
         // Between the two it may have executed a program.
         let is_whole = Stat::of(pid)? == stat && stat.places.0 > 1 && stat.places.1 > 1;
         let program = file.filter(|_| is_whole).map(|file| Program {
-            file: (file.dev(), file.ino()),
+            file,
             places: stat.places,
         });
         Some(Self {
@@ -144,7 +143,15 @@ struct Stat {
 
 impl Stat {
     fn of(pid: i32) -> Option<Self> {
-        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+        let read = |pid| Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?);
+        let mut stat = read(pid)?;
+        if stat.places == (0, 0)
+            && let Some(other) = read(capture::living_thread(pid))
+        {
+            // The first thread has ended, and has no memory. Threads begin later.
+            stat.places = other.places;
+        }
+        Some(stat)
     }
 
     fn parse(text: &[u8]) -> Option<Self> {

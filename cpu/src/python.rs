@@ -119,7 +119,8 @@ impl Python {
         }
         let pid = space.pid();
         let program = self.program.get_or_insert_with(|| {
-            let path = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            let shown = capture::living_thread(pid);
+            let path = std::fs::read_link(format!("/proc/{shown}/exe")).unwrap_or_default();
             path.as_os_str().as_bytes().to_vec()
         });
         let may = |range: &&Range| {

@@ -165,6 +165,7 @@ fn with_newlines(mut path: &[u8]) -> Cow<'_, [u8]> {
 
 /// The file of a range: as the process has it mapped where that is allowed, else by its name.
 pub fn open(pid: i32, range: &Range) -> Option<File> {
+    let pid = capture::living_thread(pid);
     let mapped = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
     if let Ok(file) = opening::regular(mapped.as_ref()) {
         return Some(file);

@@ -225,6 +225,13 @@ impl Waiting {
             self.notice(pid, recording);
             // What cannot be read now may be the next time.
             let _ = self.search(pid);
+            // A first thread that ends stays in the list, and waits for nothing.
+            if self.threads.contains_key(&pid)
+                && capture::living_thread(pid) != pid
+                && let Some(mut first) = self.threads.remove(&pid)
+            {
+                first.settle(recording);
+            }
         }
         self.programs
             .retain(|pid, _| recording.process(*pid).is_some());
@@ -232,8 +239,9 @@ impl Waiting {
 
     /// Takes in the threads of a process that are new.
     fn search(&mut self, pid: i32) -> io::Result<()> {
+        let has_first = capture::living_thread(pid) == pid;
         for tid in proc::try_threads(pid)? {
-            if self.threads.contains_key(&tid) {
+            if self.threads.contains_key(&tid) || tid == pid && !has_first {
                 continue;
             }
             match Thread::new(pid, tid) {

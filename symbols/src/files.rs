@@ -113,9 +113,7 @@ impl<'a> Files<'a> {
                 .0
                 .to_path_buf()
         });
-        let process = process::pid_here(profile)
-            .map(|pid| PathBuf::from(format!("/proc/{pid}")))
-            .filter(|directory| directory.is_dir());
+        let process = process::pid_here(profile).and_then(process::directory);
         let own = DEBUG_DIRECTORIES.map(PathBuf::from);
         let given = options.directories.iter().cloned();
         let roots = options.directories.iter().map(|f| f.join("usr/lib/debug"));

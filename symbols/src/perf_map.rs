@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use heap_format::{Profile, opening, printable};
 
 use super::names::Names;
-use super::process::pid_here;
+use super::process::{directory, pid_here};
 
 /// More than any program writes.
 const MOST_BYTES: u64 = 1 << 28;
@@ -120,7 +120,7 @@ fn javascript(name: &str) -> Option<(&str, &str, u32)> {
 /// process, of root or of the reader. The error is a warning for people.
 fn own(profile: &Profile) -> Option<Result<Vec<u8>, Error>> {
     let pid = pid_here(profile)?;
-    let process = PathBuf::from(format!("/proc/{pid}"));
+    let process = directory(pid).unwrap_or_else(|| PathBuf::from(format!("/proc/{pid}")));
     let inside = inner_pid(pid).unwrap_or(pid);
     let paths = [
         process.join(format!("root/tmp/perf-{inside}.map")),

@@ -1,9 +1,12 @@
 // The first thread ends, and another one goes on: it says `ready`, and for each line that it reads it
-// allocates 1000 blocks of 1000 bytes, of which it keeps every tenth, and says `ok`.
+// allocates 1000 blocks of 1000 bytes, of which it keeps every tenth, and says `ok`. With an argument
+// it calls `burn` and sleeps in turn instead, until its input ends.
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static void *volatile kept[100000];
@@ -30,20 +33,33 @@ static __attribute__((noinline)) void allocate(void) {
     }
 }
 
-static void *go_on(void *unused) {
+static __attribute__((noinline)) void burn(void) {
+    struct timespec begin, now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+    do {
+        for (volatile int i = 0; i < 100000; i++) {
+        }
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    } while ((now.tv_sec - begin.tv_sec) * 1000000000L + now.tv_nsec - begin.tv_nsec < 20000000);
+}
+
+static void *go_on(void *burns) {
     char line[64];
     while (!first_has_ended())
         usleep(1000);
     puts("ready"), fflush(stdout);
+    struct pollfd input = {0, 0, 0};
+    while (burns && !poll(&input, 1, 20))
+        burn();
     while (fgets(line, sizeof line, stdin)) {
         allocate();
         puts("ok"), fflush(stdout);
     }
-    return unused;
+    return burns;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     pthread_t thread;
-    pthread_create(&thread, 0, go_on, 0);
+    pthread_create(&thread, 0, go_on, argc > 1 ? argv : 0);
     pthread_exit(0);
 }

@@ -41,7 +41,14 @@ impl Spaces {
         let mut mounts = HashSet::new();
         for pid in process::all() {
             let text = pid.to_string();
-            let (mnt, pids) = (namespace(&text, "mnt"), namespace(&text, "pid"));
+            let pids = namespace(&text, "pid");
+            // A first thread that has ended is in no mount namespace any more.
+            let shown = match namespace(&text, "mnt") {
+                Some(_) => pid,
+                None => capture::living_thread(pid),
+            };
+            let text = shown.to_string();
+            let mnt = namespace(&text, "mnt");
             if pids.is_some() && pids != our_pid {
                 spaces.add(pid);
             }

@@ -4,7 +4,6 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use reachability::Pointers;
 use reachability::lost;
@@ -20,6 +19,7 @@ use super::search::{is_counted, is_of};
 use super::stacks::Sum;
 use super::{Means, Moment, Options, Search, globals};
 use crate::discovery::Agent;
+use crate::process;
 use crate::snapshot::Snapshot;
 use crate::text;
 
@@ -255,7 +255,7 @@ impl Finder<'_> {
 
     /// The variable at an address, by the symbols of the file at `path`, mapped at `base`.
     fn variable(&self, path: &[u8], at: u64, base: u64) -> Option<symbols::Variable> {
-        let file = PathBuf::from(format!("/proc/{}/root", self.pid));
+        let file = process::directory(self.pid).join("root");
         let name = std::ffi::OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path));
         let found = symbols::variable(&file.join(name), at.checked_sub(base)?);
         found.ok().flatten()

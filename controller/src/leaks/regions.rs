@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use heap_format::maps::Entry;
 
+use crate::process;
+
 mod pagemap_scan;
 
 /// Size of the kernel's pages, in which `pagemap` counts.
@@ -94,7 +96,7 @@ impl Pages {
     /// Of the process `pid`.
     pub fn of(pid: i32) -> Self {
         Self {
-            pagemap: File::open(format!("/proc/{pid}/pagemap")).ok(),
+            pagemap: File::open(process::path_of_memory(pid, "pagemap")).ok(),
             page: page_size(),
             left: MOST_PAGES,
             can_skip: true,

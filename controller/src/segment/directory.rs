@@ -19,6 +19,7 @@ use shm_protocol::segment::SegmentFile;
 use super::name::{Entry, SegmentName};
 use super::refusal::Refusal;
 use super::resolution::open_below;
+use crate::process;
 
 /// Most entries of a directory that are read: the names alone.
 const MAX_ENTRIES: usize = 1_000_000;
@@ -46,12 +47,12 @@ impl Directory {
     /// Opens the directory `path` as the process sees it. Links on the way lead where the
     /// process's root is, never into our own files.
     pub fn open_in(pid: i32, path: &Path) -> io::Result<Arc<Self>> {
-        let root = format!("/proc/{pid}/root");
+        let root = process::directory(pid).join("root");
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let root_fd = nix::fcntl::open(root.as_str(), flags, Mode::empty())?;
+        let root_fd = nix::fcntl::open(&root, flags, Mode::empty())?;
         let fd = open_below(root_fd, path)?;
         let inside = path.strip_prefix("/").unwrap_or(path);
-        Self::of(fd, Path::new(&root).join(inside))
+        Self::of(fd, root.join(inside))
     }
 
     fn of(fd: OwnedFd, path: PathBuf) -> io::Result<Arc<Self>> {
