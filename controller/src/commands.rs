@@ -24,6 +24,7 @@ mod why;
 use std::process::ExitCode;
 
 use crate::cli::{Cli, Command, PageArgs};
+use crate::discovery::Agent;
 use crate::dump::Written;
 use crate::page;
 use crate::process;
@@ -143,6 +144,15 @@ fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
         }
     }
     well
+}
+
+/// Says which processes are stopped: what is asked of them waits for them to go on.
+fn warn_of_stopped(agents: &[Agent]) {
+    for agent in agents {
+        if let Some(hint) = process::stopped_hint(agent.pid) {
+            terminal::warning(&format!("{}: {hint}", agent.title()));
+        }
+    }
 }
 
 fn report_failure(done: anyhow::Result<()>) -> bool {

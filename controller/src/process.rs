@@ -111,6 +111,12 @@ pub fn absence(pid: i32) -> Option<String> {
     }
 }
 
+/// What to say of a process that is stopped: it neither allocates nor answers.
+pub fn stopped_hint(pid: i32) -> Option<String> {
+    let stopped = cpu::proc::is_stopped(pid);
+    stopped.then(|| format!("it is stopped (kill -CONT {pid} lets it go on)"))
+}
+
 /// Whether a debugger or the like traces the process.
 pub fn is_traced(pid: i32) -> bool {
     let status = read(pid, "status", FILE_LIMIT).unwrap_or_default();

@@ -45,6 +45,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         identify: false,
         base: base.as_ref().map(Earlier::Dump),
     };
+    super::warn_of_stopped(&chosen.agents);
     for agent in &chosen.agents {
         match one(agent, &plan, args.max, output.as_ref(), named) {
             Ok(Some(report)) => {

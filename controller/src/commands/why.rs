@@ -93,6 +93,7 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
         let agents = chosen.agents.iter();
         let others = allocator::warnings(agents.clone().map(|agent| (agent.pid, &agent.name[..])));
         others.iter().for_each(|line| warning(line));
+        super::warn_of_stopped(&chosen.agents);
         let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
         hint.iter().for_each(|hint| diagnostic(hint));
     }

@@ -9,6 +9,7 @@ use crate::discovery::Life;
 use crate::dump::{self, Written};
 use crate::ended::Ended;
 use crate::lineage::LAST_LOOKS;
+use crate::process;
 use crate::process_end::ProcessEnd;
 use crate::segment::Head;
 use crate::select;
@@ -145,6 +146,10 @@ impl Run {
         ) {
             Ok(mut written) => {
                 written.is_last = true;
+                if let Some(hint) = process::stopped_hint(target.agent.pid) {
+                    let warning = format!("{}: {hint}", target.agent.title());
+                    written.warnings.push(warning);
+                }
                 let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
                 self.remove_old(old);
                 self.warn_unseen(&target, &written);
