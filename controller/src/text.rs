@@ -95,14 +95,45 @@ pub fn base_name(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or(path)
 }
 
-/// A path as a shell takes it, where it need be in quotes.
+/// A path as a shell takes it, where it need be in quotes. What must not go to a terminal is written
+/// in those of `$'…'`, which mean the same bytes to bash, zsh, ksh and busybox.
 pub fn shell_word(path: impl AsRef<OsStr>) -> String {
-    let shown = self::path(path);
+    let bytes = path.as_ref().as_bytes();
     let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
-    match shown.chars().all(plain) {
-        true => shown,
-        false => format!("'{}'", shown.replace('\'', r"'\''")),
+    match std::str::from_utf8(bytes) {
+        Ok(text) if text.chars().any(is_unsafe) => dollar_quoted(bytes),
+        Ok(text) if !text.is_empty() && text.chars().all(plain) => text.to_owned(),
+        Ok(text) => format!("'{}'", text.replace('\'', r"'\''")),
+        Err(_) => dollar_quoted(bytes),
     }
+}
+
+fn dollar_quoted(bytes: &[u8]) -> String {
+    let mut out = "$'".to_owned();
+    // Three digits always: a digit may follow.
+    let octal = |out: &mut String, byte: u8| {
+        // Writing to a String cannot fail.
+        let _ = write!(out, "\\{byte:03o}");
+    };
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            let mut utf8 = [0; 4];
+            match c {
+                '\'' | '\\' => out.extend(['\\', c]),
+                _ if is_unsafe(c) => c
+                    .encode_utf8(&mut utf8)
+                    .bytes()
+                    .for_each(|byte| octal(&mut out, byte)),
+                _ => out.push(c),
+            }
+        }
+        chunk
+            .invalid()
+            .iter()
+            .for_each(|byte| octal(&mut out, *byte));
+    }
+    out.push('\'');
+    out
 }
 
 /// A number of things, in the singular or the plural.
@@ -226,6 +257,28 @@ mod tests {
             ("/$(x)", "'/$(x)'"),
         ] {
             assert_eq!(shell_word(path), word);
+        }
+    }
+
+    /// A shell makes the very bytes of it, and a terminal is shown none that it acts on.
+    #[test]
+    fn words_for_a_shell_mean_their_bytes() {
+        let words: [&[u8]; 8] = [
+            b"a\nb",
+            b"a\n1'\\\x1b[31m",
+            b"\xff\xfe 7",
+            "\u{202e}\u{e4}$(x)`y`".as_bytes(),
+            b"~/x",
+            b"*",
+            b"",
+            b"\\n",
+        ];
+        for bytes in words {
+            let word = shell_word(OsStr::from_bytes(bytes));
+            assert!(!word.chars().any(is_unsafe), "{word}");
+            let mut bash = std::process::Command::new("bash");
+            let said = bash.args(["-c", &format!("printf %s {word}")]).output();
+            assert_eq!(said.unwrap().stdout, bytes, "{word}");
         }
     }
 

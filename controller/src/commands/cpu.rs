@@ -73,9 +73,14 @@ fn report(outcome: &Outcome, say: fn(&str)) {
     let largest = outcome.written.iter().max_by_key(|written| written.ns);
     if let Some(largest) = largest {
         let path = text::shell_word(&largest.path);
+        // Without a build id it takes no file but the one that is named.
+        let program = largest.program.as_ref();
+        let program = program.map_or(String::new(), |path| {
+            format!("-p {} ", text::shell_word(path))
+        });
         diagnostic(&match outcome.format {
             CpuFormat::Cpu => format!(
-                "next: mem_parser {path} (a table; --flame -o flame.svg: a flame graph; --html: a \
+                "next: mem_parser {program}{path} (a table; --flame -o flame.svg: a flame graph; --html: a \
                  page)"
             ),
             // The format has no build ids, by which the files would be known.

@@ -1,6 +1,7 @@
 //! What a process is called, read while it is there.
 
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use cpu::Process;
@@ -51,6 +52,18 @@ impl Description {
             exe: (!exe.is_empty()).then(|| std::ffi::OsStr::from_bytes(exe).into()),
             command_line: Vec::new(),
         }
+    }
+
+    /// Its executable, if that has no build id by which its file would be known again, and is the file
+    /// of that name here.
+    pub fn nameless(&self, process: &Process) -> Option<PathBuf> {
+        let exe = self.exe.as_ref()?;
+        let ranges = process.space.ranges().iter();
+        let mut own = ranges.filter(|range| *range.path == *exe.as_os_str().as_bytes());
+        let first = own.next()?;
+        let has_id = |range: &cpu::space::Range| !range.build_id().is_empty();
+        let is_it = || std::fs::metadata(exe).is_ok_and(|file| file.ino() == first.file.1);
+        (!has_id(first) && !own.any(has_id) && is_it()).then(|| exe.clone())
     }
 
     /// Whether it is of this program: the process may execute another one meanwhile.

@@ -194,6 +194,7 @@ impl Run {
                 samples: process.counts.samples,
                 ns: Times::of(process, self.settings.mode).all,
                 remark: session.remark(process, self.engine.trouble(process.pid)),
+                program: description.nameless(process),
             }),
             Err(error) => self.fail(&format!("{title}: {error}")),
         }

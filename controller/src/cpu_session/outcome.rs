@@ -53,4 +53,6 @@ pub struct Written {
     pub ns: u64,
     /// What should be known of it.
     pub remark: String,
+    /// Its program, where that must be named to have its functions named: it has no build id.
+    pub program: Option<PathBuf>,
 }

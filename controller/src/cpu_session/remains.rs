@@ -68,5 +68,6 @@ pub fn write(
         samples: process.counts.samples,
         ns: process.cpu_ns(),
         remark: written.remark(process, None),
+        program: description.nameless(process),
     }))
 }
