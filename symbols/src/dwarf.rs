@@ -20,6 +20,7 @@ mod part;
 mod plan;
 mod residency;
 mod rows;
+mod scan;
 pub mod stripped;
 mod table;
 mod units;
@@ -93,13 +94,11 @@ impl<'a> Lookup<'a> {
     ) -> Option<Self> {
         let units = Units::new(dwarf, Residency::of(image.map())).ok()?;
         let candidates = units.candidates(&wanted).ok()?;
-        let functions = candidates.in_turn(&wanted, |unit, wanted, found| {
-            functions::find(&units, unit, wanted, found)
+        let functions = candidates.in_turn(&wanted, |asked, found| {
+            functions::find(&units, asked, found)
         });
         let functions = functions.ok()?;
-        let rows = candidates.in_turn(&wanted, |unit, wanted, found| {
-            lines::find(&units, unit, wanted, found)
-        });
+        let rows = candidates.in_turn(&wanted, |asked, found| lines::find(&units, asked, found));
         let rows = rows.ok()?;
         let unnamed = wanted.iter().zip(&functions).filter(|(_, f)| f.is_none());
         let unnamed: Vec<u64> = unnamed.map(|(&address, _)| address).collect();

@@ -4,7 +4,8 @@ use gimli::{AttributeValue, Range, RangeListsOffset, Result, UnitOffset, UnitRef
 
 use super::plan::{Plans, kind};
 use super::residency::Residency;
-use super::units::{Slice, Units};
+use super::scan::Beginnings;
+use super::units::{Asked, Slice, Units};
 use super::walk::{Entry, Walk};
 
 /// Inlined calls inside each other.
@@ -38,13 +39,9 @@ pub struct Call {
     pub column: u32,
 }
 
-/// Finds the functions of a unit that hold the addresses, which are sorted.
-pub fn find(
-    units: &Units,
-    number: usize,
-    wanted: &[u64],
-    found: &mut [Option<Function>],
-) -> Result<()> {
+/// Finds the functions of a unit that hold the addresses.
+pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Function>]) -> Result<()> {
+    let (number, wanted) = (asked.unit, asked.wanted);
     let opened = units.open(number)?;
     let unit = UnitRef::new(units.dwarf, &opened);
     let search = Search {
@@ -54,11 +51,14 @@ pub fn find(
         residency: &units.residency,
     };
     let mut plans = Plans::new(&opened.abbreviations);
+    search.beginnings(&mut plans, &Beginnings::new(asked.ranges), found)?;
     // Types, name spaces and functions of other addresses rarely hold functions
     // that have addresses: at first they are passed over.
-    let complete = search.functions(&mut plans, found, true)?;
-    if !complete && found.iter().any(Option::is_none) {
-        search.functions(&mut plans, found, false)?;
+    if found.iter().any(Option::is_none) {
+        let complete = search.functions(&mut plans, found, true)?;
+        if !complete && found.iter().any(Option::is_none) {
+            search.functions(&mut plans, found, false)?;
+        }
     }
     search.all_inlined(&mut plans, found)?;
     // Now that the unit is in memory.
@@ -90,6 +90,31 @@ struct Search<'u, 'a> {
 }
 
 impl<'u, 'a> Search<'u, 'a> {
+    /// Looks for functions that begin where the unit's ranges do, and do not go beyond those.
+    fn beginnings(
+        &self,
+        plans: &mut Plans<'u>,
+        beginnings: &Beginnings,
+        found: &mut [Option<Function>],
+    ) -> Result<()> {
+        let base = self.unit.header.root_offset();
+        let bytes = self.unit.header.range_from(base..)?.slice();
+        let placed = plans.placed(&self.unit.header);
+        let mut left = beginnings.count();
+        beginnings.places(bytes, self.residency, |at, range| {
+            let mut entries = placed.iter().filter_map(|own| own.entry(bytes, at));
+            let fits = |size: &u64| (1..=range.end - range.begin).contains(size);
+            if let Some((entry, size)) = entries.find(|(_, size)| fits(size)) {
+                let begin = range.begin;
+                let end = begin + size;
+                self.note(UnitOffset(base.0 + entry), Range { begin, end }, found);
+                left -= 1;
+            }
+            left > 0
+        });
+        Ok(())
+    }
+
     /// Goes through all entries; where `hasty`, not into those that say where
     /// they end. Says whether it has seen all of them.
     fn functions(

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use gimli::{Dwarf, Result, Unit};
 
 use super::rows;
-use super::units::{Slice, Units};
+use super::scan::Beginnings;
+use super::units::{Asked, Slice, Units};
 
 /// Source line of an address.
 #[derive(Clone, Copy)]
@@ -20,18 +21,30 @@ pub struct Row {
     pub column: u32,
 }
 
-/// Finds the lines of the addresses, which are sorted, in a unit's program of
-/// lines. It is run once and not kept.
-pub fn find(units: &Units, unit: usize, wanted: &[u64], found: &mut [Option<Row>]) -> Result<()> {
-    let opened = units.open(unit)?;
+/// Finds the lines of the addresses in a unit's program of lines: in the sequences that begin
+/// where the unit's ranges do, and otherwise in all, of which none is kept.
+pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Row>]) -> Result<()> {
+    let opened = units.open(asked.unit)?;
     let Some(program) = &opened.line_program else {
         return Ok(());
     };
+    let beginnings = Beginnings::new(asked.ranges);
+    let residency = &units.residency;
+    rows::of_sequences(program, &beginnings, residency, collector(asked, found))?;
+    if found.iter().all(Option::is_some) {
+        return Ok(());
+    }
+    rows::each(program, residency, collector(asked, found))
+}
+
+/// Is told rows, in turn, and keeps those of the addresses that have none.
+fn collector(asked: &Asked, found: &mut [Option<Row>]) -> impl FnMut(&rows::Row, bool) {
+    let Asked { unit, wanted, .. } = *asked;
     // The row before, while it is in a sequence, and the next address at or
     // behind it.
     let mut last: Option<rows::Row> = None;
     let mut next = 0;
-    rows::each(program, &units.residency, |row, ends| {
+    move |row, ends| {
         match &last {
             Some(before) if row.address >= before.address => {
                 while wanted.get(next).is_some_and(|&a| a < row.address) {
@@ -43,7 +56,7 @@ pub fn find(units: &Units, unit: usize, wanted: &[u64], found: &mut [Option<Row>
             _ => next = wanted.partition_point(|&a| a < row.address),
         }
         last = (!ends).then_some(*row);
-    })
+    }
 }
 
 impl Row {

@@ -17,6 +17,8 @@ use super::units::Slice;
 
 /// Abbreviations that are found by their numbers alone; compilers count from 1 to a few hundred.
 const NEAR: usize = 2048;
+/// Abbreviations of functions that are told apart by their bytes; compilers need a dozen.
+const MOST_PLACED: usize = 64;
 
 /// An attribute that has a size of its own.
 #[derive(Clone, Copy)]
@@ -165,6 +167,19 @@ impl<'u> Plans<'u> {
         plan.ok_or(Error::InvalidAbbreviationCode(number))
     }
 
+    /// Functions whose addresses are always in the same place: of the abbreviations that are
+    /// numbered from 1 on.
+    pub fn placed(&self, header: &UnitHeader<Slice>) -> Vec<Placed> {
+        let numbered = |number| Some((number, self.abbreviations.get(number)?));
+        let all = (1..NEAR as u64).map_while(numbered);
+        let functions = all.filter(|(_, own)| kinds(own) & kind::PLACED != 0);
+        let placed = functions.filter_map(|(number, own)| {
+            let range = range_place(own.attributes(), header)?;
+            Some(Placed::new(number, range))
+        });
+        placed.take(MOST_PLACED).collect()
+    }
+
     #[cold]
     fn far(&mut self, number: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
         let plan = match self.far.get(&number) {
@@ -179,6 +194,34 @@ impl<'u> Plans<'u> {
         let abbreviation = self.abbreviations.get(number);
         let abbreviation = abbreviation.ok_or(Error::InvalidAbbreviationCode(number))?;
         Ok(Rc::new(Plan::new(abbreviation, header)))
+    }
+}
+
+/// An abbreviation of functions, and where they have their addresses.
+pub struct Placed {
+    /// The number's bytes, and how many there are.
+    number: ([u8; 2], usize),
+    range: RangePlace,
+}
+
+impl Placed {
+    fn new(number: u64, range: RangePlace) -> Self {
+        let number = match number {
+            0..0x80 => ([number as u8, 0], 1),
+            _ => ([number as u8 | 0x80, (number >> 7) as u8], 2),
+        };
+        Self { number, range }
+    }
+
+    /// The entry whose address is at `at`, if it has this abbreviation: where it is, and how many
+    /// bytes of code it says that it has.
+    pub fn entry(&self, bytes: &[u8], at: usize) -> Option<(usize, u64)> {
+        let (own, length) = (&self.number.0, self.number.1);
+        let attributes = at.checked_sub(self.range.begin)?;
+        let entry = attributes.checked_sub(length)?;
+        let is_own = bytes[entry..attributes] == own[..length];
+        let size = number(bytes, attributes + self.range.size, self.range.width);
+        size.filter(|_| is_own).map(|size| (entry, size))
     }
 }
 

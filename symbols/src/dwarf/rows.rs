@@ -7,6 +7,7 @@
 use gimli::{Error, IncompleteLineProgram, LineProgramHeader, Reader, Result};
 
 use super::residency::Residency;
+use super::scan::Beginnings;
 use super::units::Slice;
 
 /// Bytes between two looks at what is in memory.
@@ -55,31 +56,34 @@ pub fn each(
     mut each: impl FnMut(&Row, bool),
 ) -> Result<()> {
     let mut machine = Machine::new(program.header())?;
-    let base = machine.header.opcode_base();
     let mut noted = 0;
-    while let Some(&code) = machine.bytes.get(machine.at) {
-        machine.at += 1;
-        let made = if code >= base {
-            let (line, address) = machine.added[usize::from(code)];
-            machine.row.line = moved(machine.row.line, line.into());
-            machine.advance(address.into())?;
-            Made::Row
-        } else {
-            machine.run(code)?
-        };
-        if let Made::Nothing = made {
-            continue;
+    while machine.sequence(&mut each)? {
+        if machine.at - noted >= PIECE {
+            residency.piece();
+            noted = machine.at;
         }
-        let ends = matches!(made, Made::End);
-        if !machine.left_out {
-            each(&machine.row, ends);
+    }
+    Ok(())
+}
+
+/// Runs those parts of a program that are sequences with one of these beginnings.
+pub fn of_sequences(
+    program: &IncompleteLineProgram<Slice<'_>>,
+    beginnings: &Beginnings,
+    residency: &Residency,
+    mut each: impl FnMut(&Row, bool),
+) -> Result<()> {
+    let mut machine = Machine::new(program.header())?;
+    let (mut passed, mut noted) = (0, 0);
+    for (start, set) in beginnings.sequences(machine.bytes) {
+        // What is inside of one is none.
+        if start >= passed && machine.is_start(start, set) {
+            machine.sequence(&mut each)?;
+            passed = machine.at;
         }
-        if ends {
-            (machine.row, machine.left_out) = (FIRST, false);
-            if machine.at - noted >= PIECE {
-                residency.piece();
-                noted = machine.at;
-            }
+        if set - noted >= PIECE {
+            residency.piece();
+            noted = set;
         }
     }
     Ok(())
@@ -127,6 +131,50 @@ impl<'a> Machine<'a> {
             row: FIRST,
             left_out: false,
         })
+    }
+
+    /// Runs instructions up to the end of a sequence; says whether there was one.
+    #[inline]
+    fn sequence(&mut self, each: &mut impl FnMut(&Row, bool)) -> Result<bool> {
+        let base = self.header.opcode_base();
+        while let Some(&code) = self.bytes.get(self.at) {
+            self.at += 1;
+            let made = if code >= base {
+                let (line, address) = self.added[usize::from(code)];
+                self.row.line = moved(self.row.line, line.into());
+                self.advance(address.into())?;
+                Made::Row
+            } else {
+                self.run(code)?
+            };
+            if let Made::Nothing = made {
+                continue;
+            }
+            let ends = matches!(made, Made::End);
+            if !self.left_out {
+                each(&self.row, ends);
+            }
+            if ends {
+                (self.row, self.left_out) = (FIRST, false);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Goes to what looks like the start of a sequence. Says whether its instructions lead, without
+    /// a row, to the one at `set`, which sets its address.
+    fn is_start(&mut self, start: usize, set: usize) -> bool {
+        (self.at, self.row, self.left_out) = (start, FIRST, false);
+        let base = self.header.opcode_base();
+        while self.at < set {
+            let code = self.bytes[self.at];
+            self.at += 1;
+            if code >= base || !matches!(self.run(code), Ok(Made::Nothing)) {
+                return false;
+            }
+        }
+        self.at == set
     }
 
     #[inline]
@@ -350,5 +398,51 @@ mod tests {
             let section = section(&broken);
             assert_eq!(by_us(&section), by_gimli(&section), "{broken:?}");
         }
+    }
+
+    #[test]
+    fn single_sequences_have_the_rows_that_they_have_among_all() {
+        let end = vec![0, 1, 1];
+        let whole = [
+            vec![5, 9],
+            address(0x1000),
+            vec![30, 40, 2, 5, 1],
+            end.clone(),
+            vec![4, 3, 6, 5, 0x81, 1],
+            address(0x2000),
+            vec![50, 60],
+            end.clone(),
+            // What is no beginning: a row comes before the address.
+            vec![70],
+            address(0x3000),
+            vec![60],
+            end.clone(),
+        ]
+        .concat();
+        let section = section(&whole);
+        let (all, _) = by_us(&section);
+        let line = DebugLine::new(&section, LittleEndian);
+        let program = line.program(DebugLineOffset(0), 8, None, None).unwrap();
+        let of = |begin: u64| {
+            let range = gimli::Range {
+                begin,
+                end: begin + 1,
+            };
+            let (mut own, residency) = (Vec::new(), Residency::of(None));
+            of_sequences(
+                &program,
+                &Beginnings::new(&[range]),
+                &residency,
+                |row, ends| {
+                    own.push([row.address, row.file, row.line, row.column, ends.into()]);
+                },
+            )
+            .unwrap();
+            own
+        };
+        let (first, second) = (of(0x1000), of(0x2000));
+        assert_eq!((first.len(), second.len()), (4, 3));
+        assert_eq!(all[..7], [first, second].concat());
+        assert_eq!((of(0x3000).len(), of(0x1001).len()), (0, 0));
     }
 }

@@ -1,11 +1,12 @@
 //! Units of debug information: which may hold an address, and their entries.
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use gimli::{
-    AttributeValue, Dwarf, EndianSlice, LittleEndian, Result, Unit, UnitHeader, UnitOffset,
+    AttributeValue, Dwarf, EndianSlice, LittleEndian, Range, Result, Unit, UnitHeader, UnitOffset,
     UnitRef, UnitType,
 };
 
@@ -35,7 +36,24 @@ pub struct Units<'a> {
 /// For each address the units that may hold it.
 pub struct Candidates {
     /// Those that start last come first.
-    of: Vec<Vec<usize>>,
+    of: Vec<Vec<Candidate>>,
+}
+
+/// A unit that may hold an address, and its range that does.
+#[derive(Clone, Copy)]
+struct Candidate {
+    unit: usize,
+    range: Range,
+}
+
+/// Addresses that are looked for in a unit.
+pub struct Asked<'w> {
+    /// Number of the unit.
+    pub unit: usize,
+    /// The addresses, sorted.
+    pub wanted: &'w [u64],
+    /// For each the unit's range that holds it.
+    pub ranges: &'w [Range],
 }
 
 impl<'a> Units<'a> {
@@ -80,14 +98,15 @@ impl<'a> Units<'a> {
 
     /// Units that may hold each of the addresses, which are sorted.
     pub fn candidates(&self, wanted: &[u64]) -> Result<Candidates> {
-        let mut starts: Vec<Vec<(u64, usize)>> = vec![Vec::new(); wanted.len()];
+        let mut holding: Vec<Vec<Candidate>> = vec![Vec::new(); wanted.len()];
         let mut note = |begin: u64, end: u64, unit: usize| {
             let first = wanted.partition_point(|&a| a < begin);
             let inside = wanted[first..].iter().take_while(|&&a| a < end);
             for (at, _) in inside.enumerate() {
-                let own = &mut starts[first + at];
+                let own = &mut holding[first + at];
                 if own.len() < MOST_UNITS {
-                    own.push((begin, unit));
+                    let range = Range { begin, end };
+                    own.push(Candidate { unit, range });
                 }
             }
         };
@@ -109,14 +128,12 @@ impl<'a> Units<'a> {
                 })?;
             }
         }
-        let order = |mut found: Vec<(u64, usize)>| {
-            found.sort_unstable_by(|a, b| b.cmp(a));
-            found.dedup_by_key(|(_, unit)| *unit);
-            found.into_iter().map(|(_, unit)| unit).collect()
-        };
-        Ok(Candidates {
-            of: starts.into_iter().map(order).collect(),
-        })
+        for found in &mut holding {
+            let last = |own: &Candidate| Reverse((own.range.begin, own.unit, own.range.end));
+            found.sort_unstable_by_key(last);
+            found.dedup_by_key(|own| own.unit);
+        }
+        Ok(Candidates { of: holding })
     }
 
     /// Notes the ranges in the list of all units' ranges; says which units are
@@ -242,27 +259,31 @@ impl Candidates {
     pub fn in_turn<T>(
         &self,
         wanted: &[u64],
-        mut look: impl FnMut(usize, &[u64], &mut [Option<T>]) -> Result<()>,
+        mut look: impl FnMut(&Asked, &mut [Option<T>]) -> Result<()>,
     ) -> Result<Vec<Option<T>>> {
         let mut found: Vec<Option<T>> = wanted.iter().map(|_| None).collect();
         for turn in 0.. {
-            let mut by_unit: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+            let mut by_unit: BTreeMap<usize, Vec<(usize, Range)>> = BTreeMap::new();
             for (at, units) in self.of.iter().enumerate() {
-                if let Some(&unit) = units.get(turn).filter(|_| found[at].is_none()) {
-                    by_unit.entry(unit).or_default().push(at);
+                if let Some(own) = units.get(turn).filter(|_| found[at].is_none()) {
+                    by_unit.entry(own.unit).or_default().push((at, own.range));
                 }
             }
             if by_unit.is_empty() {
                 break;
             }
-            for (unit, indices) in by_unit {
+            for (unit, own) in by_unit {
+                let (indices, ranges): (Vec<usize>, Vec<Range>) = own.into_iter().unzip();
                 let addresses: Vec<u64> = indices.iter().map(|&at| wanted[at]).collect();
                 let mut results: Vec<Option<T>> = indices.iter().map(|_| None).collect();
-                look(unit, &addresses, &mut results)?;
-                indices
-                    .iter()
-                    .zip(results)
-                    .for_each(|(&at, r)| found[at] = r);
+                let asked = Asked {
+                    unit,
+                    wanted: &addresses,
+                    ranges: &ranges,
+                };
+                look(&asked, &mut results)?;
+                let results = indices.into_iter().zip(results);
+                results.for_each(|(at, result)| found[at] = result);
             }
         }
         Ok(found)
