@@ -1,9 +1,10 @@
 //! Answers of a child, on their way through a pipe.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::rc::Rc;
+
+use foldhash::HashMap;
 
 use super::frame::{Frame, Frames};
 

@@ -24,6 +24,7 @@ mod scan;
 pub mod stripped;
 mod table;
 mod units;
+mod unpacking;
 mod walk;
 
 use std::collections::HashMap;
@@ -38,6 +39,7 @@ pub use image::Image;
 use lines::Row;
 use residency::Residency;
 use units::{Slice, Units};
+use unpacking::Content;
 
 /// The frames of each address; `None` where another reader has to be asked.
 pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Option<Frames> {
@@ -60,9 +62,9 @@ fn look_up(image: &Image, addresses: &[u64]) -> Option<Frames> {
 }
 
 /// Looks the addresses up, in a part of the units where one is given.
-fn look_up_in(
-    image: &Image,
-    part: Option<Vec<u8>>,
+fn look_up_in<'i>(
+    image: &'i Image,
+    part: Option<Content<'i>>,
     wanted: &[u64],
     addresses: &[u64],
 ) -> Option<Frames> {
@@ -83,7 +85,7 @@ struct Lookup<'a> {
     /// Names from the table of symbols, for what is in no function.
     symbols: HashMap<u64, Rc<str>>,
     /// Paths of source files, of those that rows and calls name.
-    paths: HashMap<(usize, u64), Rc<str>>,
+    paths: foldhash::HashMap<(usize, u64), Rc<str>>,
 }
 
 impl<'a> Lookup<'a> {
@@ -109,7 +111,7 @@ impl<'a> Lookup<'a> {
             functions,
             rows,
             symbols,
-            paths: HashMap::new(),
+            paths: foldhash::HashMap::default(),
         };
         found.note_paths().ok()?;
         Some(found)

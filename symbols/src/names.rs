@@ -1,9 +1,9 @@
 //! Functions and lines of a profile, as they are found.
 
-use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
+use foldhash::{HashMap, HashMapExt};
 use heap_format::{Function, Line, Profile};
 
 use super::frame::Frame;

@@ -1,14 +1,14 @@
 //! A program's file, mapped, and its sections.
 
-use std::borrow::Cow;
 use std::cell::Cell;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use flate2::{Decompress, FlushDecompress};
 use gimli::{DwarfSections, SectionId};
 use heap_format::opening;
 use memmap2::Mmap;
+
+use super::unpacking::{Content, Unpacked};
 
 const EXEC: u64 = 2;
 const DYN: u64 = 3;
@@ -90,45 +90,6 @@ pub struct Image {
     sections: Vec<(String, Section)>,
     /// Bytes that may still be unpacked.
     room: Cell<u64>,
-}
-
-/// A compressed section, unpacked as far as it is needed.
-pub struct Unpacked<'a> {
-    packed: &'a [u8],
-    engine: Decompress,
-    /// All of it; zeros where nothing is unpacked yet, which take no memory.
-    bytes: Vec<u8>,
-}
-
-impl Unpacked<'_> {
-    /// Unpacks as many bytes from its beginning, if they are not yet; `None` where there are fewer.
-    pub fn reach(&mut self, end: usize) -> Option<()> {
-        loop {
-            let done = usize::try_from(self.engine.total_out()).ok()?;
-            if done >= end {
-                return (end <= self.bytes.len()).then_some(());
-            }
-            let packed = self
-                .packed
-                .get(usize::try_from(self.engine.total_in()).ok()?..)?;
-            let rest = self.bytes.get_mut(done..end)?;
-            let unpacked = self.engine.decompress(packed, rest, FlushDecompress::None);
-            unpacked.ok()?;
-            if self.engine.total_out() as usize == done {
-                return None;
-            }
-        }
-    }
-
-    /// The section, as far as it is unpacked.
-    pub fn into_bytes(self) -> Vec<u8> {
-        self.bytes
-    }
-
-    /// The same.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 /// The number of `size` bytes at `at`.
@@ -246,13 +207,13 @@ impl Image {
     }
 
     /// Content of a section; `None` where it cannot be read.
-    pub fn data(&self, section: &Section) -> Option<Cow<'_, [u8]>> {
+    pub fn data(&self, section: &Section) -> Option<Content<'_>> {
         if section.flags & COMPRESSED == 0 {
-            return self.raw(section).map(Cow::Borrowed);
+            return self.raw(section).map(Content::File);
         }
         let mut unpacked = self.unpack(section)?;
-        unpacked.reach(unpacked.bytes.len())?;
-        Some(Cow::Owned(unpacked.bytes))
+        unpacked.reach(unpacked.bytes().len())?;
+        Some(unpacked.into_content())
     }
 
     /// Begins to unpack a section; `None` where it is not compressed or cannot be read.
@@ -267,11 +228,8 @@ impl Image {
         }
         // Sections that lie over each other are not to claim it again and again.
         self.room.set(self.room.get().checked_sub(size)?);
-        Some(Unpacked {
-            packed: raw.get(COMPRESSION_HEADER..)?,
-            engine: Decompress::new(true),
-            bytes: vec![0; usize::try_from(size).ok()?],
-        })
+        let packed = raw.get(COMPRESSION_HEADER..)?;
+        Unpacked::new(packed, usize::try_from(size).ok()?)
     }
 
     /// Whether there is any debug information in it.
@@ -281,17 +239,17 @@ impl Image {
     }
 
     /// The debug information, if all of it is here; `info` stands for the section of units.
-    pub fn sections(&self, info: Option<Vec<u8>>) -> Option<DwarfSections<Cow<'_, [u8]>>> {
+    pub fn sections<'i>(&'i self, info: Option<Content<'i>>) -> Option<DwarfSections<Content<'i>>> {
         if ELSEWHERE.iter().any(|name| self.section(name).is_some()) {
             return None;
         }
         let mut info = info;
         DwarfSections::load(|id: SectionId| {
             if let Some(info) = info.take_if(|_| id == SectionId::DebugInfo) {
-                return Ok(Cow::Owned(info));
+                return Ok(info);
             }
             let section = self.section(id.name()).filter(|_| NEEDED.contains(&id));
-            section.map_or(Ok(Cow::Borrowed(&[][..])), |s| self.data(s).ok_or(()))
+            section.map_or(Ok(Content::File(&[])), |s| self.data(s).ok_or(()))
         })
         .ok()
     }

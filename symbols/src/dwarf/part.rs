@@ -7,13 +7,14 @@
 use gimli::{DebugAranges, LittleEndian};
 
 use super::image::{Image, number};
+use super::unpacking::Content;
 
 /// Stands for a length that follows, of 8 bytes.
 const LONG: u64 = 0xffff_ffff;
 
 /// The units up to the last one that holds one of the addresses, which are sorted; `None` where they
 /// are not compressed, or the list does not have all the addresses.
-pub fn of(image: &Image, wanted: &[u64]) -> Option<Vec<u8>> {
+pub fn of<'i>(image: &'i Image, wanted: &[u64]) -> Option<Content<'i>> {
     let section = image.section(".debug_info")?;
     let mut unpacked = image.unpack(section)?;
     let last = last_unit(image, wanted)?;
@@ -25,9 +26,9 @@ pub fn of(image: &Image, wanted: &[u64]) -> Option<Vec<u8>> {
     };
     let end = usize::try_from(length).ok()?.checked_add(last + head)?;
     unpacked.reach(end)?;
-    let mut bytes = unpacked.into_bytes();
-    bytes.truncate(end);
-    Some(bytes)
+    let mut content = unpacked.into_content();
+    content.truncate(end);
+    Some(content)
 }
 
 /// Where the last of the units begins that hold the addresses.
@@ -95,10 +96,10 @@ mod tests {
         let (first, last) = (symbol(&image, "first"), symbol(&image, "f399"));
         let of_first = of(&image, &[first]).unwrap();
         assert!(of_first.len() * 10 < whole.len(), "{}", of_first.len());
-        assert_eq!(of_first, whole[..of_first.len()]);
-        assert_eq!(of(&image, &[first, last]).unwrap(), whole.into_owned());
+        assert_eq!(of_first[..], whole[..of_first.len()]);
+        assert_eq!(of(&image, &[first, last]).unwrap()[..], whole[..]);
         // An address that no unit has may be of any.
-        assert_eq!(of(&image, &[first, last, u64::MAX / 2]), None);
+        assert!(of(&image, &[first, last, u64::MAX / 2]).is_none());
         let by_part = look_up(&image, &[first]).unwrap();
         assert_eq!(by_part[0][0].name.as_ref(), "first");
         assert_eq!(Some(by_part), look_up_in(&image, None, &[first], &[first]));

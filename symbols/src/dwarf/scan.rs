@@ -32,9 +32,10 @@ const MOST_BEFORE: usize = 32;
 pub struct Beginnings(Vec<Range>);
 
 impl Beginnings {
-    /// Those of the ranges.
+    /// Those of the ranges that are below 4 GiB.
     pub fn new(ranges: &[Range]) -> Self {
         let mut ranges = ranges.to_vec();
+        ranges.retain(|range| range.begin >> (8 * LOW) == 0);
         ranges.sort_unstable_by_key(|range| (range.begin, range.end));
         ranges.dedup_by_key(|range| range.begin);
         Self(ranges)
@@ -46,22 +47,22 @@ impl Beginnings {
     }
 
     fn at(&self, address: u64) -> Option<Range> {
-        let (first, last) = (self.0.first()?, self.0.last()?);
-        if address < first.begin || address > last.begin {
-            return None;
-        }
         let at = self.0.binary_search_by_key(&address, |range| range.begin);
         Some(self.0[at.ok()?])
     }
 
     /// Tells `each` the places where one of the addresses is, and its range, as long as it wants
-    /// more. Addresses beyond 4 GiB are in no place.
+    /// more.
     pub fn places(
         &self,
         bytes: &[u8],
         residency: &Residency,
         mut each: impl FnMut(usize, Range) -> bool,
     ) {
+        let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else {
+            return;
+        };
+        let may_be = first.begin..=last.begin;
         let mut at = 0;
         while let Some(block) = bytes[at..].first_chunk() {
             for (eight, mut places) in low_addresses(block).into_iter().enumerate() {
@@ -69,7 +70,9 @@ impl Beginnings {
                 while places != 0 {
                     let place = at + eight * 8 + places.trailing_zeros() as usize / 8;
                     places &= places - 1;
-                    if self.is_last(bytes, place, &mut each) {
+                    let low = bytes[place..].first_chunk().copied();
+                    let low = low.map_or(0, u32::from_le_bytes);
+                    if may_be.contains(&u64::from(low)) && self.is_last(bytes, place, &mut each) {
                         return;
                     }
                 }
@@ -87,7 +90,6 @@ impl Beginnings {
     }
 
     /// Tells `each` of a place if an address is there; says whether it wants no more.
-    #[inline]
     fn is_last(
         &self,
         bytes: &[u8],

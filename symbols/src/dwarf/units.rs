@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use foldhash::HashMap;
 use gimli::{
     AttributeValue, Dwarf, EndianSlice, LittleEndian, Range, Result, Unit, UnitHeader, UnitOffset,
     UnitRef, UnitType,
@@ -29,7 +30,8 @@ pub struct Units<'a> {
     /// What of the file is in memory.
     pub residency: Residency<'a>,
     headers: Vec<UnitHeader<Slice<'a>>>,
-    open: RefCell<HashMap<usize, Rc<Unit<Slice<'a>>>>>,
+    /// By number.
+    open: RefCell<Vec<Option<Rc<Unit<Slice<'a>>>>>>,
     names: RefCell<HashMap<(usize, UnitOffset), Rc<str>>>,
 }
 
@@ -72,15 +74,15 @@ impl<'a> Units<'a> {
         Ok(Self {
             dwarf,
             residency,
+            open: RefCell::new(vec![None; headers.len()]),
             headers,
-            open: RefCell::default(),
             names: RefCell::default(),
         })
     }
 
     /// A unit by its number.
     pub fn open(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
-        if let Some(unit) = self.open.borrow().get(&number) {
+        if let Some(Some(unit)) = self.open.borrow().get(number) {
             return Ok(Rc::clone(unit));
         }
         let header = self
@@ -92,7 +94,7 @@ impl<'a> Units<'a> {
             // The rest of it is in another file.
             return Err(gimli::Error::MissingSplitUnit);
         }
-        self.open.borrow_mut().insert(number, Rc::clone(&unit));
+        self.open.borrow_mut()[number] = Some(Rc::clone(&unit));
         Ok(unit)
     }
 

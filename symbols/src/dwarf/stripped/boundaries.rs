@@ -1,6 +1,5 @@
 //! Where functions begin, by the tables for unwinding, which no `strip` takes away.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
 use gimli::{
@@ -11,6 +10,7 @@ use gimli::{
 use super::super::image::Image;
 use super::super::residency::Residency;
 use super::super::units::Slice;
+use super::super::unpacking::Content;
 
 /// For those of the addresses, which are sorted, that lie in a function of the table: its start.
 pub fn starts(image: &Image, wanted: &[u64], residency: &Residency) -> HashMap<u64, u64> {
@@ -27,8 +27,8 @@ pub fn starts(image: &Image, wanted: &[u64], residency: &Residency) -> HashMap<u
 
 /// The section of entries, and its index, which may be missing.
 struct Tables<'a> {
-    entries: Cow<'a, [u8]>,
-    index: Option<Cow<'a, [u8]>>,
+    entries: Content<'a>,
+    index: Option<Content<'a>>,
     bases: BaseAddresses,
 }
 
