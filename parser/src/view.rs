@@ -220,8 +220,7 @@ impl View {
         let profile = Arc::clone(&self.profile);
         let beginnings = beginnings::of(&profile.drop_frames);
         let drop = |name: &str| {
-            let mut all = beginnings.iter().flatten();
-            let may_match = beginnings.is_none() || all.any(|own| name.starts_with(own));
+            let may_match = beginnings.as_ref().is_none_or(|all| all.may_match(name));
             may_match && drop.is_match(name)
         };
         self.prune(drop, keep.as_ref());

@@ -97,7 +97,9 @@ impl<'a> Lookup<'a> {
         let units = Units::new(dwarf, Residency::of(image.map())).ok()?;
         let candidates = units.candidates(&wanted).ok()?;
         let functions = candidates.in_turn(&wanted, |asked, found| {
-            functions::find(&units, asked, found)
+            let result = functions::find(&units, asked, found);
+            units.forget_abbreviations(asked.unit);
+            result
         });
         let functions = functions.ok()?;
         let rows = candidates.in_turn(&wanted, |asked, found| lines::find(&units, asked, found));
@@ -127,7 +129,7 @@ impl<'a> Lookup<'a> {
         files.sort_unstable();
         files.dedup();
         for (unit, file) in files {
-            let path = lines::path(&*self.units.open(unit)?, self.units.dwarf, file)?;
+            let path = lines::path(&*self.units.open_for_lines(unit)?, self.units.dwarf, file)?;
             self.paths.insert((unit, file), path.into());
         }
         Ok(())

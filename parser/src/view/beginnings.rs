@@ -6,8 +6,24 @@
 /// What means more in a pattern than itself.
 const SPECIAL: &str = r".^$|?*+(){}[]\";
 
-/// Text of which every match of all of the pattern begins with one; `None` if that is not plain.
-pub fn of(pattern: &str) -> Option<Vec<&str>> {
+/// Texts of which every match of a pattern begins with one. Sorted, so that those with one first
+/// letter are together.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Beginnings<'p>(Vec<&'p str>);
+
+impl Beginnings<'_> {
+    /// Whether a name begins with one of them.
+    pub fn may_match(&self, name: &str) -> bool {
+        let first = |text: &str| text.as_bytes().first().copied();
+        let own = first(name);
+        let from = self.0.partition_point(|text| first(text) < own);
+        let mut alike = self.0[from..].iter().take_while(|text| first(text) == own);
+        alike.any(|text| name.starts_with(text))
+    }
+}
+
+/// Those of a pattern that matches a whole name; `None` if they are not plain.
+pub fn of(pattern: &str) -> Option<Beginnings<'_>> {
     // Flags reach over bars.
     if pattern.contains("(?") {
         return None;
@@ -22,7 +38,8 @@ pub fn of(pattern: &str) -> Option<Vec<&str>> {
         }
         all.push(literal(rest)?);
     }
-    Some(all)
+    all.sort_unstable();
+    Some(Beginnings(all))
 }
 
 /// The choices that bars divide, outside of parentheses; `None` where there are classes of letters.
@@ -65,17 +82,24 @@ mod tests {
     #[test]
     fn a_list_of_names_tells_what_they_begin_with() {
         let list = r"malloc|(__)?posix_memalign|tc_(c|p?v)alloc|ab?c|operator new(\[\])?|x\|y|z+";
+        let all = of(list).unwrap();
         let expected = [
-            "malloc",
             "__",
+            "a",
+            "malloc",
+            "operator new",
             "posix_memalign",
             "tc_",
-            "a",
-            "operator new",
             "x",
             "z",
         ];
-        assert_eq!(of(list).unwrap(), expected);
+        assert_eq!(all.0, expected);
+        for text in expected {
+            assert!(all.may_match(text) && all.may_match(&format!("{text}x")));
+        }
+        for name in ["", "_", "b", "mallo", "operator", "t", "posix", "~", "é"] {
+            assert!(!all.may_match(name), "{name}");
+        }
     }
 
     #[test]
@@ -98,6 +122,6 @@ mod tests {
         ] {
             assert_eq!(of(pattern), None, "{pattern}");
         }
-        assert_eq!(of("éa?").unwrap(), ["é"]);
+        assert_eq!(of("éa?").unwrap().0, ["é"]);
     }
 }

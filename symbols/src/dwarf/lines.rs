@@ -24,7 +24,7 @@ pub struct Row {
 /// Finds the lines of the addresses in a unit's program of lines: in the sequences that begin
 /// where the unit's ranges do, and otherwise in all, of which none is kept.
 pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Row>]) -> Result<()> {
-    let opened = units.open(asked.unit)?;
+    let opened = units.open_for_lines(asked.unit)?;
     let Some(program) = &opened.line_program else {
         return Ok(());
     };

@@ -13,7 +13,8 @@ use memmap2::{Mmap, UncheckedAdvice};
 
 /// Most bytes of mapped files in memory, our own program among them.
 const MOST: u64 = 24 << 20;
-/// How many entries, rows or symbols are passed between two looks: they take less than 1 MiB.
+/// How many entries, rows or symbols are passed, at least, between two looks: they take less than
+/// 1 MiB.
 const BETWEEN: u32 = 8192;
 /// How many of them count for one that may be anywhere, as may the text of its name: around each the
 /// kernel maps up to 64 KiB.
@@ -26,6 +27,8 @@ pub struct Residency<'a> {
     /// `/proc/self/statm`; `None`: nothing is known, and nothing given back.
     source: Option<File>,
     passed: Cell<u32>,
+    /// As many are passed before the next look.
+    until: Cell<u32>,
 }
 
 impl<'a> Residency<'a> {
@@ -35,6 +38,7 @@ impl<'a> Residency<'a> {
             map,
             source: File::open("/proc/self/statm").ok(),
             passed: Cell::new(0),
+            until: Cell::new(BETWEEN),
         }
     }
 
@@ -57,7 +61,7 @@ impl<'a> Residency<'a> {
     #[inline]
     fn count(&self, passed: u32) {
         self.passed.set(self.passed.get() + passed);
-        if self.passed.get() >= BETWEEN {
+        if self.passed.get() >= self.until.get() {
             self.look();
         }
     }
@@ -66,8 +70,15 @@ impl<'a> Residency<'a> {
     #[cold]
     fn look(&self) {
         self.passed.set(0);
-        let Some(map) = self.map else { return };
-        if self.resident().is_some_and(|bytes| bytes > MOST) {
+        self.until.set(BETWEEN);
+        let (Some(map), Some(resident)) = (self.map, self.resident()) else {
+            return;
+        };
+        // To look takes time, too, and is of no use while there is room for what will be passed.
+        if let Some(room) = MOST.checked_sub(resident) {
+            let pieces = u32::try_from(room >> 20).unwrap_or(0);
+            self.until.set(BETWEEN * pieces.max(1));
+        } else {
             // SAFETY: a mapping of a file that is only read: what is given back is read from the
             // file again when it is touched. Whoever made the mapping accepts that the bytes
             // change with the file, which they do with or without this.

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use foldhash::HashMap;
 use gimli::{
@@ -31,8 +32,15 @@ pub struct Units<'a> {
     pub residency: Residency<'a>,
     headers: Vec<UnitHeader<Slice<'a>>>,
     /// By number.
-    open: RefCell<Vec<Option<Rc<Unit<Slice<'a>>>>>>,
+    open: RefCell<Vec<Option<Open<'a>>>>,
     names: RefCell<HashMap<(usize, UnitOffset), Rc<str>>>,
+}
+
+/// A unit that was opened.
+struct Open<'a> {
+    unit: Rc<Unit<Slice<'a>>>,
+    /// Whether it has its abbreviations.
+    is_whole: bool,
 }
 
 /// For each address the units that may hold it.
@@ -74,7 +82,7 @@ impl<'a> Units<'a> {
         Ok(Self {
             dwarf,
             residency,
-            open: RefCell::new(vec![None; headers.len()]),
+            open: RefCell::new(headers.iter().map(|_| None).collect()),
             headers,
             names: RefCell::default(),
         })
@@ -82,8 +90,29 @@ impl<'a> Units<'a> {
 
     /// A unit by its number.
     pub fn open(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
-        if let Some(Some(unit)) = self.open.borrow().get(number) {
-            return Ok(Rc::clone(unit));
+        self.opened(number, true)
+    }
+
+    /// A unit by its number; it may have no abbreviations any more.
+    pub fn open_for_lines(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
+        self.opened(number, false)
+    }
+
+    /// Frees what takes the most memory of a unit: the next one can have it.
+    pub fn forget_abbreviations(&self, number: usize) {
+        if let Some(Some(own)) = self.open.borrow_mut().get_mut(number)
+            && let Some(unit) = Rc::get_mut(&mut own.unit)
+        {
+            unit.abbreviations = Arc::default();
+            own.is_whole = false;
+        }
+    }
+
+    fn opened(&self, number: usize, whole: bool) -> Result<Rc<Unit<Slice<'a>>>> {
+        if let Some(Some(own)) = self.open.borrow().get(number)
+            && (own.is_whole || !whole)
+        {
+            return Ok(Rc::clone(&own.unit));
         }
         let header = self
             .headers
@@ -94,7 +123,10 @@ impl<'a> Units<'a> {
             // The rest of it is in another file.
             return Err(gimli::Error::MissingSplitUnit);
         }
-        self.open.borrow_mut()[number] = Some(Rc::clone(&unit));
+        self.open.borrow_mut()[number] = Some(Open {
+            unit: Rc::clone(&unit),
+            is_whole: true,
+        });
         Ok(unit)
     }
 
