@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use foldhash::HashMap;
 
-use super::frame::{Frame, Frames};
+use super::frame::{Frame, Frames, Origin};
 
 /// What a child says of a file.
 pub type Answer = Result<Frames, Failure>;
@@ -49,8 +49,8 @@ pub fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
                 numbers.push(frames.len() as u32);
                 for frame in frames {
                     let (name, file) = (texts.number(&frame.name), texts.number(&frame.file));
-                    let is_made = frame.is_made.into();
-                    numbers.extend([name, file, frame.line, frame.column, is_made]);
+                    let origin = frame.origin as u32;
+                    numbers.extend([name, file, frame.line, frame.column, origin]);
                 }
             }
             bytes.extend((texts.all.len() as u32).to_le_bytes());
@@ -119,13 +119,19 @@ impl Cursor<'_> {
                     file: text(self.number()?)?,
                     line: self.number()?,
                     column: self.number()?,
-                    is_made: self.number()? != 0,
+                    origin: origin(self.number()?),
                 });
             }
             all.push(frames);
         }
         Some(all)
     }
+}
+
+fn origin(number: u32) -> Origin {
+    let all = [Origin::Symbol, Origin::Source, Origin::Made];
+    let own = all.into_iter().find(|origin| *origin as u32 == number);
+    own.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -139,10 +145,10 @@ mod tests {
             file: "a/b.c".into(),
             line: 7,
             column: 3,
-            is_made: false,
+            origin: Origin::Source,
         };
         let made = Frame {
-            is_made: true,
+            origin: Origin::Made,
             ..Frame::named("app+0x10".into())
         };
         let answers = [

@@ -49,6 +49,19 @@ pub fn demangle(name: &str, style: Style) -> String {
     name.to_owned()
 }
 
+/// The name to show for one that debug information has, as the source calls it.
+pub fn of_source(name: &str, style: Style) -> String {
+    if style != Style::Simple {
+        return name.to_owned();
+    }
+    let short = without_templates(name);
+    // `<lambda>` and its like are in angle brackets themselves.
+    if short.is_empty() || short.ends_with(':') {
+        return name.to_owned();
+    }
+    short
+}
+
 /// Splits off what compilers append to copies of a function: `.part.0`.
 fn split_clone(name: &str) -> (&str, &str) {
     name.find('.').map_or((name, ""), |at| name.split_at(at))

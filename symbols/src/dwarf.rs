@@ -16,11 +16,13 @@ mod companions;
 mod functions;
 mod image;
 mod lines;
+mod linked;
 mod part;
 mod plan;
 mod residency;
 mod rows;
 mod scan;
+mod scopes;
 pub mod stripped;
 mod table;
 mod units;
@@ -31,14 +33,14 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use gimli::AbbreviationsCacheStrategy;
+use gimli::{AbbreviationsCacheStrategy, UnitOffset};
 
-use super::frame::{Frame, Frames};
+use super::frame::{Frame, Frames, Origin};
 use functions::Function;
 pub use image::Image;
 use lines::Row;
 use residency::Residency;
-use units::{Slice, Units};
+use units::{Die, Slice, Units};
 use unpacking::Content;
 
 /// The frames of each address; `None` where another reader has to be asked.
@@ -84,6 +86,10 @@ struct Lookup<'a> {
     rows: Vec<Option<Row>>,
     /// Names from the table of symbols, for what is in no function.
     symbols: HashMap<u64, Rc<str>>,
+    /// Names from there for those of the functions that debug information has no whole name of.
+    linked: HashMap<u64, Rc<str>>,
+    /// Names with their scopes of the others, and of what was inlined.
+    scoped: foldhash::HashMap<Die, Rc<str>>,
     /// Paths of source files, of those that rows and calls name.
     paths: foldhash::HashMap<(usize, u64), Rc<str>>,
 }
@@ -113,10 +119,30 @@ impl<'a> Lookup<'a> {
             functions,
             rows,
             symbols,
+            linked: HashMap::new(),
+            scoped: foldhash::HashMap::default(),
             paths: foldhash::HashMap::default(),
         };
         found.note_paths().ok()?;
+        found.linked = linked::names(image, &found.units, &found.wanted, &found.functions)?;
+        found.scoped = found.scoped_names().ok()?;
         Some(found)
+    }
+
+    fn scoped_names(&self) -> gimli::Result<foldhash::HashMap<Die, Rc<str>>> {
+        let mut wanted = foldhash::HashSet::default();
+        for (address, function) in self.wanted.iter().zip(&self.functions) {
+            let Some(function) = function else { continue };
+            if !self.linked.contains_key(address) {
+                wanted.insert((function.unit, function.entry));
+            }
+            wanted.extend(function.inlined.iter().map(|call| (call.unit, call.entry)));
+        }
+        let mut scoped = Vec::new();
+        for (unit, entry) in wanted {
+            scoped.extend(self.units.name(unit, entry)?.scoped);
+        }
+        scopes::names(&self.units, scoped)
     }
 
     fn note_paths(&mut self) -> gimli::Result<()> {
@@ -140,9 +166,12 @@ impl<'a> Lookup<'a> {
         let at = self.wanted.binary_search(&address).ok()?;
         let function = self.functions[at].as_ref();
         let name = match function {
-            Some(function) => self.units.name(function.unit, function.entry).ok()?,
+            Some(function) => match self.linked.get(&address) {
+                Some(name) => (Rc::clone(name), Origin::Symbol),
+                None => self.name(function.unit, function.entry)?,
+            },
             None => match self.symbols.get(&address) {
-                Some(name) => Rc::clone(name),
+                Some(name) => (Rc::clone(name), Origin::Symbol),
                 None => return Some(Vec::new()),
             },
         };
@@ -154,7 +183,7 @@ impl<'a> Lookup<'a> {
         // Outermost first: each is where its caller calls it, and the last one
         // is where the address is.
         for call in function.iter().flat_map(|f| &f.inlined) {
-            let name = self.units.name(call.unit, call.entry).ok()?;
+            let name = self.name(call.unit, call.entry)?;
             let site = call.file;
             let mut site =
                 site.map(|file| self.source_location(call.unit, file, call.line, call.column));
@@ -169,6 +198,15 @@ impl<'a> Lookup<'a> {
         Some(frames.map(|(name, source)| framed(name, source)).collect())
     }
 
+    fn name(&self, unit: usize, entry: UnitOffset) -> Option<Named> {
+        let name = self.units.name(unit, entry).ok()?;
+        let Some(die) = name.scoped else {
+            return Some((name.text, Origin::Symbol));
+        };
+        let whole = self.scoped.get(&die).map(Rc::clone);
+        Some((whole.unwrap_or(name.text), Origin::Source))
+    }
+
     fn source_location(&self, unit: usize, file: u64, line: u32, column: u32) -> SourceLocation {
         let path = self.paths.get(&(unit, file)).cloned();
         SourceLocation {
@@ -179,6 +217,9 @@ impl<'a> Lookup<'a> {
     }
 }
 
+/// A name and where it is from.
+type Named = (Rc<str>, Origin);
+
 /// A location in a source file.
 struct SourceLocation {
     file: Rc<str>,
@@ -186,11 +227,15 @@ struct SourceLocation {
     column: u32,
 }
 
-fn framed(name: Rc<str>, source: Option<SourceLocation>) -> Frame {
+fn framed((name, origin): Named, source: Option<SourceLocation>) -> Frame {
     let Some(SourceLocation { file, line, column }) = source else {
-        return Frame::named(name);
+        return Frame {
+            origin,
+            ..Frame::named(name)
+        };
     };
     Frame {
+        origin,
         file,
         line,
         column,

@@ -13,8 +13,20 @@ pub struct Frame {
     pub line: u32,
     /// Column; 0 when unknown.
     pub column: u32,
-    /// Whether the name was made from where the function begins, for there is no symbol.
-    pub is_made: bool,
+    /// Where the name is from.
+    pub origin: Origin,
+}
+
+/// Where a name is from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// A table of symbols, or debug information that has the same name: it may be mangled.
+    #[default]
+    Symbol,
+    /// Debug information that tells what the source calls it, with its scopes.
+    Source,
+    /// Made from where the function begins, for there is no symbol.
+    Made,
 }
 
 impl Frame {
@@ -24,6 +36,11 @@ impl Frame {
             name,
             ..Self::default()
         }
+    }
+
+    /// Whether its name was made.
+    pub fn is_made(&self) -> bool {
+        self.origin == Origin::Made
     }
 }
 

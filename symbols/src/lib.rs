@@ -146,7 +146,7 @@ impl Open {
     fn take(&mut self, locations: &[usize], frames: Vec<Vec<Frame>>, names: &mut Names) {
         for (&location, frames) in locations.iter().zip(frames) {
             match frames.first() {
-                Some(frame) if frame.is_made => {
+                Some(frame) if frame.is_made() => {
                     self.made.entry(location).or_insert(frames);
                 }
                 Some(_) => {

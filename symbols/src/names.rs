@@ -6,8 +6,8 @@ use std::rc::Rc;
 use foldhash::{HashMap, HashMapExt};
 use heap_format::{Function, Line, Profile};
 
-use super::frame::Frame;
-use crate::demangle::{Style, demangle};
+use super::frame::{Frame, Origin};
+use crate::demangle::{self, Style, demangle};
 
 /// Functions and lines under construction.
 pub struct Names {
@@ -59,7 +59,7 @@ impl Names {
 
     /// Gives a location one frame that is only a name.
     pub fn add_name(&mut self, number: usize, name: &str) {
-        let function = self.function(&name.into(), &Rc::default(), false);
+        let function = self.function(&name.into(), &Rc::default(), Origin::Symbol);
         self.ranges[number] = (self.lines.len() as u32, 1);
         self.lines.push(Line {
             function,
@@ -103,24 +103,23 @@ impl Names {
         if let Some(&number) = self.seen.get(&key) {
             return number;
         }
-        let number = self.function(name, file, frame.is_made);
+        let number = self.function(name, file, frame.origin);
         self.seen.insert(key, number);
         number
     }
 
-    fn function(&mut self, system_name: &Rc<str>, file: &Rc<str>, is_made: bool) -> u32 {
+    fn function(&mut self, system_name: &Rc<str>, file: &Rc<str>, origin: Origin) -> u32 {
         let key = (Rc::clone(system_name), Rc::clone(file));
         if let Some(&number) = self.known.get(&key) {
             return number;
         }
         let number = self.functions.len() as u32;
-        // A name that was made is none of a table of symbols.
-        let (name, system_name) = match is_made {
-            true => (system_name.as_ref().to_owned(), String::new()),
-            false => (
-                demangle(system_name, self.style),
-                system_name.as_ref().to_owned(),
-            ),
+        let own = system_name.as_ref().to_owned();
+        let (name, system_name) = match origin {
+            Origin::Symbol => (demangle(system_name, self.style), own),
+            Origin::Source => (demangle::of_source(system_name, self.style), own),
+            // It is none of a table of symbols.
+            Origin::Made => (own, String::new()),
         };
         self.functions.push(Function {
             name,

@@ -24,7 +24,7 @@ use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
 use super::answer::{Answer, Failure, receive, send};
 use super::dwarf::{self, stripped};
-use super::frame::{Frame, Frames};
+use super::frame::{Frame, Frames, Origin};
 use super::links;
 
 /// Memory that a child may use in addition to what it has and what its files need.
@@ -293,7 +293,7 @@ fn frame(name: &str, code: Option<&CodeInfo>) -> Frame {
         file: code.map_or_else(Rc::default, |c| c.to_path().to_string_lossy().into()),
         line: code.and_then(|c| c.line).unwrap_or(0),
         column: code.and_then(|c| c.column).unwrap_or(0).into(),
-        is_made: false,
+        origin: Origin::Symbol,
     }
 }
 

@@ -45,6 +45,8 @@ pub mod kind {
     pub const FUNCTION: u8 = 4;
     /// Calls that were inlined.
     pub const CALL: u8 = 8;
+    /// All that others may be inside of.
+    pub const PARENT: u8 = 16;
 }
 
 /// What is known of all entries of an abbreviation.
@@ -126,8 +128,11 @@ fn kinds(abbreviation: &Abbreviation) -> u8 {
         gimli::DW_TAG_subprogram => kind::FUNCTION,
         _ => 0,
     };
-    if abbreviation.has_children() && has(gimli::DW_AT_sibling) {
-        kinds |= kind::SIBLING;
+    if abbreviation.has_children() {
+        kinds |= kind::PARENT;
+        if has(gimli::DW_AT_sibling) {
+            kinds |= kind::SIBLING;
+        }
     }
     kinds
 }

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::super::frame::{Frame, Frames};
+use super::super::frame::{Frame, Frames, Origin};
 use super::companions;
 use super::image::Image;
 use super::residency::Residency;
@@ -109,7 +109,7 @@ impl Made<'_> {
         let name = self.names.entry(start);
         let name = name.or_insert_with(|| format!("{}+{start:#x}", self.module).into());
         Frame {
-            is_made: true,
+            origin: Origin::Made,
             ..Frame::named(Rc::clone(name))
         }
     }

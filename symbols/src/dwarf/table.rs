@@ -11,6 +11,9 @@ const ENTRY: usize = 24;
 /// and thread-local variables.
 const KINDS: [u64; 4] = [0, 1, 2, 10];
 
+/// Symbols of one address of which the right one is looked for.
+const MOST_ALIKE: usize = 64;
+
 /// A symbol that may hold an address.
 #[derive(Clone, Copy)]
 struct Symbol {
@@ -27,13 +30,29 @@ pub fn names(
     wanted: &[u64],
     residency: &Residency,
 ) -> Option<HashMap<u64, Rc<str>>> {
+    names_that(image, wanted, residency, |_, _| true)
+}
+
+/// The same, of symbols whose name is the right one of an address.
+pub fn names_that(
+    image: &Image,
+    wanted: &[u64],
+    residency: &Residency,
+    is_right: impl Fn(u64, &str) -> bool,
+) -> Option<HashMap<u64, Rc<str>>> {
     let mut names = HashMap::new();
     let mut rest = wanted.to_vec();
     // What is packed in a program are the functions that its other tables do not have.
     let is_packed = image.map().is_none();
     for (table, sparse) in [(".symtab", is_packed), (".dynsym", true)] {
         if !rest.is_empty() && image.section(table).is_some() {
-            in_table((image, table, sparse), &rest, &mut names, residency)?;
+            in_table(
+                (image, table, sparse),
+                &rest,
+                &mut names,
+                residency,
+                &is_right,
+            )?;
             rest.retain(|address| !names.contains_key(address));
         }
     }
@@ -47,6 +66,7 @@ fn in_table(
     wanted: &[u64],
     names: &mut HashMap<u64, Rc<str>>,
     residency: &Residency,
+    is_right: &impl Fn(u64, &str) -> bool,
 ) -> Option<()> {
     let section = image.section(table)?;
     let Some(symbols) = image.data(section) else {
@@ -64,9 +84,14 @@ fn in_table(
             0 => !sparse || address == s.value,
             size => address < s.value.saturating_add(size),
         };
-        if let Some(symbol) = symbols.iter().filter(|s| !s.undefined).find(holds) {
+        let holding = symbols.iter().filter(|s| !s.undefined).filter(holds);
+        for symbol in holding.take(MOST_ALIKE) {
             let name = strings.get(symbol.name..)?.split(|&b| b == 0).next()?;
-            names.insert(address, std::str::from_utf8(name).ok()?.into());
+            let name = std::str::from_utf8(name).ok()?;
+            if is_right(address, name) {
+                names.insert(address, name.into());
+                break;
+            }
         }
     }
     Some(())

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 use gimli::{
-    AttributeValue, Dwarf, EndianSlice, LittleEndian, Range, Result, Unit, UnitHeader, UnitOffset,
-    UnitRef, UnitType,
+    Attribute, AttributeValue, Dwarf, EndianSlice, LittleEndian, Range, Result, Unit, UnitHeader,
+    UnitOffset, UnitRef, UnitType,
 };
 
 use super::residency::Residency;
@@ -20,6 +20,19 @@ pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Entries that say what another one is called; more are no name.
 const DEEPEST: usize = 16;
+
+/// Languages in which a function's name is told from others' by its scopes.
+const WITH_SCOPES: [gimli::DwLang; 8] = [
+    gimli::DW_LANG_C_plus_plus,
+    gimli::DW_LANG_C_plus_plus_03,
+    gimli::DW_LANG_C_plus_plus_11,
+    gimli::DW_LANG_C_plus_plus_14,
+    gimli::DW_LANG_C_plus_plus_17,
+    gimli::DW_LANG_C_plus_plus_20,
+    // C++23, which gimli has no name for.
+    gimli::DwLang(0x3a),
+    gimli::DW_LANG_ObjC_plus_plus,
+];
 
 /// Ranges around one address; a file with more of them lies.
 const MOST_UNITS: usize = 100;
@@ -33,7 +46,23 @@ pub struct Units<'a> {
     headers: Vec<UnitHeader<Slice<'a>>>,
     /// By number.
     open: RefCell<Vec<Option<Open<'a>>>>,
-    names: RefCell<HashMap<(usize, UnitOffset), Rc<str>>>,
+    names: RefCell<HashMap<Die, Rc<str>>>,
+    /// Apart from the names, as hardly any have it.
+    scoped: RefCell<HashMap<Die, Die>>,
+    /// By number: whether names are made as in C++.
+    has_scopes: RefCell<HashMap<usize, bool>>,
+}
+
+/// An entry: the number of its unit, and its offset there.
+pub type Die = (usize, UnitOffset);
+
+/// What an entry is called.
+pub struct Name {
+    /// As the linker knows it, otherwise as the source does; empty when it has no name.
+    pub text: Rc<str>,
+    /// The entry that has the name, where that is a part of the whole name: the linker's is not
+    /// known, and the scopes around this entry belong to it.
+    pub scoped: Option<Die>,
 }
 
 /// A unit that was opened.
@@ -85,6 +114,8 @@ impl<'a> Units<'a> {
             open: RefCell::new(headers.iter().map(|_| None).collect()),
             headers,
             names: RefCell::default(),
+            scoped: RefCell::default(),
+            has_scopes: RefCell::default(),
         })
     }
 
@@ -201,66 +232,122 @@ impl<'a> Units<'a> {
         self.headers.binary_search_by_key(&offset, start)
     }
 
-    /// Name of an entry: as the linker knows it, otherwise as the source
-    /// does; empty when it has no name.
-    pub fn name(&self, unit: usize, entry: UnitOffset) -> Result<Rc<str>> {
-        if let Some(name) = self.names.borrow().get(&(unit, entry)) {
-            return Ok(Rc::clone(name));
+    /// Name of an entry.
+    pub fn name(&self, unit: usize, entry: UnitOffset) -> Result<Name> {
+        let die = (unit, entry);
+        if let Some(text) = self.names.borrow().get(&die) {
+            return Ok(Name {
+                text: Rc::clone(text),
+                scoped: self.scoped.borrow().get(&die).copied(),
+            });
         }
-        let name = self.find_name(unit, entry, DEEPEST)?;
-        let name: Rc<str> = name.map_or_else(Rc::default, |n| n.to_string_lossy().into());
-        self.names
-            .borrow_mut()
-            .insert((unit, entry), Rc::clone(&name));
+        let name = self.find_name(die)?;
+        let text = Rc::clone(&name.text);
+        self.names.borrow_mut().insert(die, text);
+        if let Some(scoped) = name.scoped {
+            self.scoped.borrow_mut().insert(die, scoped);
+        }
         Ok(name)
     }
 
-    fn find_name(
-        &self,
-        number: usize,
-        entry: UnitOffset,
-        deep: usize,
-    ) -> Result<Option<Slice<'a>>> {
-        self.residency.jump();
-        let opened = self.open(number)?;
-        let unit = UnitRef::new(self.dwarf, &opened);
-        let mut entries = unit.entries_raw(Some(entry))?;
-        let Some(abbreviation) = entries.read_abbreviation()? else {
-            return Err(gimli::Error::NoEntryAtGivenOffset(entry.0 as u64));
-        };
-        let (mut name, mut other) = (None, None);
-        for spec in abbreviation.attributes() {
-            let attribute = entries.read_attribute(*spec)?;
-            match attribute.name() {
-                gimli::DW_AT_linkage_name | gimli::DW_AT_MIPS_linkage_name => {
-                    if let Ok(found) = unit.attr_string(attribute.value()) {
-                        return Ok(Some(found));
+    fn find_name(&self, mut die: Die) -> Result<Name> {
+        let mut is_specified = false;
+        for _ in 0..=DEEPEST {
+            self.residency.jump();
+            let (mut name, mut other, mut is_external) = (None, None, false);
+            let opened = self.open(die.0)?;
+            let unit = UnitRef::new(self.dwarf, &opened);
+            let mut linked = None;
+            each_attribute(unit, die.1, |attribute| {
+                match attribute.name() {
+                    gimli::DW_AT_linkage_name | gimli::DW_AT_MIPS_linkage_name => {
+                        linked = linked.or(unit.attr_string(attribute.value()).ok());
                     }
+                    gimli::DW_AT_name if name.is_none() => {
+                        name = unit.attr_string(attribute.value()).ok();
+                    }
+                    gimli::DW_AT_external => is_external = true,
+                    gimli::DW_AT_abstract_origin => other = Some(attribute.value()),
+                    gimli::DW_AT_specification => {
+                        other = Some(attribute.value());
+                        is_specified = true;
+                    }
+                    _ => {}
                 }
-                gimli::DW_AT_name if name.is_none() => {
-                    name = unit.attr_string(attribute.value()).ok();
-                }
-                gimli::DW_AT_abstract_origin | gimli::DW_AT_specification => {
-                    other = Some(attribute.value());
-                }
-                _ => {}
+                linked.is_none()
+            })?;
+            if let Some(name) = linked.or(name) {
+                // What other units can call has its name from the linker, or is `main` or C.
+                let is_whole = linked.is_some() || is_external && !is_specified;
+                let is_scoped = !is_whole && self.has_scopes(die.0)?;
+                return Ok(Name {
+                    text: name.to_string_lossy().into(),
+                    scoped: is_scoped.then_some(die),
+                });
+            }
+            match other.map(|value| self.referred(die.0, value)).transpose()? {
+                Some(Some(next)) => die = next,
+                _ => break,
             }
         }
-        let Some(deep) = deep.checked_sub(1).filter(|_| name.is_none()) else {
-            return Ok(name);
-        };
-        match other {
-            Some(AttributeValue::UnitRef(entry)) => self.find_name(number, entry, deep),
-            Some(AttributeValue::DebugInfoRef(offset)) => {
+        Ok(Name {
+            text: Rc::default(),
+            scoped: None,
+        })
+    }
+
+    /// The entry that an attribute refers to; `None` where it is in no unit of code.
+    pub fn referred(&self, number: usize, value: AttributeValue<Slice<'a>>) -> Result<Option<Die>> {
+        match value {
+            AttributeValue::UnitRef(entry) => Ok(Some((number, entry))),
+            AttributeValue::DebugInfoRef(offset) => {
                 let after = self.headers.partition_point(|h| start(h) <= offset.0);
                 let number = after.checked_sub(1).ok_or(gimli::Error::MissingUnitDie)?;
                 let inside = offset.to_unit_offset(&self.headers[number]);
                 let missing = gimli::Error::NoEntryAtGivenOffset(offset.0 as u64);
-                self.find_name(number, inside.ok_or(missing)?, deep)
+                Ok(Some((number, inside.ok_or(missing)?)))
             }
             _ => Ok(None),
         }
     }
+
+    /// Whether names of a unit are made as in C++. Units that say nothing of their language hold
+    /// what others have in common.
+    fn has_scopes(&self, number: usize) -> Result<bool> {
+        if let Some(&known) = self.has_scopes.borrow().get(&number) {
+            return Ok(known);
+        }
+        let opened = self.open(number)?;
+        let unit = UnitRef::new(self.dwarf, &opened);
+        let mut language = None;
+        each_attribute(unit, unit.header.root_offset(), |attribute| {
+            if let AttributeValue::Language(own) = attribute.value() {
+                language = Some(own);
+            }
+            language.is_none()
+        })?;
+        let has_scopes = language.is_none_or(|own| WITH_SCOPES.contains(&own));
+        self.has_scopes.borrow_mut().insert(number, has_scopes);
+        Ok(has_scopes)
+    }
+}
+
+/// Tells `each` the attributes of an entry, as long as it wants more.
+pub fn each_attribute<'a>(
+    unit: UnitRef<'_, Slice<'a>>,
+    entry: UnitOffset,
+    mut each: impl FnMut(Attribute<Slice<'a>>) -> bool,
+) -> Result<()> {
+    let mut entries = unit.entries_raw(Some(entry))?;
+    let Some(abbreviation) = entries.read_abbreviation()? else {
+        return Err(gimli::Error::NoEntryAtGivenOffset(entry.0 as u64));
+    };
+    for spec in abbreviation.attributes() {
+        if !each(entries.read_attribute(*spec)?) {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// The ranges of addresses that a unit has lines for.

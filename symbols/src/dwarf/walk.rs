@@ -82,6 +82,13 @@ impl<'w, 'a> Walk<'w, 'a> {
         Ok(())
     }
 
+    /// Goes on at the sibling of an entry, which lies ahead.
+    pub fn pass_over(&mut self, entry: &Entry<'_>, sibling: UnitOffset) -> Result<()> {
+        self.go(sibling)?;
+        self.depth = entry.depth;
+        Ok(())
+    }
+
     /// Where the next entry is.
     pub fn next_offset(&self) -> UnitOffset {
         UnitOffset(self.base + self.at)

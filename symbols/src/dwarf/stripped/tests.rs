@@ -145,9 +145,9 @@ fn functions_without_symbols_begin_where_their_symbols_said() {
         for (at, frame) in found.iter().enumerate() {
             let (start, _, name) = &functions[at / 3];
             let expected = format!("app+{start:#x}");
-            let is_exported = exported.contains(name) && !frame.is_made;
+            let is_exported = exported.contains(name) && !frame.is_made();
             assert!(
-                is_exported || *frame.name == *expected && frame.is_made,
+                is_exported || *frame.name == *expected && frame.is_made(),
                 "{flags:?} {name}: {frame:?}, not {expected}"
             );
         }
@@ -156,7 +156,7 @@ fn functions_without_symbols_begin_where_their_symbols_said() {
         assert!(
             whole
                 .iter()
-                .all(|frame| !frame.is_made && !frame.name.is_empty())
+                .all(|frame| !frame.is_made() && !frame.name.is_empty())
         );
     }
 }
@@ -295,7 +295,7 @@ fn are_named(built: &Built, program: &Path, directories: &[PathBuf]) -> bool {
         own.map(|(start, ..)| *start).collect()
     };
     let mut found = found.iter().enumerate();
-    found.all(|(at, frame)| !frame.is_made && starts(&frame.name).contains(&functions[at / 3].0))
+    found.all(|(at, frame)| !frame.is_made() && starts(&frame.name).contains(&functions[at / 3].0))
 }
 
 #[test]

@@ -1,0 +1,107 @@
+//! Names that tables of symbols have for functions whose debug information has a part of the name
+//! alone.
+//!
+//! gcc writes no linkage name for functions that only their own unit can call: methods of classes in
+//! anonymous namespaces, `static` functions, lambdas. Their symbols have it, unless the file was
+//! stripped of them.
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use super::functions::Function;
+use super::image::Image;
+use super::table;
+use super::units::Units;
+
+/// Names of those of the addresses, which are sorted, whose function has a symbol that fits.
+/// `None` where a table is damaged.
+pub fn names(
+    image: &Image,
+    units: &Units,
+    wanted: &[u64],
+    functions: &[Option<Function>],
+) -> Option<HashMap<u64, Rc<str>>> {
+    let mut partial: Vec<(u64, Rc<str>)> = Vec::new();
+    for (&address, function) in wanted.iter().zip(functions) {
+        let Some(function) = function else { continue };
+        let name = units.name(function.unit, function.entry).ok()?;
+        if name.scoped.is_some() {
+            partial.push((address, name.text));
+        }
+    }
+    if partial.is_empty() {
+        return Some(HashMap::new());
+    }
+    let addresses: Vec<u64> = partial.iter().map(|(address, _)| *address).collect();
+    let is_right = |address, symbol: &str| {
+        let at = addresses.binary_search(&address);
+        at.is_ok_and(|at| is_of(symbol, &partial[at].1))
+    };
+    let names = table::names_that(image, &addresses, &units.residency, is_right)?;
+    // Once in memory, as it is looked up by its place there.
+    let mut known: HashSet<Rc<str>> = HashSet::new();
+    let mut shared = |name: &Rc<str>| {
+        let name = without_suffix(name);
+        if let Some(known) = known.get(name) {
+            return Rc::clone(known);
+        }
+        let name: Rc<str> = name.into();
+        known.insert(Rc::clone(&name));
+        name
+    };
+    let names = names.iter();
+    Some(names.map(|(at, name)| (*at, shared(name))).collect())
+}
+
+/// Whether a symbol may be that of a function of this name. Linkers fold functions of the same code
+/// into one, which then has the symbols of all.
+fn is_of(symbol: &str, name: &str) -> bool {
+    if !symbol.starts_with("_Z") {
+        return symbol == name;
+    }
+    let name = name.strip_prefix('~').unwrap_or(name);
+    if name.starts_with("operator()") {
+        return symbol.contains("clE") || symbol.contains("clI");
+    }
+    if name
+        .strip_prefix("operator")
+        .is_some_and(|rest| !rest.starts_with(is_letter))
+    {
+        // What it is written as depends on types.
+        return true;
+    }
+    // A mangled name has each identifier with its length.
+    let name = name.split('<').next().unwrap_or(name);
+    symbol.contains(&format!("{}{name}", name.len()))
+}
+
+fn is_letter(letter: char) -> bool {
+    letter == '_' || letter == '$' || letter.is_alphanumeric()
+}
+
+/// Without what compilers append to the names of parts and copies of a function, and linkers to
+/// those of versions.
+fn without_suffix(symbol: &str) -> &str {
+    let end = symbol.find(['.', '@']).filter(|_| symbol.starts_with("_Z"));
+    &symbol[..end.unwrap_or(symbol.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_symbol_fits_where_it_has_the_name() {
+        let free = "_ZN12_GLOBAL__N_15Cache4freeEv.constprop.0";
+        assert!(is_of(free, "free") && !is_of(free, "run"));
+        assert_eq!(without_suffix(free), "_ZN12_GLOBAL__N_15Cache4freeEv");
+        assert!(is_of("main", "main") && !is_of("free", "cfree"));
+        let lambda = "_ZZ4mainENKUliE_clEi";
+        assert!(is_of(lambda, "operator()") && !is_of(free, "operator()"));
+        let pair = "_ZN12_GLOBAL__N_14makeIlEEPvT_";
+        assert!(is_of(pair, "make<long int>") && is_of("_ZN1_1SD2Ev", "~S"));
+        assert!(is_of("_ZN1_lsERSoRKNS_1SE", "operator<<"));
+        assert!(is_of("_ZNK12_GLOBAL__N_11ScviEv", "operator int") && !is_of(free, "operators"));
+        assert_eq!(without_suffix("memcpy@@GLIBC_2.14"), "memcpy@@GLIBC_2.14");
+    }
+}

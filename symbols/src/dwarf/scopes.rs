@@ -1,0 +1,234 @@
+//! The scopes that belong to the name of a function.
+//!
+//! Compilers give functions that only their own unit can call no name that a linker would know:
+//! `run` is all that is said of the method of a class in an anonymous namespace. Entries do not tell
+//! what they are inside of, so the unit is walked through up to them: once for all names that are
+//! wanted, and past everything that says where it ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use foldhash::HashMap;
+use gimli::{AttributeValue, DwTag, Result, UnitOffset, UnitRef};
+
+use super::plan::{Plans, kind};
+use super::units::{Die, Slice, Units, each_attribute};
+use super::walk::{Entry, Walk};
+use crate::demangle::{Style, demangle};
+
+/// Functions inside functions, as in local classes; more are no name.
+const DEEPEST: usize = 16;
+/// Scopes inside each other, up to the next function.
+const MOST_SCOPES: usize = 64;
+/// Bytes of a whole name; of a longer one the function's own is enough.
+const LONGEST: usize = 8192;
+
+/// What an entry is inside of.
+#[derive(Default)]
+struct Scope {
+    /// Names of scopes, each with what divides it from the next.
+    prefix: String,
+    /// The function, or class declared elsewhere, that all this is inside of.
+    outer: Option<Die>,
+}
+
+/// Whole names of entries, which have the names that belong to them.
+pub fn names(
+    units: &Units,
+    wanted: impl IntoIterator<Item = Die>,
+) -> Result<HashMap<Die, Rc<str>>> {
+    let wanted: BTreeSet<Die> = wanted.into_iter().collect();
+    let mut scopes: HashMap<Die, Scope> = HashMap::default();
+    let mut round = wanted.clone();
+    for _ in 0..DEEPEST {
+        let mut by_unit: BTreeMap<usize, Vec<UnitOffset>> = BTreeMap::new();
+        for &(unit, entry) in &round {
+            by_unit.entry(unit).or_default().push(entry);
+        }
+        let mut next = BTreeSet::new();
+        for (unit, entries) in by_unit {
+            around(units, unit, &entries, &mut scopes)?;
+            units.forget_abbreviations(unit);
+        }
+        for die in round {
+            let scope = scopes.entry(die).or_default();
+            let Some((unit, entry)) = scope.outer.take() else {
+                continue;
+            };
+            let outer = units.name(unit, entry)?;
+            scope.outer = outer.scoped;
+            match outer.scoped {
+                Some(die) => drop(next.insert(die)),
+                // Parameters are not told of the others either.
+                None => scope.enclose(&demangle(&outer.text, Style::Templates)),
+            }
+        }
+        next.retain(|die| !scopes.contains_key(die));
+        if next.is_empty() {
+            break;
+        }
+        round = next;
+    }
+    let whole = |die: Die| Ok((die, whole(units, &scopes, die)?));
+    wanted.into_iter().map(whole).collect()
+}
+
+/// The name of an entry with all that it is inside of.
+fn whole(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc<str>> {
+    let own = units.name(die.0, die.1)?.text;
+    let mut name = own.to_string();
+    let mut next = scopes.get(&die);
+    // Functions that claim to be inside each other have no end.
+    for _ in 0..DEEPEST {
+        let Some(scope) = next else { break };
+        name.insert_str(0, &scope.prefix);
+        if let Some((unit, entry)) = scope.outer {
+            name = format!("{}::{name}", units.name(unit, entry)?.text);
+        }
+        if name.len() > LONGEST {
+            return Ok(own);
+        }
+        next = scope.outer.and_then(|outer| scopes.get(&outer));
+    }
+    Ok(name.into())
+}
+
+/// Finds the scopes around entries of a unit, which are sorted.
+fn around(
+    units: &Units,
+    number: usize,
+    wanted: &[UnitOffset],
+    scopes: &mut HashMap<Die, Scope>,
+) -> Result<()> {
+    let opened = units.open(number)?;
+    let unit = UnitRef::new(units.dwarf, &opened);
+    let mut plans = Plans::new(&opened.abbreviations);
+    let mut walk = Walk::new(unit, &units.residency)?;
+    let mut path: Vec<Entry> = Vec::new();
+    let mut wanted = wanted.iter().copied().peekable();
+    while wanted.peek().is_some()
+        && let Some(entry) = walk.next(&mut plans, kind::PARENT | kind::FUNCTION, isize::MIN)?
+    {
+        while path.last().is_some_and(|last| last.depth >= entry.depth) {
+            path.pop();
+        }
+        // Those before are no entries.
+        while wanted.next_if(|&own| own < entry.offset).is_some() {}
+        if let Some(own) = wanted.next_if(|&own| own == entry.offset) {
+            let name = units.name(number, own)?.text;
+            scopes.insert((number, own), scope(units, number, &path, &name)?);
+        }
+        if !entry.is(kind::PARENT) {
+            continue;
+        }
+        let (ahead, next) = (walk.next_offset(), wanted.peek());
+        let is_passed = |&own: &UnitOffset| own > ahead && next.is_none_or(|&next| next >= own);
+        match walk.sibling(&entry).filter(is_passed) {
+            Some(sibling) => walk.pass_over(&entry, sibling)?,
+            None => path.push(entry),
+        }
+    }
+    Ok(())
+}
+
+/// The scope of an entry of this name, inside of these.
+fn scope(units: &Units, number: usize, path: &[Entry], name: &str) -> Result<Scope> {
+    let mut scope = Scope::default();
+    for (nearest, entry) in path.iter().rev().take(MOST_SCOPES).enumerate() {
+        match entry.plan.abbreviation.tag() {
+            gimli::DW_TAG_subprogram => {
+                scope.outer = Some((number, entry.offset));
+                break;
+            }
+            gimli::DW_TAG_namespace => {
+                let names = Description::of(units, number, entry.offset)?;
+                let name = names.name.as_deref();
+                scope.enclose(name.unwrap_or("(anonymous namespace)"));
+            }
+            tag if is_type(tag) => {
+                let class = Description::of(units, number, entry.offset)?;
+                if class.declared.is_some() && class.name.is_none() {
+                    scope.outer = class.declared;
+                    break;
+                }
+                scope.enclose(&class.shown(nearest == 0, name));
+            }
+            _ => {}
+        }
+    }
+    Ok(scope)
+}
+
+fn is_type(tag: DwTag) -> bool {
+    matches!(
+        tag,
+        gimli::DW_TAG_class_type
+            | gimli::DW_TAG_structure_type
+            | gimli::DW_TAG_union_type
+            | gimli::DW_TAG_enumeration_type
+            | gimli::DW_TAG_interface_type
+    )
+}
+
+impl Scope {
+    fn enclose(&mut self, name: &str) {
+        self.prefix.insert_str(0, "::");
+        self.prefix.insert_str(0, name);
+    }
+}
+
+/// What a namespace or type says of itself.
+#[derive(Default)]
+struct Description<'a> {
+    name: Option<std::borrow::Cow<'a, str>>,
+    /// Where it is declared.
+    declared: Option<Die>,
+    line: u64,
+    column: u64,
+}
+
+impl<'a> Description<'a> {
+    fn of(units: &Units<'a>, number: usize, entry: UnitOffset) -> Result<Self> {
+        let opened = units.open(number)?;
+        let unit: UnitRef<'_, Slice<'a>> = UnitRef::new(units.dwarf, &opened);
+        let mut own = Self::default();
+        let mut declared: Option<AttributeValue<Slice<'a>>> = None;
+        each_attribute(unit, entry, |attribute| {
+            match attribute.name() {
+                gimli::DW_AT_name => {
+                    let text = unit.attr_string(attribute.value()).ok();
+                    // Longer ones are in no whole name.
+                    let text = text.filter(|text| text.len() <= LONGEST);
+                    own.name = text.map(|text| text.to_string_lossy());
+                }
+                gimli::DW_AT_specification => declared = Some(attribute.value()),
+                gimli::DW_AT_decl_line => own.line = attribute.udata_value().unwrap_or(0),
+                gimli::DW_AT_decl_column => own.column = attribute.udata_value().unwrap_or(0),
+                _ => {}
+            }
+            true
+        })?;
+        let declared = declared.map(|value| units.referred(number, value));
+        own.declared = declared.transpose()?.flatten();
+        Ok(own)
+    }
+
+    /// A type's name. Where it has none and is what a function of this name is directly in, it may
+    /// be a lambda: they are told apart by their places, as the numbers that linkers know them by
+    /// are not told.
+    fn shown(&self, is_nearest: bool, function: &str) -> String {
+        let is_called = ["operator()", "_FUN", "<lambda", "~<lambda"];
+        let is_called = is_called.iter().any(|own| function.starts_with(own));
+        match (&self.name, self.line, self.column) {
+            (Some(name), ..) => name.clone().into_owned(),
+            (None, line, 0) if is_nearest && is_called => format!("{{lambda at {line}}}"),
+            (None, line, column) if is_nearest && is_called => {
+                format!("{{lambda at {line}:{column}}}")
+            }
+            _ => "{unnamed}".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
