@@ -37,6 +37,7 @@ impl Filters {
             "hide" => self.hide.as_ref(),
             "show" => self.show.as_ref(),
             "show_from" => self.show_from.as_ref(),
+            "prune_from" => self.prune_from.as_ref(),
             _ => None,
         }
     }

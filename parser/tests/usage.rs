@@ -219,6 +219,15 @@ fn a_pattern_that_matches_nothing_leads_to_functions() {
         said.contains("--focus matches nothing; the nearest name is std::vector"),
         "{said}"
     );
+    for option in ["--show_from", "--prune_from"] {
+        let output = parser(&["x.heap", "-t", option, "zzzz"]);
+        assert_eq!(output.status.code(), Some(0));
+        let said = stderr(&output);
+        assert!(
+            said.contains(&format!("{option} matches nothing")),
+            "{said}"
+        );
+    }
     assert!(stderr(&parser(&["x.heap", "--peek", "zzzz"])).ends_with("matches zzzz\n"));
 }
 

@@ -61,7 +61,7 @@ impl View {
             self.by_tag(filters, &mut warn);
         }
         if let Some(pattern) = &filters.prune_from {
-            self.prune_from(pattern);
+            warn("prune_from", self.prune_from(pattern));
         }
         warnings
     }
@@ -168,7 +168,7 @@ impl View {
         shown.contains(&true)
     }
 
-    fn prune_from(&mut self, pattern: &Regex) {
+    fn prune_from(&mut self, pattern: &Regex) -> bool {
         let matching: Vec<bool> = self
             .profile
             .functions
@@ -191,6 +191,7 @@ impl View {
                 self.spans[i].0 = from + at as u32;
             }
         }
+        holds_match.contains(&true)
     }
 
     fn by_tag(&mut self, filters: &Filters, warn: &mut impl FnMut(&str, bool)) {
