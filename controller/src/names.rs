@@ -168,7 +168,7 @@ impl Symbols {
     }
 
     /// The functions of a stack of return addresses, both leaf first, without those of the
-    /// allocator at its leaf and what they called; with them where there is nothing else. Where there
+    /// allocator at its leaf; with them where there is nothing else. Where there
     /// is Python, without the interpreter between its lines. `None` while not all addresses are
     /// looked up.
     pub fn frames(&mut self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
@@ -189,30 +189,10 @@ impl Symbols {
         if shown.is_empty() && self.shown == Shown::PythonOnly {
             return Some(vec![self.intern(interpreter::NATIVE)]);
         }
-        let mut frames: Vec<&[FunctionId]> = Vec::new();
-        let mut found_user = false;
-        for functions in shown.into_iter().rev() {
-            let left_out = |id: &FunctionId| self.left_out[*id as usize];
-            match functions.iter().rposition(left_out) {
-                None => {
-                    found_user = true;
-                    frames.push(functions);
-                }
-                Some(at) => {
-                    let rest = &functions[at + 1..];
-                    // Inlined into its caller, which stays.
-                    frames.push(if rest.is_empty() && !found_user {
-                        functions
-                    } else {
-                        rest
-                    });
-                    if found_user {
-                        break;
-                    }
-                }
-            }
-        }
-        Some(frames.into_iter().rev().flatten().copied().collect())
+        let all: Vec<FunctionId> = shown.into_iter().flatten().copied().collect();
+        let is_own = |id: &FunctionId| !self.left_out[*id as usize];
+        let first = all.iter().position(is_own).unwrap_or(0);
+        Some(all[first..].to_vec())
     }
 
     /// The functions of those frames that are to be shown, innermost first.
@@ -385,14 +365,17 @@ mod tests {
     }
 
     #[test]
-    fn the_allocator_is_left_out_with_what_it_called() {
+    fn the_allocator_is_left_out_at_the_leaf_alone() {
         let symbols = &mut symbols(&[
             (1, &["inner"]),
             (2, &["malloc"]),
             (3, &["allocate", "push", "fill"]),
             (4, &["main"]),
         ]);
-        assert_eq!(named(symbols, &[1, 2, 4]), ["main"]);
+        assert_eq!(named(symbols, &[2, 4]), ["main"]);
+        let outer = ["inner", "malloc", "main"];
+        assert_eq!(named(symbols, &[1, 2, 4]), outer);
+        assert_eq!(named(symbols, &[2, 2]), ["malloc", "malloc"]);
         assert_eq!(named(symbols, &[2, 3, 4]), ["push", "fill", "main"]);
         assert_eq!(named(symbols, &[1, 2]), ["inner", "malloc"]);
         assert_eq!(symbols.frames(&[1, 9]), None);

@@ -44,7 +44,6 @@ impl ProfileBuilder {
             period: interval.min(i64::MAX as u64) as i64,
             period_type: Some(ValueType::new("space", "bytes")),
             drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),
-            keep_frames: crate::frames::ALLOCATOR_KEEP.into(),
             sizes_apart: true,
             ..Profile::default()
         };

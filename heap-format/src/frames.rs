@@ -2,9 +2,35 @@
 
 use std::sync::LazyLock;
 
+/// The pattern of frames that are left out of stacks in this project's dumps: functions that
+/// allocate, by their whole names.
+///
+/// The stacks that the agent records begin where the program calls the allocator, so what is left
+/// out is what stands between that call and the program's own code. A function of the program that
+/// is called `allocate` is not, nor is all of Go's runtime: what pprof leaves out of other formats
+/// ([`FOREIGN_ALLOCATOR_FRAMES`]) hides what these call.
+pub(crate) static ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {
+    [
+        "calloc",
+        "malloc",
+        "memalign",
+        "(__)?posix_memalign",
+        "pvalloc",
+        "valloc",
+        "realloc",
+        "__libc_malloc",
+        "__builtin_(vec_)?(new|delete)",
+        "__gnu_cxx::new_allocator::allocate",
+        "__malloc_alloc_template::allocate",
+        "simple_alloc::allocate",
+        r"operator new(\[\])?",
+    ]
+    .join("|")
+});
+
 /// The pattern of allocator frames that pprof removes from the leaf end of
 /// heap stacks; equal numbers need an equal set.
-pub(crate) static ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {
+pub(crate) static FOREIGN_ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {
     let posix = [
         "calloc",
         "cfree",
@@ -54,6 +80,6 @@ pub(crate) static ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {
     groups.concat().join("|")
 });
 
-/// Exceptions from [`ALLOCATOR_FRAMES`]: Go runtime frames that stand in the
+/// Exceptions from [`FOREIGN_ALLOCATOR_FRAMES`]: Go runtime frames that stand in the
 /// middle of stacks.
 pub(crate) const ALLOCATOR_KEEP: &str = r"runtime\.panic|runtime\.reflectcall|runtime\.call[0-9]*";

@@ -155,7 +155,7 @@ impl Reader {
             format: Format::HeapText,
             period: header.period,
             period_type: Some(ValueType::new("space", "bytes")),
-            drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),
+            drop_frames: crate::frames::FOREIGN_ALLOCATOR_FRAMES.clone(),
             keep_frames: crate::frames::ALLOCATOR_KEEP.into(),
             ..Profile::default()
         };
@@ -221,6 +221,8 @@ impl Reader {
                 self.tells_losses = v >= LOSSES;
                 self.has_allocated = true;
                 self.profile.format = Format::Dump;
+                self.profile.drop_frames = crate::frames::ALLOCATOR_FRAMES.clone();
+                self.profile.keep_frames.clear();
                 Ok(())
             }
             Some(v) => Err(Fault::here(format!(

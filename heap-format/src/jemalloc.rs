@@ -47,7 +47,7 @@ fn empty(period: i64) -> Profile {
         format: Format::Jemalloc,
         period,
         period_type: Some(ValueType::new("space", "bytes")),
-        drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),
+        drop_frames: crate::frames::FOREIGN_ALLOCATOR_FRAMES.clone(),
         keep_frames: crate::frames::ALLOCATOR_KEEP.into(),
         ..Profile::default()
     }

@@ -4,6 +4,7 @@
 //! A [`View`] never copies stacks. Leaving frames out narrows a stack's range
 //! or hides a location; both are small tables in addition to the profile.
 
+mod allocator;
 mod beginnings;
 mod filter;
 mod materialize;
@@ -13,7 +14,6 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use heap_format::merge::BASE_LABEL;
 use heap_format::{Line, Profile, beside};
-use regex::Regex;
 
 /// A profile with what is left out of it, and the column that counts.
 #[derive(Clone, Debug)]
@@ -204,125 +204,6 @@ impl View {
             .iter()
             .take_while(|l| l.stack as usize == stack);
         own.any(|l| l.key == BASE_LABEL)
-    }
-
-    /// Leaves out the frames of the allocator, as the profile defines them,
-    /// with all that they called.
-    pub fn drop_allocator_frames(&mut self) -> Result<()> {
-        if self.profile.drop_frames.is_empty() {
-            return Ok(());
-        }
-        let drop = whole(&self.profile.drop_frames)?;
-        let keep = match self.profile.keep_frames.as_str() {
-            "" => None,
-            keep => Some(whole(keep)?),
-        };
-        let profile = Arc::clone(&self.profile);
-        let beginnings = beginnings::of(&profile.drop_frames);
-        let drop = |name: &str| {
-            let may_match = beginnings.as_ref().is_none_or(|all| all.may_match(name));
-            may_match && drop.is_match(name)
-        };
-        self.prune(drop, keep.as_ref());
-        Ok(())
-    }
-
-    /// Leaves out frames that match `drop`, with all that they called, unless
-    /// nothing but such frames would remain.
-    fn prune(&mut self, drop: impl Fn(&str) -> bool, keep: Option<&Regex>) {
-        let matching: Vec<bool> = self
-            .profile
-            .functions
-            .iter()
-            .map(|f| {
-                let name = without_parameters(&f.name);
-                !f.name.is_empty() && drop(name) && !keep.is_some_and(|keep| keep.is_match(name))
-            })
-            .collect();
-        let locations = self.locations_of_heap();
-        let pruned: Vec<Pruned> = (0..self.ranges.len())
-            .map(|i| match locations[i] {
-                true => self.prune_location(i, &matching),
-                false => Pruned::None,
-            })
-            .collect();
-        for (i, span) in self.spans.iter_mut().enumerate() {
-            if self.beside.get(i).is_some_and(|beside| *beside) {
-                continue;
-            }
-            let frames = self.profile.stacks.get(i);
-            let mut found_user = false;
-            for at in (span.0..span.1).rev() {
-                match pruned[frames[at as usize] as usize] {
-                    Pruned::None => found_user = true,
-                    Pruned::Whole if found_user => {
-                        span.0 = at + 1;
-                        break;
-                    }
-                    Pruned::Beneath if found_user => {
-                        span.0 = at;
-                        break;
-                    }
-                    _ => {}
-                }
-            }
-        }
-    }
-
-    /// The locations that may be the allocator's. Not those of a CPU profile beside the heap
-    /// profile alone: in that one the time of the allocator is what counts. Nor Python's, where a
-    /// function called `allocate` is the program's own.
-    fn locations_of_heap(&self) -> Vec<bool> {
-        let mut locations = self.locations_of_stacks();
-        for (of_heap, location) in locations.iter_mut().zip(&self.profile.locations) {
-            *of_heap &= !self.profile.is_python(location);
-        }
-        locations
-    }
-
-    fn locations_of_stacks(&self) -> Vec<bool> {
-        if self.beside.is_empty() {
-            return vec![true; self.ranges.len()];
-        }
-        let mut locations = vec![false; self.ranges.len()];
-        for (stack, frames) in self.profile.stacks.iter().enumerate() {
-            if !self.is_beside(stack) {
-                frames.iter().for_each(|&f| locations[f as usize] = true);
-            }
-        }
-        locations
-    }
-
-    /// Prunes a location at its outermost matching frame: the frames that this one called are
-    /// left out of the location.
-    fn prune_location(&mut self, location: usize, matching: &[bool]) -> Pruned {
-        let (first, count) = self.ranges[location];
-        let lines = &self.lines[first as usize..(first + count) as usize];
-        let Some(at) = lines.iter().rposition(|l| matching[l.function as usize]) else {
-            return Pruned::None;
-        };
-        if at + 1 == lines.len() {
-            return Pruned::Whole;
-        }
-        let used = at as u32 + 1;
-        self.ranges[location] = (first + used, count - used);
-        Pruned::Beneath
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Pruned {
-    None,
-    /// The outermost function matches: the location goes too.
-    Whole,
-    /// An inlined function matches: what it was inlined into stays.
-    Beneath,
-}
-
-fn whole(pattern: &str) -> Result<Regex> {
-    match Regex::new(&format!("^({pattern})$")) {
-        Ok(regex) => Ok(regex),
-        Err(e) => bail!("the profile's pattern of frames to leave out is malformed: {e}"),
     }
 }
 

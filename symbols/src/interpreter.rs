@@ -37,8 +37,8 @@ const CALLS: [&str; 17] = [
 ];
 
 /// The interpreter's functions that do no more than ask for memory, as `malloc`: a regular expression.
-pub const ALLOCATORS: &str =
-    "_?Py(Mem|Object)_(Raw)?(Malloc|Calloc|Realloc)|_PyMem_(Debug|Raw).*|pymalloc_.*|new_arena";
+pub const ALLOCATORS: &str = "_?Py(Mem|Object)_(Raw)?(Malloc|Calloc|Realloc)|_PyMem_(Debug|Raw).*|pymalloc_.*|new_arena|\
+     allocate_from_new_pool|tracemalloc_.*";
 
 /// Beginnings of the names of files in which threads and programs start.
 const STARTING: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];

@@ -1,0 +1,292 @@
+//! Leaving the allocator's frames out of a view.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use heap_format::{Format, Line};
+use regex::Regex;
+
+use super::{View, beginnings, without_parameters};
+
+impl View {
+    /// Leaves out the frames of the allocator, as the profile defines them. Where this project's
+    /// agent recorded the stacks, those at their leaves; in other formats with all that they
+    /// called, as pprof does.
+    pub fn drop_allocator_frames(&mut self) -> Result<()> {
+        if self.profile.drop_frames.is_empty() {
+            return Ok(());
+        }
+        let drop = whole(&self.profile.drop_frames)?;
+        let keep = match self.profile.keep_frames.as_str() {
+            "" => None,
+            keep => Some(whole(keep)?),
+        };
+        let profile = Arc::clone(&self.profile);
+        let beginnings = beginnings::of(&profile.drop_frames);
+        let drop = |name: &str| {
+            let may_match = beginnings.as_ref().is_none_or(|all| all.may_match(name));
+            may_match && drop.is_match(name)
+        };
+        let matching = self.matching(drop, keep.as_ref());
+        match profile.format {
+            Format::Dump => self.drop_leaves(&matching),
+            _ => self.prune(&matching),
+        }
+        Ok(())
+    }
+
+    /// Which functions match `drop`, and not `keep`.
+    fn matching(&self, drop: impl Fn(&str) -> bool, keep: Option<&Regex>) -> Vec<bool> {
+        let functions = self.profile.functions.iter();
+        functions
+            .map(|f| {
+                let name = without_parameters(&f.name);
+                !f.name.is_empty() && drop(name) && !keep.is_some_and(|keep| keep.is_match(name))
+            })
+            .collect()
+    }
+
+    /// Leaves out the innermost frames of stacks as long as they match, unless nothing else is
+    /// there. What stands further out is the program's own, whatever it is called.
+    fn drop_leaves(&mut self, matching: &[bool]) {
+        let of_heap = self.locations_of_heap();
+        // How many of a location's innermost functions match.
+        let leading = |&(first, count): &(u32, u32)| {
+            let lines = &self.lines[first as usize..(first + count) as usize];
+            let other = |line: &Line| !matching[line.function as usize];
+            lines.iter().position(other).map_or(count, |at| at as u32)
+        };
+        let locations = self.ranges.iter().zip(&of_heap);
+        let leading: Vec<u32> = locations
+            .map(|(range, of_heap)| if *of_heap { leading(range) } else { 0 })
+            .collect();
+        let is_whole = |frame: u32| {
+            let count = self.ranges[frame as usize].1;
+            count > 0 && leading[frame as usize] == count
+        };
+        // A location is the same in all stacks: it loses functions if each of them reaches it.
+        let (mut reached, mut kept) = (vec![false; leading.len()], vec![false; leading.len()]);
+        for (i, span) in self.spans.iter_mut().enumerate() {
+            if self.beside.get(i).is_some_and(|beside| *beside) {
+                continue;
+            }
+            let frames = &self.profile.stacks.get(i)[span.0 as usize..span.1 as usize];
+            let Some(at) = frames.iter().position(|&frame| !is_whole(frame)) else {
+                continue;
+            };
+            span.0 += at as u32;
+            reached[frames[at] as usize] = true;
+            for &frame in &frames[at + 1..] {
+                kept[frame as usize] = true;
+            }
+        }
+        for (location, leading) in leading.iter().enumerate() {
+            if reached[location] && !kept[location] {
+                self.ranges[location].0 += leading;
+                self.ranges[location].1 -= leading;
+            }
+        }
+    }
+
+    /// Leaves out frames that match, with all that they called, unless nothing but such frames
+    /// would remain.
+    fn prune(&mut self, matching: &[bool]) {
+        let locations = self.locations_of_heap();
+        let pruned: Vec<Pruned> = (0..self.ranges.len())
+            .map(|i| match locations[i] {
+                true => self.prune_location(i, matching),
+                false => Pruned::None,
+            })
+            .collect();
+        for (i, span) in self.spans.iter_mut().enumerate() {
+            if self.beside.get(i).is_some_and(|beside| *beside) {
+                continue;
+            }
+            let frames = self.profile.stacks.get(i);
+            let mut found_user = false;
+            for at in (span.0..span.1).rev() {
+                match pruned[frames[at as usize] as usize] {
+                    Pruned::None => found_user = true,
+                    Pruned::Whole if found_user => {
+                        span.0 = at + 1;
+                        break;
+                    }
+                    Pruned::Beneath if found_user => {
+                        span.0 = at;
+                        break;
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// The locations that may be the allocator's. Not those of a CPU profile beside the heap
+    /// profile alone: in that one the time of the allocator is what counts. Nor Python's, where a
+    /// function called `allocate` is the program's own.
+    fn locations_of_heap(&self) -> Vec<bool> {
+        let mut locations = self.locations_of_stacks();
+        for (of_heap, location) in locations.iter_mut().zip(&self.profile.locations) {
+            *of_heap &= !self.profile.is_python(location);
+        }
+        locations
+    }
+
+    fn locations_of_stacks(&self) -> Vec<bool> {
+        if self.beside.is_empty() {
+            return vec![true; self.ranges.len()];
+        }
+        let mut locations = vec![false; self.ranges.len()];
+        for (stack, frames) in self.profile.stacks.iter().enumerate() {
+            if !self.is_beside(stack) {
+                frames.iter().for_each(|&f| locations[f as usize] = true);
+            }
+        }
+        locations
+    }
+
+    /// Prunes a location at its outermost matching frame: the frames that this one called are
+    /// left out of the location.
+    fn prune_location(&mut self, location: usize, matching: &[bool]) -> Pruned {
+        let (first, count) = self.ranges[location];
+        let lines = &self.lines[first as usize..(first + count) as usize];
+        let Some(at) = lines.iter().rposition(|l| matching[l.function as usize]) else {
+            return Pruned::None;
+        };
+        if at + 1 == lines.len() {
+            return Pruned::Whole;
+        }
+        let used = at as u32 + 1;
+        self.ranges[location] = (first + used, count - used);
+        Pruned::Beneath
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Pruned {
+    None,
+    /// The outermost function matches: the location goes too.
+    Whole,
+    /// An inlined function matches: what it was inlined into stays.
+    Beneath,
+}
+
+fn whole(pattern: &str) -> Result<Regex> {
+    match Regex::new(&format!("^({pattern})$")) {
+        Ok(regex) => Ok(regex),
+        Err(e) => bail!("the profile's pattern of frames to leave out is malformed: {e}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use heap_format::{Detail, Function, ProfileBuilder};
+
+    use super::*;
+
+    /// A view of stacks, leaf first, each frame of which is one function, or several that were
+    /// inlined: `malloc`, `allocate<main`.
+    fn shown(format: Format, stacks: &[&[&'static str]]) -> Vec<String> {
+        let mut builder = ProfileBuilder::new(1);
+        let mut known: Vec<&str> = Vec::new();
+        for stack in stacks {
+            let mut number = |&frame: &&'static str| {
+                let number = known.iter().position(|own| *own == frame);
+                number.unwrap_or_else(|| {
+                    known.push(frame);
+                    known.len() - 1
+                })
+            };
+            let addresses = stack.iter().map(|frame| 0x1000 + number(frame) as u64);
+            builder.stack(addresses, &Detail::default());
+        }
+        let mut profile = builder.finish();
+        profile.format = format;
+        for (at, frame) in known.into_iter().enumerate() {
+            let first_line = profile.lines.len() as u32;
+            for name in frame.split('<') {
+                profile.lines.push(Line {
+                    function: profile.functions.len() as u32,
+                    ..Line::default()
+                });
+                profile.functions.push(Function {
+                    name: name.to_owned(),
+                    ..Function::default()
+                });
+            }
+            let number = profile.functions[first_line as usize..].len() as u32;
+            let location = &mut profile.locations[at];
+            (location.first_line, location.line_count) = (first_line, number);
+        }
+        let mut view = View::new(profile, None).unwrap();
+        view.drop_allocator_frames().unwrap();
+        let name = |line: &Line| {
+            view.profile().functions[line.function as usize]
+                .name
+                .as_str()
+        };
+        let frame = |&frame: &u32| {
+            view.lines(frame)
+                .iter()
+                .map(name)
+                .collect::<Vec<_>>()
+                .join("<")
+        };
+        let stacks = view.stacks();
+        stacks
+            .map(|(_, _, frames)| frames.iter().map(frame).collect::<Vec<_>>().join(" "))
+            .collect()
+    }
+
+    fn one(stack: &[&'static str]) -> String {
+        shown(Format::Dump, &[stack]).remove(0)
+    }
+
+    #[test]
+    fn functions_of_the_program_that_are_called_like_allocators_stay() {
+        let pool = ["malloc", "read_file", "allocate", "main"];
+        assert_eq!(one(&pool), "read_file allocate main");
+        let anonymous = [
+            "operator new(unsigned long)",
+            "parse",
+            "Cache::free",
+            "main",
+        ];
+        assert_eq!(one(&anonymous), "parse Cache::free main");
+        let cgo = ["mk", "_cgo_Cfunc_mk", "runtime.asmcgocall", "[truncated]"];
+        assert_eq!(one(&cgo), cgo.join(" "));
+        // Where a function of the program hides an allocator's, too.
+        assert_eq!(
+            one(&["read_file", "malloc", "main"]),
+            "read_file malloc main"
+        );
+    }
+
+    #[test]
+    fn a_stack_of_nothing_but_the_allocator_stays() {
+        assert_eq!(one(&["malloc", "calloc<realloc"]), "malloc calloc<realloc");
+        assert_eq!(one(&["malloc", "operator new<push<fill"]), "push<fill");
+    }
+
+    #[test]
+    fn other_formats_lose_what_pprof_leaves_out() {
+        let stack: &[&[&'static str]] = &[&["read_file", "malloc", "main"]];
+        for format in [Format::HeapText, Format::Jemalloc, Format::Pprof] {
+            assert_eq!(shown(format, stack), ["main"]);
+        }
+    }
+
+    #[test]
+    fn a_location_is_the_same_in_all_stacks() {
+        let inlined = "operator new<push";
+        let stacks: [&[&'static str]; 3] =
+            [&["malloc", inlined], &["log", inlined], &[inlined, "main"]];
+        let whole = [
+            inlined.to_owned(),
+            format!("log {inlined}"),
+            format!("{inlined} main"),
+        ];
+        assert_eq!(shown(Format::Dump, &stacks), whole);
+        assert_eq!(shown(Format::Dump, &stacks[..1]), ["push"]);
+    }
+}
