@@ -16,6 +16,9 @@ pub struct Combined {
     pub profile: Profile,
     /// Moments of the dumps, where the profile keeps these apart.
     pub series: Series,
+    /// The rule by which the caller subtracts a base. A format may keep the base apart
+    /// whatever it is; percentages are of what it says.
+    pub base_rule: Base,
 }
 
 impl Combined {
@@ -24,6 +27,7 @@ impl Combined {
         Self {
             profile,
             series: Series::default(),
+            base_rule: Base::Difference,
         }
     }
 }
@@ -63,8 +67,8 @@ pub fn sum(
         return Ok(Combined::single(dumps.swap_remove(0)));
     }
     let keeps_base = needs.dumps == Dumps::BaseApart;
-    let rule = if keeps_base { Base::Comparison } else { rule };
-    let mut profile = merge::subtract(&dumps, bases, rule)?;
+    let subtracted = if keeps_base { Base::Comparison } else { rule };
+    let mut profile = merge::subtract(&dumps, bases, subtracted)?;
     let series = match (bases, dumps.as_slice()) {
         ([early], [late]) => Series::of_two(early, late),
         _ => Series::default(),
@@ -73,7 +77,11 @@ pub fn sum(
         // What a base knows of its stacks is no part of a difference.
         profile.details.clear();
     }
-    Ok(Combined { profile, series })
+    Ok(Combined {
+        profile,
+        series,
+        base_rule: rule,
+    })
 }
 
 /// Keeps the dumps of one process apart, earliest first. `files` name them in messages;
@@ -91,5 +99,9 @@ pub fn in_order(
     if let Some(last) = profiles.pop() {
         profile.facts = last.facts;
     }
-    Ok(Combined { profile, series })
+    Ok(Combined {
+        profile,
+        series,
+        base_rule: Base::Difference,
+    })
 }

@@ -70,6 +70,7 @@ pub mod view;
 pub use measure::is_unit;
 
 use anyhow::{Result, bail};
+use heap_format::merge::Base;
 use heap_format::printable;
 
 use combine::Combined;
@@ -87,6 +88,7 @@ use view::View;
 pub struct Selection {
     view: View,
     series: Series,
+    base_rule: Base,
     warnings: Vec<String>,
 }
 
@@ -108,13 +110,19 @@ pub fn select(combined: Combined, options: &Options) -> Result<Selection> {
     Ok(Selection {
         view,
         series: combined.series,
+        base_rule: combined.base_rule,
         warnings,
     })
 }
 
 /// Renders an output.
 pub fn render(selection: &Selection, output: &Output, options: &Options) -> Result<Vec<u8>> {
-    let Selection { view, series, .. } = selection;
+    let Selection {
+        view,
+        series,
+        base_rule,
+        ..
+    } = selection;
     let Format { flag, needs, .. } = output.format();
     if let (true, Some(sampling)) = (needs.memory, &view.profile().facts.cpu) {
         bail!(
@@ -134,6 +142,7 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
         view,
         nodes: &Nodes::new(view, granularity, needs.inlines, needs.objects),
         series,
+        base_rule: *base_rule,
         trim: trim(&needs, options),
         pattern: output.pattern(),
         program: options.program.as_deref().or_else(recorded),

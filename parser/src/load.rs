@@ -225,6 +225,7 @@ fn combined(
     Ok(Combined {
         profile: beside::beside(heap.profile, &cpu.profile),
         series: heap.series,
+        base_rule: heap.base_rule,
     })
 }
 

@@ -173,6 +173,23 @@ fn a_base_is_kept_apart() {
 }
 
 #[test]
+fn percentages_are_of_what_the_tables_say() {
+    let directory = directory(&[
+        ("after", "main;a 100\nmain;b 50\nmain;c;d 7\n"),
+        ("before", "main;a 50\nmain;b 100\nmain;c;d 7\n"),
+    ]);
+    // All that changed for --base, the base for --diff_base.
+    for (option, change) in [("--base", 100), ("--diff_base", 157)] {
+        let page = page(directory.path(), &["-f", "after", option, "before"]);
+        let totals =
+            format!("\"totals\":{{\"change\":{change},\"larger\":157,\"now\":157,\"base\":157}}");
+        assert!(json(&page, "profile").contains(&totals), "{option}: {page}");
+        let title = format!("Total: {change} ");
+        assert!(json(&page, "graphs").contains(&title), "{option}: {page}");
+    }
+}
+
+#[test]
 fn source_is_shown_of_source_files_only() {
     let directory = directory(&[
         ("a.c", "int a;\nint f(void) {\n  return g(\"<b>\");\n}\n"),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use heap_format::merge::Base;
 use heap_format::printable::printable;
 use heap_format::variance::half_width;
 use regex::Regex;
@@ -25,6 +26,8 @@ pub struct Context<'a> {
     pub nodes: &'a Nodes,
     /// Moments of the dumps that the profile keeps apart.
     pub series: &'a Series,
+    /// What percentages are of where a base is subtracted, also where it is kept apart.
+    pub base_rule: Base,
     /// Limits of graphs.
     pub trim: Trim,
     /// Pattern of the functions that are asked for.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use heap_format::merge::Base;
 use heap_format::printable::printable;
 use serde::Serialize;
 
@@ -59,23 +60,33 @@ impl Totals {
 
     /// The totals of a column, of a profile that keeps its base apart if it
     /// is a comparison.
-    pub fn of_column(view: &View, column: usize, compared: bool) -> Self {
+    pub fn of_column(context: &Context, column: usize, compared: bool) -> Self {
+        let view = context.view;
+        let base = view.of_column(column, true).total();
         if !compared {
-            return Self::same(view.of_column(column, true).total());
+            return Self::same(base);
         }
-        let base = i128::from(view.of_column(column, true).total());
-        let mut changes: HashMap<&[u32], i128> = HashMap::new();
-        let profile = view.profile();
-        for (stack, frames) in profile.stacks.iter().enumerate() {
-            *changes.entry(frames).or_default() += i128::from(profile.values_of(stack)[column]);
-        }
+        let base = i128::from(base);
         Self {
-            change: changes.values().map(|change| change.abs()).sum(),
+            change: match context.base_rule {
+                Base::Difference => all_changes(view, column),
+                Base::Comparison => base,
+            },
             larger: base,
             now: view.of_column(column, false).total().into(),
             base,
         }
     }
+}
+
+/// The sum of what changed, as if equal stacks had cancelled out.
+fn all_changes(view: &View, column: usize) -> i128 {
+    let mut changes: HashMap<&[u32], i128> = HashMap::new();
+    let profile = view.profile();
+    for (stack, frames) in profile.stacks.iter().enumerate() {
+        *changes.entry(frames).or_default() += i128::from(profile.values_of(stack)[column]);
+    }
+    changes.values().map(|change| change.abs()).sum()
 }
 
 /// The tree with its names and columns.

@@ -27,7 +27,7 @@ fn tree(page: &PageContext) -> String {
         .iter()
         .map(|&index| Column {
             index,
-            total: Totals::of_column(context.view, index, page.compared),
+            total: Totals::of_column(context, index, page.compared),
         })
         .collect();
     data::object(context, &tree, &columns, rule)
