@@ -105,6 +105,15 @@ state.asked = Boolean(help());
 dispatchEvent(new Event("beforeprint"));
 state.printed = Boolean(help());
 dispatchEvent(new Event("afterprint"));
+
+// A window of 320 pixels wraps the bar.
+root.setAttribute("width", "320");
+dispatchEvent(new Event("resize"));
+const { bottom } = root.querySelector(".hud").getBoundingClientRect();
+state.reached = [...root.querySelectorAll(".bar > :not(:empty), .bar > input")].every((el) => {
+  const r = el.getBoundingClientRect();
+  return r.left >= 0 && r.right <= 320 && r.bottom <= bottom;
+});
 root.setAttribute("data-state", JSON.stringify(state));
 "#;
 
@@ -140,6 +149,7 @@ fn the_first_view_is_where_the_memory_is_and_a_box_says_the_keys() {
     assert!(chromium::number(&state, "letters") > 9.0, "{state}");
     for flag in [
         "heavy", "whole", "again", "button", "opened", "still", "covers", "escaped", "asked",
+        "reached",
     ] {
         chromium::assert_state(&state, flag, "true");
     }

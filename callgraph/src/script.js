@@ -12,7 +12,7 @@
   const HTML = "http://www.w3.org/1999/xhtml";
   const READABLE = 0.75; // least scale of the start view
   const MARGIN = 16; // of the start view
-  const TOP = 52; // height of the bar
+  const BAR = { width: 540, height: 44, edge: 8 }; // in a wide window; a narrow one wraps it
 
   function html(name, text, attributes) {
     const el = document.createElementNS(HTML, name);
@@ -48,6 +48,7 @@
       this.natural = natural;
       this.at = { x: 0, y: 0, k: 1 };
       this.moved = false; // whether the user has chosen a view, which a resize must not undo
+      this.top = BAR.edge + BAR.height; // what the bar covers
       this.flight = 0; // number of the latest flight; those before it have ended
     }
     get window() {
@@ -61,7 +62,7 @@
     // is, and not where the program starts.
     start() {
       const { at, natural, window: b } = this;
-      const fit = (w, h) => Math.min((b.width - 2 * MARGIN) / w, (b.height - TOP - MARGIN) / h);
+      const fit = (w, h) => Math.min((b.width - 2 * MARGIN) / w, (b.height - this.top - MARGIN) / h);
       const all = Math.min(b.width / natural.w, b.height / natural.h) >= READABLE;
       const area = all ? { left: 0, top: 0, right: natural.w, bottom: natural.h } : this.heaviest(fit);
       const k = fit(area.right - area.left, area.bottom - area.top);
@@ -73,7 +74,7 @@
         return Math.min(from, Math.max(from + free, (from + to) / 2 - ((low + high) / 2) * at.k));
       };
       at.x = place(area.left, area.right, natural.w, 0, b.width);
-      at.y = place(area.top, area.bottom, natural.h, all ? 0 : TOP, b.height);
+      at.y = place(area.top, area.bottom, natural.h, all ? 0 : this.top, b.height);
       this.moved = false;
       this.apply();
     }
@@ -238,8 +239,6 @@
     constructor(search, camera, help) {
       this.hud = document.createElementNS(NS, "foreignObject");
       this.hud.setAttribute("class", "hud");
-      this.hud.setAttribute("width", "540");
-      this.hud.setAttribute("height", "44");
       const bar = html("div", "", { class: "bar" });
       const button = (text, label, action) => {
         const el = html("button", text, { type: "button", title: label, "aria-label": label });
@@ -253,10 +252,19 @@
       button("all", "whole picture (a)", () => camera.whole());
       button("?", "keys and gestures (?)", () => help.toggle());
       this.hud.append(bar);
+      this.bar = bar;
+      this.camera = camera;
     }
     place(width) {
-      this.hud.setAttribute("x", Math.max(0, width - 550));
-      this.hud.setAttribute("y", "8");
+      const w = Math.max(0, Math.min(BAR.width, width - 2 * BAR.edge));
+      const set = (name, value) => this.hud.setAttribute(name, value);
+      set("width", w);
+      set("height", BAR.height);
+      set("x", width - w - BAR.edge);
+      set("y", BAR.edge);
+      const height = Math.max(BAR.height, this.bar.offsetHeight);
+      set("height", height);
+      this.camera.top = BAR.edge + height;
     }
     holds(e) {
       return this.hud.contains(e.target);
