@@ -34,6 +34,7 @@ mod layers;
 pub mod layout;
 mod order;
 mod pack;
+pub mod paper;
 mod position;
 mod rank;
 mod route;

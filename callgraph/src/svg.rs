@@ -7,6 +7,7 @@ use crate::geometry::{Cubic, Point, Rect, cubic_at};
 use crate::graph::{Edge, Graph, Node};
 use crate::help;
 use crate::layout::{LABEL_FONT, LINE, Layout, Line, TITLE_FONT};
+use crate::paper;
 use crate::style;
 use crate::text;
 use crate::xml::escape;
@@ -28,11 +29,12 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
         out,
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
          <svg xmlns=\"http://www.w3.org/2000/svg\" class=\"callgraph\" width=\"{w}\" \
-         height=\"{h}\" viewBox=\"0 0 {w} {h}\" font-family=\"{}\">\n<style>\n{}</style>\n\
+         height=\"{h}\" viewBox=\"0 0 {w} {h}\" font-family=\"{}\">\n<style>\n{}{}</style>\n\
          <rect class=\"paper\" width=\"{w}\" height=\"{h}\" fill=\"#ffffff\"/>\n\
          <g class=\"view\">\n",
         text::FONT,
-        style::sheet()
+        style::sheet(),
+        paper::sheet(w, h)
     );
     if empty {
         let y = h - 30.0;

@@ -329,6 +329,60 @@ fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
     }
 }
 
+/// What is there for paper while the page is printed, and afterwards.
+const PRINT_PROBE: &str = r##"
+const state = {};
+const $ = (s) => document.querySelector(s);
+const flame = $("#flame > svg");
+const levels = () => new Set([...flame.querySelectorAll(".frame rect")].map((r) => r.getAttribute("y"))).size;
+state.screen = levels();
+dispatchEvent(new Event("beforeprint"));
+const [, , width, height] = flame.getAttribute("viewBox").split(" ").map(Number);
+state.paper = levels();
+state.inside = [...flame.querySelectorAll(".frame rect")].every((rect) => {
+  const [x, y, w, h] = ["x", "y", "width", "height"].map((key) => Number(rect.getAttribute(key)));
+  return x >= 0 && y >= 0 && x + w <= width && y + h <= height;
+});
+dispatchEvent(new Event("afterprint"));
+state.again = levels();
+state.scaled = flame.hasAttribute("viewBox");
+
+$("#to-graph").click();
+dispatchEvent(new Event("beforeprint"));
+const copy = $(".on-paper").shadowRoot;
+state.boxes = copy.querySelectorAll(".node").length;
+state.scripts = copy.querySelectorAll("script, foreignObject").length;
+dispatchEvent(new Event("afterprint"));
+state.kept = document.querySelectorAll(".on-paper").length;
+addEventListener("load", () => {
+  state.executed = "pwned" in window;
+  document.documentElement.setAttribute("data-state", JSON.stringify(state));
+});
+"##;
+
+#[test]
+fn paper_shows_the_whole_flame_graph_and_call_graph() {
+    let deep: Vec<String> = (0..90).map(|i| format!("f{i}")).collect();
+    let folded = format!("{}{} 500\n", folded(1), deep.join(";"));
+    let directory = directory(&[("x", &folded)]);
+    let page = page(directory.path(), &["-f", "x", "--nodecount", "200"]);
+    let path = directory.path().join("probe.html");
+    let page = browser::with_probe(&browser::open_page(&page), PRINT_PROBE, "</body>");
+    fs::write(&path, page).unwrap();
+    let state = browser::state(&path, "");
+    let number = |key: &str| browser::number(&state, key);
+    assert!(number("screen") < 60.0, "{state}");
+    assert_eq!(number("paper"), 91.0, "{state}");
+    assert_eq!(number("again"), number("screen"), "{state}");
+    assert!(number("boxes") > 90.0, "{state}");
+    assert_eq!(number("scripts"), 0.0, "{state}");
+    assert_eq!(number("kept"), 0.0, "{state}");
+    browser::assert_state(&state, "inside", "true");
+    for flag in ["scaled", "executed"] {
+        browser::assert_state(&state, flag, "false");
+    }
+}
+
 /// Opens the line of the worst suspect.
 const LINE_PROBE: &str = r##"
 const state = {};

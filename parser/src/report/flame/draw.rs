@@ -12,6 +12,7 @@ use crate::nodes::Origin;
 use crate::places::Places;
 use crate::report::context::Context;
 use callgraph::help;
+use callgraph::paper;
 use callgraph::text;
 use callgraph::xml::{escape, escape_lines};
 use heap_format::printable::printable;
@@ -70,11 +71,12 @@ pub fn document(context: &Context, tree: &Tree, rule: Rule) -> String {
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
          <svg xmlns=\"http://www.w3.org/2000/svg\" class=\"flame\" width=\"{width}\" \
          height=\"{height}\" viewBox=\"0 0 {width} {height}\" font-family=\"{}\" \
-         font-size=\"{FONT}\">\n<style>\n{}</style>\n\
+         font-size=\"{FONT}\">\n<style>\n{}{}</style>\n\
          <rect class=\"paper\" width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
          <g class=\"plain\">\n<g class=\"head\">\n",
         text::FONT,
-        style::sheet()
+        style::sheet(),
+        paper::sheet(width, height)
     );
     for (i, line) in lines.iter().enumerate() {
         let y = MARGIN + LINE * (i as f64 + 0.75);

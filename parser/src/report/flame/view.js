@@ -13,6 +13,8 @@ const flameGraph = (() => {
   const ROW = 18;
   const TOP = 62;
   const EDGE = 10;
+  const PAPER = 960; // width on paper, which the sheet scales
+  const HIGHEST = 3; // times as high as wide: the most that one sheet shows legibly
 
   const svg = (name, attributes) => element(NS, name, "", attributes);
   const html = (name, text, attributes) => element(HTML, name, text, attributes);
@@ -34,6 +36,7 @@ const flameGraph = (() => {
       this.widths = new Map(); // of letters
       this.size = { w: 0, h: 0 };
       this.high = 0; // height of all rows of what is zoomed to
+      this.onPaper = false; // with all rows, whatever the window's size
     }
     // Height of what is seen of the rows.
     get room() {
@@ -44,14 +47,15 @@ const flameGraph = (() => {
       const { model, layer } = this;
       const { tree } = model;
       const b = this.root.getBoundingClientRect();
-      this.size = { w: Math.max(120, b.width), h: Math.max(TOP + 4 * ROW, b.height) };
+      this.size = { w: this.onPaper ? PAPER : Math.max(120, b.width), h: Math.max(TOP + 4 * ROW, b.height) };
       layer.replaceChildren();
       if (!tree.width[0]) return this.empty();
       let deep = tree.depth[model.zoom];
       while (tree.rows[deep + 1] && this.visible(tree.rows[deep + 1]).length) deep++;
       this.high = (deep + 1) * ROW;
+      if (this.onPaper) this.size.h = TOP + this.high + EDGE;
       model.scroll = Math.max(0, Math.min(model.scroll, this.high - this.room));
-      const onScreen = (depth) => this.yOf(depth) > TOP - ROW && this.yOf(depth) < this.size.h;
+      const onScreen = (depth) => this.yOf(depth) > TOP - ROW / 4 && this.yOf(depth) < this.size.h;
       for (let i = model.zoom; i !== 0; ) {
         i = tree.parent[i];
         if (onScreen(tree.depth[i])) this.box(i, true, hits);
@@ -266,7 +270,8 @@ const flameGraph = (() => {
     }
     draw() {
       const { model, canvas } = this;
-      if (!canvas.layer.isConnected) return;
+      const seen = canvas.onPaper || this.root.getClientRects().length;
+      if (!canvas.layer.isConnected || !seen) return;
       canvas.draw(this.search.hits);
       const { w, h } = canvas.size;
       for (const [el, height] of [[this.controls.hud, TOP], [this.tip.box, h]]) {
@@ -362,6 +367,26 @@ const flameGraph = (() => {
       this.controls.caption(this.model, this.title());
       this.draw();
     }
+    // What is on the screen, and the rows beyond it; `viewBox` scales it to the sheet.
+    print() {
+      const { canvas, model, root } = this;
+      if (!canvas.layer.isConnected) return;
+      this.before = model.scroll;
+      canvas.onPaper = true;
+      this.tip.hide();
+      this.draw();
+      const { w, h } = canvas.size;
+      root.setAttribute("viewBox", `0 0 ${w} ${h}`);
+      root.classList.toggle("long", h > HIGHEST * w);
+    }
+    unprint() {
+      const { canvas, model, root } = this;
+      if (!canvas.onPaper) return;
+      canvas.onPaper = false;
+      root.removeAttribute("viewBox");
+      model.scroll = this.before;
+      this.draw();
+    }
     detach() {
       const { canvas, controls, tip } = this;
       for (const el of [canvas.layer, canvas.thumb, controls.hud, tip.box]) el.remove();
@@ -443,10 +468,13 @@ const flameGraph = (() => {
     listenToField(graph);
     listenToPointer(graph);
     listenToKeys(graph);
-    addEventListener("resize", () => graph.draw());
+    // Also when its tab is opened in a window of another size.
+    new ResizeObserver(() => graph.draw()).observe(root);
     return {
       attach: () => graph.attach(),
       detach: () => graph.detach(),
+      print: () => graph.print(),
+      unprint: () => graph.unprint(),
       show: (column, rule) => graph.show(column, rule),
       find(text) {
         graph.search.field.value = text;

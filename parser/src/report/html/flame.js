@@ -16,6 +16,8 @@ function flameTab(page, panel) {
   };
   const graph = flameGraph(svg, data.flame, { title: note });
   let attached = false;
+  addEventListener("beforeprint", () => graph.print());
+  addEventListener("afterprint", () => graph.unprint());
   page.find = (text) => {
     page.open("flame");
     graph.find(text);
