@@ -109,10 +109,12 @@ dispatchEvent(new Event("afterprint"));
 // A window of 320 pixels wraps the bar.
 root.setAttribute("width", "320");
 dispatchEvent(new Event("resize"));
-const { bottom } = root.querySelector(".hud").getBoundingClientRect();
+const field = root.querySelector("input");
+field.value = "function";
+field.dispatchEvent(new Event("input"));
 state.reached = [...root.querySelectorAll(".bar > :not(:empty), .bar > input")].every((el) => {
   const r = el.getBoundingClientRect();
-  return r.left >= 0 && r.right <= 320 && r.bottom <= bottom;
+  return r.left >= 0 && r.right <= 320 && r.bottom <= root.querySelector(".hud").getBoundingClientRect().bottom;
 });
 root.setAttribute("data-state", JSON.stringify(state));
 "#;

@@ -254,16 +254,20 @@
       this.hud.append(bar);
       this.bar = bar;
       this.camera = camera;
+      // What a search has found may take a line more.
+      search.field.addEventListener("input", () => this.fit());
     }
     place(width) {
       const w = Math.max(0, Math.min(BAR.width, width - 2 * BAR.edge));
       const set = (name, value) => this.hud.setAttribute(name, value);
       set("width", w);
-      set("height", BAR.height);
       set("x", width - w - BAR.edge);
       set("y", BAR.edge);
+      this.fit();
+    }
+    fit() {
       const height = Math.max(BAR.height, this.bar.offsetHeight);
-      set("height", height);
+      this.hud.setAttribute("height", height);
       this.camera.top = BAR.edge + height;
     }
     holds(e) {

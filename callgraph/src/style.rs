@@ -160,6 +160,7 @@ const STATES: &str = "\
 .seek .edge:not(.on){opacity:.3}
 .seek .node.hit rect{stroke:#1a5fd0;stroke-width:3}
 .focus.seek .node.hit:not(.on){opacity:.6}
+.hud{overflow:visible}
 .bar{display:flex;flex-wrap:wrap;gap:4px;justify-content:flex-end;align-items:center;font:13px sans-serif}
 .bar *{font:inherit;color:#1c1b19}
 .bar input{width:150px;padding:4px 7px;border:1px solid #b9b4ab;border-radius:4px;background:#fff}
