@@ -166,6 +166,11 @@ impl View {
         self.total = self.sum_of_magnitudes();
     }
 
+    /// Whether 100 % is of this stack, too: of all of them, or of those that are shown.
+    pub fn is_of_total(&self, stack: usize) -> bool {
+        !self.relative || !self.dropped[stack]
+    }
+
     /// Makes 100 % this much.
     pub fn set_total(&mut self, total: i64) {
         self.total = total;

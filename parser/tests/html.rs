@@ -186,6 +186,11 @@ fn percentages_are_of_what_the_tables_say() {
         assert!(json(&page, "profile").contains(&totals), "{option}: {page}");
         let title = format!("Total: {change} ");
         assert!(json(&page, "graphs").contains(&title), "{option}: {page}");
+        let shown = ["--focus", "^a$", "--relative_percentages"];
+        let arguments = [&["-f", "after", option, "before"], &shown[..]].concat();
+        let page = self::page(directory.path(), &arguments);
+        let total = "\"totals\":{\"change\":50,";
+        assert!(json(&page, "profile").contains(total), "{option}: {page}");
     }
 }
 
