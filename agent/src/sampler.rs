@@ -134,7 +134,7 @@ impl Weights {
 fn exp_minus(x: f64) -> f64 {
     const LOG2_E: f64 = core::f64::consts::LOG2_E;
     // 2^-f on [0, 1] around 0.5, error below 2e-9.
-    const POWER: [f64; 7] = [
+    const POWER: [f64; 9] = [
         core::f64::consts::FRAC_1_SQRT_2,
         -0.490_129_090_220_086_77,
         0.169_865_793_692_275_7,
@@ -142,6 +142,8 @@ fn exp_minus(x: f64) -> f64 {
         0.006_800_993_099_222_254,
         -0.000_947_553_363_529_977_5,
         0.000_109_328_923_939_925_47,
+        0.0,
+        0.0,
     ];
     let scaled = x * LOG2_E;
     let whole = scaled as u64;
@@ -149,10 +151,15 @@ fn exp_minus(x: f64) -> f64 {
     power * f64::from_bits((1023 - whole) << 52)
 }
 
+/// A polynomial of degree 8, by Estrin's scheme: terms are combined in pairs, which do not wait for
+/// each other.
 #[inline]
-fn polynomial(coefficients: &[f64], x: f64) -> f64 {
-    let (highest, others) = coefficients.split_last().unwrap_or((&0.0, &[]));
-    others.iter().rev().fold(*highest, |sum, c| sum * x + c)
+fn polynomial(c: &[f64; 9], x: f64) -> f64 {
+    let x2 = x * x;
+    let x4 = x2 * x2;
+    let low = (c[0] + c[1] * x) + (c[2] + c[3] * x) * x2;
+    let high = (c[4] + c[5] * x) + (c[6] + c[7] * x) * x2;
+    (low + high * x4) + c[8] * (x4 * x4)
 }
 
 #[cfg(test)]

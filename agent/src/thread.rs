@@ -117,6 +117,14 @@ impl walk::Tree for Interned<'_> {
         self.bank.tree.child(parent, address, limit).map(node)
     }
     #[inline]
+    fn expect(&self, path: u64, address: u64) -> u64 {
+        let path = tree::path_to(path, address);
+        if let Some(slot) = self.bank.tree.slot(path, self.bank.node_limit()) {
+            arch::prefetch(slot);
+        }
+        path
+    }
+    #[inline]
     fn seen(&self, stack: Key, address: u64) -> Option<u32> {
         let leaf = self.seen?.get(stack)?;
         let node = self.bank.tree.node(leaf)?;

@@ -114,8 +114,7 @@ impl<'a> Tree<'a> {
 
     #[inline]
     fn child_at(&self, hash: u64, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
-        let slots = self.slots(limit);
-        let first = slots.get(first_slot(slots, hash))?;
+        let first = self.slot(hash, limit)?;
         let seen = first.load(Ordering::Acquire);
         if seen >> INDEX_BITS == tag(hash) && self.is(seen & INDEX_MASK, parent, address) {
             return Some(seen & INDEX_MASK);
@@ -177,6 +176,14 @@ impl<'a> Tree<'a> {
     #[inline(always)]
     fn is_late(&self, limit: u32) -> bool {
         limit as usize > self.early.len() / 2
+    }
+
+    /// The slot in which the node with this path is looked up first.
+    #[inline]
+    #[must_use]
+    pub fn slot(&self, path: u64, limit: u32) -> Option<&'a AtomicU32> {
+        let slots = self.slots(limit);
+        slots.get(first_slot(slots, path))
     }
 
     /// The node behind an index.

@@ -101,6 +101,14 @@ pub fn has_locals() -> bool {
     thread_pointer() != 0
 }
 
+/// Asks for the cache line at an address, which will be written or read soon. Whatever the address, this
+/// has no other effect.
+#[inline(always)]
+pub fn prefetch<T>(at: *const T) {
+    // SAFETY: a hint, which never faults.
+    unsafe { asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(readonly, nostack)) }
+}
+
 /// A counter of constant rate.
 #[inline(always)]
 pub fn cycles() -> u64 {

@@ -141,6 +141,14 @@ pub fn has_locals() -> bool {
     result == 0 && at != 0
 }
 
+/// Asks for the cache line at an address, which will be written or read soon. Whatever the address, this
+/// has no other effect.
+#[inline(always)]
+pub fn prefetch<T>(at: *const T) {
+    // SAFETY: every x86-64 processor has the instruction, which never faults.
+    unsafe { core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast()) }
+}
+
 /// A cycle counter of constant rate.
 #[inline(always)]
 pub fn cycles() -> u64 {

@@ -17,6 +17,7 @@
 
 use super::Flags;
 use super::transfer::{Transfer, batch};
+use crate::arch;
 use crate::object::Layout;
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
@@ -172,7 +173,10 @@ impl FreeLists {
             let block = self.heads[bin];
             // SAFETY: `free` put it into this list: it is as large as the list's size, and
             // nobody else's.
-            self.heads[bin] = unsafe { (*block).next };
+            let next = unsafe { (*block).next };
+            // The next object's header is written there, and its link is read first.
+            arch::prefetch(next);
+            self.heads[bin] = next;
             self.counts[bin] -= 1;
             self.room += size as isize;
             return block.cast();

@@ -148,6 +148,13 @@ impl Walker {
                 path: self.memo.frame(known).path,
             },
         };
+        let mut path = node.path;
+        for index in (begin..known).rev() {
+            path = tree.expect(path, self.memo.frame(index).address());
+            for inserted in self.inserted_in(index, insertion) {
+                path = tree.expect(path, inserted.address);
+            }
+        }
         for index in (begin..known).rev() {
             node = tree.child(node, self.memo.frame(index).address())?;
             for inserted in self.inserted_in(index, insertion) {
