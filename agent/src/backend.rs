@@ -38,6 +38,21 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
     p
 }
 
+/// What jemalloc does unless it is told otherwise (`_RJEM_MALLOC_CONF`):
+///
+/// - Large objects have size classes, four to each doubling, as before 5.3.1. Without them, an object that
+///   grows in steps is moved and copied at every second one, as what is left behind it is in another state.
+/// - Freed objects are kept for reuse, for up to ten seconds, up to the size that glibc keeps, not up to
+///   8 MiB only: otherwise each use of a larger buffer faults in all of its pages.
+#[unsafe(export_name = "_rjem_malloc_conf")]
+static OPTIONS: Options =
+    Options(c"disable_large_size_classes:false,oversize_threshold:33554432".as_ptr());
+#[repr(transparent)]
+struct Options(#[allow(dead_code)] *const c_char);
+// SAFETY: a literal, which nobody writes to.
+unsafe impl Sync for Options {}
+core::arch::global_asm!(".hidden _rjem_malloc_conf");
+
 macro_rules! next {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?,
         $symbol:literal, $jemalloc:path;)*) => {

@@ -31,6 +31,7 @@ mod sanitizer;
 mod seccomp;
 mod signals;
 mod threads;
+mod trim;
 
 /// Looks up the functions behind the entry points; at start-up, as later the loader is off limits.
 pub fn find_next() {

@@ -65,6 +65,7 @@ mod entry;
 mod environment;
 mod exemptions;
 mod fork;
+mod headers;
 mod hooks;
 mod image;
 mod init;
@@ -89,6 +90,8 @@ mod thinning;
 mod thread;
 mod tid;
 mod timers;
+#[cfg(not(test))]
+mod wrapped;
 
 /// This library must not panic; if it does, the process cannot continue.
 #[cfg(not(test))]

@@ -7,13 +7,17 @@
 //! The extension is present if the object is aligned to more than 16 bytes, has 512 MiB or more, or
 //! is so small that alignment to 16 makes it larger.
 //!
-//! An object with its header takes the size class of the two together. The usable size, at least 8
+//! An object that fills a size class of 1 to 14 KiB, a multiple of 1 KiB, has its header in a table instead
+//! ([`crate::headers`]), and begins where its allocation does.
+//!
+//! Any other object with its header takes the size class of the two together. The usable size, at least 8
 //! bytes, is as a rule what it would be without a header: the object's own size class, as `nallocx`
 //! returns it. Where the two together fit the same class as the object alone, it is 16 bytes less.
 //! A program that has ever called `nallocx`, or that allocates with `mallocx`, may count on all of
 //! the class, and gets it: its objects are exact, and take the next class where they would fill
 //! their own.
 
+use crate::headers::{self, UNIT};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::record::{NewSample, RecordId};
@@ -31,6 +35,10 @@ const LONG: usize = 1 << 29;
 const SMALLEST: usize = 8;
 /// Size classes up to here are known; those of large objects are jemalloc's affair.
 const KNOWN: usize = 4 << 10;
+/// The largest size class with headers in the table: of larger ones, what is unused takes no memory.
+const MOST_FULL: usize = 14 << 10;
+/// In the known classes: the header is in the table.
+const IN_TABLE: usize = 1;
 
 /// A sampled object as its header describes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,7 +95,7 @@ struct Extension {
 /// Position of an object in its allocation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layout {
-    /// Distance from the allocation's base to the object.
+    /// Distance from the allocation's base to the object; 0: its header is in the table.
     pub offset: usize,
     /// Bytes that its owner may use.
     pub usable: usize,
@@ -99,9 +107,10 @@ pub struct Layout {
 pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {
     if align < HEADER && bytes <= KNOWN {
         let known = if exact { &CLASSES } else { &USABLE };
+        let known = usize::from(known[bytes.div_ceil(SMALLEST)]);
         Layout {
-            offset: HEADER,
-            usable: usize::from(known[bytes.div_ceil(SMALLEST)]),
+            offset: HEADER - HEADER * (known & IN_TABLE),
+            usable: known & !IN_TABLE,
         }
     } else {
         uncommon_layout(bytes, align, exact)
@@ -112,6 +121,10 @@ pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {
 #[inline(never)]
 fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     let aligned = align < HEADER || (align == HEADER && bytes > SMALLEST);
+    if aligned && (2 * SMALLEST..=MOST_FULL).contains(&bytes) && is_in_table(bytes, exact) {
+        let usable = class_of(bytes);
+        return Layout { offset: 0, usable };
+    }
     let flags = align.trailing_zeros() as c_int;
     let bytes = bytes.max(1);
     let offset = if aligned && bytes < LONG {
@@ -129,12 +142,20 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     Layout { offset, usable }
 }
 
+/// Whether an object of so many bytes, at least 9, has its header in the table: where it fills its class, or
+/// needs all of it.
+const fn is_in_table(bytes: usize, exact: bool) -> bool {
+    let class = class_of(bytes);
+    class.is_multiple_of(UNIT) && class <= MOST_FULL && (exact || bytes + HEADER > class)
+}
+
 /// Size classes by multiples of 8: 8, multiples of 16, and from 128 on four to each doubling.
 static CLASSES: [u16; KNOWN / SMALLEST + 1] = {
     let mut classes = [SMALLEST as u16; KNOWN / SMALLEST + 1];
     let mut at = 2;
     while at < classes.len() {
-        classes[at] = class_of(at * SMALLEST) as u16;
+        let bytes = at * SMALLEST;
+        classes[at] = (class_of(bytes) | is_in_table(bytes, true) as usize) as u16;
         at += 1;
     }
     classes
@@ -142,13 +163,16 @@ static CLASSES: [u16; KNOWN / SMALLEST + 1] = {
 
 /// What can be used of them behind a header, in the class that both fill together.
 static USABLE: [u16; KNOWN / SMALLEST + 1] = {
-    let mut usable = CLASSES;
+    let mut usable = [SMALLEST as u16; KNOWN / SMALLEST + 1];
     let mut at = 2;
     while at < usable.len() {
-        let both = class_of(at * SMALLEST + HEADER) - HEADER;
-        if both < usable[at] as usize {
-            usable[at] = both as u16;
-        }
+        let bytes = at * SMALLEST;
+        let (own, both) = (class_of(bytes), class_of(bytes + HEADER) - HEADER);
+        usable[at] = match is_in_table(bytes, false) {
+            true => own | IN_TABLE,
+            false if both < own => both,
+            false => own,
+        } as u16;
         at += 1;
     }
     usable
@@ -164,15 +188,34 @@ const fn class_of(bytes: usize) -> usize {
     bytes.next_multiple_of(step)
 }
 
+/// The header of the object at `at`.
+///
+/// # Safety
+/// An object is there, or was until it was [retired](Object::retire).
+#[inline(always)]
+unsafe fn header(at: *const u8) -> *mut Header {
+    // SAFETY: the caller's: in the range, all of which has entries.
+    unsafe {
+        if at.addr().is_multiple_of(UNIT) {
+            let entry: *mut Header = headers::entry(at).cast();
+            if (*entry).weight != 0.0 {
+                return entry;
+            }
+        }
+        at.sub(HEADER).cast_mut().cast()
+    }
+}
+
 impl Object {
     /// Writes the header of the object at `at`.
     ///
     /// # Safety
     /// `at` is 16-aligned, the bytes before it are the caller's to write as far as the
-    /// object's `offset` says, which is that of its [`layout`](Self::layout).
+    /// object's `offset` says, which is that of its [`layout`](Self::layout). If that is 0, `at` is a
+    /// multiple of [`UNIT`], in the range.
     #[inline]
     pub unsafe fn write(&self, offset: usize, at: *mut u8) {
-        let extended = offset != HEADER;
+        let extended = offset > HEADER;
         let size = if extended {
             EXTENDED
         } else {
@@ -181,9 +224,12 @@ impl Object {
         let size = size | if self.ignored { IGNORED } else { 0 };
         let size = size | if self.exact { EXACT } else { 0 };
         let counted = self.record << 8 | u32::from(self.session);
-        // SAFETY: the caller vouches for the bytes before `at`.
+        // SAFETY: the caller vouches for the bytes before `at`, or for its entry.
         unsafe {
-            let header = at.sub(HEADER).cast::<Header>();
+            let header: *mut Header = match offset {
+                0 => headers::entry(at).cast(),
+                _ => at.sub(HEADER).cast(),
+            };
             header.write(Header {
                 size,
                 counted,
@@ -208,7 +254,7 @@ impl Object {
     #[must_use]
     pub unsafe fn read(at: *const u8) -> Self {
         // SAFETY: the caller vouches that a header is there.
-        let header = unsafe { at.sub(HEADER).cast::<Header>().read() };
+        let header = unsafe { header(at).read() };
         let (bytes, align) = if header.size & EXTENDED == 0 {
             (u64::from(header.size & !(IGNORED | EXACT)), 1)
         } else {
@@ -236,7 +282,7 @@ impl Object {
     #[inline]
     pub unsafe fn retire(at: *mut u8) {
         // SAFETY: the caller vouches that a header is there.
-        unsafe { (*at.sub(HEADER).cast::<Header>()).weight = 0.0 }
+        unsafe { (*header(at)).weight = 0.0 }
     }
 
     /// Position in its allocation.
@@ -279,7 +325,7 @@ mod tests {
 
     #[test]
     fn headers_survive() {
-        let mut memory = std::vec![0u128; 512];
+        let pages = range();
         for (bytes, align) in [
             (0usize, 1usize),
             (5, 16),
@@ -290,6 +336,12 @@ mod tests {
             (1 << 30, 8),
             (1 << 31, 8),
             (1 << 40, 4096),
+            (1024, 1),
+            (1009, 16),
+            (4096, 1),
+            (8192, 1),
+            (7169, 8),
+            (14336, 1),
         ] {
             let object = Object {
                 record: 0xab_cdef,
@@ -302,15 +354,59 @@ mod tests {
                 exact: bytes % 3 == 1,
             };
             let Layout { offset, .. } = object.layout();
-            assert!(offset >= HEADER && offset.is_multiple_of(align.max(16)));
-            // SAFETY: 8 KiB of aligned memory, offsets of at most 4096 into it.
-            let back = unsafe {
-                let at = memory.as_mut_ptr().cast::<u8>().add(offset);
+            assert!(offset == 0 || offset >= HEADER && offset.is_multiple_of(align.max(16)));
+            // SAFETY: two pages of the range, offsets of at most one into them.
+            unsafe {
+                let at = pages.add(offset);
                 object.write(offset, at);
-                Object::read(at)
+                let back = Object::read(at);
+                assert_eq!(Object { align, ..back }, object);
+                assert_eq!(back.layout(), object.layout());
+                Object::retire(at);
+                // Another one there has its header before it again.
+                assert_eq!((*header(at)).weight, 0.0);
+                assert_eq!(header(at), at.sub(HEADER).cast());
+            }
+        }
+    }
+
+    /// Memory of a range that is behind the table of headers, and may be written to.
+    fn range() -> *mut u8 {
+        const SIZE: usize = 16 << 20;
+        let table = headers::bytes(SIZE);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping where nothing is.
+        let base = unsafe { libc::mmap(core::ptr::null_mut(), SIZE, access, flags, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        headers::begin(base.addr());
+        // SAFETY: within it, behind the table.
+        unsafe { base.cast::<u8>().add(table + 4096) }
+    }
+
+    #[test]
+    fn objects_that_fill_their_class_take_no_other() {
+        for bytes in (1..=4).chain([5, 6, 7, 8, 10, 12, 14]).map(|kb| kb << 10) {
+            let all = Layout {
+                offset: 0,
+                usable: bytes,
             };
-            assert_eq!(back, object);
-            assert_eq!(back.layout(), object.layout());
+            for (bytes, align, exact) in [
+                (bytes, 1, false),
+                (bytes - 15, 16, false),
+                (bytes, 8, true),
+                (bytes - bytes / 10, 1, true),
+            ] {
+                assert_eq!(layout(bytes, align, exact), all, "{bytes} {exact}");
+            }
+            let before = Layout {
+                offset: HEADER,
+                usable: bytes - HEADER,
+            };
+            assert_eq!(layout(bytes - 16, 1, false), before);
+        }
+        for (bytes, align) in [(512, 1), (1280, 1), (4097, 1), (16384, 1), (8192, 32)] {
+            assert!(layout(bytes, align, false).offset >= HEADER, "{bytes}");
         }
     }
 
@@ -357,7 +453,6 @@ mod tests {
         for (bytes, align, class) in sizes() {
             let Layout { offset, usable } = layout(bytes, align, false);
             let told = std::format!("{bytes} aligned to {align}");
-            assert_eq!(offset, layout(bytes, align, true).offset, "{told}");
             let together = class(bytes + offset);
             assert_eq!(usable, class(bytes).min(together - offset), "{told}");
             assert!(

@@ -14,6 +14,7 @@ mod transfer;
 
 pub use free_lists::FreeLists;
 
+use crate::headers;
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::size_of;
 use core::ptr::{null_mut, without_provenance_mut};
@@ -75,20 +76,31 @@ unsafe extern "C" {
     static EMAP: u8;
     #[link_name = "_rjem_je_arenas"]
     static ARENAS: u8;
+    /// jemalloc's small size classes, of which the first has slabs of one page.
+    #[link_name = "_rjem_je_bin_infos"]
+    static CLASSES: BinInfo;
+}
+
+/// How a `bin_info_t` begins, in jemalloc 5.3.1.
+#[repr(C)]
+struct BinInfo {
+    _object: usize,
+    slab: usize,
 }
 
 /// Where a reader outside the process finds all objects; the sampled ones alone where `is_system`,
 /// as the program keeps its own allocator then.
 pub fn globals(is_system: bool) -> HeapGlobals {
-    // Sizes above a few pages are rounded to pages. Not asked by `mallctl`, whose first call
-    // takes megabytes.
-    const LARGE: usize = 8 << 20;
+    // Not asked by `mallctl`, whose first call takes megabytes.
     let page = match is_system {
         // It is not to be woken up before the first sample.
         true if cfg!(target_arch = "x86_64") => 4096,
         true => return HeapGlobals::default(),
-        // SAFETY: a size that is not 0.
-        false => unsafe { jemalloc::nallocx(LARGE + 1, 0) }.saturating_sub(LARGE),
+        // SAFETY: a size that is not 0, for which jemalloc starts, and so fills the table.
+        false => unsafe {
+            jemalloc::nallocx(1, 0);
+            (&raw const CLASSES.slab).read_volatile()
+        },
     };
     HeapGlobals {
         emap: (&raw const EMAP).addr() as u64,
@@ -191,6 +203,8 @@ fn make(limit: u64) -> bool {
     }
     let made = reserve(limit).and_then(|(base, size)| {
         BASE.store(base, Ordering::Relaxed);
+        headers::begin(base);
+        USED.store(headers::bytes(size), Ordering::Relaxed);
         let arena = make_arena(size)?;
         ARENA.store(arena, Ordering::Relaxed);
         SIZE.store(size, Ordering::Release);
@@ -274,6 +288,22 @@ fn make_arena(size: usize) -> Option<c_uint> {
 /// Bytes that the hooks may carve from, before [`SIZE`] makes the range visible to `free`.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
 
+/// Bytes from which on the kernel is asked whether it grants them. It does not ask itself, as there is
+/// `MAP_NORESERVE` on the range.
+const MUCH: usize = 1 << 30;
+
+/// Whether a mapping of so many bytes would be granted.
+#[cold]
+fn is_granted(bytes: usize) -> bool {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping where nothing is, given back at once.
+    unsafe {
+        let at = libc::mmap(null_mut(), bytes, access, flags, -1, 0);
+        at != libc::MAP_FAILED && libc::munmap(at, bytes) == 0
+    }
+}
+
 unsafe extern "C" fn carve(
     _: *mut jemalloc::extent_hooks_t,
     wanted: *mut c_void,
@@ -283,7 +313,7 @@ unsafe extern "C" fn carve(
     commit: *mut bool,
     _: c_uint,
 ) -> *mut c_void {
-    if !wanted.is_null() {
+    if !wanted.is_null() || size >= MUCH && !is_granted(size) {
         return null_mut();
     }
     let (base, limit) = (BASE.load(Ordering::Relaxed), LIMIT.load(Ordering::Relaxed));
@@ -303,7 +333,9 @@ unsafe extern "C" fn carve(
     let at: *mut c_void = without_provenance_mut(at);
     // SAFETY: inside the reservation and not in use; jemalloc's pointers are valid.
     unsafe {
-        if libc::mprotect(at, size, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+        if libc::mprotect(at, size, libc::PROT_READ | libc::PROT_WRITE) != 0
+            || !headers::open(at.cast(), size)
+        {
             return null_mut();
         }
         *zero = true;
@@ -370,7 +402,10 @@ unsafe extern "C" fn allow_merge(
     false
 }
 
-/// Memory in the range, or null when it is exhausted.
+/// Memory in the range, or null when there is none: it is exhausted, or the thread is ending. Once
+/// jemalloc has given up a thread's data, which may be before other destructors run, it takes memory for
+/// that thread from its first arena, whatever it is asked for; that would not be known as a sampled object
+/// when it is freed.
 ///
 /// # Safety
 /// [`ready`] was true; `size` is not 0 and `align` a power of two.
@@ -382,8 +417,16 @@ pub unsafe fn alloc(size: usize, align: usize, zero: bool, flags: Flags) -> *mut
     } else {
         0
     };
-    // SAFETY: the flags name an arena and a cache that exist.
-    unsafe { jemalloc::mallocx(size, flags.0 | zero | align).cast() }
+    // SAFETY: the flags name an arena and a cache that exist; what is freed was just allocated, and is
+    // nobody's.
+    unsafe {
+        let at = jemalloc::mallocx(size, flags.0 | zero | align);
+        if at.is_null() || contains(at) {
+            return at.cast();
+        }
+        jemalloc::dallocx(at, TCACHE_NONE);
+        null_mut()
+    }
 }
 
 /// Resizes in place only. Returns whether it succeeded, without leaving the object much larger
@@ -415,4 +458,21 @@ pub unsafe fn free(base: *mut u8, flags: Flags) {
     // SAFETY: the caller's. The flags carry a cache of this arena or none: the automatic
     // cache would hand the memory to plain allocations.
     unsafe { jemalloc::dallocx(base.cast(), flags.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_objects_have_slabs_of_a_page() {
+        let mut page = 0usize;
+        let mut len = size_of::<usize>();
+        // SAFETY: jemalloc writes a size_t.
+        let failed = unsafe {
+            let name = c"arenas.page".as_ptr();
+            jemalloc::mallctl(name, (&raw mut page).cast(), &mut len, null_mut(), 0)
+        };
+        assert_eq!((failed, globals(false).page), (0, page as u64));
+    }
 }

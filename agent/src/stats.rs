@@ -89,19 +89,7 @@ fn refresh_now(last: u64, now_ns: u64) {
 /// Publishes what jemalloc says of itself. Of the program's own allocator nothing is asked:
 /// it would take its locks.
 fn publish(stats: &AllocatorStats) {
-    let mut epoch = 1u64;
-    let length = size_of::<u64>();
-    // SAFETY: jemalloc reads a u64.
-    unsafe {
-        let name = c"epoch".as_ptr();
-        jemalloc::mallctl(
-            name,
-            null_mut(),
-            null_mut(),
-            (&raw mut epoch).cast(),
-            length,
-        );
-    }
+    refresh_jemalloc();
     for (name, counter) in [
         (c"stats.allocated", &stats.allocated),
         (c"stats.active", &stats.active),
@@ -112,6 +100,37 @@ fn publish(stats: &AllocatorStats) {
     ] {
         counter.store(read(name), Ordering::Relaxed);
     }
+}
+
+/// Lets jemalloc count anew.
+fn refresh_jemalloc() {
+    let mut epoch = 1u64;
+    let at: *mut c_void = (&raw mut epoch).cast();
+    // SAFETY: jemalloc reads a u64.
+    unsafe {
+        jemalloc::mallctl(
+            c"epoch".as_ptr(),
+            null_mut(),
+            null_mut(),
+            at,
+            size_of::<u64>(),
+        )
+    };
+}
+
+/// Gives free memory of all arenas, and of the calling thread's cache, back to the system; whether there
+/// was any.
+pub fn purge() -> bool {
+    // The number of all arenas together, by jemalloc(3): `MALLCTL_ARENAS_ALL`.
+    let done = |name: &CStr| {
+        // SAFETY: controls that take and give nothing.
+        unsafe { jemalloc::mallctl(name.as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
+    };
+    done(c"thread.tcache.flush");
+    refresh_jemalloc();
+    let free = read(c"stats.arenas.4096.pdirty") + read(c"stats.arenas.4096.pmuzzy");
+    done(c"arena.4096.purge");
+    free > 0
 }
 
 fn read(name: &CStr) -> u64 {

@@ -79,7 +79,8 @@ fuzz_target!(|data: &[u8]| {
             .all(|(next, end)| next.pages.start >= end)
     );
     let middle = BASE + 0x4000;
-    let heap = Heap::of(&map, BASE..middle);
+    let mut heap = Heap::of(&map, BASE..middle);
+    heap.check_table(&memory);
     let range = BASE..BASE + data.len() as u64;
     let ranges: Vec<(Range<u64>, u32)> = heap.outside(range).into_iter().map(|r| (r, 0)).collect();
     search(&memory, &heap, &ranges, &Pointers::default());

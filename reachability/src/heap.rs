@@ -7,6 +7,8 @@ use std::ops::Range;
 
 use crate::bits::Bits;
 use crate::jemalloc::{Content, Map};
+use crate::memory::Memory;
+use crate::object::{self, Sampled};
 use crate::pages::Pages;
 
 /// Most regions: beyond, extents are left out. Their numbers take 32 bits.
@@ -29,6 +31,8 @@ pub struct Extent {
 }
 
 pub(crate) const INVERSE_BITS: u32 = 40;
+/// Entries of the table of headers that are read at once.
+const READ_AT_ONCE: usize = 4096;
 /// Most bytes of an extent with several regions.
 const MOST_SLAB: u64 = 1 << 20;
 
@@ -50,6 +54,12 @@ impl Extent {
         self.inverse
     }
 
+    /// Where one of its regions begins.
+    #[must_use]
+    pub fn begin_of(&self, region: u32) -> u64 {
+        self.start + u64::from(region - self.first) * self.size
+    }
+
     /// Numbers of its regions.
     #[must_use]
     pub fn regions(&self) -> Range<u32> {
@@ -67,7 +77,7 @@ pub struct Heap {
     /// Regions that are allocated, as far as jemalloc tells.
     allocated: Bits,
     regions: u32,
-    /// What jemalloc manages, objects or not: by address, none overlap.
+    /// What jemalloc manages, objects or not, and the table of headers: by address, none overlap.
     own: Vec<Range<u64>>,
     /// The range of sampled objects.
     sampled: Range<u64>,
@@ -135,8 +145,75 @@ impl Heap {
             heap.allocated.clear(region as usize);
         }
         let extents = map.extents.iter().map(|extent| extent.pages.clone());
-        heap.own = joined(extents.chain(map.metadata.iter().cloned()).collect());
+        let metadata = map.metadata.iter().cloned();
+        let table = object::table(&heap.sampled);
+        let table = (!table.is_empty()).then_some(table);
+        heap.own = joined(extents.chain(metadata).chain(table).collect());
         heap
+    }
+
+    /// Takes note of which sampled objects are alive that may have their headers in the table: the search
+    /// finds no header in their memory. Before any search: without it, all of them count as alive.
+    pub fn check_table(&mut self, memory: &dyn Memory) {
+        let extents = self.extents.iter().filter(|extent| self.uses_table(extent));
+        let regions: Vec<u32> = extents
+            .flat_map(Extent::regions)
+            .filter(|region| self.is_allocated(*region))
+            .collect();
+        for some in regions.chunks(READ_AT_ONCE) {
+            let bases = some.iter().filter_map(|region| self.region(*region));
+            let bases: Vec<(u64, u64)> = bases.collect();
+            let heads = self.read_heads(memory, bases.iter().map(|(base, _)| *base));
+            for ((region, (base, size)), [entry, start]) in some.iter().zip(bases).zip(heads) {
+                let before = |offset| (offset == 0).then_some(start);
+                let is_alive = object::in_table(base, size, entry).is_some()
+                    || object::find(base, size, before).is_some()
+                    || self.sampled_at(memory, *region).is_some();
+                if !is_alive {
+                    self.allocated.clear(*region as usize);
+                }
+            }
+        }
+    }
+
+    /// The table's entries for some addresses, each with the first bytes that are there.
+    fn read_heads(
+        &self,
+        memory: &dyn Memory,
+        bases: impl Iterator<Item = u64>,
+    ) -> Vec<[[u8; 16]; 2]> {
+        let places = bases.flat_map(|base| [object::entry(&self.sampled, base), base]);
+        let wanted: Vec<(u64, usize)> = places.map(|at| (at, 16)).collect();
+        let mut bytes = vec![0; wanted.len() * 16];
+        memory.gather(&wanted, &mut bytes);
+        let (heads, _) = bytes.as_chunks().0.as_chunks();
+        heads.to_vec()
+    }
+
+    /// The entries of the table for an extent's regions, if they may have headers there.
+    pub(crate) fn entries(&self, memory: &dyn Memory, extent: &Extent) -> Vec<[u8; 16]> {
+        if !self.uses_table(extent) {
+            return Vec::new();
+        }
+        let bases = extent.regions().map(|region| extent.begin_of(region));
+        let heads = self.read_heads(memory, bases).into_iter();
+        heads.map(|[entry, _]| entry).collect()
+    }
+
+    /// The sampled object in a region, whose header is read.
+    pub(crate) fn sampled_at(&self, memory: &dyn Memory, region: u32) -> Option<Sampled> {
+        let extent = self.extent_of(region).filter(|e| self.is_sampled(e))?;
+        let base = extent.begin_of(region);
+        let read = |at: u64| {
+            let mut bytes = [0; 16];
+            (memory.read(at, &mut bytes) == 16).then_some(bytes)
+        };
+        let in_table = self.uses_table(extent).then(|| {
+            let entry = read(object::entry(&self.sampled, base))?;
+            object::in_table(base, extent.size, entry)
+        });
+        let before = || object::find(base, extent.size, |offset| read(base + offset));
+        in_table.flatten().or_else(before)
     }
 
     /// Number of regions.
@@ -222,7 +299,19 @@ impl Heap {
         self.sampled.contains(&extent.start)
     }
 
-    /// The parts of `range` that jemalloc does not manage.
+    /// Whether sampled objects in an extent may have their headers in the table.
+    #[inline]
+    pub(crate) fn uses_table(&self, extent: &Extent) -> bool {
+        object::may_be_in_table(extent.size) && self.is_sampled(extent)
+    }
+
+    /// Whether what is in an extent's regions tells whether they hold a sampled object.
+    #[inline]
+    pub(crate) fn has_headers(&self, extent: &Extent) -> bool {
+        self.is_sampled(extent) && !object::may_be_in_table(extent.size)
+    }
+
+    /// The parts of `range` that are neither jemalloc's nor the agent's.
     #[must_use]
     pub fn outside(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut rest = Vec::new();

@@ -228,7 +228,7 @@ impl<'a> Plan<'a> {
             if start % PAGE != 0 || stop - start > 256 * PAGE {
                 return None;
             }
-            let is_sampled = u64::from(self.heap.is_sampled(extent));
+            let is_sampled = u64::from(self.heap.has_headers(extent));
             let is_partial = u64::from(!parts.hold(start..stop));
             let flags = (is_sampled * Kind::SAMPLED) | (is_partial * Kind::PARTIAL);
             let shape = Kind::shape(extent.size, extent.count, flags);
@@ -291,7 +291,7 @@ impl<'a> Plan<'a> {
         }
         for (index, extent) in (0..).zip(self.heap.extents()) {
             let at = self.header.extents + 3 * index;
-            let headers = u64::from(self.heap.is_sampled(extent)) * HEADERS;
+            let headers = u64::from(self.heap.has_headers(extent)) * HEADERS;
             put(at, extent.start);
             put(at + 1, extent.size | headers);
             put(

@@ -1,9 +1,9 @@
 //! The sampled objects that were not reached from the roots.
 
 use crate::heap::{Extent, Heap};
-use crate::mark::{self, Marks, sampled_at, sampled_in};
+use crate::mark::{self, Marks, sampled_in};
 use crate::memory::Memory;
-use crate::object::{HEADER, Sampled};
+use crate::object::{self, HEADER, Sampled};
 use crate::pointers::Pointers;
 
 /// Bytes up to which a slab is read at once.
@@ -92,16 +92,22 @@ pub fn find_if(
                 found.lost.push(Lost { region, object });
             }
         };
-        match slab(memory, extent) {
-            None => add(extent.first, sampled_at(memory, extent.start, extent.size)),
-            Some(bytes) => {
-                for &region in &unreached {
-                    let offset = (region - extent.first) as usize * extent.size as usize;
-                    let part = bytes.get(offset..offset + extent.size as usize);
-                    let base = extent.start + offset as u64;
-                    add(region, part.and_then(|bytes| sampled_in(base, bytes)));
-                }
+        let Some(bytes) = slab(memory, extent) else {
+            for &region in &unreached {
+                add(region, heap.sampled_at(memory, region));
             }
+            continue;
+        };
+        let entries = heap.entries(memory, extent);
+        for &region in &unreached {
+            let index = (region - extent.first) as usize;
+            let offset = index * extent.size as usize;
+            let base = extent.start + offset as u64;
+            let entry = entries.get(index);
+            let full = entry.and_then(|entry| object::in_table(base, extent.size, *entry));
+            let part = bytes.get(offset..offset + extent.size as usize);
+            let before = || sampled_in(base, part?);
+            add(region, full.or_else(before));
         }
     }
     found
@@ -123,10 +129,7 @@ pub fn starts(memory: &dyn Memory, heap: &Heap) -> Vec<(u32, u64)> {
 /// The sampled object in a region.
 #[must_use]
 pub fn sampled(memory: &dyn Memory, heap: &Heap, region: u32) -> Option<Sampled> {
-    let extent = heap.extent_of(region).filter(|e| heap.is_sampled(e))?;
-    let (base, size) = heap.region(region)?;
-    debug_assert!(size == extent.size);
-    sampled_at(memory, base, size)
+    heap.sampled_at(memory, region)
 }
 
 /// All of an extent with several regions.

@@ -340,7 +340,7 @@ impl<'a> Flood<'a> {
             batch.add(extent.start, bytes as usize, number, regions, true);
         } else {
             for index in first..batch.regions.len() {
-                let at = begin_of(extent, batch.regions[index]);
+                let at = extent.begin_of(batch.regions[index]);
                 batch.add(at, extent.size as usize, number, index..index + 1, false);
             }
         }
@@ -365,7 +365,8 @@ impl<'a> Flood<'a> {
     fn read_large(&mut self, extent: &Extent, buffer: &mut [u8]) {
         self.pending.clear(extent.first as usize);
         let (start, end) = (extent.start, extent.start + extent.size);
-        if self.heap.is_sampled(extent) && sampled_at(self.memory, start, extent.size).is_none() {
+        let is_alive = || self.heap.sampled_at(self.memory, extent.first).is_some();
+        if self.heap.has_headers(extent) && !is_alive() {
             return;
         }
         self.read_range(start..end, extent.first, buffer);
@@ -410,20 +411,16 @@ impl<'a> Flood<'a> {
 
     /// Meets what some regions point to, whose bytes are among those at `at`.
     fn read_regions(&mut self, extent: &Extent, at: u64, bytes: &[u8], regions: &[u32]) {
-        let is_sampled = self.heap.is_sampled(extent);
+        let has_headers = self.heap.has_headers(extent);
         for &region in regions {
-            let begin = begin_of(extent, region);
+            let begin = extent.begin_of(region);
             let offset = (begin - at) as usize;
             let own = &bytes[offset..offset + extent.size as usize];
-            if !is_sampled || sampled_in(begin, own).is_some() {
+            if !has_headers || sampled_in(begin, own).is_some() {
                 self.meet_all(own, region);
             }
         }
     }
-}
-
-fn begin_of(extent: &Extent, region: u32) -> u64 {
-    extent.start + u64::from(region - extent.first) * extent.size
 }
 
 /// The sampled object in memory that has been read.
@@ -431,14 +428,6 @@ pub(crate) fn sampled_in(base: u64, bytes: &[u8]) -> Option<object::Sampled> {
     object::find(base, bytes.len() as u64, |offset| {
         let offset = usize::try_from(offset).ok()?;
         bytes.get(offset..offset.checked_add(16)?)?.try_into().ok()
-    })
-}
-
-/// The sampled object in memory that has not been read.
-pub(crate) fn sampled_at(memory: &dyn Memory, base: u64, room: u64) -> Option<object::Sampled> {
-    object::find(base, room, |offset| {
-        let mut bytes = [0; 16];
-        (memory.read(base + offset, &mut bytes) == 16).then_some(bytes)
     })
 }
 

@@ -1,4 +1,7 @@
-//! The header before each sampled object, as the agent writes it (`agent/src/object.rs`).
+//! The header of each sampled object, before it or in a table, as the agent writes it
+//! (`agent/src/object.rs`, `agent/src/headers.rs`).
+
+use std::ops::Range;
 
 use crate::memory::word_of;
 
@@ -13,6 +16,41 @@ const EXACT: u32 = 1 << 29;
 const FLAGS: u32 = IGNORED | EXACT;
 /// The farthest that an object begins behind its memory's start.
 const MOST_OFFSET: u64 = 1 << 30;
+
+/// The table, at the start of the range of sampled objects, has an entry for each so many bytes of the
+/// range.
+const UNIT: u64 = 1024;
+/// Most bytes of an object whose header is there.
+const MOST_FULL: u64 = 14 << 10;
+
+/// Whether an object that fills memory of this size may have its header in the table.
+#[must_use]
+pub fn may_be_in_table(room: u64) -> bool {
+    room <= MOST_FULL && room.is_multiple_of(UNIT)
+}
+
+/// Where the table's entry for an address in a range is.
+#[must_use]
+pub fn entry(range: &Range<u64>, at: u64) -> u64 {
+    let index = at.wrapping_sub(range.start) / UNIT;
+    range.start.wrapping_add(index.wrapping_mul(HEADER))
+}
+
+/// The table of a range.
+#[must_use]
+pub fn table(range: &Range<u64>) -> Range<u64> {
+    range.start..entry(range, range.end)
+}
+
+/// The object that fills memory of `room` bytes at `base`, and has this header in the table. `None`:
+/// there is none, or it has been freed.
+#[must_use]
+pub fn in_table(base: u64, room: u64, entry: [u8; 16]) -> Option<Sampled> {
+    let header = Header::of([word_of(&entry[..8]), word_of(&entry[8..])]);
+    let bytes = u64::from(header.size & !FLAGS);
+    let is_here = header.size & EXTENDED == 0 && header.fits(bytes, 0, room);
+    is_here.then(|| header.object(base, bytes))?
+}
 
 /// A sampled object.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -96,6 +96,14 @@ CASE aligned() {
     memset(used(aligned_alloc(64, 128)), 0, 128);
     memset(used(memalign(256, 100)), 0, 100);
 }
+// Sizes that programs like to give buffers: all of a page or more.
+CASE pages() { for (size_t size : {4096, 8192, 12288}) used(made(size)); }
+CASE freed_pages() {
+    void **p = static_cast<void **>(made(8192));
+    in_bss = p;
+    p[1000] = made(100);
+    free(used(p));
+}
 CASE to_itself() { Node *n = node(nullptr); n->next = used(n); }
 CASE cycle() {
     Node *first = node(nullptr), *third = node(node(first));
@@ -207,6 +215,24 @@ CASE context_in_heap() { in_bss = made(1 << 16); switched(in_bss); }
 CASE context_in_mapping() { switched(mapped(1 << 16)); }
 CASE interior() { in_bss = static_cast<char *>(made(500)) + 200; }
 CASE far_interior() { in_bss = static_cast<char *>(made(5000)) + 2000; }
+CASE held_pages() {
+    void **outer = static_cast<void **>(made(4096));
+    in_bss = outer + 100;
+    void **inner = static_cast<void **>(outer[511] = made(12288));
+    inner[1535] = made(8192);
+}
+CASE reused_pages() {
+    void *many_pages[16];
+    for (void *&p : many_pages) p = made(8192);
+    for (void *&p : many_pages) free(p);
+    // The next smaller class, which with a header takes as much.
+    for (int i = 0; i < 16; i++) {
+        void **p = static_cast<void **>(made(7168));
+        many[i] = p;
+        p[895] = made(8192);
+    }
+    memset(used(many_pages), 0, sizeof many_pages);
+}
 CASE base_class() { in_bss = used(static_cast<Second *>(new Both)); }
 CASE array() { in_bss = used(new std::string[10]); }
 CASE long_string() { in_bss = used(new std::string(100, 'x')); }
@@ -288,6 +314,7 @@ const struct { const char *name; void (*run)(); } CASES[] = {
     NAMED(in_register),
 #endif
     NAMED(context_in_heap), NAMED(context_in_mapping), NAMED(interior), NAMED(far_interior),
+    NAMED(pages), NAMED(freed_pages), NAMED(held_pages), NAMED(reused_pages),
     NAMED(base_class), NAMED(array), NAMED(long_string), NAMED(only_mapping), NAMED(only_epoll),
     NAMED(only_timer), NAMED(guarded), NAMED(shrunk), NAMED(moved), NAMED(of_threads),
     NAMED(in_fork), NAMED(freed_at_exit), NAMED(disabled), NAMED(ignored),

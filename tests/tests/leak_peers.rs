@@ -14,12 +14,14 @@ const SAME: [&str; 3] = ["="; 3];
 const NONE: &str = "0 0";
 
 #[rustfmt::skip]
-const LOST: [Case; 16] = [
+const LOST: [Case; 18] = [
     ("plain", "10 1000", SAME, ""),
     ("zero", "1 0", ["=", "1 1", "="], "LeakSanitizer makes an object of a byte of it"),
     ("large", "1 10485760", ["=", "=", NONE], "Valgrind: possibly, as a value leads into it"),
     ("operators", "3 122", SAME, ""),
     ("aligned", "3 5228", ["3 8576", "=", "="], "gperftools rounds aligned sizes up"),
+    ("pages", "3 24576", SAME, ""),
+    ("freed_pages", "1 100", SAME, ""),
     ("to_itself", "1 48", SAME, ""),
     ("cycle", "3 144", SAME, ""),
     ("tree", "7 336", SAME, ""),
@@ -34,7 +36,7 @@ const LOST: [Case; 16] = [
 ];
 
 #[rustfmt::skip]
-const KEPT: [Case; 28] = [
+const KEPT: [Case; 30] = [
     ("global", NONE, SAME, ""),
     ("by_list", NONE, SAME, ""),
     ("variable", NONE, SAME, ""),
@@ -49,6 +51,8 @@ const KEPT: [Case; 28] = [
     ("context_in_mapping", NONE, SAME, ""),
     ("interior", NONE, SAME, ""),
     ("far_interior", NONE, ["1 5000", "=", "="], "gperftools: pointers to 1024 bytes into an object"),
+    ("held_pages", NONE, SAME, ""),
+    ("reused_pages", NONE, SAME, ""),
     ("base_class", NONE, SAME, ""),
     ("array", NONE, SAME, ""),
     ("long_string", NONE, SAME, ""),

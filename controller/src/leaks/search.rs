@@ -51,8 +51,9 @@ impl Search {
         )?;
         let base = memory.word(globals.range_base).unwrap_or(0);
         let size = memory.word(globals.range_size).unwrap_or(0);
-        let heap = Heap::of(&map, base..base.saturating_add(size));
+        let mut heap = Heap::of(&map, base..base.saturating_add(size));
         drop(map);
+        heap.check_table(memory);
         let mut threads = moment.threads.clone();
         if let Hold::Nothing(_) = moment.hold {
             unstopped::complete(&mut threads, memory, &heap, &moment.regions);

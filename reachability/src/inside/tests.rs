@@ -261,8 +261,8 @@ fn reference(memory: &Local, heap: &Heap, words: &[u64], ranges: &[Range<u64>]) 
             continue;
         }
         let (base, size) = heap.region(region).expect("a region");
-        let is_sampled = heap.is_sampled(&heap.extents()[extent as usize]);
-        if !is_sampled || crate::mark::sampled_at(memory, base, size).is_some() {
+        let has_headers = heap.has_headers(&heap.extents()[extent as usize]);
+        if !has_headers || heap.sampled_at(memory, region).is_some() {
             next.extend((base..base + size).step_by(8).map(|at| memory.word_at(at)));
         }
     }

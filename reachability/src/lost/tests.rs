@@ -64,3 +64,51 @@ fn what_only_an_excused_object_keeps_is_not_lost() {
     assert_eq!(excused(&[0, 2]), (vec![], 1));
     assert_eq!(excused(&[99]), (vec![1, 2, 3, 4], 2));
 }
+
+/// Objects that fill their memory have their headers in the table; others of that size before them.
+#[test]
+fn headers_are_found_in_the_table_and_before_the_object() {
+    let range = SLAB..SLAB + 0x40000;
+    let (small, large) = (SLAB + 0x10000, SLAB + 0x20000);
+    let mut memory = Bytes(SLAB, vec![0; 1 << 20]);
+    let at = |index: u64| small + index * 1024;
+    let full = [(at(0), 1024), (at(3), 1010), (large, 8192)];
+    for (object, bytes) in full {
+        memory.put_header(object::entry(&range, object), bytes, 1.0);
+    }
+    memory.put_header(at(1), 1000, 1.0);
+    memory.put(at(1) + 16, large + 5000);
+    // Freed: what is in it says nothing.
+    memory.put_header(object::entry(&range, at(2)), 1024, 0.0);
+    memory.put(at(2), at(3));
+    memory.put_header(object::entry(&range, large + 8192), 8192, 0.0);
+    memory.put(large + 8192, at(0));
+
+    let mut heap = Heap::of(&map(vec![slab(small, 1024), slab(large, 8192)]), range);
+    heap.check_table(&memory);
+    let table = SLAB..SLAB + 4096;
+    let outside = heap.outside(table.start..table.end + 64);
+    assert_eq!(outside, [table.end..table.end + 64], "the table is no root");
+    let roots = |words: &[(u64, u32)]| {
+        let roots = Roots {
+            words,
+            ranges: &[],
+            pointers: &Pointers::default(),
+            trace: false,
+        };
+        let marks = mark(&memory, &heap, &roots);
+        let lost = find(&memory, &heap, &marks, |_| true).lost.into_iter();
+        lost.map(|lost| (lost.object.at, lost.object.bytes))
+            .collect::<Vec<_>>()
+    };
+    let words = [(at(1) + 16, 0), (at(2), 0), (large + 8192, 0)];
+    assert_eq!(roots(&words), [(at(0), 1024), (at(3), 1010)]);
+    let all = [
+        (at(0), 1024),
+        (at(1) + 16, 1000),
+        (at(3), 1010),
+        (large, 8192),
+    ];
+    assert_eq!(roots(&[]), all);
+    assert_eq!(super::starts(&memory, &heap).len(), 3);
+}

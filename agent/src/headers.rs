@@ -1,0 +1,69 @@
+//! Headers of sampled objects that fill their size class, in a table of their own.
+//!
+//! A header lies before its object ([`crate::object`]), so an object that fills its class takes the next
+//! one, a fifth or a quarter larger; and whole kilobytes are what programs like best for their buffers. In
+//! classes of whole kilobytes objects begin at multiples of one: there, a full object's header is the entry
+//! for its address in this table instead, and the object takes its own class.
+//!
+//! The table is the beginning of the range: 16 bytes for each kilobyte, of which only those in use take
+//! memory. An entry of no object is zero, or has the weight 0.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// Objects whose header is in the table begin at a multiple of this.
+pub const UNIT: usize = 1024;
+/// Bytes of an entry: a header.
+const ENTRY: usize = 16;
+/// The table takes one byte of so many.
+const SHARE: usize = UNIT / ENTRY;
+/// The largest page that a machine may have: what is made accessible begins and ends at one.
+const MOST_PAGE: usize = 64 << 10;
+
+/// First address of the table; 0 until there is one.
+static BASE: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes at the start of a range of this size that the table takes.
+pub const fn bytes(range: usize) -> usize {
+    (range / SHARE).next_multiple_of(MOST_PAGE)
+}
+
+/// The range begins there.
+pub fn begin(base: usize) {
+    BASE.store(base, Ordering::Relaxed);
+}
+
+/// Makes the entries of some of the range's memory accessible; whether that succeeded.
+///
+/// # Safety
+/// The memory is in the range, behind the table, whose size [`bytes`] has told.
+pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
+    let (first, last) = (entry(at), entry(at.wrapping_add(bytes)));
+    let skew = (first.addr() - BASE.load(Ordering::Relaxed)) % MOST_PAGE;
+    let start = first.wrapping_sub(skew);
+    let len = (last.addr() - start.addr()).next_multiple_of(MOST_PAGE);
+    // SAFETY: the caller's: these are pages of the table, which is the range's own.
+    unsafe { libc::mprotect(start.cast(), len, libc::PROT_READ | libc::PROT_WRITE) == 0 }
+}
+
+/// The entry for an address in the range.
+#[inline(always)]
+pub fn entry(at: *const u8) -> *mut u8 {
+    let base = BASE.load(Ordering::Relaxed);
+    let index = at.addr().wrapping_sub(base) / UNIT;
+    // The table is in the same mapping as what it is about.
+    at.cast_mut()
+        .with_addr(base.wrapping_add(index.wrapping_mul(ENTRY)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_of_a_range_has_an_entry_in_the_table() {
+        for size in [16 << 20, 1 << 30, 256 << 30] {
+            let (last, table) = (size / UNIT - 1, bytes(size));
+            assert!((last + 1) * ENTRY <= table && table <= size / 32, "{size}");
+        }
+    }
+}

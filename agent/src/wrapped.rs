@@ -1,0 +1,115 @@
+//! What jemalloc asks of the system, past the C library's functions of that name.
+//!
+//! A program, or a library preloaded beside the agent, may define `mmap` or `clock_gettime` itself
+//! (libfaketime does the latter), and allocate memory in there: then the allocator would wait for itself, before
+//! `main`. glibc's `malloc` calls neither through a name that others can define. The build script has the
+//! linker lead the names here.
+
+use crate::symbol_table;
+use core::arch::global_asm;
+use core::ffi::{c_int, c_long, c_void};
+use core::mem::transmute;
+use core::ptr::without_provenance_mut;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+// Ours alone: they are not exported.
+global_asm!(
+    ".hidden __wrap_mmap",
+    ".hidden __wrap_munmap",
+    ".hidden __wrap_madvise",
+    ".hidden __wrap_clock_gettime",
+    ".hidden __wrap_pthread_cond_init",
+);
+
+/// Memory that is to be written to is mapped without `MAP_NORESERVE`, which jemalloc adds where the
+/// kernel overcommits: a request for more than the machine has is refused then, as with glibc, not
+/// granted until the program touches it and is killed.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_mmap(
+    at: *mut c_void,
+    bytes: usize,
+    access: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: i64,
+) -> *mut c_void {
+    let flags = match access & libc::PROT_WRITE {
+        0 => flags,
+        _ => flags & !libc::MAP_NORESERVE,
+    };
+    let [access, flags, file] = [access, flags, file].map(c_long::from);
+    // SAFETY: the caller's, who has the same function of the C library in mind.
+    let result = unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, offset) };
+    without_provenance_mut(result as usize)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_madvise, at, bytes, c_long::from(advice)) as c_int }
+}
+
+/// With default attributes, which are all that jemalloc uses: `PTHREAD_COND_INITIALIZER`, which glibc and
+/// musl document as equivalent.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_pthread_cond_init(
+    condition: *mut libc::pthread_cond_t,
+    attributes: *const libc::pthread_condattr_t,
+) -> c_int {
+    debug_assert!(attributes.is_null());
+    // SAFETY: the caller's, to be initialised.
+    unsafe { condition.write(libc::PTHREAD_COND_INITIALIZER) };
+    0
+}
+
+type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> c_int;
+
+/// The kernel's function in the process's memory, which needs no system call; 1: there is none.
+static IN_VDSO: AtomicUsize = AtomicUsize::new(0);
+const NONE: usize = 1;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_clock_gettime(
+    clock: libc::clockid_t,
+    time: *mut libc::timespec,
+) -> c_int {
+    let mut known = IN_VDSO.load(Ordering::Relaxed);
+    if known == 0 {
+        known = find();
+        IN_VDSO.store(known, Ordering::Relaxed);
+    }
+    if known != NONE {
+        // SAFETY: the kernel's function of this type, by vdso(7).
+        let function = unsafe { transmute::<usize, ClockGettime>(known) };
+        // SAFETY: the caller's.
+        if unsafe { function(clock, time) } == 0 {
+            return 0;
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_clock_gettime, c_long::from(clock), time) as c_int }
+}
+
+#[cold]
+fn find() -> usize {
+    let name = match cfg!(target_arch = "x86_64") {
+        true => c"__vdso_clock_gettime",
+        false => c"__kernel_clock_gettime",
+    };
+    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    let base = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
+    if base == 0 {
+        return NONE;
+    }
+    // SAFETY: the kernel has mapped a library there, which stays.
+    match unsafe { symbol_table::exported(base, name) } {
+        Some((at, _)) if at != 0 => at as usize,
+        _ => NONE,
+    }
+}

@@ -1,0 +1,91 @@
+//! What a program may count on of its allocator at the end of threads, and of memory that is large or
+//! scarce: the same as of the C library's, idle or in a session.
+
+use mem_tests::{Scratch, run};
+
+/// What a program prints that is preloaded with the agent: idle, and in sessions, with either allocator.
+fn outputs(program: &str, flags: &[&str], args: &[&str]) -> Vec<(String, String)> {
+    let scratch = Scratch::new();
+    let program = scratch.compile(program, flags);
+    let mut outputs = Vec::new();
+    for allocator in ["jemalloc", "system"] {
+        for interval in [None, Some("1024"), Some("1")] {
+            let mut command = scratch.preloaded(&program);
+            command.args(args).env("MEM_PROFILER_ALLOCATOR", allocator);
+            if let Some(interval) = interval {
+                command
+                    .env("MEM_PROFILER_START", "1")
+                    .env("MEM_PROFILER_INTERVAL", interval);
+            }
+            let name = format!("{allocator}, interval {interval:?}");
+            let outcome = run(&mut command);
+            assert_eq!(outcome.code, Some(0), "{name}: {outcome:?}");
+            outputs.push((name, outcome.stdout.trim().to_owned()));
+        }
+    }
+    outputs
+}
+
+/// The numbers of one of the cases of `returning.c`.
+fn numbers(case: &str) -> Vec<(String, Vec<u64>)> {
+    let outputs = outputs("returning.c", &["-O0", "-fno-builtin"], &[case]);
+    let words = |text: &str| {
+        let words = text.split(' ').map(|word| word.parse().expect("a number"));
+        words.collect()
+    };
+    let numbers = outputs
+        .iter()
+        .map(|(name, text)| (name.clone(), words(text)));
+    numbers.collect()
+}
+
+#[test]
+fn destructors_of_a_thread_that_ends_may_allocate() {
+    for (name, output) in outputs("ending.c", &["-O1", "-pthread"], &[]) {
+        assert_eq!(output, "done", "{name}");
+    }
+}
+
+/// Otherwise the program is killed when it uses what was granted, and never learns why.
+#[test]
+fn what_the_machine_does_not_have_is_refused() {
+    let policy = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").expect("Linux");
+    for (name, output) in outputs("returning.c", &["-O0", "-fno-builtin"], &["refused"]) {
+        let expected = match policy.trim() {
+            "1" => "granted - granted granted",
+            _ => "refused ENOMEM refused refused",
+        };
+        assert_eq!(output, expected, "{name}");
+    }
+}
+
+#[test]
+fn malloc_trim_gives_freed_objects_back() {
+    for (name, numbers) in numbers("trimmed") {
+        assert_eq!(numbers[0], 1, "{name}: whether there was anything");
+        assert!(numbers[1] < 20, "{name}: {} % are left", numbers[1]);
+    }
+}
+
+/// Where it is moved at each step, half of the final size is faulted in anew each time.
+#[test]
+fn a_large_object_that_grows_is_rarely_moved() {
+    for (name, numbers) in numbers("grown") {
+        assert!(numbers[0] < 15, "{name}: {} times", numbers[0]);
+    }
+}
+
+#[test]
+fn a_large_object_that_was_freed_is_used_again() {
+    for (name, numbers) in numbers("used_again") {
+        assert!(numbers[0] < 50, "{name}: {} % of all pages", numbers[0]);
+    }
+}
+
+/// The allocator would wait for itself, before `main`.
+#[test]
+fn functions_of_the_program_that_allocate_are_not_called() {
+    for (name, output) in outputs("own_calls.c", &["-O0", "-rdynamic"], &[]) {
+        assert_eq!(output, "done", "{name}");
+    }
+}
