@@ -1,7 +1,7 @@
 //! Removal of the segments that dead processes left.
 
 use crate::claims::{Claims, Doubt};
-use crate::discovery::{Agent, Discovery, Found, Life, run_directories};
+use crate::discovery::{Agent, Discovery, Found, Life, Scan, run_directories};
 use crate::launch;
 use crate::segment::{Directory, Head, Refusal, default_directory};
 use crate::select::Selection;
@@ -31,11 +31,16 @@ pub struct Cleaned {
 
 /// Removes segments of dead processes: those that hold nothing, or all of them.
 pub fn remove_unused(discovery: &Discovery, selection: &Selection, all: bool) -> Cleaned {
+    remove_among(discovery.scan(), selection, all).0
+}
+
+/// The same among what was found.
+fn remove_among(scan: Scan, selection: &Selection, all: bool) -> (Cleaned, Claims) {
     let mut cleaned = Cleaned::default();
-    let scan = discovery.scan();
     let mut found = scan.found;
     found.retain(|found| found.life != Life::Running && selection.wants(found));
-    let mut claims = Claims::of(&found);
+    let unread = || scan.unfinished.iter().chain(&scan.outdated);
+    let mut claims = Claims::of(found.iter().chain(unread()));
     for found in found {
         if let Err(doubt) = claims.check(&found) {
             cleaned.doubted.push((text::path(found.path()), doubt));
@@ -64,7 +69,7 @@ pub fn remove_unused(discovery: &Discovery, selection: &Selection, all: bool) ->
             Err(doubt) => cleaned.doubted.push((text::path(found.path()), doubt)),
         }
     }
-    cleaned
+    (cleaned, claims)
 }
 
 impl Cleaned {
@@ -120,5 +125,38 @@ pub fn remove_run_directories() {
             // Fails where it is not empty, as it should.
             launch::remove_directory(&inner.path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::time::SystemTime;
+
+    /// Anybody can leave files whose names tell of ever earlier processes, in the order in which they
+    /// are looked at.
+    #[test]
+    fn processes_are_looked_at_once_for_any_number_of_unfinished_segments() {
+        let directory = tempfile::tempdir().unwrap();
+        // Numbers that no process has.
+        let pids = i32::MAX as u64 - 300..i32::MAX as u64;
+        for (number, pid) in pids.enumerate() {
+            let name = format!("mem_profiler.{pid}.{}.0", 1_000_000 - number);
+            let file = File::create_new(directory.path().join(name)).unwrap();
+            file.set_len(10).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        }
+        let scan = Discovery::in_directory(directory.path().into()).scan();
+        let count = scan.unfinished.len();
+        assert!(count >= 300, "{count}");
+        let of_here = |found: &Found| found.directory.path == directory.path();
+        let scan = Scan {
+            unfinished: scan.unfinished.into_iter().filter(of_here).collect(),
+            ..Scan::default()
+        };
+        let (cleaned, claims) = remove_among(scan, &Selection::default(), false);
+        assert_eq!(cleaned.removed + cleaned.doubted.len(), 300, "{cleaned:?}");
+        assert!(claims.looks <= 1, "{}", claims.looks);
     }
 }
