@@ -170,7 +170,10 @@ impl Discovery {
         *images += 1;
         match *images <= MOST_IMAGES {
             true => self.look_at(directory, entry, search),
-            false => search.scan.refused.count(directory.path.clone(), 1),
+            false => {
+                let path = directory.path.join(entry.name.to_string());
+                search.scan.refused.count(directory.path.clone(), path);
+            }
         }
     }
 
@@ -191,7 +194,8 @@ impl Discovery {
                 if *left <= MOST_LEFT {
                     return self.look_at(directory, entry, search);
                 }
-                return search.scan.refused.count(directory.path.clone(), 1);
+                let path = directory.path.join(entry.name.to_string());
+                return search.scan.refused.count(directory.path.clone(), path);
             }
         };
         search.refuse(directory, entry, refusal, kind.is_young());

@@ -22,6 +22,8 @@ use crate::text;
 
 /// Space that the output directory must have before a session starts.
 const MIN_FREE: u64 = 1 << 20;
+/// Bytes of `.PID.NUMBER` in a file's name.
+const MOST_NUMBERS: usize = ".4194304.123456".len();
 /// Suffix of a heap dump's name.
 const HEAP: &str = ".heap";
 /// Suffix of a CPU profile's name.
@@ -81,7 +83,15 @@ impl Output {
             suffix,
             named_files_only: false,
         };
-        output.probe().map_err(|e| explain(&output.path, e))?;
+        output.probe().map_err(|e| match e.raw_os_error() {
+            // It is there, and was opened: so it is with the kernel's own ones, such as /proc.
+            Some(libc::ENOENT) => io::Error::other(format!(
+                "{}: no files can be made in this directory: choose another with -o",
+                text::path(&output.path)
+            )),
+            _ => explain(&output.path, e),
+        })?;
+        output.check_length()?;
         Ok(output)
     }
 
@@ -103,6 +113,23 @@ impl Output {
                     UnlinkatFlags::NoRemoveDir,
                 )?)
             }
+        }
+    }
+
+    /// Whether the longest name that a file may get is not too long for the directory.
+    fn check_length(&self) -> io::Result<()> {
+        let most = nix::sys::statvfs::fstatvfs(&self.directory)?.name_max();
+        // Filesystems that do not say have the usual limit.
+        let most = usize::try_from(most).ok().filter(|most| *most > 0);
+        let most = most.unwrap_or(255).min(255);
+        let rest = text::NAME_BYTES + MOST_NUMBERS + self.suffix.len();
+        match self.stem.len().checked_add(rest) {
+            Some(length) if length <= most => Ok(()),
+            _ => Err(io::Error::other(format!(
+                "the names of files would be too long: at most {} bytes behind the last slash of -o \
+                 leave room for the rest",
+                most.saturating_sub(rest)
+            ))),
         }
     }
 
@@ -377,5 +404,28 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("is not a directory"), "{error}");
+    }
+
+    #[test]
+    fn a_directory_without_files_is_told_from_one_that_is_not_there() {
+        let error = Output::open(Path::new("/proc/x_")).unwrap_err().to_string();
+        assert!(
+            error.starts_with("/proc/: no files can be made in this directory"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn names_that_would_be_too_long_are_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |length: usize| Output::open(&dir.path().join("x".repeat(length)));
+        let error = open(250).unwrap_err().to_string();
+        assert!(error.contains("would be too long"), "{error}");
+        // With the longest name of a process and the largest number.
+        let most = (1..250).rev().find(|length| open(*length).is_ok()).unwrap();
+        let output = open(most).unwrap();
+        let name = [b'n'; 200];
+        output.write(&name, 4_194_304, |_, _| Ok(())).unwrap();
+        assert!(most > 150, "{most}");
     }
 }

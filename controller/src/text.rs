@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 /// Longest name part of a file that is made from a process's name.
-const NAME_BYTES: usize = 64;
+pub const NAME_BYTES: usize = 64;
 
 /// Bytes as text that is safe on a terminal: what could move the cursor, end the line,
 /// reorder or hide text, and what is not UTF-8, comes out as `\xNN`.

@@ -201,8 +201,8 @@ const NAMED: usize = 3;
 pub struct Refusals {
     /// The first ones; those of live processes are looked at first.
     pub first: Vec<Refused>,
-    /// How many more there are, by directory.
-    more: BTreeMap<PathBuf, usize>,
+    /// How many more there are, by directory, each with the first of them.
+    more: BTreeMap<PathBuf, (PathBuf, usize)>,
 }
 
 impl Refusals {
@@ -212,23 +212,23 @@ impl Refusals {
             true => self.first.push(refused),
             false => {
                 let directory = refused.path.parent().map(PathBuf::from).unwrap_or_default();
-                self.count(directory, 1);
+                self.count(directory, refused.path);
             }
         }
     }
 
-    /// Counts some that nobody looked at.
-    pub fn count(&mut self, directory: PathBuf, files: usize) {
-        if files > 0 {
-            *self.more.entry(directory).or_default() += files;
-        }
+    /// Counts one that nobody looked at.
+    pub fn count(&mut self, directory: PathBuf, path: PathBuf) {
+        let (_, files) = self.more.entry(directory).or_insert((path, 0));
+        *files += 1;
     }
 
     /// Warnings of those that `concern` us, and of the `rest` that was only counted: one for
     /// each where they are few, else their number and the first of them.
     pub fn warnings(&self, concern: impl Fn(&Refused) -> bool, rest: bool) -> Vec<String> {
         let ours: Vec<&Refused> = self.first.iter().filter(|r| concern(r)).collect();
-        let more: usize = self.more.values().filter(|_| rest).sum();
+        let more = self.more.values().filter(|_| rest);
+        let more: usize = more.map(|(_, files)| files).sum();
         if ours.len() <= NAMED && more == 0 {
             return ours.iter().map(|refused| refused.line()).collect();
         }
@@ -236,8 +236,8 @@ impl Refusals {
         let first = ours.iter().take(NAMED).map(|refused| refused.line());
         let mut first: Vec<String> = first.collect();
         if first.is_empty() {
-            let directories = self.more.keys().take(NAMED);
-            first.extend(directories.map(|directory| format!("in {}", text::path(directory))));
+            let files = self.more.values().take(NAMED);
+            first.extend(files.map(|(path, _)| text::path(path)));
         }
         let first = first.join("; ");
         vec![format!(
@@ -256,5 +256,23 @@ impl Refused {
                 self.reason
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_where_only_their_number_is_kept() {
+        let mut refusals = Refusals::default();
+        for number in 0..50 {
+            refusals.count("/dev/shm".into(), format!("/dev/shm/a\n{number}").into());
+        }
+        let warnings = refusals.warnings(|_| true, true);
+        let expected = "50 files that are named like segments cannot be used, the first: \
+                        /dev/shm/a\\x0a0";
+        assert_eq!(warnings, [expected]);
+        assert!(refusals.warnings(|_| true, false).is_empty());
     }
 }
