@@ -14,6 +14,7 @@ fn main() {
         "madvise",
         "clock_gettime",
         "pthread_cond_init",
+        "pthread_key_create",
     ] {
         println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }

@@ -19,7 +19,10 @@ pub struct Local {
     /// Sampled objects that it has freed without counters of its own, see [`crate::sample`].
     pub freed: u8,
     /// How often it has said that what it allocates is no leak, without taking it back.
-    pub ignoring: u32,
+    pub ignoring: u16,
+    /// At its end, how often the destructors of its thread-specific data have been run, see
+    /// [`crate::wrapped`].
+    pub rounds: u8,
     /// Its memory for sampling ([`crate::thread::Thread`]); null before its first sample.
     pub thread: *mut c_void,
     /// Address of its `errno`; null until that was asked.

@@ -5,12 +5,12 @@
 //! `main`. glibc's `malloc` calls neither through a name that others can define. The build script has the
 //! linker lead the names here.
 
-use crate::symbol_table;
+use crate::{arch, symbol_table};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::mem::transmute;
 use core::ptr::without_provenance_mut;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 // Ours alone: they are not exported.
 global_asm!(
@@ -19,6 +19,7 @@ global_asm!(
     ".hidden __wrap_madvise",
     ".hidden __wrap_clock_gettime",
     ".hidden __wrap_pthread_cond_init",
+    ".hidden __wrap_pthread_key_create",
 );
 
 /// Memory that is to be written to is mapped without `MAP_NORESERVE`, which jemalloc adds where the
@@ -66,6 +67,60 @@ unsafe extern "C" fn __wrap_pthread_cond_init(
     // SAFETY: the caller's, to be initialised.
     unsafe { condition.write(libc::PTHREAD_COND_INITIALIZER) };
     0
+}
+
+type Destructor = unsafe extern "C" fn(*mut c_void);
+
+unsafe extern "C" {
+    /// Frees jemalloc's data of a thread that ends.
+    #[link_name = "_rjem_je_tsd_cleanup"]
+    fn tsd_cleanup(data: *mut c_void);
+    fn __real_pthread_key_create(
+        key: *mut libc::pthread_key_t,
+        destructor: Option<Destructor>,
+    ) -> c_int;
+}
+
+/// jemalloc's key; `u32::MAX`: none yet.
+static TSD: AtomicU32 = AtomicU32::new(u32::MAX);
+/// How often a C library runs the destructors of data that is there again
+/// (`PTHREAD_DESTRUCTOR_ITERATIONS`).
+const ROUNDS: u8 = 4;
+
+/// jemalloc's data of a thread is the last to go. Without them, requests of destructors that run later are
+/// served from jemalloc's first arena, whatever arena they name, so that they could not be sampled.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_pthread_key_create(
+    key: *mut libc::pthread_key_t,
+    destructor: Option<Destructor>,
+) -> c_int {
+    let is_jemallocs =
+        destructor.is_some_and(|one| one as usize == tsd_cleanup as *const () as usize);
+    let destructor = if is_jemallocs {
+        Some(clean_up_last as Destructor)
+    } else {
+        destructor
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        let result = __real_pthread_key_create(key, destructor);
+        if is_jemallocs && result == 0 {
+            TSD.store(*key, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn clean_up_last(data: *mut c_void) {
+    // SAFETY: the thread's own, which nobody else uses.
+    let rounds = unsafe { &mut (*arch::local()).rounds };
+    *rounds = rounds.saturating_add(1);
+    // SAFETY: jemalloc's key and its own data, as they were; and its destructor at last.
+    unsafe {
+        if *rounds >= ROUNDS || libc::pthread_setspecific(TSD.load(Ordering::Relaxed), data) != 0 {
+            tsd_cleanup(data);
+        }
+    }
 }
 
 type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> c_int;

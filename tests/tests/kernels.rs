@@ -66,7 +66,12 @@ fn a_session_and_all_that_is_asked_of_it_work() {
             done(profiler().args(command));
         }
         let outcome = session.stop();
-        let dump = scratch.file(&outcome.dump().to_string_lossy());
+        // Its children have theirs.
+        let of = format!(".{pid}.");
+        let dumps = outcome.dumps().into_iter();
+        let mut own = dumps.filter(|dump| dump.to_string_lossy().contains(&of));
+        let dump = own.next().expect("a dump of the process");
+        let dump = scratch.file(&dump.to_string_lossy());
         let profile = heap_format::open(&dump).expect("a dump");
         assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
         read(&scratch, kernel, &dump);

@@ -491,7 +491,7 @@ fn of_two_copies_of_the_agent_one_works() {
         program.step("threads 5");
         program.fork("fork", 3);
         let expected = program.expected();
-        let profile = session.stop().profile();
+        let profile = session.stop().profile_of(program.pid());
         assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
         program.target.finish_well();
     }

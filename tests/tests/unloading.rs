@@ -15,7 +15,7 @@ fn survives(step: &str) {
     let session = Session::of(&scratch, target.pid(), "1");
     target.say(step);
     target.hear_until("ok");
-    let profile = session.stop().profile();
+    let profile = session.stop().profile_of(target.pid());
     assert!(!profile.stacks.is_empty());
     target.finish_well();
 }

@@ -247,7 +247,7 @@ pub fn next(known: &AtomicPtr<c_void>, symbol: &str) -> Option<*mut c_void> {
 
 /// From now on what the thread allocates is no leak, or is again; as often as one came more often
 /// than the other.
-pub fn change_ignoring(by: i32) {
+pub fn change_ignoring(by: i16) {
     // SAFETY: the calling thread's own state; one word, which no signal handler reads halfway.
     unsafe {
         let local = arch::local();

@@ -76,8 +76,10 @@ fn main() {
 /// Maps somebody's file until it is killed.
 fn hold(path: &std::path::Path) {
     use std::os::fd::AsRawFd;
-    let file = std::fs::File::open(path).unwrap();
-    let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+    let mut options = std::fs::File::options();
+    let file = options.read(true).write(true).open(path).unwrap();
+    // To be written to, as an agent maps its segment.
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
     // SAFETY: a new mapping of an open file, in place of nothing.
     let base = unsafe {
         let fd = file.as_raw_fd();

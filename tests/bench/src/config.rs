@@ -36,6 +36,9 @@ pub enum Config {
     Memray,
 }
 
+/// jemalloc's options in the agent (agent/src/backend.rs), so that its jemalloc alone is the same.
+const AGENTS_OPTIONS: &str = "disable_large_size_classes:false,oversize_threshold:33554432";
+
 impl Config {
     /// All, in the order of the tables.
     pub const ALL: [Self; 12] = [
@@ -83,7 +86,10 @@ impl Config {
         };
         match self {
             Self::Glibc | Self::Memray => {}
-            Self::Jemalloc => set("LD_PRELOAD", tools.jemalloc().into()),
+            Self::Jemalloc => {
+                set("LD_PRELOAD", tools.jemalloc().into());
+                set("MALLOC_CONF", AGENTS_OPTIONS.into());
+            }
             Self::Off | Self::Coarse | Self::Fine | Self::Every => {
                 set("LD_PRELOAD", tools.agent().into());
                 set("MEM_PROFILER_DIR", tools.segments());
