@@ -11,10 +11,10 @@ use std::rc::Rc;
 use foldhash::HashMap;
 use gimli::{AttributeValue, DwTag, Result, UnitOffset, UnitRef};
 
+use super::super::demangle::{Style, demangle};
 use super::plan::{Plans, kind};
 use super::units::{Die, Slice, Units, each_attribute};
 use super::walk::{Entry, Walk};
-use crate::demangle::{Style, demangle};
 
 /// Functions inside functions, as in local classes; more are no name.
 const DEEPEST: usize = 16;
