@@ -11,6 +11,7 @@ use libfuzzer_sys::fuzz_target;
 #[allow(dead_code, unused_imports)]
 #[path = "../../symbols/src"]
 mod symbols {
+    pub mod demangle;
     pub mod dwarf;
     pub mod elf;
     pub mod frame;
