@@ -407,7 +407,8 @@ type Place<'a> = (&'a libc::ucontext_t, bool);
 
 fn count(thread: &mut Thread, epoch: &Epoch, place: Place<'_>, ns: u64) {
     let (mut walk, mut record) = intern(thread, epoch, place);
-    while record == TABLE_FULL && session::grow(epoch) {
+    let mut tries = 0;
+    while record == TABLE_FULL && session::grow(epoch, &mut tries) {
         (walk, record) = intern(thread, epoch, place);
     }
     if let Some(cause) = walk.truncated {

@@ -4,7 +4,7 @@
 //! first sample, or at their first free of a sampled object.
 
 use crate::local::Local;
-use crate::{arch, atfork, session, sys, thread, timers};
+use crate::{arch, atfork, range, session, sys, thread, timers};
 
 /// Registers the handlers that run in children. At start-up.
 pub fn start() {
@@ -24,6 +24,7 @@ pub fn leave_if_unseen(local: &mut Local) -> bool {
 fn leave_unseen(local: &mut Local) -> bool {
     let first = session::claim_leaving();
     if first {
+        range::begin_again();
         // Other threads of the copy may exist, of which one was the parent's: it knows the tables.
         leave(local, true);
     }
@@ -37,6 +38,9 @@ unsafe extern "C" fn in_child() {
     // before this handler has returned.
     let local = unsafe { &mut *arch::local() };
     let interrupted = local.busy != 0;
+    if !interrupted {
+        range::begin_again();
+    }
     leave(local, interrupted);
     sys::set_errno(saved);
 }

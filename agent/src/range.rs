@@ -181,25 +181,61 @@ pub fn start(address_space: u64) {
     MOST.store(by_memory.min(by_limit), Ordering::Relaxed);
 }
 
-/// Makes the range, once. Returns whether there is one; `false` also while another thread makes
-/// it. `limit` is the most bytes to reserve, which the session's starter derived from the
-/// process's limit and use of address space; 0: as determined at start-up.
+/// How far the range is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Another thread is making it.
+    Pending,
+    /// There is one, or there will be none.
+    Settled,
+}
+
+/// Makes the range, once. `limit` is the most bytes to reserve, which the session's starter derived from
+/// the process's limit and use of address space; 0: as determined at start-up.
 #[inline]
-pub fn ready(limit: u64) -> bool {
+pub fn prepare(limit: u64) -> Progress {
     match STATE.load(Ordering::Acquire) {
-        READY => true,
-        UNTRIED => make(limit),
-        _ => false,
+        READY | FAILED => Progress::Settled,
+        _ => make(limit),
+    }
+}
+
+/// [`prepare`], and waits for a thread that is making it, as long as that takes, unless that thread has lost
+/// its processor: some 0.1 ms. For sessions in which each allocation counts, once in each thread.
+#[cold]
+pub fn await_made(limit: u64) -> Progress {
+    const TURNS: u32 = 1 << 14;
+    for _ in 0..TURNS {
+        if prepare(limit) == Progress::Settled {
+            return Progress::Settled;
+        }
+        core::hint::spin_loop();
+    }
+    Progress::Pending
+}
+
+/// Whether there is a range.
+#[inline]
+pub fn is_ready() -> bool {
+    STATE.load(Ordering::Acquire) == READY
+}
+
+/// In a forked child, for a thread that is not making the range: the one that was is not in the child.
+#[inline(always)]
+pub fn begin_again() {
+    // Not written unless need be, as that would copy the page.
+    if STATE.load(Ordering::Relaxed) == TRYING {
+        STATE.store(UNTRIED, Ordering::Relaxed);
     }
 }
 
 #[cold]
-fn make(limit: u64) -> bool {
+fn make(limit: u64) -> Progress {
     if STATE
         .compare_exchange(UNTRIED, TRYING, Ordering::Acquire, Ordering::Relaxed)
         .is_err()
     {
-        return false;
+        return Progress::Pending;
     }
     let made = reserve(limit).and_then(|(base, size)| {
         BASE.store(base, Ordering::Relaxed);
@@ -215,7 +251,7 @@ fn make(limit: u64) -> bool {
         if made.is_some() { READY } else { FAILED },
         Ordering::Release,
     );
-    made.is_some()
+    Progress::Settled
 }
 
 fn reserve(limit: u64) -> Option<(usize, usize)> {
@@ -408,7 +444,7 @@ unsafe extern "C" fn allow_merge(
 /// when it is freed.
 ///
 /// # Safety
-/// [`ready`] was true; `size` is not 0 and `align` a power of two.
+/// There is a range ([`is_ready`]); `size` is not 0 and `align` a power of two.
 #[inline]
 pub unsafe fn alloc(size: usize, align: usize, zero: bool, flags: Flags) -> *mut u8 {
     let zero = if zero { 0x40 } else { 0 };

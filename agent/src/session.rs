@@ -289,39 +289,66 @@ pub fn grow_early(epoch: &Epoch) {
 }
 
 /// Reserves more of a bank that is full. A controller does that from outside, in time as a rule;
-/// this is for a burst of new stacks before its turn comes. Returns whether there is more room.
+/// this is for a burst of new stacks before its turn comes. Returns whether a stack that found no room
+/// may find some now; `tries` counts how often that was somebody else's doing, from 0 for each stack.
 #[cold]
-pub fn grow(epoch: &Epoch) -> bool {
-    extend(epoch, 1)
+pub fn grow(epoch: &Epoch, tries: &mut u8) -> bool {
+    const MOST: u8 = 4;
+    match extend(epoch, 1) {
+        Growth::Done => true,
+        Growth::Unneeded => {
+            *tries += 1;
+            *tries <= MOST
+        }
+        Growth::Impossible => false,
+    }
+}
+
+/// What came of an attempt to reserve more of a bank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Growth {
+    /// There is more, by this thread or by another.
+    Done,
+    /// Enough of what is reserved is unused.
+    Unneeded,
+    Impossible,
+}
+
+/// Whether less than one `part`th of the nodes and of the records that have memory are used.
+fn uses_less_than(epoch: &Epoch, part: u32) -> bool {
+    let header = epoch.bank.header;
+    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
+    let steps = header.steps();
+    let nodes = header.node_count.load(Ordering::Relaxed) + FIRST_NODE;
+    let records = header.record_count.load(Ordering::Relaxed) + FIRST_RECORD;
+    nodes < geometry.nodes_in(steps) / part && records < geometry.records_in(steps) / part
 }
 
 /// Reserves more of the bank if one `part`th of what is reserved is used: as much again, or, where
 /// a controller will do more, a small part. On kernels that cannot do this (before 5.14), nothing:
 /// without a controller, the whole bank was reserved at the start there.
-fn extend(epoch: &Epoch, part: u32) -> bool {
+fn extend(epoch: &Epoch, part: u32) -> Growth {
     let header = epoch.bank.header;
     let steps = header.steps();
-    if steps >= RESERVE_STEPS || REFUSED_GROWTH.load(Ordering::Relaxed) == epoch.session {
-        return false;
+    if uses_less_than(epoch, part) {
+        return Growth::Unneeded;
     }
-    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    let nodes = header.node_count.load(Ordering::Relaxed) + FIRST_NODE;
-    let records = header.record_count.load(Ordering::Relaxed) + FIRST_RECORD;
-    let used =
-        nodes >= geometry.nodes_in(steps) / part || records >= geometry.records_in(steps) / part;
+    let refused = REFUSED_GROWTH.load(Ordering::Relaxed) == epoch.session;
     // A filter that the program has installed may not allow this call.
-    if !used || crate::seccomp::is_installed() {
-        return false;
+    if steps >= RESERVE_STEPS || refused || crate::seccomp::is_installed() {
+        return Growth::Impossible;
     }
     let more = match is_alone(epoch) {
         true => steps.saturating_mul(2).min(RESERVE_STEPS),
         false => steps + 1,
     };
-    let populated = populate_steps(header, epoch.session, more);
-    if !populated {
-        REFUSED_GROWTH.store(epoch.session, Ordering::Relaxed);
+    match populate_steps(header, epoch.session, more) {
+        true => Growth::Done,
+        false => {
+            REFUSED_GROWTH.store(epoch.session, Ordering::Relaxed);
+            Growth::Impossible
+        }
     }
-    populated
 }
 
 /// Reserves more of a session's bank before the program puts itself under a filter: afterwards only

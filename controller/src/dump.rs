@@ -203,8 +203,8 @@ pub fn write_snapshot(
 fn without_place(agent: &Agent, untracked: u64, samples: u64) -> String {
     format!(
         "{}: {untracked} of {samples} samples had no place where objects are followed, since the address \
-         space is limited (ulimit -v) or used up: what they hold is not in the live values, which are \
-         too small; the allocated ones are right",
+         space is limited (ulimit -v) or used up, or several threads took their first ones at once: what \
+         they hold is not in the live values, which are too small; the allocated ones are right",
         agent.title()
     )
 }

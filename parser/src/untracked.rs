@@ -41,9 +41,9 @@ fn text(share: f64) -> String {
     };
     format!(
         "{percent} of the samples found no place among the objects that are followed (their \
-         address space is limited, as by ulimit -v, or used up): what they hold is not in the \
-         in-use values, which are too small, and they count as freed at once; the allocated \
-         values are right"
+         address space is limited, as by ulimit -v, or used up, or several threads took their first \
+         samples at once): what they hold is not in the in-use values, which are too small, and they \
+         count as freed at once; the allocated values are right"
     )
 }
 

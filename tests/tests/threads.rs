@@ -115,3 +115,28 @@ fn the_allocators_own_threads_begin_in_a_session() {
     session.stop();
     target.finish_well();
 }
+
+/// Threads whose first samples fall due at the same moment, of which one makes the place where objects are
+/// followed.
+#[test]
+fn threads_that_begin_at_once_are_followed() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("rush.c", &["-pthread"]);
+    for interval in ["1024", "1"] {
+        let mut target = Target::start(&mut scratch.preloaded(&program));
+        assert_eq!(target.hear(), "ready");
+        let session = Session::of(&scratch, target.pid(), interval);
+        target.say("go");
+        target.hear_until("done");
+        let outcome = session.stop();
+        target.finish_well();
+        let profile = outcome.profile();
+        let counters = &profile.facts.counters;
+        let untracked = counters.get("untracked").copied().unwrap_or(0) as f64;
+        let [all, live, _] = objects(&profile, "", 500);
+        match interval {
+            "1" => assert_eq!((all, live + untracked), (16_000.0, 16_000.0)),
+            _ => assert_eq!((all, untracked), (live, 0.0)),
+        }
+    }
+}

@@ -159,7 +159,7 @@ impl FreeLists {
     /// Memory in the range for an object, or null when that is exhausted.
     ///
     /// # Safety
-    /// [`super::ready`] was true; `align` is a power of two.
+    /// There is a range ([`super::is_ready`]); `align` is a power of two.
     #[inline]
     pub unsafe fn alloc(&mut self, layout: Layout, align: usize) -> *mut u8 {
         let Layout { offset, usable } = layout;
