@@ -53,6 +53,26 @@ struct Options(#[allow(dead_code)] *const c_char);
 unsafe impl Sync for Options {}
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
+unsafe extern "C" {
+    /// jemalloc's size classes of small requests, one entry for each 8 bytes, filled when it starts.
+    #[link_name = "_rjem_je_sz_size2index_tab"]
+    static mut CLASS_OF_REQUEST: [u8; 3];
+}
+
+/// Gives requests of up to 8 bytes the class of 16, so that all that `malloc` returns is aligned to 16, as the
+/// ABIs say, compilers assume and glibc does. Before the first allocation.
+fn align_smallest() {
+    // SAFETY: a size that is not 0, for which jemalloc starts, and so fills its table; the process has one
+    // thread, so nobody reads the table meanwhile. No object of a smaller class exists yet.
+    unsafe {
+        jemalloc::nallocx(1, 0);
+        let classes = &raw mut CLASS_OF_REQUEST;
+        let of_sixteen = (*classes)[2];
+        (*classes)[0] = of_sixteen;
+        (*classes)[1] = of_sixteen;
+    }
+}
+
 macro_rules! next {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?,
         $symbol:literal, $jemalloc:path;)*) => {
@@ -178,6 +198,9 @@ fn choose() {
         system::enter();
         NEXT.use_system();
         system::leave();
+    }
+    if !is_system() {
+        align_smallest();
     }
 }
 

@@ -30,6 +30,7 @@ mod loader;
 mod sanitizer;
 mod seccomp;
 mod signals;
+mod statistics;
 mod threads;
 mod trim;
 

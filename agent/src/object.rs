@@ -4,13 +4,12 @@
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! The extension is present if the object is aligned to more than 16 bytes, has 512 MiB or more, or
-//! is so small that alignment to 16 makes it larger.
+//! The extension is present if the object is aligned to more than 16 bytes, or has 512 MiB or more.
 //!
 //! An object that fills a size class of 1 to 14 KiB, a multiple of 1 KiB, has its header in a table instead
 //! ([`crate::headers`]), and begins where its allocation does.
 //!
-//! Any other object with its header takes the size class of the two together. The usable size, at least 8
+//! Any other object with its header takes the size class of the two together. The usable size, at least 16
 //! bytes, is as a rule what it would be without a header: the object's own size class, as `nallocx`
 //! returns it. Where the two together fit the same class as the object alone, it is 16 bytes less.
 //! A program that has ever called `nallocx`, or that allocates with `mallocx`, may count on all of
@@ -31,8 +30,8 @@ const IGNORED: u32 = 1 << 30;
 const EXACT: u32 = 1 << 29;
 /// Sizes from here on are in the extension.
 const LONG: usize = 1 << 29;
-/// jemalloc's smallest size class.
-const SMALLEST: usize = 8;
+/// Bytes from one entry of the tables of size classes to the next; each class is a multiple of it.
+const STEP: usize = 8;
 /// Size classes up to here are known; those of large objects are jemalloc's affair.
 const KNOWN: usize = 4 << 10;
 /// The largest size class with headers in the table: of larger ones, what is unused takes no memory.
@@ -107,7 +106,7 @@ pub struct Layout {
 pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {
     if align < HEADER && bytes <= KNOWN {
         let known = if exact { &CLASSES } else { &USABLE };
-        let known = usize::from(known[bytes.div_ceil(SMALLEST)]);
+        let known = usize::from(known[bytes.div_ceil(STEP)]);
         Layout {
             offset: HEADER - HEADER * (known & IN_TABLE),
             usable: known & !IN_TABLE,
@@ -120,8 +119,8 @@ pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {
 #[cold]
 #[inline(never)]
 fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
-    let aligned = align < HEADER || (align == HEADER && bytes > SMALLEST);
-    if aligned && (2 * SMALLEST..=MOST_FULL).contains(&bytes) && is_in_table(bytes, exact) {
+    let aligned = align <= HEADER;
+    if aligned && (HEADER..=MOST_FULL).contains(&bytes) && is_in_table(bytes, exact) {
         let usable = class_of(bytes);
         return Layout { offset: 0, usable };
     }
@@ -142,19 +141,19 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     Layout { offset, usable }
 }
 
-/// Whether an object of so many bytes, at least 9, has its header in the table: where it fills its class, or
+/// Whether an object of so many bytes has its header in the table: where it fills its class, or
 /// needs all of it.
 const fn is_in_table(bytes: usize, exact: bool) -> bool {
     let class = class_of(bytes);
     class.is_multiple_of(UNIT) && class <= MOST_FULL && (exact || bytes + HEADER > class)
 }
 
-/// Size classes by multiples of 8: 8, multiples of 16, and from 128 on four to each doubling.
-static CLASSES: [u16; KNOWN / SMALLEST + 1] = {
-    let mut classes = [SMALLEST as u16; KNOWN / SMALLEST + 1];
-    let mut at = 2;
+/// Size classes of requests, in steps of 8 bytes.
+static CLASSES: [u16; KNOWN / STEP + 1] = {
+    let mut classes = [0; KNOWN / STEP + 1];
+    let mut at = 0;
     while at < classes.len() {
-        let bytes = at * SMALLEST;
+        let bytes = at * STEP;
         classes[at] = (class_of(bytes) | is_in_table(bytes, true) as usize) as u16;
         at += 1;
     }
@@ -162,15 +161,15 @@ static CLASSES: [u16; KNOWN / SMALLEST + 1] = {
 };
 
 /// What can be used of them behind a header, in the class that both fill together.
-static USABLE: [u16; KNOWN / SMALLEST + 1] = {
-    let mut usable = [SMALLEST as u16; KNOWN / SMALLEST + 1];
-    let mut at = 2;
+static USABLE: [u16; KNOWN / STEP + 1] = {
+    let mut usable = [0; KNOWN / STEP + 1];
+    let mut at = 0;
     while at < usable.len() {
-        let bytes = at * SMALLEST;
+        let bytes = at * STEP;
         let (own, both) = (class_of(bytes), class_of(bytes + HEADER) - HEADER);
         usable[at] = match is_in_table(bytes, false) {
             true => own | IN_TABLE,
-            false if both < own => both,
+            false if both > 0 && both < own => both,
             false => own,
         } as u16;
         at += 1;
@@ -178,8 +177,9 @@ static USABLE: [u16; KNOWN / SMALLEST + 1] = {
     usable
 };
 
-/// The least size class of more than 8 bytes that holds `bytes`.
+/// The size class of a request: multiples of 16, and from 128 on four to each doubling.
 const fn class_of(bytes: usize) -> usize {
+    let bytes = if bytes == 0 { 1 } else { bytes };
     let step = if bytes <= 128 {
         16
     } else {
@@ -442,7 +442,7 @@ mod tests {
                 "{bytes} aligned to {align}"
             );
         }
-        assert_eq!(layout(0, 1, true).usable, 8);
+        assert_eq!(layout(0, 1, true).usable, 16);
         assert_eq!(layout(0, 16, true).usable, 16);
     }
 
@@ -460,7 +460,7 @@ mod tests {
                 "{told}"
             );
         }
-        assert_eq!(layout(0, 1, false).usable, 8);
+        assert_eq!(layout(0, 1, false).usable, 16);
         assert_eq!(layout(4368, 1, false).usable, 5104);
         assert_eq!(layout(5120, 1, false).usable, 5120);
     }
@@ -474,7 +474,8 @@ mod tests {
                 let flags = align.trailing_zeros() as c_int;
                 // SAFETY: a size that is not 0 and a power of two.
                 let class = move |bytes| unsafe { tikv_jemalloc_sys::nallocx(bytes, flags) };
-                (bytes, align, class)
+                // The backend has jemalloc's smallest class skipped.
+                (bytes, align, move |bytes| class(bytes).max(16))
             })
         })
     }

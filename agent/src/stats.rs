@@ -133,6 +133,39 @@ pub fn purge() -> bool {
     free > 0
 }
 
+/// What jemalloc has at this moment, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// In objects of the program's, thread caches included.
+    pub allocated: usize,
+    /// In memory.
+    pub resident: usize,
+    /// Of address space.
+    pub mapped: usize,
+    /// Free, and in memory until it is given back.
+    pub dirty: usize,
+}
+
+impl Usage {
+    /// What is in memory and in no object.
+    pub fn free(&self) -> usize {
+        self.resident.saturating_sub(self.allocated)
+    }
+}
+
+/// Asks jemalloc for them.
+pub fn usage() -> Usage {
+    refresh_jemalloc();
+    let bytes = |name| read(name) as usize;
+    let pages = bytes(c"stats.arenas.4096.pdirty") + bytes(c"stats.arenas.4096.pmuzzy");
+    Usage {
+        allocated: bytes(c"stats.allocated"),
+        resident: bytes(c"stats.resident"),
+        mapped: bytes(c"stats.mapped"),
+        dirty: pages * bytes(c"arenas.page"),
+    }
+}
+
 fn read(name: &CStr) -> u64 {
     let mut value = 0usize;
     let mut length = size_of::<usize>();

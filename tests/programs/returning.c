@@ -67,11 +67,54 @@ static void used_again(void) {
     printf("%ld\n", (faults() - before) * 100 / (20 * (long)(bytes / 4096)));
 }
 
+// How many of the smallest objects are not aligned as any object may have to be.
+static void aligned(void) {
+    enum { COUNT = 20000 };
+    static void *objects[COUNT];
+    long badly = 0, small = 0;
+    for (int i = 0; i < COUNT; i++) {
+        size_t bytes = i % 40;
+        objects[i] = i % 2 ? malloc(bytes) : calloc(bytes, 1);
+        badly += (size_t)objects[i] % 16 != 0;
+        small += malloc_usable_size(objects[i]) < 16;
+    }
+    for (int i = 0; i < COUNT; i++) objects[i] = realloc(objects[i], 1 + i % 8);
+    for (int i = 0; i < COUNT; i++) badly += (size_t)objects[i] % 16 != 0;
+    for (int i = 0; i < COUNT; i++) free(objects[i]);
+    printf("%ld %ld\n", badly, small);
+}
+
+// What 100,000 KB of objects add, in KB, to the figures of the heap, and what is left after their free.
+static void reported(void) {
+    enum { COUNT = 100000 };
+    static void *objects[COUNT];
+    struct mallinfo2 before = mallinfo2();
+    int less = mallinfo().uordblks;
+    for (int i = 0; i < COUNT; i++) memset(objects[i] = malloc(1000), 1, 1000);
+    struct mallinfo2 full = mallinfo2();
+    int more = mallinfo().uordblks;
+    for (int i = 0; i < COUNT; i++) free(objects[i]);
+    struct mallinfo2 after = mallinfo2();
+    printf("%zu %zu %d %zu %d\n", (full.uordblks - before.uordblks) / 1000, (full.arena - before.arena) / 1000,
+           (more - less) / 1000, (after.uordblks - before.uordblks) / 1000,
+           full.arena >= full.uordblks + full.fordblks);
+}
+
+// The same in the form of texts.
+static void told(void) {
+    fprintf(stderr, "%d\n", malloc_info(1, stdout) != 0);
+    if (malloc_info(0, stdout)) abort();
+    malloc_stats();
+}
+
 int main(int count, char **arguments) {
     const char *what = count > 1 ? arguments[1] : "";
     if (!strcmp(what, "refused")) refused();
     else if (!strcmp(what, "trimmed")) trimmed();
     else if (!strcmp(what, "grown")) grown();
     else if (!strcmp(what, "used_again")) used_again();
+    else if (!strcmp(what, "aligned")) aligned();
+    else if (!strcmp(what, "reported")) reported();
+    else if (!strcmp(what, "told")) told();
     else return 2;
 }

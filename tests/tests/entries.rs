@@ -9,13 +9,17 @@ use mem_tests::truth::{assert_exact, expected};
 use mem_tests::{Scratch, Session, Target, artifacts, sums};
 
 /// Functions that the agent must serve instead of the C library.
-const FAMILY: [&str; 13] = [
+const FAMILY: [&str; 17] = [
     "aligned_alloc",
     "calloc",
     "cfree",
     "free",
     "malloc",
     "malloc_trim",
+    "mallinfo",
+    "mallinfo2",
+    "malloc_info",
+    "malloc_stats",
     "malloc_usable_size",
     "memalign",
     "posix_memalign",

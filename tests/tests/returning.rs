@@ -82,6 +82,34 @@ fn a_large_object_that_was_freed_is_used_again() {
     }
 }
 
+#[test]
+fn the_smallest_objects_are_aligned_like_all_others() {
+    for (name, numbers) in numbers("aligned") {
+        assert_eq!(numbers, [0, 0], "{name}");
+    }
+}
+
+#[test]
+fn what_is_in_use_is_told_as_the_c_library_tells_it() {
+    for (name, numbers) in numbers("reported") {
+        let [in_use, from_system, as_int, left, adds_up] = numbers[..] else {
+            panic!("{name}: {numbers:?}");
+        };
+        for added in [in_use, from_system, as_int] {
+            assert!((100_000..125_000).contains(&added), "{name}: {numbers:?}");
+        }
+        assert!(left < 5_000 && adds_up == 1, "{name}: {numbers:?}");
+    }
+    for (name, text) in outputs("returning.c", &["-O0", "-fno-builtin"], &["told"]) {
+        let is_one = text.starts_with("<malloc version=\"1\">") && text.ends_with("</malloc>");
+        assert!(is_one, "{name}: {text}");
+        let sizes = text.split("<system type=\"current\" size=\"").skip(1);
+        let size = |text: &str| text.split('"').next().and_then(|size| size.parse().ok());
+        let sizes: Vec<u64> = sizes.filter_map(size).collect();
+        assert!(sizes.iter().any(|size| *size > 0), "{name}: {text}");
+    }
+}
+
 /// The allocator would wait for itself, before `main`.
 #[test]
 fn functions_of_the_program_that_allocate_are_not_called() {

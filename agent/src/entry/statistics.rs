@@ -1,0 +1,140 @@
+//! What the C library says of its own heap, in which nothing is: programs that watch themselves ask for it.
+
+use crate::backend::{is_system, stands_aside};
+use crate::stats::Usage;
+use crate::{range, sample, stats, sys};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::transmute;
+
+/// glibc: malloc.h, `struct mallinfo2`; `struct mallinfo` has the same fields as `int`s. Bytes, except for
+/// the counts of blocks.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Info<T> {
+    arena: T,
+    ordblks: T,
+    smblks: T,
+    hblks: T,
+    hblkhd: T,
+    usmblks: T,
+    fsmblks: T,
+    uordblks: T,
+    fordblks: T,
+    keepcost: T,
+}
+
+/// glibc: malloc.h. What jemalloc has of the system is in `arena`, what of that is in use in `uordblks`, the
+/// rest in `fordblks`, and in `keepcost` what `malloc_trim` would give back. Large blocks are not told apart.
+#[unsafe(no_mangle)]
+pub extern "C" fn mallinfo2() -> Info<usize> {
+    let next = next(c"mallinfo2").map_or_else(Info::default, |found| {
+        // SAFETY: the C library's function of this type, by malloc.h.
+        unsafe { transmute::<*mut c_void, extern "C" fn() -> Info<usize>>(found)() }
+    });
+    let own = own();
+    Info {
+        arena: next.arena.saturating_add(own.resident),
+        uordblks: next.uordblks.saturating_add(own.allocated),
+        fordblks: next.fordblks.saturating_add(own.free()),
+        keepcost: next.keepcost.saturating_add(own.dirty),
+        ..next
+    }
+}
+
+/// glibc: malloc.h, [`mallinfo2`] as far as `int`s reach.
+#[unsafe(no_mangle)]
+pub extern "C" fn mallinfo() -> Info<c_int> {
+    let next = next(c"mallinfo").map_or_else(Info::default, |found| {
+        // SAFETY: as above.
+        unsafe { transmute::<*mut c_void, extern "C" fn() -> Info<c_int>>(found)() }
+    });
+    let own = own();
+    let sum = |next: c_int, own| next.saturating_add(c_int::try_from(own).unwrap_or(c_int::MAX));
+    Info {
+        arena: sum(next.arena, own.resident),
+        uordblks: sum(next.uordblks, own.allocated),
+        fordblks: sum(next.fordblks, own.free()),
+        keepcost: sum(next.keepcost, own.dirty),
+        ..next
+    }
+}
+
+/// glibc: malloc.h. Writes the same as XML to a stream; `EINVAL` if there are options, as there are none.
+///
+/// # Safety
+/// `stream` is an open `FILE`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut c_void) -> c_int {
+    if let Some(found) = next(c"malloc_info") {
+        type Function = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
+        // SAFETY: the C library's function of this type, by malloc.h; the caller's stream.
+        return unsafe { transmute::<*mut c_void, Function>(found)(options, stream) };
+    }
+    if options != 0 {
+        return libc::EINVAL;
+    }
+    let own = own();
+    // SAFETY: the caller's stream, and arguments of the types that the text names.
+    unsafe {
+        fprintf(
+            stream,
+            c"<malloc version=\"1\">\n<heap nr=\"0\">\n<sizes>\n</sizes>\n\
+              <total type=\"rest\" count=\"0\" size=\"%zu\"/>\n\
+              <system type=\"current\" size=\"%zu\"/>\n\
+              <aspace type=\"total\" size=\"%zu\"/>\n</heap>\n\
+              <total type=\"rest\" count=\"0\" size=\"%zu\"/>\n\
+              <system type=\"current\" size=\"%zu\"/>\n\
+              <aspace type=\"total\" size=\"%zu\"/>\n</malloc>\n"
+                .as_ptr(),
+            own.free(),
+            own.resident,
+            own.mapped,
+            own.free(),
+            own.resident,
+            own.mapped,
+        );
+    }
+    0
+}
+
+/// glibc: malloc.h. Writes a short summary to the standard error stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc_stats() {
+    if let Some(found) = next(c"malloc_stats") {
+        // SAFETY: the C library's function of this type, by malloc.h.
+        return unsafe { transmute::<*mut c_void, extern "C" fn()>(found)() };
+    }
+    let own = own();
+    // SAFETY: the C library's stream, and arguments of the types that the text names.
+    unsafe {
+        fprintf(
+            stderr,
+            c"Total (incl. mmap):\nsystem bytes     = %10zu\nin use bytes     = %10zu\n".as_ptr(),
+            own.resident,
+            own.allocated,
+        );
+    }
+}
+
+unsafe extern "C" {
+    static stderr: *mut c_void;
+    fn fprintf(stream: *mut c_void, format: *const c_char, ...) -> c_int;
+}
+
+/// The function of the program's own allocator, where it keeps that.
+fn next(name: &CStr) -> Option<*mut c_void> {
+    let keeps_own = is_system() || stands_aside();
+    let found = keeps_own.then(|| sys::next_symbol(name));
+    found.filter(|found| !found.is_null())
+}
+
+/// What jemalloc has; nothing where the program keeps its own allocator and none was sampled.
+fn own() -> Usage {
+    if stands_aside() || is_system() && range::reserved() == 0 {
+        return Usage::default();
+    }
+    let saved = sys::errno();
+    let usage = sample::without(stats::usage);
+    sys::set_errno(saved);
+    usage
+}
