@@ -88,22 +88,50 @@ fn end(session: Session, args: &[&str]) -> Outcome {
     outcome
 }
 
-#[test]
-fn a_child_that_waited_begins_no_session_once_its_parents_is_over() {
-    let scratch = Scratch::new();
-    let mut brood = Brood::start(&scratch);
+/// A session that has begun in a program that forks.
+struct Begun<'a> {
+    scratch: &'a Scratch,
+    brood: &'a mut Brood,
+    session: Session,
+    number: usize,
+    args: &'a [&'a str],
+}
+
+/// Runs a test in a session of each kind.
+fn in_each_way(scratch: &Scratch, mut test: impl FnMut(Begun)) {
+    let mut brood = Brood::start(scratch);
     let pid = brood.pid().to_string();
     for (number, args) in ways(&pid).iter().enumerate() {
-        let session = command(&scratch, args);
+        let session = command(scratch, args);
         scratch.wait_for_sampling(brood.pid());
+        test(Begun {
+            scratch,
+            brood: &mut brood,
+            session,
+            number,
+            args,
+        });
+    }
+}
+
+#[test]
+fn a_child_that_waited_begins_no_session_once_its_parents_is_over() {
+    in_each_way(&Scratch::new(), |begun| {
+        let Begun {
+            scratch,
+            brood,
+            session,
+            number,
+            args,
+        } = begun;
         let child = brood.fork(FEW);
         assert_eq!(scratch.segment(child), None, "it is not worth one");
         end(session, args);
         brood.tell(&format!("more {number} {MANY}"));
         assert!(scratch.segment(child).is_some(), "{args:?}");
         assert!(!scratch.is_sampling(child), "{args:?}");
-        assert_eq!(running(&scratch), [""; 0], "{args:?}");
-    }
+        assert_eq!(running(scratch), [""; 0], "{args:?}");
+    });
 }
 
 #[test]
@@ -137,11 +165,14 @@ fn nor_does_a_child_that_waited_begin_a_session_that_follows() {
 #[test]
 fn a_session_ends_in_all_processes_that_it_reached_by_fork() {
     let scratch = Scratch::new();
-    let mut brood = Brood::start(&scratch);
-    let pid = brood.pid().to_string();
-    for (number, args) in ways(&pid).iter().enumerate() {
-        let session = command(&scratch, args);
-        scratch.wait_for_sampling(brood.pid());
+    in_each_way(&scratch, |begun| {
+        let Begun {
+            scratch,
+            brood,
+            session,
+            number,
+            args,
+        } = begun;
         let child = brood.fork(MANY);
         let grandchild = brood.tell(&format!("grand {number} {MANY}"));
         let grandchild = grandchild.expect("a grandchild");
@@ -149,14 +180,14 @@ fn a_session_ends_in_all_processes_that_it_reached_by_fork() {
             assert!(scratch.is_sampling(pid), "{args:?}");
         }
         let outcome = end(session, args);
-        assert_eq!(running(&scratch), [""; 0], "{args:?}");
+        assert_eq!(running(scratch), [""; 0], "{args:?}");
         if args[0] != "top" {
-            let objects = brood.objects(&scratch, &outcome);
+            let objects = brood.objects(scratch, &outcome);
             for pid in [child, grandchild] {
                 assert!(objects[&pid] > 0.0, "{args:?}: {outcome:?}");
             }
         }
-    }
+    });
     // Nothing is left for anybody to recover.
     let outcome = run(scratch.profiler().arg("list"));
     assert!(!outcome.stdout.contains("kept"), "{outcome:?}");

@@ -48,8 +48,8 @@ fn check(profile: &Profile, main: &str) {
     assert_eq!(objects(profile, WORKER, 333), [20.0, 0.0, 0.0]);
 }
 
-#[test]
-fn objects_are_told_apart_by_thread_size_and_life() {
+/// A program whose threads have allocated in a session that goes on.
+fn crew() -> (Scratch, Target, Session) {
     let scratch = Scratch::new();
     let program = scratch.compile("crew.cpp", &["-pthread"]);
     let mut target = Target::start(&mut scratch.preloaded(&program));
@@ -57,6 +57,12 @@ fn objects_are_told_apart_by_thread_size_and_life() {
     let session = Session::of(&scratch, target.pid(), "1");
     target.say("go");
     target.hear_until("done");
+    (scratch, target, session)
+}
+
+#[test]
+fn objects_are_told_apart_by_thread_size_and_life() {
+    let (scratch, mut target, session) = crew();
     let outcome = session.stop();
     check(&outcome.profile(), "crew");
     // As a person asks for it.
@@ -79,13 +85,7 @@ fn objects_are_told_apart_by_thread_size_and_life() {
 
 #[test]
 fn the_names_of_threads_outlive_them() {
-    let scratch = Scratch::new();
-    let program = scratch.compile("crew.cpp", &["-pthread"]);
-    let mut target = Target::start(&mut scratch.preloaded(&program));
-    assert_eq!(target.hear(), "ready");
-    let session = Session::of(&scratch, target.pid(), "1");
-    target.say("go");
-    target.hear_until("done");
+    let (scratch, mut target, session) = crew();
     let segment = scratch.segment(target.pid()).expect("a segment");
     let is_named = |name: &str| {
         let bytes = std::fs::read(&segment).expect("our own file");
