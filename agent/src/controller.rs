@@ -12,7 +12,7 @@ mod start;
 
 pub use again::{NAME, ask_again};
 
-use crate::sys::{self, Pages, Text};
+use crate::sys::{self, Pages, Text, Uncancelled};
 use crate::{environment, library, scratch, seccomp};
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::zeroed;
@@ -136,6 +136,8 @@ fn pause(ns: libc::c_long) {
 /// call may wait, as an allocation may not.
 struct Turn {
     is_taken: bool,
+    /// A thread that was cancelled would keep it.
+    _uncancelled: Uncancelled,
 }
 
 /// Pid of the process in which a thread asks; a forked child does not wait for its parent's.
@@ -148,16 +150,23 @@ pub fn is_asking() -> bool {
 
 impl Turn {
     fn take() -> Self {
+        let uncancelled = Uncancelled::begin();
         let own = sys::pid();
         for _ in 0..MOST_PERIODS * 1000 {
             let free = |asking| (asking != own).then_some(own);
             let taken = ASKING.fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
             if taken.is_ok() {
-                return Self { is_taken: true };
+                return Self {
+                    is_taken: true,
+                    _uncancelled: uncancelled,
+                };
             }
             pause(1_000_000);
         }
-        Self { is_taken: false }
+        Self {
+            is_taken: false,
+            _uncancelled: uncancelled,
+        }
     }
 }
 

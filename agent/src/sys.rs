@@ -58,6 +58,36 @@ pub fn memory() -> u64 {
     }
 }
 
+unsafe extern "C" {
+    /// POSIX.1-2001.
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// While this lives, `pthread_cancel` does not end the calling thread. Functions that open, read or wait
+/// are cancellation points, and those of an allocator must not be: a program that allocates while it
+/// holds a lock counts on releasing it.
+pub struct Uncancelled {
+    before: c_int,
+}
+
+impl Uncancelled {
+    /// From now on.
+    pub fn begin() -> Self {
+        const DISABLE: c_int = 1;
+        let mut before = 0;
+        // SAFETY: a state that exists, and a word to fill.
+        unsafe { pthread_setcancelstate(DISABLE, &mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: the state that it had.
+        unsafe { pthread_setcancelstate(self.before, null_mut()) };
+    }
+}
+
 /// Contents of a file, as far as they fit into the buffer. Empty if it cannot be read. Changes
 /// `errno`.
 pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
@@ -72,6 +102,7 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
 /// Reads a file through the buffer: `seen` gets what is in it, and says how much of that it is
 /// done with. Ends where that is nothing though the buffer is full. Changes `errno`.
 pub fn read_through(path: &CStr, buffer: &mut [u8], mut seen: impl FnMut(&[u8]) -> usize) {
+    let _uncancelled = Uncancelled::begin();
     // SAFETY: a terminated path; the descriptor is ours until it is closed here; `read` writes
     // within the rest of the buffer.
     unsafe {

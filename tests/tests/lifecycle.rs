@@ -127,6 +127,24 @@ fn forked_in_a_session(how: &str) {
 }
 
 #[test]
+fn no_thread_is_cancelled_in_an_allocation() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("cancelled.c", &[]);
+    // Idle, the child makes its segment after 64 KiB, and in a session at its first allocation.
+    for interval in [None, Some("1")] {
+        let mut command = scratch.preloaded(&program);
+        if let Some(interval) = interval {
+            command.envs([
+                ("MEM_PROFILER_START", "1"),
+                ("MEM_PROFILER_INTERVAL", interval),
+            ]);
+        }
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{interval:?}: {outcome:?}");
+    }
+}
+
+#[test]
 fn a_process_with_threads_forks_safely_in_a_session() {
     let scratch = Scratch::new();
     let mut program = Steps::start(&scratch);

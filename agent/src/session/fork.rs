@@ -11,7 +11,7 @@ use super::shards;
 use super::{BASE, BYTES, LIFE, SESSIONS, control};
 use crate::local::Local;
 use crate::seccomp;
-use crate::sys;
+use crate::sys::{self, Uncancelled};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shm_protocol::layout::Control;
 use shm_protocol::owner::{LEAVING, MAKING, OWN, WAITING};
@@ -247,7 +247,9 @@ fn wait(local: &mut Local) -> bool {
         return false;
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
+    let uncancelled = Uncancelled::begin();
     make();
+    drop(uncancelled);
     local.epoch = 0;
     LIFE.is_own()
 }

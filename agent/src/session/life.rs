@@ -4,7 +4,7 @@ use super::identity;
 use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
-use crate::sys::{self, variable};
+use crate::sys::{self, Uncancelled, variable};
 use crate::{backend, checks, cpu_profile, cpu_totals, hooks, musl, scratch, seccomp, thinning};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -322,8 +322,10 @@ extern "C" fn destructor() {
     let last = control().last_epoch.load(Ordering::Relaxed);
     let session = last_session();
     let Some(status) = status() else { return };
+    let uncancelled = Uncancelled::begin();
     wait_for_check(status);
     let code = check();
+    drop(uncancelled);
     let collected = status.collected_session.load(Ordering::Relaxed);
     cpu_totals::note_clock();
     // Whoever sees that sampling is off must see why.
