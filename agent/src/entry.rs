@@ -9,7 +9,7 @@
 //! Every exit is a tail call and nothing is kept across it, so these functions have no
 //! frame; the assembly that a sampled exit jumps to sees the program's own registers.
 
-use crate::arch::{counting_entry, freeing_entry, with_registers};
+use crate::arch::{counting_entry, freeing_entry, glibc_function, with_registers};
 use crate::backend::NEXT;
 use crate::session::skips_sampling;
 #[cfg(target_arch = "x86_64")]
@@ -177,6 +177,10 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
 /// C11 7.22.3.1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    let align = match align.is_power_of_two() {
+        true => align,
+        false => as_the_c_library_takes(align),
+    };
     // SAFETY: any alignment may come: the slow path samples with powers of two only, and leaves
     // the others to the allocator to refuse.
     unsafe {
@@ -227,6 +231,18 @@ fn next_power_of_two(align: usize) -> Option<usize> {
         crate::sys::set_errno(libc::EINVAL);
     }
     next
+}
+
+/// The alignment for which `aligned_alloc` is to have memory where this one, no power of two, is asked
+/// for: before 2.38, glibc's was its `memalign`. Later ones refuse it, as the allocator does.
+#[cold]
+fn as_the_c_library_takes(align: usize) -> usize {
+    // glibc has both since 2.38.
+    let refuses = glibc_function!("strlcpy") != 0;
+    match align.checked_next_power_of_two() {
+        Some(next) if !refuses => next,
+        _ => align,
+    }
 }
 
 /// glibc: malloc.h. Whole pages' alignment.

@@ -1,6 +1,6 @@
 //! jemalloc's contract, on objects that are sampled and on those that are not.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use mem_tests::{Scratch, run};
 
@@ -47,6 +47,25 @@ fn what_jemallocs_calls_give_the_c_librarys_take() {
             let output = command.output().expect("the program");
             let said = String::from_utf8_lossy(&output.stdout);
             assert_eq!(said, "ok\n", "{allocator}, sampled: {sampled}: {output:?}");
+        }
+    }
+}
+
+#[test]
+fn alignments_are_taken_and_refused_as_by_the_c_library() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("alignments.c", &["-fno-builtin"]);
+    let own = run(Command::new(&program).stdin(Stdio::null()));
+    assert!(own.stdout.contains("4096 aaa\n"), "{own:?}");
+    let sampling = [("MEM_PROFILER_START", "1"), ("MEM_PROFILER_INTERVAL", "1")];
+    for allocator in ["system", "jemalloc"] {
+        for sampled in [false, true] {
+            let mut command = scratch.preloaded(&program);
+            command.env("MEM_PROFILER_ALLOCATOR", allocator);
+            command.envs(sampling.iter().filter(|_| sampled).copied());
+            let outcome = run(&mut command);
+            let detail = format!("{allocator}, sampled: {sampled}");
+            assert_eq!(outcome.stdout, own.stdout, "{detail}");
         }
     }
 }
