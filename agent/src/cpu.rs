@@ -284,7 +284,7 @@ unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontex
         (*local).busy = 1;
         if (*local).thread.is_null() {
             let saved = sys::errno();
-            (*local).thread = thread::make().cast();
+            (*local).thread = thread::make(0).cast();
             sys::set_errno(saved);
         }
         match thread::of(&*local).as_mut() {

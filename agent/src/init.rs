@@ -31,6 +31,7 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
     stats::start();
     let limits = limits();
     range::start(limits.address_space);
+    thread::start(limits.address_space.min(limits.data));
     fork::start();
     let samples_all = checks::start();
     let own = image::memory();
@@ -47,6 +48,8 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
 struct Limits {
     file: u64,
     address_space: u64,
+    /// Private memory that may be written, mapped or not by `brk` (since Linux 4.7).
+    data: u64,
 }
 
 fn limits() -> Limits {
@@ -62,5 +65,6 @@ fn limits() -> Limits {
     Limits {
         file: of(libc::RLIMIT_FSIZE),
         address_space: of(libc::RLIMIT_AS),
+        data: of(libc::RLIMIT_DATA),
     }
 }

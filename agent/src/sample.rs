@@ -200,10 +200,14 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
         return None;
     }
     if local.thread.is_null() {
-        local.thread = thread::make().cast();
+        local.thread = thread::make(epoch.range_limit).cast();
     }
     // SAFETY: null or the thread's own memory, mapped as long as the thread lives.
-    let thread = unsafe { thread::of(local).as_mut() }?;
+    let Some(thread) = (unsafe { thread::of(local).as_mut() }) else {
+        let counters = &epoch.bank.header.counters;
+        counters.unsampled_threads.fetch_add(1, Ordering::Relaxed);
+        return None;
+    };
     thread.meet(epoch);
     if thread.interval == 1.0 {
         range::await_made(epoch.range_limit);

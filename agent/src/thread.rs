@@ -1,12 +1,13 @@
 //! A thread's memory for sampling.
 //!
-//! Made at the thread's first sample, in memory of its own (about 1 MiB of address space, of which
+//! Made at the thread's first sample, in memory of its own (almost 2 MiB of address space, of which
 //! a stack of ordinary depth touches a few pages), given back when the thread ends, and reused by
-//! the next one.
+//! the next one. Where the address space is limited, only as many threads have it as leave most of that
+//! to the program; the others are not sampled, and counted.
 
 use crate::arch::Interrupted;
 use crate::local::Local;
-use crate::range::FreeLists;
+use crate::range::{self, FreeLists};
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
@@ -14,7 +15,7 @@ use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers};
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
 use shm_protocol::record::{CPU_CLASS, TABLE_FULL};
 use shm_protocol::tree::Place;
@@ -366,14 +367,47 @@ pub fn spare() -> *const AtomicPtr<Thread> {
     SPARE.as_ptr()
 }
 
-/// A thread's memory, initialised; null if there is none to be had.
+/// Address space that the memory of all threads may take, by the limits at start-up.
+static MOST: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Address space that it takes.
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Determines how much threads may take; `limit` is what the process may map, `u64::MAX` for
+/// anything. At start-up.
+pub fn start(limit: u64) {
+    let most = usize::try_from(limit / range::SHARE).unwrap_or(usize::MAX);
+    MOST.store(most, Ordering::Relaxed);
+}
+
+/// New memory for a thread, unless that would leave too little of a limited address space to the
+/// program, whose own threads need stacks. `limit` is the most bytes for all threads as well, which the
+/// session's starter derived from what is left; 0: none. The first thread always has its memory.
+fn map(limit: u64) -> *mut Thread {
+    let bytes = size_of::<Thread>();
+    let most = match usize::try_from(limit) {
+        Ok(limit) if limit != 0 => limit.min(MOST.load(Ordering::Relaxed)),
+        _ => MOST.load(Ordering::Relaxed),
+    };
+    let more = |taken: usize| Some(taken + bytes).filter(|sum| taken == 0 || *sum <= most);
+    let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+    if taken.is_err() {
+        return null_mut();
+    }
+    let thread: *mut Thread = crate::sys::map_private(bytes).cast();
+    if thread.is_null() {
+        TAKEN.fetch_sub(bytes, Ordering::Relaxed);
+    }
+    thread
+}
+
+/// A thread's memory, initialised; null if there is none to be had. `limit` is [`map`]'s.
 #[cold]
-pub fn make() -> *mut Thread {
+pub fn make(limit: u64) -> *mut Thread {
     let spare = SPARE.iter().find_map(|slot| {
         let seen = !slot.load(Ordering::Relaxed).is_null();
         Some(seen.then(|| slot.swap(null_mut(), Ordering::Acquire))?).filter(|t| !t.is_null())
     });
-    let thread = spare.unwrap_or_else(|| crate::sys::map_private(size_of::<Thread>()).cast());
+    let thread = spare.unwrap_or_else(|| map(limit));
     if thread.is_null() {
         return thread;
     }
@@ -447,6 +481,7 @@ unsafe extern "C" fn ended(value: *mut c_void) {
     if !SPARE.iter().any(put) {
         // SAFETY: our own mapping, used by nobody.
         unsafe { libc::munmap(thread.cast(), size_of::<Thread>()) };
+        TAKEN.fetch_sub(size_of::<Thread>(), Ordering::Relaxed);
     }
     crate::sys::set_errno(saved);
 }

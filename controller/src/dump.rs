@@ -176,7 +176,9 @@ pub fn write_snapshot(
     }
     let unnamed = interpreted::without_room(&profile);
     let untracked = snapshot.untracked();
+    let unsampled = snapshot.unsampled_threads();
     let warnings = [
+        (unsampled > 0).then(|| without_memory(agent, unsampled)),
         (untracked > 0).then(|| without_place(agent, untracked, snapshot.totals.samples)),
         (truncated > 0).then(|| truncation(agent, truncated)),
         (unnamed > 0).then(|| unnamed_lines(agent, unnamed)),
@@ -205,6 +207,14 @@ fn without_place(agent: &Agent, untracked: u64, samples: u64) -> String {
         "{}: {untracked} of {samples} samples had no place where objects are followed, since the address \
          space is limited (ulimit -v) or used up, or several threads took their first ones at once: what \
          they hold is not in the live values, which are too small; the allocated ones are right",
+        agent.title()
+    )
+}
+
+fn without_memory(agent: &Agent, threads: u64) -> String {
+    format!(
+        "{}: {threads} threads were not sampled, to leave the program its limited address space (ulimit -v, \
+         ulimit -d): what they allocated is missing",
         agent.title()
     )
 }

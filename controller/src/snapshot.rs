@@ -90,9 +90,18 @@ pub struct Snapshot {
 impl Snapshot {
     /// Samples whose objects had no place where they are followed: they are in no live value.
     pub fn untracked(&self) -> u64 {
+        self.counter("untracked")
+    }
+
+    /// Threads that were not sampled: what they allocated is in no value.
+    pub fn unsampled_threads(&self) -> u64 {
+        self.counter("unsampled_threads")
+    }
+
+    fn counter(&self, name: &str) -> u64 {
         let counters = self.counters.iter();
-        let untracked = counters.filter(|(name, _)| name == "untracked");
-        untracked.map(|(_, count)| count).sum()
+        let named = counters.filter(|(known, _)| *known == name);
+        named.map(|(_, count)| count).sum()
     }
 
     /// Copies the table of `session`, whose counting ended at `end_ns` (Unix: `end_unix_ns`).

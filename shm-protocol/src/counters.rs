@@ -45,6 +45,8 @@ counters! {
     table_full, true;
     /// Samples whose free could not be tracked: no room in the range of sampled objects.
     untracked, true;
+    /// Threads that were not sampled: no memory for what that takes.
+    unsampled_threads, false;
     /// Stacks truncated at code outside every module: JIT, generated.
     truncated_no_module, false;
     /// Stacks truncated at an address for which its module has no unwind data.

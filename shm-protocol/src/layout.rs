@@ -29,7 +29,7 @@ pub use bank::{
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 13;
+pub const ABI_VERSION: u32 = 14;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).

@@ -8,6 +8,8 @@ use std::process::Command;
 pub enum Scarce {
     /// Address space, bytes.
     AddressSpace,
+    /// Private memory that may be written, bytes.
+    Data,
     /// Size of files, bytes.
     FileSize,
     /// Locked memory, bytes.
@@ -18,6 +20,7 @@ pub enum Scarce {
 pub fn limit(command: &mut Command, scarce: Scarce, most: u64) {
     let resource = match scarce {
         Scarce::AddressSpace => libc::RLIMIT_AS,
+        Scarce::Data => libc::RLIMIT_DATA,
         Scarce::FileSize => libc::RLIMIT_FSIZE,
         Scarce::Locked => libc::RLIMIT_MEMLOCK,
     };

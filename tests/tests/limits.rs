@@ -1,8 +1,10 @@
 //! Where there is little of something: address space, room for segments, table.
 
+use std::process::Stdio;
+
 use mem_tests::limits::{Scarce, limit};
 use mem_tests::truth::assert_exact;
-use mem_tests::{Scratch, Session, Steps, sums};
+use mem_tests::{Scratch, Session, Steps, run, sums};
 
 #[test]
 fn a_small_address_space_costs_no_allocation_and_no_count() {
@@ -36,6 +38,33 @@ fn a_small_address_space_costs_no_allocation_and_no_count() {
     }
 }
 
+/// Threads with stacks of 64 KiB that are there at once.
+const CROWD: u64 = 200;
+
+#[test]
+fn threads_in_a_session_leave_the_program_its_address_space() {
+    for scarce in [Scarce::AddressSpace, Scarce::Data] {
+        let scratch = Scratch::new();
+        let program = scratch.compile("crowd.c", &[]);
+        let mut command = scratch.preloaded(&program);
+        command.arg(CROWD.to_string()).stdin(Stdio::null());
+        command.envs([("MEM_PROFILER_START", "1"), ("MEM_PROFILER_INTERVAL", "1")]);
+        limit(&mut command, scarce, 200 << 20);
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{scarce:?}: {outcome:?}");
+        let mut command = scratch.profiler();
+        command.args(["recover", "-o"]).arg(scratch.file("post_"));
+        let recovered = run(&mut command);
+        let counters = recovered.profile().facts.counters;
+        let sampled = counters["threads"] - 1;
+        assert!(sampled > 0, "{scarce:?}: {counters:?}");
+        let unsampled = counters["unsampled_threads"];
+        assert_eq!(sampled + unsampled, CROWD, "{scarce:?}: {counters:?}");
+        let told = format!("{unsampled} threads were not sampled");
+        assert!(recovered.stderr.contains(&told), "{recovered:?}");
+    }
+}
+
 #[test]
 fn a_program_that_may_have_next_to_nothing_still_runs() {
     let scratch = Scratch::new();
@@ -54,7 +83,7 @@ fn a_program_runs_where_the_shared_directory_is_missing() {
         command.env("MEM_PROFILER_DIR", &nowhere);
     });
     program.step("keep 1000");
-    let outcome = mem_tests::run(scratch.profiler().args(["-p", &program.pid().to_string()]));
+    let outcome = run(scratch.profiler().args(["-p", &program.pid().to_string()]));
     outcome.refused(1, &["carries the agent", "no segment", "MEM_PROFILER_DIR"]);
     program.target.finish_well();
 }
