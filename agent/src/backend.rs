@@ -192,6 +192,8 @@ pub fn is_system() -> bool {
 /// Runs at the first allocation, while the process has one thread.
 #[cold]
 fn choose() {
+    // SAFETY: a word of jemalloc's, which it only reads; the process has one thread.
+    unsafe { jemalloc::malloc_message = Some(say_nothing) };
     NEXT.use_jemalloc();
     if stands_aside() || looks_left_out() || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
@@ -203,6 +205,10 @@ fn choose() {
         align_smallest();
     }
 }
+
+/// What jemalloc has to say without being asked, as where there is no memory for a thread's cache. It would
+/// write it to descriptor 2, which may be any file of the program's.
+unsafe extern "C" fn say_nothing(_: *mut c_void, _: *const c_char) {}
 
 /// Reads whether it is, and remembers it.
 fn looks_left_out() -> bool {

@@ -474,8 +474,15 @@ mod jemalloc_api {
         context: *mut c_void,
         options: *const c_char,
     ) {
+        // Without a function jemalloc would take its own, which says nothing.
+        let write = write.or(Some(write_to_standard_error));
         // SAFETY: `write` may be called with `context`, as the caller says; neither is used
         // here.
         unsafe { NEXT.stats_print(write, context, options) }
+    }
+
+    unsafe extern "C" fn write_to_standard_error(_: *mut c_void, text: *const c_char) {
+        // SAFETY: jemalloc gives a terminated string, of which so many bytes are read.
+        unsafe { libc::write(libc::STDERR_FILENO, text.cast(), libc::strlen(text)) };
     }
 }
