@@ -10,7 +10,7 @@ mod extended;
 mod system;
 
 use crate::{arch, environment, musl};
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use tikv_jemalloc_sys as jemalloc;
 
@@ -45,12 +45,10 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
 /// - Freed objects are kept for reuse, for up to ten seconds, up to the size that glibc keeps, not up to
 ///   8 MiB only: otherwise each use of a larger buffer faults in all of its pages.
 #[unsafe(export_name = "_rjem_malloc_conf")]
-static OPTIONS: Options =
-    Options(c"disable_large_size_classes:false,oversize_threshold:33554432".as_ptr());
-#[repr(transparent)]
-struct Options(#[allow(dead_code)] *const c_char);
-// SAFETY: a literal, which nobody writes to.
-unsafe impl Sync for Options {}
+static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL.as_ptr().cast_mut());
+const USUAL: &CStr = c"disable_large_size_classes:false,oversize_threshold:33554432";
+/// The same with one arena.
+const LIMITED: &CStr = c"disable_large_size_classes:false,oversize_threshold:33554432,narenas:1";
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
 unsafe extern "C" {
@@ -194,6 +192,9 @@ pub fn is_system() -> bool {
 fn choose() {
     // SAFETY: a word of jemalloc's, which it only reads; the process has one thread.
     unsafe { jemalloc::malloc_message = Some(say_nothing) };
+    if is_limited() {
+        OPTIONS.store(LIMITED.as_ptr().cast_mut(), Ordering::Relaxed);
+    }
     NEXT.use_jemalloc();
     if stands_aside() || looks_left_out() || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
@@ -204,6 +205,23 @@ fn choose() {
     if !is_system() {
         align_smallest();
     }
+}
+
+/// Whether the process may map so little that arenas, of megabytes each, would take much of it. A thread that
+/// jemalloc has no memory for an arena for crashes, so there is only the one that it begins with.
+fn is_limited() -> bool {
+    const LITTLE: u64 = 4 << 30;
+    let limit = |resource| {
+        // SAFETY: all zero is a valid rlimit.
+        let mut limit: libc::rlimit = unsafe { core::mem::zeroed() };
+        // SAFETY: the call fills the struct.
+        let known = unsafe { libc::getrlimit(resource, &mut limit) } == 0;
+        known && limit.rlim_cur < LITTLE
+    };
+    let saved = crate::sys::errno();
+    let is_limited = limit(libc::RLIMIT_AS) || limit(libc::RLIMIT_DATA);
+    crate::sys::set_errno(saved);
+    is_limited
 }
 
 /// What jemalloc has to say without being asked, as where there is no memory for a thread's cache. It would

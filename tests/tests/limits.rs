@@ -66,6 +66,24 @@ fn threads_in_a_session_leave_the_program_its_address_space() {
 }
 
 #[test]
+fn threads_for_which_there_is_no_memory_are_refused_quietly() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("crowd.c", &[]);
+    for scarce in [Scarce::AddressSpace, Scarce::Data] {
+        // From too little for all threads to enough.
+        for megabytes in 15..60 {
+            let mut command = scratch.preloaded(&program);
+            command.arg(CROWD.to_string()).stdin(Stdio::null());
+            limit(&mut command, scarce, megabytes << 20);
+            let outcome = run(&mut command);
+            let detail = format!("{scarce:?} of {megabytes} MB: {outcome:?}");
+            assert!(matches!(outcome.code, Some(0 | 1)), "{detail}");
+            assert_eq!(outcome.stderr, "", "{detail}");
+        }
+    }
+}
+
+#[test]
 fn a_program_that_may_have_next_to_nothing_still_runs() {
     let scratch = Scratch::new();
     let mut program = Steps::start_with(&scratch, &[], |command| {
