@@ -36,7 +36,7 @@ pub use push::PushArgs;
 
 /// Profile the heap of running processes that carry the agent.
 ///
-/// Without a command: samples the processes for some time, then writes one dump each.
+/// Without a command: samples the processes for some time, then writes one dump of each.
 #[derive(Debug, Parser)]
 #[command(name = "mem_profiler", version, max_term_width = 100)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -69,9 +69,9 @@ pub enum Command {
     /// Children and programs that it executes are sampled too and get a dump each. Signals
     /// are forwarded; the exit code is the program's.
     Run(RunArgs),
-    /// Show every process with the agent, and what dead ones left
+    /// List every process with the agent, and the profiles of dead ones
     List(ListArgs),
-    /// Write a dump of a running session now; the session goes on
+    /// Write a snapshot of a running session; the session continues
     Dump(DumpArgs),
     /// End sessions and write their dumps
     Stop(DumpArgs),
@@ -83,9 +83,9 @@ pub enum Command {
     Why(WhyArgs),
     /// Find the objects of a live process that no pointer leads to any more
     ///
-    /// The process stands still while its page tables are copied, some 30 milliseconds for each
-    /// gigabyte of small pages, and goes on; the copy is searched. Known are the objects that a session has sampled, with
-    /// -c 1 all that were allocated since it began.
+    /// The process is stopped while its page tables are copied, some 30 milliseconds per gigabyte
+    /// of small pages; then it continues, and the copy is searched. The check knows the objects
+    /// that a session has sampled: with -c 1, all that were allocated since the session began.
     Leaks(LeaksArgs),
     /// For the agent: the leak check that a program asks for itself
     #[command(hide = true)]
@@ -96,18 +96,18 @@ pub enum Command {
     /// For the agent: what a program asks for by gperftools' functions
     #[command(hide = true)]
     SelfProfile(SelfProfileArgs),
-    /// Sample where processes spend CPU time; any process, with the agent or without
+    /// Sample where processes spend CPU time; any process, with or without the agent
     ///
-    /// Stacks are unwound outside of the process, with its files' tables: nothing is loaded into
-    /// it. Only where the kernel's perf events may not be used, its running threads are stopped,
-    /// for some microseconds each. Each process gets a file, of which mem_parser makes tables,
-    /// flame graphs and pages.
+    /// Stacks are unwound outside the process, by the unwind tables of its files: nothing is loaded
+    /// into it. Running threads are stopped, for some microseconds each, only if the kernel's perf
+    /// events may not be used. Each process gets a file, which mem_parser turns into tables, flame
+    /// graphs and pages.
     Cpu(CpuArgs),
     /// Sample the heap and the CPU time of processes with the agent, for one page of both
     ///
-    /// Each process gets a dump (.heap) and a CPU profile (.cpu) of the same time. On their page,
-    /// each function has its CPU time, its share of it in malloc and free, what it allocates, and
-    /// what it holds.
+    /// Each process gets a dump (.heap) and a CPU profile (.cpu) of the same period. Their page
+    /// shows, for each function, its CPU time, how much of that is spent in malloc and free, what
+    /// it allocates, and what it holds.
     Both(BothArgs),
     /// Show a session as a live table: functions and stacks by live bytes, growth, rate, age; or
     /// where CPU time goes now
@@ -149,7 +149,7 @@ pub enum Command {
 /// Options of `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// End the session after this long; the program goes on
+    /// End the session after this long; the program continues
     #[arg(short, long, value_name = "SECONDS", allow_negative_numbers = true,
           value_parser = values::seconds)]
     pub seconds: Option<Duration>,
@@ -189,7 +189,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub push: PushArgs,
 
-    /// Leave out processes that allocated less than this, but for the program itself
+    /// Leave out processes that allocated less than this, except the program itself
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = values::byte_count)]
     pub min: u64,
 
@@ -213,11 +213,11 @@ pub struct ListArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 
-    /// Show dead processes that left no profile, too
+    /// Also show dead processes that left no profile
     #[arg(long)]
     pub all: bool,
 
-    /// For programs: one JSON array
+    /// Print one JSON array, for programs
     #[arg(long)]
     pub json: bool,
 }
@@ -228,7 +228,7 @@ pub struct WhyArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 
-    /// For programs: one JSON array
+    /// Print one JSON array, for programs
     #[arg(long)]
     pub json: bool,
 }
@@ -245,11 +245,11 @@ pub struct TopArgs {
     #[command(flatten)]
     pub output: OutputArgs,
 
-    /// Print one table and end, as where stdout is no terminal
+    /// Print one table and exit; the default if stdout is not a terminal
     #[arg(long)]
     pub once: bool,
 
-    /// For programs: one JSON object, and end
+    /// Print one JSON object, for programs, and exit
     #[arg(long)]
     pub json: bool,
 
@@ -257,16 +257,16 @@ pub struct TopArgs {
     #[arg(long, conflicts_with_all = ["interval", "max_overhead", "thin", "cgroup", "user"])]
     pub cpu: bool,
 
-    /// Samples in each second of CPU time, 1 to 10000
+    /// Samples per second of CPU time, 1 to 10000
     #[arg(short = 'F', long, value_name = "HZ", allow_negative_numbers = true,
           default_value = "99", value_parser = values::rate, requires = "cpu")]
     pub frequency: u32,
 
-    /// Sample CPU time by this alone, or not at all [default: the best that is allowed]
+    /// Use only this engine, and fail if it is not available [default: the best that is allowed]
     #[arg(long, value_enum, requires = "cpu")]
     pub engine: Option<EngineName>,
 
-    /// Order of the rows, largest first [default: live; of CPU time: now]
+    /// Order of the rows, largest first [default: live; for CPU time: now]
     #[arg(long, value_enum)]
     pub sort: Option<Sort>,
 
@@ -279,11 +279,11 @@ pub struct TopArgs {
     )]
     pub filter: String,
 
-    /// Show all native frames beside Python's, the interpreter's too
+    /// Show all native frames of stacks with Python, including the interpreter's
     #[arg(long)]
     pub native: bool,
 
-    /// Show Python's frames alone
+    /// Show only Python's frames
     #[arg(long, alias = "python_only", conflicts_with = "native")]
     pub python_only: bool,
 
@@ -348,7 +348,7 @@ pub struct CleanArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 
-    /// Remove also profiles that nobody has written out yet, and what other versions left
+    /// Also remove profiles that have not been written yet, and segments left by other versions
     #[arg(long)]
     pub all: bool,
 }

@@ -55,30 +55,31 @@ pub struct Cli {
     #[arg(value_name = "DUMP")]
     bare: Vec<PathBuf>,
 
-    /// The program that was profiled [default: the file that the dump names, if it is here]
+    /// The program that was profiled
+    /// [default: the file that the dump names, if it is on this machine]
     #[arg(short = 'p', long = "program", value_name = "BINARY")]
     pub binary: Option<PathBuf>,
 
-    /// The dump to read. Several are added up; of several of one session the last counts
+    /// The dump to read. Several are added up; of several from one session, only the last is used
     #[arg(short = 'f', id = "dump", long = "file", value_name = "DUMP", num_args = 1..)]
     named: Vec<PathBuf>,
 
     /// Write to this file; - is standard output
     ///
-    /// Without an output among the options, the file's ending chooses it: .html, .svg,
+    /// Without an output option, the file name's extension chooses the output: .html, .svg,
     /// .flame.svg, .pb.gz (--proto), .prof (--gperftools).
     ///
-    /// Without -o, results go to standard output. Where that is a terminal, pictures, the
-    /// page and --proto go to a file instead that is named after the dump: x.html, x.svg,
-    /// x.flame.svg, x.pb.gz.
+    /// Without -o, results go to standard output. If that is a terminal, pictures, the page,
+    /// --proto and --gperftools go to a file named after the dump instead: x.html, x.svg,
+    /// x.flame.svg, x.pb.gz, x.prof.
     #[arg(short = 'o', long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Go on where dumps or binaries do not belong together
+    /// Continue even if dumps or binaries do not belong together
     ///
-    /// Use binaries although their build ids differ from the profiled ones, go without the names
-    /// of a program that is not here, subtract dumps of other programs and sessions, and add up
-    /// those of one session.
+    /// Use binaries although their build ids differ from the profiled ones, do without the names of
+    /// a missing program, subtract dumps of other programs and sessions, and add up those of one
+    /// session.
     #[arg(long)]
     pub force: bool,
 
@@ -130,7 +131,7 @@ pub struct SymbolOptions {
     #[arg(long, value_name = "DIRECTORY", alias = "symbol_path")]
     pub symbol_path: Vec<PathBuf>,
 
-    /// Ask debuginfod-find for symbols that are not here
+    /// Ask debuginfod-find for symbols that are not on this machine
     #[arg(long)]
     pub debuginfod: bool,
 
@@ -138,7 +139,7 @@ pub struct SymbolOptions {
     #[arg(long, value_name = "FILE", alias = "perf_map")]
     pub perf_map: Option<PathBuf>,
 
-    /// Call code without a symbol after its file alone, not also after where its function begins
+    /// Show code without a symbol as its file only, without the address where its function begins
     #[arg(long, alias = "module_names")]
     pub module_names: bool,
 }
@@ -189,7 +190,7 @@ pub struct ViewOptions {
     #[arg(long)]
     pub cum: bool,
 
-    /// Leave out what is below zero in a comparison
+    /// Leave out functions below zero in a comparison
     #[arg(long)]
     pub drop_negative: bool,
 
@@ -198,7 +199,7 @@ pub struct ViewOptions {
           num_args = 0..=1, default_missing_value = "true")]
     pub trim: bool,
 
-    /// What becomes one entry [default: functions; of Python, lines]
+    /// What makes up one entry [default: functions; for Python, lines]
     #[arg(long, value_parser = granularities())]
     pub granularity: Option<Granularity>,
 
@@ -218,19 +219,19 @@ pub struct ViewOptions {
     #[arg(long, group = "grain", conflicts_with = "granularity")]
     pub addresses: bool,
 
-    /// Count inlined functions for the function they were inlined into
+    /// Attribute inlined functions to the function they were inlined into
     #[arg(long)]
     pub noinlines: bool,
 
-    /// Show all native frames beside Python's, the interpreter's too
+    /// Show all native frames of stacks with Python, including the interpreter's
     #[arg(long, group = "python")]
     pub native: bool,
 
-    /// Show Python's frames alone
+    /// Show only Python's frames
     #[arg(long, group = "python", alias = "python-only")]
     pub python_only: bool,
 
-    /// Show how far each value may be off, at 95 %
+    /// Show the 95 % confidence interval of each value
     #[arg(long)]
     pub ci: bool,
 
@@ -297,7 +298,7 @@ pub struct FilterOptions {
     #[arg(long, value_name = "[KEY=]VALUE")]
     pub tagignore: Option<String>,
 
-    /// Percentages of what the filters leave, not of everything
+    /// Show percentages of what the filters leave, not of everything
     #[arg(long, alias = "relative-percentages")]
     pub relative_percentages: bool,
 }

@@ -22,7 +22,7 @@ pub struct Cli {
 pub enum Command {
     /// Serve the processes' profiles over HTTP: a live page, pprof, Prometheus
     Serve(ServeArgs),
-    /// Send the processes' profiles to a receiver, again and again
+    /// Send the processes' profiles to a receiver at regular intervals
     Push(PushArgs),
     /// For the server itself: names the code of a profile
     #[command(hide = true)]
@@ -46,11 +46,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:4040")]
     pub listen: Address,
 
-    /// A file with the token that clients must know; needed on anything but loopback
+    /// File with the token that clients must send; required except on loopback or a socket
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
-    /// Sample every process all the time; otherwise only while somebody asks for it
+    /// Sample every process all the time, not only while a client asks for its profile
     #[arg(long)]
     pub sample: bool,
 

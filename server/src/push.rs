@@ -56,7 +56,7 @@ pub struct PushArgs {
     #[arg(long, value_enum, value_name = "PROTOCOL")]
     pub to: Receiver,
 
-    /// Where it is: http://HOST:PORT, without the protocol's own path
+    /// The receiver: http://HOST:PORT, without the protocol's own path
     #[arg(value_name = "URL")]
     pub url: String,
 
@@ -77,27 +77,27 @@ pub struct PushArgs {
     #[arg(short = 'c', long, value_name = "BYTES", default_value = "64K")]
     pub interval: String,
 
-    /// Send addresses and build ids alone, for receivers that find the names
+    /// Send only addresses and build ids, for receivers that symbolize profiles themselves
     #[arg(long)]
     pub no_symbols: bool,
 
-    /// Directory for profiles that are to be sent [default: one that is removed at the end]
+    /// Directory for profiles waiting to be sent [default: one that is removed at the end]
     #[arg(long, value_name = "DIRECTORY")]
     pub spool: Option<PathBuf>,
 
-    /// Most MiB of it; beyond, the oldest profiles are dropped
+    /// Size limit of the spool in MiB; beyond it, the oldest profiles are dropped
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     pub spool_size: u64,
 
-    /// Compress requests to OTLP receivers; what others get is compressed as it is
+    /// Compress requests to OTLP receivers; profiles for other receivers are always compressed
     #[arg(long)]
     pub gzip: bool,
 
-    /// Longest time that a receiver may take for an answer
+    /// How long a receiver may take to answer
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::seconds)]
     pub timeout: Duration,
 
-    /// Send these dumps, and end; no session
+    /// Send these dumps and exit, without a session
     #[arg(long, value_name = "DUMP", num_args = 1..)]
     pub dumps: Vec<PathBuf>,
 

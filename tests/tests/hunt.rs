@@ -22,7 +22,7 @@ fn docs() -> std::path::PathBuf {
 fn commands() -> Vec<String> {
     let text = fs::read_to_string(docs().join("guide.md")).expect("the guide");
     let (_, section) = text
-        .split_once("\n## A leak hunt, three times\n")
+        .split_once("\n## Three leak hunts\n")
         .expect("the section");
     let section = section.split("\n## ").next().unwrap_or(section);
     let lines = section

@@ -53,7 +53,7 @@ pub struct CpuSamplingArgs {
           value_parser = values::seconds)]
     pub seconds: Option<Duration>,
 
-    /// Samples in each second of CPU time, 1 to 10000
+    /// Samples per second of CPU time, 1 to 10000
     #[arg(short = 'F', long, value_name = "HZ", allow_negative_numbers = true,
           default_value = "99", value_parser = values::rate)]
     pub frequency: u32,
@@ -62,11 +62,11 @@ pub struct CpuSamplingArgs {
     #[arg(short, long, value_name = "PREFIX", default_value = "./cpu_")]
     pub output: PathBuf,
 
-    /// Sample threads that wait too: all the time that goes by
+    /// Sample waiting threads, too: elapsed time
     #[arg(long, conflicts_with = "offcpu")]
     pub wall: bool,
 
-    /// Sample only threads that wait: what for, and who waits
+    /// Sample only waiting threads: which ones wait, and for what
     #[arg(long, conflicts_with = "engine")]
     pub offcpu: bool,
 
@@ -74,8 +74,8 @@ pub struct CpuSamplingArgs {
     #[arg(long, value_enum)]
     pub engine: Option<EngineName>,
 
-    /// What the profiles are written as; gperftools: PREFIX<name>.<pid>.<number>.prof, for
-    /// google-pprof and go tool pprof
+    /// Format of the profiles; gperftools: PREFIX<name>.<pid>.<number>.prof, for google-pprof and
+    /// go tool pprof
     #[arg(long, value_enum, default_value_t)]
     pub format: CpuFormat,
 }
@@ -83,7 +83,7 @@ pub struct CpuSamplingArgs {
 /// Formats of CPU profiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum CpuFormat {
-    /// mem_profiler's own: with times, threads, the kernel's functions and the engine
+    /// mem_profiler's own: times, threads, the kernel's functions and the engine
     #[default]
     Cpu,
     /// gperftools' binary CPU profile: whole samples, addresses only
@@ -101,7 +101,7 @@ pub struct BothArgs {
     #[command(flatten)]
     pub interval: IntervalArgs,
 
-    /// Samples in each second of CPU time, 1 to 10000
+    /// Samples per second of CPU time, 1 to 10000
     #[arg(short = 'F', long, value_name = "HZ", allow_negative_numbers = true,
           default_value = "99", value_parser = values::rate)]
     pub frequency: u32,
@@ -110,14 +110,14 @@ pub struct BothArgs {
     #[arg(short, long, value_name = "PREFIX", default_value = "./both_")]
     pub output: PathBuf,
 
-    /// Sample CPU time by this alone [default: the best that is allowed]
+    /// Use only this engine, and fail if it is not available [default: the best that is allowed]
     #[arg(long, value_enum)]
     pub engine: Option<EngineName>,
 
     #[command(flatten)]
     pub select: SelectArgs,
 
-    /// Make the page of each process as well, with mem_parser: FILE.html for FILE.heap
+    /// Also make a page of each process, with mem_parser: FILE.html for FILE.heap
     #[arg(long)]
     pub html: bool,
 }
@@ -125,11 +125,11 @@ pub struct BothArgs {
 /// The ways to sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EngineName {
-    /// The kernel's perf events: exact, and with the kernel's own functions where that is allowed
+    /// The kernel's perf events: exact, with kernel functions where that is allowed
     Perf,
-    /// The agent in the process, by a timer for each thread: for processes that carry it, without
-    /// any right to observe them
+    /// The agent in the process, by a timer for each thread: for processes that carry it; no
+    /// permission to trace them is needed
     Timers,
-    /// Each thread is stopped for some microseconds when it has run long enough
+    /// Each thread is stopped for some microseconds each time it has run long enough
     Ptrace,
 }

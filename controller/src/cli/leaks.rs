@@ -21,25 +21,25 @@ pub struct LeaksArgs {
     #[arg(long, value_name = "DUMP")]
     pub base: Option<PathBuf>,
 
-    /// Make no copy: search the process while it stands still
+    /// Make no copy: search the process while it is stopped
     #[arg(long)]
     pub stop: bool,
 
-    /// Do not stop the process at all: search it N times while it runs, and report only what is
-    /// lost each time. Registers are not known then
+    /// Do not stop the process at all: search it N times while it runs, and report only what every
+    /// search finds lost. Registers are unknown in this mode
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true,
           default_missing_value = "5", conflicts_with = "stop",
           value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub gentle: Option<u32>,
 
-    /// Instead: what keeps an object alive, by an address in it, or by a function that
-    /// allocated it; the chain of pointers from a root, and what that root alone keeps
+    /// Show instead what keeps an object alive, given an address in it or a function that allocated
+    /// it: the chain of pointers from a root, and what that root alone keeps alive
     #[arg(long, value_name = "ADDRESS|FUNCTION",
           value_parser = clap::builder::NonEmptyStringValueParser::new(),
           conflicts_with_all = ["output", "exit_code", "suppressions", "base"])]
     pub path: Option<String>,
 
-    /// Stacks to show at most
+    /// Maximum number of stacks to show
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max: usize,
 
@@ -47,7 +47,7 @@ pub struct LeaksArgs {
     #[arg(long)]
     pub exit_code: bool,
 
-    /// For programs: one JSON array
+    /// Print one JSON array, for programs
     #[arg(long)]
     pub json: bool,
 
@@ -61,7 +61,7 @@ pub struct LeaksArgs {
 /// Which leaks are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct KnownArgs {
-    /// Do not report the leaks whose stacks match a suppression of this file, in LeakSanitizer's
+    /// Do not report leaks whose stacks match a suppression in this file, in LeakSanitizer's
     /// format; may be given several times. LSAN_OPTIONS may name one more (suppressions=FILE)
     #[arg(long, value_name = "FILE")]
     pub suppressions: Vec<PathBuf>,
@@ -96,7 +96,8 @@ pub struct SearchArgs {
     #[arg(help_heading = SEARCH, long)]
     pub unaligned: bool,
 
-    /// A pointer counts if it leads at most this far into an object [default: to its end]
+    /// A pointer counts if it points at most this many bytes into an object
+    /// [default: anywhere in it]
     #[arg(help_heading = SEARCH, long, value_name = "BYTES", value_parser = values::byte_count)]
     pub max_pointer_offset: Option<u64>,
 
@@ -105,11 +106,12 @@ pub struct SearchArgs {
           value_parser = clap::value_parser!(u32).range(0..=MOST_TAG_BITS))]
     pub tag_bits: u32,
 
-    /// Begin at registers and stacks alone: not at variables, mappings, or what the kernel keeps
+    /// Start only from registers and stacks: not from variables, mappings, or data that the kernel
+    /// stores
     #[arg(help_heading = SEARCH, long)]
     pub no_globals: bool,
 
-    /// Do not begin at registers and stacks
+    /// Do not start from registers and stacks
     #[arg(help_heading = SEARCH, long)]
     pub no_threads: bool,
 }
@@ -140,12 +142,12 @@ pub enum LeakMode {
     Normal,
     /// The same
     Strict,
-    /// All that is not freed
+    /// Everything that is not freed
     Draconian,
     /// What no pointer leads to from the roots that --no-globals and --no-threads leave, or
     /// HEAP_CHECK_IGNORE_GLOBAL_LIVE and HEAP_CHECK_IGNORE_THREAD_LIVE
     AsIs,
-    /// Nothing at the exit: only what the program's own HeapLeakCheckers find
+    /// Nothing at exit: only what the program's own HeapLeakCheckers find
     Local,
 }
 

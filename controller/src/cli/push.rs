@@ -10,7 +10,7 @@ const SENDING: &str = "Sending the dumps";
 /// Where the dumps of a session go, besides their files.
 #[derive(Clone, Debug, Default, Args)]
 pub struct PushArgs {
-    /// Send each dump to a receiver as well, when it is written; by mem_server
+    /// Also send each dump to a receiver when it is written; by mem_server
     #[arg(help_heading = SENDING, long, value_name = "URL", requires = "to")]
     pub push: Option<String>,
 

@@ -15,8 +15,8 @@ use crate::triggers::{Threshold, Triggers};
 /// Selection of processes.
 #[derive(Clone, Debug, Default, Args)]
 pub struct SelectArgs {
-    /// Process, by pid, name or pattern (redis*); may be given several times [default: all
-    /// of this user, as root: all]
+    /// Process, by pid, name or pattern (redis*); may be given several times
+    /// [default: all of this user; as root, of all users]
     #[arg(short, long = "process", value_name = "PID|NAME", value_parser = values::process)]
     pub processes: Vec<String>,
 
@@ -55,13 +55,14 @@ pub struct IntervalArgs {
           default_value_if("leak_check", clap::builder::ArgPredicate::IsPresent, "1"), value_parser = values::interval)]
     pub interval: u64,
 
-    /// Most that sampling may take of each process's CPU time, 0.01% to 50%: the interval
-    /// begins at -c, and is widened and narrowed so as to hold this share
+    /// Limit on the share of each process's CPU time that sampling takes, 0.01% to 50%: the
+    /// interval starts at -c, and is widened or narrowed to keep to it
     #[arg(long, value_name = "PERCENT", value_parser = values::overhead)]
     pub max_overhead: Option<f64>,
 
-    /// Once a stack has enough samples, keep one in eight of those whose objects are freed at
-    /// once; each then counts eightfold. Cheaper; hardly less exact where memory is held
+    /// Take as few as one in eight samples of objects that are freed at once, where enough is known
+    /// about their call sites; each counts correspondingly more. Cheaper, and hardly less accurate
+    /// where memory is held
     #[arg(long)]
     pub thin: bool,
 }
@@ -86,11 +87,11 @@ const DUMPS: &str = "Dumps during the session";
 /// When to write a dump besides the one at the end. All may be combined.
 #[derive(Clone, Debug, Default, Args)]
 pub struct TriggerArgs {
-    /// Each time this long has gone by
+    /// At this interval
     #[arg(help_heading = DUMPS, long, value_name = "TIME", value_parser = values::seconds)]
     pub every: Option<Duration>,
 
-    /// Each time this much was allocated
+    /// Each time this much has been allocated
     #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::amount)]
     pub every_alloc: Option<u64>,
 
@@ -98,7 +99,7 @@ pub struct TriggerArgs {
     #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::amount)]
     pub every_growth: Option<u64>,
 
-    /// Keep the profile of the high-water mark of the live heap, and write it at the end
+    /// Keep the profile of the live heap's high-water mark, and write it at the end
     #[arg(help_heading = DUMPS, long)]
     pub peak: bool,
 
@@ -151,11 +152,11 @@ pub struct SessionArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 
-    /// All processes of this user, as root: all; the default where no process is named
+    /// All processes of this user (as root, of all users); the default if no process is named
     #[arg(long, conflicts_with = "processes")]
     pub all: bool,
 
-    /// Print what goes wrong, and nothing else
+    /// Print only what goes wrong
     #[arg(short, long, conflicts_with_all = ["html", "open"])]
     pub quiet: bool,
 
@@ -172,11 +173,11 @@ pub struct SessionArgs {
 /// What to do with the dumps of a session's end.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct PageArgs {
-    /// Make a page of each dump as well, with mem_parser: FILE.html for FILE.heap
+    /// Also make a page of each process's last dump, with mem_parser: FILE.html for FILE.heap
     #[arg(long)]
     pub html: bool,
 
-    /// Make the pages, and show the one of the largest heap in a browser
+    /// Make the pages, and open the one of the largest heap in a browser
     #[arg(long)]
     pub open: bool,
 }

@@ -22,11 +22,11 @@ const MOST_BYTES: usize = 4 << 20;
 /// The protocol of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Receiver {
-    /// Grafana Pyroscope, and what has its push API
+    /// Grafana Pyroscope, and others with its push API
     Pyroscope,
     /// Parca, and Polar Signals
     Parca,
-    /// OpenTelemetry's collector, and what takes OTLP profiles
+    /// OpenTelemetry's collector, and others that accept OTLP profiles
     Otlp,
 }
 

@@ -6,7 +6,7 @@ pub type Performed = &'static [(&'static str, &'static str)];
 /// On the machine that it was built on.
 pub const INSTALLING: Performed = &[
     (
-        "install -m 755 target/release/mem_profiler target/release/mem_parser /usr/local/bin/",
+        "install -m 755 target/release/mem_profiler target/release/mem_parser target/release/mem_server /usr/local/bin/",
         "",
     ),
     (
