@@ -60,7 +60,7 @@ pub enum Refusal {
         name: String,
     },
     /// No right to trace it.
-    #[error("no right to trace process {pid}: {advice}")]
+    #[error("no permission to trace process {pid}: {advice}")]
     Denied {
         /// The process.
         pid: i32,
@@ -77,7 +77,8 @@ pub enum Refusal {
     },
     /// A thread did not stop in time.
     #[error(
-        "thread {tid} of process {pid} did not stop within {limit:?} (its state: {state}); it waits in the kernel, for a disk or for a child of vfork say: try again later"
+        "thread {tid} of process {pid} did not stop within {limit:?} (its state: {state}); it \
+         waits in the kernel, for example for a disk or for a child of vfork: try again later"
     )]
     Deadline {
         /// The process.
@@ -135,7 +136,8 @@ pub enum Refusal {
     },
     /// Somebody killed the copy.
     #[error(
-        "the copy of process {pid} was killed while it was made, for lack of memory say; scan the process while it is stopped instead"
+        "the copy of process {pid} was killed while it was being made, for example for lack of \
+         memory; scan the process while it is stopped instead"
     )]
     Killed {
         /// The process.

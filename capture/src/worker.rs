@@ -44,7 +44,7 @@ pub enum Failure {
     )]
     Unprepared,
     /// It has ended.
-    #[error("it was killed meanwhile, for lack of memory say")]
+    #[error("it was killed meanwhile, for example for lack of memory")]
     Ended,
     /// It got this signal for what it did.
     #[error("it got signal {0} for what it read")]

@@ -27,16 +27,16 @@ pub enum Doubt {
     #[error("process {0} still maps it")]
     Mapped(i32),
     /// The mappings of this process cannot be read.
-    #[error("process {0} may map it: its maps cannot be read: ask as root")]
+    #[error("process {0} may map it: its maps cannot be read; run this as root")]
     Unreadable(i32),
     /// The process would not be visible from here.
     #[error(
-        "its process is of a pid namespace that cannot be searched from here: ask from inside \
-         that container, or from the host"
+        "its process is in a pid namespace that cannot be searched from here: run this inside that \
+         container, or on the host"
     )]
     Elsewhere,
     /// `/proc` belongs to another pid namespace.
-    #[error("/proc is another pid namespace's: mount the own one")]
+    #[error("/proc belongs to another pid namespace: mount that of this one")]
     ForeignProc,
 }
 

@@ -310,7 +310,7 @@ impl ValueEnum for Sort {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let (name, help) = match self {
-            Self::Live => ("live", "Live bytes, with what was called"),
+            Self::Live => ("live", "Live bytes, callees included"),
             Self::Flat => (
                 "flat",
                 "Live bytes of the function itself; with --cpu its CPU time",
@@ -320,12 +320,12 @@ impl ValueEnum for Sort {
             Self::Age => ("age", "Mean age of the live objects"),
             Self::Now => (
                 "now",
-                "With --cpu: CPU time since the last refresh, with what was called",
+                "With --cpu: CPU time since the last refresh, callees included",
             ),
-            Self::FlatNow => ("flat-now", "With --cpu: the same of the function itself"),
+            Self::FlatNow => ("flat-now", "With --cpu: the same, of the function itself"),
             Self::Cpu => (
                 "cpu",
-                "With --cpu: CPU time since the beginning, with what was called",
+                "With --cpu: CPU time since the beginning, callees included",
             ),
         };
         Some(PossibleValue::new(name).help(help))

@@ -65,8 +65,8 @@ fn warn_of_missing_directory() {
     let directory = default_directory();
     if std::env::var_os(DIR_VARIABLE).is_some() && !directory.is_dir() {
         terminal::warning(&format!(
-            "{}: there is no such directory, which MEM_PROFILER_DIR names: agents that use another one \
-             are not found",
+            "{}: there is no such directory, but MEM_PROFILER_DIR names it: agents that use \
+             another one are not found",
             crate::text::path(&directory)
         ));
     }
@@ -80,8 +80,8 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
     // Without it live processes would be taken for dead ones.
     anyhow::ensure!(
         !is_about_processes || process::is_proc_mounted(),
-        "/proc is not mounted, which shows the processes: mount it (mount -t proc proc /proc), then \
-         try again"
+        "/proc is not mounted, so processes cannot be found: mount it (mount -t proc proc /proc), \
+         then try again"
     );
     let is_the_agents = matches!(
         cli.command,

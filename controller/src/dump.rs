@@ -204,9 +204,10 @@ pub fn write_snapshot(
 
 fn without_place(agent: &Agent, untracked: u64, samples: u64) -> String {
     format!(
-        "{}: {untracked} of {samples} samples had no place where objects are followed, since the address \
-         space is limited (ulimit -v) or used up, or several threads took their first ones at once: what \
-         they hold is not in the live values, which are too small; the allocated ones are right",
+        "{}: {untracked} of {samples} samples have no place in the range of sampled objects, since \
+         the address space is limited (ulimit -v) or used up, or several threads took their first \
+         ones at once: their objects are missing from the live values, which are too small; the \
+         allocated values are right",
         agent.title()
     )
 }
@@ -221,8 +222,8 @@ fn without_memory(agent: &Agent, threads: u64) -> String {
 
 fn truncation(agent: &Agent, stacks: usize) -> String {
     format!(
-        "{}: {stacks} stacks are truncated: the segment is too small for frames as many as it \
-         tells of (it is damaged, or forged); their bytes are counted at [truncated]",
+        "{}: {stacks} stacks are truncated: the segment is too small for the number of frames that \
+         it claims (it is damaged, or forged); their bytes are counted under [truncated]",
         agent.title()
     )
 }
@@ -230,7 +231,7 @@ fn truncation(agent: &Agent, stacks: usize) -> String {
 fn unnamed_lines(agent: &Agent, samples: u64) -> String {
     format!(
         "{}: lines of Python have no name in {samples} samples, and are shown as {}: the program \
-         has made more functions than there is room for in the table; start it with a larger \
+         has created more functions than the table has room for; start it with a larger \
          MEM_PROFILER_TABLE",
         agent.title(),
         cpython::TABLE_FULL

@@ -310,8 +310,8 @@ fn known_at_all(snapshot: &Snapshot) -> anyhow::Result<()> {
     let (samples, untracked) = (snapshot.totals.samples, snapshot.untracked());
     anyhow::ensure!(
         samples == 0 || untracked < samples,
-        "none of its {samples} samples had a place where objects are followed, since the address \
-         space is limited or used up: raise the limit (ulimit -v) and start it again"
+        "none of its {samples} samples has a place in the range of sampled objects, since the \
+         address space is limited or used up: raise the limit (ulimit -v) and start it again"
     );
     Ok(())
 }
@@ -382,7 +382,7 @@ impl Suppressed {
 /// Where the allocator keeps its data.
 fn globals(header: &Header<'_>) -> anyhow::Result<HeapGlobals> {
     header.heap().context(
-        "the program keeps its own allocator (MEM_PROFILER_ALLOCATOR=system), and on this processor \
-         its sampled objects cannot be listed then: start it without that variable",
+        "the program keeps its own allocator (MEM_PROFILER_ALLOCATOR=system), in which case its \
+         sampled objects cannot be listed on this processor: start it without that variable",
     )
 }

@@ -86,7 +86,7 @@ impl Output {
         output.probe().map_err(|e| match e.raw_os_error() {
             // It is there, and was opened: so it is with the kernel's own ones, such as /proc.
             Some(libc::ENOENT) => io::Error::other(format!(
-                "{}: no files can be made in this directory: choose another with -o",
+                "{}: no files can be created in this directory: choose another with -o",
                 text::path(&output.path)
             )),
             _ => explain(&output.path, e),
@@ -126,8 +126,8 @@ impl Output {
         match self.stem.len().checked_add(rest) {
             Some(length) if length <= most => Ok(()),
             _ => Err(io::Error::other(format!(
-                "the names of files would be too long: at most {} bytes behind the last slash of -o \
-                 leave room for the rest",
+                "the names of files would be too long: give -o at most {} bytes after its last \
+                 slash",
                 most.saturating_sub(rest)
             ))),
         }

@@ -29,8 +29,8 @@ pub fn failure(pid: i32) -> Option<String> {
     Some(match reason(pid, agent) {
         Some(reason) => format!("LD_PRELOAD names {shown}, but {reason}"),
         None => format!(
-            "LD_PRELOAD names {shown}, but the loader did not load it; what it said of that is in \
-             the program's first messages"
+            "LD_PRELOAD names {shown}, but the loader did not load it; its message about that is \
+             among the program's first"
         ),
     })
 }
@@ -84,8 +84,8 @@ pub fn mismatch(agent: &Path, program: &Path) -> Option<&'static str> {
 }
 
 /// Why programs that give rights are not sampled.
-pub const SECURE: &str = "the program is setuid, setgid or has capabilities: the loader ignores \
-                          LD_PRELOAD then; start it as the user whose rights it gets";
+pub const SECURE: &str = "the program is setuid, setgid or has capabilities, so the loader ignores \
+                          LD_PRELOAD; start it as the user whose rights it gets";
 
 /// Whether the program's file gives the process rights that its user does not have.
 fn gives_rights(file: &Metadata, pid: i32) -> bool {

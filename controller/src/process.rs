@@ -114,7 +114,7 @@ pub fn absence(pid: i32) -> Option<String> {
 /// What to say of a process that is stopped: it neither allocates nor answers.
 pub fn stopped_hint(pid: i32) -> Option<String> {
     let stopped = cpu::proc::is_stopped(pid);
-    stopped.then(|| format!("it is stopped (kill -CONT {pid} lets it go on)"))
+    stopped.then(|| format!("it is stopped (kill -CONT {pid} continues it)"))
 }
 
 /// Whether a debugger or the like traces the process.

@@ -17,7 +17,7 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
 pub fn obstacle(path: &Path) -> Option<&'static str> {
     let elf = Elf::open(path).ok()?;
     match elf {
-        Elf { is_wide: false, .. } => Some("it is a 32-bit program, and the agent has 64 bits"),
+        Elf { is_wide: false, .. } => Some("it is a 32-bit program, but the agent is 64-bit"),
         Elf { machine, .. } if machine != MACHINE => {
             Some("it is a program for another architecture than the agent's")
         }

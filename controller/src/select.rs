@@ -182,8 +182,8 @@ fn explain_process(pid: i32, title: &str) -> String {
             return format!(
                 "{title}: the process carries the agent, but its root directory is {}, and there \
                  is no segment in {} below that: the directory is missing there or was not \
-                 writable when the process started, or /proc is not mounted there; make both, and \
-                 restart it",
+                 writable when the process started, or /proc is not mounted there; create and \
+                 mount them, and restart it",
                 text::path(root),
                 text::path(directory)
             );

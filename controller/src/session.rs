@@ -232,8 +232,8 @@ impl Run {
         let strangers = self.family.strangers;
         if strangers > 0 {
             self.reporter.warning(&format!(
-                "{strangers} segments in this run's directory are not taken: they are of users \
-                 that none of its processes was seen to be"
+                "{strangers} segments in this run's directory are ignored: they belong to users \
+                 that none of its processes was seen to run as"
             ));
         }
     }

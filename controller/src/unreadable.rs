@@ -24,8 +24,8 @@ pub fn explain(path: &str, error: &io::Error) -> String {
             format!("{path} cannot be read: the process has ended")
         }
         ErrorKind::PermissionDenied => format!(
-            "{path} cannot be read: no permission, as the process has other rights than you or \
-             protects its memory (PR_SET_DUMPABLE); run mem_profiler as root"
+            "{path} cannot be read: no permission, since the process has other privileges than you \
+             or protects its memory (PR_SET_DUMPABLE); run mem_profiler as root"
         ),
         _ => format!("{path} cannot be read: {error}"),
     }

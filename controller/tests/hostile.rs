@@ -473,7 +473,7 @@ fn run_takes_its_descendants_alone() {
     );
     assert!(
         ran.err
-            .contains("50 segments in this run's directory are not taken"),
+            .contains("50 segments in this run's directory are ignored"),
         "{ran:?}"
     );
 }

@@ -16,15 +16,15 @@ pub enum Refusal {
     Paranoid(i64),
     /// Something else forbids it: a container's filter, for one.
     #[error(
-        "perf events are forbidden here, as containers do (seccomp): allow perf_event_open, or run \
-         mem_profiler outside"
+        "perf events are forbidden here, as in many containers (seccomp): allow perf_event_open, \
+         or run mem_profiler outside"
     )]
     Forbidden,
     /// The kernel has no perf events.
     #[error("this kernel has no perf events")]
     Missing,
     /// Another user's process.
-    #[error("no right to observe process {pid}: run as its user or as root")]
+    #[error("no permission to observe process {pid}: run as its user or as root")]
     Foreign {
         /// The process.
         pid: i32,
@@ -40,8 +40,8 @@ pub enum Refusal {
     },
     /// Too little memory may be locked.
     #[error(
-        "too little memory may be locked for perf's buffers, which need {0} KiB beside those of this \
-         user's other sessions: raise kernel.perf_event_mlock_kb or ulimit -l"
+        "too little memory may be locked for perf's buffers, which need {0} KiB in addition to \
+         those of this user's other sessions: raise kernel.perf_event_mlock_kb or ulimit -l"
     )]
     Locked(usize),
     /// Somebody else traces it.
@@ -68,8 +68,8 @@ pub enum Refusal {
     },
     /// It has no code of its own.
     #[error(
-        "process {pid} is a thread of the kernel, which has no memory of its own to look at: only \
-         perf events can sample it (--engine perf, as root)"
+        "process {pid} is a kernel thread, which has no memory of its own: only perf events can \
+         sample it (--engine perf, as root)"
     )]
     OfKernel {
         /// The thread.

@@ -49,7 +49,7 @@ impl fmt::Display for Description {
             State::Gone => ": unloaded: frames after that are left out",
             State::Unknown => ": a version that is not known: its frames are left out",
             State::Differs => {
-                ": its data differ from what its version has: its frames are left out"
+                ": its data differ from those of its version: its frames are left out"
             }
         })
     }

@@ -65,7 +65,7 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
     let lie = match (unnamed.within, called) {
         (within, 0) => format!("{} of the {of} {verb} code without names", share(within)),
         (0, called) => format!(
-            "{} of the {of} {verb} functions that code without names called",
+            "{} of the {of} {verb} functions called by code without names",
             share(called)
         ),
         (within, called) => format!(
@@ -275,7 +275,8 @@ mod tests {
             "100% of the bytes were allocated by code without names (/opt/none/program 100%); keep";
         assert!(own.starts_with(expected), "{own}");
         let called = said(&[&[LIBRARY, PROGRAM, LIBC]], &named).unwrap();
-        let expected = "100% of the bytes were allocated by functions that code without names called (/opt/none/program 100%); keep";
+        let expected = "100% of the bytes were allocated by functions called by code without names \
+                        (/opt/none/program 100%); keep";
         assert!(called.starts_with(expected), "{called}");
         let stacks: [&[u64]; 4] = [
             &[PROGRAM, LIBC],

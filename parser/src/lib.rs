@@ -126,7 +126,7 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
     let Format { flag, needs, .. } = output.format();
     if let (true, Some(sampling)) = (needs.memory, &view.profile().facts.cpu) {
         bail!(
-            "--{flag} is of memory, and this is a profile of {}: give it a dump (.heap)",
+            "--{flag} is for memory, but this is a profile of {}: give it a dump (.heap)",
             sampling.mode
         );
     }

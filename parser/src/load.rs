@@ -242,7 +242,7 @@ fn check_beside(
         bail!("{a} is of memory and {b} of time: only --html shows both, on one page");
     }
     if !heap.is_of_memory() {
-        bail!("{a} is no heap profile that {b} could stand beside");
+        bail!("{a} is not a heap profile, so {b} cannot be shown beside it");
     }
     if !sources.base.is_empty() {
         bail!("{a} and {b} are shown side by side only without a base");

@@ -66,8 +66,8 @@ pub enum Reason {
     },
     /// The file was replaced, or is another machine's.
     #[error(
-        "was taken from {program} with the build id {recorded}; the file there has now the \
-         build id {found}"
+        "was taken from {program} with the build id {recorded}; the file there now has the build \
+         id {found}"
     )]
     OtherBuild {
         /// The program.

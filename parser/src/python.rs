@@ -59,14 +59,15 @@ pub fn hidden_objects(profile: &Profile) -> Option<String> {
     let is_unlocked = |python: &String| python.contains(FREE_THREADED);
     if hides && profile.facts.python.as_ref().is_some_and(is_unlocked) {
         return Some(
-            "objects of Python are not in here: a free-threaded build takes them, small and large ones, from \
-             an allocator of its own; what extensions take from malloc is"
+            "Python objects are missing here: a free-threaded build takes all of them, small and \
+             large, from its own allocator; what extensions take from malloc is included"
                 .to_owned(),
         );
     }
     hides.then(|| {
-        "small objects of Python are not in here: it takes them from an allocator of its own; started \
-         with PYTHONMALLOC=malloc in the environment (run --python-malloc), each of them is seen"
+        "small Python objects are missing here: the interpreter takes them from its own allocator; \
+         start it with PYTHONMALLOC=malloc in the environment (run --python-malloc) to see each of \
+         them"
             .to_owned()
     })
 }

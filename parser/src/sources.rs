@@ -71,11 +71,14 @@ pub enum Refusal {
     #[error("{0}")]
     Io(io::Error),
     /// Its name is not a source's.
-    #[error("{0} is not called as sources are; --source_path names its directory if it is one")]
+    #[error(
+        "{0} does not have the name of a source file; --source_path names its directory if it \
+             is one"
+    )]
     Name(String),
     /// Not everybody may read it, and the reader is not an ordinary user.
     #[error(
-        "not everybody may read it, and root does not read it for a dump; --source_path names its \
+        "not everybody may read it, so root does not read it for a dump; --source_path names its \
          directory if it is a source"
     )]
     Private,
@@ -208,7 +211,7 @@ fn walk(path: &Path) -> io::Result<(File, bool)> {
         let name = match component {
             Component::RootDir => continue,
             Component::Normal(name) => name,
-            _ => return Err(io::Error::other("is no absolute path")),
+            _ => return Err(io::Error::other("is not an absolute path")),
         };
         public &= everybody(&hold.metadata()?, 0o001);
         let next = Path::new(&opening::through(&hold)).join(name);

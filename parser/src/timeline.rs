@@ -128,7 +128,7 @@ impl<'a> Timeline<'a> {
 
 fn why_none(profile: &Profile) -> &'static str {
     if profile.type_index("inuse_space").is_none() || profile.format != Format::Dump {
-        "this profile does not tell of memory over time: only dumps of mem_profiler do"
+        "this profile has no timeline: only dumps of mem_profiler have one"
     } else if profile.facts.duration_ns.is_none() || profile.details.is_empty() {
         "several sessions have no timeline in common: take one dump, or several of one session"
     } else {

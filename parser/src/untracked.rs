@@ -40,10 +40,10 @@ fn text(share: f64) -> String {
         percent => format!("{percent}%"),
     };
     format!(
-        "{percent} of the samples found no place among the objects that are followed (their \
-         address space is limited, as by ulimit -v, or used up, or several threads took their first \
-         samples at once): what they hold is not in the in-use values, which are too small, and they \
-         count as freed at once; the allocated values are right"
+        "{percent} of the samples have no place in the range of sampled objects (the address space \
+         is limited, as by ulimit -v, or used up, or several threads took their first samples at \
+         once): they count as freed at once, so the in-use values are too small; the allocated \
+         values are right"
     )
 }
 

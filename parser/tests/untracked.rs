@@ -17,7 +17,7 @@ fn every_view_says_that_values_in_use_are_too_small() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("limited.heap");
     fs::write(&file, whole.replace(none, "# counter 380 untracked\n")).unwrap();
-    let told = "25% of the samples found no place among the objects that are followed";
+    let told = "25% of the samples have no place in the range of sampled objects";
     for view in [
         "-t",
         "-s",

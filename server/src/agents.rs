@@ -49,8 +49,8 @@ impl Agents {
             return Err(Reply::refusal(
                 400,
                 format!(
-                    "{} processes are meant: choose one with ?pid= or ?name=, or by the path \
-                     /p/PID/…: {}",
+                    "{} processes match: choose one with ?pid= or ?name=, or by the path /p/PID/…: \
+                     {}",
                     chosen.agents.len(),
                     titles.join(", ")
                 ),

@@ -301,7 +301,10 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
     }
     // Programs between us and the client may have gone by the other one.
     if head.headers.get_all("host").iter().count() > 1 {
-        return Err(Reply::refusal(400, "a request has one header Host"));
+        return Err(Reply::refusal(
+            400,
+            "a request must have exactly one Host header",
+        ));
     }
     let is_post = head.method == Method::POST;
     if !is_post && head.method != Method::GET && head.method != Method::HEAD {
@@ -320,7 +323,7 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
         .to_owned();
     let body = Limited::new(body, MOST_BODY).collect();
     let body = tokio::time::timeout(PATIENCE, body).await;
-    let body = body.map_err(|_| Reply::refusal(408, "the request does not arrive"))?;
+    let body = body.map_err(|_| Reply::refusal(408, "the request did not arrive in time"))?;
     let body =
         body.map_err(|_| Reply::refusal(413, format!("a request has at most {MOST_BODY} bytes")))?;
     asked.body = body.to_bytes().to_vec();
@@ -366,14 +369,14 @@ async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
                         return Reply::refusal(
                             400,
                             "a client that waits for a profile must keep its sending side open: \
-                             else it looks like one that has left",
+                             otherwise it looks like one that has left",
                         );
                     }
                     tokio::time::sleep_until(until.min(Instant::now() + TICK)).await;
                 }
                 step = next;
             }
-            Err(_) => return Reply::refusal(500, "the request could not be worked on"),
+            Err(_) => return Reply::refusal(500, "the request could not be processed"),
         }
     }
 }

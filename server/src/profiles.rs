@@ -70,7 +70,7 @@ fn heap(
     if text {
         return Err(Reply::refusal(
             400,
-            "seconds and a text do not go together: a difference has no such format",
+            "seconds and debug=1 cannot be combined: a difference has no text format",
         ));
     }
     over(server, agent, seconds, move |server, profile| {
@@ -93,8 +93,8 @@ fn no_session(agent: &Agent) -> Reply {
     Reply::refusal(
         404,
         format!(
-            "{}: no session samples it: start one with mem_profiler -p {}, on the live page, or \
-             with mem_profiler serve --sample; ?seconds=N samples for that time alone",
+            "{}: no session is sampling it: start one with mem_profiler -p {}, on the live page, \
+             or with mem_profiler serve --sample; ?seconds=N samples for that time only",
             agent.title(),
             agent.pid
         ),
@@ -243,10 +243,10 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
     }))
 }
 
-/// Whether the CPU profiler has no sample as the process did nothing. With any other reason it gives
-/// no advice.
+/// Whether the CPU profiler has no samples because the process did nothing. For any other reason, it
+/// gives no advice.
 fn is_idle(said: &str) -> bool {
-    said.contains(": no sample of ") && said.contains("Sample for longer (-s)")
+    said.contains(": no samples of its ") && said.contains("Sample for longer (-s)")
 }
 
 /// The profile of a process that used no CPU time to speak of: valid, and empty, as Go's is.

@@ -201,7 +201,7 @@ impl Sender {
             while let Fate::Kept = self.send(dump)? {
                 if self.pace.failures() >= 5 {
                     bail!(
-                        "the receiver does not take profiles; {} were sent",
+                        "the receiver does not accept profiles; {} were sent",
                         self.tally.sent
                     );
                 }
@@ -210,7 +210,7 @@ impl Sender {
         }
         if self.tally.dropped > 0 {
             bail!(
-                "{} of {} profiles were not taken",
+                "{} of {} profiles were not accepted",
                 self.tally.dropped,
                 dumps.len()
             );
@@ -251,7 +251,7 @@ impl Sender {
         let Tally { sent, dropped, .. } = self.tally;
         let lost = waiting.len() as u64 + dropped;
         if lost > 0 {
-            bail!("{lost} of {} profiles were not taken", sent + lost);
+            bail!("{lost} of {} profiles were not accepted", sent + lost);
         }
         say(&format!("{sent} profiles sent"));
         Ok(())

@@ -17,11 +17,11 @@ impl Server {
         let path = request.path.as_str();
         let takes_post = Self::changes(path) || path.ends_with("/symbol");
         if request.is_post && !takes_post {
-            let refusal = Reply::refusal(405, "this is only read: GET");
+            let refusal = Reply::refusal(405, "this path is read-only: use GET");
             return refusal.with("Allow", "GET, HEAD".to_owned()).into();
         }
         if !request.is_post && Self::changes(path) {
-            let refusal = Reply::refusal(405, "this changes something: POST");
+            let refusal = Reply::refusal(405, "this path changes something: use POST");
             return refusal.with("Allow", "POST".to_owned()).into();
         }
         let step = self

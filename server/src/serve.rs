@@ -39,8 +39,8 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     };
     ensure!(
         loopback || token.is_some(),
-        "{} is reached from other machines: whoever is to see profiles needs a token \
-         (--token-file FILE), or listen on 127.0.0.1 or unix:PATH",
+        "{} can be reached from other machines: require a token (--token-file FILE), or listen on \
+         127.0.0.1 or unix:PATH",
         shown(&args.listen)
     );
     raise_files();
@@ -146,7 +146,7 @@ fn bind(path: &Path) -> anyhow::Result<UnixListener> {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
             if !is_socket || UnixStream::connect(path).is_ok() {
-                bail!("it is in use: another server listens there, or it is no socket");
+                bail!("it is in use: another server listens there, or it is not a socket");
             }
             fs::remove_file(path)?;
             UnixListener::bind(path)?

@@ -33,7 +33,7 @@ fn what_cannot_be_sampled_is_explained() {
     zombie.wait().expect("a child");
     // It does nothing: nothing was collected.
     let mut sleeper = Command::new("sleep").arg("1000").spawn().expect("sleep");
-    cpu(&["-s", "0.3", "-p", &sleeper.id().to_string()]).refused(1, &["no sample"]);
+    cpu(&["-s", "0.3", "-p", &sleeper.id().to_string()]).refused(1, &["no samples"]);
     sleeper.kill().expect("a child");
     sleeper.wait().expect("a child");
 }
@@ -154,7 +154,7 @@ fn idle_processes_are_told_of_together() {
         let lines: Vec<&str> = outcome.stderr.lines().collect();
         let of_sleepers: Vec<_> = lines.iter().filter(|line| line.contains("sleep")).collect();
         assert_eq!(of_sleepers.len(), 1, "{outcome:?}");
-        let said = "12 processes have no sample, as they used ";
+        let said = "12 processes have no samples, since they used ";
         assert!(of_sleepers[0].contains(said), "{outcome:?}");
         assert!(of_sleepers[0].ends_with("and 4 others"), "{outcome:?}");
         target.kill();

@@ -259,5 +259,5 @@ fn what_may_not_be_traced_is_refused() {
     command.env("MEM_PROFILER_DIR", scratch.shared());
     let outcome = run(command.stdin(Stdio::null()));
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
-    assert!(outcome.stderr.contains("no right"), "{outcome:?}");
+    assert!(outcome.stderr.contains("no permission"), "{outcome:?}");
 }

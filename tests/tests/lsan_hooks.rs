@@ -59,7 +59,7 @@ fn a_program_names_known_leaks() {
     );
     let outcome = known("nonsense");
     assert_eq!(outcome.stdout, LOST, "{outcome:?}");
-    let warning = "__lsan_default_suppressions(), line 1: \"nonsense\" is no suppression";
+    let warning = "__lsan_default_suppressions(), line 1: \"nonsense\" is not a suppression";
     assert!(outcome.stderr.contains(warning), "{outcome:?}");
 }
 

@@ -239,7 +239,7 @@ fn a_session_sends_what_it_writes_and_keeps_it() {
     let url = receiver.url.clone();
     drop(receiver);
     let away = session(&url, &["--to", "parca"]);
-    away.refused(1, &["1 of 1 profiles were not taken", "--dumps FILES"]);
+    away.refused(1, &["1 of 1 profiles were not accepted", "--dumps FILES"]);
     assert!(away.stdout.is_empty(), "{away:?}");
     assert_eq!(kept(&scratch), 1);
     target.finish_well();

@@ -38,7 +38,7 @@ fn what_fails_for_a_while_is_sent_again_and_what_is_refused_is_said() {
     }
     push_dump(&scratch, "otlp", "http://127.0.0.1:1", &dump).refused(1, &["does not take"]);
     push_dump(&scratch, "otlp", "https://127.0.0.1:1", &dump).refused(1, &["TLS is not built in"]);
-    push_dump(&scratch, "otlp", "127.0.0.1:1", &dump).refused(1, &["no URL"]);
+    push_dump(&scratch, "otlp", "127.0.0.1:1", &dump).refused(1, &["not the URL"]);
 }
 
 #[test]

@@ -110,7 +110,7 @@ fn free_threaded(python: &Path, version: &str) {
     assert!(by_stack(&profile)["<module> (<string>:1)"] >= 5e6);
     let outcome = run(scratch.parser().arg(&dump));
     assert!(
-        outcome.stderr.contains("objects of Python are not in here"),
+        outcome.stderr.contains("Python objects are missing here"),
         "{outcome:?}"
     );
 }
@@ -192,7 +192,7 @@ fn a_dump_says_whether_small_objects_are_missing() {
             let outcome = run(scratch.parser().args(view).arg(&dump));
             let says = outcome
                 .stderr
-                .contains("small objects of Python are not in here");
+                .contains("small Python objects are missing here");
             assert_eq!(
                 says, hides,
                 "{value} {options} {view:?}: {}",

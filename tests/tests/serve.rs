@@ -41,7 +41,7 @@ fn two_clients_share_the_session_that_their_waiting_needs() {
         (!scratch.is_sampling(pid)).then_some(())
     });
     let idle = server.get(&format!("/debug/pprof/heap?pid={pid}"));
-    assert!(idle.expect(404).contains("no session samples it"));
+    assert!(idle.expect(404).contains("no session is sampling it"));
     target.finish_well();
 }
 

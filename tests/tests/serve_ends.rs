@@ -120,5 +120,5 @@ fn a_head_has_one_host_and_at_most_32_kib() {
     assert!(long.contains("32768 bytes"), "{long}");
     assert_eq!(of(33_000).status, 431);
     let twice = server.ask("GET", "/healthz", "Host: localhost\r\n", b"");
-    assert!(twice.expect(400).contains("one header Host"));
+    assert!(twice.expect(400).contains("exactly one Host header"));
 }

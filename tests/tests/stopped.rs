@@ -17,7 +17,7 @@ fn commands_say_that_a_process_is_stopped() {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         stat.contains(") T ").then_some(())
     });
-    let hint = format!("it is stopped (kill -CONT {pid} lets it go on)");
+    let hint = format!("it is stopped (kill -CONT {pid} continues it)");
     for command in ["why", "leaks"] {
         let outcome = run(scratch.profiler().args([command, "-p", &pid.to_string()]));
         assert!(outcome.stderr.contains(&hint), "{outcome:?}");

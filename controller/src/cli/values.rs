@@ -31,7 +31,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = number.parse().map_err(|_| EXPECTED_TIME.to_owned())?;
     let time = Duration::try_from_secs_f64(number * factor).map_err(|e| e.to_string())?;
     if time < Duration::from_millis(1) {
-        return Err("must be longer than nothing".to_owned());
+        return Err("must be longer than zero".to_owned());
     }
     if time > LONGEST {
         return Err("at most 100 days".to_owned());
@@ -86,10 +86,11 @@ pub fn rate(text: &str) -> Result<u32, String> {
     match text.parse::<u64>() {
         Ok(0) => Err("must be at least 1: one sample in a second".to_owned()),
         Ok(rate) if rate > u64::from(MOST_RATE) => Err(format!(
-            "at most {MOST_RATE}: more would measure the sampling; 99 to 999 is usual"
+            "at most {MOST_RATE}: above that, profiles would show mostly the sampling; 99 to 999 \
+             is usual"
         )),
         Ok(rate) => Ok(rate as u32),
-        Err(_) => Err("expected a whole number of samples in a second, such as 99".to_owned()),
+        Err(_) => Err("expected a whole number of samples per second, such as 99".to_owned()),
     }
 }
 
@@ -98,7 +99,7 @@ pub fn overhead(text: &str) -> Result<f64, String> {
     let percent = text.strip_suffix('%').unwrap_or(text).trim();
     match percent.parse::<f64>() {
         Ok(p) if (0.01..=50.0).contains(&p) => Ok(p / 100.0),
-        Ok(p) if p > 50.0 => Err("at most 50%: more would bound nothing".to_owned()),
+        Ok(p) if p > 50.0 => Err("at most 50%: a higher limit would limit nothing".to_owned()),
         Ok(p) if p <= 0.0 => Err("must be above zero: sampling always costs something".to_owned()),
         Ok(p) if p < 0.01 => Err("at least 0.01%: less cannot be measured".to_owned()),
         _ => Err("expected a percentage, such as 2% or 0.5%".to_owned()),

@@ -38,7 +38,7 @@ pub fn execute(args: CleanArgs) -> ExitCode {
     ));
     if cleaned.kept > 0 {
         diagnostic(&format!(
-            "{} hold profiles that nobody wrote out: mem_profiler recover, or clean --all",
+            "{} hold profiles that have not been written: mem_profiler recover, or clean --all",
             cleaned.kept
         ));
     }

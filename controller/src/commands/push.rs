@@ -44,7 +44,7 @@ impl Push {
             .stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| {
             let shown = text::path(&program);
-            format!("{shown} cannot be run, which sends: install it beside mem_profiler")
+            format!("{shown}, which sends the dumps, cannot be run: install it beside mem_profiler")
         })?;
         let mut line = String::new();
         if let Some(out) = child.stdout.take() {
@@ -69,7 +69,9 @@ impl Push {
             let told = names.as_mut().map(|names| tell(names, &dump.path));
             if let Some(Err(error)) = told {
                 names = None;
-                terminal::warning(&format!("what sends the dumps has ended: {error}"));
+                terminal::warning(&format!(
+                    "the process that sends the dumps has ended: {error}"
+                ));
             }
         }
     }

@@ -59,7 +59,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
         });
     }
     if is_empty && outcome.failures == 0 {
-        diagnostic("nothing to recover: no dead process left a profile that was not written out");
+        diagnostic("nothing to recover: no dead process left a profile that has not been written");
         return Ok(ExitCode::FAILURE);
     }
     super::summary(&outcome.written);

@@ -156,8 +156,8 @@ fn tell_of_free_threads(shown: &str, python_malloc: bool) -> anyhow::Result<()> 
         );
     }
     diagnostic(&format!(
-        "hint: {shown} is a free-threaded build of Python, which takes all objects from an allocator \
-         of its own: what extensions take from malloc is seen, at its line of Python"
+        "hint: {shown} is a free-threaded build of Python, which takes all objects from its own \
+         allocator: only what extensions take from malloc is seen, with its line of Python"
     ));
     Ok(())
 }
@@ -172,8 +172,8 @@ fn tell_of_python(line: &[OsString], python_malloc: bool) {
     let hides = python::hides_objects(value.as_deref().map(OsStrExt::as_bytes));
     if ignores && (python_malloc || !hides) {
         warning(&format!(
-            "{shown} ignores {variable}, as -I and -E say: its small objects stay in an allocator of \
-             its own, and will not be seen"
+            "{shown} ignores {variable}, because of -I or -E: its small objects stay in its own \
+             allocator, and will not be seen"
         ));
     } else if python_malloc {
         diagnostic(&format!(
@@ -182,7 +182,7 @@ fn tell_of_python(line: &[OsString], python_malloc: bool) {
         ));
     } else if hides && python::is_interpreter(command.as_bytes()) {
         diagnostic(&format!(
-            "hint: {shown} keeps small objects in an allocator of its own: --python-malloc \
+            "hint: {shown} keeps small objects in its own allocator: --python-malloc \
              ({variable}=malloc in the environment) shows each of them"
         ));
     }

@@ -90,14 +90,15 @@ fn rate(value: Option<&str>) -> u32 {
     match value.trim_start().parse::<u64>() {
         Ok(rate) if rate > u64::from(MOST_RATE) => {
             warning(&format!(
-                "CPUPROFILE_FREQUENCY={rate}: taken for {MOST_RATE}, the most that gperftools takes"
+                "CPUPROFILE_FREQUENCY={rate}: {MOST_RATE} is used instead, the most that \
+                 gperftools takes"
             ));
             MOST_RATE
         }
         Ok(rate) if rate > 0 => u32::try_from(rate).unwrap_or(MOST_RATE),
         _ => {
             warning(&format!(
-                "CPUPROFILE_FREQUENCY={}: no number above 0, taken for {RATE}",
+                "CPUPROFILE_FREQUENCY={}: not a number above 0; {RATE} is used instead",
                 text::escape(value.as_bytes())
             ));
             RATE

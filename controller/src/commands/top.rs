@@ -145,7 +145,7 @@ impl<F: Feed> Top<F> {
         }
         if self.args.cpu && self.model.samples == 0 && self.title.message.is_empty() {
             warning(&format!(
-                "{}: no sample yet: it was idle, or needs a longer look (--delay)",
+                "{}: no samples yet: it was idle, or the delay is too short (--delay)",
                 self.title.process
             ));
         }

@@ -166,7 +166,7 @@ fn print_notes(answer: &Answer) {
     if let Some(allocator) = &answer.allocator {
         let retained = text::bytes(allocator.retained as f64);
         result(&format!(
-            "  The allocator keeps {retained} of address space more, not resident."
+            "  The allocator keeps another {retained} of address space, which is not resident."
         ));
     } else if answer.system_allocator {
         result("  No breakdown of the heap: the program keeps its own allocator,");

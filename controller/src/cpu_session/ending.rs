@@ -71,7 +71,7 @@ impl Run {
         for (pid, title) in std::mem::take(&mut self.named) {
             if told.insert(pid) {
                 self.fail(&format!(
-                    "{title}: no sample: it has ended. Sample more often (-F), or start it with \
+                    "{title}: no samples: it has ended. Sample more often (-F), or start it with \
                      mem_profiler cpu run"
                 ));
             }
@@ -122,7 +122,7 @@ impl Run {
         let mut all = 0;
         for (machine, (one, count)) in foreign {
             let who = these(one, count);
-            terminal::warning(&format!("{who}: no sample: {machine}"));
+            terminal::warning(&format!("{who}: no samples: {machine}"));
             all += count;
         }
         let silent = &mut self.outcome.silent.processes;
@@ -139,7 +139,7 @@ impl Run {
         for (why, mut pids) in self.engine.refusals() {
             pids.retain(|pid| !told.contains(pid));
             if let Some(first) = pids.iter().min() {
-                terminal::warning(&format!("{}: no sample: {why}", these(*first, pids.len())));
+                terminal::warning(&format!("{}: no samples: {why}", these(*first, pids.len())));
             }
             refused += pids.len();
         }
@@ -230,7 +230,7 @@ fn idle_together(titles: &[&str], most: u64, mode: Mode) -> String {
         }
     };
     let (all, named) = (titles.len(), named.join(", "));
-    format!("{all} processes have no sample, as they used {time}: {named}{others}")
+    format!("{all} processes have no samples, since they used {time}: {named}{others}")
 }
 
 /// Processes, by the one with the lowest number.
@@ -245,7 +245,7 @@ fn these(first: i32, all: usize) -> String {
 /// The same where the reason is known.
 fn nothing_for(process: &Process, why: &str) -> String {
     let time = text::short_time(Duration::from_nanos(process.cpu_ns()));
-    format!("no sample of {time} of CPU time: {why}")
+    format!("no samples of its {time} of CPU time: {why}")
 }
 
 /// Why there is no sample of a process that was asked for.
@@ -254,14 +254,17 @@ fn nothing(process: &Process, mode: Mode) -> String {
     let time = text::short_time(time);
     let end = match process.is_over {
         true => "; it has ended",
-        false if proc::is_stopped(process.pid) => "; it is stopped (kill -CONT lets it go on)",
+        false if proc::is_stopped(process.pid) => "; it is stopped (kill -CONT continues it)",
         false => "",
     };
     let when = match mode {
         Mode::Cpu => ", or when it is busy",
         Mode::Wall | Mode::OffCpu => "",
     };
-    format!("no sample of {time} of {mode}{end}. Sample for longer (-s), or more often (-F){when}")
+    format!(
+        "no samples of its {time} of {mode}{end}. Sample for longer (-s), or more often \
+             (-F){when}"
+    )
 }
 
 #[cfg(test)]
@@ -271,7 +274,7 @@ mod tests {
     #[test]
     fn idle_processes_are_one_line() {
         let said = idle_together(&["a (1)", "b (2)"], 0, Mode::Cpu);
-        let expected = "2 processes have no sample, as they used no CPU time: a (1), b (2)";
+        let expected = "2 processes have no samples, since they used no CPU time: a (1), b (2)";
         assert_eq!(said, expected);
         let titles = ["c (3)"; 10];
         let said = idle_together(&titles, 1_500_000, Mode::Cpu);

@@ -323,7 +323,7 @@ impl Engine {
                 "kernel.perf_event_paranoid is {}: run as root or with CAP_PERFMON, or set it to 1",
                 cpu::proc::setting("perf_event_paranoid").unwrap_or(2)
             )),
-            Taker::Ptrace(_) => Some("ptrace shows the process only".to_owned()),
+            Taker::Ptrace(_) => Some("ptrace does not see the kernel".to_owned()),
             Taker::Inside(_) => Some(ONLY_ITSELF.to_owned()),
             Taker::Nothing => None,
         }
@@ -441,8 +441,8 @@ impl Engine {
 fn small((bytes, wanted): (usize, usize)) -> String {
     format!(
         "only {} of {} KiB may be locked for perf's buffer of each processor: raise \
-         kernel.perf_event_mlock_kb or ulimit -l; on a busy machine more samples are lost, for \
-         which the next ones stand",
+         kernel.perf_event_mlock_kb or ulimit -l; on a busy machine, more samples are lost, and \
+         the next ones stand for their time",
         bytes >> 10,
         wanted >> 10
     )
@@ -462,9 +462,10 @@ pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bo
 }
 
 /// Why agents sample where perf events are allowed, and what that costs.
-const FOR_LINES: &str = ", whose lines the agent names: instead of perf events, it takes the samples, by \
-                         timers and a signal, and what is done in the kernel counts for the calls that \
-                         lead there (--engine perf sees the kernel, and no lines of Python)";
+const FOR_LINES: &str = ", whose lines the agent names: instead of perf events, it takes the \
+                         samples, by timers and a signal, and time spent in the kernel counts for \
+                         the calls that lead there (--engine perf sees the kernel, but no lines of \
+                         Python)";
 /// What is missing where agents that would name lines cannot sample.
 const NO_LINES: &str = "; instead perf events sample it, which see no lines of Python";
 
@@ -472,8 +473,8 @@ const NO_LINES: &str = "; instead perf events sample it, which see no lines of P
 const MISSED: &str = "; processes that end within some milliseconds are missed";
 
 /// What agents do not see.
-pub const ONLY_ITSELF: &str = "timers show the process only: what it does in the kernel counts for \
-                               the calls that lead there";
+pub const ONLY_ITSELF: &str = "timers do not see the kernel: time spent there counts for the calls \
+                               that lead there";
 
 #[cfg(test)]
 mod tests {

@@ -5,13 +5,13 @@ use cpu::{Ptrace, Recording, Refusal, Sampling};
 use super::timers::Timers;
 
 /// What timers cost.
-pub const INSIDE: &str = "instead the agent in it samples its threads, by timers and a signal: what \
-                          they do in the kernel counts for the calls that lead there";
+pub const INSIDE: &str = "instead the agent in it samples its threads, by timers and a signal: \
+                          time spent in the kernel counts for the calls that lead there";
 
 /// What ptrace costs.
-pub const STOPPED: &str = "instead its running threads are stopped for some microseconds each (ptrace): \
-                           what they do in the kernel is not seen, and now and then a call that \
-                           waits (epoll_wait and the like) may return EINTR";
+pub const STOPPED: &str = "instead its running threads are stopped for some microseconds each \
+                           (ptrace): what they do in the kernel is not seen, and a waiting call \
+                           (epoll_wait and the like) may occasionally return EINTR";
 
 /// Both.
 pub struct Inside {

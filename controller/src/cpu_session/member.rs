@@ -84,16 +84,16 @@ impl Member {
         let mut head = Head::new();
         let header = self.target.agent.segment.head(&mut head);
         let inherited = header.map_or(0, |header| header.seccomp().1);
-        let why = "the agent makes no system call that a filter may not expect";
+        let why = "the agent makes no system call that a filter might not allow";
         match inherited {
             0 => format!("it is under a seccomp filter, and {why}"),
             1 => format!(
-                "it was started under a seccomp filter, and {why}; if it lets timers pass, as those \
-                 of Docker and Kubernetes do, start it with {FILTERS_VARIABLE}=1"
+                "it was started under a seccomp filter, and {why}; if the filter allows timers, as \
+                 those of Docker and Kubernetes do, start the program with {FILTERS_VARIABLE}=1"
             ),
             n => format!(
-                "it was started under {n} seccomp filters, and {why}; if they let timers pass, start \
-                 it with {FILTERS_VARIABLE}={n}"
+                "it was started under {n} seccomp filters, and {why}; if they allow timers, start \
+                 the program with {FILTERS_VARIABLE}={n}"
             ),
         }
     }
@@ -152,7 +152,7 @@ impl Member {
             CpuState::Filtered => Trouble::Refused(self.filtered()),
             CpuState::NoSignal => refused("it uses or blocks every real-time signal"),
             CpuState::SignalTaken => Trouble::Refused(format!(
-                "the program has begun to use signal {} itself, which the timers had",
+                "the program has begun to use signal {}, which the timers used",
                 self.counted.signal
             )),
             CpuState::Failed => {

@@ -171,7 +171,7 @@ impl Session {
             parts.push(format!("{threads} the timers' signal"));
         }
         if counts.lacks_timers {
-            parts.push("threads without a timer, of which the kernel had no more".to_owned());
+            parts.push("threads without a timer, since the kernel had no more of them".to_owned());
         }
         let short = counts.rest_ns.min(times.unsampled);
         let is_much = |ns| share(ns, times.all) >= MUCH;
@@ -247,7 +247,7 @@ fn without_lines(process: &Process, is_perf: bool) -> Option<String> {
     }
     match told.map(|python| python.state) {
         Some(State::Differs) => {
-            Some("no lines of Python (its data differ from what its version has)".to_owned())
+            Some("no lines of Python (its data differ from those of its version)".to_owned())
         }
         _ => is_perf.then(|| "no lines of Python (--engine ptrace names them)".to_owned()),
     }

@@ -57,7 +57,8 @@ fn of_name(name: &str) -> Result<Vec<i32>, String> {
         }
         false if called.is_empty() => {
             let pids = others().filter(|pid| cgroup::is_called(name, *pid));
-            let none = "no process has this name, nor is one in a control group of this name";
+            let none = "no process has this name, and there is none in a control group of this \
+                        name";
             (pids.collect(), none)
         }
         false => (called, ""),

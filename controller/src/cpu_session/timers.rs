@@ -24,13 +24,13 @@ const SETTLE: Duration = Duration::from_millis(5);
 const GRACE: Duration = Duration::from_secs(1);
 /// Why a program that we started has no samples, if its agent never began.
 const NOT_LOADED: &str = "it has not loaded the agent: it is linked statically, or for another \
-                          machine or C library, or it has other rights than whoever starts it. \
-                          Without --engine timers it is sampled from outside";
+                          machine or C library, or it has other privileges than whoever starts it. \
+                          Without --engine timers, it is sampled from outside";
 
 /// What becomes of a process that was attached and executes another program.
-const EXECUTED: &str = "has executed another program, and its timers are gone: what it does from now \
-                        on is not sampled. Sample it anew, or start it with mem_profiler cpu run \
-                        --engine timers, which goes on with such programs";
+const EXECUTED: &str = "has executed another program, and its timers are gone: what it does from \
+                        now on is not sampled. Start another session, or start the program with \
+                        mem_profiler cpu run --engine timers, which continues with such programs";
 
 /// The engine.
 pub struct Timers {
@@ -389,9 +389,9 @@ impl Timers {
 fn running(pid: i32, session: Option<&Session>) -> String {
     match session {
         Some(session) if session.cpu.rate == 0 => format!(
-            "a heap session of it is running, and its agent has one session at a time: mem_profiler \
-             stop -p {pid} ends it; instead of it, mem_profiler both -p {pid} samples heap and CPU \
-             time at once"
+            "a heap session of it is running, and its agent has one session at a time: \
+             mem_profiler stop -p {pid} ends it; mem_profiler both -p {pid} samples heap and CPU \
+             time together instead"
         ),
         _ => format!("a session of it is running: mem_profiler stop -p {pid} ends it"),
     }

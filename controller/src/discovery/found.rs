@@ -241,7 +241,7 @@ impl Refusals {
         }
         let first = first.join("; ");
         vec![format!(
-            "{count} files that are named like segments cannot be used, the first: {first}"
+            "{count} files named like segments cannot be used, among them: {first}"
         )]
     }
 }
@@ -270,7 +270,7 @@ mod tests {
             refusals.count("/dev/shm".into(), format!("/dev/shm/a\n{number}").into());
         }
         let warnings = refusals.warnings(|_| true, true);
-        let expected = "50 files that are named like segments cannot be used, the first: \
+        let expected = "50 files named like segments cannot be used, among them: \
                         /dev/shm/a\\x0a0";
         assert_eq!(warnings, [expected]);
         assert!(refusals.warnings(|_| true, false).is_empty());

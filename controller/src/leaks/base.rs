@@ -130,7 +130,7 @@ impl Base {
         let trigger = profile.facts.trigger.as_deref();
         ensure!(
             trigger == Some(TRIGGER) && profile.details.len() == profile.stacks.len(),
-            "{name}: is no dump of a check for leaks: {help}"
+            "{name}: not a dump of a leak check: {help}"
         );
         let mut total = Amount::default();
         let all = profile.details.iter().map(amount);

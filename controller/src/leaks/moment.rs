@@ -89,7 +89,7 @@ impl Moment {
         ensure!(
             !process::Stat::of(pid).is_some_and(|stat| stat.first_has_ended()),
             "its first thread has ended (pthread_exit in main), so its memory cannot be searched; \
-             mem_profiler dump and mem_parser --leaks work as ever"
+             mem_profiler dump and mem_parser --leaks still work"
         );
         if let Means::Running(_) = means {
             return Self::of_running(agent);
@@ -139,8 +139,8 @@ impl Moment {
         match &self.hold {
             Hold::Copy(copy, _) => ensure!(
                 copy.is_whole(),
-                "the copy of process {pid} was killed while it was searched, perhaps since memory ran \
-                 short: try again, or search the process itself: --stop"
+                "the copy of process {pid} was killed while it was being searched, perhaps because \
+                 memory ran short: try again, or search the process itself: --stop"
             ),
             Hold::Process(_) | Hold::Nothing(_) => {
                 ensure!(has_memory(pid), "process {pid} ended while it was searched")

@@ -10,15 +10,16 @@ pub fn notes(check: &Check) -> Vec<String> {
     add(
         check.left_out > 0,
         format!(
-            "{} parts of its memory cannot be read: what only they point to is taken for lost",
+            "{} parts of its memory cannot be read: what only they point to is reported as lost",
             check.left_out
         ),
     );
     add(
         check.missed > 0,
         format!(
-            "{} that no copy has (MADV_DONTFORK) was read while the process ran: what only that \
-             pointed to may be taken for lost; --stop reads it as it is",
+            "{} that copies lack (MADV_DONTFORK) was read while the process ran: what only that \
+             memory points to may be reported as lost; --stop reads it while the process is \
+             stopped",
             text::bytes(check.missed as f64)
         ),
     );
@@ -41,16 +42,16 @@ pub fn notes(check: &Check) -> Vec<String> {
     );
     add(
         check.own_allocator,
-        "it keeps its own allocator, so only sampled objects are known: whatever other memory points to \
-         is taken for kept"
+        "it keeps its own allocator, so only sampled objects are known: whatever other memory \
+         points to counts as reachable"
             .to_owned(),
     );
     let untracked = check.snapshot.untracked();
     add(
         untracked > 0,
         format!(
-            "{untracked} samples had no place where objects are followed, since the address space is \
-             limited or used up: whether they are lost is not known"
+            "{untracked} samples have no place in the range of sampled objects, since the address \
+             space is limited or used up: whether their objects are lost is not known"
         ),
     );
     let trouble = check.trouble.as_deref();
@@ -61,23 +62,23 @@ pub fn notes(check: &Check) -> Vec<String> {
     let is_lossy = check.leaks.total.samples > 0;
     add(
         is_lossy && check.looks.is_some(),
-        "it was not stopped, so its registers are not known: what only a register points to is taken \
-         for lost. Without --gentle they are known"
+        "it was not stopped, so its registers are not known: what only a register points to is \
+         reported as lost. Without --gentle, they are known"
             .to_owned(),
     );
     add(
         is_lossy && check.shared > 0,
         format!(
-            "{} of shared memory was read while the process ran: what only that pointed to may be taken \
-             for lost; --stop reads it as it is",
+            "{} of shared memory was read while the process ran: what only that memory points to \
+             may be reported as lost; --stop reads it while the process is stopped",
             text::bytes(check.shared as f64)
         ),
     );
     add(
         is_lossy && check.under_way > 0,
         format!(
-            "io_uring has requests under way ({}): what only these point to may be taken for lost, as \
-             the kernel does not tell it",
+            "io_uring has requests under way ({}): what only these point to may be reported as \
+             lost, since the kernel does not reveal it",
             check.under_way
         ),
     );

@@ -90,8 +90,8 @@ fn overcommitted(policy: &str, meminfo: &str) -> Option<String> {
     (policy.trim() == "2").then_some(())?;
     let (promised, most) = (bytes("Committed_AS")?, bytes("CommitLimit")?);
     Some(format!(
-        "vm.overcommit_memory is 2, {promised} of {most} are promised already, and a copy counts with all \
-         memory that the process may write to"
+        "vm.overcommit_memory is 2, {promised} of {most} are already committed, and a copy counts \
+         with all memory that the process may write to"
     ))
 }
 

@@ -47,7 +47,7 @@ impl Suppressions {
     fn add(&mut self, bytes: &[u8]) -> Result<(), (usize, String)> {
         for (line, number) in bytes.split(|byte| *byte == b'\n').zip(1..) {
             let line = std::str::from_utf8(line).ok().filter(|l| !l.contains('\0'));
-            let line = line.ok_or((number, "no text: name a file of suppressions".to_owned()))?;
+            let line = line.ok_or((number, "not text: name a file of suppressions".to_owned()))?;
             let line = line.trim_matches([' ', '\t', '\r']);
             if line.is_empty() || line.starts_with('#') {
                 continue;
@@ -57,7 +57,7 @@ impl Suppressions {
                 let start = text::escape(start.as_bytes());
                 return Err((
                     number,
-                    format!("\"{start}\" is no suppression: write leak:TEMPLATE"),
+                    format!("\"{start}\" is not a suppression: write leak:TEMPLATE"),
                 ));
             };
             if self.templates.len() == MOST_TEMPLATES {

@@ -15,13 +15,13 @@ pub enum Refusal {
     #[error("it is not a regular file")]
     NotAFile,
     /// No segment has this size.
-    #[error("its size of {0} bytes is no segment's")]
+    #[error("its size of {0} bytes is not that of a segment")]
     Size(u64),
     /// The content is not ours.
     #[error("{0}")]
     Content(#[from] Invalid),
     /// The content is of another process than the name.
-    #[error("its name and its content tell of different processes")]
+    #[error("its name and its content refer to different processes")]
     Misnamed,
     /// It belongs to somebody who is neither root nor the process's user.
     #[error("it is owned by user {}, not by the process's user", crate::process::user_name(*.0))]

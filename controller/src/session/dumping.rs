@@ -50,7 +50,7 @@ impl Run {
                 watcher.failed(reason);
                 let title = agent.title();
                 self.reporter.warning(&format!(
-                    "{title}: {error}; sampling goes on, tried again soon"
+                    "{title}: {error}; sampling continues, and the dump is tried again soon"
                 ));
             }
         }
@@ -285,7 +285,7 @@ impl Run {
             Some(other) => other.to_string(),
             None if none && cpu > IDLE_CPU_SECONDS => format!(
                 "0 calls seen in {cpu:.1} s of CPU time: the agent is loaded, but the program \
-                 allocates nothing, or through a static or own allocator"
+                 allocates nothing, or uses an allocator of its own or one linked into it"
             ),
             None => return,
         };

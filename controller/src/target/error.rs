@@ -42,14 +42,14 @@ pub enum Error {
     Sanitizer,
     /// Its C library is musl.
     #[error(
-        "its C library is musl, and the agent needs glibc: the program runs as without the agent, \
-         but cannot be sampled; sample it in an image with glibc (Debian, Ubuntu, Fedora)"
+        "its C library is musl, and the agent needs glibc: the program runs as it would without \
+         the agent, but cannot be sampled; sample it in an image with glibc (Debian, Ubuntu, Fedora)"
     )]
     Musl,
     /// It runs under a filter of system calls.
     #[error(
-        "it has put itself under a seccomp filter since it started, and the agent makes no system \
-         call that the filter may not expect: start it with MEM_PROFILER_START=1, which maps the \
+        "it has installed a seccomp filter since it started, and the agent makes no system call \
+         that the filter might not allow: start it with MEM_PROFILER_START=1, which maps the \
          tables beforehand"
     )]
     Sandboxed,

@@ -10,7 +10,7 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 pub const KEYS: [(&str, &str); 12] = [
     ("q  Ctrl-C", "quit"),
     ("Up Down  k j", "select a row"),
-    ("PgUp PgDn Home End", "select far from here"),
+    ("PgUp PgDn Home End", "select a row farther away"),
     (
         "Enter",
         "open: stacks through a function, frames of a stack",
@@ -20,7 +20,7 @@ pub const KEYS: [(&str, &str); 12] = [
     ("s", "sort by the next column"),
     ("/", "filter by a part of the name: Enter keeps it,"),
     ("", "Esc removes it"),
-    ("p", "pause, and go on"),
+    ("p", "pause, and continue"),
     ("w", "write a dump, or a CPU profile"),
     ("?", "these keys: any key closes them"),
 ];

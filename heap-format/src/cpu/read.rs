@@ -27,7 +27,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         }
         match (line.text.strip_prefix(b"# "), &mut stacks) {
             (Some(fact), None) => facts.line(&mut profile, fact).map_err(Fault::Here)?,
-            (Some(_), Some(_)) => return Err(Fault::here("is a fact behind the stacks")),
+            (Some(_), Some(_)) => return Err(Fault::here("is a fact after the stacks")),
             (None, stacks) => {
                 let builder = stacks.get_or_insert_with(|| {
                     started(std::mem::take(&mut profile), &mut facts, &mut symbols)

@@ -27,7 +27,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
 }
 
 fn damaged(what: &str) -> Fault {
-    Fault::whole(format!("is no pprof profile, or damaged: {what}"))
+    Fault::whole(format!("is not a pprof profile, or is damaged: {what}"))
 }
 
 /// The top-level fields, before their parts are connected.

@@ -30,7 +30,7 @@ const STYLES: [(&str, Style, &str); 4] = [
         Style::Templates,
         "Template arguments, but no parameters",
     ),
-    ("full", Style::Full, "Everything, as c++filt"),
+    ("full", Style::Full, "Everything, as c++filt shows it"),
     ("none", Style::None, "The name in the symbol table"),
 ];
 

@@ -168,7 +168,7 @@ fn sampled(context: &Context, out: &mut String, live: u64) {
     );
     let _ = writeln!(
         out,
-        "{:>20}{:<21} of it older, or rounding to the sizes that the allocator has",
+        "{:>20}{:<21} of it older, or rounding up to the allocator's size classes",
         "",
         bytes(context, rest)
     );
@@ -179,7 +179,7 @@ fn notes(context: &Context, out: &mut String) {
     if let Some(&retained) = facts.allocator.get("retained") {
         let _ = writeln!(
             out,
-            "The allocator keeps {} of address space besides, which is not resident.",
+            "The allocator keeps another {} of address space, which is not resident.",
             bytes(context, retained)
         );
     }

@@ -28,8 +28,8 @@ const BAR: f64 = 20.0;
 fn render(context: &Context) -> Result<String> {
     let Some(sizes) = breakdown::by_size(context.view) else {
         bail!(
-            "the dump does not keep sizes apart: --sizes needs one that mem_profiler wrote, of a \
-             version from this one on"
+            "the dump does not tell sizes apart: --sizes needs one written by mem_profiler, by \
+             this version or a later one"
         );
     };
     let mut out = context.heading();

@@ -13,7 +13,7 @@ use crate::measure::{self, Style, percentage};
 /// `--temporary`.
 pub const FORMAT: Format = Format::breakdown(
     "temporary",
-    "Who allocates what is freed within some milliseconds",
+    "Functions whose objects are freed within some milliseconds",
     render,
 )
 .of_memory();
@@ -29,8 +29,8 @@ fn render(context: &Context) -> Result<String> {
     let profile = context.view.profile();
     if functions.is_empty() && !profile.sizes_apart {
         bail!(
-            "the dump does not count short-lived objects: --temporary needs one that mem_profiler \
-             wrote, of a version from this one on"
+            "the dump does not count short-lived objects: --temporary needs one written by \
+             mem_profiler, by this version or a later one"
         );
     }
     functions.sort_by_key(|(entry, function)| (std::cmp::Reverse(short_lived(function)), *entry));

@@ -14,7 +14,7 @@ use crate::view::View;
 /// `--threads`.
 pub const FORMAT: Format = Format::breakdown(
     "threads",
-    "Which threads it is of (by name; --tagfocus thread=NAME shows one)",
+    "Values by thread (by its name; --tagfocus thread=NAME shows one)",
     render,
 );
 
@@ -24,8 +24,8 @@ const FUNCTIONS: usize = 3;
 fn render(context: &Context) -> Result<String> {
     let Some(threads) = breakdown::by_thread(context.view, context.nodes) else {
         bail!(
-            "the dump does not tell threads apart: --threads needs one that mem_profiler wrote, \
-             of a version from this one on"
+            "the dump does not tell threads apart: --threads needs one written by mem_profiler, by \
+             this version or a later one"
         );
     };
     let mut out = context.heading();

@@ -25,7 +25,7 @@ pub const FORMAT: Format = Format {
     },
     ..Format::report(
         "timeline",
-        "Memory over time: live bytes and resident memory, the peak against the end",
+        "Memory over time: live bytes and resident memory, the peak compared with the end",
         render,
     )
 };
@@ -255,7 +255,8 @@ fn telling<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static str)> {
 /// The functions at a moment, against the end.
 fn table(context: &Context, timeline: &Timeline, out: &mut String) {
     let Some((at, which)) = telling(timeline) else {
-        *out += "\nThe dump knows of no moment what functions held: the session was too short\n";
+        *out += "\nThe dump has no moment with the values of functions: the session was too \
+                 short\n";
         return;
     };
     let functions = timeline.functions(at).unwrap_or_default();

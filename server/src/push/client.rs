@@ -61,7 +61,7 @@ impl Client {
         }
         let rest = url.strip_prefix("http://");
         if rest.is_none_or(|host| host.is_empty() || host.starts_with('/')) {
-            bail!("{shown} is no URL of a receiver; it looks like http://HOST:PORT");
+            bail!("{shown} is not the URL of a receiver, which looks like http://HOST:PORT");
         }
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -125,8 +125,8 @@ impl Client {
         match (self.receiver, error) {
             // What a server of gRPC says to HTTP/1.1 is no answer.
             (Receiver::Otlp, ureq::Error::Protocol(_)) => format!(
-                "{url}: {error}: it may speak gRPC alone; send to its port for OTLP over HTTP, \
-                 mostly 4318"
+                "{url}: {error}: it may support gRPC only; send to its port for OTLP over HTTP, \
+                 usually 4318"
             ),
             _ => format!("{url}: {error}"),
         }

@@ -31,12 +31,11 @@ impl Spool {
         let made = fs::DirBuilder::new().mode(0o700).create(&directory);
         match made {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && !own => {}
-            made => {
-                made.with_context(|| format!("{shown} cannot be made; name another with --spool"))?
-            }
+            made => made
+                .with_context(|| format!("{shown} cannot be created; name another with --spool"))?,
         }
         if !directory.is_dir() {
-            bail!("{shown} is no directory; name one with --spool");
+            bail!("{shown} is not a directory; name one with --spool");
         }
         Ok(Self {
             directory,

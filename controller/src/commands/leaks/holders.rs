@@ -119,8 +119,8 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
     trouble.iter().for_each(|line| warning(line));
     if args.gentle.is_some() {
         warning(&format!(
-            "{}: it was not stopped: what was on its way from one place to another, or is in a \
-             register, may be missing; search again to be sure",
+            "{}: it was not stopped: pointers that were being moved, or that only a register \
+             holds, may be missing; search again to be sure",
             agent.title()
         ));
     }

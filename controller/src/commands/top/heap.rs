@@ -149,7 +149,10 @@ impl Feed for HeapFeed {
         } else {
             "ended".to_owned()
         };
-        title.session = format!("every {} bytes, {left}", session.interval);
+        title.session = match session.interval {
+            1 => format!("every allocation, {left}"),
+            interval => format!("every {interval} bytes, {left}"),
+        };
         title.rss_bytes = rss_bytes(agent.pid);
         let snapshot = dump::snapshot(agent, &session, &header)?;
         self.heap.update(model, (&snapshot, &header), at_once);

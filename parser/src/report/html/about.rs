@@ -59,9 +59,8 @@ fn facts(page: &PageContext) -> String {
     add(
         "Small objects of Python",
         facts.python_hides.map(|hides| match hides {
-            true => {
-                "not in here: from an allocator of its own (without PYTHONMALLOC=malloc)".to_owned()
-            }
+            true => "missing: they come from Python's own allocator (without PYTHONMALLOC=malloc)"
+                .to_owned(),
             false => "each is seen".to_owned(),
         }),
     );
