@@ -410,7 +410,7 @@ mod tests {
     fn a_directory_without_files_is_told_from_one_that_is_not_there() {
         let error = Output::open(Path::new("/proc/x_")).unwrap_err().to_string();
         assert!(
-            error.starts_with("/proc/: no files can be made in this directory"),
+            error.starts_with("/proc/: no files can be created in this directory"),
             "{error}"
         );
     }

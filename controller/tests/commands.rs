@@ -280,7 +280,7 @@ fn a_directory_full_in_the_middle_keeps_older_dumps_and_the_session() {
     std::fs::remove_file(&err).unwrap();
     assert!(output.status.success(), "{output:?} {said}");
     assert!(
-        said.contains("the output directory is full") && said.contains("sampling goes on"),
+        said.contains("the output directory is full") && said.contains("sampling continues"),
         "{said}"
     );
     let dumps = support::names(saved.path());

@@ -195,7 +195,7 @@ fn damaged_profiles_are_refused_with_the_line() {
     assert!(refused(&text.replace("k0 ", "k9 ")).contains("is no stack"));
     assert!(refused(&text.replace("\n3 30 1 ", "\n-3 30 1 ")).contains("is no stack"));
     assert!(refused(&text.replace("\n3 30 1 ", "\n3 30 ")).contains("is no stack"));
-    assert!(refused(&text.replace("# end", "# pid 7\n# end")).contains("behind the stacks"));
+    assert!(refused(&text.replace("# end", "# pid 7\n# end")).contains("after the stacks"));
     assert!(refused(&text.replace("_mode cpu", "_mode gpu")).contains("malformed"));
     assert!(refused(&format!("{text}more\n")).contains("follows the end"));
     let unknown = text.replace("# pid", "# cpu_colour red\n# shape round\n# pid");

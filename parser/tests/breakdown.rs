@@ -148,7 +148,7 @@ fn older_dumps_say_that_they_do_not_know() {
     let shop = expected::data("shop.heap");
     let shop = shop.to_str().unwrap();
     for (report, what) in [
-        ("--sizes", "does not keep sizes apart"),
+        ("--sizes", "does not tell sizes apart"),
         ("--threads", "does not tell threads apart"),
         ("--temporary", "does not count short-lived objects"),
     ] {

@@ -136,7 +136,7 @@ fn a_symbolized_profile_is_the_profile() {
 fn outputs_of_memory_are_refused_by_name() {
     for flag in ["--leaks", "--sizes", "--temporary", "--timeline", "--rss"] {
         let said = refusal(&["-f", "shop.cpu", flag]);
-        let expected = format!("{flag} is of memory, and this is a profile of CPU time");
+        let expected = format!("{flag} is for memory, but this is a profile of CPU time");
         assert!(said.contains(&expected), "{said}");
     }
     let said = refusal(&["-f", "shop.cpu", "-t", "--inuse_space"]);

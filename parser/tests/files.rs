@@ -248,9 +248,12 @@ fn what_a_dump_calls_a_module_is_opened_only_if_it_is_a_file() {
         let output = parser(&[&["-t", "--force", "-f", text(&dump)], more].concat());
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{message}");
-        assert!(message.contains("is a pipe, no regular file"), "{message}");
         assert!(
-            message.contains("is a device, no regular file"),
+            message.contains("is a pipe, not a regular file"),
+            "{message}"
+        );
+        assert!(
+            message.contains("is a device, not a regular file"),
             "{message}"
         );
     }

@@ -110,7 +110,10 @@ mod tests {
         let meminfo =
             "MemTotal:  24000000 kB\nCommitLimit:    12582912 kB\nCommitted_AS:  11534336 kB\n";
         let said = overcommitted("2\n", meminfo).expect("a cause");
-        assert!(said.contains("11.0 GiB of 12.0 GiB are promised"), "{said}");
+        assert!(
+            said.contains("11.0 GiB of 12.0 GiB are already committed"),
+            "{said}"
+        );
         assert_eq!(overcommitted("0\n", meminfo), None);
         assert_eq!(overcommitted("2\n", "MemTotal: 1 kB\n"), None);
     }

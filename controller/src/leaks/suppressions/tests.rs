@@ -53,8 +53,8 @@ fn bad_lines_are_named() {
     for (text, line, what) in [
         (&b"leak:a\n\nrace:b\n"[..], 3, "\"race:b\""),
         (b"leak\n", 1, "leak:TEMPLATE"),
-        (b"leak:a\nleak:\xff\n", 2, "no text"),
-        (b"\x7fELF\x02\x01\0\0", 1, "no text"),
+        (b"leak:a\nleak:\xff\n", 2, "not text"),
+        (b"\x7fELF\x02\x01\0\0", 1, "not text"),
         (b"bad\x1b[31m", 1, "\\x1b"),
     ] {
         let (number, why) = read(text).unwrap_err();

@@ -230,7 +230,7 @@ function timeTab(page, panel) {
   chart.shown.resident = most(3) > 0 && most(1) * 20 >= most(3);
   tools.append(key("live", "Live"), most(3) ? key("resident", "Resident") : "");
   if (!timeline.tables.length) {
-    panel.append(remark("The dump knows of no moment what the stacks held."));
+    panel.append(remark("The dump has no moment with the values of stacks."));
     return () => chart.draw();
   }
   const heads = timeHeads(() => whole);
