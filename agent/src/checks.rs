@@ -113,7 +113,7 @@ pub struct Found {
     pub bytes: u64,
     /// Objects.
     pub objects: u64,
-    /// What LeakSanitizer's check ends the program with; 0: it goes on.
+    /// What LeakSanitizer's check ends the program with; 0: it continues.
     pub code: c_int,
     /// Losses to compare a later check with.
     losses: Answer,

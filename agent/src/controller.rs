@@ -68,7 +68,7 @@ impl Answer {
 }
 
 /// Runs the controller with these arguments, followed by the number of its socket, and gives it
-/// `question`. Waits for its answer, after which it may go on. Changes `errno`.
+/// `question`. Waits for its answer, after which it may continue. Changes `errno`.
 pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     if seccomp::is_installed() {
         return Err(Failure::Filtered);

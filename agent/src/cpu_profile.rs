@@ -92,8 +92,8 @@ fn mark_taken(path: &'static [u8]) {
     }
 }
 
-/// Has this process sampled into a file, but for what the filter leaves out. Whether it is now, and
-/// was not before. Keeps `errno`.
+/// Has this process sampled into a file, except for what the filter leaves out. Whether it is now,
+/// and was not before. Keeps `errno`.
 pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     let bytes = path.to_bytes_with_nul();
     let own = sys::pid();

@@ -34,7 +34,7 @@ fn leave_unseen(local: &mut Local) -> bool {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 unsafe extern "C" fn in_child() {
     let saved = sys::errno();
-    // SAFETY: the calling thread's state. If the fork interrupted a sample, that does not go on
+    // SAFETY: the calling thread's state. If the fork interrupted a sample, it does not continue
     // before this handler has returned.
     let local = unsafe { &mut *arch::local() };
     let interrupted = local.busy != 0;

@@ -43,7 +43,8 @@ pub fn variables() -> (u64, u64) {
     (at, VARIABLES_BYTES.load(Ordering::Relaxed))
 }
 
-/// Keeps what the loader tells of the module that this code is in, and ends the iteration there.
+/// Keeps what the loader reports about the module that this code is in, and ends the iteration
+/// there.
 unsafe extern "C" fn own(info: *mut libc::dl_phdr_info, size: usize, _: *mut c_void) -> c_int {
     // SAFETY: the loader's record, and the program headers that it points to.
     let (info, headers) = unsafe {

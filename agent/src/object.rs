@@ -12,7 +12,7 @@
 //! Any other object with its header takes the size class of the two together. The usable size, at least 16
 //! bytes, is as a rule what it would be without a header: the object's own size class, as `nallocx`
 //! returns it. Where the two together fit the same class as the object alone, it is 16 bytes less.
-//! A program that has ever called `nallocx`, or that allocates with `mallocx`, may count on all of
+//! A program that has ever called `nallocx`, or that allocates with `mallocx`, may rely on all of
 //! the class, and gets it: its objects are exact, and take the next class where they would fill
 //! their own.
 

@@ -1,10 +1,9 @@
 //! The arithmetic of sampling.
 //!
-//! Bytes are sampled as a Poisson process: the gap to the next sampled byte is
-//! exponential with mean `interval`, drawn anew after each sample (the process has
-//! no memory). An allocation of n bytes is sampled with probability
-//! p = 1 - exp(-n / interval) and then stands for 1 / p objects, so that sums are
-//! unbiased (Horvitz and Thompson 1952). Neither needs libm: about 3 ns each.
+//! Bytes are sampled as a Poisson process: the gap to the next sampled byte is exponential with
+//! mean `interval`, drawn again after each sample (the process has no memory). An allocation of n
+//! bytes is sampled with probability p = 1 - exp(-n / interval) and then stands for 1 / p objects,
+//! so that sums are unbiased (Horvitz and Thompson 1952). Neither needs libm: about 3 ns each.
 
 /// A thread's generator of gaps: xorshift64* (Vigna 2016).
 #[derive(Clone, Copy, Debug)]

@@ -114,9 +114,9 @@ core::arch::global_asm!(
     advise = sym advise,
 );
 
-/// madvise(2), but for a program that has installed a filter: it may have been tried with the
-/// C library's allocator alone, which seldom makes this call. jemalloc keeps freed pages that
-/// it cannot give back. A call that is not made leaves `errno` alone, for `free` must.
+/// madvise(2), except for a program that has installed a filter: it may have been tried with the C
+/// library's allocator alone, which seldom makes this call. jemalloc keeps freed pages that it
+/// cannot give back. A call that is not made leaves `errno` alone, for `free` must.
 #[cfg_attr(test, allow(dead_code))]
 unsafe extern "C" fn advise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
     if is_installed() {

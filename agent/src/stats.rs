@@ -102,7 +102,7 @@ fn publish(stats: &AllocatorStats) {
     }
 }
 
-/// Lets jemalloc count anew.
+/// Makes jemalloc count again.
 fn refresh_jemalloc() {
     let mut epoch = 1u64;
     let at: *mut c_void = (&raw mut epoch).cast();

@@ -7,7 +7,7 @@
 //! Timers are created and deleted under one lock that is only ever tried, since all of this runs in
 //! signal handlers too. A thread that does not get it tries again later.
 //!
-//! A forked child in which its parent's session goes on has one timer from birth, and begins the
+//! A forked child in which its parent's session continues has one timer from birth, and begins the
 //! session when that fires, or when it allocates: most children execute another program before
 //! that.
 //!
@@ -137,7 +137,7 @@ fn used() -> &'static [Slot] {
     &slots[..(USED.load(Ordering::Acquire) as usize).min(slots.len())]
 }
 
-/// The slot that a timer tells of, if it is the calling thread's.
+/// The slot that a timer's signal names, if it is the calling thread's.
 pub fn slot_of(index: usize) -> Option<&'static Slot> {
     let slot = slots().get(index)?;
     let own = tid::own();
@@ -489,8 +489,8 @@ pub fn in_child() -> bool {
     had
 }
 
-/// In a child: if its parent's session goes on in it at this rate, it has a timer that makes it begin
-/// once it has used CPU time. 0: it does not go on.
+/// In a child: if its parent's session continues in it at this rate, it has a timer that makes it
+/// begin once it has used CPU time. 0: it does not continue.
 #[cold]
 pub fn await_session(rate: u64) {
     let awaits = rate != 0 && {

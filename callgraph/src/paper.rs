@@ -4,7 +4,7 @@
 const HIGHEST: f64 = 3.0;
 
 /// The style sheet of a picture of this size on paper: no wider and no higher than the sheet, so
-/// that all of it is seen, and not magnified. A very high one goes on from sheet to sheet.
+/// that all of it is seen, and not magnified. A very high one continues from sheet to sheet.
 pub fn sheet(width: f64, height: f64) -> String {
     let most = match height <= HIGHEST * width {
         true => "100vh",

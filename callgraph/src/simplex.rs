@@ -80,7 +80,7 @@ struct Simplex<'a> {
     at: Vec<usize>,
     /// Cut value of each tree edge, by constraint.
     cut: Vec<i64>,
-    /// Where the search for a leaving edge goes on.
+    /// Where the search for a leaving edge continues.
     cursor: usize,
     /// Nodes whose subtrees a pivot changes, and those being numbered.
     changed: Vec<usize>,

@@ -170,7 +170,7 @@ impl Host {
             return Err(Refusal::Reaper { pid: self.pid });
         }
         self.done(request::set_options(tid, OPTIONS | BIRTHS))?;
-        // No exit signal: nobody is told of its end. The same open files: none stays open
+        // No exit signal: nobody is notified of its end. The same open files: none stays open
         // longer, and none is flushed when it ends.
         let flags = (libc::CLONE_FILES | libc::CLONE_PARENT_SETTID)
             .cast_unsigned()

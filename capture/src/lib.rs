@@ -156,7 +156,7 @@ pub struct Pause {
     pub threads: usize,
 }
 
-/// A copy of a process. It is stopped but for what a [`Worker`] does, and ends when this is
+/// A copy of a process. It is stopped except for what a [`Worker`] does, and ends when this is
 /// dropped, or when this process ends.
 pub struct Copy {
     tracer: Arc<Tracer>,
@@ -171,7 +171,7 @@ impl Stopped {
     }
 
     /// Stops it and takes a copy at once, which is faster than one after the other. If there is no
-    /// copy, it is stopped all the same.
+    /// copy, it is stopped nevertheless.
     pub fn stop_with_copy(
         pid: i32,
         deadline: Duration,

@@ -28,7 +28,7 @@ impl Hold {
         ONCE.call_once(|| SIGNALS.into_iter().for_each(handle));
         let more = |count| (count != SUSPENDING).then_some(count + 1);
         while STOPPED.fetch_update(SeqCst, SeqCst, more).is_err() {
-            // This process is about to be suspended, and goes on from here afterwards.
+            // This process is about to be suspended, and continues from here afterwards.
             std::thread::yield_now();
         }
         Self(())

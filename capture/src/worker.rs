@@ -27,7 +27,7 @@ use crate::tracer::Tracer;
 
 /// A function that a [`Worker`] runs. It gets the address of the shared words there, calls nothing
 /// outside this program's file and uses none of its variables: no allocation, no output, no panic.
-/// If it does so all the same, it fails, and no harm is done. The first of the words must change
+/// If it does so nevertheless, it fails, and no harm is done. The first of the words must change
 /// now and then while it works.
 pub type Work = unsafe extern "C" fn(words: *mut u64);
 

@@ -134,8 +134,8 @@ mod tests {
     use std::fs::File;
     use std::time::SystemTime;
 
-    /// Anybody can leave files whose names tell of ever earlier processes, in the order in which they
-    /// are looked at.
+    /// Anybody can leave files whose names refer to ever earlier processes, in the order in which
+    /// they are examined.
     #[test]
     fn processes_are_looked_at_once_for_any_number_of_unfinished_segments() {
         let directory = tempfile::tempdir().unwrap();

@@ -35,7 +35,8 @@ use dump::Then;
 use shm_protocol::segment::DIR_VARIABLE;
 
 /// Executes the command that was given, and reports its failure. Where nothing was, that is a
-/// session; people are told of what, and what else they might ask for if there is nothing to sample.
+/// session; people are told what is sampled, and which commands there are if there is nothing to
+/// sample.
 pub fn execute(cli: Cli) -> ExitCode {
     let is_lost = Cli::is_bare() && terminal::is_watched() && !overview::announce();
     let done = match is_lost {
@@ -146,7 +147,7 @@ fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
     well
 }
 
-/// Says which processes are stopped: what is asked of them waits for them to go on.
+/// Says which processes are stopped: requests to them wait until they continue.
 fn warn_of_stopped(agents: &[Agent]) {
     for agent in agents {
         if let Some(hint) = process::stopped_hint(agent.pid) {

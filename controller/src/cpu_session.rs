@@ -259,7 +259,7 @@ impl Run {
         self.await_end()?;
         self.finish();
         drop(progress);
-        // The program may outlive the session: how it ends is passed on all the same.
+        // The program may outlive the session: how it ends is passed on nevertheless.
         while self
             .child
             .as_ref()

@@ -9,7 +9,7 @@ use crate::process_end::ProcessEnd;
 /// How a session stood when it was dumped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It goes on.
+    /// It continues.
     Not,
     /// At its deadline, or because it was stopped.
     InOrder,

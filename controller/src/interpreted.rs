@@ -55,7 +55,7 @@ pub fn is_shim(codes: &[u8], address: u64) -> bool {
     })
 }
 
-/// What is told of the interpreter in a process: its version, and whether its frames are named.
+/// What is known about the interpreter in a process: its version, and whether its frames are named.
 pub fn describe(header: &Header<'_>) -> Option<String> {
     description(header).map(|description| description.to_string())
 }

@@ -151,8 +151,8 @@ fn hear_of_ends_only() {
     let _ = unsafe { nix::sys::signal::sigaction(Signal::SIGCHLD, &action) };
 }
 
-/// Whether a child has ended. Nothing is taken from those who wait for it, nor from those who
-/// trace it: the kernel tells of a traced child's stops even when asked for ends only.
+/// Whether a child has ended. Nothing is taken from those who wait for it, nor from those who trace
+/// it: the kernel reports a traced child's stops even if only exits were requested.
 fn has_ended(pid: i32) -> bool {
     // SAFETY: plain numbers and a union of them, all of which may be zero.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };

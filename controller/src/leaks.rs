@@ -1,8 +1,8 @@
 //! A check for leaks: which sampled objects no pointer of the process leads to any more.
 //!
-//! The process is stopped for as long as it takes to copy its page tables, and goes on; the copy
-//! is read at leisure. Where no copy can be had, the process itself is read while it is stopped,
-//! if that is wanted; or again and again while it runs.
+//! The process is stopped for as long as it takes to copy its page tables, and continues; the copy
+//! is read at leisure. Where no copy can be had, the process itself is read while it is stopped, if
+//! that is wanted; or again and again while it runs.
 
 mod base;
 mod control_blocks;
@@ -63,7 +63,7 @@ pub use variables::Variables;
 /// How the process is kept from changing while it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// A copy is read, and the process goes on.
+    /// A copy is read, and the process continues.
     Copied,
     /// The process is read while it is stopped.
     Stopped,
@@ -229,7 +229,7 @@ pub fn stated_options(pid: i32, header: &Header<'_>) -> String {
     String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
 }
 
-/// Checks a process once. Whether something is lost of a stack that `known` was not told of.
+/// Checks a process once. Whether something is lost of a stack that `known` has not seen.
 fn attempt(
     (agent, header, session): (&Agent, &Header<'_>, &Session),
     plan: &Plan<'_>,

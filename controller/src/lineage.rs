@@ -1,5 +1,5 @@
 //! The processes that a session has reached: those that it was begun in, and children forked from
-//! them, which go on with it by themselves.
+//! them, which continue with it by themselves.
 
 use std::collections::HashSet;
 
@@ -9,8 +9,8 @@ use crate::discovery::{Agent, Discovery, Found, Life};
 use crate::segment::Head;
 use crate::target::Target;
 
-/// How often children are looked for that come while a session ends: what they fork meanwhile does not
-/// go on with it, but may have made its segment before.
+/// How often children are looked for that come while a session ends: what they fork meanwhile does
+/// not continue with it, but may have made its segment before.
 pub const LAST_LOOKS: usize = 4;
 
 /// The processes that a session has reached.
@@ -45,8 +45,8 @@ pub fn session_by_birth(agent: &Agent, since_ns: u64) -> Option<Session> {
     (session.controller_pid == 0 && session.start_ns >= since_ns).then_some(session)
 }
 
-/// Ends the session of a target, which is over there, in all children that went on with it. Nobody
-/// wants what they counted.
+/// Ends the session of a target, which is over there, in all children that continued with it.
+/// Nobody wants what they counted.
 pub fn end_in_children(target: &Target) {
     let (discovery, mut lineage) = (Discovery::new(), Lineage::default());
     lineage.add(&target.agent);

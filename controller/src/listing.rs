@@ -37,7 +37,7 @@ pub struct Row {
     pub interval: Option<u64>,
     /// Seconds left of a session with an end.
     pub seconds_left: Option<f64>,
-    /// Whether the session goes on until it is stopped.
+    /// Whether the session continues until it is stopped.
     pub open_end: bool,
     /// Samples of its last session.
     pub samples: u64,

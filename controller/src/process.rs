@@ -83,7 +83,7 @@ impl Stat {
     }
 
     /// Whether the process has ended and waits for its parent to reap it. Its first thread may have
-    /// ended before the others (`pthread_exit` in `main`), which looks the same but for those.
+    /// ended before the others (`pthread_exit` in `main`), which looks the same except for those.
     pub fn is_dead(&self) -> bool {
         self.first_has_ended() && self.threads < 2
     }

@@ -35,7 +35,7 @@ pub struct Chosen {
     pub warnings: Vec<String>,
 }
 
-/// How to preload the agent, as every complaint ends.
+/// How to preload the agent, as every such message ends.
 const HOW: &str = "start it with LD_PRELOAD=/path/to/libmem_agent.so";
 
 impl Selection {
@@ -212,7 +212,7 @@ fn explain_process(pid: i32, title: &str) -> String {
     format!("{title}: the process runs without the agent: {HOW}")
 }
 
-/// The processes of a name or pattern, but for this one.
+/// The processes with a name or pattern, except this one.
 pub fn processes_called(name: &str) -> BTreeSet<i32> {
     let is = |pid: &i32| {
         let Some(stat) = Stat::of(*pid).filter(|s| !s.is_dead()) else {

@@ -1,8 +1,8 @@
 //! A session's table, copied out of the segment: what every dump and view starts from.
 //!
-//! The target goes on counting while we copy. Records are read before the nodes that they
-//! name, and a node never changes once a record names it, so every stack is whole; a
-//! record may be read between two of its sums, which is at most the sample in flight.
+//! The target continues to count while we copy. Records are read before the nodes that they name,
+//! and a node never changes once a record names it, so every stack is whole; a record may be read
+//! between two of its sums, which is at most the sample in flight.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
@@ -214,7 +214,7 @@ impl Snapshot {
     }
 
     /// Return addresses of the stack that ends in `leaf`, leaf first, without an interpreter's
-    /// frames, and whether it goes on to the thread's start.
+    /// frames, and whether it continues to the thread's start.
     pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         let whole = self.frames(leaf, out);
         out.retain(|&address| frame_of(address).is_none());
@@ -226,7 +226,7 @@ impl Snapshot {
         interpreted::is_shim(&self.codes, address)
     }
 
-    /// The same with an interpreter's frames, for which `interpreted` has names, but for
+    /// The same with an interpreter's frames, for which `interpreted` has names, except for
     /// [shims](Self::is_shim).
     pub fn frames(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         out.clear();

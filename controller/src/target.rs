@@ -253,7 +253,7 @@ impl Target {
         }
     }
 
-    /// Begins a session that goes on without a controller: its process looks after the table.
+    /// Begins a session that continues without a controller: its process looks after the table.
     pub fn start_alone(&mut self, density: Density) -> Result<(), Error> {
         self.session.controller_pid = 0;
         self.prepare(density)?;

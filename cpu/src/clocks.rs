@@ -40,7 +40,7 @@ pub(crate) struct Share {
 struct Event {
     /// Those of one thread are a group.
     group: u64,
-    /// What was told of its count.
+    /// What was reported of its count.
     told: u64,
     /// What it counted of threads for which others count.
     doubled: u64,
@@ -180,7 +180,7 @@ impl Clocks {
         let Some(mut heir) = self.threads.remove(&newest) else {
             return;
         };
-        // There are more where records were lost. Whose counts go on is not known then: the
+        // There are more where records were lost. Which counts continue is not known then: the
         // highest are those of which nothing is told twice.
         for (_, tid) in left {
             let Some(other) = self.threads.remove(&tid) else {

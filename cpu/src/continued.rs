@@ -34,7 +34,7 @@ pub struct Rest {
     check: Vec<u8>,
 }
 
-/// A copy that goes on in the process.
+/// A copy that continues in the process.
 pub struct Continued<'a> {
     copied: Copied<'a>,
     pid: i32,

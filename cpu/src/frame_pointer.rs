@@ -19,7 +19,7 @@ pub fn step(
     at: Registers,
     memory: &mut impl Memory,
 ) -> Option<Step> {
-    // Nothing to go on from where no code is.
+    // Nothing to continue from where there is no code.
     let index = space.find(at.ip.wrapping_sub(1))?;
     let is_generated = space.ranges()[index].is_generated();
     let step = by_record((space, library, scratch), at, memory);

@@ -66,7 +66,7 @@ struct Own {
     samples: Waiting,
 }
 
-/// Samples that share what is left, and how many of them are of threads that go on.
+/// Samples that share what is left, and how many of them are of threads that continue.
 struct Shared {
     samples: Waiting,
     tids: Vec<(i32, u64)>,
@@ -165,7 +165,7 @@ impl Meter {
         self.threads.entry(pid).or_default().told = told;
     }
 
-    /// What samples stand for. `None`: there are none that can be told of.
+    /// What samples stand for. `None`: there are none that can be reported.
     pub(crate) fn weigh(
         &mut self,
         pid: i32,
@@ -199,8 +199,8 @@ impl Meter {
             ..Told::default()
         };
         let by_clocks = sum(&own);
-        // Nobody has more than the process used. In the end somebody has what clocks do not tell
-        // of yet, and threads without samples.
+        // Nobody has more than the process used. In the end, what clocks do not show yet is
+        // assigned to somebody, and so are threads without samples.
         let has_all = all && shared.samples.count == 0;
         let scaled = (has_all || by_clocks > used).then_some(used);
         self.give_own(own, scaled, &mut told.times);
@@ -454,7 +454,7 @@ pub(crate) mod tests {
         process.sampled(1, ONE, 1);
         process.sampled(2, OTHER, 1);
         assert_eq!(process.weigh(Scale::Last), [(ONE, 156), (OTHER, 94)]);
-        // It is not told twice, now that the clock tells of it.
+        // It is not reported twice, now that the clock includes it.
         process.said.threads.insert(2, 600);
         process.sampled(2, OTHER, 1);
         assert_eq!(process.weigh(Scale::Clock), []);

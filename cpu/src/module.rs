@@ -72,7 +72,7 @@ impl Tables {
                 elf::find_build_id(&notes).map(<[u8]>::to_vec)
             })
             .unwrap_or_default();
-        // What does not fit has no tables, but is a module all the same.
+        // What does not fit has no tables, but is a module nevertheless.
         tables.frames = frames::read(source, &page, headers).unwrap_or_default();
         Some(tables)
     }

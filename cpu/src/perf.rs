@@ -95,7 +95,7 @@ pub struct Perf {
     meters: Option<Meters<processors::Kernel>>,
     /// What the events have counted.
     clocks: Clocks,
-    /// CPU time of processes before their events were opened anew.
+    /// CPU time of processes before their events were opened again.
     counted: HashMap<i32, u64>,
     /// Records of which earlier ones may come, and room for those that come next.
     bytes: (Vec<u8>, Vec<u8>),
@@ -343,8 +343,8 @@ impl Perf {
 
     /// Appends what the rings have; where that of each ends.
     ///
-    /// The kernel tells of lost records with the next one that it writes, which may not come
-    /// before the process has ended: none is known to be lost as long as there was room for one.
+    /// The kernel reports lost records with the next one that it writes, which may not come before
+    /// the process has ended: none is known to be lost as long as there was room for one.
     fn take(&mut self, bytes: &mut Vec<u8>) -> Vec<usize> {
         let largest = self.attribute.stack_bytes as usize + BESIDE_STACK;
         let mut ends = vec![bytes.len()];
@@ -518,7 +518,7 @@ impl Perf {
         self.reopen(before, recording);
     }
 
-    /// Opens all events anew, now that other sizes of stacks are copied than before. The time
+    /// Opens all events again, now that other sizes of stacks are copied than before. The time
     /// between is not sampled, but it is counted.
     fn reopen(&mut self, before: u32, recording: &mut Recording) {
         self.drain(recording);

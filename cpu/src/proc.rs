@@ -90,7 +90,7 @@ impl Reread {
         match &self.kept {
             Some(file) => file.read_at(buffer, 0),
             None => {
-                // Borrowed anew for each attempt, of which the last one counts.
+                // Borrowed again for each attempt, of which the last one counts.
                 let buffer = std::cell::RefCell::new(buffer);
                 with_room(|| File::open(&self.path)?.read_at(&mut buffer.borrow_mut(), 0))
             }
@@ -102,7 +102,7 @@ impl Reread {
 pub fn maps(pid: i32) -> Option<Vec<u8>> {
     let of = |pid| read(&format!("/proc/{pid}/maps"), MOST_MAPS);
     let text = of(pid)?;
-    // So it is where the first thread has ended, though others go on.
+    // So it is where the first thread has ended, though others continue.
     if text.is_empty() {
         return of(capture::living_thread(pid));
     }
@@ -203,8 +203,8 @@ pub fn parents() -> Vec<(i32, i32)> {
         .collect()
 }
 
-/// Whether a process has ended, be it that its parent has not asked for it yet. What cannot be
-/// read for another reason goes on.
+/// Whether a process has ended, even if its parent has not waited for it yet. What cannot be read
+/// for another reason continues.
 pub fn is_over(pid: i32) -> bool {
     match stat(pid) {
         Err(error) => is_gone(&error),

@@ -12,7 +12,7 @@ const SEARCH: Duration = Duration::from_millis(50);
 /// A look may take this part of the time: machines with many processes are looked at less often.
 const SHARE: u32 = 20;
 
-/// What became of a process since it was looked at, be it that another engine has noticed.
+/// What became of a process since it was last examined, even if another engine has noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Nothing that is known.
@@ -32,8 +32,8 @@ struct Identity {
     program: Option<Program>,
 }
 
-/// A program: its file, and where the kernel put its code and its stack. They are chosen anew
-/// when the same file is executed again.
+/// A program: its file, and where the kernel put its code and its stack. They are chosen again when
+/// the same file is executed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Program {
     file: (u64, u64),

@@ -2,7 +2,7 @@
 //!
 //! Only a running thread that has used the CPU time that a sample stands for since its last one is
 //! stopped: stopping a sleeping thread could interrupt its system call. A thread that goes to sleep
-//! in that very microsecond is stopped all the same, and if it sleeps in `epoll_wait` or another
+//! in that very microsecond is stopped nevertheless, and if it sleeps in `epoll_wait` or another
 //! call that no kernel restarts, that call returns `EINTR`.
 
 use std::collections::HashMap;

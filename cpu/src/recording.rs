@@ -306,7 +306,7 @@ impl Recording {
         if let Some(of) = self.processes.get(&parent) {
             let process = Process::new(pid, of.space.inherited(pid), 0);
             match self.processes.get(&pid) {
-                // Two events of its parent have told of it.
+                // Two events of its parent have reported it.
                 Some(old) if old.is_empty() => self.forget(pid),
                 // Another one had this number a moment ago.
                 _ => self.ended(pid),

@@ -64,7 +64,7 @@ impl Ring {
         let tail = self.word(TAIL).load(Ordering::Relaxed);
         let len = head.wrapping_sub(tail);
         let Some(len) = usize::try_from(len).ok().filter(|len| *len <= self.data) else {
-            // Not by any kernel: begin anew.
+            // Not by any kernel: begin again.
             self.word(TAIL).store(head, Ordering::Release);
             return 0;
         };

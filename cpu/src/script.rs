@@ -35,7 +35,7 @@ impl ScriptLine {
 /// The lines that a process's stacks lead through.
 #[derive(Default)]
 pub struct Script {
-    /// What is told of the interpreter.
+    /// What is known about the interpreter.
     pub interpreter: Option<Description>,
     lines: Vec<Rc<ScriptLine>>,
     frames: HashMap<Rc<ScriptLine>, u64>,

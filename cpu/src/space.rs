@@ -208,7 +208,7 @@ pub struct Space {
     changes: u64,
     /// Whether the maps were read since anything changed.
     is_fresh: bool,
-    /// When they may be read again all the same: nobody tells ptrace of a library that is loaded.
+    /// When they may be read again nevertheless: nobody tells ptrace of a library that is loaded.
     next: Option<Instant>,
 }
 
@@ -317,7 +317,7 @@ impl Space {
         self.map(range);
     }
 
-    /// The index of the range that holds an address. A miss makes it look anew, if that is not
+    /// The index of the range that holds an address. A miss makes it look again, if that is not
     /// long enough ago for something to have been mapped since.
     pub fn find(&mut self, address: u64) -> Option<usize> {
         let found = self.position(address);
@@ -335,7 +335,7 @@ impl Space {
         (range.start <= address).then_some(index)
     }
 
-    /// Lets the next miss look anew: some time has gone by.
+    /// Makes the next miss look again: some time has gone by.
     pub fn age(&mut self) {
         self.is_fresh = false;
     }

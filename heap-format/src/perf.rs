@@ -121,7 +121,7 @@ fn frame(line: &[u8]) -> Option<FrameText<'_>> {
             true => module.rsplit(|&c| c == b'/').next().unwrap_or(module),
             false => symbol,
         },
-        // The upper half of the addresses, but for a page that programs see.
+        // The upper half of the addresses, except for a page that programs see.
         kernel: address >> 63 == 1 && module != b"[vsyscall]",
     })
 }

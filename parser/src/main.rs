@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 
 /// Prints a message without anything that acts on a terminal: it may hold names from anywhere.
 fn say(message: &str) {
-    // Nobody is left to be told of a failure.
+    // A failure could not be reported to anybody any more.
     let _ = writeln!(
         std::io::stderr(),
         "mem_parser: {}",

@@ -56,8 +56,8 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     if location.address == 0 || marker_at(location.address).is_some() {
         return Origin::Program;
     }
-    // Dumps of memory do not list mappings without a file. Formats that tell none have files all the
-    // same.
+    // Dumps of memory do not list mappings without a file. Formats that tell none have files
+    // nevertheless.
     let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
         let mut lines = profile.lines_of(location).iter();
         let is_one = |line: &Line| is_of_perf_map(&profile.functions[line.function as usize]);

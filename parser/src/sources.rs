@@ -126,7 +126,7 @@ pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, NotShown> {
     })
 }
 
-/// The file that a source is within, whose path goes on behind that file's: Python's modules are, in
+/// The file that a source is within, whose path begins with that file's: Python's modules are, in
 /// zip files. Of one that is not on this machine, the name tells it.
 fn archive(file: &Path) -> Option<&Path> {
     let mut above = file.ancestors().skip(1);

@@ -316,8 +316,8 @@ fn check_places(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
     }
 }
 
-/// Hands `count` words from `at` on to `each`, with their index, but for those that are zero
-/// because nothing is there. `buffer` is of whole words.
+/// Passes `count` words from `at` to `each`, with their index, except those that are zero because
+/// nothing is there. `buffer` is of whole words.
 fn words(
     memory: &dyn Memory,
     at: u64,

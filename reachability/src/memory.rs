@@ -212,7 +212,7 @@ impl Memory for ProcessMemory {
 
 impl ProcessMemory {
     /// The kernel stops at the first piece that it cannot read: what it has not read of that is
-    /// zero, and it goes on behind it.
+    /// zero, and it continues behind it.
     fn gather_group(&self, group: &[(u64, usize)], bytes: &mut [u8]) {
         let pieces: Vec<iovec> = group.iter().map(|&(at, len)| piece(at, len)).collect();
         let (mut next, mut done) = (0, 0);

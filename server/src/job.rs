@@ -67,7 +67,7 @@ impl Job {
         self.directory.path()
     }
 
-    /// Waits `first`, then until it has ended, and goes on with what it has made.
+    /// Waits `first`, then until it has ended, and continues with what it has made.
     pub fn then(
         self,
         first: Duration,

@@ -22,7 +22,7 @@ use symbols::{Options, apart};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long nothing is asked after a failure.
 const REST: Duration = Duration::from_secs(30);
-/// How long names of code without a file are kept: it may be compiled anew at any time.
+/// How long names of code without a file are kept: it may be compiled again at any time.
 const JIT_LIFE: Duration = Duration::from_secs(60);
 /// Most addresses that are kept.
 const MOST: usize = 1 << 20;

@@ -84,7 +84,7 @@ fn now(agent: &Agent) -> Result<Live, Reply> {
     live.ok_or_else(|| no_session(agent))
 }
 
-/// The profile of its last session, be it over.
+/// The profile of its last session, even if that is over.
 fn last(agent: &Agent) -> Result<Option<Live>, Reply> {
     live::profile(agent, "served").map_err(|error| unreadable(agent, &error))
 }

@@ -68,7 +68,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let (listener, address) = open(&args.listen)?;
     // Before anybody knows of the socket, and may put another in its place.
     let own = place(&args.listen);
-    // Without a reader it serves all the same.
+    // Without a reader, it serves nevertheless.
     let _ = writeln!(io::stdout().lock(), "serving at {address}");
     let keeper = (server.clone(), args.sample);
     runtime.block_on(async {

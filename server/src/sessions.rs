@@ -73,7 +73,7 @@ impl Entry {
         let _ = self.target.release();
     }
 
-    /// Looks after it; whether it goes on.
+    /// Looks after it; whether it continues.
     fn tick(&mut self, now: Instant) -> bool {
         if matches!(self.kept, Some(Some(until)) if now >= until) {
             self.kept = None;
@@ -135,8 +135,8 @@ impl Sessions {
         })
     }
 
-    /// Starts a session that lasts until it is stopped, or this long; one of ours that runs goes
-    /// on for that time.
+    /// Starts a session that lasts until it is stopped, or this long; one of ours that runs
+    /// continues for that time.
     pub fn start(
         &self,
         agent: Agent,

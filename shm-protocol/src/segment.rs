@@ -424,7 +424,7 @@ impl<F: Store> SegmentFile<F> {
     /// then lets the agent use them.
     ///
     /// # Errors
-    /// `ENOSPC` when the directory is full: the agent goes on with what it had.
+    /// `ENOSPC` when the directory is full: the agent continues with what it had.
     pub fn reserve_steps(&self, session: u64, steps: u8) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);

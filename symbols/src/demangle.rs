@@ -330,10 +330,9 @@ mod tests {
         })
     }
 
-    /// Of the names in the C++ library nearly all are c++filt's to the letter,
-    /// but for `std::string` and its like, which are written short everywhere.
-    /// The others are constructors that are templates: their first parameter is
-    /// taken for a result.
+    /// Of the names in the C++ library nearly all are c++filt's to the letter, except for
+    /// `std::string` and its like, which are written short everywhere. The others are constructors
+    /// that are templates: their first parameter is taken for a result.
     #[test]
     fn names_of_the_library_are_as_cxxfilt_prints_them() {
         let gcc = std::process::Command::new("gcc")

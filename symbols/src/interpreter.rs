@@ -3,9 +3,9 @@
 //!
 //! The native frames that are left out are those of the interpreter's module, between Python's
 //! frames and outside the outermost one. That module is known by where it stands: the frame around
-//! a Python frame runs it. What the innermost line called stays, whosever code it is, but for what
-//! only passes the call on; so do modules that call back, and a garbage collection. Functions of the
-//! interpreter that only ask for memory are an allocator's.
+//! a Python frame runs it. What the innermost line called stays, whosever code it is, except for
+//! what only passes the call on; so do modules that call back, and a garbage collection. Functions
+//! of the interpreter that only ask for memory are an allocator's.
 
 use std::path::Path;
 

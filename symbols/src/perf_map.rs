@@ -94,7 +94,7 @@ fn javascript(name: &str) -> Option<(&str, &str, u32)> {
     let kinds = ["JS:", "LazyCompile:", "Function:", "Script:", "Eval:"];
     let rest = kinds.iter().find_map(|kind| name.strip_prefix(kind))?;
     let rest = rest.trim_start_matches(['*', '~', '^', '+']);
-    // Neither may a path hold blanks as a rule, nor a name, but for those of accessors.
+    // Neither may a path hold blanks as a rule, nor a name, except for those of accessors.
     let starts = [" /", " file:", " node:"];
     let at = starts.iter().filter_map(|start| rest.find(start)).min();
     let (shown, place) = rest.split_at(at.or_else(|| rest.rfind(' '))?);

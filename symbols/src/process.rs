@@ -7,8 +7,8 @@ use heap_format::Profile;
 /// Most threads that are looked at for one that lives.
 const MOST_TRIED: usize = 1024;
 
-/// Its pid, if this is the machine that it ran on and was not started anew since. Another
-/// process may have the pid by now.
+/// Its pid, if this is the machine that it ran on and was not started again since. Another process
+/// may have the pid by now.
 pub fn pid_here(profile: &Profile) -> Option<u32> {
     profile.facts.pid.filter(|_| is_of_this_machine(profile))
 }

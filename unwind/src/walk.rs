@@ -285,7 +285,7 @@ impl Walker {
 
     /// The same from a frame that was interrupted, at any of its instructions: `start.ip` is the
     /// next one's address plus one. `live`: all of its registers by their DWARF numbers. `insert`
-    /// finds the frames of an interpreter, if there are any, all of them anew.
+    /// finds the frames of an interpreter, if there are any, all of them again.
     pub fn walk_interrupted<'a, T: Tree>(
         &mut self,
         (start, live): (Registers, &[u64]),

@@ -1,5 +1,6 @@
-//! Asks a controller again that was started before and goes on, over a socket that it listens on.
-//! The program keeps no descriptor for that: one is opened for each question.
+//! Sends a further request to a controller that was started before and is still running, over a
+//! socket that it listens on. The program keeps no descriptor for that: one is opened for each
+//! question.
 
 use super::*;
 use core::mem::{offset_of, size_of};

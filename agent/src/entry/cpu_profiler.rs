@@ -66,7 +66,7 @@ exports! {
     /// Ends the profile; the file is written by then.
     "ProfilerStop"
     fn stop() -> () { cpu_profile::end() }
-    /// Writes what there is so far; the file is written anew at the end.
+    /// Writes what there is so far; the file is written again at the end.
     "ProfilerFlush"
     fn flush() -> () { cpu_profile::flush() }
     /// Nothing, as in gperftools.

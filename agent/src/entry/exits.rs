@@ -1,7 +1,7 @@
 //! `_exit` and its C99 name, by which most forked children end: they run no destructor, and their
 //! parent may reap them before a controller has read their clock.
 //!
-//! Outside a session of CPU time, the call goes on as it is.
+//! Outside a session of CPU time, the call is passed on unchanged.
 
 use crate::{cpu_totals, sys};
 use core::ffi::{c_int, c_void};

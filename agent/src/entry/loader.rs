@@ -26,7 +26,7 @@ static DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlmopen as *mut c_void)
 static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlsym as *mut c_void);
 
 jump_without! {
-    /// dlopen(3), but for `RTLD_DEEPBIND`.
+    /// dlopen(3), except for `RTLD_DEEPBIND`.
     dlopen(name: *const c_char, flags: c_int), second, KEPT, DLOPEN
 }
 

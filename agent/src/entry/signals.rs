@@ -1,5 +1,5 @@
 //! `sigaction` and `signal`: a program that wants the signal which a session of CPU time has taken
-//! gets it, and the session another one. Otherwise the calls go on as they are.
+//! gets it, and the session another one. Otherwise, the calls are passed on unchanged.
 
 use crate::arch::glibc_function;
 use crate::cpu;

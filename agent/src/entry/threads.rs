@@ -1,7 +1,7 @@
 //! `pthread_create`, by which a session of CPU time learns of new threads at once: one that never
 //! allocates, while all others wait, would run unseen.
 //!
-//! Without such a session the call goes on as it is.
+//! Without such a session the call is passed on unchanged.
 
 use crate::arch::starting_thread;
 use crate::sys::next_symbol;
@@ -88,7 +88,8 @@ pub unsafe extern "C" fn pthread_create(
         return unsafe { real(thread, attributes, routine, argument) };
     };
     let place = (&raw const *beginning).cast_mut().cast();
-    // SAFETY: the caller's arguments, but for what runs, which goes on to the caller's.
+    // SAFETY: the caller's arguments, except for the routine, which then continues with the
+    // caller's.
     let result = unsafe { real(thread, attributes, Some(begin), place) };
     if result != 0 {
         beginning.free();

@@ -106,9 +106,9 @@ pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, Mark)> {
 #[inline(never)]
 pub fn number_anew(layout: &Layout, memory: &mut Memory, at: u64, epoch: &Epoch) -> Option<u32> {
     let tables = tables()?;
-    // SAFETY: the thread does not go on while it is read here, so that what it has unmapped is found
-    // to be gone, and what was found readable stays, unless another thread has freed what this one's
-    // frames still hold.
+    // SAFETY: the thread does not run while its data are read here, so that what it has unmapped is
+    // found to be gone, and what was found readable stays readable, unless another thread has freed
+    // what this one's frames still hold.
     let read = unsafe { objects::code(layout, at, &mut |from, to| memory.are_readable(from, to)) }?;
     Some(number_of(&read.code, tables, epoch))
 }

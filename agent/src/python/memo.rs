@@ -1,9 +1,10 @@
 //! The frames of a thread's last walk, and what they were read from.
 //!
-//! A frame is three words and its code object. Where a thread's frames are what they were in the last
-//! walk, nothing is found anew: their words are compared, and the [mark](super::mark) of each code
-//! object. A frame that stands at another instruction, or that another function has taken over, gets
-//! a new address in its place; where frames are linked in another way, they are read anew.
+//! A frame is three words and its code object. Where a thread's frames are what they were in the
+//! last walk, nothing is found again: their words are compared, and the [mark](super::mark) of each
+//! code object. A frame that stands at another instruction, or that another function has taken
+//! over, gets a new address in its place; where frames are linked in another way, they are read
+//! again.
 
 use super::codes;
 use super::frame::{Link, Seen, Words, code_of, is_entry};
@@ -324,7 +325,7 @@ impl Memo {
         };
     }
 
-    /// Finds the address of a frame anew, whose words have changed; whether there is one.
+    /// Finds the address of a frame whose words have changed; whether there is one.
     #[inline(never)]
     fn renew(&mut self, walk: &Walk<'_>, memory: &mut Memory, index: usize) -> bool {
         let layout = walk.layout;

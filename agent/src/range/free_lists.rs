@@ -5,8 +5,8 @@
 //! it is likely in the processor's cache. Blocks are linked through their first word, where
 //! a sampled object has its header.
 //!
-//! The thread's counts of bytes, jemalloc's `thread.allocated` and `thread.deallocated`,
-//! go on by what the program may use of each object, as they would without the agent.
+//! The thread's counts of bytes, jemalloc's `thread.allocated` and `thread.deallocated`, keep
+//! counting what the program may use of each object, as they would without the agent.
 //!
 //! A thread that frees more of a size than it allocates hands batches of them on ([`transfer`]).
 //!

@@ -1,9 +1,9 @@
 //! Forked children and their parent's segment, which they must not count into.
 //!
-//! At `fork` a child covers its parent's segment with a private page, which costs two system
-//! calls, in a session four, and counts down what it allocates; only when that is worth it does it
-//! make a segment of its own, and goes on with the session, unless that is over by then. Most children
-//! execute another program before.
+//! At `fork` a child covers its parent's segment with a private page, which costs two system calls,
+//! in a session four, and counts down what it allocates; it creates a segment of its own only when
+//! that is worth it, and continues the session unless that is over by then. Most children execute
+//! another program before.
 
 use super::life::{self, Start};
 use super::parent::{self, Standing};
@@ -23,7 +23,7 @@ const WORTH_IT: i64 = 64 << 10;
 /// its first two hundred changes.
 const WAITING_EPOCH: u8 = 255;
 
-/// The session that goes on in a child: what its parent was in when it forked.
+/// The session that continues in a child: what its parent was in when it forked.
 struct Pending {
     /// 0: none.
     session: AtomicU64,
@@ -79,10 +79,10 @@ fn put(to: &AtomicU64, value: u64) {
     }
 }
 
-/// Leaves the parent's segment: covers it with a private page that counts down, and forgets
-/// its sessions. From here on nothing of the parent's is read or written. `shard` is the calling
-/// thread's. `known`: its tables may still be used, by a sample that a signal handler has forked
-/// in the middle of and that will go on in the child, or by a thread that met a session there.
+/// Leaves the parent's segment: covers it with a private page that counts down, and forgets its
+/// sessions. From here on nothing of the parent's is read or written. `shard` is the calling
+/// thread's. `known`: its tables may still be used, by a sample that a signal handler has forked in
+/// the middle of and that will continue in the child, or by a thread that met a session there.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
@@ -151,7 +151,7 @@ fn is_late(start: &Start) -> bool {
     start.deadline_ns != 0 && super::time::now_ns() >= start.deadline_ns
 }
 
-/// The session that a child is to go on with, unless it is over. For the thread that makes the
+/// The session that a child is to continue with, unless it is over. For the thread that makes the
 /// segment.
 fn pending() -> Option<Start> {
     let session = PENDING.session.load(Ordering::Relaxed);
@@ -171,12 +171,12 @@ fn pending() -> Option<Start> {
     remembered()
 }
 
-/// The parent's number of a session that goes on in its child.
+/// The parent's number of a session that continues in its child.
 fn parents(session: u64) -> u64 {
     session.wrapping_sub(1)
 }
 
-/// The rate of the session of CPU time that goes on in a waiting child, if it may have timers; 0:
+/// The rate of the session of CPU time that continues in a waiting child, if it may have timers; 0:
 /// none.
 pub fn pending_cpu_rate() -> u64 {
     let may = LIFE.get() == WAITING && seccomp::lets_timers_pass();
@@ -195,7 +195,7 @@ fn drop_tables(known: bool) -> bool {
     let whole = BYTES.load(Ordering::Relaxed);
     let Some(base) = BASE.take() else { return true };
     if known {
-        // SAFETY: our own mapping of this size. Whoever goes on in it counts for nobody.
+        // SAFETY: our own mapping of this size. What continues to run there counts for no process.
         return unsafe { sys::cover(base.cast(), whole) };
     }
     // SAFETY: our own mapping of this size. No other thread exists that could know of it,
@@ -212,8 +212,8 @@ fn begin_countdown(local: &mut Local) {
     local.left = if exact { -1 } else { WORTH_IT };
 }
 
-/// Called by a thread whose countdown is over, before it samples: in a waiting child it gets
-/// its countdown, or makes the segment. Whether the thread may go on to sample.
+/// Called by a thread whose countdown is over, before it samples: in a waiting child it gets its
+/// countdown, or makes the segment. Whether the thread may proceed to sample.
 #[inline]
 pub fn wait_as_child(local: &mut Local) -> bool {
     match LIFE.get() {
@@ -254,7 +254,7 @@ fn wait(local: &mut Local) -> bool {
     LIFE.is_own()
 }
 
-/// Makes the child's segment, and goes on with its parent's session there if that goes on.
+/// Creates the child's segment, and continues its parent's session there if that is still running.
 fn make() {
     let start = pending();
     let parent = PENDING.parent.load(Ordering::Relaxed) as u32;

@@ -48,7 +48,7 @@ pub fn pid_namespace() -> u64 {
     sys::status(c"/proc/self/ns/pid").map_or(0, |status| status.st_ino)
 }
 
-/// The executable's build id, found through the program headers that the kernel told of.
+/// The executable's build id, found through the program headers whose address the kernel passed.
 fn executable_build_id() -> Option<&'static [u8]> {
     // SAFETY: cannot fail.
     let headers = unsafe { libc::getauxval(libc::AT_PHDR) };

@@ -145,7 +145,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     let start_time = time::shift().start_time(identity::start_time());
     let start = start.filter(|_| !backend::stands_aside());
     if let Some(start) = start.filter(|_| forked_from != 0) {
-        // What was its parent's own goes on as its own.
+        // What belonged to its parent now belongs to it.
         let parents = start.session.wrapping_sub(1);
         let next = (Ordering::Relaxed, Ordering::Relaxed);
         let _ = OWN_SESSION.compare_exchange(parents, start.session, next.0, next.1);

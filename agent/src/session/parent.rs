@@ -1,5 +1,6 @@
 //! The parent's commands and status, as a waiting child still sees them: whether the session that
-//! it forked in goes on when the child makes its own segment, long afterwards perhaps.
+//! was running at the fork still runs when the child creates its own segment, perhaps long
+//! afterwards.
 //!
 //! The view of the parent's segment is covered at `fork`, since nothing may be written there. So it is
 //! mapped a second time before, to be read only: the parent's file may be in another root directory,
@@ -54,9 +55,9 @@ pub fn forget() {
 
 /// How a session of the parent's stands.
 pub enum Standing {
-    /// It goes on, by this setting.
+    /// It continues, by this setting.
     Current(Setting),
-    /// It goes on as far as is known: the parent may have ended since.
+    /// It continues as far as is known: the parent may have ended since.
     Unknown,
     /// It is over, or only its controller knows.
     Over,

@@ -34,8 +34,8 @@ pub fn now_ns() -> u64 {
     shift().to_machine(clock::now_ns())
 }
 
-/// Whether the process is in the time namespace that the kernel's file tells of, which is
-/// that of its children to come.
+/// Whether the process is in the time namespace that the kernel's file names, which is that of its
+/// future children.
 fn is_settled() -> bool {
     inode(c"/proc/self/ns/time") == inode(c"/proc/self/ns/time_for_children")
 }

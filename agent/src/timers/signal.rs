@@ -50,8 +50,8 @@ fn take(number: c_int) -> bool {
     // SAFETY: zero is a value.
     let (mut action, mut old): (libc::sigaction, libc::sigaction) = unsafe { zeroed() };
     action.sa_sigaction = HANDLER.load(Ordering::Relaxed);
-    // Calls that wait go on, and small stacks are spared where the program has another one for
-    // signals. Nothing else interrupts the handler, which may be on a stack of its own.
+    // Waiting calls are restarted, and small stacks are spared if the program has an alternate one
+    // for signals. Nothing else interrupts the handler, which may be on a stack of its own.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
     // SAFETY: a set to fill, an action to read and one to write.
     unsafe {

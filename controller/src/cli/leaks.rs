@@ -86,7 +86,7 @@ impl KnownArgs {
     }
 }
 
-/// Given to each option: a heading of the group would go on behind it.
+/// Given to each option: a heading of the group would also apply to what follows it.
 const SEARCH: &str = "The search for pointers";
 
 /// What a search begins at, and what it follows.

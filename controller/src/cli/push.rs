@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::Args;
 
-/// Given to each option: a heading of the group would go on behind it.
+/// Given to each option: a heading of the group would also apply to what follows it.
 const SENDING: &str = "Sending the dumps";
 
 /// Where the dumps of a session go, besides their files.

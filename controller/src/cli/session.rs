@@ -81,7 +81,7 @@ impl IntervalArgs {
     }
 }
 
-/// Given to each option: a heading of the group would go on behind it.
+/// Given to each option: a heading of the group would also apply to what follows it.
 const DUMPS: &str = "Dumps during the session";
 
 /// When to write a dump besides the one at the end. All may be combined.

@@ -16,10 +16,10 @@ use crate::session::Outcome;
 use crate::target;
 use crate::terminal::diagnostic;
 
-/// Whether the sessions go on.
+/// Whether the sessions continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// Let them go on.
+    /// Let them continue.
     GoOn,
     /// End them.
     Stop,

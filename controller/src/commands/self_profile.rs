@@ -1,6 +1,6 @@
 //! `self-profile`: what a program asks for by gperftools' `HeapProfilerStart` and its like. Its
 //! agent starts this command and waits for the answer (`agent/src/controller.rs`), which is empty
-//! but for a dump as text.
+//! except for a dump as text.
 
 use std::env;
 use std::fs::{self, File};

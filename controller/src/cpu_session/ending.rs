@@ -41,7 +41,7 @@ impl Run {
         for process in &processes {
             let known = self.descriptions.remove(&process.serial);
             let description = known.unwrap_or_else(|| Description::by_code(process));
-            // A program that asked for a file has one, be it without a sample.
+            // A program that requested a file gets one, even without a sample.
             if process.counts.samples > 0 || matches!(self.sink, Sink::Asked(..)) {
                 self.write((process, &description), &session, &symbols);
                 told.insert(process.pid);
@@ -95,7 +95,7 @@ impl Run {
     }
 
     /// Says which of the processes that were asked for have no sample, as they used so little time:
-    /// those that used less than a sample stands for are told of together.
+    /// those that used less than one sample stands for are reported together.
     fn tell_idle(&mut self, idle: &[(String, &Process)]) {
         let mode = self.settings.mode;
         let period = 1_000_000_000 / u64::from(self.settings.rate.max(1));

@@ -23,7 +23,7 @@ pub struct Outcome {
     pub format: CpuFormat,
     /// How the program that we started ended.
     pub status: Option<ExitStatus>,
-    /// Who waits for the end of a session that a program asked for, and for what is told of it.
+    /// Who waits for the end of a session that a program requested, and for its report.
     pub waiting: Vec<UnixStream>,
 }
 

@@ -20,7 +20,7 @@ use crate::terminal;
 
 /// Delay after the stop, in which samples in progress are still counted.
 const SETTLE: Duration = Duration::from_millis(5);
-/// How much longer than its length a session may go on if nobody ends it.
+/// How much longer than its length a session may continue if nobody ends it.
 const GRACE: Duration = Duration::from_secs(1);
 /// Why a program that we started has no samples, if its agent never began.
 const NOT_LOADED: &str = "it has not loaded the agent: it is linked statically, or for another \
@@ -187,7 +187,7 @@ impl Timers {
         if Instant::now() >= self.renewal && !self.beside && self.end.is_none() {
             self.renewal = Instant::now() + RENEWAL;
             for member in &mut self.members {
-                // At its end it is read all the same.
+                // At its end it is read nevertheless.
                 let _ = member.target.publish(Deadline::ns_after(None));
             }
         }
@@ -200,7 +200,7 @@ impl Timers {
                 terminal::warning(&warning);
             }
             match looked {
-                // What a program that we start executes goes on by itself.
+                // What a program that we start executes continues by itself.
                 Ok(_) if self.family.is_none() && member.has_executed() => {
                     member.target.agent.life = Life::Replaced;
                     let title = member.target.agent.title();

@@ -8,7 +8,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 
-/// Most descriptors that are looked at, and most bytes that the kernel tells of their entries: a
+/// Maximum number of descriptors examined, and of bytes of the kernel's text about their entries: a
 /// descriptor may be duplicated many times.
 const MOST_DESCRIPTORS: usize = 1 << 16;
 const MOST_ENTRIES: u64 = 1 << 28;
@@ -84,7 +84,7 @@ fn lines(text: impl Read, left: &mut u64, mut each: impl FnMut(&str)) {
     }
 }
 
-/// The data of the entries that the text of an epoll descriptor tells of.
+/// The data of the entries listed in the text of an epoll descriptor.
 fn entries(text: impl Read, left: &mut u64) -> Vec<u64> {
     let mut words = Vec::new();
     lines(text, left, |line| {

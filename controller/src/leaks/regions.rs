@@ -73,7 +73,7 @@ fn module_of(before: &[Region], entry: &Entry<'_>) -> Option<usize> {
     if entry.inode != 0 {
         let first = before.iter().rposition(|region| region.file != file);
         let first = first.map_or(0, |last| last + 1);
-        // Libraries lie in one piece, but for uninitialised variables of others.
+        // Libraries lie in one piece, except for uninitialised variables of others.
         let earlier = before[..first].iter().rev().take(16);
         let earlier = earlier.filter_map(|region| region.module);
         let same = earlier.filter(|module| before[*module].file == file).min();
@@ -222,7 +222,7 @@ mod tests {
         let mut pages = Pages::of(own);
         let found = pages.present(range.clone(), true);
         assert_eq!(found, pages.can_skip.then(Vec::new));
-        // An older kernel would tell of each page.
+        // An older kernel would report each page.
         pages.can_skip = false;
         assert_eq!(pages.present(range, true), None);
         assert!(begin.elapsed().as_secs() < 5, "{:?}", begin.elapsed());

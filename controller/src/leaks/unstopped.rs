@@ -1,5 +1,5 @@
-//! Threads of a process that nobody stops: what the kernel tells of those that wait, and of all
-//! others no more than where their stacks are.
+//! Threads of a process that nobody stops: what the kernel reports about those that wait, and for
+//! all others only where their stacks are.
 
 use std::fs;
 use std::ops::Range;

@@ -32,7 +32,7 @@ const IDLE_CPU_SECONDS: f64 = 0.1;
 const FEW_BYTES: f64 = (1 << 20) as f64;
 
 impl Run {
-    /// Writes a dump of a member, whose session goes on. A failed one is tried again.
+    /// Writes a dump of a member, whose session continues. A failed one is tried again.
     pub(super) fn dump(&mut self, at: usize, reason: &str) {
         let Member {
             target,
@@ -187,8 +187,8 @@ impl Run {
         }
     }
 
-    /// Whether a process is gone before its first sample: a fork on its way to another
-    /// program, say. There is nothing to report of it.
+    /// Whether a process is gone before its first sample: for example, a fork about to execute
+    /// another program. There is nothing to report of it.
     pub(super) fn is_empty(&self, target: &Target) -> bool {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = target

@@ -203,8 +203,9 @@ impl Run {
         self.known.len() != known
     }
 
-    /// Takes over what children of our processes count: they go on with the session by
-    /// themselves, and may have ended before anybody looked. Gives those that are asked for besides.
+    /// Takes over what children of our processes count: they continue with the session by
+    /// themselves, and may have ended before anybody looked. Gives those that are asked for
+    /// besides.
     fn join_children(&mut self, all: Vec<Found>) -> Vec<Agent> {
         let wants = |found: &Found| self.settings.selection.wants(found);
         let (wanted, mut rest): (Vec<_>, Vec<_>) = all.into_iter().partition(wants);

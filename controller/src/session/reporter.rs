@@ -29,7 +29,7 @@ pub trait Reporter {
     fn diagnostic(&mut self, line: &str);
     /// A process or a dump failed.
     fn failure(&mut self, line: &str);
-    /// Something is not as it should be, and the session goes on.
+    /// Something is wrong, but the session continues.
     fn warning(&mut self, line: &str);
     /// All dumps are written.
     fn end(&mut self);

@@ -292,7 +292,7 @@ mod tests {
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
         assert_eq!(names, ["[kernel]", "[truncated]"]);
         assert_eq!(functions(&mut symbols, &kernel, &[0x4000]), None);
-        // Of Python's frames alone, outer ones may be missing all the same.
+        // Of Python's frames alone, outer ones may be missing nevertheless.
         symbols.show(symbols::interpreter::Shown::PythonOnly);
         let found = functions(&mut symbols, &kernel, &stack).expect("none is looked up");
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();

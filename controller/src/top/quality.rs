@@ -23,7 +23,7 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Of a process, but for what its stacks tell.
+    /// Of a process, except for what its stacks show.
     pub fn of(process: &Process) -> Self {
         Self {
             all: process.cpu_ns(),

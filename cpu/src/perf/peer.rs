@@ -78,7 +78,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
             })
             .collect();
         let count = descriptors.len() as libc::nfds_t;
-        // SAFETY: as many entries as it is told of.
+        // SAFETY: as many entries as it is given.
         unsafe { libc::poll(descriptors.as_mut_ptr(), count, 1000) };
         for processor in &processors {
             let mut bytes = Vec::new();
@@ -238,7 +238,7 @@ fn judge((ours, is_whole): (&[u64], bool), theirs: &[u64], ends: &HashSet<u64>) 
 }
 
 /// Unwinds what was copied of the program by both. At least 99 in 100 stacks are equal; of the
-/// others, ours is the better one, but for two in a thousand at most: what has no tables is a
+/// others, ours is the better one, except for two in a thousand at most: what has no tables is a
 /// matter of luck. Returns how many of ours reach their end.
 fn compare(program: &Running) -> usize {
     let dumps = dumps(program);

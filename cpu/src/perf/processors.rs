@@ -80,7 +80,7 @@ impl Perf {
         Ok(events)
     }
 
-    /// Opens them anew, now that other sizes of stacks are copied than before.
+    /// Opens them again, now that other sizes of stacks are copied than before.
     pub(super) fn reopen_processors(&mut self, before: u32) {
         // Two of them would sample everything twice.
         self.events.clear();
@@ -153,7 +153,7 @@ mod tests {
     const HELD_UP: u64 = 300_000_000;
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// The kernel tells of lost samples with the next record that it writes. There is none of a
+    /// The kernel reports lost samples with the next record that it writes. There is none of a
     /// process that has stopped.
     #[test]
     fn what_found_no_room_is_lost_though_nothing_follows() {

@@ -41,7 +41,7 @@ impl Reader {
         }
     }
 
-    /// What is told of it.
+    /// What is known about it.
     pub fn description(&self) -> Description {
         Description {
             version: self.runtime.version,

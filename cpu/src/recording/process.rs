@@ -84,7 +84,7 @@ pub struct Process {
     pub is_over: bool,
     /// CPU time of the process when this program began to be sampled, and when it was last read.
     pub(super) clock: (u64, u64),
-    /// The same when the process began to be sampled, be it with another program.
+    /// The same when the process began to be sampled, even if it ran another program then.
     pub(super) origin: u64,
     /// The same when it was sampled for the last time.
     end: Option<u64>,
@@ -254,10 +254,10 @@ impl Process {
 
     /// Lets what samples stand for add up to what its clock said, if that was less.
     ///
-    /// The kernel's events count the time for which a thread had a processor, be it that interrupts
-    /// used it, or that it was another machine's: a process's clock counts neither. What is less
-    /// than a 200th, or comes of less than a second, may be the time between two readings; what is
-    /// more than a tenth is something else.
+    /// The kernel's events count the time for which a thread had a processor, even if interrupts
+    /// used it, or another machine did: a process's clock counts neither. What is less than a
+    /// 200th, or comes of less than a second, may be the time between two readings; what is more
+    /// than a tenth is something else.
     pub(super) fn reconcile(&mut self) {
         const LEAST_NS: u64 = 1_000_000_000;
         let (read, known) = self.compared;

@@ -361,7 +361,7 @@ fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3], least: us
     buffer.push(b'\n');
 }
 
-/// Appends text without what acts on a terminal, which becomes `?`, but for the control
+/// Appends text without what acts on a terminal, which becomes `?`, except for the control
 /// characters `kept`. The facts have each path as it is.
 pub(crate) fn plain(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
     for chunk in text.utf8_chunks() {

@@ -51,7 +51,7 @@ pub fn end(error: Error) -> ! {
 
 /// Says what is wrong with the usage, and what to do; the exit code for it.
 pub fn fail(message: &str) -> ExitCode {
-    // Nobody is left to be told of a failure.
+    // A failure could not be reported to anybody any more.
     let _ = writeln!(std::io::stderr(), "error: {}", printable::text(message));
     ExitCode::from(2)
 }

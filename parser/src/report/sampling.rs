@@ -6,7 +6,7 @@ use heap_format::{NOT_SAMPLED_ADDRESS, Profile, TRUNCATED_ADDRESS, marker_at};
 
 use crate::measure::{self, Style, percentage};
 
-/// What the stacks of a CPU profile tell of its quality, whatever the filters.
+/// What the stacks of a CPU profile show about its quality, whatever the filters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quality {
     /// Samples.

@@ -113,7 +113,7 @@ fn is_one_jump(points: &[Point]) -> bool {
         return false;
     };
     let (before, after) = points.split_at(at + 1);
-    // A level of one point is none: what grew at the very end may go on.
+    // A level of one point is none: what grew at the very end may continue to grow.
     if before.len() < 2 || after.len() < 2 {
         return false;
     }

@@ -40,7 +40,8 @@ const PACKAGE_PATHS: [(&str, usize); 4] = [
     ("/build/reproducible-path/", 1),
 ];
 
-/// Where a system keeps its libraries; a program that is installed there is the user's all the same.
+/// Where a system keeps its libraries; a program that is installed there is the user's
+/// nevertheless.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/lib", "/usr/lib64", "/lib64"];
 
 /// Tells the user's own functions from those of standard libraries and of packages.

@@ -1,4 +1,5 @@
-//! Dumps that another program, which goes on writing them, names on stdin: paths that end with NUL.
+//! Dumps that another program, which continues writing them, names on stdin: paths that end with
+//! NUL.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;

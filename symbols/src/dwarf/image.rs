@@ -39,7 +39,7 @@ const NEEDED: [SectionId; 10] = [
     SectionId::DebugStrOffsets,
 ];
 
-/// Debug information goes on in another file.
+/// Debug information continues in another file.
 const ELSEWHERE: [&str; 3] = [".gnu_debugaltlink", ".debug_sup", ".debug_types"];
 
 /// A section's header.

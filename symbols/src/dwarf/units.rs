@@ -219,7 +219,7 @@ impl<'a> Units<'a> {
                     }
                     Ok(Some(_)) => {}
                     Ok(None) => break,
-                    // A range beyond all addresses; the iterator goes on or ends.
+                    // A range beyond all addresses; the iterator continues or ends.
                     Err(_) => {}
                 }
             }

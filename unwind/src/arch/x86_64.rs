@@ -87,7 +87,7 @@ impl Machine for X86_64 {
                     taken += 8;
                     2
                 }
-                // pop of another register, but for the stack pointer.
+                // pop of another register, except for the stack pointer.
                 [register @ (0x58..=0x5b | 0x5d..=0x5f), ..] => {
                     if register == 0x5d {
                         fp = Some(taken);

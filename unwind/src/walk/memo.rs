@@ -246,7 +246,8 @@ impl Memo {
     }
 
     /// The last stack's frame with these registers, if there is one from `from` outwards, which is
-    /// then the next one. If frames share a place one may not be met: the walk goes on to the next.
+    /// then the next one. If frames share a place one may not be met: the walk continues to the
+    /// next.
     #[inline(always)]
     pub(super) fn meet(&self, at: Registers, from: &mut usize) -> Option<usize> {
         let index = usize::from(self.by_sp[place_of(at.sp)]);

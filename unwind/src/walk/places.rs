@@ -1,9 +1,9 @@
 //! Frames that were met before, at their places on the thread's own stack.
 //!
 //! Where a frame's caller is follows from its registers alone: at these distances from its stack
-//! pointer are its return address and its saved frame pointer, and its caller's frame begins. The two
-//! words are read anew in each walk, so nothing has to be compared but the registers, and stacks that
-//! were never seen as a whole are walked as fast as others.
+//! pointer are its return address and its saved frame pointer, and its caller's frame begins. The
+//! two words are read again in each walk, so nothing has to be compared but the registers, and
+//! stacks that were never seen as a whole are walked as fast as others.
 //!
 //! Cost: about 30 instructions a frame, one cache line, and no branch that depends on the stack.
 

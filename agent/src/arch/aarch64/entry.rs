@@ -63,8 +63,8 @@ macro_rules! with_registers {
 }
 pub(crate) use with_registers;
 
-/// As [`with_registers`], for functions that may not return null: then their first two
-/// arguments go on to `$failed` by a jump, so that what that throws meets no frame of ours.
+/// As [`with_registers`], for functions that may not return null: then their first two arguments
+/// are passed to `$failed` by a jump, so that an exception thrown there meets no frame of ours.
 macro_rules! with_registers_or_fail {
     ($name:ident, $target:path, $failed:path) => {
         #[unsafe(naked)]

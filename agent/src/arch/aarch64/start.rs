@@ -41,7 +41,7 @@ macro_rules! on_own_stack {
 pub(crate) use on_own_stack;
 
 /// Defines what a thread runs first, `$name`: calls `$arrive(argument, &mut [routine, argument])`,
-/// and goes on with that routine by a jump, so that no frame of ours is below the thread's.
+/// and then jumps to that routine, so that no frame of ours is below the thread's.
 macro_rules! starting_thread {
     ($(#[$doc:meta])* $name:ident, $arrive:path) => {
         $(#[$doc])*

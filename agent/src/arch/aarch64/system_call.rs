@@ -1,4 +1,4 @@
-//! `prctl` and `syscall`, which tell of what a program forbids itself.
+//! `prctl` and `syscall`, which show what a program forbids itself.
 
 /// Defines `prctl`: the system call, after `$note` where its first argument is
 /// `$set_seccomp`; what it returns goes to `$fail` where it is an error.

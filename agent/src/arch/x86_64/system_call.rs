@@ -1,4 +1,4 @@
-//! `prctl` and `syscall`, which tell of what a program forbids itself.
+//! `prctl` and `syscall`, which show what a program forbids itself.
 
 /// Defines `prctl`: the system call, after `$note` where its first argument is
 /// `$set_seccomp`; what it returns goes to `$fail` where it is an error.
@@ -25,7 +25,7 @@ macro_rules! noting_prctl {
                 "mov rdi, rax",
                 "jmp {fail}",
                 "3:",
-                // Five arguments are kept; the number is loaded anew.
+                // Five arguments are kept; the number is loaded again.
                 "push rdi",
                 ".cfi_adjust_cfa_offset 8",
                 "push rsi",
