@@ -30,7 +30,7 @@ const FIRST_ANSWER: usize = 64 << 10;
 const PERIOD_MS: c_int = 1000;
 const MOST_PERIODS: u32 = 1800;
 
-/// Most arguments of a question.
+/// Maximum number of arguments of a question.
 pub const MOST_ARGUMENTS: usize = 16;
 
 /// Why there is no answer.
@@ -89,8 +89,9 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     answer
 }
 
-/// Lets the controller do something with this process: `mem_profiler COMMAND --pid PID --action
-/// WHAT`. Says so if it cannot, as the lack of `outcome`. Keeps `errno`.
+/// Makes the controller do something with this process:
+/// `mem_profiler COMMAND --pid PID --action WHAT`. Says so if it cannot, as the lack of `outcome`.
+/// Keeps `errno`.
 pub fn act(command: &CStr, what: &[&CStr], outcome: &str) -> Option<Answer> {
     let saved = sys::errno();
     let mut pid = Text::<16>::new();

@@ -84,7 +84,7 @@ freeing_entry! {
 #[inline(always)]
 unsafe fn free_inline(p: *mut c_void) {
     // SAFETY: `p` is null or an object that the caller gives up. A sampled one lies below the
-    // range's end, where `free_low` tells it from others; all above are the allocator's.
+    // range's end, where `free_low` distinguishes it from others; all above are the allocator's.
     unsafe {
         if range::may_contain(p) {
             free_low(p)
@@ -136,8 +136,8 @@ pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
 
 #[inline(always)]
 unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or an object of the caller's. Null is not in the range, so that what
-    // is there is a sampled object, and all else is the allocator's or null.
+    // SAFETY: `p` is null or an object of the caller's. Null is not in the range, so everything in
+    // the range is a sampled object, and all else is the allocator's or null.
     unsafe {
         if range::contains(p) {
             return to::realloc_sampled(p as usize, size, 0);
@@ -420,7 +420,7 @@ mod jemalloc_api {
     /// jemalloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
-        // Who asks counts on it.
+        // The caller relies on it.
         object::expect_classes();
         // SAFETY: a computation, of a size that is not 0.
         unsafe { NEXT.nallocx(size, flags) }

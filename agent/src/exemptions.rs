@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use shm_protocol::clock;
 use shm_protocol::layout::{EXEMPT_OBJECT, EXEMPT_REGION, Exemption};
 
-/// Most entries: 1.5 MiB of address space, of which what is used needs memory.
+/// Maximum number of entries: 1.5 MiB of address space, of which what is used needs memory.
 const MOST: usize = 1 << 16;
 /// An entry that is being written.
 const CLAIMED: u64 = u64::MAX;
@@ -34,7 +34,7 @@ pub fn place() -> u64 {
     (&raw const LIST).addr() as u64
 }
 
-/// Takes an object, by an address in it, for one that is no leak. Whether there was room.
+/// Treats an object, given by an address in it, as one that is not a leak. Whether there was room.
 pub fn add_object(at: u64) -> bool {
     let tick = clock::tick_of(clock::now_ns());
     add(EXEMPT_OBJECT, at, u64::from(tick))

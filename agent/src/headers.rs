@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 pub const UNIT: usize = 1024;
 /// Bytes of an entry: a header.
 const ENTRY: usize = 16;
-/// The table takes one byte of so many.
+/// The table takes one byte of this many.
 const SHARE: usize = UNIT / ENTRY;
 /// The largest page that a machine may have: what is made accessible begins and ends at one.
 const MOST_PAGE: usize = 64 << 10;

@@ -20,7 +20,7 @@ pub fn find() {
     unsafe { libc::dl_iterate_phdr(Some(own), null_mut()) };
 }
 
-/// The path of our file, as the loader has it; empty if it has none.
+/// The path of our file, according to the loader; empty if it has none.
 pub fn path() -> &'static CStr {
     let path = PATH.load(Ordering::Relaxed);
     if path.is_null() {

@@ -18,7 +18,7 @@ pub struct Local {
     pub reading: u8,
     /// Sampled objects that it has freed without counters of its own, see [`crate::sample`].
     pub freed: u8,
-    /// How often it has said that what it allocates is no leak, without taking it back.
+    /// How often it has said that what it allocates is not a leak, without taking it back.
     pub ignoring: u16,
     /// At its end, how often the destructors of its thread-specific data have been run, see
     /// [`crate::wrapped`].

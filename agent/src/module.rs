@@ -212,7 +212,7 @@ fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
         compile(&image, ip, scratch)
     });
     let rule = rule.with_instance(instance);
-    // Of the generation that it was found in: registering may have begun another one.
+    // For the generation that it was found in: registering may have begun another one.
     if let Some(tables) = tables().filter(|_| generation == self::generation()) {
         tables.rules.put(ip, generation, rule);
     }

@@ -2,7 +2,7 @@
 //!
 //! musl's loader answers for every `libc.so.6` itself, so it loads a library that was linked with
 //! glibc, and ends the program if a function is missing. Functions that only glibc has are
-//! therefore weak references here; a null one tells which C library it is. The agent then stands
+//! therefore weak references here; a null one shows which C library it is. The agent then stands
 //! aside ([`crate::backend`]).
 
 use crate::arch::glibc_function;

@@ -24,7 +24,7 @@ use shm_protocol::record::{NewSample, RecordId};
 /// Bytes of a header.
 pub const HEADER: usize = 16;
 const EXTENDED: u32 = 1 << 31;
-/// In the size: the program said that the object is no leak.
+/// In the size: the program said that the object is not a leak.
 const IGNORED: u32 = 1 << 30;
 /// In the size: the object has all of its size class.
 const EXACT: u32 = 1 << 29;
@@ -141,7 +141,7 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     Layout { offset, usable }
 }
 
-/// Whether an object of so many bytes has its header in the table: where it fills its class, or
+/// Whether an object of this many bytes has its header in the table: where it fills its class, or
 /// needs all of it.
 const fn is_in_table(bytes: usize, exact: bool) -> bool {
     let class = class_of(bytes);

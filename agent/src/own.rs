@@ -9,7 +9,7 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::layout::OwnMapping;
 
-/// Most mappings that are listed. Beyond, they are the program's for who searches.
+/// Maximum number of mappings that are listed. Beyond that, a search treats them as the program's.
 pub const CAPACITY: usize = 64;
 
 static LIST: [OwnMapping; CAPACITY] = [const {

@@ -328,7 +328,7 @@ static LIMIT: AtomicUsize = AtomicUsize::new(0);
 /// `MAP_NORESERVE` on the range.
 const MUCH: usize = 1 << 30;
 
-/// Whether a mapping of so many bytes would be granted.
+/// Whether a mapping of this many bytes would be granted.
 #[cold]
 fn is_granted(bytes: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;

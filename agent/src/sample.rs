@@ -177,8 +177,8 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
     object
 }
 
-/// Lets the thread meet the epoch. `None`: there is no session to sample for, and the thread
-/// will not ask again before the next epoch.
+/// Makes the thread meet the epoch. `None`: there is no session to sample for, and the thread will
+/// not ask again before the next epoch.
 #[cold]
 fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     if number == 0 {
@@ -429,8 +429,8 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
     take_part(local);
 }
 
-/// Lets a thread that frees sampled objects time and again meet the epoch, as if it had allocated: then
-/// it has counters of its own, which need no locked instructions.
+/// Makes a thread that frees sampled objects time and again meet the epoch, as if it had allocated:
+/// then it has counters of its own, which need no locked instructions.
 fn take_part(local: &mut Local) {
     const FREES: u8 = 64;
     let number = session::control().epoch.load(Ordering::Relaxed);

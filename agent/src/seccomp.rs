@@ -12,7 +12,7 @@ use crate::sys::{read_file, variable};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// Nothing is known: taken for a filter.
+/// Nothing is known: treated as a filter.
 const UNKNOWN: u8 = 0;
 const ABSENT: u8 = 1;
 /// There was one when the program started; everything that is done at start-up passed it.

@@ -195,9 +195,9 @@ pub struct Epoch {
     pub published_deadline_ns: u64,
     /// First tick of the session, of this process's clock.
     pub start_tick: u32,
-    /// Most address space for sampled objects; 0: no limit.
+    /// Maximum address space for sampled objects; 0: no limit.
     pub range_limit: u64,
-    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    /// For well-known call sites at least one due sample in 2^this is taken; 0: each one.
     pub thinning: u32,
     /// What is wanted of CPU time.
     pub cpu: CpuSetting,
@@ -396,7 +396,7 @@ fn populate_steps(header: &BankHeader, session: u64, more: u8) -> bool {
     populated
 }
 
-/// Puts memory behind so many bytes of a session's code objects. Whether there is.
+/// Puts memory behind this many bytes of a session's code objects. Whether there is.
 #[cold]
 pub fn reserve_codes(epoch: &Epoch, bytes: usize) -> bool {
     let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));

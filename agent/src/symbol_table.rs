@@ -42,7 +42,7 @@ pub unsafe fn function_beside(known: *const c_void, name: &CStr) -> *mut c_void 
     unsafe { look_up(info.dli_fbase as u64, name) }.unwrap_or(null_mut())
 }
 
-/// Size of an exported function, as its library has it; `None`: it is none.
+/// Size of an exported function, according to its library; `None`: it is none.
 ///
 /// # Safety
 /// The library stays loaded.

@@ -16,7 +16,7 @@ pub const MOST: u32 = 3;
 /// Samples of a stack and size before its call site is thinned: a standard error of 6 %.
 const KNOWN_WELL: u64 = 256;
 /// Samples taken at a call site, all of stacks that can do with half of them, before only half of
-/// them are taken. A stack that has one in so many of the site's samples is rarely thinned.
+/// them are taken. A stack that has one in this many of the site's samples is rarely thinned.
 const RUN: u16 = 1024;
 /// Live bytes of a stack up to which only half of its samples are taken, in intervals. Halved for
 /// each further step, so that the variance of what is held there in the end, however it came to be,
@@ -80,8 +80,8 @@ impl Sites {
     }
 
     /// Learns from a sample that was taken there, of an object of `bytes`, in a session of this
-    /// interval and with this largest step. Of its stack and size so many samples are known by now,
-    /// and so many bytes are live.
+    /// interval and with this largest step. Of its stack and size this many samples are known by
+    /// now, and this many bytes are live.
     #[inline]
     pub fn learn(
         &mut self,
@@ -113,7 +113,7 @@ impl Sites {
     }
 }
 
-/// The largest step for a stack that holds so many bytes.
+/// The largest step for a stack that holds this many bytes.
 #[inline]
 fn allowed_step(held: u64, interval: u64) -> u32 {
     let limit = interval.saturating_mul(2 * HELD);

@@ -359,7 +359,7 @@ pub fn make_key() {
 
 /// Threads' memory that waits for its next user.
 static SPARE: [AtomicPtr<Thread>; SPARES] = [const { AtomicPtr::new(null_mut()) }; SPARES];
-/// Most threads whose memory waits.
+/// Maximum number of threads whose memory waits.
 pub const SPARES: usize = 256;
 
 /// Where the pointers to the memory that waits are.
@@ -438,7 +438,7 @@ fn seed(thread: *const Thread) -> u64 {
     cycles ^ (thread as u64) << 16 ^ arch::thread_pointer().rotate_left(32)
 }
 
-/// Lets the calling thread forget the session that it was in: a child's was its parent's.
+/// Makes the calling thread forget the session that it was in: a child's was its parent's.
 pub fn forget_session(local: &mut Local) {
     // SAFETY: null, or the thread's own memory, which is not borrowed while the process forks.
     let thread = unsafe { of(local).as_mut() };

@@ -29,7 +29,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// What the timer of a child without a session says in place of a slot's number.
 const NO_SLOT: usize = usize::MAX;
-/// Most threads of a process that have timers at a time.
+/// Maximum number of threads of a process that have timers at a time.
 const CAPACITY: usize = 4096;
 
 /// A thread with a timer. Zeroed memory is a free one.
@@ -128,7 +128,7 @@ fn slots() -> &'static [Slot] {
     if table.is_null() {
         return &[];
     }
-    // SAFETY: `map` made it for so many, of atomics that are valid when zero, and it stays.
+    // SAFETY: `map` made it for this many, of atomics that are valid when zero, and it stays.
     unsafe { core::slice::from_raw_parts(table, CAPACITY) }
 }
 
@@ -361,7 +361,7 @@ fn make(tid: u32, index: usize) -> Option<c_int> {
     (result == 0).then_some(timer)
 }
 
-/// Lets a timer fire in `first` ns of CPU time, and then each period. Whether it could.
+/// Makes a timer fire in `first` ns of CPU time, and then each period. Whether it could.
 fn start(timer: c_int, first: u64) -> bool {
     set((timer, 0), first, period()).is_some()
 }

@@ -18,8 +18,8 @@ const PATIENCE: usize = 5;
 const SWEEPS: usize = 40;
 /// Starts at least and at most.
 const STARTS: (usize, usize) = (2, 60);
-/// Links that may be looked at before the last start, times the number of wires, times that
-/// number again or what the crossings so far suggest; graphviz's time grows about as fast.
+/// Links that may be examined before the last start, times the number of wires, times that number
+/// again or what the crossings so far suggest; graphviz's time grows about as fast.
 const BUDGET: usize = 24;
 const BUDGET_ENDS: (usize, usize) = (100_000, 20_000_000);
 /// A start that is so much worse than the best after its first sweeps is given up.

@@ -67,7 +67,7 @@ impl Timer {
         })
     }
 
-    /// Lets it tick at this interval, so that no tick that comes just before a wait is the only
+    /// Makes it tick at this interval, so that no tick that comes just before a wait is the only
     /// one; zero: not at all.
     fn set(&self, interval: Duration) -> bool {
         let time = libc::timespec {
@@ -104,7 +104,7 @@ fn handle() -> bool {
     })
 }
 
-/// Lets the signal come to the calling thread.
+/// Directs the signal to the calling thread.
 fn unblock() {
     // SAFETY: plain numbers, filled by sigemptyset; the call changes this thread's mask only.
     unsafe {

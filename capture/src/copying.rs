@@ -93,7 +93,7 @@ pub fn end(pid: i32) {
         if matches!(event, Event::End | Event::None) {
             return;
         }
-        // A stop that was not looked at yet: the end comes next.
+        // A stop that was not examined yet: the end comes next.
     }
 }
 
@@ -206,7 +206,7 @@ impl Host {
         })
     }
 
-    /// Lets the first child clone itself; it is left in the middle of that.
+    /// Makes the first child clone itself; it is left in the middle of that.
     fn second_child(&self, child: i32, exit: u64) -> Result<i32, Refusal> {
         let flags = (libc::CLONE_FILES | libc::CLONE_VM).cast_unsigned().into();
         let args = [flags, exit, 0, 0, 0, 0];
@@ -247,7 +247,7 @@ impl Host {
         self.run(tid).map(drop)
     }
 
-    /// Lets a thread run to the end of the system call that it has begun.
+    /// Runs a thread to the end of the system call that it has begun.
     fn finish_call(&self, tid: i32) -> Result<Made, Refusal> {
         let mut child = None;
         loop {
@@ -264,7 +264,7 @@ impl Host {
         }
     }
 
-    /// Lets a thread run to the beginning or the end of a system call, or to the birth of a child.
+    /// Runs a thread to the beginning or the end of a system call, or to the birth of a child.
     fn run(&self, tid: i32) -> Result<Reached, Refusal> {
         let mut signal = 0;
         loop {

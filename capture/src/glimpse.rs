@@ -1,6 +1,6 @@
 //! One thread, stopped for a few microseconds: its registers, and what the caller reads meanwhile.
 //!
-//! The thread is traced only for that long, so signals are delivered as usual, and it runs on by
+//! The thread is traced only for that long, so signals are delivered as usual, and it continues by
 //! itself whenever this process is killed. A stop of its whole process (`SIGSTOP`) stays in effect.
 //!
 //! A thread of ours traces. A thread that it cannot detach with a request (because that thread does
@@ -61,9 +61,9 @@ impl<R> Taken<R> {
 }
 
 impl Glimpses {
-    /// Stops a thread of a process if it runs, and lets it run on. `look` sees its registers, and may
-    /// read its memory. `None`: it sleeps, did not stop within `limit`, has ended, or runs code of
-    /// 32 bits.
+    /// Stops a thread of a process if it is running, and resumes it. `look` sees its registers, and
+    /// may read its memory. `None`: it sleeps, did not stop within `limit`, has ended, or runs code
+    /// of 32 bits.
     ///
     /// Whatever comes of it, afterwards the kernel does not know the thread as traced by us,
     /// or is about to forget it.
@@ -149,7 +149,7 @@ fn seen<R>(tid: i32, general: &General, look: impl FnOnce(&Glimpse<'_>) -> R) ->
     })
 }
 
-/// Lets a thread run on, with the signal that it was about to receive. False if it was killed
+/// Resumes a thread, with the signal that it was about to receive. False if it was killed
 /// meanwhile.
 fn release(tid: i32, event: Event) -> bool {
     let signal = match event {

@@ -20,10 +20,10 @@
 //!   system calls for us, the way back lies on the unused part of that thread's stack, as signal
 //!   frames (`src/frames.rs`). A copy that is being created at that moment exits; no copy ever runs
 //!   the program's code, and none outlives this process.
-//! - A [`Copy`](struct@Copy) has the target's memory as of the stop, byte for byte, except for the word in which
-//!   the kernel records the processor that a thread runs on (rseq). Once the target runs on, its
-//!   copy has no open files, so it keeps none open, and is the first process that the OOM killer
-//!   picks.
+//! - A [`Copy`](struct@Copy) has the target's memory as of the stop, byte for byte, except for the
+//!   word in which the kernel records the processor that a thread runs on (rseq). Once the target
+//!   continues, its copy has no open files, so it keeps none open, and is the first process that
+//!   the OOM killer picks.
 //! - A [`Refusal`] leaves the target as it was, running.
 //! - A [`Copy`](struct@Copy) runs only what a [`Worker`] is given: a function of this program, with memory that
 //!   this process shares with the copy. Other processes of the target's user may be able to reach
@@ -35,12 +35,12 @@
 //!
 //! This process is not suspended from its terminal while a target is stopped: from the first stop
 //! on, those of `SIGTSTP`, `SIGTTIN` and `SIGTTOU` that had their default action are handled, and
-//! take effect as soon as the target runs on.
+//! take effect as soon as the target continues.
 //!
 //! A single thread can be stopped just long enough to read its registers ([`Glimpses`]).
 //!
 //! # Caller's duties
-//! - keep a [`Stopped`] short: the target stands still, and so does everything that waits for it
+//! - keep a [`Stopped`] short: the target is stopped, and so is everything that waits for it
 //!   ([`RaisedPriority`]);
 //! - do not wait for the target, or for any child at all (`waitpid(-1)`), in another thread while
 //!   it is stopped;
@@ -132,7 +132,7 @@ pub struct Thread {
     pub scratch: Vec<u64>,
 }
 
-/// A process whose threads are all stopped. It runs on when this is dropped.
+/// A process whose threads are all stopped. It continues when this is dropped.
 pub struct Stopped {
     tracer: Arc<Tracer>,
     // Only the tracer's thread works on it; `None` while it does.
@@ -141,7 +141,7 @@ pub struct Stopped {
     newborns: Vec<Newborn>,
     began: Instant,
     cloned: Duration,
-    /// Until it runs on.
+    /// Until it continues.
     hold: Option<Hold>,
 }
 
@@ -229,7 +229,7 @@ impl Stopped {
         &self.threads
     }
 
-    /// Takes a copy of it. Until the process runs on, the copy shares its open files.
+    /// Takes a copy of it. Until the process continues, the copy shares its open files.
     pub fn copy(&mut self) -> Result<Copy, Refusal> {
         let began = Instant::now();
         let copied = self.with_seizure(copying::copy);
@@ -249,7 +249,7 @@ impl Stopped {
         copy
     }
 
-    /// Lets it run on.
+    /// Resumes it.
     pub fn resume(mut self) -> Pause {
         let released = self.release().unwrap_or_else(Instant::now);
         Pause {
@@ -259,7 +259,7 @@ impl Stopped {
         }
     }
 
-    /// Lets it run on, and then does what copies still need.
+    /// Resumes it, and then does what copies still need.
     fn release(&mut self) -> Option<Instant> {
         let newborns = std::mem::take(&mut self.newborns);
         let released = self.with_seizure(|seizure| {
@@ -308,7 +308,7 @@ impl Copy {
         Status::of(self.pid, self.pid).is_some_and(|status| status.state() == 't')
     }
 
-    /// Prepares it for some work, with so many words of memory that it shares with us, which are
+    /// Prepares it for some work, with this many words of memory that it shares with us, which are
     /// zero.
     pub fn worker(&self, work: Work, words: usize) -> Result<Worker, Failure> {
         Worker::new((&self.tracer, self.pid, self.code), work, words)

@@ -15,7 +15,7 @@ const SPINS: u32 = 64;
 /// The same where the processor has better things to do.
 const FEW_SPINS: u32 = 20;
 /// What runs on this processor answers soon after this one has been given up, and not before. Then
-/// so many waits begin with that, since it is likely to stay here.
+/// this many waits begin with that, since it is likely to stay here.
 const SOON: Duration = Duration::from_micros(200);
 const REST: u32 = 6;
 /// The first sleep where the kernel cannot be made to wake us, in µs; each further one is a µs longer.
@@ -63,8 +63,7 @@ impl Patience {
         self
     }
 
-    /// Lets some time pass, or the time until something happens to this thread; false if there is
-    /// none left.
+    /// Waits for some time, or until something happens to this thread; false if there is none left.
     pub fn wait(&mut self, tid: i32) -> bool {
         self.asked += 1;
         // No yielding: among busy threads that takes the longest.

@@ -117,7 +117,7 @@ fn mapping(line: &str) -> Option<Mapping> {
     })
 }
 
-/// Most threads that are looked at for one that lives.
+/// Maximum number of threads that are examined for one that lives.
 const MOST_TRIED: usize = 1024;
 
 /// A number by which the kernel knows a process's memory, files and root: the process's own, or that

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-/// Why a process could not be stopped or copied. It runs on as before.
+/// Why a process could not be stopped or copied. It continues as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {

@@ -69,7 +69,7 @@ fn check(result: libc::c_long) -> Result<()> {
     }
 }
 
-/// Begins to trace a thread, which runs on.
+/// Begins to trace a thread, which keeps running.
 pub fn seize(tid: i32, options: i32) -> Result<()> {
     plain(libc::PTRACE_SEIZE, tid, 0, options)
 }
@@ -79,17 +79,17 @@ pub fn interrupt(tid: i32) -> Result<()> {
     plain(libc::PTRACE_INTERRUPT, tid, 0, 0)
 }
 
-/// Lets it run, with a signal or 0.
+/// Resumes it, with a signal or 0.
 pub fn proceed(tid: i32, signal: i32) -> Result<()> {
     plain(libc::PTRACE_CONT, tid, 0, signal)
 }
 
-/// Lets it run up to the beginning or the end of a system call.
+/// Runs it up to the beginning or the end of a system call.
 pub fn proceed_to_call(tid: i32, signal: i32) -> Result<()> {
     plain(libc::PTRACE_SYSCALL, tid, 0, signal)
 }
 
-/// Ends tracing; the thread runs on.
+/// Ends tracing; the thread continues.
 pub fn detach(tid: i32) -> Result<()> {
     detach_with(tid, 0)
 }
@@ -306,7 +306,7 @@ fn of_living(pid: i32, access: impl Fn(i32) -> isize) -> isize {
     access(crate::process::living_thread(pid))
 }
 
-/// Most parts that are read by one system call: `IOV_MAX`.
+/// Maximum number of parts that are read by one system call: `IOV_MAX`.
 const MOST_PARTS: usize = 1024;
 
 /// Reads parts of another process's memory, by their addresses and lengths, one behind another into

@@ -226,7 +226,7 @@ impl Seizure {
         self.threads.iter().map(describe).collect()
     }
 
-    /// Lets every thread run on, and says when that was done. One that has not stopped is let go
+    /// Resumes every thread, and returns when that was done. One that has not stopped is let go
     /// when the tracing thread ends.
     pub fn release(&mut self) -> Instant {
         let pid = self.pid;

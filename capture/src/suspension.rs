@@ -1,5 +1,5 @@
 //! Suspension of this process from the terminal (Ctrl-Z), postponed while it has a target stopped:
-//! whoever gets the shell back must not find a server standing still as well.
+//! whoever gets the shell back must not find a server stopped as well.
 //!
 //! `SIGSTOP` cannot be postponed.
 
@@ -61,7 +61,7 @@ fn suspend_if_free() {
     STOPPED.store(0, SeqCst);
 }
 
-/// Lets a signal have its usual effect. Async-signal-safe.
+/// Restores a signal's usual effect. Async-signal-safe.
 fn suspend(signal: libc::c_int) {
     // SAFETY: a zeroed set and a zeroed action (the default one) are valid; all calls are
     // async-signal-safe, and what they change is put back.

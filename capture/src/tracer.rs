@@ -81,7 +81,8 @@ fn block_signals() {
     }
 }
 
-/// Without the 50 µs by which the kernel may lengthen each sleep: the target stands still the shorter.
+/// Without the 50 µs by which the kernel may lengthen each sleep: the target is stopped for a
+/// shorter time.
 fn sleep_exactly() {
     // SAFETY: takes numbers only, and concerns the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };

@@ -87,7 +87,7 @@ struct There {
 }
 
 impl Worker {
-    /// Prepares a copy for some work with so many shared words, which are zero.
+    /// Prepares a copy for some work with this many shared words, which are zero.
     pub(crate) fn new(
         (tracer, copy, code): (&Arc<Tracer>, i32, Code),
         work: Work,
@@ -167,14 +167,14 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// Of a file that is long enough, from `offset` on.
+    /// For a file that is long enough, from `offset` on.
     fn map(file: &File, offset: usize, words: usize) -> Option<Self> {
         let start = map(file, offset, words * 8 + STACK)?.cast();
         Some(Self { start, words })
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: a mapping of so many words and a stack, until this is dropped.
+        // SAFETY: a mapping of this many words and a stack, until this is dropped.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
@@ -307,7 +307,7 @@ pub fn call(copy: i32, regs: &General) -> Option<u64> {
     u64::try_from(result).ok()
 }
 
-/// Lets a copy do the work, to its end.
+/// Makes a copy do the work, to its end.
 fn work(copy: i32, there: &There, (shared, limit): (&Shared, Duration)) -> Result<(), Failure> {
     let ended = |_| Failure::Ended;
     request::set_general(copy, &there.start).map_err(ended)?;
@@ -365,7 +365,7 @@ mod tests {
             let refused = file.set_len(length).expect_err("another length");
             assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
         }
-        // Neither is one fixed that somebody else had fixed.
+        // One that somebody else had fixed is not changed either.
         assert_eq!(fix_length(&file, 2 << 20), None);
     }
 }

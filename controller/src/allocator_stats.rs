@@ -36,8 +36,8 @@ enum Request {
     Session(Box<Target>),
 }
 
-/// The statistics, if they are later than this moment of [`now_ns`]. That clock stands still for some
-/// milliseconds: what is of the same moment may be earlier.
+/// The statistics, if they are later than this moment of [`now_ns`]. That clock is updated only
+/// every few milliseconds: what is of the same moment may be earlier.
 pub fn since(header: &Header<'_>, ns: u64) -> Option<Stats> {
     let (taken_ns, stats) = header.allocator_stats()?;
     (taken_ns > ns).then_some(stats)

@@ -234,7 +234,7 @@ fn number_in(path: &Path) -> Option<u64> {
 
 fn memory_of(directory: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
     let number = |name: &str| number_in(&directory.join(name));
-    // "max", or a number near 2^63 in version 1, is no limit.
+    // "max", or a number near 2^63 in version 1, is not a limit.
     let limit = number(limit).filter(|limit| *limit < 1 << 60);
     Some(Memory {
         current: number(current)?,

@@ -47,7 +47,7 @@ pub struct Claims {
     seen: Option<Seen>,
     /// Earliest start time of the makers in question.
     since: u64,
-    /// How often all processes were looked at.
+    /// How often all processes were examined.
     #[cfg(test)]
     pub looks: usize,
 }

@@ -21,10 +21,10 @@ use crate::process;
 use crate::resolved_tree::ResolvedTree;
 use crate::snapshot::Snapshot;
 
-/// Most frames in one profile.
+/// Maximum number of frames in one profile.
 const MAX_FRAMES: usize = 1 << 26;
-/// Most frames for each byte that the segment takes. Stacks share nodes, so that a damaged
-/// or forged tree of a few pages could claim any number; a real one that recurses a
+/// Maximum number of frames for each byte that the segment takes. Stacks share nodes, so that a
+/// damaged or forged tree of a few pages could claim any number; a real one that recurses a
 /// thousand deep on ten thousand stacks stays below, as a session takes megabytes.
 const FRAMES_PER_BYTE: u64 = 2;
 

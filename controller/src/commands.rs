@@ -78,7 +78,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         cli.command,
         Some(Command::Completions { .. } | Command::Man { .. })
     );
-    // Without it live processes would be taken for dead ones.
+    // Without it, live processes would be mistaken for dead ones.
     anyhow::ensure!(
         !is_about_processes || process::is_proc_mounted(),
         "/proc is not mounted, so processes cannot be found: mount it (mount -t proc proc /proc), \

@@ -1,8 +1,8 @@
 //! The descendants of this process, whose segments `run` takes over.
 //!
-//! Only processes that were seen are known. One that came and went between two looks is taken
-//! for a descendant if another descendant of its user was seen: that user could as well have
-//! tampered with the other. Nobody else can.
+//! Only processes that were seen are known. One that came and went between two looks is treated as
+//! a descendant if another descendant of its user was seen: that user could as well have tampered
+//! with the other. Nobody else can.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -143,7 +143,7 @@ impl Launched {
     }
 }
 
-/// `SIGCHLD` comes when a child ends, and not whenever it is stopped to be looked at.
+/// `SIGCHLD` comes when a child ends, and not whenever it is stopped to be examined.
 fn hear_of_ends_only() {
     // By default, and not ignored, whoever started us: how a child ended would be lost.
     let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());

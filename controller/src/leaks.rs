@@ -69,7 +69,7 @@ pub enum Means {
     Stopped,
     /// A copy if there can be one, else the process.
     CopiedIfPossible,
-    /// Not at all: it is read so many times while it runs, and only what is lost each time is.
+    /// Not at all: it is read this many times while it runs, and only what is lost each time is.
     Running(u32),
 }
 
@@ -350,7 +350,7 @@ fn look(
 #[derive(Default)]
 struct Suppressed {
     by_template: BTreeMap<usize, Sum>,
-    /// Whether something is of a stack that was not looked at.
+    /// Whether something is of a stack that was not examined.
     is_new: bool,
 }
 
@@ -361,7 +361,7 @@ impl Suppressed {
             return false;
         };
         let template = known.template(*leaf);
-        // Of [table full], nobody knows a stack.
+        // For [table full], no stack is known.
         self.is_new |= template.is_none() && *leaf != 0;
         let template = template.flatten();
         if let Some(template) = template {

@@ -130,7 +130,7 @@ impl Live {
     }
 }
 
-/// Age at which the allocator's figure is no longer taken for the present one.
+/// Age at which the allocator's figure is no longer treated as the present one.
 pub const STALE_NS: u64 = 3_000_000_000;
 /// The allocator counts all of the heap.
 const ALLOCATOR: &str = "allocator";

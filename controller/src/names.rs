@@ -16,7 +16,7 @@ use symbols::{Options, apart};
 use crate::text;
 use crate::waiting;
 
-/// Most addresses that are looked up in one refresh.
+/// Maximum number of addresses that are looked up in one refresh.
 const BATCH: usize = 200_000;
 /// Longest time that one look takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -304,7 +304,7 @@ impl Symbols {
     }
 }
 
-/// Of each location, whether it is Python, and its file.
+/// For each location, whether it is Python, and its file.
 fn places(profile: &Profile) -> Vec<(bool, Option<Rc<Path>>)> {
     let mappings = profile.mappings.iter();
     let files: Vec<Rc<Path>> = mappings.map(|m| Rc::from(m.path.as_path())).collect();

@@ -188,7 +188,7 @@ impl Status {
     }
 }
 
-/// How many threads of a process are looked at.
+/// How many threads of a process are examined.
 const MAX_THREADS: usize = 1024;
 
 /// Seccomp mode and number of filters of a process: the most that any of its threads has.

@@ -29,8 +29,8 @@ fn is_library(path: &[u8]) -> bool {
     end.is_some_and(|end| name.is_some_and(|name| is_version(&name[..end])))
 }
 
-/// The version of CPython that a file has by its name, as `PY_VERSION_HEX` has it without a patch:
-/// `python3.7`, `libpython2.7.so.1.0`.
+/// The version of CPython that a file has by its name, in the form of `PY_VERSION_HEX`, without a
+/// patch: `python3.7`, `libpython2.7.so.1.0`.
 pub fn version_of(path: &[u8]) -> Option<u32> {
     let name = text::base_name(path);
     let rest = name.strip_prefix(b"lib").unwrap_or(name);

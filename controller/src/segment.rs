@@ -73,7 +73,7 @@ impl Segment {
     /// Opens a segment for reading and commanding. The content is not checked yet.
     pub fn open(directory: &Arc<Directory>, name: SegmentName) -> Result<Self, Refusal> {
         let text = name.to_string();
-        // Opening a device may act on it: first it is looked at.
+        // Opening a device may act on it: first it is examined.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let path = openat(&directory.fd, text.as_str(), flags, Mode::empty())?;
         let stat = fstat(&path)?;

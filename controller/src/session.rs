@@ -79,7 +79,7 @@ pub struct Worth {
     pub only: Vec<String>,
 }
 
-/// Most dumps that are remembered for what is said at the end.
+/// Maximum number of dumps that are remembered for what is said at the end.
 const MOST_REMEMBERED: usize = 4096;
 
 /// Result of a session.
@@ -124,7 +124,7 @@ pub struct Run {
     reporter: Box<dyn Reporter>,
     members: Vec<Member>,
     known: HashSet<Entry>,
-    /// Of programs that were replaced, segments that are still there, and when they were made: see
+    /// For programs that were replaced, segments that are still there, and when they were made: see
     /// [`release`](Self::release).
     replaced: HashSet<(Entry, u64)>,
     outcome: Outcome,

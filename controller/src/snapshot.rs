@@ -305,7 +305,7 @@ struct Merger {
     /// By index in `stacks`, the entry of the same stack before it, likewise.
     others: Vec<u32>,
     table_full: RecordView,
-    /// Of CPU time, likewise merged.
+    /// For CPU time, likewise merged.
     cpu: Vec<RecordView>,
     cpu_indexes: HashMap<NodeId, usize>,
 }

@@ -2,8 +2,8 @@
 //! pipe must not end a session, so failed writes are dropped; that a result could not be written
 //! for another reason, a full disk say, is told at the end ([`loss`]).
 //!
-//! Nor may a terminal that takes nothing, stopped by Ctrl-S or at the end of a dead line,
-//! hold a session up: while one runs, a thread of its own does all the writing, and only
+//! A terminal that accepts nothing, because it was stopped by Ctrl-S or its line is dead, must not
+//! delay a session either: while one runs, a thread of its own does all the writing, and only
 //! [`Progress::finish`] waits for it.
 
 use std::collections::VecDeque;
@@ -41,7 +41,7 @@ pub fn warning(line: &str) {
     diagnostic(&format!("warning: {line}"));
 }
 
-/// Writes a report that is no result, as the program's own output is: lines without our name.
+/// Writes a report that is not a result, as the program's own output is: lines without our name.
 pub fn report(lines: &[String]) {
     for line in lines {
         // Nobody is left to be told.

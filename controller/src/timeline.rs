@@ -17,9 +17,9 @@ use shm_protocol::snapshot::{RecordView, Totals};
 use crate::collect;
 use crate::snapshot::Snapshot;
 
-/// Most moments.
+/// Maximum number of moments.
 const MOMENTS: usize = 240;
-/// Most moments with stacks.
+/// Maximum number of moments with stacks.
 const TABLES: usize = 24;
 /// Time between two moments at first.
 const PERIOD_NS: u64 = 100_000_000;
@@ -50,11 +50,11 @@ pub struct Timeline {
     period_ns: u64,
     next_ns: u64,
     last_table_ns: u64,
-    /// Most live bytes at any poll.
+    /// Highest number of live bytes at any poll.
     highest: f64,
-    /// That poll, while it is no moment.
+    /// That poll, while it is not a moment.
     peak: Option<Moment>,
-    /// Most live bytes at a moment with stacks.
+    /// Highest number of live bytes at a moment with stacks.
     highest_table: f64,
     /// Time that the last reading of the table took.
     cost: Duration,
@@ -80,7 +80,7 @@ impl Timeline {
         Duration::from_nanos(self.period_ns)
     }
 
-    /// What a poll so long after the start is good for, in a session of so many members.
+    /// What a poll so long after the start is good for, in a session of this many members.
     pub fn due(&self, at_ns: u64, totals: &Totals, members: usize) -> Due {
         let waited = at_ns.saturating_sub(self.last_table_ns);
         let cost = u64::try_from(self.cost.as_nanos()).unwrap_or(u64::MAX);
@@ -99,7 +99,7 @@ impl Timeline {
         }
     }
 
-    /// Takes note of a poll that is no moment.
+    /// Takes note of a poll that is not a moment.
     pub fn see(&mut self, at_ns: u64, totals: &Totals, resident: Option<u64>) {
         if totals.live_bytes > self.highest {
             self.highest = totals.live_bytes;
@@ -225,7 +225,7 @@ impl Timeline {
             at_ns: end_ns,
             live: total("inuse_space"),
             allocated: total("alloc_space"),
-            // Of a snapshot that was kept, what is known of the time right after it.
+            // For a snapshot that was kept, what is known of the time right after it.
             resident: later.first().map_or(resident(profile), |m| m.resident),
             stacks: None,
         });
@@ -249,7 +249,7 @@ fn live_bytes(detail: &Detail) -> u64 {
     u64::try_from(detail.values()[3]).unwrap_or(0)
 }
 
-/// Resident memory of the process as its dump has it.
+/// Resident memory of the process as in its dump.
 fn resident(profile: &Profile) -> Option<u64> {
     let memory = &profile.facts.memory;
     let parts = ["rss_anon", "rss_file", "rss_shmem"].map(|name| memory.get(name));
@@ -287,7 +287,7 @@ mod tests {
         }
     }
 
-    /// Watches for so many looks of 100 ms, of which every table costs `cost`; gives the number
+    /// Watches for this many looks of 100 ms, of which every table costs `cost`; gives the number
     /// of tables that were read.
     fn watch(
         timeline: &mut Timeline,

@@ -14,7 +14,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// Most threads that have ended and whose last counts may still come.
+/// Maximum number of threads that have ended and whose last counts may still come.
 const MOST_ENDED: usize = 1024;
 
 /// Where a count comes from.
@@ -267,8 +267,8 @@ impl Clocks {
         })
     }
 
-    /// Of a time without a sample, that in the kernel where it is hidden: a sample would have
-    /// come after each period.
+    /// For a time without a sample, that in the kernel where it is hidden: a sample would have come
+    /// after each period.
     fn swallowed(&self, ns: u64) -> u64 {
         match self.hides_kernel {
             true => ns / self.period * self.period,
@@ -276,7 +276,7 @@ impl Clocks {
         }
     }
 
-    /// Of an event's value: what counts; and of that, what was in the kernel since the last
+    /// For an event's value: what counts; and of that, what was in the kernel since the last
     /// samples of those threads that have not said so themselves.
     pub(crate) fn conclude(&mut self, id: u64, value: u64) -> Share {
         let Some(event) = self.events.get(&id) else {

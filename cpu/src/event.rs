@@ -138,8 +138,8 @@ impl Attribute {
     }
 }
 
-/// An event of our own that never happens: it owns a processor's ring, which thereby outlives
-/// all threads that write to it. `wakeup`: bytes after which the ring becomes readable.
+/// An event of our own that never happens: it owns a processor's ring, which therefore outlives all
+/// threads that write to it. `wakeup`: bytes after which the ring becomes readable.
 pub(crate) fn dummy(cpu: u32, wakeup: u32) -> io::Result<OwnedFd> {
     let attributes = Attributes {
         kind: TYPE_SOFTWARE,

@@ -9,10 +9,11 @@ use unwind::elf::{self, PT_GNU_EH_FRAME, PT_LOAD, Section, Segment};
 
 use crate::source::{Source, bytes};
 
-/// Most bytes of an index and of entries: programs of gigabytes have some tens of megabytes.
+/// Maximum number of bytes of an index and of entries: programs of gigabytes have some tens of
+/// megabytes.
 const MOST_INDEX: u64 = 32 << 20;
 const MOST_ENTRIES: u64 = 128 << 20;
-/// Most sections of a file, and bytes of their names.
+/// Maximum number of sections of a file, and bytes of their names.
 const MOST_SECTIONS: u64 = 1 << 14;
 const MOST_NAMES: u64 = 1 << 20;
 /// Bytes of a section's header.
@@ -76,7 +77,7 @@ fn loaded(headers: &[u8]) -> impl Iterator<Item = Segment> {
     elf::segments(headers).filter(|s| s.kind == PT_LOAD)
 }
 
-/// Whether a segment has so many bytes at an address.
+/// Whether a segment has this many bytes at an address.
 fn holds(segment: &Segment, address: u64, len: u64) -> bool {
     let from = address.checked_sub(segment.address);
     let end = from.and_then(|from| from.checked_add(len));

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-/// Most symbols, and the longest line, that are read.
+/// Maximum number of symbols, and maximum length of a line, that are read.
 const MOST_SYMBOLS: usize = 1 << 21;
 const LONGEST: usize = 1024;
 

@@ -110,7 +110,7 @@ pub(crate) struct Told {
 }
 
 impl Meter {
-    /// Of a process that is sampled from now on, with these threads.
+    /// For a process that is sampled from now on, with these threads.
     pub(crate) fn new(pid: i32, tids: &[i32], clock: &impl Clock) -> Self {
         // Threads first: together, they have not used more than the process by then.
         let thread = |tid: &i32| {

@@ -82,7 +82,7 @@ impl<C: Clock> Meters<C> {
             .collect()
     }
 
-    /// The same of one process, of what it ran before it executed another program.
+    /// The same for one process, of what it ran before it executed another program.
     pub(crate) fn executed(&mut self, pid: i32) -> Option<Told> {
         let process = self.processes.get_mut(&pid)?;
         let told = process.weigh(pid, self.period, Scale::Periods, &self.clock);
@@ -147,7 +147,7 @@ mod tests {
         // Late samples are none that were lost.
         assert_eq!(round(&mut meters, &[7, 8], 100), [(7, 0), (8, 0)]);
         meters.some_were_lost();
-        // Of the other one there is no sample now: it is told with the next.
+        // For the other one there is no sample now: it is reported with the next one.
         assert_eq!(round(&mut meters, &[7], 200), [(7, 8)]);
         assert_eq!(round(&mut meters, &[7, 8], 220), [(7, 0), (8, 10)]);
         meters.some_were_lost();

@@ -11,14 +11,14 @@ use crate::frames::{self, Frames};
 use crate::mixer::ByAddress;
 use crate::source::{Source, bytes};
 
-/// Headers are looked for in so many bytes.
+/// Headers are looked for in this many bytes.
 const HEADER_BYTES: usize = 4096;
 const MOST_NOTES: u64 = 1 << 16;
-/// Most bytes of program headers.
+/// Maximum number of bytes of program headers.
 const MOST_HEADERS: u64 = 1 << 16;
 /// Files are mapped by pages, of 64 KiB at most.
 const LARGEST_PAGE: u64 = 64 << 10;
-/// Most rules that are kept of a module.
+/// Maximum number of rules that are kept of a module.
 const MOST_RULES: usize = 1 << 20;
 
 /// What is known of a module's file.

@@ -42,15 +42,15 @@ const MOST_STACK: u32 = 65_528;
 /// The most that a sample has beside the copy of the stack: 127 addresses of the kernel, registers,
 /// and what there is one of.
 const BESIDE_STACK: usize = 2 << 10;
-/// Copies grow when so many of them are too short, or one led to a stack that was cut off, and more
-/// than one in [`TOLERATED`].
+/// Copies grow when this many of them are too short, or one led to a stack that was cut off, and
+/// more than one in [`TOLERATED`].
 const ENOUGH: u64 = 3;
 const TOLERATED: u64 = 500;
-/// The shortest time between samples, in nanoseconds, of which each is looked at when it comes: what
-/// lies behind the end of a copy is gone as soon as a function there calls another one. Nothing else
-/// comes so often that it would cost more than the samples themselves.
+/// The shortest time between samples, in nanoseconds, of which each is examined when it comes: what
+/// lies behind the end of a copy is gone as soon as a function there calls another one. Nothing
+/// else comes so often that it would cost more than the samples themselves.
 const LEAST_AT_ONCE: u64 = 1_000_000;
-/// Where they come more often, what was copied is looked at soon for so long, as after a copy that
+/// Where they come more often, what was copied is examined soon for so long, as after a copy that
 /// was too short.
 const START: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(10);
@@ -107,7 +107,7 @@ pub struct Perf {
     started: Instant,
     /// What lay behind the end of a copy.
     rest: Rest,
-    /// When the processes were looked at.
+    /// When the processes were examined.
     looked: Instant,
 }
 
@@ -274,7 +274,8 @@ impl Perf {
         }
     }
 
-    /// Lets all that was collected stand for what processes have used by now, for who shows it at once.
+    /// Makes all that was collected stand for what processes have used by now, for who shows it at
+    /// once.
     pub fn show(&mut self, recording: &mut Recording) {
         self.weigh(Scale::Last, recording);
     }
@@ -289,7 +290,7 @@ impl Perf {
         }
     }
 
-    /// Lets those go that have ended.
+    /// Releases those that have ended.
     fn bury(&mut self, recording: &mut Recording) {
         let mut over = recording.look();
         if over.is_empty() {

@@ -20,7 +20,7 @@ const LEFT: u64 = 32;
 /// Descriptors for reads that would fail without.
 static RESERVE: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
-/// Keeps so many descriptors for reads of `/proc`, while something else takes all that it can
+/// Keeps this many descriptors for reads of `/proc`, while something else takes all that it can
 /// get; 0 gives them back.
 pub fn reserve_files(count: usize) {
     let mut reserve = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,7 +102,7 @@ impl Reread {
 pub fn maps(pid: i32) -> Option<Vec<u8>> {
     let of = |pid| read(&format!("/proc/{pid}/maps"), MOST_MAPS);
     let text = of(pid)?;
-    // So it is where the first thread has ended, though others continue.
+    // This is the case if the first thread has ended, but others continue.
     if text.is_empty() {
         return of(capture::living_thread(pid));
     }
@@ -295,7 +295,7 @@ fn file_limit() -> Option<libc::rlimit> {
     (read == 0).then_some(limit)
 }
 
-/// Lets this process open as many files as it may, and what it starts from then on too. The limit
+/// Allows this process, and what it starts from then on, to open as many files as it may. The limit
 /// that there was, if it was changed.
 pub fn allow_files() -> Option<FileLimit> {
     let before = file_limit().filter(|limit| limit.rlim_cur < limit.rlim_max)?;

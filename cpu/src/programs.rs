@@ -9,7 +9,7 @@ use crate::recording::Recording;
 
 /// Time between looks for new children, at least.
 const SEARCH: Duration = Duration::from_millis(50);
-/// A look may take this part of the time: machines with many processes are looked at less often.
+/// A look may take this part of the time: machines with many processes are examined less often.
 const SHARE: u32 = 20;
 
 /// What became of a process since it was last examined, even if another engine has noticed.
@@ -40,7 +40,7 @@ struct Program {
     places: (u64, u64),
 }
 
-/// The processes that are looked at.
+/// The processes that are examined.
 pub struct Programs {
     children: bool,
     /// With the serial numbers of what is recorded.

@@ -136,7 +136,7 @@ impl Ptrace {
         }
     }
 
-    /// Looks for new processes and threads, and for those that are no more.
+    /// Looks for new processes and threads, and for those that have ended.
     fn look(&mut self, recording: &mut Recording) {
         self.programs.search(recording);
         for pid in recording.pids() {

@@ -54,7 +54,7 @@ use exports::Names;
 use reader::Reader;
 use runtime::Runtime;
 
-/// Most files whose names are remembered.
+/// Maximum number of files whose names are remembered.
 const MOST_FILES: usize = 1 << 14;
 
 /// What a stopped thread's interpreter ran, innermost first: an address of the stack that lies in the
@@ -112,7 +112,7 @@ pub struct Python {
 }
 
 impl Python {
-    /// The place of a file that may have an interpreter which was not looked at yet.
+    /// The place of a file that may have an interpreter which was not examined yet.
     pub fn candidate(&mut self, space: &Space, files: &mut Files) -> Option<(u64, Names)> {
         if self.reader.is_some() || self.looked == Some(space.changes()) {
             return None;

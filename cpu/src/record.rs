@@ -16,7 +16,7 @@ const LOST_SAMPLES: u32 = 13;
 
 /// `PERF_RECORD_MISC_COMM_EXEC`
 const MISC_EXEC: u16 = 1 << 13;
-/// Values from here on are no kernel addresses but change the context (`PERF_CONTEXT_MAX`).
+/// Values from here on are not kernel addresses, but change the context (`PERF_CONTEXT_MAX`).
 const CONTEXTS: u64 = (-4095i64).cast_unsigned();
 /// `PERF_SAMPLE_REGS_ABI_32`, `PERF_SAMPLE_REGS_ABI_64`
 const ABI_32: u64 = 1;

@@ -37,7 +37,7 @@ pub struct Sample<'a> {
     pub live: Option<&'a Live>,
     /// The kernel's frames, innermost first.
     pub kernel: &'a mut dyn Iterator<Item = u64>,
-    /// What an interpreter ran, if that was looked at.
+    /// What an interpreter ran, if that was examined.
     pub script: Option<python::Ran>,
     /// The time that it stands for.
     pub ns: u64,
@@ -204,7 +204,7 @@ impl Recording {
         let in_kernel = !self.frames.is_empty();
         match sample.live {
             None => counts.without_stack += 1,
-            // A program is executed, and the one that has made the call is no more.
+            // A program is executed, and the one that made the call no longer exists.
             Some(live) if in_kernel && process.space.find(live.pc()).is_none() => {}
             Some(live) => {
                 let walked = self.unwinder.walk(&mut process.space, live, memory);

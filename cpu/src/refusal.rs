@@ -178,7 +178,7 @@ impl Refusal {
         }
     }
 
-    /// Of an event of a process's thread, when we had so many.
+    /// For an event of a process's thread, when we had this many.
     pub(crate) fn of_thread(pid: i32, error: io::Error, events: usize) -> Self {
         match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => Self::Foreign { pid },
@@ -199,7 +199,7 @@ impl Refusal {
         }
     }
 
-    /// Of the rings, which need so many bytes at least.
+    /// For the rings, which need this many bytes at least.
     pub(crate) fn of_rings(error: io::Error, least: usize) -> Self {
         match error.raw_os_error() {
             Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => Self::Locked(least.div_ceil(1024)),

@@ -14,7 +14,7 @@ pub const FIRST_OF_SCRIPT: u64 = 1 << 61;
 pub struct ScriptLine {
     /// The function, as the interpreter calls it.
     pub name: String,
-    /// The file that it is from, as the interpreter has it.
+    /// The file that it is from, as in the interpreter.
     pub file: String,
     /// The line where it begins; 0: not known.
     pub first_line: u32,

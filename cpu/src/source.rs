@@ -32,7 +32,7 @@ impl Source for [u8] {
     }
 }
 
-/// So many bytes from an offset on, fewer where the file ends; `None`: more than `most`.
+/// This many bytes from an offset on, fewer where the file ends; `None`: more than `most`.
 pub fn bytes(source: &(impl Source + ?Sized), offset: u64, len: u64, most: u64) -> Option<Vec<u8>> {
     if len > most {
         return None;

@@ -21,12 +21,12 @@ use crate::module::{Loaded, Tables};
 use crate::proc;
 use crate::source::Source;
 
-/// Most mappings of code that a process is believed to have.
+/// Maximum number of mappings of code that a process is believed to have.
 const MOST_MAPPED: usize = 1 << 16;
-/// Most bytes of tables that are kept of all modules.
+/// Maximum number of bytes of tables that are kept of all modules.
 const MOST_BYTES: usize = 512 << 20;
 /// Time between looks at the maps for code that was not there, at least, and the part of the time
-/// that such looks may take: large processes are looked at less often.
+/// that such looks may take: large processes are examined less often.
 const AGAIN: Duration = Duration::from_millis(1);
 const SHARE: u32 = 20;
 
@@ -83,7 +83,7 @@ impl Range {
         }
     }
 
-    /// The same of a module whose build id is known.
+    /// The same for a module whose build id is known.
     #[must_use]
     pub fn of_module(addresses: (u64, u64), offset: u64, path: &[u8], build_id: &[u8]) -> Self {
         Self {
@@ -163,7 +163,8 @@ fn with_newlines(mut path: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// The file of a range: as the process has it mapped where that is allowed, else by its name.
+/// The file of a range: through the process's own mapping if that is allowed, otherwise by its
+/// name.
 pub fn open(pid: i32, range: &Range) -> Option<File> {
     let pid = capture::living_thread(pid);
     let mapped = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
@@ -383,8 +384,8 @@ impl Space {
         Some(function(&self.module(ip)?, ip).is_some())
     }
 
-    /// What may call a function that returns to `ip`. Bytes of code that the process has made itself
-    /// are not looked at: it changes.
+    /// What may call a function that returns to `ip`. Bytes of code that the process has made
+    /// itself are not examined: it changes.
     pub fn caller(&mut self, ip: u64) -> Option<Caller> {
         let index = self.find(ip.wrapping_sub(1))?;
         if self.ranges[index].is_generated() {

@@ -3,7 +3,7 @@
 
 use crate::mixer::ByAddress;
 
-/// Most nodes: 64 MiB. What does not fit counts for the longest part that does.
+/// Maximum number of nodes: 64 MiB. What does not fit counts for the longest part that does.
 const MOST_NODES: usize = 1 << 20;
 
 /// What was counted for a stack.

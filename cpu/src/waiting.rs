@@ -134,7 +134,7 @@ impl Waiting {
     /// Stands in stacks for the queue of a processor.
     pub const QUEUE: u64 = 0x500;
 
-    /// Nothing is looked at yet.
+    /// Nothing is examined yet.
     #[must_use]
     pub fn new(sampling: Sampling) -> Self {
         Self {
@@ -209,7 +209,7 @@ impl Waiting {
     /// Counts what has no sample yet.
     pub fn finish(&mut self, recording: &mut Recording) {
         for thread in self.threads.values_mut() {
-            // Of one that has just ended, what is known counts.
+            // For one that has just ended, what is known counts.
             let _ = thread.pass();
             thread.settle(recording);
         }
@@ -456,7 +456,7 @@ struct Place {
 }
 
 impl Place {
-    /// Of `NUMBER ARGUMENT… SP PC`, or `-1 SP PC` outside system calls; `None`: `running`.
+    /// For `NUMBER ARGUMENT… SP PC`, or `-1 SP PC` outside system calls; `None`: `running`.
     fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let mut last = text.split_ascii_whitespace().rev();

@@ -11,7 +11,7 @@ use crate::leaf;
 use crate::registers::Live;
 use crate::space::{Library, Space};
 
-/// Most frames of a stack.
+/// Maximum number of frames of a stack.
 pub const MOST_FRAMES: usize = 8192;
 
 /// Unwinds stacks.

@@ -340,7 +340,7 @@ mod tests {
         let mut far = words(0x030e_00f0, 0);
         far[5] = 1 << 20;
         assert!(matches!(told(&far), Some((_, None))));
-        // Of a frame, less is read where there is none.
+        // For a frame, less is read where there is none.
         let mut far = words(0x030e_00f0, 1);
         far[32] = MOST_OFFSET + 1;
         assert!(matches!(told(&far), Some((_, None))));

@@ -36,7 +36,7 @@ pub const TABLE_FULL: &str = "[python: table full]";
 /// Name of the frame for the outer ones of a stack that is too deep.
 pub const LEFT_OUT: &str = "[python: outer frames left out]";
 
-/// Most frames that are kept of a stack; of deeper ones, the innermost.
+/// Maximum number of frames that are kept of a stack; of deeper ones, the innermost.
 pub const MOST_FRAMES: usize = 2048;
 /// Longest parts of a code object that are kept: of a name and of a file in characters, of the table
 /// of lines in bytes.
@@ -45,10 +45,10 @@ pub const MOST_NAME: u64 = 512;
 pub const MOST_FILE: u64 = 1024;
 /// See [`MOST_NAME`].
 pub const MOST_LINES: u64 = 32 << 10;
-/// Most interpreters of a process that are looked at.
+/// Maximum number of interpreters of a process that are examined.
 pub const MOST_INTERPRETERS: usize = 256;
-/// Most threads of an interpreter that are looked at.
+/// Maximum number of threads of an interpreter that are examined.
 pub const MOST_THREADS: usize = 4096;
-/// Stacks that could not be read before one could: so many are forgiven, since an interpreter that
-/// starts has frames which are not whole. After more of them, it is left alone.
+/// Stacks that could not be read before one could: this many are forgiven, since an interpreter
+/// that starts has frames which are not whole. After more of them, it is left alone.
 pub const FORGIVEN: u32 = 1000;

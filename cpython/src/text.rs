@@ -19,8 +19,8 @@ pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
     })
 }
 
-/// The characters of a string as the interpreter has them; what is no character becomes one that says
-/// so.
+/// The characters of a string as the interpreter has them; what is not a character becomes one that
+/// says so.
 pub fn characters(text: Characters<'_>) -> impl Iterator<Item = char> {
     let wide = text.bytes.chunks(usize::from(text.width).max(1));
     wide.map(|bytes| {
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn a_string_says_where_its_characters_are() {
         let layout = &layout::PYTHON_3_11;
-        // The kind, whether it is compact, and whether it is ASCII, behind so many bits.
+        // The kind, whether it is compact, and whether it is ASCII, behind this many bits.
         let state = |kind: u64, compact: u64, ascii: u64, shift: u32| {
             (kind | compact << 3 | ascii << 4) << shift
         };

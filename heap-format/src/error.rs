@@ -11,8 +11,8 @@ pub enum ReadError {
     Io {
         /// The file.
         name: String,
-        /// The error of the system. It is part of the message, so it is no
-        /// source of its own: it would be printed twice.
+        /// The error of the system. It is part of the message, so it is not a source of its own: it
+        /// would be printed twice.
         error: io::Error,
     },
     /// A line is not what the format asks for.

@@ -21,8 +21,8 @@ use crate::scan::Scan;
 use crate::value_type::{ValueType, heap_sample_types, plain_sample_types};
 use crate::variance;
 
-/// Most frames of repeated stacks, which other formats write out: as many as the controller
-/// puts into a dump.
+/// Maximum number of frames of repeated stacks, which other formats write out: as many as the
+/// controller puts into a dump.
 const MAX_REPEATED: usize = 1 << 26;
 
 /// Start of this kind of file.

@@ -5,10 +5,10 @@ use std::io::{self, Read};
 /// Bytes that are read at once: they stay in the processor's cache.
 const CHUNK: usize = 1 << 17;
 
-/// Longest line that is taken for one: a stack of millions of frames.
+/// Longest line that is treated as one: a stack of millions of frames.
 const LONGEST: usize = 64 << 20;
 
-/// Most bytes that are held as a whole: of formats that are no lines.
+/// Maximum number of bytes that are held as a whole: for formats that do not consist of lines.
 const LARGEST: u64 = 4 << 30;
 
 /// A line without its newline.

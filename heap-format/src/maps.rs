@@ -26,7 +26,7 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Parses a line; `None` for one that is no entry.
+    /// Parses a line; `None` for one that is not an entry.
     pub fn parse(line: &'a [u8]) -> Option<Self> {
         let (range, rest) = split_field(line);
         let (permissions, rest) = split_field(rest);
@@ -59,7 +59,7 @@ pub fn parse(text: &[u8]) -> Vec<Mapping> {
     text.split(|&c| c == b'\n').filter_map(parse_line).collect()
 }
 
-/// Parses one line, `None` when it is no entry or not executable.
+/// Parses one line, `None` when it is not an entry or not executable.
 fn parse_line(line: &[u8]) -> Option<Mapping> {
     let line = line.trim_ascii();
     let (range, rest) = split_field(line);

@@ -4,10 +4,10 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Most moments of a profile. Writers keep far fewer.
+/// Maximum number of moments of a profile. Writers keep far fewer.
 pub const MOST: usize = 4096;
 
-/// Most stacks that are kept of a moment, by writers and where dumps are joined.
+/// Maximum number of stacks that are kept of a moment, by writers and where dumps are joined.
 pub const STACKS: usize = 200;
 
 /// A session at one moment.

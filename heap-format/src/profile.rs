@@ -238,7 +238,7 @@ pub struct Facts {
     /// The intervals in chronological order, if the interval changed; the
     /// profile's period is then the smallest.
     pub intervals: Vec<IntervalPeriod>,
-    /// Of well-known call sites one due sample in up to this many was taken; `None`: each one.
+    /// For well-known call sites one due sample in up to this many was taken; `None`: each one.
     pub thinning: Option<u64>,
     /// The Python interpreter in the process, and whether its lines are in the stacks.
     pub python: Option<String>,
@@ -265,7 +265,7 @@ pub struct Facts {
     pub leak_check: Option<LeakCheck>,
     /// The text of `/proc/PID/maps`, or its replacement.
     pub maps_text: Vec<u8>,
-    /// Of a CPU profile of this project: how it was taken.
+    /// For a CPU profile of this project: how it was taken.
     pub cpu: Option<Sampling>,
 }
 

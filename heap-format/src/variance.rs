@@ -22,14 +22,14 @@ const PAIRS: [(&str, &str); 3] = [
     ("objects", "space"),
 ];
 
-/// Gives `profile` the variances of its values; none where they cannot be
-/// known: what is no heap profile, or has no interval.
+/// Gives `profile` the variances of its values; none where they cannot be known: what is not a heap
+/// profile, or has no interval.
 ///
 /// This project's dumps carry them; elsewhere those of each stack are taken as
 /// if it had objects of one size.
 ///
-/// In profiles of time each sample is taken for independent of the others and as heavy as the others
-/// of its stack. Those taken at regular intervals vary less.
+/// In profiles of time each sample is treated as independent of the others and as heavy as the
+/// others of its stack. Those taken at regular intervals vary less.
 pub fn fill(profile: &mut Profile) {
     profile.variances.clear();
     if let Some(columns) = of_samples(profile) {
@@ -65,7 +65,7 @@ fn of_samples(profile: &Profile) -> Option<(usize, usize)> {
     (profile.sample_types.len() == 2).then_some((samples, time))
 }
 
-/// Of `n` samples that stand for `t`: that of their number is `n`, so that of the time `t² / n`.
+/// For `n` samples that stand for `t`: that of their number is `n`, so that of the time `t² / n`.
 fn time(profile: &Profile, (samples, time): (usize, usize)) -> Vec<f64> {
     let mut variances = vec![0.0; profile.values.len()];
     for (values, row) in profile.values.chunks(2).zip(variances.chunks_mut(2)) {

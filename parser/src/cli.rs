@@ -343,7 +343,7 @@ impl Cli {
             .filter(|file| *file != Path::new("-"))
     }
 
-    /// The option or command that was meant by a word that was taken for a dump.
+    /// The option or command that was meant by a word that was treated as a dump.
     pub fn meant(&self, missing: &Missing) -> Option<String> {
         let word = missing.file.to_str()?;
         let is_word = self.bare.contains(&missing.file)

@@ -102,7 +102,7 @@ fn is_replaceable(path: &Path, content: &[u8]) -> bool {
     found.is_file() && start().is_some_and(|start| start == own)
 }
 
-/// A reader that has seen enough (`| head`) is no error.
+/// A reader that has seen enough (`| head`) is not an error.
 pub fn to_stdout(content: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(content).and_then(|()| out.flush()) {

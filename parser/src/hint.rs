@@ -13,7 +13,7 @@ use crate::view::View;
 /// Where Debian's systems tell which package a file is of.
 const DPKG_QUERY: &str = "/usr/bin/dpkg-query";
 
-/// Shares of the values, one in so many, from which on there is a hint: of those in code without
+/// Shares of the values, one in this many, from which on there is a hint: of those in code without
 /// names, and of those in what such code called.
 const IN: i64 = 20;
 const BELOW: i64 = 5;
@@ -31,7 +31,7 @@ struct Unnamed {
     within: i64,
     /// In it, or in what it called.
     below: i64,
-    /// The same of each file, most first.
+    /// The same for each file, most first.
     files: Vec<(PathBuf, i64)>,
 }
 

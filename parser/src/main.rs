@@ -85,7 +85,7 @@ fn destination(cli: &Cli) -> Destination {
     }
 }
 
-/// A word that was to be an option or a command is taken for a dump, which is not there.
+/// A word that was meant as an option or a command is treated as a dump, which does not exist.
 fn with_meaning(cli: &Cli, error: anyhow::Error) -> anyhow::Error {
     match error
         .downcast_ref::<Missing>()

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use strsim::osa_distance;
 
-/// Names that are looked at, in a directory or a profile.
+/// Names that are examined, in a directory or a profile.
 const MOST: usize = 50_000;
 
 /// Characters of a name that are compared.

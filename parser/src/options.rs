@@ -23,7 +23,7 @@ pub struct Options {
     pub order: Order,
     /// Small entries are left out, as the next three say.
     pub trim: bool,
-    /// Most entries that are shown, 0 for all; the format's default without.
+    /// Maximum number of entries that are shown, 0 for all; the format's default without.
     pub node_count: Option<usize>,
     /// Least share of the total for an entry.
     pub node_fraction: f64,

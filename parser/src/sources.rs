@@ -40,7 +40,7 @@ pub enum NotShown {
         /// The source.
         file: String,
     },
-    /// It is no file by itself, but a part of one.
+    /// It is not a file by itself, but a part of one.
     #[error(
         "{file} is within {archive}, a zip file that Python imports from, and is not read there: \
          unpack that, and name the directory with --source_path"

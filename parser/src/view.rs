@@ -126,7 +126,7 @@ impl View {
         self.variance_in(stack, self.column)
     }
 
-    /// The same of another column.
+    /// The same for another column.
     pub fn variance_in(&self, stack: usize, column: usize) -> f64 {
         let columns = self.profile.sample_types.len();
         let at = stack * columns + column;

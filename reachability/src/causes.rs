@@ -12,7 +12,7 @@ use crate::lost::Found;
 use crate::memory::{self, Memory};
 use crate::pointers::Pointers;
 
-/// Most objects, and pointers between them, that are ordered: they take up to 2 GiB.
+/// Maximum number of objects, and pointers between them, that are ordered: they take up to 2 GiB.
 const MOST: usize = 1 << 25;
 const CHUNK: usize = 1 << 20;
 const NONE: u32 = u32::MAX;

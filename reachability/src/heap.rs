@@ -11,7 +11,7 @@ use crate::memory::Memory;
 use crate::object::{self, Sampled};
 use crate::pages::Pages;
 
-/// Most regions: beyond, extents are left out. Their numbers take 32 bits.
+/// Maximum number of regions: beyond, extents are left out. Their numbers take 32 bits.
 const MOST_REGIONS: usize = u32::MAX as usize - 1;
 
 /// Memory that holds objects of one size.
@@ -33,7 +33,7 @@ pub struct Extent {
 pub(crate) const INVERSE_BITS: u32 = 40;
 /// Entries of the table of headers that are read at once.
 const READ_AT_ONCE: usize = 4096;
-/// Most bytes of an extent with several regions.
+/// Maximum number of bytes of an extent with several regions.
 const MOST_SLAB: u64 = 1 << 20;
 
 impl Extent {
@@ -86,7 +86,7 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// Of jemalloc's map, and the range that sampled objects lie in, which may be empty.
+    /// For jemalloc's map, and the range that sampled objects lie in, which may be empty.
     #[must_use]
     pub fn of(map: &Map, sampled: Range<u64>) -> Self {
         let mut heap = Self {

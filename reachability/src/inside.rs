@@ -27,7 +27,7 @@ const FIRST: u64 = 64;
 /// Regions to search next, at least and at most; of more there is a bit each. Small heaps of tests
 /// are to fill it, too.
 const QUEUE: [u64; 2] = [if cfg!(test) { work::RUN } else { 1 << 15 }, 1 << 22];
-/// Of a large heap as many as a part of its extents: to go through the bits of all takes so long.
+/// For a large heap as many as a part of its extents: to go through the bits of all takes so long.
 const PART_QUEUED: u64 = 8;
 /// Kinds of slabs, at most: real heaps have a few dozen.
 const MOST_KINDS: usize = 1 << 12;
@@ -84,7 +84,7 @@ impl<'a> Tables<'a> {
         })
     }
 
-    /// So many words of a table.
+    /// This many words of a table.
     fn words(&self, table: u64, count: usize) -> &[AtomicU64] {
         &self.place.words()[table as usize..][..count]
     }
@@ -155,7 +155,7 @@ impl<'a> Tables<'a> {
         words.get(index).copied().unwrap_or(0)
     }
 
-    /// What led to each of so many regions, two to a word; none if that is not noted.
+    /// What led to each of this many regions, two to a word; none if that is not noted.
     fn origins(&self, count: usize) -> &[AtomicU64] {
         match self.header.from {
             0 => &[],
@@ -202,7 +202,7 @@ impl<'a> Plan<'a> {
         Some(plan)
     }
 
-    /// Room for a table of so many words.
+    /// Room for a table of this many words.
     fn table(&mut self, words: u64) -> u64 {
         let start = self.words;
         self.words += words.next_multiple_of(8);
@@ -337,7 +337,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Room of the queue for so many extents, a power of two.
+/// Room of the queue for this many extents, a power of two.
 fn queue_room(extents: u64) -> u64 {
     let [least, most] = QUEUE;
     (extents / PART_QUEUED)

@@ -302,7 +302,7 @@ fn leaves(
     Ok(leaves)
 }
 
-/// Tables of so many bytes must lie apart, at addresses of a program.
+/// Tables of this many bytes must lie apart, at addresses of a program.
 fn check_places(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
     let mut places: Vec<u64> = tables.iter().map(|(_, at)| *at).collect();
     places.sort_unstable();

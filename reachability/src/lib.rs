@@ -3,7 +3,7 @@
 //!
 //! [`heap::Heap`] knows all objects: their bounds are read from jemalloc's radix tree, from
 //! outside. From the words and ranges that are given as roots, [`mark::mark`] follows every aligned
-//! word that is an address in an object, or whatever else [`Pointers`] takes for one;
+//! word that is an address in an object, or whatever else counts as one for [`Pointers`];
 //! [`lost::find`] lists the sampled objects that it did not reach, [`lost::Found::excuse`] treats
 //! some of them as kept, and [`causes::order`] says which of them keep which others.
 //!

@@ -9,7 +9,7 @@ use crate::pointers::Pointers;
 /// Bytes up to which a slab is read at once.
 const MOST_SLAB: usize = 1 << 20;
 
-/// Most objects of each kind that are listed: up to 3 GiB of them.
+/// Maximum number of objects of each kind that are listed: up to 3 GiB of them.
 const MOST: usize = 1 << 26;
 
 /// A lost object.

@@ -21,7 +21,7 @@ const CHUNK: usize = 1 << 20;
 const GAP: u64 = 16 << 10;
 /// A slab with less than one in this many regions to read waits until there is nothing else.
 const DENSE: u32 = 4;
-/// Most extents whose objects are read in one call.
+/// Maximum number of extents whose objects are read in one call.
 const GROUP: usize = 256;
 
 /// Where to begin, and how to look.
@@ -73,7 +73,7 @@ impl Marks {
     /// Nothing is reached. `trace`: what leads to each region will be remembered.
     fn to(heap: &Heap, trace: bool) -> Self {
         Self {
-            // Regions above 2^31 cannot be told from roots.
+            // Regions above 2^31 cannot be distinguished from roots.
             from: match trace && heap.regions() < ROOT {
                 true => vec![UNKNOWN; heap.regions() as usize],
                 false => Vec::new(),

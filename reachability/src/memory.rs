@@ -32,7 +32,8 @@ pub trait Memory {
         None
     }
 
-    /// A place where `work` can be done on what is [`here`](Self::here), with so many shared words.
+    /// A place where `work` can be done on what is [`here`](Self::here), with this many shared
+    /// words.
     fn place(&self, _work: Work, _words: usize) -> Option<Box<dyn Place + '_>> {
         None
     }
@@ -60,8 +61,8 @@ pub trait Place {
     /// Words that the work shares with us. Others may change them, too, at any time.
     fn words(&self) -> &[AtomicU64];
 
-    /// Does the work, which reads so many bytes at most. If it fails, or takes too long for that, which
-    /// is said by false, nothing is known of the words.
+    /// Does the work, which reads this many bytes at most. If it fails, or takes too long for that,
+    /// which is said by false, nothing is known of the words.
     fn run(&self, bytes: u64) -> bool;
 }
 
@@ -148,7 +149,7 @@ pub(crate) fn split(memory: &dyn Memory, ranges: &[(Range<u64>, u32)]) -> (Noted
     (long, rest)
 }
 
-/// The first 8 bytes of some, of which there are so many.
+/// The first 8 bytes of some, of which there are this many.
 pub(crate) fn word_of(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[..8]);
@@ -161,7 +162,7 @@ pub struct ProcessMemory {
     pid: i32,
 }
 
-/// Most pieces that the kernel takes in one call.
+/// Maximum number of pieces that the kernel takes in one call.
 const PIECES: usize = 1024;
 
 impl ProcessMemory {

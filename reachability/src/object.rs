@@ -17,10 +17,10 @@ const FLAGS: u32 = IGNORED | EXACT;
 /// The farthest that an object begins behind its memory's start.
 const MOST_OFFSET: u64 = 1 << 30;
 
-/// The table, at the start of the range of sampled objects, has an entry for each so many bytes of the
-/// range.
+/// The table, at the start of the range of sampled objects, has an entry for each this many bytes
+/// of the range.
 const UNIT: u64 = 1024;
-/// Most bytes of an object whose header is there.
+/// Maximum number of bytes of an object whose header is there.
 const MOST_FULL: u64 = 14 << 10;
 
 /// Whether an object that fills memory of this size may have its header in the table.
@@ -67,7 +67,7 @@ pub struct Sampled {
     pub weight: f32,
     /// Birth: the clock's tick.
     pub born: u32,
-    /// Whether the program said that it is no leak.
+    /// Whether the program said that it is not a leak.
     pub ignored: bool,
 }
 
@@ -133,7 +133,7 @@ impl Header {
         }
     }
 
-    /// Whether an object of so many bytes at this offset has memory of this size.
+    /// Whether an object of this many bytes at this offset has memory of this size.
     #[inline(always)]
     fn fits(&self, bytes: u64, offset: u64, room: u64) -> bool {
         // Finite, and 1 or more: no arithmetic, since the processor may be set to stop at a NaN

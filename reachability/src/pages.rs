@@ -9,7 +9,7 @@ const LEAF_BITS: u32 = 30;
 /// Addresses of programs.
 const ADDRESS_BITS: u32 = 48;
 const LEAF: usize = 1 << (LEAF_BITS - PAGE_BITS);
-/// Most leaves; beyond them, pages are not entered.
+/// Maximum number of leaves; beyond them, pages are not entered.
 const MOST_LEAVES: usize = 1 << 12;
 
 /// Slabs by page.

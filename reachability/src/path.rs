@@ -7,7 +7,7 @@ use crate::mark::{Marks, Origin};
 use crate::memory::{self, Memory};
 use crate::pointers::Pointers;
 
-/// Most steps of a chain; longer ones are cut at the object's end.
+/// Maximum number of steps of a chain; longer ones are cut at the object's end.
 pub const MOST_STEPS: usize = 100_000;
 const CHUNK: usize = 1 << 20;
 

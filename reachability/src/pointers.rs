@@ -1,4 +1,4 @@
-//! Which words are taken for pointers, and to which regions.
+//! Which words count as pointers, and to which regions.
 
 use crate::heap::Heap;
 use crate::memory::word_of;
@@ -44,14 +44,14 @@ impl Pointers {
         self
     }
 
-    /// The uppermost bits of a word, so many, say nothing of its address.
+    /// The uppermost bits of a word, this many, say nothing of its address.
     #[must_use]
     pub fn tagged(mut self, bits: u32) -> Self {
         self.mask = u64::MAX.checked_shr(bits).unwrap_or(0);
         self
     }
 
-    /// Only those that lead at most so many bytes into an object count. `starts`: where sampled
+    /// Only those that lead at most this many bytes into an object count. `starts`: where sampled
     /// objects begin in their regions, by region ([`crate::lost::starts`]); those that are missing
     /// begin behind a plain header.
     #[must_use]

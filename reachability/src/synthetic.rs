@@ -13,7 +13,7 @@ impl Bytes {
         self.1[at..at + 8].copy_from_slice(&word.to_le_bytes());
     }
 
-    /// Writes the header of a sampled object of so many bytes whose memory begins at an address.
+    /// Writes the header of a sampled object of this many bytes whose memory begins at an address.
     pub fn put_header(&mut self, at: u64, bytes: u32, weight: f32) {
         self.put(at, u64::from(bytes) | (7 << 8 | 1) << 32);
         self.put(at + 8, 99 | u64::from(weight.to_bits()) << 32);

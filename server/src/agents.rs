@@ -6,7 +6,7 @@ use mem_controller::values;
 
 use crate::reply::Reply;
 
-/// Most processes that a refusal names.
+/// Maximum number of processes that a refusal names.
 const NAMED: usize = 10;
 
 /// Where processes are looked for.

@@ -11,7 +11,7 @@ use crate::request::Request;
 use crate::server::Server;
 use crate::sessions::Settings;
 
-/// Every process as `mem_profiler list --json` has it, with its rates and its last minutes.
+/// Every process as in `mem_profiler list --json`, with its rates and its last minutes.
 pub fn processes(server: &Server) -> Result<Reply, Reply> {
     Ok(
         Reply::json(&server.board.read(&server.agents, &server.sessions))

@@ -18,7 +18,7 @@ use crate::sessions::Sessions;
 const AGE: Duration = Duration::from_millis(900);
 /// Points of a process that are kept.
 const POINTS: usize = 300;
-/// Most processes that are shown.
+/// Maximum number of processes that are shown.
 pub const MOST: usize = 1000;
 
 /// The list.

@@ -17,7 +17,7 @@ use crate::reply::Reply;
 
 /// Fewest characters of a token.
 const LEAST_TOKEN: usize = 16;
-/// Most bytes of the file with it.
+/// Maximum number of bytes of the file with it.
 const MOST_TOKEN: u64 = 4096;
 
 /// The rules.

@@ -41,13 +41,13 @@ use crate::server::Server;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest time in which a client takes nothing of its answer.
 const STALL: Duration = Duration::from_secs(20);
-/// Most bytes of a request's head.
+/// Maximum number of bytes of a request's head.
 const MOST_HEADERS: usize = 32 << 10;
-/// Most bytes of a request's body: addresses to be named.
+/// Maximum number of bytes of a request's body: addresses to be named.
 const MOST_BODY: usize = 4 << 20;
-/// Most requests that sample for some time, of all clients.
+/// Maximum number of requests that sample for some time, of all clients.
 const MOST_WAITING: usize = 64;
-/// Most connections at a time.
+/// Maximum number of connections at a time.
 const MOST_CONNECTIONS: usize = 512;
 /// How long nothing is accepted when that fails.
 const BREATH: Duration = Duration::from_millis(50);
@@ -152,7 +152,7 @@ pub async fn serve(
     either(accepting, end).await;
 }
 
-/// Whether there is no room for another connection, so that trying again at once is no use.
+/// Whether there is no room for another connection, so that trying again at once is pointless.
 fn is_short(error: &io::Error) -> bool {
     let short = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
     error

@@ -14,7 +14,7 @@ use crate::reply::{Reply, Step};
 
 /// Time between looks at whether it is done.
 const LOOK: Duration = Duration::from_millis(20);
-/// Most of what a program says that is passed on.
+/// Maximum length of a program's messages that is passed on.
 const MOST_SAID: u64 = 2048;
 
 /// A program at work.

@@ -1,7 +1,7 @@
 //! `/metrics`: Prometheus' text format 0.0.4, or OpenMetrics 1.0 for who accepts it.
 //!
 //! The number of series is bounded: a fixed number of each process, of at most [`MOST`] processes;
-//! names of functions are no labels. A number that is not known now is left out.
+//! names of functions are not labels. A number that is not known now is left out.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -22,9 +22,9 @@ use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::Server;
 
-/// Age from which on the allocator's own figures are not taken for present.
+/// Age from which on the allocator's own figures are not treated as present.
 const STALE_NS: u64 = 5_000_000_000;
-/// Most characters of a process's name.
+/// Maximum number of characters of a process's name.
 const MOST_NAME: usize = 64;
 
 /// A family of metrics.
@@ -255,7 +255,7 @@ fn labels(agent: &Agent) -> String {
     format!("pid=\"{}\",process=\"{}\"", agent.pid, escaped(&name))
 }
 
-/// A label's value as both formats have it.
+/// A label's value as in both formats.
 fn escaped(value: &str) -> String {
     value
         .replace('\\', "\\\\")

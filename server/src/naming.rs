@@ -24,9 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const REST: Duration = Duration::from_secs(30);
 /// How long names of code without a file are kept: it may be compiled again at any time.
 const JIT_LIFE: Duration = Duration::from_secs(60);
-/// Most addresses that are kept.
+/// Maximum number of addresses that are kept.
 const MOST: usize = 1 << 20;
-/// Most bytes of an answer.
+/// Maximum number of bytes of an answer.
 const MOST_ANSWER: u64 = 1 << 30;
 
 /// Names by address, for all processes.
@@ -49,7 +49,7 @@ struct Known {
 /// What an address means.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
-    /// Of a file, by its number and offset.
+    /// For a file, by its number and offset.
     File(u32, u64),
     /// Of a process without a file.
     Jit(u32, u64),

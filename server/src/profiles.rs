@@ -20,7 +20,7 @@ use crate::server::Server;
 const CPU_SECONDS: u64 = 30;
 /// How long the CPU profiler may take beyond that.
 const CPU_PATIENCE: Duration = Duration::from_secs(60);
-/// Most addresses that are named at a time.
+/// Maximum number of addresses that are named at a time.
 const MOST_ADDRESSES: usize = 100_000;
 
 /// What a program that asks expects.

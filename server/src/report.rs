@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The page has a policy of its own, which allows its scripts alone.
 const POLICY: &str = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'";
 
-/// Most pages that are made at a time, each by a program of its own.
+/// Maximum number of pages that are made at a time, each by a program of its own.
 const MOST: usize = 4;
 /// Room for pages.
 static ROOM: Semaphore = Semaphore::const_new(MOST);

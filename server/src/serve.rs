@@ -27,7 +27,7 @@ use crate::sessions::{Sessions, Settings};
 
 /// Time between searches for new processes to be sampled.
 const SEARCH: Duration = Duration::from_secs(5);
-/// Most threads that work.
+/// Maximum number of threads that work.
 const THREADS: usize = 16;
 
 /// Serves until a signal ends it.

@@ -38,7 +38,7 @@ struct Entry {
 /// A session runs for as long as this is held.
 pub struct Lease {
     sessions: Arc<Sessions>,
-    /// Of ours, by pid and the segment's file; `None` if somebody else keeps it.
+    /// For ours, by pid and the segment's file; `None` if somebody else keeps it.
     of: Option<(i32, (u64, u64))>,
 }
 

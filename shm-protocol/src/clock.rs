@@ -35,9 +35,9 @@ const STAT_TICK_NS: i64 = 10_000_000;
 /// Offset of a process's clocks from the machine's, in a time namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shift {
-    /// Of `CLOCK_MONOTONIC`, ns.
+    /// For `CLOCK_MONOTONIC`, ns.
     pub monotonic_ns: i64,
-    /// Of `CLOCK_BOOTTIME`, ns: that of the start times in `/proc/PID/stat`.
+    /// For `CLOCK_BOOTTIME`, ns: that of the start times in `/proc/PID/stat`.
     pub boottime_ns: i64,
 }
 
@@ -48,7 +48,7 @@ impl Shift {
         boottime_ns: 0,
     };
 
-    /// Reads what `/proc/self/timens_offsets` says; what it does not say is no shift.
+    /// Reads what `/proc/self/timens_offsets` says; what it does not mention is not shifted.
     #[must_use]
     pub fn parse(text: &[u8]) -> Self {
         let of = |clock: &str| {

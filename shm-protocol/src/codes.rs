@@ -20,7 +20,7 @@ pub const CODE_STEP: usize = 64 << 10;
 /// Largest part for code objects.
 pub const MAX_CODE_BYTES: usize = 16 << 20;
 
-/// The number that is no code object's: see [`TABLE_FULL`] and [`LEFT_OUT`].
+/// The number that is not a code object's: see [`TABLE_FULL`] and [`LEFT_OUT`].
 pub const NO_CODE: u32 = 0;
 /// Place, in [`NO_CODE`], that stands for frames whose code objects found no room.
 pub const TABLE_FULL: u32 = 0;

@@ -85,7 +85,7 @@ pub struct Params {
     pub controller_pid: AtomicU64,
     /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
     pub range_limit: AtomicU64,
-    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    /// For well-known call sites at least one due sample in 2^this is taken; 0: each one.
     pub thinning: AtomicU64,
 }
 
@@ -200,7 +200,7 @@ pub struct OwnMapping {
     pub bytes: AtomicU64,
 }
 
-/// What a program says is no leak, or may hold pointers: in the process's own memory.
+/// What a program says is not a leak, or may hold pointers: in the process's own memory.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Exemption {
@@ -209,12 +209,12 @@ pub struct Exemption {
     pub kind: AtomicU64,
     /// Address, in an object or of a region's or a text's first byte.
     pub at: AtomicU64,
-    /// Of an object: the clock's tick when it was said, which later objects at its address do not
+    /// For an object: the clock's tick when it was said, which later objects at its address do not
     /// inherit. Of a region or a text: bytes.
     pub extent: AtomicU64,
 }
 
-/// The object, and what only it holds, is no leak.
+/// The object, and what only it holds, is not a leak.
 pub const EXEMPT_OBJECT: u64 = 1;
 /// What memory of the program's own points to is held.
 pub const EXEMPT_REGION: u64 = 2;
@@ -328,7 +328,7 @@ pub struct AllocatorStats {
 /// Bits of an address in a node.
 pub const ADDRESS_BITS: u32 = 48;
 
-/// Most modules kept.
+/// Maximum number of modules kept.
 pub const MODULE_CAPACITY: usize = 1024;
 /// Bytes for the modules' paths.
 pub const MODULE_PATH_BYTES: usize = HEADER_BYTES - MODULES_OFFSET - 64 - MODULE_CAPACITY * 80;

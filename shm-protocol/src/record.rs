@@ -20,7 +20,7 @@ pub type RecordId = u32;
 pub const TABLE_FULL: RecordId = 0;
 /// First record that is handed out.
 pub const FIRST_RECORD: RecordId = 1;
-/// Most records a sampled object's header can name.
+/// Maximum number of records a sampled object's header can name.
 pub const MAX_RECORDS: u32 = 1 << 24;
 
 /// One object in the objects' sums.
@@ -217,7 +217,7 @@ impl<'a> Records<'a> {
         amounts.bytes
     }
 
-    /// Counts a sample of CPU time, which stands for so many nanoseconds; `exclusive` as above.
+    /// Counts a sample of CPU time, which stands for this many nanoseconds; `exclusive` as above.
     #[inline]
     pub fn count_cpu(&self, id: RecordId, ns: u64, exclusive: bool) {
         if let Some(record) = self.records.get(id as usize) {

@@ -160,7 +160,7 @@ pub struct Session {
     pub controller_pid: u64,
     /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
     pub range_limit: u64,
-    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one;
+    /// For well-known call sites at least one due sample in 2^this is taken; 0: each one;
     /// [`Session::PROBE`]: see there.
     pub thinning: u64,
     /// What is wanted of CPU time.
@@ -397,7 +397,7 @@ impl<F: Store> SegmentFile<F> {
         )
     }
 
-    /// Most nodes or records that a bank may have in use, the fixed ones included.
+    /// Maximum number of nodes or records that a bank may have in use, the fixed ones included.
     fn used(&self, base: usize, field: usize, limit: u32) -> Result<usize, Errno> {
         const FIXED: u32 = 2;
         Ok(self
@@ -573,7 +573,7 @@ impl<F: Store> SegmentFile<F> {
         Ok(u64::from_le_bytes(word))
     }
 
-    /// Lets a process go that waits at its exit.
+    /// Releases a process that waits at its exit.
     ///
     /// # Errors
     /// Those of `pwrite`.

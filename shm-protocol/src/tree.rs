@@ -67,7 +67,7 @@ pub const FIRST_NODE: NodeId = 2;
 
 const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
-/// Most nodes that a slot can name.
+/// Maximum number of nodes that a slot can name.
 pub const MAX_NODES: u32 = INDEX_MASK;
 /// Probes after which the table counts as full; at half load a miss takes two or three.
 const MAX_PROBES: u32 = 256;
@@ -164,7 +164,7 @@ impl<'a> Tree<'a> {
         found.map(|slot| slot & INDEX_MASK)
     }
 
-    /// The slots in which new nodes are entered while so many nodes have memory behind them.
+    /// The slots in which new nodes are entered while this many nodes have memory behind them.
     #[inline(always)]
     fn slots(&self, limit: u32) -> &'a [AtomicU32] {
         match self.is_late(limit) {

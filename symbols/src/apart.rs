@@ -24,7 +24,7 @@ use super::{Options, symbolize};
 const MEMORY: u64 = 16 << 30;
 /// Seconds that it may compute.
 const SECONDS: u64 = 300;
-/// Interval at which the wish of the caller to stop is looked at.
+/// Interval at which the wish of the caller to stop is examined.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Why code is not named.

@@ -50,7 +50,7 @@ pub struct Definitions {
 /// Which of these functions a file of this machine's kind defines.
 ///
 /// # Errors
-/// It cannot be read, or is no regular file.
+/// It cannot be read, or is not a regular file.
 pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definitions> {
     let file = opening::regular(path)?;
     let mut definitions = Definitions::default();
@@ -80,7 +80,7 @@ pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definition
 /// The first of these texts that a file contains.
 ///
 /// # Errors
-/// It cannot be read, or is no regular file.
+/// It cannot be read, or is not a regular file.
 pub fn contained(path: &Path, texts: &[&'static str]) -> io::Result<Option<&'static str>> {
     let file = opening::regular(path)?;
     let finders: Vec<_> = texts

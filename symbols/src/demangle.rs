@@ -161,8 +161,7 @@ fn literals(name: &str) -> String {
     name
 }
 
-/// Puts a reference behind the whole type: `A::B&` rather than `A&::B`, which
-/// is no type at all.
+/// Puts a reference behind the whole type: `A::B&` rather than `A&::B`, which is not a type at all.
 fn reference_behind(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     let mut rest = name;
@@ -196,7 +195,7 @@ fn without_templates(name: &str) -> String {
         }
         match rest[0] {
             b'<' => depth += 1,
-            // The arrow of a function type inside the arguments is no end.
+            // The arrow of a function type inside the arguments is not an end.
             b'>' if depth > 0 && bytes[..at].ends_with(b"-") => {}
             b'>' if depth > 0 => depth -= 1,
             c if depth == 0 => out.push(c),
@@ -330,9 +329,9 @@ mod tests {
         })
     }
 
-    /// Of the names in the C++ library nearly all are c++filt's to the letter, except for
+    /// Of the names in the C++ library, nearly all are c++filt's to the letter, except for
     /// `std::string` and its like, which are written short everywhere. The others are constructors
-    /// that are templates: their first parameter is taken for a result.
+    /// that are templates: their first parameter is treated as a result.
     #[test]
     fn names_of_the_library_are_as_cxxfilt_prints_them() {
         let gcc = std::process::Command::new("gcc")

@@ -330,7 +330,7 @@ mod tests {
         let address = |elf: &Elf| elf.address_in_mapping(0x77_3123, 0x1123, 0x1a8_c000);
         assert_eq!(address(&whole), Some(0xb7_3123));
         assert_eq!(address(&stripped), Some(0xb7_3123));
-        // The other way round, and a part of a segment, as its offset has it.
+        // The other way round, and a part of a segment, according to its offset.
         let address = whole.address_in_mapping(0x77_2123, 0x1123, 0x1a8_c000);
         assert_eq!(address, Some(0xb7_3123));
         let part = whole.address_in_mapping(0x78_0123, 0x123, 0x5000);

@@ -74,7 +74,7 @@ pub struct Source {
     elf: Elf,
     /// It is a separate debug file, whose segments hold nothing.
     debug: bool,
-    /// Of a debug file: the program's own, if that is there. Its segments say which address is at
+    /// For a debug file: the program's own, if that is there. Its segments say which address is at
     /// which offset.
     code: Option<Elf>,
 }
@@ -242,8 +242,8 @@ impl<'a> Files<'a> {
         None
     }
 
-    /// The file as the live process has it, which works for containers and
-    /// for deleted files. Checked by build id: the pid may belong to another process by now.
+    /// The file through the live process, which works for containers and for deleted files. Checked
+    /// by build id: the pid may belong to another process by now.
     fn in_process(&self, path: &Path, mapping: &Mapping, is_main: bool) -> Option<Source> {
         let process = self.process.as_ref()?;
         if mapping.build_id.is_empty() {

@@ -72,7 +72,7 @@ const HIDDEN: [Role; 5] = [
 ];
 
 impl Role {
-    /// Of code that is no Python, in this file, which may have the interpreter's code. Debug
+    /// For code that is not Python, in this file, which may have the interpreter's code. Debug
     /// information tells several names: of what was inlined there, too.
     pub fn native<'a>(
         path: &Path,

@@ -1,10 +1,9 @@
 //! Further files that an ELF file names: separate debug information, what
 //! several files share (dwz), packages.
 //!
-//! The library that follows these links opens whatever is there, and waits on a
-//! FIFO for ever. So all paths that it would try are looked at before, and
-//! where one holds anything but a regular file, no link of the file is followed:
-//! its functions have the names of its symbol table.
+//! The library that follows these links opens whatever is there, and waits on a FIFO for ever. So
+//! all paths that it would try are examined before, and where one holds anything but a regular
+//! file, no link of the file is followed: its functions have the names of its symbol table.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -81,8 +80,8 @@ fn links(path: &Path) -> Option<Vec<Link>> {
     Some(links)
 }
 
-/// Of a file that is not taken apart here: whether it has no section of links, since their
-/// names are nowhere in it.
+/// For a file that is not taken apart here: whether it has no section of links, since their names
+/// are nowhere in it.
 fn no_links_by_text(path: &Path) -> bool {
     let Some(bytes) = Image::bytes_of(path) else {
         return false;

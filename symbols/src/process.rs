@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use heap_format::Profile;
 
-/// Most threads that are looked at for one that lives.
+/// Maximum number of threads that are examined for one that lives.
 const MOST_TRIED: usize = 1024;
 
 /// Its pid, if this is the machine that it ran on and was not started again since. Another process

@@ -47,7 +47,7 @@ pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
     ))
 }
 
-/// Why a file is not taken for the profiled program.
+/// Why a file is not treated as the profiled program.
 #[derive(Debug, thiserror::Error)]
 pub enum WrongBinary {
     /// It cannot be opened, or is no ELF file.

@@ -118,7 +118,7 @@ enum End {
     Died(Death),
 }
 
-/// Lets a child answer as many requests as it can.
+/// Makes a child answer as many requests as it can.
 fn in_child(
     requests: &[Request],
     debug_directories: &[PathBuf],

@@ -35,7 +35,7 @@ pub struct Variable {
 /// tells, as in a stripped file.
 ///
 /// # Errors
-/// The file cannot be read, or is no regular file.
+/// The file cannot be read, or is not a regular file.
 pub fn variable(path: &Path, distance: u64) -> io::Result<Option<Variable>> {
     let file = opening::regular(path)?;
     let Some(header) = header(&file)? else {
@@ -70,7 +70,7 @@ fn first_address(file: &File, header: &[u8; 64]) -> io::Result<Option<u64>> {
     Ok(loaded.map(|segment| word(segment, 16) & !4095).min())
 }
 
-/// Of the variable that an address lies in, the name's place, the distance from its start, and its
+/// For the variable that an address lies in, the name's place, the distance from its start, and its
 /// size.
 fn symbol(file: &File, table: &Section, address: u64) -> io::Result<Option<(u32, u64, u64)>> {
     let mut found = None;

@@ -11,7 +11,7 @@ use crate::row::{Bytes, Row};
 use crate::rule::{Kind, Rule};
 use gimli::{CfaRule, FrameDescriptionEntry, RegisterRule};
 
-/// Most states on the stack of `DW_CFA_remember_state`; as in [`crate::row`].
+/// Maximum number of states on the stack of `DW_CFA_remember_state`; as in [`crate::row`].
 const MOST_SAVED: usize = 3;
 
 /// The part of a row that a rule is made of; offsets are from the CFA. Small: a sample may be taken on

@@ -82,7 +82,7 @@ impl RuleCache {
         self.elsewhere(set, key)
     }
 
-    /// [`get`](Self::get) of a rule that is not in the place that is looked at first.
+    /// [`get`](Self::get) of a rule that is not in the place that is examined first.
     #[inline(never)]
     fn elsewhere(&self, set: usize, key: u64) -> Option<Rule> {
         self.sets[set]
@@ -128,7 +128,7 @@ fn key(ip: u64, generation: u16) -> u64 {
     ip << 16 | u64::from(generation)
 }
 
-/// The set of a return address, and the entry there that is looked at first.
+/// The set of a return address, and the entry there that is examined first.
 #[inline]
 fn place_of(ip: u64) -> (usize, usize) {
     const BITS: u32 = (SETS * WAYS).ilog2();

@@ -99,7 +99,8 @@ pub fn entries(section: &Section<'_>, mut visit: impl FnMut(u64, u64)) {
     }
 }
 
-/// Most bytes from a program's entry point to where its first call returns: glibc's takes 40.
+/// Maximum number of bytes from a program's entry point to where its first call returns: glibc's
+/// takes 40.
 const START_BYTES: u64 = 96;
 
 /// Whether `ip` is in the code that a program begins with, which nobody has called. It has no

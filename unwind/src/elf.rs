@@ -281,8 +281,8 @@ impl Image {
         Some(Section { bytes, address })
     }
 
-    /// Whether so many bytes of code are there, and can be read: programs may hide their code, which
-    /// segments do not show.
+    /// Whether this many bytes of code are there, and can be read: programs may hide their code,
+    /// which segments do not show.
     fn has_code(&self, address: u64, bytes: u64) -> bool {
         let relative = address.wrapping_sub(self.bias);
         let holds = |s: &Segment| {

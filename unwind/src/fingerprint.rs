@@ -7,7 +7,7 @@
 use crate::elf::{Image, PT_LOAD, PT_NOTE, find_build_id, program_headers, segments};
 use crate::probe;
 
-/// Most words: two of the build id, two of the program headers.
+/// Maximum number of words: two of the build id, two of the program headers.
 const MOST: usize = 4;
 /// Offset of a loaded segment's size in its program header.
 const FILE_SIZE_OFFSET: usize = 32;
@@ -17,7 +17,7 @@ const FILE_SIZE_OFFSET: usize = 32;
 pub struct Fingerprint([(u64, u32); MOST]);
 
 impl Fingerprint {
-    /// Of the module whose file's first page, `page`, is mapped at `at`. None where it is no
+    /// For the module whose file's first page, `page`, is mapped at `at`. None where it is not a
     /// module's.
     #[must_use]
     pub fn of(page: &[u8], at: u64) -> Self {
@@ -28,7 +28,7 @@ impl Fingerprint {
         Self::of_parts((page, at), (headers, at + first as u64))
     }
 
-    /// Of a page and program headers, which are mapped at these addresses.
+    /// For a page and program headers, which are mapped at these addresses.
     fn of_parts((page, at): (&[u8], u64), (headers, headers_at): (&[u8], u64)) -> Self {
         let mut fingerprint = Self::default();
         let size = headers.len() / segments(headers).count().max(1);

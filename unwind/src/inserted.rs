@@ -60,7 +60,7 @@ pub struct Trail<'a> {
 }
 
 impl<'a> Trail<'a> {
-    /// Of `count` native frames, by their registers, on a stack of which this is known.
+    /// For `count` native frames, by their registers, on a stack of which this is known.
     #[must_use]
     pub fn new(known: Known, count: usize, frame: &'a dyn Fn(usize) -> Registers) -> Self {
         Self {

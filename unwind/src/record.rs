@@ -35,8 +35,8 @@ use crate::stack::Memory;
 
 /// Bytes of a frame record.
 const BYTES: u64 = 16;
-/// Most bytes of a frame between the stack pointer and the record: functions of a C library
-/// with buffers of 64 KiB exist.
+/// Maximum number of bytes of a frame between the stack pointer and the record: functions of a C
+/// library with buffers of 64 KiB exist.
 const REACH: u64 = 256 << 10;
 /// Records in a row that are believed without a call in a module behind them.
 const ENOUGH: usize = 32;
@@ -77,7 +77,7 @@ pub(crate) fn step<A: Machine>(
     mut caller: impl FnMut(u64) -> Option<Caller>,
 ) -> Option<Step> {
     if at.fp == 0 {
-        // The chain's end, as the standard has it, if it is one.
+        // The chain's end, as in the standard, if it is one.
         let ra = Word::default();
         return is_chained.then_some(Step::End { ra });
     }

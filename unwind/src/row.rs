@@ -14,9 +14,9 @@ use gimli::{
 /// Bytes of a module.
 pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Most registers with a rule: 33 general ones and some to spare.
+/// Maximum number of registers with a rule: 33 general ones and some to spare.
 const MOST_RULES: usize = 40;
-/// Most states on the stack of `DW_CFA_remember_state`.
+/// Maximum number of states on the stack of `DW_CFA_remember_state`.
 const MOST_SAVED: usize = 3;
 
 /// The CFA and the registers' rules at an instruction.

@@ -11,8 +11,8 @@
 //!   thread has left it. Nothing is kept from one walk to the next: each page is probed
 //!   in the walk that reads it, before it is read.
 //!
-//! Whose stack it is cannot be queried either. It is taken for the thread's own if the memory
-//! is readable without a gap up to the thread's end ([`Ends`]) and
+//! Whose stack it is cannot be queried either. It is treated as the thread's own if the memory is
+//! readable without a gap up to the thread's end ([`Ends`]) and
 //! - in threads other than the first: a complete walk ended so close below that end that no
 //!   other stack fits between, and every frame from there inwards was reached by going deeper
 //!   on one stack, not by a switch to another;

@@ -11,7 +11,7 @@ use core::sync::atomic::AtomicI32;
 
 /// Stack of each of the two children. `execvpe` keeps paths and arguments there.
 const STACK: usize = 64 << 10;
-/// Most candidates for the controller's path.
+/// Maximum number of candidates for the controller's path.
 const CANDIDATES: usize = 3;
 
 type Path = sys::Text<4096>;
@@ -77,7 +77,7 @@ pub fn start(arguments: &[&CStr], socket: c_int) -> Result<Started, c_int> {
     }
 }
 
-/// Lets the children do it, with no signal handler in between: it would run in a child, in our
+/// Makes the children do it, with no signal handler in between: it would run in a child, in our
 /// memory.
 fn run(order: &Order) -> c_int {
     // SAFETY: all zero is a set.

@@ -25,7 +25,7 @@ static ARGUMENT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 /// How many threads may be in the function.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 
-/// Lets this one choose samples from now on, or none. Then no thread is in the one before, unless
+/// Makes this one choose samples from now on, or none. Then no thread is in the one before, unless
 /// it takes a second. Changes `errno`.
 pub fn install(filter: Option<Filter>) {
     // Who sees the new function must see its argument.

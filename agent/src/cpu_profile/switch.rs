@@ -30,7 +30,7 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static BASE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 
-/// Lets the signal of this number, as the variable has it, switch profiles named `BASE.0`,
+/// Makes the signal of this number, as given in the variable, switch profiles named `BASE.0`,
 /// `BASE.1` and so on. Says so if it cannot. At start-up. Changes `errno`.
 pub fn install(base: &CStr, number: &[u8]) {
     let known = core::str::from_utf8(number).ok();

@@ -56,7 +56,7 @@ mod plain {
     }
 
     pub unsafe extern "C" fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
-        // SAFETY: any size and alignment: one that is no power of two, which only a call by hand
+        // SAFETY: any size and alignment: one that is not a power of two, which only a call by hand
         // can have, meets the allocator's own check.
         unsafe {
             let p = NEXT.memalign(align, size);
@@ -167,7 +167,7 @@ macro_rules! operators {
             /// `operator delete`
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $delete(p: *mut c_void, b: usize, c: usize) {
-                // SAFETY: `p` is null or an object that the caller gives up; what is no sampled
+                // SAFETY: `p` is null or an object that the caller gives up; what is not a sampled
                 // object goes to the counterpart of the operator that it came from.
                 unsafe {
                     if range::may_contain(p) {

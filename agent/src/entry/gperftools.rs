@@ -159,7 +159,7 @@ exports! {
         checks::cancel();
         session::let_exit_unchecked();
     } else {}
-    /// `HeapLeakChecker::DoIgnoreObject(const void*)`: the object, and what only it holds, is no
+    /// `HeapLeakChecker::DoIgnoreObject(const void*)`: the object, and what only it holds, is not a
     /// leak.
     "_ZN15HeapLeakChecker14DoIgnoreObjectEPKv"
     fn ignore_object(object: *const c_void) -> () {
@@ -170,7 +170,7 @@ exports! {
     fn stop_ignoring_object(object: *const c_void) -> () {
         exemptions::remove_object(object.addr() as u64)
     } else {}
-    /// `HeapLeakChecker::Disabler::Disabler()`: what this thread allocates from now on is no
+    /// `HeapLeakChecker::Disabler::Disabler()`: what this thread allocates from now on is not a
     /// leak.
     "_ZN15HeapLeakChecker8DisablerC1Ev"
     fn disable(_this: *mut c_void) -> () {
@@ -245,8 +245,8 @@ pub fn next(known: &AtomicPtr<c_void>, symbol: &str) -> Option<*mut c_void> {
     (function != NOWHERE).then_some(function)
 }
 
-/// From now on what the thread allocates is no leak, or is again; as often as one came more often
-/// than the other.
+/// From now on what the thread allocates is not a leak, or is again; as often as one came more
+/// often than the other.
 pub fn change_ignoring(by: i16) {
     // SAFETY: the calling thread's own state; one word, which no signal handler reads halfway.
     unsafe {

@@ -114,7 +114,7 @@ fn text() -> *mut c_char {
     copy.cast()
 }
 
-/// Lets the controller do it; says so if it cannot. Keeps `errno`.
+/// Makes the controller do it; says so if it cannot. Keeps `errno`.
 fn ask(what: &[&CStr]) -> Option<Answer> {
     controller::act(c"self-profile", what, "no heap profile")
 }

@@ -46,15 +46,15 @@ macro_rules! exports {
 }
 
 exports! {
-    /// What this thread allocates from now on is no leak.
+    /// What this thread allocates from now on is not a leak.
     fn __lsan_disable() { change_ignoring(1) }
     /// Takes one [`__lsan_disable`] back.
     fn __lsan_enable() { change_ignoring(-1) }
-    /// The object, and what only it holds, is no leak.
+    /// The object, and what only it holds, is not a leak.
     fn __lsan_ignore_object(object: *const c_void) { ignore(object) }
     /// Memory that may hold pointers.
     fn __lsan_register_root_region(at: *const c_void, bytes: usize) {
-        // Where that cannot be noted, what is only there is taken for lost.
+        // If that cannot be recorded, what only it points to is reported as lost.
         let _ = exemptions::add_region(at.addr() as u64, bytes as u64);
     }
     /// Takes it back: same address, same size.

@@ -23,7 +23,7 @@ pub extern "C" fn malloc_trim(pad: usize) -> c_int {
     others | c_int::from(trimmed)
 }
 
-/// The same of the program's own allocator.
+/// The same for the program's own allocator.
 fn trim_next(pad: usize) -> c_int {
     let found: *mut c_void = sys::next_symbol(c"malloc_trim");
     if found.is_null() {

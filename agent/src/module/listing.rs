@@ -22,7 +22,7 @@ const TEXT_BYTES: usize = 1 << 20;
 const NAMES_BYTES: usize = 256 << 10;
 /// How much is read at once.
 const PIECE_BYTES: usize = 64 << 10;
-/// Most modules of one reading.
+/// Maximum number of modules of one reading.
 const MOST_ENTRIES: usize = 4096;
 
 /// Mapped at the first search and never unmapped, because a thread's stack may be too small for

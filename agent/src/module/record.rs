@@ -22,8 +22,8 @@ pub fn publish_missing() {
     }
 }
 
-/// Records a module, from what was read when it was registered: no memory of its own, or of
-/// the loader's for it, is looked at.
+/// Records a module, from what was read when it was registered: no memory of its own, or of the
+/// loader's for it, is examined.
 pub fn publish(slot: &Slot) {
     let segment = session::segment_number();
     let facts = slot.facts();

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use unwind::cache::RuleCache;
 use unwind::seen::Seen;
 
-/// Most modules that are kept apart. Beyond, modules are looked up each time.
+/// Maximum number of modules that are kept apart. Beyond, modules are looked up each time.
 pub const CAPACITY: usize = 1024;
 
 /// Zeroed memory is an empty one.

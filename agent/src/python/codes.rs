@@ -20,7 +20,7 @@ use unwind::probe;
 const ADDRESSES: usize = 1 << 15;
 /// Entries of the second.
 const CONTENTS: usize = 1 << 16;
-/// Entries of it that are looked at for one code object.
+/// Entries of it that are examined for one code object.
 const TRIES: usize = 8;
 
 /// Of the first table.

@@ -10,7 +10,7 @@ use crate::module;
 use crate::session::Epoch;
 use unwind::inserted::{Insertion, Trail};
 
-/// Most frames that are looked at.
+/// Maximum number of frames that are examined.
 const MAX_STEPS: usize = 1 << 17;
 /// Bytes of a frame object that are read, and of other frames.
 const FRAME_BYTES: (u64, u64) = (112, 80);
@@ -52,10 +52,10 @@ impl Frames {
         }
     }
 
-    /// The same of a thread that a signal interrupted, at any instruction: its data may be in the middle
-    /// of a change, and lead to memory that is gone. So nothing is believed that was found before, and
-    /// each page is probed before it is read. [`forget_interrupted`](Self::forget_interrupted) has to
-    /// follow.
+    /// The same for a thread that a signal interrupted, at any instruction: its data may be in the
+    /// middle of a change, and lead to memory that is gone. So nothing is believed that was found
+    /// before, and each page is probed before it is read.
+    /// [`forget_interrupted`](Self::forget_interrupted) has to follow.
     pub fn read_interrupted(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
         if runtime::known().is_none() {
             return Insertion::NONE;
@@ -73,7 +73,7 @@ impl Frames {
         }
     }
 
-    /// The same of an interpreter whose library may be unloaded: not while its data are read.
+    /// The same for an interpreter whose library may be unloaded: not while its data are read.
     #[inline(never)]
     fn read_held(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
         module::reading(move || match runtime::known() {

@@ -25,7 +25,8 @@ pub struct Mark {
     /// The name's length, and its hash by the interpreter, which may have made none (as of
     /// `Class.method`, which nobody looks up).
     name: Pair,
-    /// Of a name without a hash, how it begins and how it ends, which is all of it; or a hash of ours.
+    /// For a name without a hash, how it begins and how it ends, which is all of it; or a hash of
+    /// ours.
     text: [Pair; 2],
     /// What the characters of the name are, if they are not ASCII; else 0. Where the end begins, or
     /// one of the two below.
@@ -56,14 +57,14 @@ impl Mark {
     /// Its words.
     #[inline]
     pub fn words(self) -> [u64; Self::WORDS] {
-        // SAFETY: so many words, without padding.
+        // SAFETY: this many words, without padding.
         unsafe { core::mem::transmute(self) }
     }
 
     /// Of its words.
     #[inline]
     pub fn from_words(words: [u64; Self::WORDS]) -> Self {
-        // SAFETY: so many words, all of whose values are valid.
+        // SAFETY: this many words, all of whose values are valid.
         unsafe { core::mem::transmute(words) }
     }
 
@@ -157,14 +158,14 @@ impl Mark {
         }
     }
 
-    /// The same of names whose characters are not kept.
+    /// The same for names whose characters are not kept.
     ///
     /// # Safety
     /// As [`holds`](Self::holds): the name's address and length are the same.
     #[inline(never)]
     unsafe fn holds_characters(&self, layout: &Layout) -> bool {
         let (name, length, state) = (self.parts.0, self.name.0, self.form.0);
-        // SAFETY: the caller's. So many characters take no fewer bytes than if they are ASCII; as
+        // SAFETY: the caller's. This many characters take no fewer bytes than if they are ASCII; as
         // others they are read only if they are of the same kind.
         unsafe {
             (state == 0 || other_state(layout, word(name + layout.more + layout::KIND)) == state)
@@ -216,7 +217,7 @@ unsafe fn characters(at: u64, end: u64) -> [Pair; 2] {
 /// A hash of all characters of a name.
 ///
 /// # Safety
-/// A string of so many such characters is there.
+/// A string of this many such characters is there.
 unsafe fn all_characters(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
     // SAFETY: the caller's.
     unsafe {
@@ -230,7 +231,7 @@ unsafe fn all_characters(layout: &Layout, name: u64, length: u64, state: u64) ->
 /// A hash of a name's ASCII characters.
 ///
 /// # Safety
-/// So many bytes, and what terminates them, can be read.
+/// This many bytes, and what terminates them, can be read.
 #[inline(never)]
 unsafe fn ascii(at: u64, length: u64) -> u64 {
     // SAFETY: the caller's; of fewer than eight bytes, a word at a multiple of eight.
@@ -262,7 +263,7 @@ unsafe fn others(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
 }
 
 /// # Safety
-/// So many bytes can be read.
+/// This many bytes can be read.
 #[inline(never)]
 unsafe fn bytes(at: u64, count: u64) -> u64 {
     // SAFETY: the caller's.

@@ -20,13 +20,13 @@ use cpython::MOST_FRAMES;
 use shm_protocol::codes::{LEFT_OUT, NO_CODE, address_of};
 use unwind::inserted::Inserted;
 
-/// Once in so many walks, the functions of the last walk's frames are looked at: that may take a system
-/// call, and most functions that have no version get none. No multiple of a number that programs count
-/// their rounds by.
+/// Once in this many walks, the functions of the last walk's frames are examined: that may take a
+/// system call, and most functions that have no version get none. No multiple of a number that
+/// programs count their rounds by.
 const PATIENCE: u32 = 31;
 /// As long as they get none, twice as many each time, up to this many.
 const MOST_PATIENCE: u32 = 1 << 10;
-/// So many of the last walk's frames are looked at for one that is met again.
+/// This many of the last walk's frames are examined to find one that is met again.
 const REACH: usize = 16;
 
 type Buffer<T> = [MaybeUninit<T>; MOST_FRAMES];
@@ -46,7 +46,7 @@ pub struct Memo {
     ahead: usize,
     /// Of the last walk's frames, the outermost ones whose addresses are what they were.
     unchanged: usize,
-    /// Walks until the functions of frames are looked at.
+    /// Walks until the functions of frames are examined.
     walks: u32,
     /// How many those were.
     patience: u32,
@@ -191,7 +191,7 @@ impl Memo {
             return Ok(false);
         }
         if let Some(other) = self.first_other_by_style(walk, memory, index) {
-            // What is further in leads to it, so each frame is looked at once.
+            // What is further in leads to it, so each frame is examined once.
             self.ahead = other;
             return Ok(false);
         }
@@ -300,7 +300,7 @@ impl Memo {
         leads_on && self.renew(walk, memory, index)
     }
 
-    /// Of frames that are what they were: whether their functions tell that by now.
+    /// For frames that are what they were: whether their functions tell that by now.
     #[cold]
     #[inline(never)]
     fn look_for_functions(&mut self, layout: &Layout, memory: &mut Memory, index: usize) {

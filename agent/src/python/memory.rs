@@ -37,7 +37,7 @@ pub struct Memory {
     frame: u64,
     /// Start and end of the piece that frames are in now.
     current: (u64, u64),
-    /// Of an interrupted thread: pages that were found readable in this walk.
+    /// For an interrupted thread: pages that were found readable in this walk.
     pages: [u64; PAGES],
     is_interrupted: bool,
 }
@@ -126,7 +126,8 @@ impl Memory {
     }
 
     /// Begins with the piece that the thread's state names, at `piece` there. Of a thread that was
-    /// interrupted, frames are looked at one by one: whole pieces are not known again in the next walk.
+    /// interrupted, frames are examined one by one: whole pieces are not known again in the next
+    /// walk.
     ///
     /// # Safety
     /// The state may be read.
@@ -220,7 +221,7 @@ impl Memory {
         let slot = (at >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54;
         let slot = slot as usize % SPOTS;
         let spot = self.spots[slot];
-        // Of an address that was met with fewer bytes, the next page is not known.
+        // For an address that was met with fewer bytes, the next page is not known.
         let further = u64::from(at % probe::PAGE + bytes > probe::PAGE);
         if spot & !FURTHER == at && spot & FURTHER >= further {
             // An empty one has the address 0.

@@ -15,7 +15,7 @@ impl CommandLine {
         if index >= usize::try_from(self.count).ok()? || self.arguments.is_null() {
             return None;
         }
-        // SAFETY: glibc passes so many arguments; they stay for as long as the process runs.
+        // SAFETY: glibc passes this many arguments; they stay for as long as the process runs.
         unsafe {
             let argument = *self.arguments.add(index);
             (!argument.is_null()).then(|| CStr::from_ptr(argument).to_bytes())

@@ -41,9 +41,9 @@ pub fn never() -> u64 {
 }
 
 impl Plain {
-    /// Of a frame that was read, with the version of its function or that of its code object if that
-    /// tells it: then it names the next one further out, which the same native frame runs. Of none if
-    /// it has the address 0.
+    /// For a frame that was read, with the version of its function or that of its code object if
+    /// that tells it: then it names the next one further out, which the same native frame runs. Of
+    /// none if it has the address 0.
     pub fn of(frame: u64, words: Words, version: Option<Version>) -> Self {
         let (versioned, name, version) = match version {
             Some(Version::OfFunction(function, version)) => (function, 0, version),

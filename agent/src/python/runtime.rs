@@ -198,7 +198,7 @@ fn found() -> Option<&'static Runtime> {
     unsafe { (*KNOWN.0.get()).as_ref() }
 }
 
-/// A stack was read: the interpreter is as its version has it.
+/// A stack was read: the interpreter is as expected for its version.
 #[inline]
 pub fn confirm() {
     if JUDGEMENT.load(Ordering::Relaxed) == PYTHON_MET as u8 {

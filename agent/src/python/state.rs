@@ -11,11 +11,11 @@ use super::runtime::Runtime;
 use cpython::{MOST_INTERPRETERS, MOST_THREADS};
 use unwind::probe;
 
-/// Most states of one thread that are kept: of more, the newest and the oldest.
+/// Maximum number of states of one thread that are kept: of more, the newest and the oldest.
 const OWN: usize = 8;
 /// Samples without a state before it is looked for again, at first and at most.
 const PATIENCE: (u32, u32) = (4, 256);
-/// Of a list with a new beginning, so many are looked at before that.
+/// For a list with a new beginning, this many are examined before that.
 const NEWEST: usize = 4;
 
 /// The states of a thread, as they were found. Zeroed memory has none.

@@ -28,7 +28,7 @@ use tikv_jemalloc_sys as jemalloc;
 const STEP: usize = 16;
 /// Number of sizes: blocks of up to 512 bytes, header included.
 const BINS: usize = 32;
-/// Most bytes in a thread's free lists.
+/// Maximum number of bytes in a thread's free lists.
 const ROOM: usize = 128 << 10;
 
 /// Batches on their way from one thread to another, by size.
@@ -69,7 +69,7 @@ impl Count {
         true
     }
 
-    /// Lets jemalloc do some work, and counts `bytes` instead of what it counted for that.
+    /// Makes jemalloc do some work, and counts `bytes` instead of what it counted for that.
     fn instead<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
         let count: *mut u64 = self.0.cast();
         if count.is_null() {
@@ -146,7 +146,7 @@ impl FreeLists {
         let Self { heads, counts, .. } = self;
         let done = TRANSFERS[bin].put(count, || {
             let block = heads[bin];
-            // SAFETY: the list has so many blocks.
+            // SAFETY: the list has this many blocks.
             heads[bin] = unsafe { (*block).next };
             block.cast()
         });

@@ -12,9 +12,9 @@ use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Most blocks of a batch.
+/// Maximum number of blocks of a batch.
 const MOST: usize = 64;
-/// Most bytes of a batch.
+/// Maximum number of bytes of a batch.
 const BYTES: usize = 4 << 10;
 /// Batches of each size.
 const PLACES: usize = 8;

@@ -57,9 +57,9 @@ pub fn start() {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
 }
 
-/// Whether the caller is another process in this one's memory, as the child of a `vfork` is until it
-/// executes a program: what it does to its signals and filters is its own affair. A system call.
-/// Before Linux 4.14 a copy cannot be told from it, and nobody is.
+/// Whether the caller is another process in this one's memory, as the child of a `vfork` is until
+/// it executes a program: what it does to its signals and filters is its own affair. A system call.
+/// Before Linux 4.14 a copy cannot be distinguished from it, and none is recognised.
 #[cold]
 pub fn is_guest() -> bool {
     let is_known = super::mark::mark().is_some() && !super::is_copy();

@@ -23,7 +23,7 @@ use shm_protocol::segment::{Errno, Session, Tables};
 /// Interval if the environment starts sampling without naming one.
 const DEFAULT_INTERVAL: u64 = 1024;
 
-/// Most samples in a second of CPU time.
+/// Maximum number of samples in a second of CPU time.
 const MOST_RATE: u64 = 10_000;
 
 /// The path of our segment, needed to remove it.
@@ -272,9 +272,9 @@ fn check() -> Option<libc::c_int> {
     runs.then(checks::at_exit).flatten()
 }
 
-/// Stands still until a controller has checked the process for leaks, or is no more; not for ever,
-/// and not for long if no controller says that it will. At the program's exit, and only where that
-/// was asked for and a session runs.
+/// Waits until a controller has checked the process for leaks, or has ended; not for ever, and not
+/// for long if no controller says that it will. At the program's exit, and only where that was
+/// asked for and a session runs.
 fn wait_for_check(status: &Status) {
     const PERIOD_NS: i64 = 1_000_000;
     const MOST_UNSEEN: u32 = 30_000;

@@ -46,7 +46,7 @@ pub fn is_copy() -> bool {
     LIFE.is_copy(mark)
 }
 
-/// Lets one thread of a copy that `fork`'s handlers did not see take it out of its parent's
+/// Makes one thread of a copy that `fork`'s handlers did not see take it out of its parent's
 /// segment; whether the calling thread is that one.
 pub fn claim_leaving() -> bool {
     LIFE.claim_leaving(mark())

@@ -78,7 +78,7 @@ pub fn start() {
 }
 
 fn dir() -> &'static [u8] {
-    // SAFETY: see `Directory`. What did not fit is no directory.
+    // SAFETY: see `Directory`. What did not fit is not a directory.
     let directory = unsafe { &*DIRECTORY.0.get() };
     directory.as_c_str().map_or(b"", CStr::to_bytes)
 }

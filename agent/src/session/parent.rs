@@ -84,7 +84,7 @@ pub fn standing(session: u64, has_end: bool) -> Standing {
     let is_collected = status.collected_session.load(Ordering::Acquire) == session;
     match setting {
         Some(setting) if setting.session != session => Standing::Over,
-        // Of a parent that was killed nobody turns the session off.
+        // If the parent was killed, nobody turns its session off.
         Some(setting) if !(has_end && is_collected) => Standing::Current(setting),
         _ if has_end || has_ended => Standing::Over,
         // The program that began it has ended.

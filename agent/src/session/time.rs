@@ -29,7 +29,7 @@ pub fn shift() -> Shift {
     }
 }
 
-/// Now, as the machine's coarse monotonic clock tells it.
+/// Now, by the machine's coarse monotonic clock.
 pub fn now_ns() -> u64 {
     shift().to_machine(clock::now_ns())
 }

@@ -12,7 +12,7 @@ struct Buffer(UnsafeCell<[u8; BYTES]>);
 // SAFETY: used by whoever has the turn alone.
 unsafe impl Sync for Buffer {}
 static BUFFER: Buffer = Buffer(UnsafeCell::new([0; BYTES]));
-/// Who uses it.
+/// Its user.
 static READING: AtomicUsize = AtomicUsize::new(0);
 
 /// In a forked child: the thread that reads may be its parent's.
@@ -55,7 +55,7 @@ fn read(fd: c_int, mut each: impl FnMut(u32)) -> bool {
         if count == 0 {
             return true;
         }
-        // SAFETY: so many bytes were written, and nobody writes them before the next call.
+        // SAFETY: this many bytes were written, and nobody writes them before the next call.
         let bytes = unsafe { core::slice::from_raw_parts(BUFFER.0.get().cast::<u8>(), count) };
         entries(bytes, &mut each);
     }

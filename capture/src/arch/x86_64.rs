@@ -37,7 +37,7 @@ const TRAP: u64 = 1 << 8;
 /// `struct rt_sigframe`: the return address, then the context.
 const CONTEXT: usize = 8;
 const FRAME: usize = 440;
-/// Of `struct ucontext`: the flags (extended state, both bits for `ss`), where the alternate
+/// For `struct ucontext`: the flags (extended state, both bits for `ss`), where the alternate
 /// stack's flags lie, the pointer to the vector state, the signal mask.
 const CONTEXT_FLAGS: u64 = 0b111;
 const ALTERNATE_FLAGS: usize = CONTEXT + 24;

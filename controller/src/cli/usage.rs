@@ -26,7 +26,7 @@ pub fn hinted(mut error: Error) -> Error {
 }
 
 /// The option of `run` or `cpu run` that is nearest to one that it has not: what follows these is
-/// taken for a program, so the parser says nothing of it.
+/// treated as a program, so the parser says nothing of it.
 pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     let root = Cli::command();
     let found = command
@@ -45,7 +45,8 @@ pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     }
 }
 
-/// A word behind an option of the plain form is no conflict with that if there is no such command.
+/// A word behind an option of the plain form is not a conflict with that if there is no such
+/// command.
 fn instead(error: &Error) -> Option<Error> {
     let word = text_of(error, ContextKind::InvalidSubcommand)?;
     let is_conflict = error.kind() == ErrorKind::ArgumentConflict;
@@ -85,7 +86,7 @@ fn hint(error: &Error) -> Vec<String> {
     }
 }
 
-/// What a word can have meant that is no option and no command.
+/// What a word that is neither an option nor a command may have meant.
 fn of_word(word: &str) -> Vec<String> {
     if word.starts_with('-') {
         return Vec::new();

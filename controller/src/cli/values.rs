@@ -78,7 +78,7 @@ pub fn interval(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Most samples in a second: each comes with a copy of 16 KiB of stack or more.
+/// Maximum number of samples in a second: each comes with a copy of 16 KiB of stack or more.
 const MOST_RATE: u32 = 10_000;
 
 /// Samples in a second of CPU time.

@@ -10,7 +10,7 @@ use crate::select::Selection;
 use crate::terminal::{diagnostic, result};
 use crate::text;
 
-/// Most reasons that are reported why something is kept.
+/// Maximum number of reasons that are reported why something is kept.
 const MOST_DOUBTS: usize = 8;
 
 /// What to do about segments of another version.

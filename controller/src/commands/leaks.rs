@@ -73,7 +73,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Prints a report; `json`: only what is no result.
+/// Prints a report; `json`: only what is not a result.
 fn print(report: &Report, json: bool) {
     report.warnings().for_each(|line| warning(&line));
     if !json {
@@ -101,7 +101,7 @@ fn one(
         );
         return Ok(None);
     };
-    // Of a process that nothing is known of, it would be said that it has lost nothing.
+    // A process about which nothing is known would be reported as having lost nothing.
     obstacle(agent, &header).map_or(Ok(()), Err)?;
     let check = leaks::check(agent, &header, &session, plan)?;
     let mut report = leaks::report(agent, &header, &session, &check, (most, plan.base));

@@ -29,7 +29,7 @@ use crate::segment::Head;
 use crate::terminal::{diagnostic, report, warning};
 use crate::text;
 
-/// Most bytes of what was lost before: some two million stacks.
+/// Maximum number of bytes of what was lost before: some two million stacks.
 const MOST_EARLIER: u64 = 64 << 20;
 /// Where gperftools' checker writes its dumps.
 const DUMP_DIRECTORY: &str = "HEAP_CHECK_DUMP_DIRECTORY";

@@ -38,7 +38,7 @@ impl Description {
         })
     }
 
-    /// Of a process that ended before it could be read: by its first mapping, which is its
+    /// For a process that ended before it could be read: by its first mapping, which is its
     /// executable's.
     pub fn by_code(process: &Process) -> Self {
         let path = process.space.ranges().iter().map(|range| &range.path[..]);

@@ -212,7 +212,7 @@ pub(super) fn waited_ns() -> u64 {
     usage.map_or(0, ns)
 }
 
-/// Most processes that are named in a line.
+/// Maximum number of processes that are named in a line.
 const MOST_NAMED: usize = 8;
 
 /// Several processes that used hardly any time, `most` nanoseconds at the most.

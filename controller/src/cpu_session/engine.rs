@@ -40,7 +40,7 @@ pub struct Engine {
     /// Whether lines of Python are wanted, where there are any.
     wants_lines: bool,
     agents: Agents,
-    /// When the processes were looked at, if nothing else does.
+    /// When the processes were examined, if nothing else does.
     looked: Option<Instant>,
     /// What is still known of it after its end.
     closed: Option<Closed>,
@@ -422,7 +422,7 @@ impl Engine {
     }
 
     /// Closes all events, and lets go of all threads: profiles take time to write, and a program
-    /// may run on for long. What is known of the engine can still be asked for.
+    /// may keep running for long. What is known of the engine can still be asked for.
     pub fn close(&mut self) {
         let closed = Closed {
             name: self.name(),

@@ -116,7 +116,7 @@ fn ask_for_the_thread_s_memory() -> Option<()> {
     Some(())
 }
 
-/// Lets a timer of this thread's clock fire once.
+/// Makes a timer of this thread's clock fire once.
 fn fire(signal: i32) -> Option<()> {
     // SAFETY: takes nothing.
     let tid = unsafe { libc::getpid() };

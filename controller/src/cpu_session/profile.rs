@@ -20,7 +20,7 @@ use crate::text;
 
 /// Part of the time from which on its lack of samples is worth advice, in percent.
 const MUCH: f64 = 10.0;
-/// So many samples that were not taken are no chance.
+/// This many missing samples are no coincidence.
 const MANY: u64 = 10;
 /// What may have had no sample.
 const UNSEEN: &str = "threads that end soon are seldom seen";
@@ -30,11 +30,11 @@ const QUEUE: &str = "[waits for a processor]";
 const WITHOUT_STACKS: &str = "/proc";
 /// How the names of engines begin that are of perf events.
 const PERF: &str = "perf_event";
-/// The same of ptrace.
+/// The same for ptrace.
 const PTRACE: &str = "ptrace";
 /// What it does not see.
 const SHORT: &str = "ptrace does not see threads that end within some 50 ms: --engine perf does";
-/// Most samples in a second that may be asked for.
+/// Maximum number of samples in a second that may be asked for.
 const MOST_RATE: u32 = 10_000;
 
 /// The time that a session is about, of one process.

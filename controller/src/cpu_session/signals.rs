@@ -36,7 +36,7 @@ pub struct Blocked {
 const EACH: Duration = Duration::from_millis(200);
 /// CPU time, in nanoseconds, of which there should be samples.
 const ENOUGH: u64 = 50_000_000;
-/// Threads that are looked at.
+/// Threads that are examined.
 const MOST: usize = 1024;
 
 impl Blocked {

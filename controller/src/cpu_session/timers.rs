@@ -40,8 +40,8 @@ pub struct Timers {
     found: Option<Vec<Found>>,
     /// Where the processes of a program that we start are looked for.
     family: Option<(Discovery, Family, HashSet<Entry>)>,
-    /// Of programs that were replaced, segments that are still there, and when they were made: the next
-    /// program's may have the same name and inode once the process has removed them.
+    /// For programs that were replaced, segments that are still there, and when they were made: the
+    /// next program's may have the same name and inode once the process has removed them.
     replaced: HashSet<(Entry, u64)>,
     renewal: Instant,
     /// Why there are no samples of processes that are over.
@@ -76,7 +76,7 @@ impl Timers {
         }
     }
 
-    /// Lets sessions end by themselves some time after this.
+    /// Makes sessions end by themselves some time after this.
     pub fn limit(&mut self, length: Option<Duration>) {
         self.end = length.map(|length| Instant::now() + length + GRACE);
     }
@@ -173,7 +173,7 @@ impl Timers {
         self.is_used
     }
 
-    /// Lets a process go that another engine samples from now on.
+    /// Releases a process that another engine samples from now on.
     pub fn release(&mut self, pid: i32, recording: &mut Recording) {
         if let Some(at) = self.members.iter().position(|member| member.pid == pid) {
             let member = self.members.swap_remove(at);

@@ -191,15 +191,15 @@ pub struct Refused {
     pub young: bool,
 }
 
-/// Most refused segments that are kept one by one.
+/// Maximum number of refused segments that are kept one by one.
 const KEPT: usize = 256;
-/// Most refused segments that are named in a warning.
+/// Maximum number of refused segments that are named in a warning.
 const NAMED: usize = 3;
 
 /// Segments that are not used. Anybody can make any number of them, so the rest is counted.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    /// The first ones; those of live processes are looked at first.
+    /// The first ones; those of live processes are examined first.
     pub first: Vec<Refused>,
     /// How many more there are, by directory, each with the first of them.
     more: BTreeMap<PathBuf, (PathBuf, usize)>,

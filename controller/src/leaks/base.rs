@@ -26,7 +26,7 @@ pub const TRIGGER: &str = "leak check";
 /// Less than this of an object, a byte or a share is an error of calculation.
 pub const NOTHING: f64 = 1e-6;
 
-/// Of a stack: module, and distance in its file; or an address, of code without a file.
+/// For a stack: module, and distance in its file; or an address, of code without a file.
 type Frame = (Option<u32>, u64);
 
 /// Lost objects.

@@ -1,4 +1,4 @@
-//! What the program itself says is no leak, as the agent lists it (`agent/src/exemptions.rs`).
+//! What the program itself says is not a leak, as the agent lists it (`agent/src/exemptions.rs`).
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -7,13 +7,14 @@ use reachability::lost;
 use reachability::{Heap, Memory};
 use shm_protocol::layout::{EXEMPT_OBJECT, EXEMPT_REGION, Exemption};
 
-/// Most entries that are looked at; the agent has room for as many.
+/// Maximum number of entries that are examined; the agent has room for as many.
 const MOST: u64 = 1 << 16;
 
-/// Most bytes of a text.
+/// Maximum number of bytes of a text.
 const MOST_TEXT: u64 = 1 << 20;
 
-/// Where the list is: it holds addresses of objects, and must not be taken for the program's.
+/// Where the list is: it contains addresses of objects, and must not be mistaken for the program's
+/// memory.
 pub fn memory(memory: &dyn Memory, place: u64) -> Option<Range<u64>> {
     let entries = memory.word(place).filter(|at| place != 0 && *at != 0)?;
     Some(entries..entries.saturating_add(MOST * size_of::<Exemption>() as u64))
@@ -22,7 +23,7 @@ pub fn memory(memory: &dyn Memory, place: u64) -> Option<Range<u64>> {
 /// What is listed.
 #[derive(Debug, Default)]
 pub struct Exemptions {
-    /// Addresses in objects that are no leaks.
+    /// Addresses in objects that are not leaks.
     pub objects: Vec<u64>,
     /// Memory that may hold pointers.
     pub regions: Vec<Range<u64>>,
@@ -72,8 +73,8 @@ fn entries(memory: &dyn Memory, place: u64) -> Vec<(u64, u64, u64)> {
     bytes.chunks_exact(SIZE).map(entry).collect()
 }
 
-/// Whether the object at an address was there when the program spoke of it, and is no later one. Of
-/// objects that are not sampled that is not known: they are taken for the same.
+/// Whether the object at an address was there when the program spoke of it, and is not a later one.
+/// Of objects that are not sampled that is not known: they are treated as the same.
 fn is_same(memory: &dyn Memory, heap: &Heap, at: u64, tick: u32) -> bool {
     let Some((_, region)) = heap.find(at) else {
         return false;

@@ -1,5 +1,5 @@
-//! Searches of a process that runs on: what one of them says to be lost may only have been on its way
-//! from one place to another, so only what each of several says is.
+//! Searches of a process that keeps running: what one of them says to be lost may only have been on
+//! its way from one place to another, so only what each of several says is.
 
 use std::collections::HashMap;
 use std::thread;
@@ -24,7 +24,7 @@ pub struct Look {
     pub found: Found,
 }
 
-/// Looks up to so many times, until nothing is lost that was each time; how often it was looked.
+/// Looks up to this many times, until nothing is lost that was each time; how often it was looked.
 pub fn repeat(
     times: u32,
     mut look: impl FnMut() -> anyhow::Result<Look>,
@@ -48,8 +48,8 @@ pub fn repeat(
 }
 
 impl Look {
-    /// Keeps the lost objects that `is_lost` names. The others were reached before: they are taken for
-    /// roots, as what leads to them is not known.
+    /// Keeps the lost objects that `is_lost` names. The others were reached before: they are
+    /// treated as roots, as what leads to them is not known.
     fn keep(&mut self, is_lost: impl Fn(&Sampled) -> bool) {
         let memory = &self.moment.memory;
         self.search

@@ -1,5 +1,6 @@
-//! Memory that is not a copy's own, read while the process stands still, as it would be another
-//! moment's later: what forks leave out (`MADV_DONTFORK`), and shared memory if there is little.
+//! Memory that is not a copy's own, read while the process is stopped, because later it would be
+//! that of another moment: what forks leave out (`MADV_DONTFORK`), and shared memory if there is
+//! little.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -8,10 +9,10 @@ use reachability::{Memory, ProcessMemory};
 
 use super::regions::{Pages, Region};
 
-/// Most bytes that are held. To read them takes some tenths of a second.
+/// Maximum number of bytes that are held. To read them takes some tenths of a second.
 const MOST: u64 = 512 << 20;
-/// Most bytes of shared memory, which seldom holds pointers, to read in a millisecond or two; and most
-/// that is mapped of it, to ask which pages are there.
+/// Maximum number of bytes of shared memory, which seldom holds pointers, to read in a millisecond
+/// or two; and maximum that is mapped of it, to ask which pages are there.
 const MOST_SHARED: u64 = 2 << 20;
 const MOST_SHARED_MAPPED: u64 = 32 << 20;
 

@@ -23,7 +23,7 @@ use crate::process;
 use crate::snapshot::Snapshot;
 use crate::text;
 
-/// Most stacks of which an object is shown.
+/// Maximum number of stacks of which an object is shown.
 const MOST: usize = 3;
 
 /// The objects that are asked about.

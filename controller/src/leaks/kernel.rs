@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// As Linux 6.18 tells it.
+    /// In the form of Linux 6.18.
     const RING: &str = "pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t80661\nSqMask:\t0x7\nSqHead:\t3\n\
         SqTail:\t4\nCachedSqHead:\t3\nCqMask:\t0xf\nCqHead:\t0\nCqTail:\t1\nCachedCqTail:\t1\nSQEs:\t1\n\
         \x20   3: opcode:READ, fd:4, flags:0, off:0, addr:0x7f5ad0a68010, rw_flags:0x0, buf_index:0 \

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of names and templates that are compared: some seconds.
 const MOST_COMPARED: u64 = 1 << 34;
 
-/// Which stacks are known, as far as they were looked at.
+/// Which stacks are known, as far as they were examined.
 pub struct Known<'a> {
     suppressions: &'a Suppressions,
     pid: i32,
@@ -53,7 +53,7 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// The template that a stack matches; `None`: it has not been looked at.
+    /// The template that a stack matches; `None`: it has not been examined.
     pub fn template(&self, leaf: NodeId) -> Option<Option<usize>> {
         self.stacks.get(&leaf).copied()
     }

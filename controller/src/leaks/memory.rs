@@ -77,7 +77,7 @@ enum Source {
 }
 
 impl MomentMemory {
-    /// Of a copy of a process, which may be the process itself; regions of the addresses `absent`
+    /// For a copy of a process, which may be the process itself; regions of the addresses `absent`
     /// are held, or else the process's.
     pub fn of(
         copy: i32,

@@ -39,16 +39,16 @@ pub struct Moment {
 
 /// What is held while the memory is read.
 pub enum Hold {
-    /// A copy; the process runs on.
+    /// A copy; the process continues.
     Copy(Arc<Copy>, Pause),
     /// The process.
     Process(Stopped),
-    /// Nothing: it runs, with so many threads.
+    /// Nothing: it runs, with this many threads.
     Nothing(usize),
 }
 
 impl Hold {
-    /// Lets the process run, if it does not; how long it stood still.
+    /// Resumes the process, if it is stopped; how long it stood still.
     pub fn release(self) -> Pause {
         match self {
             Self::Copy(_, pause) => pause,

@@ -16,8 +16,8 @@ fn page_size() -> u64 {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096) as u64
 }
 
-/// Most pages whose entries are read of one process, where the kernel cannot skip what is not
-/// there: 2 TiB of them, some seconds.
+/// Maximum number of pages whose entries are read of one process, where the kernel cannot skip what
+/// is not there: 2 TiB of them, some seconds.
 const MOST_PAGES: u64 = 1 << 29;
 /// Entries read at once.
 const ENTRIES: usize = 1 << 16;

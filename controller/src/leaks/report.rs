@@ -231,7 +231,7 @@ impl Report {
             lines.push(format!("These are {shown} of {all} stacks, the largest."));
         }
         if !self.suppressed.is_empty() {
-            // As LeakSanitizer has it.
+            // As in LeakSanitizer.
             lines.push(String::new());
             lines.push("Suppressions used:".to_owned());
             lines.push("  count      bytes template".to_owned());

@@ -22,9 +22,10 @@ use crate::text;
 
 /// Bytes below the stack pointer that a function may use (System V ABI for x86-64).
 const RED_ZONE: u64 = if cfg!(target_arch = "x86_64") { 128 } else { 0 };
-/// Most of a mapping that is searched for the end of a dead thread's stack.
+/// Maximum size of the part of a mapping that is searched for the end of a dead thread's stack.
 const MOST_STACK: u64 = 1 << 20;
-/// Most bytes of one part of the agent's memory, most pointers to unused parts, and most mappings.
+/// Maximum number of bytes of one part of the agent's memory, of pointers to unused parts, and of
+/// mappings.
 const MOST_AGENT: u64 = 1 << 24;
 const MOST_SPARE: u64 = 1 << 12;
 const MOST_OWN: u64 = 1 << 10;
@@ -38,7 +39,7 @@ pub struct Roots {
     pub words: Vec<(u64, u32)>,
     /// Ranges to read, with the number of their root.
     pub ranges: Vec<(Range<u64>, u32)>,
-    /// The agent's own memory, which is no root.
+    /// The agent's own memory, which is not a root.
     pub agents: Vec<Range<u64>>,
 }
 
@@ -148,7 +149,7 @@ impl Roots {
         }
     }
 
-    /// What the program says is no leak, or may hold pointers.
+    /// What the program says is not a leak, or may hold pointers.
     pub fn add_exemptions(&mut self, exemptions: Exemptions) {
         let number = self.name("object that the program ignores".to_owned());
         let objects = exemptions.objects.into_iter();
@@ -235,7 +236,7 @@ fn alive(
 }
 
 /// The end of the stack of a thread that has ended, which the C library keeps for a later one: its
-/// thread control block is no live thread's.
+/// thread control block is not a live thread's.
 fn dead_stack(process: &Process<'_>, region: &Region) -> Option<u64> {
     if !region.has_guard || !region.name.is_empty() {
         return None;

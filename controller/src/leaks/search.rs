@@ -80,7 +80,7 @@ impl Search {
         })
     }
 
-    /// Reaches only what the program says is no leak.
+    /// Reaches only what the program says is not a leak.
     pub fn begin_at_exemptions(&mut self, memory: &MomentMemory, agent: AgentMemory) {
         let mut roots = Roots::default();
         roots.add_exemptions(exemptions::read(memory, &self.heap, agent.exemptions));
@@ -92,7 +92,7 @@ impl Search {
         let wanted = |object: &Sampled| is_of(object, session);
         let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
         if scope == Scope::Unreachable {
-            // The caches in which the allocator keeps free objects are no program's memory.
+            // The caches in which the allocator keeps free objects are not the program's memory.
             let internal = mark::targets(memory, &self.heap, &self.roots.agents);
             found
                 .unknown

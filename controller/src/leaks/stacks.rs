@@ -108,12 +108,12 @@ pub struct Leaks {
     pub leaks: Vec<Leak>,
     /// Together.
     pub total: Sum,
-    /// What of each stack and size class is lost, and how, as a profile has it.
+    /// What of each stack and size class is lost, and how, as in a profile.
     details: HashMap<(NodeId, u32), BTreeMap<Label, Detail>>,
 }
 
 impl Leaks {
-    /// Of lost objects, how each is lost, as far as that is known, and the stack and size class of
+    /// For lost objects, how each is lost, as far as that is known, and the stack and size class of
     /// each record; `now` is the tick of the check. `since`: only what is new is listed.
     pub fn of(
         lost: &[Lost],
@@ -162,7 +162,7 @@ impl Leaks {
             all.total.samples = since.samples;
             all.total.settle();
             leaks.values_mut().for_each(Leak::settle);
-            // Of a cause that is not new, nothing is listed.
+            // For a cause that is not new, nothing is listed.
             leaks.retain(|_, leak| leak.lost.samples > 0);
         }
         all.leaks = sorted(leaks.into_values().collect());

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::text;
 
-/// Most bytes of a file, and most templates of all files.
+/// Maximum number of bytes of a file, and of templates of all files.
 const MOST_BYTES: u64 = 1 << 20;
 const MOST_TEMPLATES: usize = 10_000;
 
@@ -92,7 +92,7 @@ impl Suppressions {
     }
 }
 
-/// Whether a text matches a template, as LeakSanitizer has it: it contains its parts, which `*`
+/// Whether a text matches a template, as in LeakSanitizer: it contains its parts, which `*`
 /// separates, one behind the other. `^` at its beginning and `$` are the text's beginning and end.
 /// Each part is taken where it is found first, so this takes time in proportion to both lengths.
 fn matches(template: &str, text: &str) -> bool {

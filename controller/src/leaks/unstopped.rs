@@ -11,9 +11,10 @@ use super::control_blocks;
 use super::kernel::limited;
 use super::regions::Region;
 
-/// Most bytes that are searched for control blocks outside stacks.
+/// Maximum number of bytes that are searched for control blocks outside stacks.
 const MOST: u64 = 256 << 20;
-/// Most bytes of a stack, from its end, in which its thread's control block is looked for.
+/// Maximum number of bytes of a stack, from its end, in which its thread's control block is looked
+/// for.
 const MOST_STACK: u64 = 1 << 20;
 
 /// The number of threads, and those that wait in the kernel, with the arguments of their system

@@ -21,7 +21,7 @@ use super::refusal::Refusal;
 use super::resolution::open_below;
 use crate::process;
 
-/// Most entries of a directory that are read: the names alone.
+/// Maximum number of entries of a directory that are read: the names alone.
 const MAX_ENTRIES: usize = 1_000_000;
 
 /// An open directory of segments.
@@ -157,7 +157,7 @@ impl Kind {
         }
     }
 
-    /// Why it is no segment, or none of ours.
+    /// Why it is not a segment, or none of ours.
     pub fn refusal(&self) -> Option<Refusal> {
         let us = nix::unistd::geteuid();
         if !self.regular {

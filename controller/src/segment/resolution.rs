@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat};
 use nix::sys::stat::{Mode, SFlag, fstat};
 
-/// Most links on the way, as the kernel has it.
+/// Maximum number of links on the way, as in the kernel.
 const MOST_LINKS: usize = 40;
 /// How a directory is opened that is read in the end.
 const READ: OFlag = OFlag::O_RDONLY

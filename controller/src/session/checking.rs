@@ -74,7 +74,7 @@ impl Run {
     }
 }
 
-/// The process stands still anyway: it is read as it is, without a copy.
+/// The process is stopped anyway: it is read as it is, without a copy.
 fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<(Report, Option<String>)> {
     let mut head = Head::new();
     let (agent, session) = (&target.agent, &target.session);

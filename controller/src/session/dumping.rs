@@ -208,7 +208,7 @@ impl Run {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = agent.segment.bank(target.session.number, &mut buffer);
         let enough = |bytes: f64| bytes >= worth.min as f64;
-        // Of one that cannot be read the dump will say why.
+        // If one cannot be read, the dump will say why.
         is_program && agent.life != Life::Replaced
             || bank.map_or(true, |bank| enough(bank.totals().alloc_bytes))
     }

@@ -138,7 +138,7 @@ impl Cpu {
         let unknown: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[not named yet]")]);
         model.stacks.clear();
         model.total = Used::default();
-        // Of one function, addresses differ: it is one row.
+        // For one function, addresses differ: it is one row.
         let mut rows: HashMap<Rc<[FunctionId]>, usize> = HashMap::new();
         for (leaf, stack) in (0..).zip(&self.stacks) {
             let [before, now] = stack.ns.map(|ns| ns as f64 / 1e9);
@@ -292,7 +292,7 @@ mod tests {
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
         assert_eq!(names, ["[kernel]", "[truncated]"]);
         assert_eq!(functions(&mut symbols, &kernel, &[0x4000]), None);
-        // Of Python's frames alone, outer ones may be missing nevertheless.
+        // For Python's frames alone, outer ones may be missing nevertheless.
         symbols.show(symbols::interpreter::Shown::PythonOnly);
         let found = functions(&mut symbols, &kernel, &stack).expect("none is looked up");
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();

@@ -1,4 +1,4 @@
-//! What the numbers of CPU time lack, as far as that is known: as `mem_parser` tells it of a
+//! What the numbers of CPU time lack, as far as that is known: as `mem_parser` shows it for a
 //! profile.
 
 use cpu::Process;
@@ -23,7 +23,7 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Of a process, except for what its stacks show.
+    /// For a process, except for what its stacks show.
     pub fn of(process: &Process) -> Self {
         Self {
             all: process.cpu_ns(),

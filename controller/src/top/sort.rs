@@ -16,7 +16,7 @@ pub enum Sort {
     Age,
     /// CPU time since the last refresh, with what was called.
     Now,
-    /// The same of the function itself.
+    /// The same for the function itself.
     FlatNow,
     /// CPU time since the beginning, with what was called.
     Cpu,

@@ -77,7 +77,7 @@ pub struct View {
     pub filter: String,
     /// Whether keys go to the filter.
     pub editing: bool,
-    /// Whether the numbers stand still.
+    /// Whether the numbers are paused.
     pub paused: bool,
     /// Whether the keys are explained.
     pub help: bool,

@@ -28,7 +28,7 @@ pub(super) struct Processor {
 pub(super) fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<Attribute, Refusal> {
     let first = processors.first().copied().unwrap_or(0);
     loop {
-        // Of this thread, which may always be asked for.
+        // For this thread, which may always be asked for.
         let Err(error) = attribute.open(0, first) else {
             return Ok(attribute);
         };
@@ -41,7 +41,7 @@ pub(super) fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<At
     }
 }
 
-/// Bytes of each ring, of so many, to begin with.
+/// Bytes of each ring, of this many, to begin with.
 fn desired(rings: usize, may_lock: bool, memory: usize) -> usize {
     let mut bytes = if may_lock { LARGE_RING } else { RING_BYTES };
     while bytes > RING_BYTES && bytes.saturating_mul(rings) > memory / SHARE_OF_MEMORY {

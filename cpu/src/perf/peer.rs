@@ -32,7 +32,7 @@ const SAMPLES: usize = 1000;
 const PATIENCE: Duration = Duration::from_secs(120);
 const PERIOD_NS: u64 = 1_000_000;
 
-/// A thread as a sample has it.
+/// A thread as in a sample.
 struct Dump {
     live: Live,
     stack: Vec<u8>,
@@ -273,7 +273,7 @@ fn compare(program: &Running) -> usize {
     whole.count()
 }
 
-/// The same of programs whose stacks are shorter than what the kernel copies.
+/// The same for programs whose stacks are shorter than what the kernel copies.
 fn compare_whole(program: &Running) {
     let whole = compare(program);
     assert!(

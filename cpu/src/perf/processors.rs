@@ -92,7 +92,7 @@ impl Perf {
         self.events = opened.unwrap_or_default();
     }
 
-    /// Lets the samples stand for what their processes used, if it is time.
+    /// Makes the samples stand for what their processes used, if it is time.
     pub(super) fn weigh_if_due(&mut self, recording: &mut Recording) {
         if self.meters.as_ref().is_some_and(Meters::is_due) {
             self.weigh(Scale::Clock, recording);
@@ -121,7 +121,7 @@ impl Perf {
         meters.map_or(Vec::new(), |meters| meters.weigh_all(scale))
     }
 
-    /// The same of a process that executes another program.
+    /// The same for a process that executes another program.
     pub(super) fn weigh_before_exec(&mut self, pid: i32, recording: &mut Recording) {
         let meters = self.meters.as_mut();
         if let Some(told) = meters.and_then(|meters| meters.executed(pid)) {

@@ -23,7 +23,8 @@ use crate::script::ScriptLine;
 pub const FULL: u32 = 0;
 /// The number that stands for the frames that are left out.
 pub const OUTER: u32 = 1;
-/// Most code objects that are known by their addresses, and most bytes of what is kept of them.
+/// Maximum number of code objects that are known by their addresses, and of bytes of what is kept
+/// of them.
 const MOST_KNOWN: usize = 1 << 16;
 const MOST_BYTES: usize = 16 << 20;
 /// So much is counted for each beside its own bytes.
@@ -311,7 +312,7 @@ fn is_kind(
     is
 }
 
-/// What is compared of an object with so many bytes: those from its type on.
+/// What is compared of an object with this many bytes: those from its type on.
 fn mark(
     memory: &mut Memory<'_>,
     layout: &Layout,

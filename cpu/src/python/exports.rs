@@ -2,7 +2,7 @@
 
 use crate::source::{Source, bytes};
 
-/// Most sections of a file, and bytes of a table's symbols and of their names.
+/// Maximum number of sections of a file, and bytes of a table's symbols and of their names.
 const MOST_SECTIONS: u64 = 1 << 14;
 const MOST_SYMBOLS: u64 = 32 << 20;
 const MOST_NAMES: u64 = 64 << 20;

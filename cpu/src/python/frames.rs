@@ -5,7 +5,7 @@ use cpython::layout::{Layout, MOST_PLACE, OWNED_BY_NATIVE, Style};
 
 use super::memory::{Memory, is_pointer};
 
-/// Most frames that are looked at.
+/// Maximum number of frames that are examined.
 const MOST_STEPS: usize = 1 << 14;
 
 /// A frame.

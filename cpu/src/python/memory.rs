@@ -6,9 +6,9 @@ use crate::memory::Copied;
 use crate::mixer::ByAddress;
 
 const PAGE: u64 = 4096;
-/// Most pages that are read while a thread is stopped.
+/// Maximum number of pages that are read while a thread is stopped.
 const MOST_PAGES: usize = 4096;
-/// Room for so many is kept until the next time.
+/// Room for this many is kept until the next time.
 const KEPT_PAGES: usize = 256;
 /// So far from the stack pointer on, addresses may be the stack's.
 const STACK: u64 = 256 << 20;

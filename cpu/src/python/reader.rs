@@ -26,7 +26,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Of an interpreter that this layout is right for, unless its data say otherwise.
+    /// For an interpreter that this layout is right for, unless its data say otherwise.
     pub fn new(pid: i32, runtime: Runtime, layout: Layout) -> Self {
         Self {
             pid,

@@ -4,14 +4,14 @@ use cpython::layout::{self, Layout, WORDS};
 
 use super::exports::Names;
 
-/// Most bytes of a code object that are read.
+/// Maximum number of bytes of a code object that are read.
 pub const MOST_CODE: u64 = 512;
 
 /// An interpreter.
 pub struct Runtime {
     /// Address of `_PyRuntime`.
     pub at: u64,
-    /// As `PY_VERSION_HEX` has it.
+    /// In the form of `PY_VERSION_HEX`.
     pub version: u32,
     /// `None`: this version is not known.
     pub layout: Option<Layout>,

@@ -106,7 +106,7 @@ fn start(script: &str) -> Running {
     running
 }
 
-/// Samples a process so many times at least, and until so many of its threads were sampled.
+/// Samples a process this many times at least, and until this many of its threads were sampled.
 fn sampled(running: &Running, (samples, threads): (u64, usize)) -> Process {
     let pid = running.pid();
     let mut recording = Recording::new(false);
@@ -266,7 +266,7 @@ fn a_program_that_is_no_interpreter_has_none() {
     });
 }
 
-/// Frames of words of our own, of which the innermost is the first that is looked at.
+/// Frames of words of our own, of which the innermost is the first that is examined.
 fn chain(layout: &Layout, words: &mut [u64], make: impl FnOnce(&mut [u64], u64)) -> (bool, usize) {
     let at = words.as_ptr() as u64;
     make(words, at);

@@ -13,12 +13,12 @@ use cpython::{MOST_INTERPRETERS, MOST_THREADS};
 use super::memory::{Memory, is_pointer};
 use crate::mixer::ByAddress;
 
-/// Most states of one thread: one for each interpreter that it runs.
+/// Maximum number of states of one thread: one for each interpreter that it runs.
 const OWN: usize = 8;
-/// Of a list with a new beginning, so many are looked at while a thread is stopped, in so many
+/// For a list with a new beginning, this many are examined while a thread is stopped, in this many
 /// interpreters.
 const NEWEST: usize = 4;
-/// Most states that are remembered.
+/// Maximum number of states that are remembered.
 const MOST_STATES: usize = 4 * MOST_THREADS;
 /// How far below the thread pointer the number of a thread may be: nothing where they are the same,
 /// else the size of the C library's own data of it.

@@ -9,9 +9,9 @@ use crate::script::Script;
 use crate::space::Space;
 use crate::stacks::{Count, Stacks};
 
-/// Most threads of a process whose stacks are kept apart.
+/// Maximum number of threads of a process whose stacks are kept apart.
 const MOST_THREADS: usize = 1000;
-/// Most CPU time that a process is believed to have used, whatever it says of itself.
+/// Maximum CPU time that a process is believed to have used, whatever it says of itself.
 const MOST_NS: u64 = 1 << 62;
 
 /// What is known of a program's run besides its stacks.
@@ -92,7 +92,7 @@ pub struct Process {
     pub counted_ns: Option<u64>,
     /// CPU time by its clock when that was last read, and what was known of it by then.
     compared: (u64, u64),
-    /// The machine that its program is for, if that is another one, once it was looked at.
+    /// The machine that its program is for, if that is another one, once it was examined.
     machine: Option<Option<Machine>>,
     /// Whether it was asked for by its number.
     pub(super) is_named: bool,
@@ -252,7 +252,7 @@ impl Process {
         self.compared = (read, self.known_ns());
     }
 
-    /// Lets what samples stand for add up to what its clock said, if that was less.
+    /// Makes what samples stand for add up to what its clock said, if that was less.
     ///
     /// The kernel's events count the time for which a thread had a processor, even if interrupts
     /// used it, or another machine did: a process's clock counts neither. What is less than a

@@ -68,8 +68,8 @@ impl<P: Borrow<Profile>> Text<P> {
         Ok(Self::made(profile, parts))
     }
 
-    /// Of a heap profile of whose stacks the records are known: in order, with as many groups
-    /// of equal stacks in each part.
+    /// For a heap profile of whose stacks the records are known: in order, with as many groups of
+    /// equal stacks in each part.
     pub fn with_parts(profile: P, parts: Vec<Part>) -> io::Result<Self> {
         let of = profile.borrow();
         let mut start = 0;

@@ -41,7 +41,7 @@ pub fn end(error: Error) -> ! {
         std::process::exit(i32::from(written.is_err()));
     }
     let message = message(&error);
-    // A name in it is no line of its own.
+    // A name in it is not a line of its own.
     let message = message.replace('\n', " ");
     fail(&format!(
         "{message}\nFor all options, try 'mem_parser --help'."

@@ -6,7 +6,7 @@ use heap_format::{Facts, IntervalPeriod};
 
 use crate::measure::{self, percentage};
 
-/// Of more intervals than this only the first and the last ones are shown.
+/// If there are more intervals than this, only the first and the last ones are shown.
 const MOST: usize = 8;
 
 /// The history of the interval, where it changed: how long each was in force,

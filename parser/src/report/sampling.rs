@@ -22,7 +22,7 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Of a CPU profile of this project; `None` for others, and for the difference of two.
+    /// For a CPU profile of this project; `None` for others, and for the difference of two.
     pub fn new(profile: &Profile) -> Option<Self> {
         let sampling = profile.facts.cpu.as_ref()?;
         let samples = profile.type_index("samples")?;

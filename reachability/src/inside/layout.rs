@@ -129,7 +129,7 @@ impl Kind {
     /// Not all pages can be read here.
     pub const PARTIAL: u64 = 1 << 63;
 
-    /// Of sizes below 2^32, and so many regions, below 2^24.
+    /// For sizes below 2^32, and this many regions, below 2^24.
     pub fn shape(size: u64, count: u32, flags: u64) -> u64 {
         size | u64::from(count) << 32 | flags
     }

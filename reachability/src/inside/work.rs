@@ -90,8 +90,8 @@ struct Flood {
     by_address: bool,
     /// Regions that were put off.
     put_off: u64,
-    /// Words that are noted, the first so many. Not zeros at first: to write them, the compiler would
-    /// call `memset`, which is not here.
+    /// Words that are noted, the first this many. Not zeros at first: to write them, the compiler
+    /// would call `memset`, which is not here.
     met: [MaybeUninit<Met>; MET],
     met_count: usize,
 }

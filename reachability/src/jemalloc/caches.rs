@@ -13,8 +13,8 @@ const ARENA: usize = 32 << 10;
 const TRIED: usize = 16;
 /// Caches, at most: more threads than a machine has.
 const MOST: usize = 1 << 17;
-/// Of `tcache_slow_t`: a list's links, a second list's with what that is of, the arena, a number, a
-/// time, three numbers; then four bytes for each class of small objects.
+/// For `tcache_slow_t`: a list's links, a second list's with what that is of, the arena, a number,
+/// a time, three numbers; then four bytes for each class of small objects.
 const COUNTS: u64 = 76;
 /// Classes of small objects with pages of 4 KiB; with pages twice as large there are four more.
 const SMALL: u64 = 36;

@@ -7,7 +7,7 @@ const SLAB: u64 = 0x10_0000;
 const LARGE: u64 = 0x20_0000;
 const ROOTS: u64 = 0x80_0000;
 
-/// Of a heap of small objects and one of 3 MiB, those that a word in the roots leads to.
+/// For a heap of small objects and one of 3 MiB, those that a word in the roots leads to.
 fn reached(memory: &Bytes, heap: &Heap, pointers: &Pointers) -> Vec<u64> {
     let roots = Roots {
         words: &[],

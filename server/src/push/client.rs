@@ -11,7 +11,7 @@ use ureq::http::{HeaderMap, StatusCode};
 use super::receiver::Receiver;
 use crate::encoding;
 
-/// Most bytes of an answer that are read.
+/// Maximum number of bytes of an answer that are read.
 const MOST_ANSWER: u64 = 64 << 10;
 /// Receivers refuse profiles from more than ten minutes ahead.
 const MOST_SKEW: Duration = Duration::from_secs(540);
@@ -123,7 +123,7 @@ impl Client {
     fn failure(&self, error: &ureq::Error) -> String {
         let url = &self.url;
         match (self.receiver, error) {
-            // What a server of gRPC says to HTTP/1.1 is no answer.
+            // What a server of gRPC says to HTTP/1.1 is not an answer.
             (Receiver::Otlp, ureq::Error::Protocol(_)) => format!(
                 "{url}: {error}: it may support gRPC only; send to its port for OTLP over HTTP, \
                  usually 4318"

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Most names that wait; beyond, the oldest are dropped.
+/// Maximum number of names that wait; beyond, the oldest are dropped.
 pub const MOST: usize = 10_000;
 
 /// The names, as they come.

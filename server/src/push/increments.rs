@@ -8,7 +8,7 @@ use heap_format::Profile;
 
 use super::receiver::Prepared;
 
-/// Most processes that are remembered.
+/// Maximum number of processes that are remembered.
 const MOST: usize = 4096;
 
 /// Cumulative values that were sent, for each process.

@@ -12,11 +12,11 @@ use serde_json::json;
 
 use crate::naming::Naming;
 
-/// Most samples that a receiver takes, unless it is set otherwise: Pyroscope's limit.
+/// Maximum number of samples that a receiver takes, unless it is set otherwise: Pyroscope's limit.
 pub const MOST_SAMPLES: usize = 16_000;
 /// A receiver that does not take as few as these takes nothing.
 pub const LEAST_SAMPLES: usize = 64;
-/// Most bytes of a profile before compression: Pyroscope's limit.
+/// Maximum number of bytes of a profile before compression: Pyroscope's limit.
 const MOST_BYTES: usize = 4 << 20;
 
 /// The protocol of a receiver.

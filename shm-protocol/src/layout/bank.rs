@@ -195,7 +195,7 @@ pub struct Record {
     pub free_death: AtomicU64,
     /// The part of the variance that left with the freed objects.
     pub free_variance: AtomicU64,
-    /// The same of the objects' variance.
+    /// The same for the objects' variance.
     pub free_object_variance: AtomicU64,
     /// Estimated objects freed within [`crate::record::SHORT_TICKS`] of their birth, fixed point.
     pub free_short: AtomicU64,

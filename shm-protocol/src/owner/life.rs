@@ -64,8 +64,8 @@ impl Life {
         }
     }
 
-    /// Lets one thread take a copy that `fork`'s handlers did not see out of its parent's
-    /// segment. Returns whether the calling thread is that one.
+    /// Makes one thread take a copy that `fork`'s handlers did not see out of its parent's segment.
+    /// Returns whether the calling thread is that one.
     pub fn claim_leaving(&self, mark: Option<&Mark>) -> bool {
         // Not in a signal handler that interrupts `leave` itself.
         self.is_own() && mark.is_some_and(Mark::claim)
@@ -113,7 +113,7 @@ impl Life {
         self.0.store(MAKING, Ordering::Release);
     }
 
-    /// Lets one thread of a waiting child make its segment. Returns whether the calling thread is
+    /// Makes one thread of a waiting child make its segment. Returns whether the calling thread is
     /// that one.
     pub fn claim_making(&self) -> bool {
         let taken = self

@@ -20,9 +20,9 @@ pub struct Setting {
     pub deadline_ns: u64,
     /// Start, in ns of the machine's clock.
     pub start_ns: u64,
-    /// Most address space for sampled objects; 0: no limit.
+    /// Maximum address space for sampled objects; 0: no limit.
     pub range_limit: u64,
-    /// Of well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    /// For well-known call sites at least one due sample in 2^this is taken; 0: each one.
     pub thinning: u64,
     /// What is wanted of CPU time.
     pub cpu: CpuSetting,

@@ -18,8 +18,8 @@ use xz2::stream::Stream;
 use super::super::elf::Elf;
 use super::image::{Image, number};
 
-/// Most bytes that a packed program may have, and how many times as many as it takes packed:
-/// tables of symbols shrink to a tenth.
+/// Maximum number of bytes that a packed program may have, and how many times as many as it takes
+/// packed: tables of symbols shrink to a tenth.
 const MOST_UNPACKED: u64 = 64 << 20;
 const MOST_EXPANSION: u64 = 64;
 /// Memory that unpacking takes: the dictionary of xz's strongest setting.

@@ -105,7 +105,7 @@ impl Image {
         Self::of(path, Bytes::Mapped(Self::bytes_of(path)?))
     }
 
-    /// The same of a program that lay packed in the file at `path`.
+    /// The same for a program that lay packed in the file at `path`.
     pub fn unpacked(path: &Path, bytes: Vec<u8>) -> Option<Self> {
         Self::of(path, Bytes::Unpacked(bytes))
     }

@@ -27,7 +27,7 @@ enum Own {
     Leb,
     /// Text; its last byte is zero.
     Text,
-    /// A size of so many bytes, and as many bytes as it says.
+    /// A size of this many bytes, and as many bytes as it says.
     Block(usize),
     /// The same with a [`Own::Leb`] for the size.
     LebBlock,

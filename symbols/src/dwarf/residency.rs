@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use memmap2::{Mmap, UncheckedAdvice};
 
-/// Most bytes of mapped files in memory, our own program among them.
+/// Maximum number of bytes of mapped files in memory, our own program among them.
 const MOST: u64 = 24 << 20;
 /// How many entries, rows or symbols are passed, at least, between two looks: they take less than
 /// 1 MiB.
@@ -32,7 +32,7 @@ pub struct Residency<'a> {
 }
 
 impl<'a> Residency<'a> {
-    /// Of this mapping, if it is one.
+    /// For this mapping, if it is one.
     pub fn of(map: Option<&'a Mmap>) -> Self {
         Self {
             map,

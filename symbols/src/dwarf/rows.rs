@@ -96,7 +96,7 @@ enum Made {
     End,
 }
 
-/// A line so many lines away.
+/// A line this many lines away.
 fn moved(line: u64, by: i64) -> u64 {
     if by < 0 {
         line.saturating_sub(by.unsigned_abs())
@@ -412,7 +412,7 @@ mod tests {
             address(0x2000),
             vec![50, 60],
             end.clone(),
-            // What is no beginning: a row comes before the address.
+            // What is not a beginning: a row comes before the address.
             vec![70],
             address(0x3000),
             vec![60],

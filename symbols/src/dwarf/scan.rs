@@ -17,7 +17,7 @@ use super::residency::Residency;
 const ADDRESS: usize = 8;
 /// The bytes of an address in which those of one program differ: it is below 4 GiB.
 const LOW: usize = 4;
-/// Places that are looked at together, without a branch.
+/// Places that are examined together, without a branch.
 const BLOCK: usize = 32;
 /// Bytes between two looks at what is in memory.
 const PIECE: usize = 1 << 20;
@@ -25,7 +25,7 @@ const PIECE: usize = 1 << 20;
 const SET_ADDRESS: [u8; 3] = [0, 9, 2];
 /// What ends a sequence: an extended instruction of one byte.
 const END: [u8; 3] = [0, 1, 1];
-/// Most bytes of a sequence before its address: of file, column and flags.
+/// Maximum number of bytes of a sequence before its address: of file, column and flags.
 const MOST_BEFORE: usize = 32;
 
 /// Ranges of addresses whose beginnings are looked for: sorted, and one for each beginning.

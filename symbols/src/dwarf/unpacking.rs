@@ -18,7 +18,7 @@ const LARGE_PAGE: usize = 2 << 20;
 pub enum Content<'a> {
     /// As it is in the file.
     File(&'a [u8]),
-    /// Unpacked: so many bytes.
+    /// Unpacked: this many bytes.
     Unpacked(MmapMut, usize),
 }
 

@@ -18,7 +18,7 @@ pub(super) fn named(sum: u64, truncated: Option<Cause>) -> Key {
 /// that of no frames.
 #[derive(Default)]
 pub(super) struct InsertedSum {
-    /// Of so many, the outermost; `usize::MAX`: some of them are others now.
+    /// For this many, the outermost; `usize::MAX`: some of them are others now.
     count: usize,
     salt: u64,
     sum: u64,

@@ -18,14 +18,14 @@ use crate::{Cause, Registers};
 const ROW: u32 = 32;
 /// As how many of them one counts that was in vain.
 const IN_VAIN: u32 = 8;
-/// The same of one that found the stack of the walk before.
+/// The same for one that found the stack of the walk before.
 const TWICE: u32 = 4;
 /// Walks in a row that must have found a stack that differs, and that was seen before.
 const TRIED: i32 = 2;
 /// Walks for the memo that are not counted as such after a row that ended in vain.
 const PAUSE: i32 = 8;
-/// Of the frames from the third on, one in this many is looked up in the memo. The innermost is not: a
-/// stack that is the memo's wholly was found before.
+/// For the frames from the third on, one in this many is looked up in the memo. The innermost is
+/// not: a stack that is the memo's wholly was found before.
 const OFTEN: usize = 4;
 
 /// Whether to leave the memo alone.

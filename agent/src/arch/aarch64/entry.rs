@@ -22,7 +22,8 @@ macro_rules! freeing_entry {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(p: *mut c_void) {
             // SAFETY: `p` is null or an object that the caller gives up. One of the range lies
-            // below its end, where `$low` tells it from others; all above are the allocator's.
+            // below its end, where `$low` distinguishes it from others; all above are the
+            // allocator's.
             unsafe { if range::may_contain(p) { $low(p) } else { NEXT.free(p) } }
         }
     };
@@ -124,9 +125,9 @@ macro_rules! jump_through {
 }
 pub(crate) use jump_through;
 
-/// Defines the entry point `$name`: takes from its second argument, or from its third where
-/// its first is 0, the bits that `$kept` lacks, and jumps to where `$next` points. The
-/// function there must not see a frame of ours: its return address tells it who calls.
+/// Defines the entry point `$name`: takes from its second argument, or from its third where its
+/// first is 0, the bits that `$kept` lacks, and jumps to where `$next` points. The function there
+/// must not see a frame of ours: it identifies the caller by its return address.
 ///
 /// Jumps out of this library go through x16: where branch targets are checked (BTI),
 /// functions may be jumped to through no other register.

@@ -148,9 +148,9 @@ macro_rules! jump_through {
 }
 pub(crate) use jump_through;
 
-/// Defines the entry point `$name`: takes from its second argument, or from its third where
-/// its first is 0, the bits that `$kept` lacks, and jumps to where `$next` points. The
-/// function there must not see a frame of ours: its return address tells it who calls.
+/// Defines the entry point `$name`: takes from its second argument, or from its third where its
+/// first is 0, the bits that `$kept` lacks, and jumps to where `$next` points. The function there
+/// must not see a frame of ours: it identifies the caller by its return address.
 macro_rules! jump_without {
     ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), second, $kept:path, $next:path) => {
         jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next,

@@ -1,4 +1,4 @@
-//! CPU time: sampled for as long as it is looked at.
+//! CPU time: sampled for as long as it is shown.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ pub struct CpuFeed {
 }
 
 impl CpuFeed {
-    /// Of the process that was asked for, and its title.
+    /// For the process that was asked for, and its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
         let pid = only_one(&args.select.processes)?;
         let Some(description) = Description::read(pid) else {

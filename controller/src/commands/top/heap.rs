@@ -1,5 +1,4 @@
-//! The heap: uses the session that runs; starts one, for as long as it is looked at, where none
-//! does.
+//! The heap: uses the session that runs; if there is none, starts one for as long as it is shown.
 
 use std::io;
 use std::path::PathBuf;
@@ -51,7 +50,7 @@ pub struct HeapFeed {
 }
 
 impl HeapFeed {
-    /// Of the process that was asked for, and its title.
+    /// For the process that was asked for, and its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
         let agent = only_one(&Selection::from(args.select.clone()))?;
         let title = agent.title();
@@ -188,7 +187,7 @@ impl Drop for HeapFeed {
             diagnostic("the session could not be stopped: it ends by itself within a minute");
         }
         lineage::end_in_children(target);
-        // It was looked at, which was all it was for: nobody need recover it.
+        // It was shown, which was its only purpose: nobody need recover it.
         let _ = target
             .agent
             .segment

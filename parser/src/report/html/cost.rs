@@ -59,7 +59,7 @@ struct Sum {
 #[derive(Clone, Copy, Default)]
 struct Row {
     time: Sum,
-    /// Of the time, that in functions of the allocator: `flat` where the function called them
+    /// For the time, that in functions of the allocator: `flat` where the function called them
     /// itself.
     allocator: Sum,
     bytes: Sum,
@@ -196,8 +196,8 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
 }
 
 /// Which frames are the agent's, where it is the allocator: its entry point may have jumped to an
-/// inner function, so that no frame has the name `malloc`. Its other entry points (`dlopen`, …)
-/// are no allocation.
+/// inner function, so that no frame has the name `malloc`. Its other entry points (`dlopen`, …) are
+/// not allocations.
 fn calls_of_agent(
     (profile, agents): (&Profile, &[bool]),
     nodes: &Nodes,

@@ -54,8 +54,8 @@ struct Pictures {
 fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> {
     let mut view = context.view.of_column(column, with_base);
     if with_base {
-        // As everywhere on the page, and as the tables have it: shares of a change are of all
-        // that changed, or of the base.
+        // As everywhere on the page, and in the tables: shares of a change are of all that changed,
+        // or of the base.
         let change = Totals::of_column(context, column, true).change;
         view.set_total(change.try_into().unwrap_or(i64::MAX));
     }

@@ -55,7 +55,7 @@ pub struct PageContext<'a> {
     pub compared: bool,
 }
 
-/// A share as the page has it: four decimals.
+/// A share as shown on the page: four decimals.
 pub fn share(part: f64) -> f64 {
     (part * 1e4).round() / 1e4
 }

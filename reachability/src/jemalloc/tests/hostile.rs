@@ -67,7 +67,7 @@ fn starts(map: &Map) -> Vec<u64> {
 fn extents_elsewhere_or_in_others_are_damaged() {
     let mut words = sound();
     describe(&mut words, 1, 5, 5..8);
-    // The last page of the first; it is no second one.
+    // The last page of the first; it is not a second one.
     words.0.insert(LEAF + 7 * 8, DESCRIPTOR + 128);
     describe(&mut words, 2, 20, 21..22);
     describe(&mut words, 3, 30, 30..40);

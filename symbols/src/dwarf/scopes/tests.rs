@@ -9,7 +9,7 @@ use super::*;
 use crate::demangle::of_source;
 use crate::frame::{Frame, Origin};
 
-/// Of each kind one that is called, and one that is inlined.
+/// For each kind one that is called, and one that is inlined.
 const PROGRAM: &str = r#"
 #define CALLED __attribute__((noinline))
 #define INLINED __attribute__((always_inline)) inline
