@@ -3,8 +3,8 @@
 //! one that `MEM_PROFILER_ONLY` does not name.
 //!
 //! The choice is made at the first allocation of the process, before any constructor has run, and
-//! never changes: every object must go back to where it came from. Until then each entry of
-//! [`NEXT`] points to a function that decides and jumps on.
+//! never changes: every object must go back to where it came from. Until then, each entry of
+//! [`NEXT`] points to a function that decides and then jumps to the chosen one.
 
 mod extended;
 mod system;

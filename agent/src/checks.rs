@@ -1,4 +1,4 @@
-//! Leak checks that the program itself asks for: through gperftools' `HEAPCHECK` and at its exit,
+//! Leak checks that the program itself requests: through gperftools' `HEAPCHECK` and at its exit,
 //! or by calls (`entry/gperftools.rs`, `entry/sanitizer.rs`).
 //!
 //! The controller makes the check and prints the report; this module decides whether one is made,

@@ -4,8 +4,8 @@
 //! The controller is started so that it is not the program's child: the program gets no signal when
 //! it ends, and has nothing to wait for. It shares no memory with the program, is given no
 //! descriptors except the standard ones and a socket, and does not inherit our variables for
-//! preloading and starting. Question and answer go over that socket; an answer begins with its
-//! length, 8 bytes, little-endian.
+//! preloading and starting. The request and its answer go over that socket; an answer begins with
+//! its length, 8 bytes, little-endian.
 
 mod again;
 mod start;

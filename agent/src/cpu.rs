@@ -1,4 +1,4 @@
-//! Samples of CPU time that the process takes of itself, for a session that wants them.
+//! Samples of CPU time that the process takes of itself, for sessions that request them.
 //!
 //! A thread that allocates on the slow path notices the session, and gives each thread of the
 //! process a timer ([`crate::timers`]). When one fires, the signal handler counts the interrupted

@@ -1,7 +1,7 @@
 //! CPU profiles that are requested through gperftools' variables and functions: the controller
 //! samples this process from outside, as `mem_profiler cpu` does, and writes gperftools' format.
 //! The program gets no timer and no signal handler, unless it wants to select samples with a filter
-//! of its own, or to be told by a signal when to begin (`CPUPROFILESIGNAL`).
+//! of its own, or to start profiling by a signal (`CPUPROFILESIGNAL`).
 //!
 //! If the program contains gperftools' own profiler, everything is left to that.
 

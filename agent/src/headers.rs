@@ -1,9 +1,9 @@
 //! Headers of sampled objects that fill their size class, in a table of their own.
 //!
-//! A header lies before its object ([`crate::object`]), so an object that fills its class takes the next
-//! one, a fifth or a quarter larger; and whole kilobytes are what programs like best for their buffers. In
-//! classes of whole kilobytes objects begin at multiples of one: there, a full object's header is the entry
-//! for its address in this table instead, and the object takes its own class.
+//! A header lies before its object ([`crate::object`]), so an object that fills its class takes the
+//! next one, a fifth or a quarter larger; and programs often use whole kilobytes for their buffers.
+//! In classes of whole kilobytes objects begin at multiples of one: there, a full object's header
+//! is the entry for its address in this table instead, and the object takes its own class.
 //!
 //! The table is the beginning of the range: 16 bytes for each kilobyte, of which only those in use take
 //! memory. An entry of no object is zero, or has the weight 0.

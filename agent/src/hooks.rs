@@ -1,6 +1,6 @@
 //! Functions that a program defines for LeakSanitizer to call (`sanitizer/lsan_interface.h`): they
 //! say whether to look for leaks at all, which leaks are known, and which options apply. They are
-//! called by a check that the program asks for, and by the one at its exit, never by an allocation.
+//! called by a check that the program requests, and by the one at its exit, never by an allocation.
 //!
 //! The loader resolved their names when it loaded the agent, as far as the program or one of its
 //! libraries exports them.

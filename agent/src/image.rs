@@ -1,5 +1,5 @@
 //! Where the agent's own memory is, for a search from outside for the program's pointers: what the
-//! agent and jemalloc point to is not what the program holds.
+//! agent and jemalloc point to does not count as reachable by the program.
 
 use crate::local::Local;
 use crate::thread::Thread;

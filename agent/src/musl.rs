@@ -1,7 +1,7 @@
 //! The C library musl, with which the agent loads but does nothing.
 //!
-//! musl's loader answers for every `libc.so.6` itself, so it loads a library that was linked with
-//! glibc, and ends the program if a function is missing. Functions that only glibc has are
+//! musl's loader treats every `libc.so.6` as itself, so it loads a library that was linked with
+//! glibc, and terminates the program if a function is missing. Functions that only glibc has are
 //! therefore weak references here; a null one shows which C library it is. The agent then stands
 //! aside ([`crate::backend`]).
 

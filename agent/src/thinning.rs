@@ -1,10 +1,10 @@
 //! Importance sampling by call site: which of the samples that are due are taken.
 //!
-//! Where objects die at once, a few stacks take nearly all samples, and their sums are known far
-//! more precisely than anyone needs. There, one due sample in 2^n is taken, at random, and stands
-//! for 2^n times as many objects. The n depends on what earlier samples of the same call site
-//! showed, never on the allocation itself, so every sum stays unbiased: the probability with which
-//! an object is sampled is known before it is drawn (Horvitz and Thompson 1952).
+//! Where objects are freed at once, a few stacks get nearly all samples, and their sums are known
+//! far more precisely than anyone needs. There, one due sample in 2^n is taken, at random, and
+//! stands for 2^n times as many objects. The n depends on what earlier samples of the same call
+//! site showed, never on the allocation itself, so every sum stays unbiased: the probability with
+//! which an object is sampled is known before it is drawn (Horvitz and Thompson 1952).
 //!
 //! A call site is where `malloc` was called from, at which depth of the stack, and for what size:
 //! all of it known before the stack is unwound.

@@ -1,9 +1,9 @@
-//! What jemalloc asks of the system, past the C library's functions of that name.
+//! What jemalloc requests from the system, bypassing the C library's functions of that name.
 //!
 //! A program, or a library preloaded beside the agent, may define `mmap` or `clock_gettime` itself
-//! (libfaketime does the latter), and allocate memory in there: then the allocator would wait for itself, before
-//! `main`. glibc's `malloc` calls neither through a name that others can define. The build script has the
-//! linker lead the names here.
+//! (libfaketime does the latter), and allocate memory in it: then the allocator would wait for
+//! itself, before `main`. glibc's `malloc` calls neither through a name that others can define. The
+//! build script makes the linker resolve the names to these.
 
 use crate::{arch, symbol_table};
 use core::arch::global_asm;

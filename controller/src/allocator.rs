@@ -1,5 +1,5 @@
-//! Allocators that answer in place of the agent's: one linked into the program, or one that is
-//! preloaded before the agent. What goes to them is not seen.
+//! Allocators that take the place of the agent's: one linked into the program, or one that is
+//! preloaded before the agent. Calls to them are not seen.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

@@ -1,9 +1,9 @@
 //! The allocator's statistics of running processes, brought up to date.
 //!
-//! A process publishes them once a second while it is sampled. Where no session runs, a short one
-//! of our own makes it do so (a probe): it ends as soon as the statistics are there, after a second
-//! at the latest, and leaves no profile. That of the session before stays. A process that does not allocate in that second publishes
-//! nothing.
+//! A process publishes them once a second while it is sampled. If no session is running, a short
+//! one of our own makes it do so (a probe): it ends as soon as the statistics are there, after a
+//! second at the latest, and leaves no profile. That of the session before stays. A process that
+//! does not allocate in that second publishes nothing.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The other programs of this project, which lie beside this one.
+//! The other programs of this project, installed next to this one.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,4 @@
-//! The machine's time, which segments are kept in, also where this program is in a time
-//! namespace of its own.
+//! The machine's time, which segments use, even if this program is in a time namespace of its own.
 
 use std::fs;
 use std::sync::OnceLock;

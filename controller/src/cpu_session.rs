@@ -1,5 +1,5 @@
-//! A session that samples CPU time: chooses the engine, follows processes to the end of the time,
-//! or to theirs, and writes a profile of each.
+//! A session that samples CPU time: chooses the engine, follows processes until the session or the
+//! process ends, and writes a profile of each.
 
 mod answers;
 mod asked;

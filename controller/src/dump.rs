@@ -1,5 +1,4 @@
-//! Writing one process's dump, whoever asks for it: a session that ends, a trigger, a
-//! recovery.
+//! Writing one process's dump, whatever requested it: a session that ends, a trigger, a recovery.
 
 use std::io;
 use std::path::PathBuf;

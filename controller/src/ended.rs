@@ -1,4 +1,4 @@
-//! How a session stood when it was dumped.
+//! The state of a session when it was dumped.
 
 use nix::sys::signal::Signal;
 use shm_protocol::snapshot::Header;
@@ -6,7 +6,7 @@ use shm_protocol::snapshot::Header;
 use crate::discovery::{Agent, Life};
 use crate::process_end::ProcessEnd;
 
-/// How a session stood when it was dumped.
+/// The state of a session when it was dumped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// It continues.

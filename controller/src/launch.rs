@@ -1,4 +1,4 @@
-//! Starting a program with the agent, and passing on signals and its end.
+//! Starting a program with the agent, forwarding signals to it, and passing on how it ends.
 
 pub mod inherited;
 

@@ -1,8 +1,8 @@
 //! A check for leaks: which sampled objects no pointer of the process leads to any more.
 //!
 //! The process is stopped for as long as it takes to copy its page tables, and continues; the copy
-//! is read at leisure. Where no copy can be had, the process itself is read while it is stopped, if
-//! that is wanted; or again and again while it runs.
+//! is read at leisure. If no copy can be made, the process itself is read while it is stopped, on
+//! request; or repeatedly while it runs.
 
 mod base;
 mod control_blocks;

@@ -1,4 +1,4 @@
-//! The profile of a session as it is now, in memory: for whoever sends it on instead of writing a
+//! The profile of a session as it is now, in memory: for programs that send it instead of writing a
 //! dump of it.
 
 use heap_format::Profile;

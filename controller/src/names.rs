@@ -1,7 +1,6 @@
-//! Names of functions, found outside the target and kept: an address is looked up once.
-//! They are those that `mem_parser` finds for a dump, by the same code, and what it leaves
-//! out of stacks is left out here. Reading is done apart, as the target's files are not to
-//! be trusted.
+//! Names of functions, found outside the target and kept: an address is looked up once. They are
+//! those that `mem_parser` finds for a dump, by the same code, and what it leaves out of stacks is
+//! left out here. A separate process does the reading, since the target's files are not trusted.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! Writing a dump's text while it is made.
 //!
-//! This thread and a helper thread take turns: each makes a piece in memory of its own,
-//! learns its offset from the piece before, and has the kernel take it while the other makes
-//! the next. The kernel lets one thread at a time write to a file, so more would wait.
+//! This thread and a helper thread take turns: each makes a piece in memory of its own, learns its
+//! offset from the piece before, and writes it while the other makes the next. The kernel lets one
+//! thread at a time write to a file, so more would wait.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Processes that were to have the agent and do not: `LD_PRELOAD` names it, but the loader did not
+//! Processes that should have the agent but do not: `LD_PRELOAD` names it, but the loader did not
 //! load it, and said so, if at all, only when the program started.
 
 use std::ffi::OsStr;

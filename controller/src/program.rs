@@ -1,4 +1,5 @@
-//! Programs before they run: which file a command is, and whether it can take the agent in.
+//! Programs before they run: which file a command is, and whether the agent can be preloaded into
+//! it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

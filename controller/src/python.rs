@@ -1,5 +1,5 @@
-//! CPython, which keeps small objects in an allocator of its own: the agent sees that one's arenas
-//! at most, unless `PYTHONMALLOC=malloc` is in the environment.
+//! CPython, which keeps small objects in an allocator of its own: the agent sees at most the arenas
+//! of that allocator, unless `PYTHONMALLOC=malloc` is in the environment.
 
 use heap_format::maps::Entry;
 use shm_protocol::options::ignore_environment;

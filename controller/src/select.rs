@@ -1,4 +1,4 @@
-//! Selection among the agents found, and complaints about names that lead nowhere.
+//! Selection among the agents found, and error messages for names that match nothing.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

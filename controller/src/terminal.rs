@@ -1,6 +1,6 @@
-//! Results to stdout, diagnostics to stderr, progress only on a terminal. A closed terminal or
-//! pipe must not end a session, so failed writes are dropped; that a result could not be written
-//! for another reason, a full disk say, is told at the end ([`loss`]).
+//! Results to stdout, diagnostics to stderr, progress only on a terminal. A closed terminal or pipe
+//! must not end a session, so failed writes are dropped; that a result could not be written for
+//! another reason, such as a full disk, is reported at the end ([`loss`]).
 //!
 //! A terminal that accepts nothing, because it was stopped by Ctrl-S or its line is dead, must not
 //! delay a session either: while one runs, a thread of its own does all the writing, and only

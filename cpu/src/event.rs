@@ -1,4 +1,4 @@
-//! `perf_event_open(2)` by hand: what is asked of the kernel, and how it is opened.
+//! `perf_event_open(2)` by hand: what is requested from the kernel, and how it is opened.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -2,10 +2,10 @@
 //! is stopped: nothing of ours is in that process.
 //!
 //! # Promises
-//! - An interpreter is found by the symbols of the program, and of files that are called as one is; it
-//!   is looked for once in a program, and costs others nothing but a look at their names.
-//! - All that is read is hostile: each chain is bounded, each object has the type that it should, and
-//!   what is not as it should be costs the Python part of one stack and nothing else.
+//! - An interpreter is found by the symbols of the program, and of files that are named like one;
+//!   it is searched for once per program, and costs other programs only a look at their file names.
+//! - All that is read is hostile: each chain is bounded, each object must have the expected type,
+//!   and a mismatch costs only the Python part of one stack.
 //! - While a thread is stopped, a few pages are read, and all of its known code objects by one system
 //!   call. The states of threads are looked for between samples.
 //!

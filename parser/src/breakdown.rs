@@ -1,4 +1,4 @@
-//! What the allocations of a view are, besides whose: their sizes, threads and lives.
+//! The sizes, threads and lifetimes of a view's allocations.
 
 use std::collections::BTreeMap;
 

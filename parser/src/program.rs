@@ -1,5 +1,5 @@
-//! The program that a dump was taken from, where the caller named none: the file that the dump
-//! names, if it is here and its build id proves it.
+//! The program that a dump was taken from, if the caller named none: the file that the dump names,
+//! if it is on this machine and its build id matches.
 
 use std::path::{Path, PathBuf};
 

@@ -3,11 +3,11 @@
 //!
 //! What is read ends up on a terminal, or in a page that is passed on. So a
 //! file is a source only if
-//! - it is called as sources are, by the name that is left when all symbolic
-//!   links are resolved, or the caller named its directory with `--source_path`;
-//! - the caller could read it without being somebody else: under a changed user
-//!   id (`sudo`, a set-user-id bit), and for root at all, everybody must be able
-//!   to read it, and each directory above it, or it lies below `--source_path`;
+//! - its name, once all symbolic links are resolved, is that of a source file, or the caller named
+//!   its directory with `--source_path`;
+//! - the caller could read it under their own user id: under a changed user id (`sudo`, a
+//!   set-user-id bit), and for root at all, everybody must be able to read it, and each directory
+//!   above it, or it lies below `--source_path`;
 //! - it is a regular file, of bounded size, and text.
 
 use std::fs::{File, Metadata};

@@ -1,5 +1,5 @@
-//! Samples whose objects found no place among those that the agent follows: where the address
-//! space of the process is limited, or more is live than there is room for.
+//! Samples whose objects have no place in the range of sampled objects: because the address space
+//! of the process is limited, or more is live than there is room for.
 //!
 //! The agent counts such an object as freed as soon as it is allocated. So what was allocated is
 //! right, but what is in use is too small, and more seems to be freed at once than is.

@@ -1,5 +1,4 @@
-//! The search at the place where the memory is: in a copy of the process, which does the work
-//! itself.
+//! The search where the memory is: in a copy of the process, which does the work itself.
 //!
 //! Reading a page of another process takes the kernel longer than searching it. So what is known of
 //! the heap is laid out in memory that the copy shares ([`Tables`]), and the copy searches its own

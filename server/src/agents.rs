@@ -1,4 +1,4 @@
-//! The processes that are served: those that this user may profile, among those that were chosen.
+//! The processes that are served: those that this user may profile, among the selected ones.
 
 use mem_controller::discovery::{Agent, Discovery, Life};
 use mem_controller::select::Selection;

@@ -1,5 +1,5 @@
-//! What the live page shows: the list of processes, and how each has been for some minutes. It is
-//! read again when somebody looks at it, at most once a second, no matter how many do.
+//! What the live page shows: the list of processes, and the history of each over some minutes. It
+//! is read again when somebody looks at it, at most once a second, no matter how many do.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! Who may ask: requests that a web page of somebody else's has its visitor's browser make, and on
-//! anything but loopback those without the token, are refused.
+//! Who has access: requests that another site's page makes through its visitor's browser are
+//! refused, and on anything but loopback, those without the token.
 
 use std::fs;
 use std::io::{self, Read};

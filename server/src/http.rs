@@ -1,4 +1,5 @@
-//! The HTTP server: hyper, on one thread of tokio, with a bound on all that a client may take.
+//! The HTTP server: hyper, on one thread of tokio, with limits on everything that a client can
+//! consume.
 //!
 //! Promises
 //! - A connection that sends no whole request within `PATIENCE`, or takes nothing of an answer for
@@ -6,8 +7,7 @@
 //! - There are at most `MOST_CONNECTIONS`; one more closes the one that has waited longest for its
 //!   next request, so that idle connections keep nobody out.
 //! - At most `MOST_WAITING` requests wait for a session, or for another program.
-//! - Work is done by a few threads; a client that is gone is worked for no longer than its present
-//!   step takes.
+//! - Work is done by a few threads; for a client that has gone, only the current step is completed.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

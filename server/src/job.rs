@@ -1,5 +1,5 @@
-//! Work of the other programs of this project, in a directory that is gone afterwards. Dropped, it
-//! is ended.
+//! Work done by the other programs of this project, in a temporary directory. When dropped, it is
+//! terminated.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,7 +1,7 @@
-//! `/metrics`: Prometheus' text format 0.0.4, or OpenMetrics 1.0 for who accepts it.
+//! `/metrics`: Prometheus' text format 0.0.4, or OpenMetrics 1.0 for clients that accept it.
 //!
 //! The number of series is bounded: a fixed number of each process, of at most [`MOST`] processes;
-//! names of functions are not labels. A number that is not known now is left out.
+//! names of functions are not labels. A value that is currently unknown is left out.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;

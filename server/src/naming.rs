@@ -1,4 +1,4 @@
-//! Names of code, kept: an address of a file is looked up once, whichever processes run it.
+//! A cache of names of code: an address of a file is looked up once, whichever processes run it.
 //!
 //! Files of targets may be crafted, and this program has threads, so that it cannot read them in a
 //! fork of itself: they are read by `mem_server names`, a child with limits, which gets a profile of

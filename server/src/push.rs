@@ -1,16 +1,16 @@
-//! `push`: sends the profiles of a session to a receiver, again and again.
+//! `push`: sends the profiles of a session to a receiver at regular intervals.
 //!
-//! The session is one of `mem_profiler`, as a child, which writes a dump of each process every so
-//! often into a directory: the spool. Dumps are sent in the order of their names and removed
-//! when the receiver has taken them, so that nothing is lost while it is away, as long as the spool has
-//! room, nor when this program ends; what is there at its start is sent too.
+//! The session is one of `mem_profiler`, as a child, which periodically writes a dump of each
+//! process into a directory: the spool. Dumps are sent in the order of their names, and removed
+//! when the receiver has accepted them, so that nothing is lost while it is unavailable, as long as
+//! the spool has room, nor when this program ends; what is there at its start is sent, too.
 //!
 //! Promises: each profile is sent with its totals unchanged, however small a receiver wants it; no
-//! redirect is followed; waiting doubles up to a minute, unless the receiver says how long. What is
-//! dropped is said, and once a minute how things stand. Memory does not grow with time.
+//! redirect is followed; the wait doubles up to a minute, unless the receiver says how long.
+//! Dropped profiles are reported, and once a minute the state. Memory does not grow with time.
 //!
-//! Limits: `http://` only; for `https://`, let a proxy or collector on this machine do TLS. A receiver that took
-//! a profile but failed to say so gets it twice.
+//! Limits: `http://` only; for `https://`, use a proxy or collector on this machine. A receiver
+//! that accepted a profile but failed to answer gets it twice.
 
 mod client;
 mod feed;

@@ -1,4 +1,4 @@
-//! `/report`: the page that `mem_parser --html` makes of a process, now.
+//! `/report`: the page that `mem_parser --html` makes for a process, as of now.
 
 use std::fs::File;
 use std::io::BufWriter;

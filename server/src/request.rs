@@ -1,4 +1,4 @@
-//! What a client asks for.
+//! What a client requests.
 
 use std::collections::HashMap;
 use std::time::Duration;

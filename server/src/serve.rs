@@ -1,4 +1,4 @@
-//! `serve`: opens the door, and keeps the sessions.
+//! `serve`: listens, and maintains the sessions.
 
 use std::fs;
 use std::io::{self, Write};

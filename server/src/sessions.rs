@@ -1,5 +1,5 @@
-//! The sessions that this server keeps: for clients that wait for a profile, which share them, and
-//! for people who start one.
+//! The sessions that this server maintains: for clients that wait for a profile, which share them,
+//! and for users who start one.
 //!
 //! The caller ticks several times a second.
 

@@ -1,8 +1,8 @@
 //! jemalloc's own calls over an allocator that has none of them: a program that finds them may
 //! give their objects to `free` and `realloc`, so both must be of one allocator.
 //!
-//! They do what jemalloc(3) says, except that nobody knows the allocator's size classes: `nallocx`
-//! gives back what was asked for, `xallocx` resizes nothing, and no `mallctl` has a name.
+//! They do what jemalloc(3) says, except that the allocator's size classes are not known: `nallocx`
+//! returns the requested size, `xallocx` resizes nothing, and no `mallctl` has a name.
 
 use super::NEXT;
 use core::ffi::{CStr, c_char, c_int, c_void};

@@ -1,6 +1,6 @@
 //! Sends a further request to a controller that was started before and is still running, over a
 //! socket that it listens on. The program keeps no descriptor for that: one is opened for each
-//! question.
+//! request.
 
 use super::*;
 use core::mem::{offset_of, size_of};

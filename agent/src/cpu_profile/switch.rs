@@ -1,9 +1,9 @@
 //! gperftools' `CPUPROFILESIGNAL`: a signal that begins a profile, and ends it when it comes again.
 //!
-//! The handler stands in the program's own choice of signal and waits until the controller samples,
-//! or has written the file. What it does needs more stack than a thread may have left, so it has
-//! pages of its own. While it runs, or a thread asks the controller for something else, the signal
-//! does nothing.
+//! The handler is for the signal that the program chose, and waits until the controller is
+//! sampling, or has written the file. What it does needs more stack than a thread may have left, so
+//! it has pages of its own. While it runs, or a thread asks the controller for something else, the
+//! signal does nothing.
 
 use super::NAME;
 use crate::arch::{self, on_own_stack};

@@ -2,10 +2,10 @@
 //! `gperftools/heap-checker.h` (2.10 to 2.16), under the names and with the layout that a program
 //! compiled with that header uses.
 //!
-//! As there, all of it does nothing unless `HEAPCHECK` is set or the controller started the
-//! program with a leak check. It differs in that no mistake in its use ends the program.
+//! As there, all of it does nothing unless `HEAPCHECK` is set or the controller started the program
+//! with a leak check. It differs in that no misuse terminates the program.
 //!
-//! Where the program keeps its allocator, that is asked, if it has these functions.
+//! If the program keeps its own allocator, calls are passed to that, if it has these functions.
 
 use crate::checks::{self, Style, WHOLE_PROGRAM};
 use crate::{arch, backend, exemptions, own, scratch, session, sys};

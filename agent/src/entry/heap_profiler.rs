@@ -1,9 +1,9 @@
 //! gperftools' heap profiler for programs that call it (`gperftools/heap-profiler.h`): a session of
 //! this process, started, dumped and stopped by its controller.
 //!
-//! It differs from gperftools' in that dumps are written only when they are asked for, and that a
-//! session may run already, which is then used. Every allocation is sampled unless
-//! `MEM_PROFILER_INTERVAL` says otherwise.
+//! It differs from gperftools' in that dumps are written only on request, and that a session that
+//! is already running is used. Every allocation is sampled unless `MEM_PROFILER_INTERVAL` says
+//! otherwise.
 
 use super::gperftools::exports;
 use crate::controller::{self, Answer};

@@ -1,8 +1,8 @@
-//! The C library's own names of its allocator: some programs take from these and give to
+//! The C library's own names of its allocator: some programs allocate with these and free with
 //! `free`, or the other way round.
 //!
-//! Where the program keeps its allocator they lead to the next library's functions of the
-//! very name, unsampled: one that stands before `malloc` may call these for its memory.
+//! If the program keeps its allocator, they lead to the next library's functions of the same name,
+//! unsampled: a library that replaces `malloc` may call these for its memory.
 
 use super::*;
 use crate::backend::is_system;

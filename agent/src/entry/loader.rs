@@ -1,11 +1,11 @@
 //! The loader's calls that decide whose `malloc` and `free` a library gets.
 //!
-//! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before
-//! ours, and `dlsym` on the C library's own handle gives that as well. Either way one
-//! allocator is asked to free the other's objects. So the flag is dropped, and who asks for
-//! the C library's `free` gets ours: all then use one allocator.
+//! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before ours, and
+//! `dlsym` on the C library's own handle gives that as well. Either way, one allocator would have
+//! to free the other's objects. So the flag is dropped, and a lookup of the C library's `free`
+//! returns ours: all then use one allocator.
 //!
-//! Where the agent stands aside nothing is changed.
+//! Where the agent stands aside, nothing is changed.
 
 use crate::arch::{answer_or_jump, find_and_jump, jump_without};
 use crate::backend;

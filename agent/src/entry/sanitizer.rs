@@ -1,8 +1,8 @@
-//! LeakSanitizer's functions for programs that call them (`sanitizer/lsan_interface.h`), and what
-//! sanitizers ask of a program.
+//! LeakSanitizer's functions for programs that call them (`sanitizer/lsan_interface.h`), and
+//! functions that sanitizers expect.
 //!
-//! A check is made while a session runs; without one nothing is known. Where a sanitizer is in the
-//! process, it is asked.
+//! A check is made while a session runs; without one, nothing is known. If a sanitizer is in the
+//! process, calls are passed to it.
 
 use super::gperftools::{change_ignoring, ignore, is_others};
 use crate::arch::glibc_function;

@@ -1,5 +1,5 @@
-//! `sigaction` and `signal`: a program that wants the signal which a session of CPU time has taken
-//! gets it, and the session another one. Otherwise, the calls are passed on unchanged.
+//! `sigaction` and `signal`: a program that wants the signal used by a session of CPU time gets it,
+//! and the session switches to another one. Otherwise, the calls are passed on unchanged.
 
 use crate::arch::glibc_function;
 use crate::cpu;

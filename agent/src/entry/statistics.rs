@@ -1,4 +1,5 @@
-//! What the C library says of its own heap, in which nothing is: programs that watch themselves ask for it.
+//! What the C library reports about its own heap, which is empty: programs that monitor themselves
+//! query it.
 
 use crate::backend::{is_system, stands_aside};
 use crate::stats::Usage;

@@ -1,5 +1,5 @@
 //! `pthread_create`, by which a session of CPU time learns of new threads at once: one that never
-//! allocates, while all others wait, would run unseen.
+//! allocates, while all others wait, would not be noticed.
 //!
 //! Without such a session the call is passed on unchanged.
 

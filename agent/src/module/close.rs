@@ -1,10 +1,10 @@
 //! Unloading, while other threads may be reading the memory of modules.
 //!
-//! `dlclose` is announced, waits until nobody reads, and then is the loader's. Reading takes
-//! microseconds. A reader that has not left in a second is stuck: in a signal handler, behind
-//! a debugger, or in a thread that this one has stopped. Nor does a handler wait that
-//! interrupted a reader of its own thread. In these cases the library stays, which POSIX
-//! allows, until the next `dlclose` that need not wait.
+//! `dlclose` is announced, waits until nobody reads, and then calls the loader's. Reading takes
+//! microseconds. A reader that has not left in a second is stuck: in a signal handler, behind a
+//! debugger, or in a thread that this one has stopped. A handler that interrupted a reader of its
+//! own thread does not wait either. In these cases, the library stays loaded, which POSIX allows,
+//! until the next `dlclose` that need not wait.
 
 use super::look_for_changes;
 use crate::arch;

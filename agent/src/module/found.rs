@@ -1,4 +1,4 @@
-//! What finding a module gives.
+//! The result of finding a module.
 
 /// A mapped module.
 #[derive(Clone, Copy, Debug, Default)]

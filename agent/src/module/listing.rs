@@ -1,9 +1,9 @@
-//! Modules as the maps last had them, for C libraries that cannot look addresses up.
+//! Modules as last read from the maps, for C libraries that cannot look addresses up.
 //!
-//! The maps are read when an address is in no module of the last reading, or in one that is there
-//! no more. A process may have any number of mappings, so reading takes any time: what it may
-//! take is bounded ([`Budget`]). An address that would need another reading before that is earned
-//! truncates one stack.
+//! The maps are read when an address is in no module of the last reading, or in one that is gone. A
+//! process may have any number of mappings, so reading can take any time: the time is limited
+//! ([`Budget`]). An address that would need another reading before the budget allows it truncates
+//! one stack.
 
 use super::found::Found;
 use super::maps::{self, Filter, by_header, path_of, runs, search_text};

@@ -1,4 +1,4 @@
-//! What tells that a frame runs the code object that it ran, more cheaply than its [mark](super::mark).
+//! A cheaper way than its [mark](super::mark) to tell that a frame still runs the same code object.
 //!
 //! Before 3.12, code objects have no versions, but functions that the interpreter has specialised a
 //! call of have: a version is 0 or no other function's, and it becomes 0 when the function gets another

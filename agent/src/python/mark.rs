@@ -1,4 +1,4 @@
-//! What tells a code object from another one that is made at its address.
+//! What distinguishes a code object from another one created at its address.
 
 use super::layout::{self, Layout};
 use super::memory::{half, word};

@@ -1,10 +1,9 @@
 //! The frames of a thread's last walk, and what they were read from.
 //!
-//! A frame is three words and its code object. Where a thread's frames are what they were in the
-//! last walk, nothing is found again: their words are compared, and the [mark](super::mark) of each
-//! code object. A frame that stands at another instruction, or that another function has taken
-//! over, gets a new address in its place; where frames are linked in another way, they are read
-//! again.
+//! A frame is three words and its code object. Where a thread's frames are the same as in the last
+//! walk, nothing is looked up again: their words are compared, and the [mark](super::mark) of each
+//! code object. A frame that is at another instruction, or that another function now uses, gets a
+//! new address in place; where frames are linked in another way, they are read again.
 
 use super::codes;
 use super::frame::{Link, Seen, Words, code_of, is_entry};

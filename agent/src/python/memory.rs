@@ -1,13 +1,12 @@
 //! Which memory may be read.
 //!
 //! The frames of the running thread, and what they lead to, are held by the thread: nobody unmaps
-//! them while it is here. So an address that is met for the first time is probed, against data
-//! that are not what they should be, and believed when it is met again in such a chain. Most
-//! frames lie in pieces of memory that only their thread unmaps, and whose state names them; a
-//! piece is probed once.
+//! them while it is here. So an address that is met for the first time is probed, in case the data
+//! are corrupt, and trusted when it is met again in such a chain. Most frames lie in pieces of
+//! memory that only their thread unmaps, and whose state names them; a piece is probed once.
 //!
-//! A thread that a signal interrupted may be unmapping what its frames lead to: there, an address is
-//! believed until the end of the walk, and not in the next one.
+//! A thread that a signal interrupted may be unmapping what its frames lead to: there, an address
+//! is trusted until the end of the walk, and not in the next one.
 
 use unwind::inserted::Trail;
 use unwind::probe;

@@ -1,4 +1,4 @@
-//! The options of an interpreter that tell it to leave its environment aside.
+//! The options of an interpreter that make it ignore its environment.
 
 use core::ffi::{CStr, c_char, c_int};
 use shm_protocol::options::ignore_environment;

@@ -1,4 +1,4 @@
-//! Words that are compared two at a time, and judged once.
+//! Words that are compared two at a time, with one check at the end.
 
 use super::memory::word;
 

@@ -1,7 +1,8 @@
-//! The least that tells that a frame of the last walk is what it was.
+//! The minimum needed to tell that a frame of the last walk is unchanged.
 //!
-//! What is compared of all frames first, and of most nothing else, side by side for the processor's
-//! cache: everything else that is known of a frame is more than four times as large.
+//! It is compared first for all frames, and for most frames nothing else is; it is stored
+//! contiguously for the processor's cache: everything else that is known of a frame is more than
+//! four times as large.
 
 use super::frame::{Words, code_of};
 use super::layout::{Layout, MOST_OFFSET};

@@ -1,7 +1,7 @@
 //! The states of the running thread, among those of all threads of all interpreters.
 //!
-//! A thread has one in each interpreter that it runs, and a thread of C one in each of its calls into
-//! Python. New ones, and new interpreters, are put at the beginnings of the lists: these tell
+//! A thread has one in each interpreter that it runs, and a C thread has one in each of its calls
+//! into Python. New ones, and new interpreters, are put at the beginnings of the lists: these tell
 //! whether there may be others than were found.
 
 use super::layout::Layout;

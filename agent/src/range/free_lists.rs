@@ -1,14 +1,15 @@
 //! A thread's free lists: small blocks of the range, before jemalloc's own thread cache.
 //!
-//! A call of jemalloc that names arena and cache costs some 120 instructions, as both are
-//! looked up by number; this costs ten. The block that was freed last is used first, so that
-//! it is likely in the processor's cache. Blocks are linked through their first word, where
-//! a sampled object has its header.
+//! A call of jemalloc that names arena and cache costs some 120 instructions, since both are looked
+//! up by number; this costs ten. The block that was freed last is used first, since it is likely to
+//! be in the processor's cache. Blocks are linked through their first word, where a sampled object
+//! has its header.
 //!
 //! The thread's counts of bytes, jemalloc's `thread.allocated` and `thread.deallocated`, keep
 //! counting what the program may use of each object, as they would without the agent.
 //!
-//! A thread that frees more of a size than it allocates hands batches of them on ([`transfer`]).
+//! A thread that frees more blocks of a size than it allocates passes batches of them on
+//! ([`transfer`]).
 //!
 //! Limits: blocks of up to 512 bytes, [`ROOM`] bytes a thread, given back when the thread
 //! ends; and 32 KiB of each size on their way.

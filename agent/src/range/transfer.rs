@@ -6,7 +6,7 @@
 //! lock. Here a whole batch changes hands at once. It names its blocks in an array, not by their first
 //! words: the thread that takes them need not wait for memory that another processor has.
 //!
-//! Nobody ever waits: a place that another thread is at is passed over.
+//! Nobody ever waits: a slot that another thread is using is skipped.
 
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;

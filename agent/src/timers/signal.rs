@@ -1,4 +1,4 @@
-//! The signal that the timers send: one that nobody uses, and only for a session.
+//! The signal that the timers send: one that the program does not use, and only during a session.
 
 use super::Failure;
 use core::ffi::{c_int, c_void};

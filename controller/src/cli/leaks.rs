@@ -89,7 +89,7 @@ impl KnownArgs {
 /// Given to each option: a heading of the group would also apply to what follows it.
 const SEARCH: &str = "The search for pointers";
 
-/// What a search begins at, and what it follows.
+/// Where a search starts, and what it follows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct SearchArgs {
     /// Pointers may lie at any address, not only at multiples of 8

@@ -1,5 +1,5 @@
-//! Hints beside errors of usage, where the parser of the command line has none: it knows near
-//! misses of options and commands, and not that a word is a process.
+//! Hints for usage errors for which the parser of the command line has none: it knows near misses
+//! of options and commands, but not that a word is a process.
 
 use std::ffi::OsStr;
 

@@ -1,4 +1,4 @@
-//! `both`: heap and CPU time of the same processes in the same time.
+//! `both`: heap and CPU time of the same processes over the same period.
 
 use std::cell::OnceCell;
 use std::io;

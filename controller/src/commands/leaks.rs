@@ -1,4 +1,4 @@
-//! `leaks`: which objects of a live process no pointer leads to any more.
+//! `leaks`: the objects of a live process that no pointer leads to any more.
 
 mod holders;
 

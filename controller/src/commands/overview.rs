@@ -1,5 +1,5 @@
-//! No command at all, on a terminal: what is going to be sampled, or, where nothing runs with the
-//! agent, what can be done about it.
+//! No command at all, on a terminal: what is going to be sampled, or, if no process has the agent,
+//! what to do about it.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `self-check`: a leak check that a program asks for itself, by `HEAPCHECK` or a function of
+//! `self-check`: a leak check that a program requests itself, by `HEAPCHECK` or a function of
 //! gperftools or LeakSanitizer. Its agent starts this command and waits for the answer
 //! (`agent/src/controller.rs`).
 //!

@@ -1,7 +1,7 @@
-//! `self-cpu`: the CPU profile that a program asks for by gperftools' `CPUPROFILE` or
+//! `self-cpu`: the CPU profile that a program requests by gperftools' `CPUPROFILE` or
 //! `ProfilerStart`. Its agent starts this command and waits for the answer
-//! (`agent/src/controller.rs`): our pid, and the name of the socket on which the program asks for
-//! more, once it is sampled. That continues until the program ends it, or has ended.
+//! (`agent/src/controller.rs`): our pid, and the name of the socket for the program's further
+//! requests, once it is being sampled. Sampling continues until the program stops it, or ends.
 
 use std::env;
 use std::fs::File;

@@ -1,6 +1,6 @@
-//! `self-profile`: what a program asks for by gperftools' `HeapProfilerStart` and its like. Its
-//! agent starts this command and waits for the answer (`agent/src/controller.rs`), which is empty
-//! except for a dump as text.
+//! `self-profile`: what a program requests by gperftools' `HeapProfilerStart` and related
+//! functions. Its agent starts this command and waits for the answer (`agent/src/controller.rs`),
+//! which is empty except for a dump as text.
 
 use std::env;
 use std::fs::{self, File};

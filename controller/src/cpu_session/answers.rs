@@ -1,5 +1,4 @@
-//! Where a session's profiles are written, and what it answers to a program that has asked for its
-//! own.
+//! Where a session's profiles are written, and its answers to a program that has requested its own.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,6 +1,6 @@
-//! A profile that a program asks for itself (`agent/src/cpu_profile.rs`): it is written into the
-//! file that the program named, and the program asks how far it is, has it written before its end,
-//! and ends it, over a socket whose name it was given. It keeps no descriptor for that, since
+//! A profile that a program requests itself (`agent/src/cpu_profile.rs`): it is written into the
+//! file that the program named. Over a socket whose name it was given, the program queries the
+//! state, has the profile written early, and ends it. It keeps no descriptor for that, since
 //! programs close descriptors that they do not know.
 
 use std::fs::{File, OpenOptions};

@@ -1,4 +1,4 @@
-//! What a process is called, read while it is there.
+//! A process's name and the like, read while it exists.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,4 @@
-//! What takes the samples: the best that is allowed, tried for real.
+//! What takes the samples: the best engine that is allowed, found by trying.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;

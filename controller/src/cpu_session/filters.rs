@@ -1,8 +1,8 @@
 //! Seccomp filters under which the agent's timers are allowed.
 //!
-//! A filter may kill for a system call, and cannot be asked about it. But a program that we start has
-//! our filters, and filters never go away: as long as it has as many as we have, they are the same
-//! ones. So a child of ours, which may be killed, tries the calls.
+//! A filter may kill a process for a system call, and cannot be queried. But a program that we
+//! start has our filters, and filters never go away: as long as it has as many as we have, they are
+//! the same ones. So a child of ours, which may be killed, tries the calls.
 
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};

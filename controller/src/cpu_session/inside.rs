@@ -1,4 +1,4 @@
-//! Processes that sample themselves, and beside them those that cannot and may be traced.
+//! Processes that sample themselves, and along with them those that cannot, but may be traced.
 
 use cpu::{Ptrace, Recording, Refusal, Sampling};
 

@@ -1,4 +1,4 @@
-//! What a session of CPU time led to.
+//! The outcome of a session of CPU time.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! What a process has sampled of itself by the time it died, where the controller of its session
-//! is gone as well: `recover` writes it from the segment.
+//! What a process had sampled of itself by the time it died, if the controller of its session is
+//! gone as well: `recover` writes it from the segment.
 
 use std::path::Path;
 use std::time::Duration;

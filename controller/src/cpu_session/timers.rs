@@ -1,6 +1,6 @@
 //! The engine inside: the agent in each process gives its threads timers and counts in its segment,
-//! from which stacks are read in the end, whether the process is still there or not, and before that
-//! for who watches.
+//! from which stacks are read at the end, whether or not the process still exists, and before that
+//! for live views.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};

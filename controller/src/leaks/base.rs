@@ -1,5 +1,5 @@
-//! An earlier check that a later one is compared with: what was lost stays lost, so that the rest
-//! has been lost since.
+//! An earlier check that a later one is compared with: what was lost stays lost, so the rest has
+//! been lost since.
 //!
 //! Stacks are the same if their modules and the places in these are: in the same process, and in
 //! another of the same program.

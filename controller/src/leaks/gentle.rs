@@ -1,5 +1,5 @@
-//! Searches of a process that keeps running: what one of them says to be lost may only have been on
-//! its way from one place to another, so only what each of several says is.
+//! Searches of a process that keeps running: what one search finds lost may only have been moved at
+//! that moment, so only what all of several searches find lost is reported.
 
 use std::collections::HashMap;
 use std::thread;

@@ -1,9 +1,9 @@
-//! The words that a program has given to the kernel, which hands them back one day: data of epoll
+//! The words that a program has passed to the kernel, which will return them: data of epoll
 //! entries, values of timers, `user_data` and addresses of io_uring's requests.
 //!
-//! They are what `/proc` tells. Of io_uring that is what waits in the rings. Of requests that the
-//! kernel has taken and not finished only the number is known; their entries in a ring stay as they are
-//! until others take their places, and the ring is memory of the process.
+//! They are read from `/proc`. For io_uring, that is what is waiting in the rings. Of requests that
+//! the kernel has accepted and not completed, only the number is known; their entries in a ring
+//! stay as they are until others take their places, and the ring is memory of the process.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};

@@ -3,10 +3,10 @@
 //! A copy of a large one searches its memory itself ([`capture::Worker`]), since reading that from
 //! outside takes longer than searching it.
 //!
-//! Only pages that are there are read: a page that is not there would be made by reading it, in a
-//! file perhaps, or by somebody who does not answer (`userfaultfd`), and be zero anyway. Of a file
-//! that is mapped several times each page is read once: otherwise a small process could seem to
-//! have any amount of memory.
+//! Only pages that are there are read: reading a page that does not exist would create it, perhaps
+//! in a file, or by a process that does not answer (`userfaultfd`), and it would be zero anyway. Of
+//! a file that is mapped several times each page is read once: otherwise a small process could seem
+//! to have any amount of memory.
 
 use std::cell::Cell;
 use std::collections::HashMap;

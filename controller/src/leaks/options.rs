@@ -1,4 +1,4 @@
-//! What a search begins at, and what it follows.
+//! Where a search starts, and what it follows.
 
 use reachability::{Heap, Memory, Pointers, lost};
 

@@ -1,4 +1,4 @@
-//! The memory of a process by the kernel's account: what is mapped, and which pages are there.
+//! The memory of a process according to the kernel: what is mapped, and which pages exist.
 
 use std::fs::File;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! Where a process keeps pointers that are in no object of its heap.
 //!
 //! Registers and stacks of threads, writable data of modules, mappings that the program made
-//! itself, and what the kernel keeps for it ([`super::kernel`]). The allocator's own memory and the
-//! agent's are none.
+//! itself, and what the kernel stores for it ([`super::kernel`]). The allocator's own memory and
+//! the agent's are not roots.
 
 use std::mem::offset_of;
 use std::ops::Range;

@@ -1,8 +1,8 @@
-//! Code objects: what the frames are called that run them, and where their lines are.
+//! Code objects: names and lines of the frames that run them.
 //!
-//! A code object that was read is known by its address, and believed to be the same as long as its
-//! words are, and those of its name and of its table of lines unless it has a version: they are read
-//! again with each sample, all of them by one system call.
+//! A code object that was read is known by its address, and assumed to be the same as long as its
+//! words are unchanged, and, unless it has a version, those of its name and of its line table: they
+//! are read again with each sample, all of them by one system call.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! The states of a process's threads.
 //!
-//! The lists of them are walked between samples, while the process runs: what is torn is found out
-//! when a thread is stopped, since a state is believed to be that thread's only if it says so and is
-//! still in its list. New states, and new interpreters, are put at the beginnings of the lists: so
-//! little is read as long as these stay what they were.
+//! The lists of them are walked between samples, while the process runs: inconsistent data are
+//! detected when a thread is stopped, since a state is accepted as that thread's only if it says so
+//! and is still in its list. New states, and new interpreters, are put at the beginnings of the
+//! lists: so little is read as long as these are unchanged.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The output that is asked for: a flag for each format.
+//! The requested output: a flag for each format.
 
 use std::path::Path;
 

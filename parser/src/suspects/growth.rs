@@ -1,12 +1,11 @@
 //! How a stack's live bytes grow from dump to dump: a line through the
 //! points, and how far its slope may be off.
 //!
-//! A program's heap breathes, so a slope alone says little. The interval of
-//! the slope counts the scatter around the line, that neighbouring points are
-//! not independent (fewer points than there are count, by the correlation of
-//! neighbouring residuals), and at least the error of sampling. Growth that
-//! happened in one jump, a cache that was filled, makes a slope as well: where
-//! the points are two levels without slope, it is recognised.
+//! A program's heap grows and shrinks all the time, so a slope alone says little. The interval of
+//! the slope counts the scatter around the line, that neighbouring points are not independent
+//! (fewer points than there are count, by the correlation of neighbouring residuals), and at least
+//! the error of sampling. Growth that happened in one jump, a cache that was filled, makes a slope
+//! as well: where the points are two levels without slope, it is recognised.
 
 use heap_format::variance::QUANTILE;
 

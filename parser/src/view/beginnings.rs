@@ -1,7 +1,7 @@
 //! What a name must begin with to match a pattern.
 //!
-//! Patterns of frames to leave out are lists of names, and nearly all names are none of them: to see
-//! that by their first letters takes a hundredth of what the pattern takes.
+//! Patterns of frames to leave out are lists of names, and nearly all names are none of them:
+//! checking their first letters for that takes a hundredth of the time that the pattern takes.
 
 /// What means more in a pattern than itself.
 const SPECIAL: &str = r".^$|?*+(){}[]\";

@@ -1,4 +1,4 @@
-//! One request, and what the answer means.
+//! One request, and the meaning of its answer.
 
 use std::io::Read;
 use std::time::{Duration, SystemTime};

@@ -1,5 +1,4 @@
-//! Dumps that another program, which continues writing them, names on stdin: paths that end with
-//! NUL.
+//! Dumps that another program names on stdin while it keeps writing more: paths that end with NUL.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;

@@ -1,5 +1,5 @@
-//! What was allocated since the last profile that a receiver took, for receivers that add up what
-//! they get.
+//! What was allocated since the last profile that a receiver accepted, for receivers that add up
+//! what they get.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

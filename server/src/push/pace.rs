@@ -1,5 +1,5 @@
-//! When to try again: twice as long after each failure, up to a minute, and a little different for
-//! each sender, so that a fleet does not come back at once.
+//! When to retry: the wait doubles with each failure, up to a minute, with a little jitter, so that
+//! a fleet does not retry at the same moment.
 
 use std::time::{Duration, Instant};
 

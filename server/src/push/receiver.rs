@@ -1,4 +1,4 @@
-//! What each kind of receiver wants: paths, bodies, limits.
+//! What each kind of receiver expects: paths, bodies, limits.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

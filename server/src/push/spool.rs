@@ -1,4 +1,4 @@
-//! The directory with profiles that are to be sent.
+//! The directory with profiles waiting to be sent.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;

@@ -1,4 +1,4 @@
-//! Functions that others' programs call: where they go, and with what.
+//! Functions that the program calls: where calls are forwarded, and with which arguments.
 
 /// Defines the entry point `$name` of one size: a jump to the allocator's `malloc` while
 /// sampling is off or the countdown has not expired, else one to `$due`. The same as

@@ -1,4 +1,4 @@
-//! Where a signal's handler and a thread of the program's begin.
+//! Where signal handlers and the program's threads start.
 
 /// Defines the signal handler `$name` (as of `SA_SIGINFO`): calls `$enter(info, context)`, and, if
 /// that returns the end of a stack, `$work(info, context)` on it.

@@ -1,8 +1,9 @@
-//! The range of the program itself, which the loader does not tell.
+//! The range of the program itself, which the loader does not report.
 //!
-//! `_dl_find_object` gives the range of a module, but of a program whose segments have gaps
-//! between them that of one segment, and the header is in another. Linkers leave gaps for the largest pages of
-//! a machine (64 KiB on aarch64). Libraries have none: the loader keeps all of their range.
+//! `_dl_find_object` gives the range of a module, but for a program whose segments have gaps
+//! between them, only that of one segment, and the header is in another. Linkers leave gaps for the
+//! largest pages of a machine (64 KiB on aarch64). Libraries have none: the loader keeps all of
+//! their range.
 
 use crate::module::found::Found;
 use core::ffi::{c_int, c_void};
