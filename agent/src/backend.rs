@@ -176,7 +176,7 @@ pub fn is_left_out() -> bool {
     LEFT_OUT.load(Ordering::Relaxed)
 }
 
-/// Makes the choice, if no allocation has asked for it yet.
+/// Makes the choice, if no allocation has required it yet.
 pub fn settle() {
     // SAFETY: freeing null does nothing else.
     unsafe { NEXT.free(core::ptr::null_mut()) }

@@ -12,15 +12,15 @@ use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
-/// No check but those that a program asks for by LeakSanitizer's functions.
+/// No check but those that a program requests by LeakSanitizer's functions.
 const OFF: u8 = 0;
 /// At exit as well.
 const WHOLE: u8 = 1;
-/// Only those that the program asks for.
+/// Only those that the program requests.
 const LOCAL: u8 = 2;
 
 static MODE: AtomicU8 = AtomicU8::new(OFF);
-/// Whether the environment asked for it, not the controller that started the program.
+/// Whether the environment requested it, not the controller that started the program.
 static BY_VARIABLE: AtomicBool = AtomicBool::new(false);
 /// Whether no check is made at exit, since the program said so or has had it.
 static CANCELLED: AtomicBool = AtomicBool::new(false);
@@ -198,7 +198,7 @@ fn numbers(answer: &[u8]) -> Option<[u64; 3]> {
     Some([number()?, number()?, number()?])
 }
 
-/// At the program's exit: checks it where a variable asked for that. The exit code to end with
+/// At the program's exit: checks it where a variable requested that. The exit code to end with
 /// instead of the program's own.
 pub fn at_exit() -> Option<c_int> {
     if !is_by_variable() || !is_pending() || hooks::is_turned_off() {

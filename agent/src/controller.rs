@@ -221,7 +221,7 @@ fn above_standard(descriptor: Descriptor) -> Result<Descriptor, Failure> {
     }
 }
 
-/// Permission to trace this process, where Yama asks for one (`prctl(2)`, `PR_SET_PTRACER`).
+/// Permission to trace this process, where Yama requires one (`prctl(2)`, `PR_SET_PTRACER`).
 struct Allowance(bool);
 
 impl Allowance {
@@ -325,8 +325,8 @@ impl Answer {
     }
 }
 
-/// Says on standard error that something was asked for in vain. In the program's own call, never
-/// in an allocation's.
+/// Says on standard error that a request failed. In the program's own call, never in an
+/// allocation's.
 pub fn complain(what: &str, failure: Failure) {
     let mut text = sys::Text::<512>::new();
     text.push(b"mem-profiler: ");

@@ -13,7 +13,7 @@
 //! makes sure that new threads get timers, and that all timers are deleted once the session is
 //! over.
 //!
-//! These system calls are made only for a session that asks for CPU time, and never where a seccomp
+//! These system calls are made only for a session that requests CPU time, and never where a seccomp
 //! filter may forbid them ([`seccomp::lets_timers_pass`]).
 
 mod outside;
@@ -99,7 +99,7 @@ fn begin(epoch: &Epoch) {
 }
 
 /// Begins the session that there is, if it wants CPU time: at start-up the one that the environment
-/// asks for. Changes `errno`.
+/// requests. Changes `errno`.
 pub fn start() {
     if session::control().epoch.load(Ordering::Relaxed) == 0 {
         return;

@@ -37,7 +37,7 @@ static SAMPLER: AtomicI32 = AtomicI32::new(0);
 /// When it began, Unix time in seconds.
 static STARTED: AtomicI64 = AtomicI64::new(0);
 static FILE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
-/// Where the controller is asked for more.
+/// Where further requests to the controller go.
 static SOCKET: [AtomicU8; controller::NAME] = [const { AtomicU8::new(0) }; controller::NAME];
 
 /// What is being sampled.
@@ -54,7 +54,7 @@ pub fn running() -> Option<Running> {
     })
 }
 
-/// Reads the environment, at start-up, and has the whole run sampled if that was asked for.
+/// Reads the environment, at start-up, and has the whole run sampled if that was requested.
 pub fn start() {
     let Some(path) = variable(c"CPUPROFILE").filter(|path| !path.is_empty()) else {
         return;

@@ -130,7 +130,7 @@ unsafe fn calloc_inline(n: usize, size: usize) -> *mut c_void {
 /// C11 7.22.3.5.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or an object of the caller's, which is all that is asked of it.
+    // SAFETY: `p` is null or an object of the caller's, which is all that is required of it.
     unsafe { realloc_inline(p, size) }
 }
 
@@ -214,7 +214,7 @@ unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
     }
 }
 
-/// The alignment that glibc's `memalign` gives where this one is asked for: the next power of two.
+/// The alignment that glibc's `memalign` gives where this one is requested: the next power of two.
 /// jemalloc has no memory for others. `None`: there is none, as `errno` says.
 #[inline(always)]
 fn power_of_two(align: usize) -> Option<usize> {

@@ -11,9 +11,9 @@
 //!   requests through a profiler's own functions, or through `HEAPCHECK` at its exit, is done by
 //!   the controller, which is started while the calling thread waits; other threads that make a
 //!   request meanwhile wait too. One line is printed if that fails.
-//! - Only a session that asks for CPU time installs a signal handler, and timers that trigger it;
-//!   both are removed once the session is over, or when the program wants a seccomp filter, and
-//!   use another signal when it wants theirs. `CPUPROFILESIGNAL` asks for a handler of its own.
+//! - Only a session that requests CPU time installs a signal handler, and timers that trigger it;
+//!   both are removed once the session is over, or when the program wants a seccomp filter, and use
+//!   another signal when it wants theirs. `CPUPROFILESIGNAL` requests a handler of its own.
 //! - Failing to profile is acceptable: without a segment, without address space or
 //!   without a rule for a frame it counts less, says so in the segment's counters, and
 //!   the program continues.

@@ -117,7 +117,7 @@ fn used_slots() -> impl Iterator<Item = &'static Slot> {
         .take_while(|slot| slot.state.load(Ordering::Acquire) != EMPTY)
 }
 
-/// This process's code, as a walker asks for it in one walk.
+/// This process's code, as a walker requests it in one walk.
 pub struct Modules {
     rules: Option<&'static RuleCache>,
     generation: Cell<u16>,
@@ -153,8 +153,8 @@ impl Code for Modules {
     fn image(&self, ip: u64) -> Option<Image> {
         let pc = ip.wrapping_sub(1);
         let found = registered(pc).or_else(|| find::find(pc))?;
-        // SAFETY: the walker asks for images, and uses them, only inside `reading`: the loader
-        // has just confirmed that it is mapped, and no `dlclose` unmaps it in the meantime.
+        // SAFETY: the walker requests images, and uses them, only inside `reading`: the loader has
+        // just confirmed that it is mapped, and no `dlclose` unmaps it in the meantime.
         unsafe { Image::at(found.start, found.end) }
     }
 
@@ -194,7 +194,7 @@ pub fn generation() -> u16 {
 
 #[cold]
 fn find_rule(ip: u64, scratch: &mut Scratch) -> Rule {
-    // While something is unloaded this frame fails, and is asked for again next time.
+    // While something is unloaded this frame fails, and is requested again next time.
     close::reading(|| find_rule_inside(ip, scratch)).unwrap_or(Rule::NOT_NOW)
 }
 

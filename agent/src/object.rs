@@ -52,7 +52,7 @@ pub struct Object {
     pub born: u32,
     /// Requested bytes.
     pub bytes: u64,
-    /// Alignment that was asked for, where that made a difference; else 1.
+    /// Alignment that was requested, where that made a difference; else 1.
     pub align: usize,
     /// Whether a leak check leaves it out.
     pub ignored: bool,
@@ -60,7 +60,7 @@ pub struct Object {
     pub exact: bool,
 }
 
-/// Whether the program has asked for the size of a class.
+/// Whether the program has queried the size of a class.
 static KNOWS_CLASSES: AtomicBool = AtomicBool::new(false);
 
 /// From now on, every object has all of its size class.

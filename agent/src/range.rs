@@ -439,9 +439,9 @@ unsafe extern "C" fn allow_merge(
 }
 
 /// Memory in the range, or null when there is none: it is exhausted, or the thread is ending. Once
-/// jemalloc has given up a thread's data, which may be before other destructors run, it takes memory for
-/// that thread from its first arena, whatever it is asked for; that would not be known as a sampled object
-/// when it is freed.
+/// jemalloc has given up a thread's data, which may be before other destructors run, it takes
+/// memory for that thread from its first arena, whatever is requested; that would not be known as a
+/// sampled object when it is freed.
 ///
 /// # Safety
 /// There is a range ([`is_ready`]); `size` is not 0 and `align` a power of two.

@@ -100,7 +100,7 @@ pub fn weight(bytes: u64, interval: f64) -> f32 {
     weight as f32
 }
 
-/// The weights of small sizes at one interval, so far as they were asked for.
+/// The weights of small sizes at one interval, so far as they were requested.
 #[derive(Clone, Debug)]
 pub struct Weights {
     /// 0: not yet.

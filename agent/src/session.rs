@@ -97,7 +97,7 @@ pub fn at<T>(offset: usize) -> Option<*mut T> {
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
-/// Makes the segment, and begins the session if the environment asks for one, or `samples_all`.
+/// Makes the segment, and begins the session if the environment requests one, or `samples_all`.
 /// Called at start-up; the limits are on file size and address space, in bytes; `memory` is the
 /// agent's own.
 pub fn start(limits: (u64, u64), samples_all: bool, memory: AgentMemory) {

@@ -192,7 +192,7 @@ pub fn end(code: c_int) -> ! {
 pub fn map_private(bytes: usize) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: no address is asked for, so nothing that is mapped is replaced.
+    // SAFETY: no address is requested, so nothing that is mapped is replaced.
     let at = unsafe { libc::mmap(null_mut(), bytes, access, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         null_mut()

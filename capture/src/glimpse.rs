@@ -38,7 +38,7 @@ pub struct Glimpse<'a> {
 }
 
 impl Glimpse<'_> {
-    /// Its thread pointer, by which the C library tells threads apart; asked for only now, since on
+    /// Its thread pointer, by which the C library tells threads apart; requested only now, since on
     /// some machines that takes another request.
     #[must_use]
     pub fn thread_pointer(&self) -> Option<u64> {

@@ -145,7 +145,7 @@ pub struct Stopped {
     hold: Option<Hold>,
 }
 
-/// How long a process stood still.
+/// How long a process was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
     /// From the first thread's stop to the last one's release.

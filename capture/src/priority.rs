@@ -67,7 +67,7 @@ impl Drop for RaisedPriority {
 /// one. Only who may raise priorities can take that back. Whether it was done.
 fn reset_on_fork(tid: i32, yes: bool) -> bool {
     let policy = libc::SCHED_OTHER | if yes { libc::SCHED_RESET_ON_FORK } else { 0 };
-    // SAFETY: all zero is valid, and what normal scheduling asks for.
+    // SAFETY: all zero is valid, and what normal scheduling requires.
     let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
     // SAFETY: a struct of ours is read.
     unsafe { libc::sched_setscheduler(tid, policy, &raw const parameters) == 0 }

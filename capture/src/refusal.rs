@@ -10,13 +10,13 @@ pub enum Refusal {
     /// No such process.
     #[error("process {pid} does not exist; check the pid")]
     Gone {
-        /// The pid that was asked for.
+        /// The pid that was requested.
         pid: i32,
     },
     /// A thread's number instead of a process's.
     #[error("{tid} is a thread of process {pid}; give the process's pid, {pid}")]
     Thread {
-        /// What was asked for.
+        /// What was requested.
         tid: i32,
         /// The process it belongs to.
         pid: i32,

@@ -206,8 +206,8 @@ pub fn sequences(tid: i32) -> u64 {
     got.map_or(0, |()| found.area)
 }
 
-/// What happened to a thread since it was last asked for, if anything did. The end of a
-/// process that is also our child is left for those who wait for it (`keep_end`).
+/// What happened to a thread since the last query, if anything did. The end of a process that is
+/// also our child is left for those who wait for it (`keep_end`).
 pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
     match take(tid, keep_end) {
         // Or no more: a thread that is killed can be reaped between two requests of this.

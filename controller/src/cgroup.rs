@@ -82,7 +82,7 @@ impl Mount {
     }
 }
 
-/// A control group that was asked for.
+/// A control group that was requested.
 pub struct Group {
     path: PathBuf,
     mounts: Vec<Mount>,

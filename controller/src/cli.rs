@@ -55,7 +55,7 @@ impl Cli {
         Self::try_parse_from(["mem_profiler", word])
     }
 
-    /// Whether nothing was asked for: no command, no option.
+    /// Whether nothing was requested: no command, no option.
     pub fn is_bare() -> bool {
         std::env::args_os().len() <= 1
     }
@@ -87,13 +87,13 @@ pub enum Command {
     /// of small pages; then it continues, and the copy is searched. The check knows the objects
     /// that a session has sampled: with -c 1, all that were allocated since the session began.
     Leaks(LeaksArgs),
-    /// For the agent: the leak check that a program asks for itself
+    /// For the agent: the leak check that a program requests itself
     #[command(hide = true)]
     SelfCheck(SelfCheckArgs),
-    /// For the agent: the CPU profile that a program asks for itself
+    /// For the agent: the CPU profile that a program requests itself
     #[command(hide = true)]
     SelfCpu(SelfCpuArgs),
-    /// For the agent: what a program asks for by gperftools' functions
+    /// For the agent: what a program requests by gperftools' functions
     #[command(hide = true)]
     SelfProfile(SelfProfileArgs),
     /// Sample where processes spend CPU time; any process, with or without the agent

@@ -114,8 +114,8 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Makes the pages that were asked for, or says how to read the dump of the largest heap.
-/// `say` prints a line about a page. Whether all went well.
+/// Makes the pages that were requested, or says how to read the dump of the largest heap. `say`
+/// prints a line about a page. Whether all went well.
 fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
     let last = written.iter().filter(|w| w.is_last);
     let largest = last

@@ -81,7 +81,7 @@ pub struct Run {
     recording: Recording,
     /// By the programs' serial numbers.
     descriptions: HashMap<u64, Description>,
-    /// The processes that were asked for, with their titles.
+    /// The processes that were requested, with their titles.
     named: Vec<(i32, String)>,
     child: Option<Launched>,
     /// The limit that a program which is started should have.
@@ -122,7 +122,7 @@ impl Run {
         Ok(run)
     }
 
-    /// A session that a program asked for. It says nothing while it runs, and calls `begun` when
+    /// A session that a program requested. It says nothing while it runs, and calls `begun` when
     /// sampling has begun, if it does.
     pub fn asked(
         settings: Settings,

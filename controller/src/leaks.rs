@@ -1,7 +1,7 @@
 //! A check for leaks: which sampled objects no pointer of the process leads to any more.
 //!
 //! The process is stopped for as long as it takes to copy its page tables, and continues; the copy
-//! is read at leisure. If no copy can be made, the process itself is read while it is stopped, on
+//! is read afterwards. If no copy can be made, the process itself is read while it is stopped, on
 //! request; or repeatedly while it runs.
 
 mod base;
@@ -102,7 +102,7 @@ pub struct Plan<'a> {
 /// What a suppression was good for.
 #[derive(Clone, Debug)]
 pub struct Used {
-    /// Its template, for people.
+    /// Its template, for display.
     pub template: String,
     /// The lost objects whose stacks match it.
     pub sum: Sum,
@@ -116,7 +116,7 @@ pub struct Check {
     pub leaks: Leaks,
     /// What is lost of each stack, also if it was before.
     pub amounts: HashMap<NodeId, Amount>,
-    /// How long the process stood still, and its threads.
+    /// How long the process was stopped, and its threads.
     pub pause: Pause,
     /// Bytes that were searched for pointers.
     pub scanned: u64,
@@ -124,7 +124,7 @@ pub struct Check {
     pub search: Duration,
     /// How often a process was searched that ran on.
     pub looks: Option<u32>,
-    /// Address and size of the lost objects, if that was asked for.
+    /// Address and size of the lost objects, if that was requested.
     pub objects: Vec<(u64, u64)>,
     /// Parts of the heap whose objects are not known.
     pub left_out: usize,

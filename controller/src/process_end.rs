@@ -22,8 +22,8 @@ impl ProcessEnd {
         }
     }
 
-    /// The end of a process that has just ended: one whose parent has not asked for it yet,
-    /// or, from Linux 6.15 on, one of which a descriptor is held.
+    /// The end of a process that has just ended: one whose parent has not waited for it yet, or,
+    /// from Linux 6.15 on, one of which a descriptor is held.
     pub fn of(pid: i32, start_time: u64, pidfd: Option<BorrowedFd<'_>>) -> Option<Self> {
         let waiting = Stat::of(pid).filter(|s| s.start_time == start_time && s.is_dead());
         let status = match waiting {
@@ -46,7 +46,7 @@ struct PidfdInfo {
 
 /// `PIDFD_GET_INFO`: `_IOWR(0xff, 11, struct pidfd_info)`.
 const PIDFD_GET_INFO: u64 = 3 << 30 | (size_of::<PidfdInfo>() as u64) << 16 | 0xff << 8 | 11;
-/// `PIDFD_INFO_EXIT`: the exit code is asked for, or given.
+/// `PIDFD_INFO_EXIT`: the exit code is requested, or given.
 const PIDFD_INFO_EXIT: u64 = 1 << 3;
 
 /// The status of a process that is gone altogether; `None` on older kernels.

@@ -10,7 +10,7 @@ use crate::text;
 /// The variable that chooses CPython's allocator.
 pub const VARIABLE: &str = "PYTHONMALLOC";
 
-/// Whether a file is called as CPython's interpreter is: `python`, `python3`, `python3.13t`.
+/// Whether a file is named like CPython's interpreter: `python`, `python3`, `python3.13t`.
 pub fn is_interpreter(path: &[u8]) -> bool {
     let version = text::base_name(path).strip_prefix(b"python");
     version.is_some_and(|version| is_version(version.strip_suffix(b"t").unwrap_or(version)))
@@ -22,7 +22,7 @@ pub fn is_free_threaded(path: &[u8]) -> bool {
     is_interpreter(path) && path.ends_with(b"t")
 }
 
-/// Whether a file is called as CPython's library is, which other programs embed.
+/// Whether a file is named like CPython's library, which other programs embed.
 fn is_library(path: &[u8]) -> bool {
     let name = text::base_name(path).strip_prefix(b"libpython");
     let end = name.and_then(|name| name.windows(3).position(|part| part == b".so"));

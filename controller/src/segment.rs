@@ -103,7 +103,7 @@ impl Segment {
         })
     }
 
-    /// Where it is, for people.
+    /// Where it is, for display.
     pub fn path(&self) -> PathBuf {
         self.directory.path.join(self.name.to_string())
     }

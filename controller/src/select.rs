@@ -14,7 +14,7 @@ use crate::unreadable;
 use shm_protocol::pattern;
 use shm_protocol::snapshot::Invalid;
 
-/// Processes that the user asked for.
+/// Processes that the user requested.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Pids, names and patterns; empty: everybody's whom we may profile.
@@ -39,7 +39,7 @@ pub struct Chosen {
 const HOW: &str = "start it with LD_PRELOAD=/path/to/libmem_agent.so";
 
 impl Selection {
-    /// Whether an agent is asked for.
+    /// Whether an agent is selected.
     pub fn wants(&self, agent: &Found) -> bool {
         let uid = nix::unistd::geteuid();
         let named = self.names.iter().any(|name| matches(name, agent));
@@ -52,7 +52,7 @@ impl Selection {
                 .is_none_or(|path| cgroup::contains(path, agent.pid))
     }
 
-    /// The live agents that are asked for.
+    /// The selected live agents.
     pub fn choose(&self, scan: Scan) -> Chosen {
         let mut chosen = Chosen {
             agents: Vec::new(),

@@ -96,7 +96,7 @@ pub struct Density {
 }
 
 impl Density {
-    /// The thinning that is asked for, if any.
+    /// The thinning that is requested, if any.
     pub const THINNED: u64 = 3;
 
     /// Every allocation, whose samples nobody wants.

@@ -74,8 +74,8 @@ fn is_hung_up(error: &Error) -> bool {
     error.raw_os_error() == Some(libc::EIO) && kind == Ok(libc::S_IFCHR)
 }
 
-/// Ends a program that was asked for help or its version, or wrongly: as clap does, except if help
-/// could not be written.
+/// Ends a program that was called for its help or version, or called wrongly: as clap does, except
+/// if help could not be written.
 pub fn answer(program: &str, error: &clap::Error) -> ! {
     let written = error.print().and_then(|()| std::io::stdout().flush());
     if let (false, Err(lost)) = (error.use_stderr(), &written) {

@@ -1,4 +1,4 @@
-//! Text for people and for file names, made from bytes that a target chose.
+//! Text for display and for file names, made from bytes that a target chose.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;

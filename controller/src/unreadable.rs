@@ -1,4 +1,4 @@
-//! Why a file of `/proc` about a process's memory cannot be read, for people.
+//! Why a file of `/proc` about a process's memory cannot be read, for display.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};

@@ -42,7 +42,7 @@ pub struct Continued<'a> {
     trail: ([u64; WORDS], usize),
     rest: &'a mut Rest,
     parts: usize,
-    /// How much of the stack was asked for, from the stack pointer on.
+    /// How much of the stack was requested, from the stack pointer on.
     pub needed: u64,
     /// Whether the process's stack is another one by now.
     is_over: bool,

@@ -81,7 +81,7 @@ struct Judged {
     short: u64,
     /// Those of them whose stack was cut off.
     cut: u64,
-    /// The most that was asked for of a stack, in bytes.
+    /// The most that was requested of a stack, in bytes.
     needed: u64,
 }
 

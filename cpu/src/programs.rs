@@ -108,7 +108,7 @@ pub fn add_children(recording: &mut Recording) {
     parents.sort_unstable();
     for (pid, parent) in parents {
         let is_new = recording.process(pid).is_none() && recording.process(parent).is_some();
-        // One that has ended stays in the list until its parent asks for it.
+        // One that has ended stays in the list until its parent waits for it.
         if is_new && !proc::is_over(pid) {
             recording.add_newborn(pid);
         }
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn children_are_found_but_not_those_that_have_ended() {
-        // The second one stays a zombie: `sleep` does not ask for it.
+        // The second one stays a zombie: `sleep` does not wait for it.
         let mut running = start("sleep 1000 & echo $!; : & echo $!; exec sleep 1000");
         let mut lines = BufReader::new(running.0.stdout.take().unwrap()).lines();
         let mut child = || lines.next().unwrap().unwrap().parse::<i32>().unwrap();

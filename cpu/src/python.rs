@@ -102,7 +102,7 @@ pub struct Python {
     reader: Option<Shared>,
     /// The state of its code when it was looked for in vain.
     looked: Option<u64>,
-    /// The path of the program, once it was asked for.
+    /// The path of the program, once it was requested.
     program: Option<Vec<u8>>,
     /// What was told last.
     told: Option<State>,
@@ -220,7 +220,7 @@ impl Python {
     }
 }
 
-/// Whether a file is called as interpreters and their libraries are.
+/// Whether a file is named like interpreters and their libraries.
 fn is_called_python(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next();
     name.is_some_and(|name| name.starts_with(b"python") || name.starts_with(b"libpython3"))

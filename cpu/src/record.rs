@@ -67,7 +67,7 @@ pub(crate) struct Sample<'a> {
     pub registers: Option<Live>,
     /// The stack from its pointer on.
     pub stack: &'a [u8],
-    /// Whether more of the stack was asked for than there was room.
+    /// Whether more of the stack was requested than there was room.
     pub stack_is_full: bool,
     /// Whether its registers have 32 bits.
     pub is_narrow: bool,

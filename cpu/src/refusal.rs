@@ -1,4 +1,4 @@
-//! Why an engine cannot be used, for people.
+//! Why an engine cannot be used, for display.
 
 use std::io;
 
@@ -135,7 +135,7 @@ impl Refusal {
         if let Some(tracer) = tracer.filter(|tracer| *tracer != 0) {
             return Some(Self::Traced { pid, tracer });
         }
-        // What the kernel asks for to read memory is what it asks for to trace.
+        // The kernel requires the same permission to read memory as to trace.
         match capture::read_memory_error(pid) {
             Some(libc::EPERM)
                 if proc::setting("yama/ptrace_scope").is_some_and(|scope| scope > 0) =>

@@ -63,7 +63,7 @@ pub struct Range {
     pub file: FileId,
     /// The file, or the kernel's name in brackets.
     pub path: Rc<[u8]>,
-    /// Its tables and bias, once they were asked for.
+    /// Its tables and bias, once they were requested.
     tables: Option<(Rc<Tables>, u64)>,
     /// Its file's build id, if somebody else has read it.
     told: Option<Rc<[u8]>>,

@@ -28,7 +28,7 @@ mod version;
 
 pub use version::{Description, State};
 
-/// The versions that are known, for people.
+/// The versions that are known, for display.
 pub const VERSIONS: &str = "3.8 to 3.15";
 
 /// Name of the frame for those whose code objects found no room.

@@ -15,7 +15,7 @@ pub enum ReadError {
         /// would be printed twice.
         error: io::Error,
     },
-    /// A line is not what the format asks for.
+    /// A line is not what the format requires.
     #[error("{name}: line {line}: {what}")]
     Line {
         /// The file.

@@ -76,7 +76,7 @@ impl Lost {
 pub struct LeakCheck {
     /// Estimated bytes of all that was live, lost or not.
     pub live_bytes: u64,
-    /// How long the process stood still; `None`: it ran.
+    /// How long the process was stopped; `None`: it ran.
     pub pause_ns: Option<u64>,
     /// How often it was searched.
     pub searches: u32,

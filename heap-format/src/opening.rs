@@ -47,7 +47,7 @@ pub fn given(path: &Path) -> io::Result<File> {
     if !kind.is_fifo() {
         return Err(refusal(&hold.metadata()?));
     }
-    // Waiting for its writer is what was asked for.
+    // Waiting for its writer is what was requested.
     OpenOptions::new().read(true).open(through(&hold))
 }
 

@@ -65,7 +65,7 @@ pub struct Sampling {
     pub engine: String,
     /// Which time they stand for.
     pub mode: Mode,
-    /// Samples asked for per second, of each thread.
+    /// Samples requested per second, of each thread.
     pub rate: u32,
     /// CPU time that the process used during the session, by its own clock.
     pub process_ns: Option<u64>,

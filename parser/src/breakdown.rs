@@ -71,7 +71,7 @@ fn size_class(profile: &Profile, stack: usize) -> u32 {
     (profile.block_sizes[stack].max(1) as u64).ilog2()
 }
 
-/// The sizes of a class, for people: `64-127 B`, `1-2 KiB`.
+/// The sizes of a class, for display: `64-127 B`, `1-2 KiB`.
 pub fn class_name(class: u32) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let (unit, low) = ((class / 10).min(6) as usize, 1u64 << (class % 10));

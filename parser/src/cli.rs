@@ -336,7 +336,7 @@ impl Cli {
         self.named.iter().chain(&self.bare).cloned().collect()
     }
 
-    /// The file that was asked for; `-` is none.
+    /// The file that was requested; `-` is none.
     pub fn file(&self) -> Option<&Path> {
         self.output
             .as_deref()
@@ -444,7 +444,7 @@ impl ViewOptions {
 }
 
 impl Values {
-    /// The name of the column asked for.
+    /// The name of the column requested.
     fn wanted(&self) -> Option<&str> {
         match self {
             Self {

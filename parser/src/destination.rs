@@ -13,7 +13,7 @@ use heap_format::{opening, printable};
 pub enum Destination {
     /// Standard output.
     Stdout,
-    /// The file that was asked for.
+    /// The file that was requested.
     File(PathBuf),
     /// A file named after the dump.
     Named(PathBuf),

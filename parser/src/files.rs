@@ -24,7 +24,7 @@ pub struct Sources {
     pub demangle: Style,
     /// Directories with the files of another machine, or with debug files.
     pub symbol_directories: Vec<PathBuf>,
-    /// `debuginfod-find` is asked for what is not here.
+    /// `debuginfod-find` supplies what is not on this machine.
     pub debuginfod: bool,
     /// Names of JIT code.
     pub perf_map: Option<PathBuf>,

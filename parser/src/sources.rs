@@ -139,7 +139,7 @@ fn archive(file: &Path) -> Option<&Path> {
     })
 }
 
-/// Whether a file is called as sources are.
+/// Whether a file has the name of a source file.
 pub fn is_source(file: &Path) -> bool {
     let ending = file.extension().and_then(|e| e.to_str());
     // The headers of C++'s library have none.

@@ -165,7 +165,7 @@ state.flame = says("flame").includes("Nothing to show");
 state.graph = says("graph").includes("Nothing to show");
 state.functions = says("functions").includes("Nothing to show");
 state.source = says("source").includes("No source lines");
-state.allocator = says("allocator").includes("holds no figures");
+state.allocator = says("allocator").includes("has no figures");
 document.documentElement.setAttribute("data-state", JSON.stringify(state));
 "##;
 

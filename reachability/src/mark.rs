@@ -42,7 +42,7 @@ pub struct Roots<'a> {
 #[derive(Debug, Default)]
 pub struct Marks {
     reached: Bits,
-    /// For each region what led to it, if that was asked for.
+    /// For each region what led to it, if that was requested.
     from: Vec<u32>,
     /// Bytes of objects and ranges that were read.
     pub scanned: u64,
@@ -88,7 +88,7 @@ impl Marks {
         self.reached.get(region as usize)
     }
 
-    /// What led to a region first, if that was asked for and it was reached.
+    /// What led to a region first, if that was requested and it was reached.
     #[must_use]
     pub fn origin(&self, region: u32) -> Option<Origin> {
         match *self.from.get(region as usize)? {

@@ -29,7 +29,7 @@ pub struct Step {
 pub struct Path {
     /// Number of the root.
     pub root: u32,
-    /// The objects, the one that was asked for last.
+    /// The objects, the one that was requested last.
     pub steps: Vec<Step>,
 }
 

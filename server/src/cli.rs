@@ -50,7 +50,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
-    /// Sample every process all the time, not only while a client asks for its profile
+    /// Sample every process all the time, not only while a client requests its profile
     #[arg(long)]
     pub sample: bool,
 

@@ -41,7 +41,7 @@ use spool::Spool;
 
 /// Time between two looks at the spool.
 const LOOK: Duration = Duration::from_millis(200);
-/// Time between two lines about how things stand.
+/// Time between two lines about the state.
 const HEALTH: Duration = Duration::from_secs(60);
 /// How long is waited for a receiver at the end.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -115,7 +115,7 @@ fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Set by a signal that asks for the end.
+/// Set by a signal that requests the end.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn end(_: libc::c_int) {

@@ -1,4 +1,4 @@
-//! Sampling of CPU time by the process itself: what a controller asks for, and what is counted
+//! Sampling of CPU time by the process itself: what a controller requests, and what is counted
 //! apart from the stacks.
 //!
 //! It is part of a session, beside its heap samples or instead of them (its interval is 0 then). The

@@ -42,10 +42,10 @@ pub struct Tables {
 }
 
 /// Makes the file `path`, exclusively and readable by its owner only, and maps its first
-/// [`CONTROL_BYTES`] at `control`, in place of what is there. The file is closed again: the
-/// view alone stays, and [`whole`] maps the rest. All zero, so no session, no magic. All of the
-/// view and what `tables` asks for has memory behind it. On failure no file is left, and the
-/// view at `control` is what it was.
+/// [`CONTROL_BYTES`] at `control`, in place of what is there. The file is closed again: the view
+/// alone stays, and [`whole`] maps the rest. All zero, so no session, no magic. All of the view and
+/// what `tables` requires has memory behind it. On failure no file is left, and the view at
+/// `control` is what it was.
 ///
 /// Where [`whole`] cannot work (under Valgrind and some emulators) the `bytes` that the segment
 /// is to have with tables are mapped here, and their address is the result; otherwise null.
@@ -127,7 +127,7 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
 /// Maps all `bytes` of a segment whose view at `control` [`create`] made. The address is anybody's
 /// choice but the caller's; the view stays. Needs neither path nor descriptor.
 ///
-/// System call: `mremap`, whose old size of 0 asks for a second mapping of the same file.
+/// System call: `mremap`, whose old size of 0 requests a second mapping of the same file.
 ///
 /// # Safety
 /// `control` is still that view.

@@ -1,7 +1,7 @@
 //! Which functions a program defines, by its symbol tables, and which texts it contains.
 //!
 //! Programs are hostile input: of each table a bounded part is read, piece by piece; offsets and
-//! sizes in the file are not trusted, and nothing is kept but what was asked for.
+//! sizes in the file are not trusted, and nothing is kept but what was requested.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,7 +29,7 @@ const MOST_CONTENTS: u64 = 128 << 20;
 /// How many places of the names among a table's strings are kept at most.
 const MOST_PLACES: usize = 1 << 16;
 
-/// A function that was asked for and is defined.
+/// A function that was requested and is defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Definition {
     /// Its name.

@@ -1,8 +1,8 @@
 //! Names of many addresses of one file at once, from its debug information.
 //!
-//! A dump asks for thousands of addresses of a file, all known beforehand. So nothing is indexed:
+//! A dump requests thousands of addresses of a file, all known beforehand. So nothing is indexed:
 //! each part of the debug information that may matter is passed through once, and only what holds
-//! an address that is asked for is examined. Where a part says where it ends, it is not even passed
+//! an address that is requested is examined. Where a part says where it ends, it is not even passed
 //! through.
 //!
 //! Promises: [`read`] answers as blazesym does, or says `None` where the file

@@ -47,7 +47,7 @@ pub struct Elf {
     pub is_wide: bool,
     /// The architecture: `e_machine`.
     pub machine: u16,
-    /// Whether a loader is asked for: it is not linked statically.
+    /// Whether a loader is required: it is not linked statically.
     pub has_interpreter: bool,
     /// Whether that is musl's.
     pub uses_musl: bool,

@@ -121,7 +121,7 @@ pub fn is_called_python(path: &Path) -> bool {
     path != Path::new("") && name.starts_with("python")
 }
 
-/// Shows those frames of a stack, innermost first, that are shown if nothing else is asked for.
+/// Shows those frames of a stack, innermost first, that are shown if nothing else is requested.
 /// `is_mark`: a frame that only says that others are missing.
 pub fn usual<F: Copy>(
     frames: &[F],

@@ -43,7 +43,7 @@ fn is_lost_at_start(leak: &Value) -> bool {
     leak["stack"][0] == "save_ps_display_args" || leak["stack"][1] == "PostmasterMain"
 }
 
-/// Checks a process under load; nothing is lost. Prints how long it stood still.
+/// Checks a process under load; nothing is lost. Prints how long it was stopped.
 fn check_often(scratch: &Scratch, name: &str, pid: u32, load: &Load) {
     let mut pauses = Vec::new();
     for number in 0..checks() {

@@ -70,7 +70,7 @@ fn a_session_that_stops_threads_lets_them_go_first() {
     sampled.kill();
 }
 
-/// Until one check was suspended while the process stood still.
+/// Until one check was suspended while the process was stopped.
 #[test]
 fn a_check_for_leaks_lets_the_process_go_first() {
     let scratch = Scratch::new();

@@ -3,7 +3,7 @@
 //! In a function that keeps a frame pointer, it points to a frame record: the caller's frame
 //! pointer, then the return address. With that, the caller is found where there is no table: in
 //! code that the program generates itself (a JIT), in linked code without tables (V8's builtins,
-//! assembly), and, on aarch64, whose procedure call standard asks for records (AAPCS64 6.4.6), in
+//! assembly), and, on aarch64, whose procedure call standard requires records (AAPCS64 6.4.6), in
 //! the C libraries of 2016, which have hardly any tables.
 //!
 //! Even so, such a function may have no record; then the frame pointer is its caller's, or any
@@ -88,7 +88,7 @@ pub(crate) fn step<A: Machine>(
     let ip = A::return_address(ra.value);
     let low = at.fp.checked_add(BYTES)?;
     if ip == 0 {
-        // Where no standard asks for records, zeros may be anything.
+        // Where no standard requires records, zeros may be anything.
         let is_record = is_chained || !A::RECORD_ENDS_FRAME;
         return (is_record && fp.value == 0).then_some(Step::End { ra });
     }

@@ -504,7 +504,7 @@ impl Walker {
         code: &impl Code,
     ) -> Step {
         let memo = &self.memo;
-        // `trace` noted the first `fresh` ones, and only those are asked for.
+        // `trace` noted the first `fresh` ones, and only those are requested.
         let frame = |index: usize| memo.fresh(index);
         let callee = fresh.checked_sub(1).map(frame);
         let mut inner = slow::Inner {

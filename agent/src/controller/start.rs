@@ -32,7 +32,7 @@ impl Started {
     /// Takes its end note, where this process is the one that adopts orphans. Whether there is
     /// nothing left to take.
     pub fn reap(&self) -> bool {
-        // SAFETY: no status is asked for.
+        // SAFETY: no status is requested.
         unsafe { libc::waitpid(self.pid, null_mut(), libc::WNOHANG | libc::__WALL) != 0 }
     }
 }
@@ -92,7 +92,7 @@ fn run(order: &Order) -> c_int {
     let child = unsafe { clone(between, order.stacks.add(2 * STACK), order) };
     let errno = sys::errno();
     if child > 0 {
-        // SAFETY: no status is asked for. The child has ended, so it does not wait long.
+        // SAFETY: no status is requested. The child has ended, so it does not wait long.
         while unsafe { libc::waitpid(child, null_mut(), libc::__WALL) } < 0
             && sys::errno() == libc::EINTR
         {}

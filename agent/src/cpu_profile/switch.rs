@@ -86,7 +86,7 @@ on_own_stack! {
 /// The end of the handler's stack for [`work`], or null: the signal does nothing now.
 ///
 /// # Safety
-/// None is asked for.
+/// None is requested.
 unsafe extern "C" fn enter(_: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
     if !arch::has_locals() || controller::is_asking() {
         return null_mut();

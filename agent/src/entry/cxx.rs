@@ -179,8 +179,8 @@ macro_rules! operators {
             }
         )*
 
-        /// Fills the slots as the choice of the allocator asks for. Each `operator delete` is
-        /// the allocator's `free`, which spares it a jump.
+        /// Fills the slots according to the choice of the allocator. Each `operator delete` is the
+        /// allocator's `free`, which spares it a jump.
         #[cold]
         pub fn settle() {
             backend::settle();

@@ -40,7 +40,7 @@ const OTHERS: u64 = u64::MAX - 1;
 /// Lengths of names whose characters are kept.
 const KEPT: core::ops::RangeInclusive<u64> = 8..=32;
 
-/// What a string has in the place of its hash before it is asked for.
+/// What a string has in place of its hash before that is computed.
 const NO_HASH: u64 = u64::MAX;
 
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -77,7 +77,7 @@ mod machine {
     /// Two words can be read there.
     #[inline(always)]
     pub unsafe fn at(at: u64) -> Bits {
-        // SAFETY: the caller's; nothing is asked of alignment.
+        // SAFETY: the caller's; no alignment is required.
         unsafe { _mm_loadu_si128(at as *const __m128i) }
     }
 

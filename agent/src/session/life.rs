@@ -113,7 +113,7 @@ fn is_set(name: &CStr) -> bool {
     variable(name).is_some_and(|v| !v.is_empty() && v != b"0")
 }
 
-/// Size of the segment with tables: as asked for, and a small part of a limited address space and
+/// Size of the segment with tables: as requested, and a small part of a limited address space and
 /// of the machine's memory.
 fn segment_bytes(address_space: u64) -> usize {
     let asked = number(c"MEM_PROFILER_TABLE");
@@ -134,9 +134,9 @@ fn asked_bytes(bytes: u64) -> usize {
     bytes.clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
 }
 
-/// Makes the file, maps its views and describes the process in it, then starts the session
-/// that is asked for. Without success nothing is shared, and `LIFE` is `NONE`. `at_start`:
-/// the process has one thread and has just been loaded.
+/// Makes the file, maps its views and describes the process in it, then starts the session that is
+/// requested. Without success nothing is shared, and `LIFE` is `NONE`. `at_start`: the process has
+/// one thread and has just been loaded.
 pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     if backend::is_left_out() || FILE_LIMIT.load(Ordering::Relaxed) < CONTROL_BYTES as u64 {
         return hide();
@@ -266,7 +266,7 @@ pub fn let_exit_unchecked() {
     }
 }
 
-/// The leak check that a variable asks for; the exit code to end with, if not the program's own.
+/// The leak check that a variable requests; the exit code to end with, if not the program's own.
 fn check() -> Option<libc::c_int> {
     let runs = control().epoch.load(Ordering::Relaxed) != 0;
     runs.then(checks::at_exit).flatten()
@@ -274,7 +274,7 @@ fn check() -> Option<libc::c_int> {
 
 /// Waits until a controller has checked the process for leaks, or has ended; not for ever, and not
 /// for long if no controller says that it will. At the program's exit, and only where that was
-/// asked for and a session runs.
+/// requested and a session runs.
 fn wait_for_check(status: &Status) {
     const PERIOD_NS: i64 = 1_000_000;
     const MOST_UNSEEN: u32 = 30_000;

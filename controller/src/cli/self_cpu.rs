@@ -11,7 +11,7 @@ pub struct SelfCpuArgs {
     #[arg(long)]
     pub pid: i32,
 
-    /// What it asks for
+    /// What it requests
     #[arg(long, value_enum)]
     pub action: CpuAction,
 
@@ -24,7 +24,7 @@ pub struct SelfCpuArgs {
     pub socket: i32,
 }
 
-/// What is asked for.
+/// What is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CpuAction {
     /// A profile from now on

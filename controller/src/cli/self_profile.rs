@@ -11,7 +11,7 @@ pub struct SelfProfileArgs {
     #[arg(long)]
     pub pid: i32,
 
-    /// What it asks for
+    /// What it requests
     #[arg(long, value_enum)]
     pub action: Action,
 
@@ -28,7 +28,7 @@ pub struct SelfProfileArgs {
     pub socket: i32,
 }
 
-/// What is asked for.
+/// What is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Action {
     /// A session from now on

@@ -153,7 +153,7 @@ pub fn threshold(text: &str) -> Result<Threshold, String> {
     }
 }
 
-/// A signal that asks for a dump.
+/// A signal that requests a dump.
 pub fn dump_signal(text: &str) -> Result<Signal, String> {
     let name = text.to_ascii_uppercase();
     let name = if name.starts_with("SIG") {

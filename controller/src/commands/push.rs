@@ -24,7 +24,7 @@ pub struct Push {
 }
 
 impl Push {
-    /// Starts it, where that was asked for. It has understood what it is to do.
+    /// Starts it, where that was requested. It has understood what it is to do.
     pub fn start(args: &PushArgs) -> anyhow::Result<Option<Self>> {
         let (Some(url), Some(protocol)) = (&args.push, &args.to) else {
             return Ok(None);

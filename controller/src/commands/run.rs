@@ -88,7 +88,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The check at exit that was asked for. What is on the command line comes before gperftools'
+/// The check at exit that was requested. What is on the command line comes before gperftools'
 /// variables.
 fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
     let get = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());

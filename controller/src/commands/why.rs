@@ -192,7 +192,7 @@ fn heap(stats: &[(&'static str, u64)]) -> Heap {
     })
 }
 
-/// The parts of what is resident, largest group first as people ask: heap, then the rest.
+/// The parts of what is resident, in the order in which users request them: heap, then the rest.
 fn parts(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
     let (mut parts, mut anonymous) = (Vec::new(), resident.anonymous);
     if let Some(heap) = allocator {

@@ -38,7 +38,7 @@ pub(super) fn files(settings: &Settings) -> io::Result<Sink> {
 }
 
 impl Run {
-    /// Tells whoever asked for the session that it has begun.
+    /// Tells whoever requested the session that it has begun.
     pub(super) fn begin(&mut self) -> io::Result<()> {
         if let Sink::Asked(asked, _) = &self.sink {
             asked.clear()?;
@@ -49,7 +49,7 @@ impl Run {
         Ok(())
     }
 
-    /// Whether anything is sampled that was asked for.
+    /// Whether anything is sampled that was requested.
     pub(super) fn is_anybody_left(&self) -> bool {
         let mut running = self.recording.running();
         match &self.sink {

@@ -94,7 +94,7 @@ impl Run {
         }
     }
 
-    /// Says which of the processes that were asked for have no sample, as they used so little time:
+    /// Says which of the requested processes have no samples, because they used so little time:
     /// those that used less than one sample stands for are reported together.
     fn tell_idle(&mut self, idle: &[(String, &Process)]) {
         let mode = self.settings.mode;
@@ -248,7 +248,7 @@ fn nothing_for(process: &Process, why: &str) -> String {
     format!("no samples of its {time} of CPU time: {why}")
 }
 
-/// Why there is no sample of a process that was asked for.
+/// Why there is no sample of a requested process.
 fn nothing(process: &Process, mode: Mode) -> String {
     let time = Duration::from_nanos(Times::of(process, mode).all);
     let time = text::short_time(time);

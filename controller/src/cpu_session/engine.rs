@@ -16,7 +16,7 @@ use crate::discovery::Discovery;
 /// What part the agents have that processes carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agents {
-    /// They are asked for samples where nothing better is allowed.
+    /// They take the samples where nothing better is allowed.
     Asked,
     /// The same, in sessions that another session of this program begins.
     Beside,
@@ -25,7 +25,7 @@ pub enum Agents {
 /// What takes the samples, and why nothing better does.
 pub struct Engine {
     taker: Taker,
-    /// What sees threads that wait, if they are asked for.
+    /// What sees threads that wait, if they are requested.
     waiting: Option<Waiting>,
     sampling: Sampling,
     /// What samples if agents that were chosen for their lines of Python do not.
@@ -63,7 +63,7 @@ enum Taker {
 }
 
 impl Engine {
-    /// The one that was asked for, or the best that is allowed.
+    /// The one that was requested, or the best that is allowed.
     pub fn choose(
         (wanted, mode): (Option<EngineName>, Mode),
         sampling: Sampling,
@@ -108,8 +108,8 @@ impl Engine {
 
     /// Without perf events: the agents, and ptrace where there are none.
     fn fall_back(&mut self, refusal: &Refusal) {
-        // A program that we start may be traced, and carries no agent unless that was asked for. Who
-        // waits is seen with the rights that it takes to trace.
+        // A program that we start may be traced, and carries no agent unless that was requested.
+        // Who waits is seen with the rights that it takes to trace.
         if self.sampling.children || self.waiting.is_some() {
             let missed = if self.sampling.children { MISSED } else { "" };
             self.fallbacks.push(format!("{refusal}; {STOPPED}{missed}"));
@@ -422,7 +422,7 @@ impl Engine {
     }
 
     /// Closes all events, and lets go of all threads: profiles take time to write, and a program
-    /// may keep running for long. What is known of the engine can still be asked for.
+    /// may keep running for long. What is known of the engine can still be requested.
     pub fn close(&mut self) {
         let closed = Closed {
             name: self.name(),

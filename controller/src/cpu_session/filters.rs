@@ -90,7 +90,7 @@ fn try_all() -> Option<()> {
 fn list_threads() -> Option<()> {
     let mut list = [0u64; LISTED / 8];
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    // SAFETY: a terminated path, a descriptor of ours, and memory for as much as is asked for.
+    // SAFETY: a terminated path, a descriptor of ours, and memory for as much as is requested.
     unsafe {
         let path = c"/proc/self/task".as_ptr();
         let list_fd = done(libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags))?;

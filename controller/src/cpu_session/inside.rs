@@ -17,7 +17,7 @@ pub const STOPPED: &str = "instead its running threads are stopped for some micr
 pub struct Inside {
     /// The agents.
     pub timers: Timers,
-    /// For processes without one; `None`: only agents are asked for.
+    /// For processes without one; `None`: only agents are required.
     ptrace: Option<Ptrace>,
     is_traced: bool,
     /// Why no better engine is used.

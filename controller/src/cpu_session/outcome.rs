@@ -45,7 +45,7 @@ pub struct Written {
     pub path: PathBuf,
     /// The process.
     pub pid: i32,
-    /// Its name and pid, for people.
+    /// Its name and pid, for display.
     pub title: String,
     /// Its samples.
     pub samples: u64,

@@ -34,7 +34,7 @@ const PERF: &str = "perf_event";
 const PTRACE: &str = "ptrace";
 /// What it does not see.
 const SHORT: &str = "ptrace does not see threads that end within some 50 ms: --engine perf does";
-/// Maximum number of samples in a second that may be asked for.
+/// Maximum number of samples in a second that may be requested.
 const MOST_RATE: u32 = 10_000;
 
 /// The time that a session is about, of one process.

@@ -83,7 +83,7 @@ impl DerefMut for Agent {
 }
 
 impl Found {
-    /// `name (pid)`, for people.
+    /// `name (pid)`, for display.
     pub fn title(&self) -> String {
         format!("{} ({})", text::escape(&self.name), self.pid)
     }

@@ -27,7 +27,7 @@ pub struct Spaces {
     elsewhere: HashMap<(i32, u64), Vec<i32>>,
     /// One process of each other mount namespace, and of each other root directory.
     pub mounts: Vec<i32>,
-    /// Those that were asked for.
+    /// Those that were requested.
     known: RefCell<HashMap<i32, Option<Process>>>,
 }
 
@@ -87,9 +87,8 @@ impl Spaces {
             || here && self.process_of(name, 0).is_some()
     }
 
-    /// The live process that a segment's name means, as we see it: the one in the pid
-    /// namespace whose inode the segment names (0: not known), or one whose namespace we
-    /// may not ask for.
+    /// The live process that a segment's name means, as we see it: the one in the pid namespace
+    /// whose inode the segment names (0: not known), or one whose namespace we may not query.
     pub fn process_of(&self, name: SegmentName, wanted: u64) -> Option<Process> {
         let key = (name.pid, name.start_time);
         let here = self.all.contains(&name.pid).then_some(name.pid);

@@ -113,7 +113,7 @@ pub enum Earlier<'a> {
 /// An earlier check.
 #[derive(Debug)]
 pub struct Base {
-    /// Its dump, for people.
+    /// Its dump, for display.
     pub name: String,
     /// What was lost then.
     pub total: Amount,

@@ -51,7 +51,7 @@ pub struct Holder {
 /// A chain of pointers.
 #[derive(Debug)]
 pub struct Chain {
-    /// The root, for people.
+    /// The root, for display.
     pub root: String,
     /// What is reached from there alone, of the sampled objects.
     pub alone: Sum,
@@ -225,7 +225,7 @@ impl Finder<'_> {
         })
     }
 
-    /// What begins a chain, for people, and where that is: a variable, or else the word with the
+    /// What begins a chain, for display, and where that is: a variable, or else the word with the
     /// pointer; `None` for what is in no memory.
     fn root(&self, path: &Path) -> (String, Option<Range<u64>>) {
         let Some(root) = self.search.roots.roots.get(path.root as usize) else {

@@ -8,7 +8,7 @@ use std::ops::Range;
 pub struct Intervals(BTreeMap<u64, u64>);
 
 impl Intervals {
-    /// Adds a range and hands on the parts of it that were not in the set.
+    /// Adds a range and passes on the parts of it that were not in the set.
     pub fn add(&mut self, range: Range<u64>, mut new: impl FnMut(Range<u64>)) {
         if range.start >= range.end {
             return;

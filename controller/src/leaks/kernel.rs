@@ -17,7 +17,7 @@ const MOST_TEXT: u64 = 1 << 24;
 /// What the kernel has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelData {
-    /// Words, by what they are of, for people.
+    /// Words, by what they are of, for display.
     pub words: Vec<(String, Vec<u64>)>,
     /// Requests of io_uring that are under way: nobody can see what they point to.
     pub under_way: u64,

@@ -48,7 +48,7 @@ pub enum Hold {
 }
 
 impl Hold {
-    /// Resumes the process, if it is stopped; how long it stood still.
+    /// Resumes the process, if it is stopped; how long it was stopped.
     pub fn release(self) -> Pause {
         match self {
             Self::Copy(_, pause) => pause,
@@ -62,7 +62,7 @@ impl Hold {
     }
 }
 
-/// Stops a process, and takes the copy of it that is asked for.
+/// Stops a process, and takes the copy of it that is requested.
 fn stop(pid: i32, means: Means) -> anyhow::Result<(Stopped, Option<Copy>)> {
     let lack = match means {
         Means::Copied => no_room(pid).map_or(Ok(false), Err)?,
@@ -214,7 +214,7 @@ mod tests {
         let pid = child.id() as i32;
         assert!(has_memory(pid));
         child.kill().expect("a child");
-        // It stays until somebody asks how it ended.
+        // It stays until somebody waits for it.
         while has_memory(pid) {
             std::thread::yield_now();
         }

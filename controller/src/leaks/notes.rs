@@ -1,4 +1,4 @@
-//! What a check could not see, for people.
+//! What a check could not see, for display.
 
 use super::Check;
 use crate::text;

@@ -8,7 +8,8 @@ use crate::{cgroup, process, text};
 /// Why a copy would cost the process its life: the kernel counts a copy's page tables to the control
 /// group, and if there is no room for them, it kills the largest process there.
 pub fn no_room(pid: i32) -> Option<anyhow::Error> {
-    /// For the rest that the kernel keeps of a process, and for what the process itself asks for meanwhile.
+    /// For the rest that the kernel keeps of a process, and for what the process itself requests
+    /// meanwhile.
     const MORE: u64 = 2 << 20;
     let (room, tables) = (cgroup::room(pid)?, process::page_tables(pid)?);
     let needed = tables.saturating_add(tables / 8).saturating_add(MORE);

@@ -1,4 +1,4 @@
-//! What a check found, for people and for programs.
+//! What a check found, for users and for programs.
 
 use std::collections::HashMap;
 use std::time::Duration;

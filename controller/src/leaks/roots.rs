@@ -46,7 +46,7 @@ pub struct Roots {
 /// A root.
 #[derive(Clone, Debug)]
 pub struct Root {
-    /// What it is, for people.
+    /// What it is, for display.
     pub name: String,
     /// The file whose variables it holds, and where that is mapped.
     pub module: Option<(Vec<u8>, u64)>,

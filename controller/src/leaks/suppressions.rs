@@ -74,7 +74,7 @@ impl Suppressions {
         self.templates.is_empty()
     }
 
-    /// A template, for people.
+    /// A template, for display.
     pub fn template(&self, index: usize) -> String {
         let template = self.templates.get(index).map_or("", |text| text);
         text::escape(template.as_bytes())

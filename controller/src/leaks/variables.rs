@@ -37,7 +37,7 @@ impl Variables {
     /// Reads them by `get`. `as_is`: in the mode that leaves the choice of roots to them.
     ///
     /// # Errors
-    /// One is not a number, or one that cannot be. The text is for people.
+    /// One is not a number, or one that cannot be. The text is for display.
     pub fn read(get: impl Fn(&str) -> Option<String>, as_is: bool) -> Result<Self, String> {
         let mut options = Options::default();
         if as_is {

@@ -49,7 +49,7 @@ impl Run {
                     self.save_leftover(&target);
                     taken.push(target);
                 }
-                // It came and went: nobody asked for this one.
+                // It came and went: nobody requested this one.
                 Err(_) if self.settings.selection.names.is_empty() && is_gone(process) => {}
                 Err(reason) => self.fail(&format!("{title}: {reason}")),
             }
@@ -204,7 +204,7 @@ impl Run {
     }
 
     /// Takes over what children of our processes count: they continue with the session by
-    /// themselves, and may have ended before anybody looked. Gives those that are asked for
+    /// themselves, and may have ended before anybody looked. Gives those that are requested
     /// besides.
     fn join_children(&mut self, all: Vec<Found>) -> Vec<Agent> {
         let wants = |found: &Found| self.settings.selection.wants(found);

@@ -54,7 +54,7 @@ impl Member {
         }
     }
 
-    /// Name and pid, for people.
+    /// Name and pid, for display.
     pub fn title(&self) -> String {
         self.target.agent.title()
     }

@@ -100,7 +100,7 @@ fn table<N: Numbers>(
     view: &View,
     rows: &[Row<N>],
 ) {
-    // Narrow terminals keep the name and drop what is least asked for.
+    // Narrow terminals keep the name and drop what is least important.
     let sorted = N::column(view.sort).unwrap_or(0);
     let columns: Vec<usize> = match area.width {
         0..60 => vec![sorted],

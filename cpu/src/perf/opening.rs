@@ -28,7 +28,7 @@ pub(super) struct Processor {
 pub(super) fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<Attribute, Refusal> {
     let first = processors.first().copied().unwrap_or(0);
     loop {
-        // For this thread, which may always be asked for.
+        // For this thread, for which it is always allowed.
         let Err(error) = attribute.open(0, first) else {
             return Ok(attribute);
         };

@@ -94,7 +94,7 @@ pub struct Process {
     compared: (u64, u64),
     /// The machine that its program is for, if that is another one, once it was examined.
     machine: Option<Option<Machine>>,
-    /// Whether it was asked for by its number.
+    /// Whether it was requested by its number.
     pub(super) is_named: bool,
     /// Whether an earlier program of the process is kept.
     pub(super) was_kept: bool,
@@ -198,7 +198,7 @@ impl Process {
         self.is_named || self.counts.samples > 0
     }
 
-    /// Whether nothing was recorded of it, nor asked for.
+    /// Whether nothing was recorded of it, nor requested.
     pub(super) fn is_empty(&self) -> bool {
         !self.is_named && self.counts == Counts::default()
     }

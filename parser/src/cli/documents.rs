@@ -9,7 +9,7 @@ use heap_format::printable;
 use super::{Cli, Document};
 use crate::destination;
 
-/// Prints or writes what is asked for.
+/// Prints or writes what is requested.
 pub fn execute(document: &Document) -> Result<()> {
     match document {
         Document::Completions { shell } => {

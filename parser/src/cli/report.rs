@@ -9,12 +9,12 @@ use mem_parser::filters::pattern;
 use mem_parser::report::FORMATS;
 use mem_parser::{Format, Output};
 
-/// The output asked for: one, or none for the table.
+/// The output requested: one, or none for the table.
 #[derive(Debug)]
 pub struct Report {
     format: &'static Format,
     pattern: Option<String>,
-    /// Whether a flag asked for it.
+    /// Whether a flag requested it.
     given: bool,
 }
 
@@ -24,7 +24,7 @@ impl Report {
         self.format.ending
     }
 
-    /// Where no flag asked for an output, chooses the one whose ending the file has.
+    /// Where no flag requested an output, chooses the one whose ending the file has.
     pub fn choose_for(&mut self, file: &Path) {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let name = name.to_lowercase();

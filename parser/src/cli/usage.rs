@@ -100,7 +100,7 @@ fn told(error: &Error) -> String {
     in_other_words(told)
 }
 
-/// Numbers are not explained to people as they are to programmers.
+/// Errors in numbers are worded for users, not for programmers.
 fn in_other_words(told: String) -> String {
     let told = told
         .replace("invalid digit found in string", "expected a whole number")

@@ -30,7 +30,7 @@ pub struct Context<'a> {
     pub base_rule: Base,
     /// Limits of graphs.
     pub trim: Trim,
-    /// Pattern of the functions that are asked for.
+    /// Pattern of the functions that are requested.
     pub pattern: Option<&'a Regex>,
     /// The program, as given or as recorded.
     pub program: Option<&'a Path>,

@@ -58,7 +58,7 @@ fn render(context: &Context) -> Result<String> {
     Ok(out)
 }
 
-/// Errors of flat and cum at 95 %, if they are asked for.
+/// Errors of flat and cum at 95 %, if they are requested.
 fn errors(context: &Context, node: &Node) -> String {
     if !context.options.error_bars {
         return String::new();

@@ -212,7 +212,7 @@ fn data(page: &PageContext) -> String {
     out
 }
 
-/// How a CPU profile was taken, for people.
+/// How a CPU profile was taken, for display.
 fn sampling(profile: &Profile) -> Vec<(&'static str, Cow<'static, str>)> {
     let facts = super::sampling::facts(profile).into_iter();
     facts

@@ -187,7 +187,7 @@ fn notes(context: &Context, out: &mut String) {
         *out += &age;
     }
     if facts.allocator.is_empty() {
-        *out += "The dump holds no figures of the allocator, so the heap is not broken down.\n";
+        *out += "The dump has no figures of the allocator, so the heap is not broken down.\n";
     }
 }
 

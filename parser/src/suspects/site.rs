@@ -134,8 +134,8 @@ fn package(file: &str) -> Option<&str> {
     })
 }
 
-/// Whether a program is called as a package is, or as the package and more:
-/// `mini-redis-server` of `mini-redis-0.4.1/`.
+/// Whether a program is named like a package, or like the package and more: `mini-redis-server` of
+/// `mini-redis-0.4.1/`.
 fn is_called(program: &str, package: &str) -> bool {
     let directory = package.trim_end_matches('/').rsplit('/').next();
     let name =
@@ -157,7 +157,7 @@ fn is_plain(part: &str) -> bool {
 }
 
 impl Site {
-    /// File name and line, for people who know the file.
+    /// File name and line, for users who know the file.
     pub fn short(&self) -> String {
         let name = self.file.rsplit('/').next().unwrap_or_default();
         format!("{name}:{}", self.line)

@@ -161,7 +161,7 @@ impl Client {
     }
 }
 
-/// The beginning of an answer, for people.
+/// The beginning of an answer, for display.
 fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let first: String = text.trim().chars().take(200).collect();

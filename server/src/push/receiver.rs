@@ -54,7 +54,7 @@ impl Receiver {
     }
 }
 
-/// The labels that were asked for.
+/// The labels that were requested.
 #[derive(Debug)]
 pub struct Labels {
     given: Vec<(String, String)>,

@@ -21,7 +21,7 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// The directory that was asked for, made if it is not there; or one of our own.
+    /// The directory that was requested, made if it is not there; or one of our own.
     pub fn open(directory: Option<PathBuf>, most: u64) -> anyhow::Result<Self> {
         let own = directory.is_none();
         let directory = directory.unwrap_or_else(|| {

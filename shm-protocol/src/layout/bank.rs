@@ -79,7 +79,7 @@ pub const THREAD_ADDRESS: u64 = 0x400;
 /// The threads of a session, in the order in which they met it.
 #[repr(C)]
 pub struct ThreadTable {
-    /// Threads that asked for an entry, also those that found none.
+    /// Threads that requested an entry, also those that found none.
     pub count: AtomicU32,
     /// Zero.
     pub reserved: u32,

@@ -92,7 +92,7 @@ impl<'a> Residency<'a> {
         let got = self.source.as_ref()?.read_at(&mut line, 0).ok()?;
         let line = std::str::from_utf8(&line[..got]).ok()?;
         let pages: u64 = line.split(' ').nth(2)?.parse().ok()?;
-        // SAFETY: asks for a number.
+        // SAFETY: queries a number.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         pages.checked_mul(u64::try_from(size).ok()?)
     }

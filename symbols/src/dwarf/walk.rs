@@ -25,19 +25,19 @@ pub struct Walk<'w, 'a> {
     /// What comes next.
     at: usize,
     depth: isize,
-    /// How far up it went since the last entry that was asked for.
+    /// How far up it went since the last entry that was requested.
     top: isize,
     /// How far the residency has been told.
     noted: usize,
 }
 
-/// An entry that was asked for.
+/// An entry that was requested.
 pub struct Entry<'u> {
     /// Where it is in the unit.
     pub offset: UnitOffset,
     /// How deep it is.
     pub depth: isize,
-    /// Entries this deep, and deeper, that were asked for before do not hold it.
+    /// Entries this deep, and deeper, that were requested before do not hold it.
     pub top: isize,
     /// What is known of it.
     pub plan: Rc<Plan<'u>>,

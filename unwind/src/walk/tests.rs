@@ -18,7 +18,7 @@ use std::vec::Vec;
 struct Interned {
     nodes: RefCell<HashMap<(u32, u64), u32>>,
     leaves: RefCell<HashMap<u64, u32>>,
-    /// How many nodes were asked for.
+    /// How many nodes were requested.
     asked: Cell<usize>,
 }
 

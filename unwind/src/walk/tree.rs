@@ -33,9 +33,9 @@ pub trait Tree {
     fn truncated(&self) -> Node;
     /// The node of `address` under `parent`; `None` when there is no room.
     fn child(&self, parent: Node, address: u64) -> Option<Node>;
-    /// Told for each frame of a stack, outermost first, before [`child`](Self::child) is asked for them:
-    /// a tree may prefetch what it will need. The path of the child of `address` under a node with this
-    /// path.
+    /// Told for each frame of a stack, outermost first, before [`child`](Self::child) is requested
+    /// them: a tree may prefetch what it will need. The path of the child of `address` under a node
+    /// with this path.
     fn expect(&self, path: u64, _address: u64) -> u64 {
         path
     }

@@ -44,7 +44,7 @@ pub struct CpuFeed {
 }
 
 impl CpuFeed {
-    /// For the process that was asked for, and its title.
+    /// For the process that was requested, and its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
         let pid = only_one(&args.select.processes)?;
         let Some(description) = Description::read(pid) else {

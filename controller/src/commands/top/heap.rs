@@ -50,7 +50,7 @@ pub struct HeapFeed {
 }
 
 impl HeapFeed {
-    /// For the process that was asked for, and its title.
+    /// For the process that was requested, and its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
         let agent = only_one(&Selection::from(args.select.clone()))?;
         let title = agent.title();

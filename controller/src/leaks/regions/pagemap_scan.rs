@@ -40,7 +40,7 @@ const SWAPPED: u64 = 1 << 4;
 const ZERO: u64 = 1 << 5;
 /// `_IOWR('f', 16, struct pm_scan_arg)`
 const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<Scan>() as u64) << 16 | (b'f' as u64) << 8 | 16;
-/// Runs of pages that are asked for at once.
+/// Runs of pages that are requested at once.
 const RUNS: usize = 4096;
 
 /// The parts of `range` with pages that are not the page of zeros; `None`: the kernel cannot.

@@ -2,7 +2,7 @@
 function allocatorTab(page, panel) {
   const { data } = page;
   if (!data.allocator) {
-    panel.append(remark("The dump holds no figures of the allocator."));
+    panel.append(remark("The dump has no figures of the allocator."));
     return () => {};
   }
   const figures = new Map(data.allocator.figures);

@@ -16,8 +16,8 @@ function functionsTab(page, panel) {
   const { data, values } = page;
   const f = data.functions;
   panel.append(remark(data.memory
-    ? "Flat is what a function allocated itself, cum with all that it called."
-    : "Flat is a function itself, cum with all that it called."));
+    ? "Flat is what a function allocated itself, cum includes all that it called."
+    : "Flat is the function itself, cum includes all that it called."));
   const sized = (key, label, title) => [
     {
       key, label, title, value: (r) => r[key],

@@ -12,7 +12,7 @@ function lostTab(page, panel) {
   const since = check.duration === null ? "" : ` of what it allocated in ${age(check.duration * 1e3)}`;
   const how = check.pause_ms === null
     ? `The process was not stopped: only what each of ${check.searches} searches did not reach is here.`
-    : `The process stood still for ${check.pause_ms} ms; ${bytes(check.searched)} were searched for pointers.`;
+    : `The process was stopped for ${check.pause_ms} ms; ${bytes(check.searched)} were searched for pointers.`;
   panel.append(remark(`Objects that no pointer led to any more, so that nothing can free them${since}: ${bytes(sum("bytes") + sum("kept_bytes"))}, while ${bytes(check.live)} was live. ${how}`));
   for (const note of check.notes) panel.append(remark(note, { class: "say note" }));
   if (check.left_out) panel.append(remark(`These are the largest ${rows.length}; ${check.left_out} more are in the other views.`));
@@ -50,7 +50,7 @@ function lostTab(page, panel) {
   const fill = sortableTable(panel, heads, "all", all);
   if (check.suppressed.length) {
     panel.append(make("h2", "Suppressed"));
-    panel.append(remark("Known leaks, by the suppression that names them. They are in no view."));
+    panel.append(remark("Known leaks, by the suppression that matches them. No view includes them."));
     const line = (s) => make("tr", "", {}, make("td", bytes(s.bytes)), make("td", s.objects.toLocaleString("en")), make("td", s.template, { class: "text" }));
     const head = make("tr", "", {}, make("th", "Bytes", { scope: "col" }), make("th", "Objects", { scope: "col" }), make("th", "Suppression", { scope: "col", class: "text" }));
     panel.append(make("table", "", {}, make("thead", "", {}, head), make("tbody", "", {}, ...check.suppressed.map(line))));

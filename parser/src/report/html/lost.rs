@@ -37,7 +37,7 @@ struct Check<'a> {
     live: u64,
     /// Length of the session in seconds.
     duration: Option<f64>,
-    /// How long the process stood still; `None`: it ran.
+    /// How long the process was stopped; `None`: it ran.
     pause_ms: Option<f64>,
     searches: u32,
     searched: u64,

@@ -3,10 +3,10 @@ function sizesTab(page, panel) {
   const { data, values } = page;
   const sizes = data.sizes;
   if (!sizes) {
-    panel.append(remark("Sizes are told apart by dumps of this profiler's newer versions only, and not in a comparison."));
+    panel.append(remark("Only dumps of newer versions of this profiler tell sizes apart, and comparisons do not."));
     return () => {};
   }
-  panel.append(remark("Objects by the size that was asked for. Short-lived ones were freed within 4 to 8 ms of their allocation."));
+  panel.append(remark("Objects by the requested size. Short-lived ones were freed within 4 to 8 ms of their allocation."));
   const pick = make("select", "", { id: "sized", "aria-label": "function" });
   const body = make("tbody");
   const head = make("tr", "", {}, make("th", "Size", { scope: "col" }), make("th", "", { scope: "col" }), make("th", "Share", { scope: "col" }), make("th", "Short-lived", { scope: "col" }), make("th", "", { scope: "col", class: "text" }));

@@ -2,10 +2,10 @@
 function temporaryTab(page, panel) {
   const rows = page.data.temporary;
   if (!rows) {
-    panel.append(remark("Short-lived objects are counted by dumps of this profiler's newer versions only, and not in a comparison."));
+    panel.append(remark("Only dumps of newer versions of this profiler count short-lived objects, and comparisons do not."));
     return () => {};
   }
-  panel.append(remark("Objects that were freed within 4 to 8 ms of their allocation, by the function that allocated: a buffer that is kept for the next time would save these allocations."));
+  panel.append(remark("Objects that were freed within 4 to 8 ms of their allocation, by the function that allocated them: keeping a buffer for reuse would save these allocations."));
   if (!rows.length) panel.append(remark("There were none."));
   const heads = [
     { key: "short", label: "Short-lived", title: "objects", value: (r) => r.short, text: (r) => r.short.toLocaleString("en") },

@@ -3,11 +3,11 @@ function threadsTab(page, panel) {
   const { data, values } = page;
   const threads = data.threads;
   if (!threads) {
-    panel.append(remark("The dump does not tell threads apart; only those of this profiler's newer versions do."));
+    panel.append(remark("The dump does not tell threads apart; only those of newer versions of this profiler do."));
     return () => {};
   }
   panel.append(remark(data.memory
-    ? "By the thread that allocated, under the name that it had last; whoever frees an object, it is counted there. For the other views of one thread: mem_parser --tagfocus thread=NAME."
+    ? "By the thread that allocated, under the last name that it had; an object counts there, whichever thread frees it. For the other views of one thread: mem_parser --tagfocus thread=NAME."
     : "By the name of the thread. For the other views of one thread: mem_parser --tagfocus thread=NAME."));
   const value = (r) => r.values[values.column];
   const heads = [
